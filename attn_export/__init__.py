@@ -1,0 +1,57 @@
+"""attn-export: PyTorch attention to ONNX, proven in every runtime it ships to.
+
+The names below are the public interface. They are imported at first use, so that
+`import attn_export` and everything that only replays a bundle work without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attn_export.attention import (
+        Attention,
+        GroupedQueryAttention,
+        MultiHeadAttention,
+        MultiQueryAttention,
+    )
+    from attn_export.jobs.build import build
+    from attn_export.jobs.verify import verify
+    from attn_export.nouns import Report
+    from attn_export.spec import AttentionSpec
+    from attn_export.subject import Subject
+
+_HOMES = {
+    "Attention": "attn_export.attention",
+    "AttentionSpec": "attn_export.spec",
+    "GroupedQueryAttention": "attn_export.attention",
+    "MultiHeadAttention": "attn_export.attention",
+    "MultiQueryAttention": "attn_export.attention",
+    "Report": "attn_export.nouns",
+    "Subject": "attn_export.subject",
+    "build": "attn_export.jobs.build",
+    "verify": "attn_export.jobs.verify",
+}
+
+__all__ = [
+    "Attention",
+    "AttentionSpec",
+    "GroupedQueryAttention",
+    "MultiHeadAttention",
+    "MultiQueryAttention",
+    "Report",
+    "Subject",
+    "build",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

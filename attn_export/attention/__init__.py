@@ -1,0 +1,17 @@
+"""Attention in plain PyTorch: one class, of which MHA, MQA and GQA are values."""
+
+from attn_export.attention.functional import scaled_dot_product_attention
+from attn_export.attention.module import (
+    Attention,
+    GroupedQueryAttention,
+    MultiHeadAttention,
+    MultiQueryAttention,
+)
+
+__all__ = [
+    "Attention",
+    "GroupedQueryAttention",
+    "MultiHeadAttention",
+    "MultiQueryAttention",
+    "scaled_dot_product_attention",
+]

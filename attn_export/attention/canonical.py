@@ -1,0 +1,97 @@
+"""Attention as the one `Attention` node of the canonical graph, while exporting.
+
+ai.onnx `Attention`, opset 23: https://onnx.ai/onnx/operators/onnx__Attention.html.
+The exporter would otherwise take `scaled_dot_product_attention` apart, and the cache
+and the causal mask with it; every dialect is a rewrite of this node instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
+from torch import Tensor
+
+OPSET = 23
+"""The first opset with `Attention`; its later versions add nothing that is used here."""
+
+SOFTMAX_OUTPUT = 3
+"""`qk_matmul_output_mode` of `Attention`: the fourth output is the softmax."""
+
+_EXPORTING: ContextVar[bool] = ContextVar("attn_export_canonical", default=False)
+
+
+@contextmanager
+def emit_canonical_attention() -> Iterator[None]:
+    """Make `Attention` modules emit the ONNX node instead of computing, within the block."""
+    token = _EXPORTING.set(True)
+    try:
+        yield
+    finally:
+        _EXPORTING.reset(token)
+
+
+def emitting() -> bool:
+    """Whether an `Attention` module should emit the ONNX node."""
+    return _EXPORTING.get()
+
+
+def attention_node(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    past_key: Tensor | None,
+    past_value: Tensor | None,
+    *,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Emit one `Attention` node.
+
+    Args:
+        query: `[B, H, L, D]`.
+        key: `[B, Hkv, S - P, D]`, without the past.
+        value: `[B, Hkv, S - P, Dv]`, without the past.
+        attn_mask: Bool or float, broadcasts to `[B, H, L, S]`.
+        past_key: `[B, Hkv, P, D]` or None.
+        past_value: `[B, Hkv, P, Dv]` or None.
+        causal: Whether query i sees keys up to P + i only.
+        scale: Factor on the scores.
+
+    Returns:
+        The attention `[B, H, L, Dv]`, `present_key`, `present_value` and the weights
+        `[B, H, L, S]`. Outputs that nobody uses are dropped from the node later.
+    """
+    B, H, L, _ = query.shape
+    Hkv, S, D = key.shape[1], key.shape[2], key.shape[3]
+    if past_key is not None:
+        S = S + past_key.shape[2]
+    Dv = value.shape[3]
+    shapes = ((B, H, L, Dv), (B, Hkv, S, D), (B, Hkv, S, Dv), (B, H, L, S))
+    attended, present_key, present_value, weights = torch.onnx.ops.symbolic_multi_out(
+        "Attention",
+        (query, key, value, _spread_over_queries(attn_mask, L), past_key, past_value),
+        {"is_causal": int(causal), "scale": scale, "qk_matmul_output_mode": SOFTMAX_OUTPUT},
+        dtypes=(query.dtype,) * 4,
+        shapes=shapes,
+        version=OPSET,
+    )
+    return attended, present_key, present_value, weights
+
+
+def _spread_over_queries(mask: Tensor | None, L: int) -> Tensor | None:
+    """A mask of rank 2 or 4 with all L rows.
+
+    ONNX Runtime refuses a mask whose L axis is 1 (every key-padding mask), and runtimes
+    read rank 3 differently, so both are written out.
+    """
+    if mask is None:
+        return None
+    if mask.dim() == 3:
+        mask = mask.unsqueeze(0)
+    if mask.shape[-2] != 1:
+        return mask
+    return mask.expand(*mask.shape[:-2], L, mask.shape[-1])

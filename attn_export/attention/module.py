@@ -1,0 +1,177 @@
+"""`Attention`: projections, heads, cache. Plain PyTorch, usable on its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_export.attention import canonical
+from attn_export.attention.functional import clamp_mask, scaled_dot_product_attention
+from attn_export.spec import AttentionSpec
+
+
+class Attention(nn.Module):
+    """Multi-head, multi-query or grouped-query attention, as its spec says.
+
+    Query head h attends to key/value head ``h // q_per_kv`` (blocks, as
+    `Tensor.repeat_interleave`; Ainslie et al. 2023).
+
+    Args:
+        spec: What to build.
+    """
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        H, Hkv, D, Dv = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
+        self.q_proj = nn.Linear(spec.embed_dim, H * D, bias=spec.bias)
+        self.k_proj = nn.Linear(spec.kdim, Hkv * D, bias=spec.bias)
+        self.v_proj = nn.Linear(spec.vdim, Hkv * Dv, bias=spec.bias)
+        self.out_proj = nn.Linear(H * Dv, spec.embed_dim, bias=spec.bias)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Attend.
+
+        Args:
+            query: `[B, L, E]`.
+            key: `[B, S, kdim]`, cross-attention only; otherwise the query is the key.
+            value: `[B, S, vdim]`, cross-attention only.
+            attn_mask: Of the type and shape that the spec gives. Bool: True = may attend.
+                Float: added; -inf = may not attend, other values are clamped to >= -1e30.
+            past_key: `[B, Hkv, P, D]`, with a cache; P may be 0.
+            past_value: `[B, Hkv, P, Dv]`, with a cache.
+
+        Returns:
+            `output [B, L, E]`; with a cache or weights a tuple of it, `present_key
+            [B, Hkv, S, D]`, `present_value [B, Hkv, S, Dv]` and `attn_weights [B, H, L, S]`,
+            as far as the spec asks for them, in this order.
+
+        Raises:
+            ValueError: If an input that the spec names is missing, or one that it does not
+                name is given.
+        """
+        spec = self.spec
+        self._check_inputs(
+            key=key, value=value, attn_mask=attn_mask, past_key=past_key, past_value=past_value
+        )
+        key, value = (query, query) if key is None or value is None else (key, value)
+        q = self._heads(self.q_proj(query), spec.num_heads)  # [B, H, L, D]
+        k = self._heads(self.k_proj(key), spec.num_kv_heads)  # [B, Hkv, S - P, D]
+        v = self._heads(self.v_proj(value), spec.num_kv_heads)  # [B, Hkv, S - P, Dv]
+        attend = self._attend_in_graph if canonical.emitting() else self._attend
+        attended, *rest = attend(q, k, v, attn_mask, past_key, past_value)
+        output = self.out_proj(attended.transpose(1, 2).flatten(2))  # [B, L, E]
+        return (output, *rest) if rest else output
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None,
+        past_key: Tensor | None,
+        past_value: Tensor | None,
+    ) -> list[Tensor]:
+        """Attention [B, H, L, Dv], then what else the spec asks for."""
+        if past_key is not None and past_value is not None:
+            k = torch.cat([past_key, k], dim=2)  # [B, Hkv, S, D]
+            v = torch.cat([past_value, v], dim=2)
+        attended, weights = scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask,
+            causal=self.spec.causal,
+            scale=self.spec.softmax_scale,
+            dropout=self.spec.dropout if self.training else 0.0,
+            need_weights=self.spec.attn_weights,
+        )
+        present = [k, v] if self.spec.has_cache else []
+        return [attended, *present, *([weights] if weights is not None else [])]
+
+    def _attend_in_graph(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None,
+        past_key: Tensor | None,
+        past_value: Tensor | None,
+    ) -> list[Tensor]:
+        """The same as `_attend`, as one ONNX node."""
+        attended, present_key, present_value, weights = canonical.attention_node(
+            q,
+            k,
+            v,
+            clamp_mask(attn_mask),
+            past_key,
+            past_value,
+            causal=self.spec.causal,
+            scale=self.spec.softmax_scale,
+        )
+        present = [present_key, present_value] if self.spec.has_cache else []
+        return [attended, *present, *([weights] if self.spec.attn_weights else [])]
+
+    def _check_inputs(self, **given: Tensor | None) -> None:
+        wanted = self.spec.input_shapes()
+        for name, tensor in given.items():
+            if (tensor is not None) != (name in wanted):
+                problem = "is missing" if name in wanted else "is given, but the spec has none"
+                raise ValueError(f"{name} {problem}; the inputs of this spec: {', '.join(wanted)}")
+
+    @staticmethod
+    def _heads(x: Tensor, heads: int) -> Tensor:
+        return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # [B, len, heads * D] -> [B, heads, len, D]
+
+    def extra_repr(self) -> str:
+        """The spec, as `print(module)` shows it."""
+        return ", ".join(f"{key}={value!r}" for key, value in self.spec.to_dict().items())
+
+
+# Named as the classes that they stand for in papers and in PyTorch: each is `Attention`
+# with one value fixed, so they are functions.
+
+
+def MultiHeadAttention(embed_dim: int, num_heads: int, **options: Any) -> Attention:  # noqa: N802
+    """`Attention` in which every query head has a key/value head of its own.
+
+    Raises:
+        SpecError: If the options contradict each other.
+    """
+    return Attention(AttentionSpec(embed_dim=embed_dim, num_heads=num_heads, **options))
+
+
+def MultiQueryAttention(embed_dim: int, num_heads: int, **options: Any) -> Attention:  # noqa: N802
+    """`Attention` in which all query heads share one key/value head (Shazeer 2019).
+
+    Raises:
+        SpecError: If the options contradict each other.
+    """
+    return Attention(
+        AttentionSpec(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=1, **options)
+    )
+
+
+def GroupedQueryAttention(  # noqa: N802
+    embed_dim: int, num_heads: int, num_kv_heads: int, **options: Any
+) -> Attention:
+    """`Attention` in which blocks of query heads share a key/value head (Ainslie et al. 2023).
+
+    Raises:
+        SpecError: If the options contradict each other.
+    """
+    return Attention(
+        AttentionSpec(
+            embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, **options
+        )
+    )

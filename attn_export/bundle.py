@@ -1,0 +1,164 @@
+"""The bundle: the folder that ships. Written beside and renamed into place, read with digests."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from attn_export.errors import BundleError, OutputError
+
+MANIFEST = "manifest.json"
+FORMAT = "attn-export-bundle/1"
+GOLDEN = "golden"
+REPORT = "report.json"
+SPEC = "spec.toml"
+MODEL = "model.onnx"
+
+
+class Staging:
+    """A folder beside the output, which takes its place only when everything is in it.
+
+    Attributes:
+        folder: Where to write.
+        output: Where it goes.
+    """
+
+    def __init__(self, folder: Path, output: Path) -> None:
+        self.folder = folder
+        self.output = output
+
+    def publish(self, *, failed: bool = False) -> Path:
+        """Rename into place; a failed build goes to `OUTPUT.failed` and leaves `OUTPUT` alone.
+
+        Returns:
+            Where the bundle lies now.
+        """
+        target = self.output.with_name(self.output.name + ".failed") if failed else self.output
+        old = self.folder.with_name(self.folder.name + ".old")
+        if target.exists():
+            target.rename(old)
+        self.folder.rename(target)
+        shutil.rmtree(old, ignore_errors=True)
+        return target
+
+
+@contextlib.contextmanager
+def staging(output: Path) -> Iterator[Staging]:
+    """A new folder beside `output`, removed at the end unless it was published.
+
+    Raises:
+        OutputError: If `output` cannot be written, or is a folder that is no bundle.
+    """
+    output = Path(os.path.abspath(output))  # noqa: PTH100 (resolve() would follow a link)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.exists() and not (output / MANIFEST).is_file() and not _is_empty(output):
+            raise OutputError(
+                f"{output} exists and is no bundle; choose another --output or remove it"
+            )
+        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+        folder.chmod(0o755)
+    except OSError as error:
+        raise OutputError(f"cannot write {output}: {error.strerror}") from error
+    try:
+        yield Staging(folder, output)
+    except OSError as error:
+        raise OutputError(f"cannot write {output}: {error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """A bundle that was read, and whose every byte is the one that was written.
+
+    Attributes:
+        manifest: What `write_manifest` wrote.
+    """
+
+    folder: Path
+    manifest: Mapping[str, Any]
+
+    @property
+    def graphs(self) -> list[Path]:
+        """The ONNX files."""
+        return [self.folder / name for name in self.manifest["graphs"]]
+
+
+def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write `manifest.json` with the SHA-256 of every other file. The last file to write."""
+    files = {
+        path.relative_to(folder).as_posix(): _sha256(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    text = _to_text({"format": FORMAT, **content, "files": files})
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Read `manifest.json` alone, without looking at the other files.
+
+    Raises:
+        BundleError: If it is missing, of another format, or was changed.
+    """
+    path = folder / MANIFEST
+    if not folder.is_dir():
+        raise BundleError(f"{folder} is no bundle: there is no such folder")
+    try:
+        text = path.read_text(encoding="utf-8")
+        manifest = json.loads(text)
+    except OSError as error:
+        raise BundleError(f"{folder} is no bundle: {path.name}: {error.strerror}") from error
+    except ValueError as error:
+        raise BundleError(f"{path} was changed: it is no JSON ({error})") from error
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise BundleError(f"{path} is not of the format {FORMAT}; build the bundle again")
+    # Every byte counts: what is read has to be written again to the same text.
+    if _to_text(manifest) != text:
+        raise BundleError(f"{path} was changed after it was written; build the bundle again")
+    return manifest
+
+
+def read_bundle(folder: Path) -> Bundle:
+    """Read a bundle and compare every file with its digest.
+
+    Raises:
+        BundleError: If a file is missing, changed or added.
+    """
+    manifest = read_manifest(folder)
+    files: Mapping[str, str] = manifest["files"]
+    for name, digest in files.items():
+        try:
+            found = _sha256(folder / name)
+        except OSError as error:
+            raise BundleError(f"{folder / name} cannot be read: {error.strerror}") from error
+        if found != digest:
+            raise BundleError(
+                f"{folder / name} was changed after the bundle was written; build it again"
+            )
+    return Bundle(folder, manifest)
+
+
+def _to_text(manifest: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(
+        json.dumps({k: v for k, v in manifest.items() if k != "digest"}, sort_keys=True).encode()
+    ).hexdigest()
+    return json.dumps({**manifest, "digest": digest}, indent=1) + "\n"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

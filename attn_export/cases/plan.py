@@ -1,0 +1,96 @@
+"""Which cases a subject is tried with."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from attn_export.cases.draw import concrete, draw_inputs
+from attn_export.cases.probes import probe_cases
+from attn_export.cases.sizes import Sizes, lattice, tokens
+from attn_export.nouns import Case
+from attn_export.spec import AttentionSpec, Shape
+
+GOLDEN_BYTES = 32 * 2**20
+"""What the golden vectors of a bundle may take on disk."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The cases, and what the reader should know about how they were chosen."""
+
+    cases: tuple[Case, ...]
+    notes: tuple[str, ...]
+
+
+def plan_cases(
+    shapes: dict[str, Shape],
+    dtypes: dict[str, str],
+    output_shapes: dict[str, Shape],
+    spec: AttentionSpec | None,
+) -> Plan:
+    """Choose the shapes and probes, within `GOLDEN_BYTES`.
+
+    Args:
+        shapes: The shape of every input; dynamic axes by name.
+        dtypes: The numpy dtype of every input.
+        output_shapes: The shape of every output, for the room that its truth takes.
+        spec: What the module means, if it is ours.
+    """
+    names = {axis for shape in shapes.values() for axis in shape if isinstance(axis, str)}
+    probes = probe_cases(shapes, dtypes, spec)
+    room = GOLDEN_BYTES - sum(_bytes(case.sizes, shapes, dtypes, output_shapes) for case in probes)
+    wanted = lattice(names)
+    chosen = _within(room, wanted, shapes, dtypes, output_shapes)
+    notes = ()
+    if len(chosen) < len(wanted):
+        notes = (
+            f"{len(wanted) - len(chosen)} of {len(wanted)} shapes left out: at these dimensions "
+            f"their golden vectors would take more than {GOLDEN_BYTES >> 20} MiB",
+        )
+    shape_cases = [_shape_case(sizes, shapes, dtypes) for sizes in chosen]
+    return Plan((*shape_cases, *probes), notes)
+
+
+def _shape_case(sizes: Sizes, shapes: dict[str, Shape], dtypes: dict[str, str]) -> Case:
+    letters = {"batch": "B", "query_len": "L", "past_len": "P", "key_len": "S"}
+    shown = [f"{letters.get(n, n)}{size}" for n, size in sizes.items() if n != "total_len"]
+    name = "shape_" + "_".join(shown)
+    inputs = draw_inputs(shapes, dtypes, sizes, seed_words=("shape", name))
+    return Case(name, "shape", sizes, inputs, "random inputs")
+
+
+def _within(
+    room: int,
+    wanted: list[Sizes],
+    shapes: dict[str, Shape],
+    dtypes: dict[str, str],
+    output_shapes: dict[str, Shape],
+) -> list[Sizes]:
+    """The shapes, in their order, without the largest ones as far as room is short."""
+    by_size = sorted(wanted, key=tokens)
+    kept: list[Sizes] = []
+    for sizes in by_size:
+        room -= _bytes(sizes, shapes, dtypes, output_shapes)
+        if room < 0:
+            break
+        kept.append(sizes)
+    return [sizes for sizes in wanted if sizes in kept]
+
+
+def _bytes(
+    sizes: Sizes,
+    shapes: dict[str, Shape],
+    dtypes: dict[str, str],
+    output_shapes: dict[str, Shape],
+) -> int:
+    """What a case takes on disk: its inputs, and its outputs twice (truth and eager)."""
+    width = max(np.dtype(dtype).itemsize for dtype in dtypes.values())
+    inputs = sum(
+        np.dtype(dtypes[name]).itemsize * math.prod(concrete(shape, sizes))
+        for name, shape in shapes.items()
+    )
+    outputs = sum(width * math.prod(concrete(shape, sizes)) for shape in output_shapes.values())
+    return inputs + 2 * outputs

@@ -1,0 +1,147 @@
+"""Semantic probes: cases that show what a runtime means by attention.
+
+Each is the same small base case with some inputs changed. Which probes there are depends on
+what the spec has: without a mask there is no row to mask.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from attn_export.cases.draw import draw_inputs
+from attn_export.cases.sizes import Sizes
+from attn_export.nouns import Case
+from attn_export.spec import AttentionSpec, MaskSpec, Shape
+
+PROBE_SIZES: Sizes = {
+    "batch": 2, "query_len": 3, "past_len": 2, "total_len": 5, "key_len": 4,
+}  # fmt: skip
+"""B 2, L 3, P 2, so S 5 (4 in cross-attention): small, so that large models can keep all probes."""
+
+BASE = "base"
+CHANGED = "changed_"
+"""The case that differs from `BASE` in one input is named after that input."""
+
+SHARP, LARGE, SMALL = 8.0, 30.0, 0.02
+
+Inputs = dict[str, np.ndarray]
+Change = Callable[[Inputs], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Probe:
+    name: str
+    about: str
+    change: Change
+
+
+def probe_cases(
+    shapes: dict[str, Shape], dtypes: dict[str, str], spec: AttentionSpec | None
+) -> list[Case]:
+    """The probes that apply.
+
+    Args:
+        shapes: The shape of every input; dynamic axes by name.
+        dtypes: The numpy dtype of every input.
+        spec: What the module means, if it is ours; without it only general probes apply.
+    """
+    names = {axis for shape in shapes.values() for axis in shape if isinstance(axis, str)}
+    sizes = {name: PROBE_SIZES.get(name, 3) for name in sorted(names)}
+
+    def draw(seed: str) -> Inputs:
+        return draw_inputs(shapes, dtypes, sizes, seed_words=("probe", seed))
+
+    cases = []
+    for probe in _probes(list(shapes), draw, spec):
+        inputs = draw(BASE)
+        probe.change(inputs)
+        cases.append(Case(probe.name, "probe", sizes, inputs, probe.about))
+    return cases
+
+
+def _probes(
+    names: list[str], draw: Callable[[str], Inputs], spec: AttentionSpec | None
+) -> Iterator[_Probe]:
+    yield _Probe(BASE, "what the changed_* cases are compared with", lambda inputs: None)
+    for name in names:
+        yield _Probe(
+            f"{CHANGED}{name}", f"{name} matters to the outputs", _redrawn(name, draw("changed"))
+        )
+    yield _Probe("large_logits", f"inputs times {LARGE:g}: softmax close to one-hot", _scaled(LARGE))
+    yield _Probe("small_inputs", f"inputs times {SMALL:g}: softmax close to uniform", _scaled(SMALL))
+    if spec is None:
+        return
+    if spec.q_per_kv > 1:
+        yield _Probe("kv_head_blocks", "query head h uses K/V head h // q_per_kv", _scaled(SHARP))
+    if spec.causal:
+        yield _Probe("causal_future", "keys after the query's own are hidden", _loud_future)
+    if spec.mask:
+        yield from _mask_probes(spec.mask)
+
+
+def _mask_probes(mask: MaskSpec) -> Iterator[_Probe]:
+    first = tuple(0 if axis in "BHL" else slice(None) for axis in mask.axes)
+    masked = False if mask.dtype == "bool" else -np.inf
+    visible = True if mask.dtype == "bool" else 0.0
+
+    def fully_masked(inputs: Inputs) -> None:
+        inputs["attn_mask"][first] = masked
+
+    def one_visible(inputs: Inputs) -> None:
+        inputs["attn_mask"][...] = masked
+        inputs["attn_mask"][..., 0] = visible
+
+    def padded(side: slice, less: slice) -> Change:
+        def change(inputs: Inputs) -> None:
+            inputs["attn_mask"][...] = visible
+            inputs["attn_mask"][0, ..., side] = masked
+            inputs["attn_mask"][1, ..., less] = masked
+
+        return change
+
+    def lowest(inputs: Inputs) -> None:
+        inputs["attn_mask"][first] = np.finfo(inputs["attn_mask"].dtype).min
+
+    yield _Probe("fully_masked_rows", "a row with nothing to attend to gives 0", fully_masked)
+    yield _Probe("one_visible_key", "a row with one key gives its value", one_visible)
+    if mask.axes[0] == "B" and len(mask.axes) == 4:
+        yield _Probe(
+            "left_padding", "rows of a batch start late", padded(slice(None, 2), slice(None, 1))
+        )
+        yield _Probe(
+            "right_padding", "rows of a batch end early", padded(slice(-2, None), slice(-1, None))
+        )
+    if mask.dtype == "float":
+        yield _Probe("lowest_float", "finfo.min is a low score, not a masked key", lowest)
+
+
+def _redrawn(name: str, other: Inputs) -> Change:
+    def change(inputs: Inputs) -> None:
+        inputs[name] = other[name]
+        if name == "attn_mask":
+            # Small masks can be drawn alike twice; key 1 is seen by more than one query.
+            mask, key = inputs[name], min(1, inputs[name].shape[-1] - 1)
+            before = draw_like(mask)[..., key]
+            mask[..., key] = before
+
+    def draw_like(mask: np.ndarray) -> np.ndarray:
+        return ~mask if mask.dtype == np.bool_ else np.where(np.isfinite(mask), -np.inf, 0.0)
+
+    return change
+
+
+def _scaled(factor: float) -> Change:
+    def change(inputs: Inputs) -> None:
+        for name, array in inputs.items():
+            if name != "attn_mask" and np.issubdtype(array.dtype, np.floating):
+                inputs[name] = (array * factor).astype(array.dtype)
+
+    return change
+
+
+def _loud_future(inputs: Inputs) -> None:
+    """Make the last tokens so loud that one who looks at them early is seen to do so."""
+    inputs["query"][:, 1:] *= LARGE

@@ -1,0 +1,252 @@
+"""The command line: parse, call one job, render, exit."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attn_export.errors import AttnExportError, GraphError, OutputError, UsageError
+from attn_export.spec import CACHES, VARIANTS, AttentionSpec
+
+INTERRUPTED = 130
+
+Command = Callable[..., Any]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line; the exit code. Errors are one line on stderr."""
+    try:
+        code = cli.main(list(arguments), prog_name="attn-export", standalone_mode=False)
+    except AttnExportError as error:
+        return _complain(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        return _complain(error.format_message(), UsageError.exit_code)
+    except click.ClickException as error:
+        return _complain(error.format_message(), UsageError.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return _complain("interrupted; nothing was written", INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`attn-export … | head`).
+        sys.stderr.close()
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _complain(message: str, code: int) -> int:
+    lines = message.splitlines() or [""]
+    click.echo(f"attn-export: {lines[0]}" if len(lines) == 1 else message, err=True)
+    return code
+
+
+# -- options that several commands share ---------------------------------------------
+
+
+def runtime_options(command: Command) -> Command:
+    """--runtime, --require, --atol, --rtol."""
+    for option in (
+        click.option("--rtol", type=click.FloatRange(min=0), help="Relative part of --atol."),
+        click.option(
+            "--atol", type=click.FloatRange(min=0),
+            help="Also fail where |runtime - eager| > atol + rtol * |eager|.",
+        ),
+        click.option(
+            "--require", multiple=True, metavar="NAME", help="Fail if this runtime cannot run."
+        ),
+        click.option(
+            "--runtime", "runtimes", multiple=True, metavar="NAME",
+            help="A runtime to run.  [default: ort-cpu, and ort-cuda where there is a GPU]",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def report_options(command: Command) -> Command:
+    """--json, --quiet."""
+    for option in (
+        click.option("--quiet", is_flag=True, help="Print errors only."),
+        click.option(
+            "--json", "json_file", metavar="FILE", help="Write the report as JSON; - for stdout."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+SPEC_OPTIONS = {
+    "embed_dim": (click.IntRange(min=1), "E, the width of query and output."),
+    "num_heads": (click.IntRange(min=1), "H, the query heads."),
+    "num_kv_heads": (click.IntRange(min=1), "Hkv, the key/value heads; divides H."),
+    "head_dim": (click.IntRange(min=1), "D, the width of a head.  [default: E / H]"),
+    "v_head_dim": (click.IntRange(min=1), "Dv, the width of a value head.  [default: D]"),
+    "kdim": (click.IntRange(min=1), "Width of key, in cross-attention."),
+    "vdim": (click.IntRange(min=1), "Width of value, in cross-attention."),
+    "scale": (float, "Factor on the scores.  [default: 1 / sqrt(D)]"),
+    "attn_mask": (str, 'none, or dtype and shape such as "bool[B,1,1,S]" or "float[L,S]".'),
+    "cache": (click.Choice(CACHES), "KV cache: none, or append (past in, present out)."),
+}
+SPEC_FLAGS = {
+    "cross": "Key and value are inputs of their own.",
+    "causal": "Query i sees keys up to P + i only.",
+    "bias": "The projections have biases.",
+    "attn_weights": "The softmax weights are an output.",
+}
+
+
+def spec_options(command: Command) -> Command:
+    """One option for each field of AttentionSpec."""
+    for name, help_text in reversed(SPEC_FLAGS.items()):
+        flag = name.replace("_", "-")
+        command = click.option(f"--{flag}/--no-{flag}", default=None, help=help_text)(command)
+    for name, (kind, help_text) in reversed(SPEC_OPTIONS.items()):
+        command = click.option(f"--{name.replace('_', '-')}", type=kind, help=help_text)(command)
+    return command
+
+
+# -- commands ------------------------------------------------------------------------
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="attn-export")
+def cli() -> None:
+    """Export PyTorch attention to ONNX and prove that every runtime computes the same.
+
+    Exit codes: 0 passed; 2 wrong usage; 3 export failed; 4 graph refused; 5 a runtime failed
+    or is missing; 6 parity mismatch; 7 bundle damaged.
+    """
+
+
+@cli.command("build")
+@click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=click.Path(path_type=Path))
+@click.option("--variant", metavar="|".join(VARIANTS), help="A spec to start from: E 512, H 8.")
+@spec_options
+@click.option("--dialect", "dialects", multiple=True, metavar="NAME", help="standard, or all.")
+@runtime_options
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the weights.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [models/<name>]"
+)
+@report_options
+def build_command(
+    spec_file: Path | None,
+    variant: str | None,
+    output: Path | None,
+    json_file: str | None,
+    quiet: bool,
+    seed: int,
+    dialects: tuple[str, ...],
+    runtimes: tuple[str, ...],
+    require: tuple[str, ...],
+    atol: float | None,
+    rtol: float | None,
+    **fields: Any,
+) -> int:
+    """Build a bundle: export, check, run everywhere, judge.
+
+    From SPEC.toml, or from --variant, or from dimensions alone; options change single fields.
+    """
+    from attn_export.jobs.build import build
+    from attn_export.report.progress import progress
+
+    changes = {name: value for name, value in fields.items() if value is not None}
+    name, spec = _spec(spec_file, variant, changes)
+    output = output or Path("models") / name
+    with progress(quiet=quiet) as bar:
+        report = build(
+            spec, output, name=name, dialects=dialects or ("all",), runtimes=runtimes,
+            require=require, atol=atol, rtol=rtol, seed=seed, progress=bar,
+        )  # fmt: skip
+    place = output if report.passed else output.with_name(output.name + ".failed")
+    return _render(report, json_file, quiet=quiet, place=place)
+
+
+def _spec(
+    spec_file: Path | None, variant: str | None, changes: dict[str, Any]
+) -> tuple[str, AttentionSpec]:
+    if spec_file and variant:
+        raise UsageError(f"both {spec_file} and --variant {variant} are given; choose one")
+    if spec_file:
+        return spec_file.stem, AttentionSpec.from_toml(spec_file, **changes)
+    if variant:
+        return variant, AttentionSpec.variant(variant, **changes)
+    if not changes:
+        raise UsageError("nothing to build; give SPEC.toml or --variant mha|mqa|gqa")
+    return "attention", AttentionSpec.from_dict(changes)
+
+
+@cli.command("verify")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--graph", type=click.Path(path_type=Path), help="Run this ONNX file instead of the bundle's."
+)
+@runtime_options
+@report_options
+def verify_command(
+    bundle: Path,
+    graph: Path | None,
+    json_file: str | None,
+    quiet: bool,
+    **options: Any,
+) -> int:
+    """Replay a bundle's golden vectors; needs no torch."""
+    from attn_export.jobs.verify import verify
+    from attn_export.report.progress import progress
+
+    with progress(quiet=quiet) as bar:
+        report = verify(bundle, graph=graph, progress=bar, **options)
+    return _render(report, json_file, quiet=quiet, place=None)
+
+
+@cli.command("check")
+@click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+def check_command(model: Path) -> int:
+    """Check any ONNX file; beside a manifest.json, against what was asked for."""
+    from attn_export.graph.checks import CHECKS
+    from attn_export.jobs.check import check
+
+    findings = check(model)
+    for finding in findings:
+        click.echo(f"{model}: {finding.check}: {finding.message}")
+    if findings:
+        return GraphError.exit_code
+    click.echo(f"{model}: {len(CHECKS)} checks passed")
+    return 0
+
+
+@cli.command("runtimes")
+def runtimes_command() -> int:
+    """List the runtimes: which can run here, and why not."""
+    from attn_export.runtimes.catalogue import RUNTIMES
+
+    for runtime in RUNTIMES:
+        reason = runtime.unavailable()
+        state = f"not here: {reason}" if reason else "ready"
+        click.echo(f"{runtime.name:<16} {runtime.version() or '-':<10} {state}")
+    return 0
+
+
+def _render(report: Any, json_file: str | None, *, quiet: bool, place: Path | None) -> int:
+    from attn_export.report.data import to_json
+
+    if json_file == "-":
+        click.echo(to_json(report), nl=False)
+        return int(report.exit_code)
+    if json_file:
+        try:
+            Path(json_file).write_text(to_json(report), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write {json_file}: {error.strerror}") from error
+    if not quiet or not report.passed:
+        from rich.console import Console
+
+        from attn_export.report.terminal import print_report
+
+        console = Console(stderr=quiet)
+        print_report(report, console)
+        if place is not None:
+            console.print(f"bundle: {place}", highlight=False, markup=False, soft_wrap=True)
+    return int(report.exit_code)

@@ -1,0 +1,31 @@
+"""What a result was made with: versions and machine, without paths or names of hosts."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+PACKAGES = ("attn-export", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime-gpu",
+            "onnxruntime", "numpy")  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """The installed packages that a result depends on."""
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def environment() -> dict[str, object]:
+    """Versions, system and processor."""
+    return {
+        "versions": versions(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cores": os.cpu_count(),
+    }

@@ -1,0 +1,114 @@
+"""Subject → canonical graph, through `torch.onnx.export`, once."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+
+import onnx_ir as ir
+import torch
+from torch.export import Dim, ExportedProgram
+
+from attn_export.attention.canonical import OPSET, emit_canonical_attention
+from attn_export.capture import check_capture
+from attn_export.errors import ExportError
+from attn_export.graph.canonical import canonicalize
+from attn_export.subject import Subject
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A canonical graph and where each of its nodes came from (``package/file.py:line``)."""
+
+    model: ir.Model
+    origins: dict[str, str]
+
+
+def export(subject: Subject) -> Exported:
+    """Export a subject to the canonical graph.
+
+    Raises:
+        ExportError: If the module cannot be captured for every size that its axes may have,
+            or has no ONNX form.
+    """
+    with _undisturbed():
+        program = _capture(subject)
+        check_capture(subject, program)
+        model = _translate(subject, program)
+        origins = canonicalize(model, subject.relations)
+    model.producer_name, model.producer_version = "attn-export", None
+    model.graph.name = "attention"
+    return Exported(model, origins)
+
+
+def _capture(subject: Subject) -> ExportedProgram:
+    # Dim.DYNAMIC rather than named Dims: those cannot say total_len = past_len + query_len.
+    # What they would refuse is refused by `check_capture` instead.
+    dynamic = {
+        name: dict.fromkeys(axes, Dim.DYNAMIC) if axes else None
+        for name, axes in subject.axes.items()
+    }
+    try:
+        with emit_canonical_attention():
+            return torch.export.export(
+                subject.module, (), subject.inputs, dynamic_shapes=dynamic, strict=False
+            )
+    except Exception as error:
+        raise ExportError(f"torch.export cannot capture the module: {_first_line(error)}") from error
+
+
+def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
+    try:
+        onnx_program = torch.onnx.export(
+            program,
+            dynamo=True,
+            dynamic_shapes=subject.axes,
+            input_names=list(subject.inputs),
+            output_names=list(subject.outputs),
+            opset_version=OPSET,
+            # The exporter's optimiser renames weights and fuses rotary embeddings wrongly for
+            # batches over 1; `canonicalize` does what is wanted of it.
+            optimize=False,
+            verbose=False,
+        )
+    except Exception as error:
+        raise ExportError(f"the module has no ONNX form: {_first_line(error)}") from error
+    if onnx_program is None:
+        raise ExportError("torch.onnx.export returned nothing")
+    return onnx_program.model
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No console noise and no garbage collection: tracing makes millions of live objects,
+    which the collector would walk through again and again for a third of the whole time.
+    """
+    collecting = gc.isenabled()
+    gc.disable()
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+        if collecting:
+            gc.enable()
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of an error that says something, of it or of what caused it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

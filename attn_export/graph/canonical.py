@@ -1,0 +1,239 @@
+"""The exporter's graph in canonical form: small, named as the module, nothing of this machine.
+
+Each pass is one function on an `onnx_ir.Model` that leaves a correct graph behind.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+from onnxscript.optimizer import fold_constants
+
+STACK_TRACE = "pkg.torch.onnx.stack_trace"
+NAME_SCOPES = "pkg.torch.onnx.name_scopes"
+
+
+def canonicalize(model: ir.Model, relations: Mapping[str, str]) -> dict[str, str]:
+    """Bring an exported model into canonical form, in place.
+
+    Args:
+        model: As `torch.onnx.export(..., optimize=False)` made it.
+        relations: Names for sums of axes: ``{"total_len": "past_len + query_len"}``.
+
+    Returns:
+        Where each node came from: node name to ``package/file.py:line``.
+    """
+    name_sums_of_axes(model, relations)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    fold_weight_transposes(model)
+    reshape_by_position(model)
+    expand_by_position(model)
+    fold_constants(model, onnx_shape_inference=False)
+    common.IdentityEliminationPass()(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    common.DeduplicateInitializersPass()(model)
+    common.RemoveUnusedNodesPass()(model)
+    drop_unused_outputs(model)
+    common.RemoveUnusedOpsetsPass()(model)
+    name_constants(model)
+    name_nodes(model)
+    origins = node_origins(model)
+    strip_metadata(model)
+    return origins
+
+
+def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
+    """Give axes such as ``past_len + query_len`` their one name, everywhere."""
+    names = {_terms(expression): name for name, expression in relations.items()}
+    values = [*model.graph.inputs, *(v for node in model.graph for v in node.outputs)]
+    for value in values:
+        if value.shape is None:
+            continue
+        for axis, dim in enumerate(value.shape):
+            if isinstance(dim, ir.SymbolicDim) and dim.value:
+                name = names.get(_terms(str(dim.value)))
+                if name is not None:
+                    value.shape[axis] = ir.SymbolicDim(name)
+
+
+def fold_weight_transposes(model: ir.Model) -> None:
+    """Store weights as MatMul reads them, `[in, out]`, under their own name.
+
+    Linear layers export as Transpose(weight) -> MatMul; the transpose would otherwise be
+    done again at every start by runtimes that do not fold constants.
+    """
+    for node in model.graph:
+        source = node.inputs[0] if node.op_type == "Transpose" else None
+        if source is None or source.const_value is None or len(source.uses()) != 1:
+            continue
+        perm = node.attributes.get_ints("perm")
+        array = np.ascontiguousarray(source.const_value.numpy().transpose(perm))
+        source.const_value = ir.tensor(array, name=source.name)
+        source.shape = ir.Shape(array.shape)
+        node.outputs[0].replace_all_uses_with(source)
+
+
+def reshape_by_position(model: ir.Model) -> None:
+    """Write target shapes of Reshape as constants: 0 keeps an axis, -1 infers one.
+
+    The exporter computes them with Shape and Concat, which several runtimes cannot follow.
+    """
+    for node in model.graph:
+        if node.op_type != "Reshape" or node.inputs[1] is None:
+            continue
+        if node.inputs[1].const_value is not None:
+            continue
+        before, after = node.inputs[0], node.outputs[0]
+        if before is None or before.shape is None or after.shape is None:
+            continue
+        target = _positional(list(before.shape), list(after.shape))
+        if target is None:
+            continue
+        node.replace_input_with(1, _constant(model, f"{after.name}_shape", target))
+        node.attributes.pop("allowzero", None)
+
+
+def expand_by_position(model: ir.Model) -> None:
+    """Write target shapes of Expand with 1 for every axis that stays as it is.
+
+    Of the exporter's Shape and Concat nodes only those of really growing axes are left.
+    """
+    for node in list(model.graph):
+        before, after = (node.inputs[0], node.outputs[0]) if node.op_type == "Expand" else (None,) * 2
+        if before is None or after is None or before.shape is None or after.shape is None:
+            continue
+        grown = [axis for axis in range(len(after.shape)) if _grows(before.shape, after.shape, axis)]
+        sources = {axis: _axis_of_an_input(model, after.shape[axis]) for axis in grown}
+        if any(source is None for source in sources.values()):
+            continue
+        one = _constant(model, f"{after.name}_one", [1])
+        parts: list[ir.Value] = []
+        for axis in range(len(after.shape)):
+            source = sources.get(axis)
+            if source is None:
+                parts.append(one)
+                continue
+            value, at = source
+            size = ir.node("Shape", [value], {"start": at, "end": at + 1}, name=f"{after.name}_size")
+            model.graph.insert_before(node, size)
+            parts.append(size.outputs[0])
+        target = ir.node("Concat", parts, {"axis": 0}, name=f"{after.name}_target")
+        for new in (*[part.producer() for part in parts], target):
+            if new is not None:
+                new.metadata_props.update(node.metadata_props)
+        model.graph.insert_before(node, target)
+        node.replace_input_with(1, target.outputs[0])
+
+
+def drop_unused_outputs(model: ir.Model) -> None:
+    """Leave out the optional outputs that nobody reads, at the end of a node's list or within."""
+    wanted = set(model.graph.outputs)
+    for node in model.graph:
+        if node.op_type != "Attention":
+            continue
+        for output in node.outputs:
+            if not output.uses() and output not in wanted:
+                output.name = ""
+        used = max(i for i, output in enumerate(node.outputs) if output.name) + 1
+        node.resize_outputs(used)
+        if used < 4:
+            node.attributes.pop("qk_matmul_output_mode", None)
+
+
+def name_constants(model: ir.Model) -> None:
+    """Name small constants by what they hold, so that names do not depend on the exporter."""
+    taken = set(model.graph.initializers)
+    for name, value in list(model.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or "." in name or tensor.size > 16:
+            continue
+        held = "_".join(f"{x:g}" for x in tensor.numpy().ravel().tolist())
+        new = f"{tensor.dtype.name.lower()}{list(tensor.shape)}_{held}".replace(", ", "x")
+        if new not in taken:
+            value.name = new
+            taken.add(new)
+
+
+def name_nodes(model: ir.Model) -> None:
+    """Name nodes by the submodule and operator (``q_proj/MatMul``), and values after them."""
+    taken: dict[str, int] = {}
+    kept = {*model.graph.inputs, *model.graph.outputs}
+    for node in model.graph:
+        # A list literal: the submodules from the outside in, then the traced operation.
+        scopes = ast.literal_eval(node.metadata_props.get(NAME_SCOPES, "[]"))[:-1]
+        name = "/".join([*(s for s in scopes if s and not s.startswith("_empty")), node.op_type])
+        taken[name] = taken.get(name, 0) + 1
+        node.name = name if taken[name] == 1 else f"{name}_{taken[name]}"
+        for index, value in enumerate(node.outputs):
+            if value.name and value not in kept:
+                value.name = f"{node.name}.{index}" if index else f"{node.name}.out"
+
+
+def node_origins(model: ir.Model) -> dict[str, str]:
+    """Where in the module each node came from, as ``package/file.py:line``."""
+    origins = {}
+    for node in model.graph:
+        frames = re.findall(r'File "([^"]+)", line (\d+)', node.metadata_props.get(STACK_TRACE, ""))
+        own = [frame for frame in frames if "torch" not in Path(frame[0]).parts]
+        if own and node.name:
+            file, line = own[-1]
+            origins[node.name] = f"{'/'.join(Path(file).parts[-2:])}:{line}"
+    return origins
+
+
+def strip_metadata(model: ir.Model) -> None:
+    """Remove stack traces, host paths and other marks of the machine that exported."""
+    common.ClearMetadataAndDocStringPass()(model)
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for value in [*model.graph.inputs, *model.graph.initializers.values()]:
+        value.metadata_props.clear()
+    for node in model.graph:
+        for value in node.outputs:
+            value.metadata_props.clear()
+
+
+def _terms(expression: str) -> tuple[str, ...]:
+    """The terms of a sum, in an order of their own: "a + b" equals "b + a"."""
+    return tuple(sorted(term.strip() for term in expression.split("+")))
+
+
+def _constant(model: ir.Model, name: str, numbers: list[int]) -> ir.Value:
+    """A new int64 initialiser."""
+    value = ir.val(name, const_value=ir.tensor(np.array(numbers, dtype=np.int64), name=name))
+    model.graph.register_initializer(value)
+    return value
+
+
+def _grows(before: ir.Shape, after: ir.Shape, axis: int) -> bool:
+    """Whether an Expand really changes `axis` of its output (counted from the right)."""
+    own = axis - len(after) + len(before)
+    return after[axis] != (before[own] if own >= 0 else 1)
+
+
+def _axis_of_an_input(model: ir.Model, size: int | ir.SymbolicDim) -> tuple[ir.Value, int] | None:
+    """A graph input and the axis of it that has this symbolic size."""
+    for value in model.graph.inputs:
+        for axis, dim in enumerate(value.shape or ()):
+            if isinstance(dim, ir.SymbolicDim) and dim == size:
+                return value, axis
+    return None
+
+
+def _positional(before: list[object], after: list[object]) -> list[int] | None:
+    """The constant target of a Reshape, or None where it takes more than one unknown."""
+    target: list[int] = []
+    for axis, size in enumerate(after):
+        if isinstance(size, int):
+            target.append(size)
+        elif axis < len(before) and size == before[axis]:
+            target.append(0)
+        else:
+            target.append(-1)
+    return target if target.count(-1) <= 1 else None

@@ -1,0 +1,120 @@
+"""Is there anything in the file that should not ship?"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+
+import onnx
+from onnx import TensorProto
+
+from attn_export.graph.checks.model import Checked
+
+HOST_PATH = re.compile(
+    r"(?:^|[\s\"'(=])(?:/(?:[\w.+@-]+/)+[\w.+@-]+|[A-Za-z]:\\[\w\\.+@-]+|file://\S+)"
+)
+
+
+def no_float64(graph: Checked) -> Iterator[str]:
+    """No float64: runtimes are slow at it, or wrong (scalars pass through float32)."""
+    model = graph.proto.graph
+    for value in (*model.input, *model.output, *model.value_info):
+        if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
+            yield f"{value.name} is float64; convert the module with .float() before the export"
+    for tensor in model.initializer:
+        if tensor.data_type == TensorProto.DOUBLE:
+            yield f"the initializer {tensor.name} is float64; make it float32 in the module"
+    for node in model.node:
+        for attribute in node.attribute:
+            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.DOUBLE:
+                yield f"{_name(node)} casts to float64; compute in float32 instead"
+
+
+def no_dead_nodes(graph: Checked) -> Iterator[str]:
+    """No node and no initialiser whose result nobody reads."""
+    model = graph.proto.graph
+    read = {name for node in model.node for name in _reads(node)} | {o.name for o in model.output}
+    for node in model.node:
+        if not read.intersection(node.output):
+            yield f"nobody reads {_name(node)}; remove it"
+    for tensor in model.initializer:
+        if tensor.name not in read:
+            yield f"nobody reads the initializer {tensor.name}; remove it"
+
+
+def no_duplicate_initializers(graph: Checked) -> Iterator[str]:
+    """No two initialisers with the same type, shape and values."""
+    seen: dict[tuple[object, ...], str] = {}
+    for tensor in graph.proto.graph.initializer:
+        key = (tensor.data_type, tuple(tensor.dims), _content(tensor))
+        if key in seen:
+            yield f"{tensor.name} and {seen[key]} hold the same values; keep one of them"
+        seen.setdefault(key, tensor.name)
+
+
+def no_host_paths(graph: Checked) -> Iterator[str]:
+    """No path of the machine that exported: it tells strangers about it, and changes the bytes."""
+    model = graph.proto
+    for where, text in _texts(model):
+        match = HOST_PATH.search(text)
+        if match:
+            yield f"{where} holds the path {match[0].strip()!r}; strip metadata and doc strings"
+
+
+def external_data(graph: Checked) -> Iterator[str]:
+    """External data lies inside the model's folder, and is all there."""
+    for tensor in graph.proto.graph.initializer:
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        location = PurePosixPath(entries.get("location", ""))
+        if location.is_absolute() or ".." in location.parts or not location.parts:
+            yield f"{tensor.name} lies at {str(location)!r}, outside the folder; move it inside"
+            continue
+        file = graph.path.parent / location
+        if not file.is_file():
+            yield f"{tensor.name} lies in {location}, which is missing; ship it beside the model"
+        elif int(entries.get("offset", 0)) + int(entries.get("length", 0)) > file.stat().st_size:
+            yield f"{tensor.name} ends beyond the end of {location}; the file was cut off"
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from _reads(inner)
+            yield from (output.name for output in graph.output)
+
+
+def _content(tensor: TensorProto) -> object:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return tuple(sorted((entry.key, entry.value) for entry in tensor.external_data))
+    if tensor.HasField("raw_data"):
+        return hashlib.sha256(tensor.raw_data).digest()
+    return onnx.numpy_helper.to_array(tensor).tobytes()
+
+
+def _texts(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
+    yield from _of("the model", model.doc_string, model.metadata_props)
+    yield from _of("the graph", model.graph.doc_string, model.graph.metadata_props)
+    for node in model.graph.node:
+        yield from _of(_name(node), node.doc_string, node.metadata_props)
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        yield from _of(value.name, value.doc_string, value.metadata_props)
+    for tensor in model.graph.initializer:
+        yield from _of(tensor.name, tensor.doc_string, tensor.metadata_props)
+
+
+def _of(
+    where: str, doc_string: str, metadata: Iterable[onnx.StringStringEntryProto]
+) -> Iterator[tuple[str, str]]:
+    yield f"the doc string of {where}", doc_string
+    for entry in metadata:
+        yield f"{entry.key} of {where}", entry.value
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name!r}" if node.name else f"an unnamed {node.op_type}"

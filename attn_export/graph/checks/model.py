@@ -1,0 +1,71 @@
+"""What a check is given, and what it gives back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import onnx
+
+from attn_export.spec import Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What the maker of a graph asked for; read from a spec or a manifest.
+
+    Attributes:
+        inputs: Name and shape of every input; dynamic axes by name.
+        outputs: Name and shape of every output.
+        dialect: ``"standard"``.
+        attentions: How many `Attention` nodes there have to be; None where it is not known.
+        ours: Whether the graph is of our own module, whose operators are all known.
+    """
+
+    inputs: Mapping[str, Shape]
+    outputs: Mapping[str, Shape]
+    dialect: str = "standard"
+    attentions: int | None = None
+    ours: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """A graph under check.
+
+    Attributes:
+        proto: Without external data.
+        path: Where it lies: external data is looked for beside it.
+        expected: What was asked for; None for a file of unknown origin.
+    """
+
+    proto: onnx.ModelProto
+    path: Path
+    expected: Expected | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something wrong with a graph: which check found it, what it is, what to do."""
+
+    check: str
+    message: str
+
+
+Check = Callable[[Checked], Iterator[str]]
+
+
+def shape_of(value: onnx.ValueInfoProto) -> Shape | None:
+    """The declared shape: sizes, names, or "" for an axis of which nothing is said."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param
+        for dim in value.type.tensor_type.shape.dim
+    )
+
+
+def show(shape: Shape | None) -> str:
+    """A shape as text."""
+    return "unknown" if shape is None else f"[{', '.join(str(axis) or '?' for axis in shape)}]"

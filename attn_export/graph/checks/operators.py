@@ -1,0 +1,72 @@
+"""Are the operators the ones that the dialect has, and no others?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import onnx
+
+from attn_export.graph.checks.model import Checked
+
+STANDARD_OPSETS = (23, 24)
+ATTENTION_SINCE = 23
+IR_LIMIT = {23: 11, 24: 12}
+"""The newest IR version that belongs to an opset; a newer one shuts out runtimes for nothing."""
+
+OWN_OPERATORS = frozenset(
+    {
+        "Add", "Attention", "Clip", "Concat", "Equal", "Expand", "MatMul", "Reshape", "Shape",
+        "Transpose", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+"""What our own module exports to in the standard dialect."""
+
+
+def attention_count(graph: Checked) -> Iterator[str]:
+    """One `Attention` node for each attention, and none that was taken apart."""
+    if graph.expected is None or graph.expected.attentions is None:
+        return
+    counts = Counter(node.op_type for node in graph.proto.graph.node)
+    wanted = graph.expected.attentions
+    if counts["Attention"] != wanted:
+        yield f"{counts['Attention']} Attention nodes, expected {wanted}; export it again"
+    if counts["Softmax"]:
+        yield f"{counts['Softmax']} Softmax nodes: attention was taken apart; export it again"
+
+
+def expected_operators(graph: Checked) -> Iterator[str]:
+    """Only operators that belong here."""
+    for domain, names in sorted(_by_domain(graph.proto).items()):
+        if domain not in ("", "ai.onnx") and graph.expected is not None:
+            yield f"{', '.join(names)} of {domain}: the standard dialect has ai.onnx only; lower it"
+        elif graph.expected is not None and graph.expected.ours:
+            strange = [name for name in names if name not in OWN_OPERATORS]
+            if strange:
+                yield f"{', '.join(strange)}: not an operator of this module; export it again"
+
+
+def opset_and_ir(graph: Checked) -> Iterator[str]:
+    """Versions that the target supports, and that have the operators in use."""
+    opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.proto.opset_import}
+    opset, ir_version = opsets.get("ai.onnx", 0), graph.proto.ir_version
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        yield f"opset {opset} is newer than onnx {onnx.__version__} knows ({newest}); export lower"
+    uses_attention = "Attention" in _by_domain(graph.proto).get("", ())
+    if uses_attention and opset < ATTENTION_SINCE:
+        yield f"Attention at opset {opset}, which has none; declare opset {ATTENTION_SINCE}"
+    if graph.expected is not None and opset not in STANDARD_OPSETS:
+        yield f"opset {opset}, the standard dialect has {STANDARD_OPSETS}; export it again"
+    limit = IR_LIMIT.get(opset)
+    if limit is not None and ir_version > limit:
+        yield f"IR version {ir_version} with opset {opset}: runtimes expect at most {limit}; lower it"
+
+
+def _by_domain(model: onnx.ModelProto) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for node in model.graph.node:
+        names = found.setdefault(node.domain, [])
+        if node.op_type not in names:
+            names.append(node.op_type)
+    return found

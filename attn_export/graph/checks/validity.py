@@ -1,0 +1,68 @@
+"""Is it valid ONNX, and are its declared shapes the ones it produces?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+
+from attn_export.graph.checks.model import Checked, shape_of, show
+
+
+def onnx_checker(graph: Checked) -> Iterator[str]:
+    """The onnx checker, in full."""
+    try:
+        # By path, since it also looks at external data; a model over 2 GiB has no other way.
+        onnx.checker.check_model(str(graph.path), full_check=True)
+    except onnx.checker.ValidationError as error:
+        yield f"{_sentence(error)}; export it again or mend the node"
+    except onnx.shape_inference.InferenceError as error:
+        yield f"shapes do not fit: {_sentence(error)}; mend the node or the declared shape"
+
+
+def strict_shape_inference(graph: Checked) -> Iterator[str]:
+    """Shape inference that stops at the first operator that it cannot infer."""
+    try:
+        onnx.shape_inference.infer_shapes(
+            graph.proto, check_type=True, strict_mode=True, data_prop=True
+        )
+    except (onnx.shape_inference.InferenceError, RuntimeError) as error:
+        yield f"{_sentence(error)}; mend the node's inputs or attributes"
+
+
+def declared_shapes(graph: Checked) -> Iterator[str]:
+    """Every declared shape against the inferred one; an axis declared 0 passes the checker."""
+    bare = onnx.ModelProto()
+    bare.CopyFrom(graph.proto)
+    del bare.graph.value_info[:]
+    for output in bare.graph.output:
+        output.type.tensor_type.ClearField("shape")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+    except (onnx.shape_inference.InferenceError, RuntimeError):
+        return  # `strict_shape_inference` says so.
+    produced = {v.name: shape_of(v) for v in (*inferred.graph.value_info, *inferred.graph.output)}
+    for value in (*graph.proto.graph.value_info, *graph.proto.graph.output):
+        declared, found = shape_of(value), produced.get(value.name)
+        if declared is None:
+            continue
+        if 0 in declared:
+            yield f"{value.name} is declared {show(declared)}: no tensor has an axis of 0; name it"
+        elif found is not None and not _agree(declared, found):
+            yield f"{value.name} is declared {show(declared)} but is {show(found)}; declare that"
+
+
+def _agree(declared: tuple[str | int, ...], found: tuple[str | int, ...]) -> bool:
+    if len(declared) != len(found):
+        return False
+    # Inference takes an unknown total length of `Attention` for 0, and names nothing it cannot
+    # work out: only two known sizes can contradict each other.
+    return all(
+        d == f or f == 0 or isinstance(d, str) != isinstance(f, str) or isinstance(f, str)
+        for d, f in zip(declared, found, strict=True)
+    )
+
+
+def _sentence(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:300] or type(error).__name__

@@ -1,0 +1,33 @@
+"""ONNX files in: read once, with one clear line where that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_export.errors import GraphError
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def load_proto(path: Path) -> onnx.ModelProto:
+    """Read an ONNX file without its external data.
+
+    Raises:
+        GraphError: If the file cannot be read or is no ONNX model.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise GraphError(f"cannot read {path}: {error.strerror}") from error
+    except (DecodeError, ValueError) as error:
+        raise GraphError(
+            f"{path} is no ONNX model, or only the beginning of one: {error}"
+        ) from error
+    if not model.ir_version or not model.graph.output:
+        raise GraphError(f"{path} is no ONNX model: it has no graph with outputs")
+    return model

@@ -1,0 +1,145 @@
+"""The nouns that travel between the floors: frozen values without behaviour of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from attn_export.errors import ParityError, RuntimeFailure
+
+Arrays = Mapping[str, np.ndarray]
+
+Status = Literal["passed", "failed", "unusable", "error", "not run"]
+"""Of a verdict. ``unusable``: the eager reference itself has NaN where the truth is finite.
+``error``: the runtime gave no output for the case."""
+
+Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run"]
+"""Of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One named set of inputs.
+
+    Attributes:
+        name: Unique within a bundle.
+        kind: ``"shape"`` (from the lattice) or ``"probe"`` (about meaning).
+        sizes: The size of every dynamic axis.
+        inputs: By name, in the order of the graph's inputs.
+        about: What the case shows, in a few words.
+    """
+
+    name: str
+    kind: str
+    sizes: Mapping[str, int]
+    inputs: Arrays
+    about: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """How far an output may be from the truth: relative L2 over the whole and over any row."""
+
+    whole: float
+    row: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Golden:
+    """A case with its truth.
+
+    Attributes:
+        case: The inputs.
+        expected: The float64 truth, rounded to the outputs' dtypes.
+        eager: What the module itself gives, as it is.
+        allowed: For each output the error allowed; None where eager is unusable as evidence,
+            and for integer and bool outputs, which have to be equal.
+        unusable: For outputs where the truth is finite and eager is not, why.
+    """
+
+    case: Case
+    expected: Arrays
+    eager: Arrays
+    allowed: Mapping[str, Allowed | None]
+    unusable: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One runtime, graph, case and output: passed or not, with figures.
+
+    Attributes:
+        whole: Relative L2 error against the truth; None where it was not measured.
+        row: The largest relative L2 error of a row.
+        worst: The larger of whole and row, each as a share of what is allowed; 1 is the limit.
+        max_abs: The largest absolute difference from eager.
+        max_rel: The largest difference from eager relative to eager, where eager is not 0.
+        message: Why it did not pass; empty where it did.
+    """
+
+    runtime: str
+    graph: str
+    case: str
+    output: str
+    status: Status
+    message: str = ""
+    whole: float | None = None
+    row: float | None = None
+    worst: float | None = None
+    max_abs: float | None = None
+    max_rel: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeRun:
+    """What happened to one graph in one runtime.
+
+    Attributes:
+        outcome: ``"ran"``, or how it failed.
+        reason: Why it did not run, or how it failed; empty where it ran.
+        required: Whether anything but ``"ran"`` is a failure of the whole.
+        facts: Version, device, threads, limits, seconds: what the runtime said of itself.
+    """
+
+    runtime: str
+    graph: str
+    outcome: Outcome
+    reason: str
+    required: bool
+    facts: Mapping[str, object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Every verdict, the environment, one exit code.
+
+    Attributes:
+        notes: What the reader should know: cases left out, precision, what was not run.
+    """
+
+    name: str
+    runs: tuple[RuntimeRun, ...]
+    verdicts: tuple[Verdict, ...]
+    environment: Mapping[str, object]
+    notes: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 passed, 5 a required runtime did not run to its end, 6 parity mismatch."""
+        if any(verdict.status in ("failed", "unusable") for verdict in self.verdicts):
+            return ParityError.exit_code
+        if any(run.required and run.outcome != "ran" for run in self.runs):
+            return RuntimeFailure.exit_code
+        if any(verdict.status == "error" for verdict in self.verdicts):
+            return RuntimeFailure.exit_code
+        if not any(verdict.status == "passed" for verdict in self.verdicts):
+            return RuntimeFailure.exit_code
+        return 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything that had to pass did."""
+        return self.exit_code == 0

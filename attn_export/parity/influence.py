@@ -1,0 +1,46 @@
+"""Every input has to matter: a case that cannot tell two inputs apart proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attn_export.cases.probes import BASE, CHANGED
+from attn_export.errors import ExportError
+from attn_export.nouns import Golden
+from attn_export.parity.measures import measure
+
+CLEARLY = 100
+"""How many times the allowed error an output has to move for the input to matter to it."""
+
+
+def check_influence(goldens: Sequence[Golden]) -> None:
+    """Compare the truth of the base case with that of the cases that change one input.
+
+    Raises:
+        ExportError: If an input changes no output, or an output reacts to no input.
+    """
+    by_name = {golden.case.name: golden for golden in goldens}
+    base = by_name[BASE]
+    reacting: set[str] = set()
+    for name in base.case.inputs:
+        moved = {out for out in base.expected if _moves(base, by_name[f"{CHANGED}{name}"], out)}
+        if not moved:
+            raise ExportError(
+                f"the input {name} changes no output, so no case could show a mistake with it; "
+                "remove it from the inputs"
+            )
+        reacting |= moved
+    for out in base.expected:
+        if out not in reacting:
+            raise ExportError(
+                f"the output {out} reacts to no input, so comparing it proves nothing; "
+                "remove it from the outputs"
+            )
+
+
+def _moves(base: Golden, changed: Golden, output: str) -> bool:
+    allowed = base.allowed[output]
+    before, after = base.expected[output], changed.expected[output]
+    if allowed is None:
+        return bool((before != after).any())
+    return measure(after, before).whole > CLEARLY * allowed.whole

@@ -1,0 +1,167 @@
+"""The rule by which a runtime passes.
+
+With everything widened to float64, t the truth, e eager, r the runtime and ε the eps of the
+output's dtype: the allowed error is max(8·e, 8·c, 4ε), for the whole and for rows separately,
+where c is how much the case itself amplifies a rounding of its inputs (`oracle.py`). r passes
+when both of its measures are within it. Rows with t_row = 0 have to be 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from attn_export.nouns import Allowed, Arrays, Golden, Verdict
+from attn_export.parity.measures import is_floating, measure, zero_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Gate:
+    """A gate of the user's beside the rule: |r − e| ≤ atol + rtol·|e|. It only tightens.
+
+    Attributes:
+        atol: Absolute part; None with rtol None for no gate.
+        rtol: Relative part.
+    """
+
+    atol: float | None = None
+    rtol: float | None = None
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a gate."""
+        return self.atol is not None or self.rtol is not None
+
+
+def judge(
+    runtime: str, graph: str, golden: Golden, outputs: Arrays, gate: Gate | None = None
+) -> list[Verdict]:
+    """Compare the outputs of one case with its truth: one verdict for each output.
+
+    Args:
+        runtime: Name of the runtime.
+        graph: Name of the graph's file.
+        golden: The case with its truth.
+        outputs: What the runtime gave, by name.
+        gate: The user's own tolerances, beside the rule.
+    """
+    verdicts = []
+    for name in golden.expected:
+        verdict = Verdict(runtime, graph, golden.case.name, name, "passed")
+        if name not in outputs:
+            verdicts.append(_failed(verdict, f"the output {name} is missing"))
+        else:
+            verdicts.append(_judge_output(verdict, golden, outputs[name], gate or Gate()))
+    for name in outputs:
+        if name not in golden.expected:
+            verdict = Verdict(runtime, graph, golden.case.name, name, "failed")
+            verdicts.append(_failed(verdict, f"an output {name} that nobody asked for"))
+    return verdicts
+
+
+def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate) -> Verdict:
+    name = verdict.output
+    truth, eager = golden.expected[name], golden.eager[name]
+    for what, wanted, is_ in (
+        ("dtype", truth.dtype, got.dtype),
+        ("shape", list(truth.shape), list(got.shape)),
+    ):
+        if wanted != is_:
+            return _failed(verdict, f"{what} is {is_}, expected {wanted}")
+    if name in golden.unusable:
+        return dataclasses.replace(verdict, status="unusable", message=golden.unusable[name])
+    verdict = _with_differences(verdict, got, eager)
+    if not is_floating(truth.dtype):
+        same = np.array_equal(got, truth)
+        return verdict if same else _failed(verdict, _where(got != truth, got, truth))
+    problem = _nonfinite_problem(got, truth) or _zero_row_problem(got, truth)
+    if problem:
+        return _failed(verdict, problem)
+    allowed = golden.allowed[name]
+    if allowed is not None and truth.size:
+        verdict = _within(verdict, got, truth, allowed)
+    if verdict.status == "passed" and gate.is_set:
+        verdict = _through_gate(verdict, got, eager, gate)
+    return verdict
+
+
+def _within(verdict: Verdict, got: np.ndarray, truth: np.ndarray, allowed: Allowed) -> Verdict:
+    found = measure(got, truth)
+    verdict = dataclasses.replace(
+        verdict,
+        whole=found.whole,
+        row=found.row,
+        worst=max(found.whole / allowed.whole, found.row / allowed.row),
+    )
+    if found.whole > allowed.whole:
+        error, limit, over = found.whole, allowed.whole, "the whole output"
+    elif found.row > allowed.row:
+        error, limit, over = found.row, allowed.row, "one row"
+    else:
+        return verdict
+    place = _worst(np.abs(got.astype(np.float64) - truth.astype(np.float64)), got, truth)
+    return _failed(verdict, f"relative error {error:.2e} over {over}, allowed {limit:.2e}; {place}")
+
+
+def _through_gate(verdict: Verdict, got: np.ndarray, eager: np.ndarray, gate: Gate) -> Verdict:
+    r, e = got.astype(np.float64), eager.astype(np.float64)
+    excess = np.where(np.isfinite(e), np.abs(r - e) - (gate.rtol or 0.0) * np.abs(e), 0.0)
+    over = excess > (gate.atol or 0.0)
+    if not over.any():
+        return verdict
+    limits = f"--atol {gate.atol or 0:g} --rtol {gate.rtol or 0:g}"
+    return _failed(verdict, f"outside {limits} of eager; {_where(over, got, eager)}")
+
+
+def _with_differences(verdict: Verdict, got: np.ndarray, eager: np.ndarray) -> Verdict:
+    if not got.size:
+        return dataclasses.replace(verdict, max_abs=0.0, max_rel=0.0)
+    r, e = got.astype(np.float64), eager.astype(np.float64)
+    usable = np.isfinite(r) & np.isfinite(e)
+    difference = np.abs(np.where(usable, r, 0.0) - np.where(usable, e, 0.0))
+    scale = np.abs(np.where(usable, e, 0.0))
+    relative = difference[scale > 0] / scale[scale > 0]
+    return dataclasses.replace(
+        verdict, max_abs=float(difference.max()), max_rel=float(relative.max(initial=0.0))
+    )
+
+
+def _nonfinite_problem(got: np.ndarray, truth: np.ndarray) -> str:
+    r, t = got.astype(np.float64), truth.astype(np.float64)
+    for what, in_got, in_truth in (
+        ("NaN", np.isnan(r), np.isnan(t)),
+        ("+Inf", np.isposinf(r), np.isposinf(t)),
+        ("-Inf", np.isneginf(r), np.isneginf(t)),
+    ):
+        wrong = in_got != in_truth
+        if wrong.any():
+            return f"{what} in other places than the truth has them; {_where(wrong, got, truth)}"
+    return ""
+
+
+def _zero_row_problem(got: np.ndarray, truth: np.ndarray) -> str:
+    wrong = zero_rows(truth)[..., None] & (np.atleast_1d(got) != 0)
+    if not wrong.any():
+        return ""
+    return f"a row that has to be 0 is not; {_where(wrong.reshape(got.shape), got, truth)}"
+
+
+def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
+    """How many elements are wrong, and the first of them."""
+    index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+    at = [int(i) for i in index]
+    return (
+        f"{int(wrong.sum())} of {wrong.size} elements, the first at {at}: "
+        f"actual {got[index]:.6g}, expected {expected[index]:.6g}"
+    )
+
+
+def _worst(distance: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
+    index = np.unravel_index(int(np.argmax(np.nan_to_num(distance))), distance.shape)
+    at = [int(i) for i in index]
+    return f"worst at {at}: actual {got[index]:.6g}, expected {expected[index]:.6g}"
+
+
+def _failed(verdict: Verdict, message: str) -> Verdict:
+    return dataclasses.replace(verdict, status="failed", message=message)

@@ -1,0 +1,116 @@
+"""Truth, eager and the error allowed, from the module itself.
+
+*eager* is the user's module as it is. *truth* is a copy of it in float64 with PyTorch's math
+backend: its CPU flash kernel turns a NaN row into 0 and an overflow into a number.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attn_export.cases.draw import generator
+from attn_export.nouns import Allowed, Arrays, Case, Golden
+from attn_export.parity.measures import Measures, eps, is_floating, measure
+from attn_export.subject import Subject
+
+SAFETY = 8
+"""How many times eager's own error, or the case's own amplification, is allowed."""
+
+FLOOR = 4
+"""What is allowed in any case, in units of eps."""
+
+CONDITION_RUNS = 4
+"""How many perturbed runs measure the amplification."""
+
+
+class Oracle:
+    """Answers what a subject's outputs should be.
+
+    Args:
+        subject: Whose module is asked; it is copied to float64 once.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        self._precise = copy.deepcopy(subject.module).double()
+
+    def golden(self, case: Case) -> Golden:
+        """The case with its truth, eager's outputs, and the error allowed for each output."""
+        eager = self.eager(case.inputs)
+        step = max((eps(a.dtype) for a in eager.values() if is_floating(a.dtype)), default=0.0)
+        noisy = [_perturbed(case, run, step) for run in range(CONDITION_RUNS)]
+        truth, *perturbed = self._truths([case.inputs, *noisy])
+        allowed: dict[str, Allowed | None] = {}
+        unusable: dict[str, str] = {}
+        for name, t in truth.items():
+            e = eager[name]
+            if not is_floating(e.dtype):
+                allowed[name] = None
+            elif bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
+                allowed[name] = None
+                unusable[name] = "eager is not finite where the float64 truth is: no evidence"
+            else:
+                conditions = [measure(run[name], t) for run in perturbed]
+                allowed[name] = _allowed(measure(e, t), conditions, eps(e.dtype))
+        expected = {name: t.astype(eager[name].dtype) for name, t in truth.items()}
+        return Golden(case, expected, eager, allowed, unusable)
+
+    def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """What the module gives, as it is."""
+        with torch.inference_mode():
+            tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+            return _to_numpy(self._subject.call(self._subject.module, tensors))
+
+    def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """What the float64 copy gives."""
+        with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
+            tensors = {
+                name: torch.from_numpy(a.astype(np.float64) if is_floating(a.dtype) else a)
+                for name, a in inputs.items()
+            }
+            return _to_numpy(self._subject.call(self._precise, tensors))
+
+    def _truths(self, runs: list[Arrays]) -> list[dict[str, np.ndarray]]:
+        """The truth for each of several inputs of the same shapes.
+
+        Attention treats the rows of a batch alike, so ours takes all runs as one batch where
+        every input that differs has one: a fifth of the calls, and of the weights read.
+        """
+        apart = [name for name in runs[0] if self._subject.axes[name].get(0) != "batch"]
+        floats_apart = any(is_floating(runs[0][name].dtype) for name in apart)
+        if self._subject.spec is None or floats_apart:
+            return [self.truth(run) for run in runs]
+        joined = {
+            name: array if name in apart else np.concatenate([run[name] for run in runs])
+            for name, array in runs[0].items()
+        }
+        split = {n: np.split(a, len(runs)) for n, a in self.truth(joined).items()}
+        return [{name: parts[run] for name, parts in split.items()} for run in range(len(runs))]
+
+
+def _allowed(eager: Measures, conditions: list[Measures], step: float) -> Allowed:
+    return Allowed(
+        whole=max(SAFETY * max(eager.whole, *(c.whole for c in conditions)), FLOOR * step),
+        row=max(SAFETY * max(eager.row, *(c.row for c in conditions)), FLOOR * step),
+    )
+
+
+def _perturbed(case: Case, run: int, step: float) -> dict[str, np.ndarray]:
+    """Every floating input times 1 + ε·U(−1, 1), in float64."""
+    inputs = {}
+    for name, array in case.inputs.items():
+        if is_floating(array.dtype):
+            noise = generator("condition", case.name, name, run).uniform(-1, 1, array.shape)
+            inputs[name] = array.astype(np.float64) * (1 + step * noise)
+        else:
+            inputs[name] = array
+    return inputs
+
+
+def _to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {name: tensor.numpy() for name, tensor in tensors.items()}

@@ -1,0 +1,34 @@
+"""A report as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from attn_export.nouns import Report
+
+FORMAT = "attn-export-report/1"
+
+
+def to_json(report: Report) -> str:
+    """The report as JSON text, with a newline at the end. NaN and infinities become null."""
+    content = {
+        "format": FORMAT,
+        "name": report.name,
+        "passed": report.passed,
+        "exit_code": report.exit_code,
+        "environment": report.environment,
+        "notes": report.notes,
+        "runs": [dataclasses.asdict(run) for run in report.runs],
+        "verdicts": [_finite(dataclasses.asdict(verdict)) for verdict in report.verdicts],
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in values.items()
+    }

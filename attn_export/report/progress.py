@@ -1,0 +1,60 @@
+"""A progress bar on stderr while a job works; nothing where nobody watches."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+
+class Progress:
+    """What a job tells about its progress. This one says nothing."""
+
+    def phase(self, text: str) -> None:
+        """A part of the work begins."""
+
+    def expect(self, steps: int) -> None:
+        """So many steps will come."""
+
+    def advance(self, text: str) -> None:
+        """One step is done."""
+
+
+class BarProgress(Progress):
+    """A bar, drawn by rich."""
+
+    def __init__(self, bar: object) -> None:
+        from rich.progress import Progress as Bar
+
+        assert isinstance(bar, Bar)
+        self._bar = bar
+        self._task = bar.add_task("starting", total=None)
+        self._expected = 0
+
+    def phase(self, text: str) -> None:
+        """Show it."""
+        self._bar.update(self._task, description=text)
+
+    def expect(self, steps: int) -> None:
+        """Let the bar grow."""
+        self._expected += steps
+        self._bar.update(self._task, total=self._expected)
+
+    def advance(self, text: str) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, description=text, advance=1)
+
+
+@contextlib.contextmanager
+def progress(*, quiet: bool) -> Iterator[Progress]:
+    """A bar on stderr if that is a terminal, otherwise silence."""
+    if quiet or not sys.stderr.isatty():
+        yield Progress()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description:.48}"))
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        yield BarProgress(bar)

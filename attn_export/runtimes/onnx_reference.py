@@ -1,0 +1,57 @@
+"""The ONNX reference evaluator: the specification, written out in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from attn_export.runtimes.protocol import Engine, Facts, installed_version
+
+
+class OnnxReference:
+    """`onnx-reference`."""
+
+    name = "onnx-reference"
+
+    def version(self) -> str | None:
+        """The version of onnx."""
+        return installed_version("onnx")
+
+    def unavailable(self) -> str:
+        """Why it cannot run here."""
+        return "" if self.version() else "onnx is not installed; pip install onnx"
+
+    def prepare(self) -> None:
+        """Import the SDK."""
+        import onnx.reference  # noqa: F401
+
+    def load(self, graph: Path, threads: int) -> Engine:  # noqa: ARG002 (numpy has no such limit)
+        """Load the graph."""
+        return ReferenceEngine(graph)
+
+
+class ReferenceEngine:
+    """A graph in the reference evaluator."""
+
+    def __init__(self, graph: Path) -> None:
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+
+        self._evaluator = ReferenceEvaluator(onnx.load(graph))
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run once. Masked rows divide 0 by 0 inside; the result is what is judged."""
+        with np.errstate(all="ignore"):
+            outputs = self._evaluator.run(None, dict(inputs))
+        names = self._evaluator.output_names
+        return {name: np.asarray(out) for name, out in zip(names, outputs, strict=True)}
+
+    def facts(self) -> Facts:
+        """It runs on the CPU, in numpy."""
+        return {"computes in": "numpy"}
+
+    def objection(self) -> str:
+        """Nothing to object to."""
+        return ""

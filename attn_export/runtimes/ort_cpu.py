@@ -1,0 +1,72 @@
+"""ONNX Runtime, CPU execution provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_export.runtimes.protocol import Engine, Facts, installed_version
+
+PROVIDER = "CPUExecutionProvider"
+ERRORS_ONLY = 3
+
+
+class OrtCpu:
+    """`ort-cpu`."""
+
+    name = "ort-cpu"
+
+    def version(self) -> str | None:
+        """The version of onnxruntime or onnxruntime-gpu."""
+        return installed_version("onnxruntime-gpu", "onnxruntime")
+
+    def unavailable(self) -> str:
+        """Why it cannot run here."""
+        return "" if self.version() else "onnxruntime is not installed; pip install onnxruntime"
+
+    def prepare(self) -> None:
+        """Import the SDK."""
+        import onnxruntime  # noqa: F401
+
+    def load(self, graph: Path, threads: int) -> Engine:
+        """Make a session."""
+        return OrtEngine(graph, session_options(threads), [PROVIDER])
+
+
+class OrtEngine:
+    """An ONNX Runtime session."""
+
+    def __init__(self, graph: Path, options: Any, providers: list[Any]) -> None:
+        import onnxruntime
+
+        self.session = onnxruntime.InferenceSession(graph, options, providers=providers)
+        self._names = [output.name for output in self.session.get_outputs()]
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run once."""
+        outputs = self.session.run(self._names, dict(inputs))
+        return dict(zip(self._names, outputs, strict=True))
+
+    def facts(self) -> Facts:
+        """The execution providers of the session."""
+        return {"providers": self.session.get_providers()}
+
+    def objection(self) -> str:
+        """Nothing to object to: the CPU is what was asked for."""
+        return ""
+
+
+def session_options(threads: int) -> Any:
+    """Options that every session has: threads that do not spin, errors only in the log."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = ERRORS_ONLY
+    # Waiting threads that spin take the cores from the process that computes the truth.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options

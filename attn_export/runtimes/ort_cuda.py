@@ -1,0 +1,91 @@
+"""ONNX Runtime, CUDA execution provider, with proof that attention ran there.
+
+A session that asks for CUDA only is built on the CPU, without an error, when CUDA is missing or
+broken; `get_available_providers()` and `get_device()` still say CUDA. What is trusted is the
+session's own list of which provider runs which node.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+from attn_export.runtimes.ort_cpu import OrtCpu, OrtEngine, session_options
+from attn_export.runtimes.protocol import Engine, Facts
+
+PROVIDER = "CUDAExecutionProvider"
+
+COMPUTING = frozenset(
+    {
+        "Attention", "Gemm", "GroupQueryAttention", "MatMul", "MultiHeadAttention",
+        "PackedMultiHeadAttention", "Softmax",
+    }
+)  # fmt: skip
+"""Operators that do the work of attention. What computes shapes may stay on the CPU."""
+
+
+class OrtCuda(OrtCpu):
+    """`ort-cuda`."""
+
+    name = "ort-cuda"
+
+    def unavailable(self) -> str:
+        """Why it cannot run here."""
+        return super().unavailable() or no_cuda_device()
+
+    def prepare(self) -> None:
+        """Import the SDK, and the CUDA libraries that PyTorch's packages bring."""
+        import onnxruntime
+
+        if hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()
+
+    def load(self, graph: Path, threads: int) -> Engine:
+        """Make a session in full float32: TF32, CUDA's default, has 10 bits of precision."""
+        options = session_options(threads)
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        return CudaEngine(graph, options, [(PROVIDER, {"use_tf32": "0"}), "CPUExecutionProvider"])
+
+
+class CudaEngine(OrtEngine):
+    """A session that knows which provider runs which node."""
+
+    def facts(self) -> Facts:
+        """The providers, and how many nodes of which operator each runs."""
+        return super().facts() | {"tf32": False, "nodes": self._operators_by_provider()}
+
+    def objection(self) -> str:
+        """Why this does not count as CUDA."""
+        by_provider = self._operators_by_provider()
+        on_cuda = COMPUTING & by_provider.get(PROVIDER, {}).keys()
+        elsewhere = sorted(
+            f"{operator} on {provider}"
+            for provider, operators in by_provider.items()
+            if provider != PROVIDER
+            for operator in COMPUTING & operators.keys()
+        )
+        if elsewhere:
+            return f"attention did not run on CUDA: {', '.join(elsewhere)}"
+        return "" if on_cuda else "attention did not run on CUDA: no node of it was placed there"
+
+    def _operators_by_provider(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        for part in self.session.get_provider_graph_assignment_info():
+            operators = found.setdefault(part.ep_name, {})
+            for node in part.get_nodes():
+                operators[node.op_type] = operators.get(node.op_type, 0) + 1
+        return found
+
+
+def no_cuda_device() -> str:
+    """Why there is no CUDA device, asked of the driver itself; "" where there is one."""
+    for library in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            driver = ctypes.CDLL(library)
+        except OSError:
+            continue
+        count = ctypes.c_int(0)
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
+            return "the NVIDIA driver reports no usable GPU"
+        return ""
+    return "no NVIDIA driver (libcuda was not found)"

@@ -1,0 +1,101 @@
+"""What a runtime is, to the process that asks and to the process that runs it.
+
+To add one, write one file with a class that meets `Runtime`, and name it in `RUNTIMES`
+(`catalogue.py`). Its SDK is imported within its methods only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+Facts = dict[str, object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a runtime's process may take.
+
+    Attributes:
+        threads: Threads for computing.
+        seconds: Time without a sign of life (a loaded graph, a finished case) until the process
+            counts as hung.
+        memory_mib: Memory of the process beside mapped files; None where the system cannot limit it.
+    """
+
+    threads: int
+    seconds: float
+    memory_mib: int | None
+
+    @classmethod
+    def default(cls) -> Limits:
+        """All cores, 120 s, three quarters of the machine's memory."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        memory = None
+        if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+            total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            memory = int(total * 0.75) >> 20
+        return cls(threads=cores or 1, seconds=120.0, memory_mib=memory)
+
+
+class Engine(Protocol):
+    """A graph, loaded. Lives in the runtime's own process."""
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Run once; the outputs by the graph's own names, in its order.
+
+        Raises:
+            Exception: Whatever the engine raises; it becomes this case's error.
+        """
+        ...
+
+    def facts(self) -> Facts:
+        """What is known of how it ran: device, execution providers."""
+        ...
+
+    def objection(self) -> str:
+        """Why results of this engine do not count, or "" where they do."""
+        ...
+
+
+class Runtime(Protocol):
+    """One engine that can run a graph."""
+
+    name: str
+
+    def version(self) -> str | None:
+        """The installed version, or None. Read without importing the SDK."""
+        ...
+
+    def unavailable(self) -> str:
+        """Why it cannot run here and what to do, or "" where it can. Does not import the SDK."""
+        ...
+
+    def prepare(self) -> None:
+        """Import the SDK: called in the runtime's own process while it waits for its graph."""
+        ...
+
+    def load(self, graph: Path, threads: int) -> Engine:
+        """Load a graph, in the runtime's own process.
+
+        Raises:
+            Exception: Whatever the engine raises; it means that it refuses the graph.
+        """
+        ...
+
+
+def installed_version(*distributions: str) -> str | None:
+    """The version of the first of these distributions that is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name in distributions:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None

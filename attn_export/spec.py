@@ -1,0 +1,321 @@
+"""`AttentionSpec`: what to build, as frozen, validated values.
+
+Legend: B batch, L query length, S key length (past included), P past length,
+E embed_dim, H num_heads, Hkv num_kv_heads, D head_dim, Dv v_head_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from attn_export.errors import SpecError
+
+DERIVED: Final = -1
+"""Stands for "derived from the other dimensions" in an integer field."""
+
+VARIANTS: Final = ("mha", "mqa", "gqa")
+CACHES: Final = ("none", "append")
+DTYPES: Final = ("float32",)
+MASK_AXES: Final = ("B", "H", "L", "S")
+NO_MASK: Final = "none"
+
+Shape = tuple[str | int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaskSpec:
+    """The type and shape of `attn_mask`, as written in a spec: ``bool[B,1,1,S]``.
+
+    Attributes:
+        dtype: ``"bool"`` (True = may attend) or ``"float"`` (added to the scores).
+        axes: Two to four of ``"B"``, ``"H"``, ``"L"``, ``"S"`` or ``"1"``,
+            right-aligned to `[B, H, L, S]`, the last one always ``"S"``.
+    """
+
+    dtype: str
+    axes: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``"bool[B,1,1,S]"``.
+
+        Raises:
+            SpecError: If the text is not a dtype and a shape that broadcasts to `[B, H, L, S]`.
+        """
+        match = re.fullmatch(r"(bool|float)\[([\w,\s]+)\]", text.strip())
+        axes = tuple(a.strip() for a in match[2].split(",")) if match else ()
+        rule = 'attn_mask is "none" or a dtype and a shape such as "bool[B,1,1,S]" or "float[L,S]"'
+        if not match or not 2 <= len(axes) <= 4:
+            raise SpecError(f"{rule}; got {text!r}")
+        if axes[-1] != "S":
+            raise SpecError(f"the last axis of attn_mask is S (key length); got {text!r}")
+        for axis, allowed in zip(axes, MASK_AXES[-len(axes) :], strict=True):
+            if axis not in (allowed, "1") or (axis == "1" and allowed == "S"):
+                raise SpecError(
+                    f"attn_mask is right-aligned to [B,H,L,S], so its axis {axis!r} has to be "
+                    f"{allowed!r} or '1'; got {text!r}"
+                )
+        return cls(match[1], axes)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(self.axes)}]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionSpec:
+    """One attention layer: dimensions, heads, mask, cache.
+
+    Attributes:
+        embed_dim: E, the width of `query` and `output`.
+        num_heads: H, the number of query heads.
+        num_kv_heads: Hkv, the number of key/value heads; divides H. Default H (MHA).
+        head_dim: D, the width of one query/key head. Default E // H.
+        v_head_dim: Dv, the width of one value head. Default D.
+        cross: Whether `key` and `value` are inputs of their own.
+        kdim: The width of `key`, cross-attention only. Default E.
+        vdim: The width of `value`, cross-attention only. Default `kdim`.
+        bias: Whether the four projections have biases.
+        scale: Factor on the scores. Default 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
+        causal: Whether query i sees keys up to P + i only.
+        attn_mask: ``"none"`` or dtype and shape, such as ``"bool[B,1,1,S]"``.
+        cache: ``"none"`` or ``"append"`` (`past_*` in, `present_*` = past + new out).
+        attn_weights: Whether the softmax weights `[B, H, L, S]` are an output.
+        dropout: Probability on the weights, in training only.
+        dtype: The type of weights, inputs and outputs.
+
+    Raises:
+        SpecError: If the values contradict each other; names the rule and the values.
+    """
+
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int = DERIVED
+    head_dim: int = DERIVED
+    v_head_dim: int = DERIVED
+    cross: bool = False
+    kdim: int = DERIVED
+    vdim: int = DERIVED
+    bias: bool = True
+    scale: float | None = None
+    causal: bool = False
+    attn_mask: str = NO_MASK
+    cache: str = "none"
+    attn_weights: bool = False
+    dropout: float = 0.0
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._derive()
+        self._check_dimensions()
+        self._check_choices()
+
+    # -- what follows from the fields ---------------------------------------------
+
+    @property
+    def q_per_kv(self) -> int:
+        """Query heads per key/value head, H // Hkv."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def softmax_scale(self) -> float:
+        """The factor on the scores: `scale`, or 1/sqrt(D)."""
+        return self.scale if self.scale is not None else 1.0 / math.sqrt(self.head_dim)
+
+    @property
+    def mask(self) -> MaskSpec | None:
+        """`attn_mask` parsed, or None without a mask."""
+        return None if self.attn_mask == NO_MASK else MaskSpec.parse(self.attn_mask)
+
+    @property
+    def has_cache(self) -> bool:
+        """Whether `past_key` and `past_value` are inputs."""
+        return self.cache != "none"
+
+    @property
+    def key_axis(self) -> str:
+        """The name of S: the axis over which softmax runs."""
+        if self.cross:
+            return "key_len"
+        return "total_len" if self.has_cache else "query_len"
+
+    @property
+    def relations(self) -> dict[str, str]:
+        """Axes that other axes add up to: ``total_len = past_len + query_len``."""
+        return {"total_len": "past_len + query_len"} if self.has_cache else {}
+
+    def input_shapes(self) -> dict[str, Shape]:
+        """Name and shape of every graph input, in order; dynamic axes by name."""
+        shapes: dict[str, Shape] = {"query": ("batch", "query_len", self.embed_dim)}
+        if self.cross:
+            shapes["key"] = ("batch", self.key_axis, self.kdim)
+            shapes["value"] = ("batch", self.key_axis, self.vdim)
+        if self.mask:
+            names: dict[str, str | int] = {
+                "B": "batch", "H": self.num_heads, "L": "query_len", "S": self.key_axis, "1": 1,
+            }  # fmt: skip
+            shapes["attn_mask"] = tuple(names[axis] for axis in self.mask.axes)
+        if self.has_cache:
+            shapes["past_key"] = ("batch", self.num_kv_heads, "past_len", self.head_dim)
+            shapes["past_value"] = ("batch", self.num_kv_heads, "past_len", self.v_head_dim)
+        return shapes
+
+    def output_shapes(self) -> dict[str, Shape]:
+        """Name and shape of every graph output, in order; dynamic axes by name."""
+        shapes: dict[str, Shape] = {"output": ("batch", "query_len", self.embed_dim)}
+        if self.has_cache:
+            shapes["present_key"] = ("batch", self.num_kv_heads, self.key_axis, self.head_dim)
+            shapes["present_value"] = ("batch", self.num_kv_heads, self.key_axis, self.v_head_dim)
+        if self.attn_weights:
+            shapes["attn_weights"] = ("batch", self.num_heads, "query_len", self.key_axis)
+        return shapes
+
+    # -- in and out ----------------------------------------------------------------
+
+    @classmethod
+    def variant(cls, name: str, **changes: Any) -> Self:
+        """The specs behind ``--variant``: E 512, H 8, Hkv 8, 1 or 2, causal, mask and cache.
+
+        Raises:
+            SpecError: If `name` is none of mha, mqa, gqa, or if a change contradicts it.
+        """
+        if name not in VARIANTS:
+            raise SpecError(f"unknown variant {name!r}; choose one of {', '.join(VARIANTS)}")
+        heads = changes.get("num_heads", 8)
+        kv_heads = {"mha": heads, "mqa": 1, "gqa": max(1, heads // 4)}[name]
+        values = {
+            "embed_dim": 512, "num_heads": heads, "num_kv_heads": kv_heads,
+            "causal": True, "attn_mask": "bool[B,1,1,S]", "cache": "append",
+        } | changes  # fmt: skip
+        return cls.from_dict(values)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Make a spec from plain values.
+
+        Raises:
+            SpecError: If a key is unknown or missing, or a value is not allowed.
+        """
+        known = {field.name for field in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+                raise SpecError(f"unknown key {key!r} in the spec; {hint}")
+        for key in ("embed_dim", "num_heads"):
+            if key not in values:
+                raise SpecError(f"the spec has no {key!r}; add {key} = N")
+        return cls(**values)
+
+    @classmethod
+    def from_toml(cls, path: Path, **changes: Any) -> Self:
+        """Read a spec from a TOML file, with some fields changed.
+
+        Raises:
+            SpecError: If the file cannot be read, is not TOML, or is no valid spec.
+        """
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SpecError(f"cannot read the spec {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise SpecError(f"{path} is not TOML: {error}") from error
+        try:
+            return cls.from_dict(values | changes)
+        except SpecError as error:
+            raise SpecError(f"{path}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain values, derived ones included, unset ones left out."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+
+    def to_toml(self) -> str:
+        """The spec as TOML that `from_toml` reads back to an equal spec."""
+        # Strings, booleans, ints and finite floats are written alike in TOML and JSON.
+        return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
+
+    # -- rules ---------------------------------------------------------------------
+
+    def _check_types(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            # bool is an int to Python, but num_heads = true is a mistake.
+            right = {
+                "int": isinstance(value, int) and not isinstance(value, bool),
+                "bool": isinstance(value, bool),
+                "str": isinstance(value, str),
+                "float": isinstance(value, (int, float)) and not isinstance(value, bool),
+            }
+            if value is None and field.default is None:
+                continue
+            wanted = str(field.type).removesuffix(" | None")
+            if not right[wanted]:
+                raise SpecError(f"{field.name} has to be of type {wanted}; got {value!r}")
+
+    def _derive(self) -> None:
+        def default(name: str, value: int) -> None:
+            if getattr(self, name) == DERIVED:
+                object.__setattr__(self, name, value)
+
+        if self.num_heads < 1:
+            raise SpecError(f"num_heads has to be at least 1; got {self.num_heads}")
+        if self.head_dim == DERIVED and self.embed_dim % self.num_heads:
+            raise SpecError(
+                f"embed_dim {self.embed_dim} does not divide by num_heads {self.num_heads}; "
+                "change one of them or set head_dim"
+            )
+        default("num_kv_heads", self.num_heads)
+        default("head_dim", self.embed_dim // self.num_heads)
+        default("v_head_dim", self.head_dim)
+        default("kdim", self.embed_dim)
+        default("vdim", self.kdim)
+
+    def _check_dimensions(self) -> None:
+        for name in ("embed_dim", "num_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"{name} has to be at least 1; got {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise SpecError(
+                f"num_heads {self.num_heads} does not divide by num_kv_heads {self.num_kv_heads}; "
+                f"choose one of {', '.join(map(str, _divisors(self.num_heads)))}"
+            )
+        if not self.cross and (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):
+            raise SpecError(
+                f"kdim {self.kdim} and vdim {self.vdim} differ from embed_dim {self.embed_dim}, "
+                "which only cross-attention can have; set cross = true"
+            )
+
+    def _check_choices(self) -> None:
+        for name, choices in (("cache", CACHES), ("dtype", DTYPES)):
+            if getattr(self, name) not in choices:
+                raise SpecError(
+                    f"{name} has to be one of {', '.join(choices)}; got {getattr(self, name)!r}"
+                )
+        if self.attn_mask != NO_MASK:
+            object.__setattr__(self, "attn_mask", str(MaskSpec.parse(self.attn_mask)))
+        if self.scale is not None and not 0 < self.scale < math.inf:
+            raise SpecError(f"scale has to be positive and finite; got {self.scale}")
+        if not 0 <= self.dropout < 1:
+            raise SpecError(f"dropout has to be at least 0 and less than 1; got {self.dropout}")
+        if self.cross and self.causal:
+            raise SpecError(
+                "causal = true with cross = true: runtimes disagree on how a causal mask lines up "
+                "when key and query differ in length; pass the mask as attn_mask instead"
+            )
+        if self.cross and self.has_cache:
+            raise SpecError(
+                f"cache = {self.cache!r} with cross = true: cross-attention has no keys to append; "
+                'set cache = "none"'
+            )
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

@@ -1,0 +1,194 @@
+"""`Subject`: a module with named inputs, named dynamic axes and named outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from attn_export.attention import Attention
+from attn_export.cases.draw import draw_inputs
+from attn_export.cases.sizes import TRACED_SIZES
+from attn_export.errors import ExportError, UsageError
+from attn_export.graph.checks import Expected
+from attn_export.spec import AttentionSpec, Shape
+
+
+class Subject:
+    """What is exported and compared: ours from a spec, or any module of the user's.
+
+    Args:
+        module: In eval mode. Called with the inputs by name.
+        inputs: Example inputs by the names of `module.forward`'s parameters. Axes that are
+            dynamic need example sizes of 2 or more.
+        axes: For each input its dynamic axes: ``{"query": {0: "batch", 1: "query_len"}}``.
+            Axes of one name have one size.
+        outputs: Names for the tensors that the module returns, in order.
+        relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
+        spec: The spec behind the module, if it is ours.
+
+    Raises:
+        UsageError: If names or axes do not fit together.
+        ExportError: If a part of the module is in train mode.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Mapping[str, Tensor],
+        axes: Mapping[str, Mapping[int, str]],
+        outputs: Sequence[str],
+        *,
+        relations: Mapping[str, str] | None = None,
+        spec: AttentionSpec | None = None,
+    ) -> None:
+        self.module = module
+        self.inputs = dict(inputs)
+        self.axes = {name: dict(axes.get(name, {})) for name in inputs}
+        self.outputs = tuple(outputs)
+        self.relations = dict(relations or {})
+        self.spec = spec
+        self._check_names(axes)
+        _refuse_train_mode(module)
+
+    @classmethod
+    def from_spec(cls, spec: AttentionSpec, *, seed: int = 0) -> Self:
+        """The `Attention` of a spec, with seeded weights.
+
+        The global random state is left as it was.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = Attention(spec).eval()
+        shapes = spec.input_shapes()
+        example = draw_inputs(shapes, _spec_dtypes(spec), TRACED_SIZES, seed_words=("example",))
+        return cls(
+            module,
+            {name: torch.from_numpy(array) for name, array in example.items()},
+            {name: _dynamic_axes(shape) for name, shape in shapes.items()},
+            list(spec.output_shapes()),
+            relations=spec.relations,
+            spec=spec,
+        )
+
+    def input_shapes(self) -> dict[str, Shape]:
+        """The shape of every input; dynamic axes by name."""
+        return {
+            name: tuple(self.axes[name].get(axis, size) for axis, size in enumerate(tensor.shape))
+            for name, tensor in self.inputs.items()
+        }
+
+    def input_dtypes(self) -> dict[str, str]:
+        """The numpy dtype of every input."""
+        return {name: str(t.dtype).removeprefix("torch.") for name, t in self.inputs.items()}
+
+    def output_shapes(self) -> dict[str, Shape]:
+        """The shape of every output; dynamic axes by name.
+
+        For a module of the user's they are found by running it twice, at the example's sizes
+        and at others: an axis is the one whose size it has both times.
+        """
+        if self.spec is not None:
+            return self.spec.output_shapes()
+        return infer_output_shapes(self)
+
+    def expected(self) -> Expected:
+        """What its graph has to look like."""
+        return Expected(
+            inputs=self.input_shapes(),
+            outputs=self.output_shapes(),
+            attentions=1 if self.spec is not None else None,
+            ours=self.spec is not None,
+        )
+
+    def call(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run `module`, a copy of this subject's own, and name its outputs.
+
+        Raises:
+            UsageError: If it returns another number of tensors than `outputs` names.
+        """
+        returned = module(**inputs)
+        tensors = [returned] if isinstance(returned, Tensor) else list(returned)
+        if len(tensors) != len(self.outputs):
+            raise UsageError(
+                f"the module returns {len(tensors)} tensors, but outputs names "
+                f"{len(self.outputs)}: {', '.join(self.outputs)}"
+            )
+        return dict(zip(self.outputs, tensors, strict=True))
+
+    def _check_names(self, axes: Mapping[str, Mapping[int, str]]) -> None:
+        for name in axes:
+            if name not in self.inputs:
+                known = ", ".join(self.inputs)
+                raise UsageError(f"axes names the input {name!r}, which is not one of: {known}")
+        sizes: dict[str, tuple[int, str]] = {}
+        for name, dynamic in self.axes.items():
+            shape = self.inputs[name].shape
+            for axis, label in dynamic.items():
+                if not 0 <= axis < len(shape):
+                    raise UsageError(f"{name} has {len(shape)} axes, so axis {axis} cannot be named")
+                size, where = sizes.setdefault(label, (shape[axis], f"{name}.shape[{axis}]"))
+                if size != shape[axis]:
+                    raise UsageError(
+                        f"axis {label!r} is {size} in {where} and {shape[axis]} in "
+                        f"{name}.shape[{axis}]; give both one size or two names"
+                    )
+                if size < 2:
+                    raise UsageError(
+                        f"axis {label!r} of {name} has size {size} in the example, which the "
+                        "exporter would fix; give an example of 2 or more"
+                    )
+
+
+def _spec_dtypes(spec: AttentionSpec) -> dict[str, str]:
+    mask = "bool" if spec.mask and spec.mask.dtype == "bool" else spec.dtype
+    return {name: mask if name == "attn_mask" else spec.dtype for name in spec.input_shapes()}
+
+
+def infer_output_shapes(subject: Subject) -> dict[str, Shape]:
+    """Name the axes of a module's outputs by running it at two sets of sizes.
+
+    Raises:
+        UsageError: If the module does not take the sizes that its axes allow.
+    """
+    # Primes, each axis its own, so that a sum of two is no third.
+    names = sorted({axis for axes in subject.axes.values() for axis in axes.values()})
+    free = [name for name in names if name not in subject.relations]
+    found: list[dict[str, tuple[int, ...]]] = []
+    rounds: list[dict[str, int]] = []
+    for primes in ((3, 7, 13, 29, 59, 113), (5, 11, 23, 47, 97, 199)):
+        sizes = dict(zip(free, primes, strict=False))
+        for name, expression in subject.relations.items():
+            sizes[name] = sum(sizes[term.strip()] for term in expression.split("+"))
+        rounds.append(sizes)
+        arrays = draw_inputs(
+            subject.input_shapes(), subject.input_dtypes(), sizes, seed_words=("shapes",)
+        )
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        with torch.inference_mode():
+            outputs = subject.call(subject.module, tensors)
+        found.append({name: tuple(tensor.shape) for name, tensor in outputs.items()})
+    by_sizes = {(rounds[0][name], rounds[1][name]): name for name in rounds[0]}
+    return {
+        name: tuple(
+            first if first == second else by_sizes.get((first, second), "")
+            for first, second in zip(shape, found[1][name], strict=True)
+        )
+        for name, shape in found[0].items()
+    }
+
+
+def _dynamic_axes(shape: Shape) -> dict[int, str]:
+    return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
+
+
+def _refuse_train_mode(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if part.training:
+            where = f"{name} ({type(part).__name__})" if name else type(part).__name__
+            raise ExportError(
+                f"{where} is in train mode, where dropout and the like change its outputs; "
+                "call .eval() on the module first"
+            )
