@@ -160,5 +160,5 @@ def _to_text(manifest: Mapping[str, Any]) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from attn_export.errors import ParityError, RuntimeFailure
 
-Arrays = Mapping[str, np.ndarray]
+if TYPE_CHECKING:
+    import numpy as np
+
+Arrays = Mapping[str, "np.ndarray"]
 
 Status = Literal["passed", "failed", "unusable", "error", "not run"]
 """Of a verdict. ``unusable``: the eager reference itself has NaN where the truth is finite.

@@ -7,13 +7,15 @@ truth (`output_I.pb`) lies what the module itself gave (`eager_I.pb`).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import BundleError
 from attn_export.nouns import Allowed, Case, Golden
+
+if TYPE_CHECKING:
+    import numpy as np
 
 INDEX = "index.json"
 
@@ -26,7 +28,7 @@ def write_inputs(folder: Path, number: int, case: Case) -> Path:
     return case_folder
 
 
-def write_golden(folder: Path, goldens: list[Golden]) -> None:
+def write_golden(folder: Path, goldens: Sequence[Golden]) -> None:
     """Write the truth, eager's outputs and the index, beside inputs written before."""
     for number, golden in enumerate(goldens):
         case_folder = folder / f"test_data_set_{number}"
@@ -42,7 +44,7 @@ def write_golden(folder: Path, goldens: list[Golden]) -> None:
 
 
 def read_golden(folder: Path) -> list[Golden]:
-    """Read what `write_golden` wrote.
+    """Read what `write_golden` wrote, but for the inputs: those are read by the runtimes.
 
     Raises:
         BundleError: If a file is missing or is not what the index says.
@@ -54,49 +56,6 @@ def read_golden(folder: Path) -> list[Golden]:
         raise BundleError(f"the golden vectors in {folder} cannot be read: {error}") from error
 
 
-def write_tensors(folder: Path, stem: str, arrays: Any) -> None:
-    """Write arrays as ONNX TensorProto files `STEM_0.pb`, `STEM_1.pb` …, in their order."""
-    from onnx import numpy_helper
-
-    for number, (name, array) in enumerate(arrays.items()):
-        proto = numpy_helper.from_array(np.ascontiguousarray(array), name)
-        (folder / f"{stem}_{number}.pb").write_bytes(proto.SerializeToString())
-
-
-def read_tensors(folder: Path, stem: str, names: list[str]) -> dict[str, np.ndarray]:
-    """Read `STEM_0.pb`, `STEM_1.pb` … under these names.
-
-    Raises:
-        ValueError: If a file is no tensor, or a tensor of another name.
-    """
-    from google.protobuf.message import DecodeError
-    from onnx import TensorProto, numpy_helper
-
-    arrays = {}
-    for number, name in enumerate(names):
-        path = folder / f"{stem}_{number}.pb"
-        try:
-            proto = TensorProto.FromString(path.read_bytes())
-        except DecodeError as error:
-            raise ValueError(f"{path.name} is not an ONNX tensor") from error
-        if proto.name != name:
-            raise ValueError(f"{path.name} holds {proto.name!r}, expected {name!r}")
-        arrays[name] = numpy_helper.to_array(proto)
-    return arrays
-
-
-def read_outputs(folder: Path) -> dict[str, np.ndarray]:
-    """Read `output_0.pb`, `output_1.pb` … under the names that they carry."""
-    from onnx import TensorProto, numpy_helper
-
-    count = len(list(folder.glob("output_*.pb")))
-    protos = [
-        TensorProto.FromString((folder / f"output_{number}.pb").read_bytes())
-        for number in range(count)
-    ]
-    return {proto.name: numpy_helper.to_array(proto) for proto in protos}
-
-
 def case_folders(folder: Path) -> tuple[list[str], list[tuple[str, Path]]]:
     """The names of the inputs, and the name and folder of every case, from the index alone.
 
@@ -105,6 +64,38 @@ def case_folders(folder: Path) -> tuple[list[str], list[tuple[str, Path]]]:
     """
     index = _read_index(folder)
     return index["inputs"], [(entry["name"], folder / entry["folder"]) for entry in index["cases"]]
+
+
+def write_tensors(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as `STEM_0.pb`, `STEM_1.pb` …, in their order."""
+    from attn_export.cases.tensorfile import write_tensor
+
+    for number, (name, array) in enumerate(arrays.items()):
+        write_tensor(folder / f"{stem}_{number}.pb", name, array)
+
+
+def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Read `STEM_0.pb`, `STEM_1.pb` … under these names.
+
+    Raises:
+        ValueError: If a file is no tensor, or a tensor of another name.
+    """
+    from attn_export.cases.tensorfile import read_tensor
+
+    arrays = {}
+    for number, name in enumerate(names):
+        path = folder / f"{stem}_{number}.pb"
+        found, arrays[name] = read_tensor(path)
+        if found != name:
+            raise ValueError(f"{path.name} holds {found!r}, expected {name!r}")
+    return arrays
+
+
+def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
+    """Read `output_0.pb` … of a runtime, under the names that they carry."""
+    from attn_export.cases.tensorfile import read_tensor
+
+    return dict(read_tensor(folder / f"output_{number}.pb") for number in range(count))
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -133,8 +124,7 @@ def _entry(number: int, golden: Golden) -> dict[str, Any]:
 
 def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Golden:
     here = folder / entry["folder"]
-    inputs = read_tensors(here, "input", index["inputs"])
-    case = Case(entry["name"], entry["kind"], entry["sizes"], inputs, entry["about"])
+    case = Case(entry["name"], entry["kind"], entry["sizes"], {}, entry["about"])
     allowed = {
         name: None if a is None else Allowed(a["whole"], a["row"])
         for name, a in entry["allowed"].items()

@@ -25,7 +25,7 @@ BASE = "base"
 CHANGED = "changed_"
 """The case that differs from `BASE` in one input is named after that input."""
 
-SHARP, LARGE, SMALL = 8.0, 30.0, 0.02
+SHARP, LARGE, SMALL = 3.0, 8.0, 0.02
 
 Inputs = dict[str, np.ndarray]
 Change = Callable[[Inputs], None]

@@ -11,11 +11,12 @@ from attn_export.bundle import GOLDEN, MODEL, REPORT, SPEC, Staging, staging, wr
 from attn_export.environment import environment, versions
 from attn_export.errors import GraphError, UsageError
 from attn_export.nouns import Report
-from attn_export.parity.judge import Gate
-from attn_export.parity.replay import Replay, Selection
+from attn_export.parity.gate import Gate
 from attn_export.report.data import to_json
 from attn_export.report.progress import Progress
+from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
+from attn_export.scratch import scratch
 from attn_export.spec import AttentionSpec
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from attn_export.subject import Subject
 
 DIALECTS = ("standard",)
-RUNTIME_OUTPUTS = ".outputs"
 ORT_NEEDED = "1.24"
 """The first ONNX Runtime whose CPU `Attention` passed every case of the bundles in `models/`."""
 
@@ -73,8 +73,8 @@ def build(
     limits, progress = limits or Limits.default(), progress or Progress()
     with staging(Path(output or Path("models") / name)) as stage:
         # The runtimes' processes import their SDKs while this one imports torch.
-        with Replay(selection, [MODEL], limits) as replay:
-            work = _Work(stage, replay, Gate(atol, rtol), progress)
+        with scratch() as out, Pool(selection, [MODEL], limits) as pool:
+            work = _Work(stage, out, pool, Gate(atol, rtol), progress)
             report = work.run(subject, name, seed)
         stage.publish(failed=not report.passed)
     return report
@@ -83,24 +83,24 @@ def build(
 @dataclasses.dataclass(frozen=True)
 class _Work:
     stage: Staging
-    replay: Replay
+    out: Path
+    pool: Pool
     gate: Gate
     progress: Progress
 
     def run(self, subject: Subject | AttentionSpec, name: str, seed: int) -> Report:
         self.progress.phase("importing torch")
+        from attn_export.parity.replay import judge_pool
         from attn_export.subject import Subject
 
         if isinstance(subject, AttentionSpec):
             subject = Subject.from_spec(subject, seed=seed)
         exported = self._export(subject)
         goldens, notes = self._golden(subject)
-        out = self.stage.folder / RUNTIME_OUTPUTS
-        runs, verdicts = self.replay.judge(
-            goldens, out, self.gate, lambda text: self.progress.advance(text)
+        runs, verdicts = judge_pool(
+            self.pool, goldens, self.out, self.gate, self.progress.advance
         )
-        report = Report(name, tuple(runs), tuple(verdicts), environment(), notes)
-        _remove(out)
+        report = Report(name, runs, verdicts, environment(), notes)
         self._write(subject, exported, report)
         return report
 
@@ -131,9 +131,8 @@ class _Work:
         )
         folder = self.stage.folder / GOLDEN
         written = [(c.name, write_inputs(folder, i, c)) for i, c in enumerate(plan.cases)]
-        out = self.stage.folder / RUNTIME_OUTPUTS
-        self.replay.start(self.stage.folder, list(subject.inputs), written, out)
-        self.progress.expect(len(plan.cases) * (1 + self.replay.running))
+        self.pool.start(self.stage.folder, list(subject.inputs), written, self.out)
+        self.progress.expect(len(plan.cases) * (1 + len(self.pool.workers)))
         oracle, goldens = Oracle(subject), []
         for case in plan.cases:
             goldens.append(oracle.golden(case))
@@ -180,9 +179,3 @@ def _check_dialects(names: Sequence[str]) -> None:
     for name in names:
         if name not in (*DIALECTS, "all"):
             raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(DIALECTS)}, all")
-
-
-def _remove(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,10 +10,11 @@ from attn_export.cases.golden import case_folders, read_golden
 from attn_export.environment import environment
 from attn_export.errors import GraphError
 from attn_export.nouns import Report
-from attn_export.parity.judge import Gate
-from attn_export.parity.replay import Replay, Selection
+from attn_export.parity.gate import Gate
 from attn_export.report.progress import Progress
+from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
+from attn_export.scratch import scratch
 
 
 def verify(
@@ -53,20 +53,22 @@ def verify(
         if graph and not path.is_file():
             raise GraphError(f"cannot read {path}: no such file")
     with (
-        tempfile.TemporaryDirectory(prefix="attn-export-") as scratch,
-        Replay(selection, [path.name for path in graphs], limits or Limits.default()) as replay,
+        scratch() as out,
+        Pool(selection, [path.name for path in graphs], limits or Limits.default()) as pool,
     ):
-        out = Path(scratch)
         inputs, cases = case_folders(folder / GOLDEN)
-        replay.start(graphs[0].parent.absolute(), inputs, cases, out)
-        # While the runtimes run: is everything in the bundle as it was written?
+        pool.start(graphs[0].parent.absolute(), inputs, cases, out)
+        # While the runtimes start and run (numpy is imported only from here on): is everything
+        # in the bundle as it was written?
         read_bundle(folder)
         if graph:
             _refuse_unreadable(graphs[0])
         goldens = read_golden(folder / GOLDEN)
-        progress.expect(len(cases) * replay.running)
-        runs, verdicts = replay.judge(goldens, out, Gate(atol, rtol), progress.advance)
-    return Report(manifest["name"], tuple(runs), tuple(verdicts), environment(), ())
+        progress.expect(len(cases) * len(pool.workers))
+        from attn_export.parity.replay import judge_pool
+
+        runs, verdicts = judge_pool(pool, goldens, out, Gate(atol, rtol), progress.advance)
+    return Report(manifest["name"], runs, verdicts, environment(), ())
 
 
 def _refuse_unreadable(path: Path) -> None:

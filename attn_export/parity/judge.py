@@ -13,25 +13,8 @@ import dataclasses
 import numpy as np
 
 from attn_export.nouns import Allowed, Arrays, Golden, Verdict
+from attn_export.parity.gate import Gate
 from attn_export.parity.measures import is_floating, measure, zero_rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Gate:
-    """A gate of the user's beside the rule: |r − e| ≤ atol + rtol·|e|. It only tightens.
-
-    Attributes:
-        atol: Absolute part; None with rtol None for no gate.
-        rtol: Relative part.
-    """
-
-    atol: float | None = None
-    rtol: float | None = None
-
-    @property
-    def is_set(self) -> bool:
-        """Whether there is a gate."""
-        return self.atol is not None or self.rtol is not None
 
 
 def judge(
@@ -71,23 +54,25 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
             return _failed(verdict, f"{what} is {is_}, expected {wanted}")
     if name in golden.unusable:
         return dataclasses.replace(verdict, status="unusable", message=golden.unusable[name])
-    verdict = _with_differences(verdict, got, eager)
     if not is_floating(truth.dtype):
+        verdict = dataclasses.replace(verdict, max_abs=0.0, max_rel=0.0)
         same = np.array_equal(got, truth)
         return verdict if same else _failed(verdict, _where(got != truth, got, truth))
-    problem = _nonfinite_problem(got, truth) or _zero_row_problem(got, truth)
+    r, t, e = (array.astype(np.float64) for array in (got, truth, eager))
+    verdict = _with_differences(verdict, r, e)
+    problem = _nonfinite_problem(r, t) or _zero_row_problem(r, t)
     if problem:
         return _failed(verdict, problem)
     allowed = golden.allowed[name]
-    if allowed is not None and truth.size:
-        verdict = _within(verdict, got, truth, allowed)
+    if allowed is not None and t.size:
+        verdict = _within(verdict, r, t, allowed)
     if verdict.status == "passed" and gate.is_set:
-        verdict = _through_gate(verdict, got, eager, gate)
+        verdict = _through_gate(verdict, r, e, gate)
     return verdict
 
 
-def _within(verdict: Verdict, got: np.ndarray, truth: np.ndarray, allowed: Allowed) -> Verdict:
-    found = measure(got, truth)
+def _within(verdict: Verdict, r: np.ndarray, t: np.ndarray, allowed: Allowed) -> Verdict:
+    found = measure(r, t)
     verdict = dataclasses.replace(
         verdict,
         whole=found.whole,
@@ -100,35 +85,36 @@ def _within(verdict: Verdict, got: np.ndarray, truth: np.ndarray, allowed: Allow
         error, limit, over = found.row, allowed.row, "one row"
     else:
         return verdict
-    place = _worst(np.abs(got.astype(np.float64) - truth.astype(np.float64)), got, truth)
+    place = _worst(r, t)
     return _failed(verdict, f"relative error {error:.2e} over {over}, allowed {limit:.2e}; {place}")
 
 
-def _through_gate(verdict: Verdict, got: np.ndarray, eager: np.ndarray, gate: Gate) -> Verdict:
-    r, e = got.astype(np.float64), eager.astype(np.float64)
-    excess = np.where(np.isfinite(e), np.abs(r - e) - (gate.rtol or 0.0) * np.abs(e), 0.0)
-    over = excess > (gate.atol or 0.0)
+def _through_gate(verdict: Verdict, r: np.ndarray, e: np.ndarray, gate: Gate) -> Verdict:
+    with np.errstate(invalid="ignore"):  # Inf - Inf, where both are infinite
+        excess = np.abs(r - e) - (gate.rtol or 0.0) * np.abs(e)
+    over = np.where(np.isfinite(e), excess, 0.0) > (gate.atol or 0.0)
     if not over.any():
         return verdict
     limits = f"--atol {gate.atol or 0:g} --rtol {gate.rtol or 0:g}"
-    return _failed(verdict, f"outside {limits} of eager; {_where(over, got, eager)}")
+    return _failed(verdict, f"outside {limits} of eager; {_where(over, r, e)}")
 
 
-def _with_differences(verdict: Verdict, got: np.ndarray, eager: np.ndarray) -> Verdict:
-    if not got.size:
-        return dataclasses.replace(verdict, max_abs=0.0, max_rel=0.0)
-    r, e = got.astype(np.float64), eager.astype(np.float64)
+def _with_differences(verdict: Verdict, r: np.ndarray, e: np.ndarray) -> Verdict:
     usable = np.isfinite(r) & np.isfinite(e)
-    difference = np.abs(np.where(usable, r, 0.0) - np.where(usable, e, 0.0))
-    scale = np.abs(np.where(usable, e, 0.0))
-    relative = difference[scale > 0] / scale[scale > 0]
+    difference = np.abs(r[usable] - e[usable])
+    scale = np.abs(e[usable])
+    nonzero = scale > 0
+    relative = difference[nonzero] / scale[nonzero]
     return dataclasses.replace(
-        verdict, max_abs=float(difference.max()), max_rel=float(relative.max(initial=0.0))
+        verdict,
+        max_abs=float(difference.max(initial=0.0)),
+        max_rel=float(relative.max(initial=0.0)),
     )
 
 
-def _nonfinite_problem(got: np.ndarray, truth: np.ndarray) -> str:
-    r, t = got.astype(np.float64), truth.astype(np.float64)
+def _nonfinite_problem(r: np.ndarray, t: np.ndarray) -> str:
+    if np.isfinite(r).all() and np.isfinite(t).all():
+        return ""
     for what, in_got, in_truth in (
         ("NaN", np.isnan(r), np.isnan(t)),
         ("+Inf", np.isposinf(r), np.isposinf(t)),
@@ -136,15 +122,15 @@ def _nonfinite_problem(got: np.ndarray, truth: np.ndarray) -> str:
     ):
         wrong = in_got != in_truth
         if wrong.any():
-            return f"{what} in other places than the truth has them; {_where(wrong, got, truth)}"
+            return f"{what} in other places than the truth has them; {_where(wrong, r, t)}"
     return ""
 
 
-def _zero_row_problem(got: np.ndarray, truth: np.ndarray) -> str:
-    wrong = zero_rows(truth)[..., None] & (np.atleast_1d(got) != 0)
+def _zero_row_problem(r: np.ndarray, t: np.ndarray) -> str:
+    wrong = zero_rows(t)[..., None] & (np.atleast_1d(r) != 0)
     if not wrong.any():
         return ""
-    return f"a row that has to be 0 is not; {_where(wrong.reshape(got.shape), got, truth)}"
+    return f"a row that has to be 0 is not; {_where(wrong.reshape(r.shape), r, t)}"
 
 
 def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
@@ -157,10 +143,11 @@ def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
     )
 
 
-def _worst(distance: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
-    index = np.unravel_index(int(np.argmax(np.nan_to_num(distance))), distance.shape)
+def _worst(r: np.ndarray, t: np.ndarray) -> str:
+    distance = np.where(np.isfinite(t), np.abs(r - t), 0.0)
+    index = np.unravel_index(int(np.argmax(distance)), distance.shape)
     at = [int(i) for i in index]
-    return f"worst at {at}: actual {got[index]:.6g}, expected {expected[index]:.6g}"
+    return f"worst at {at}: actual {r[index]:.6g}, expected {t[index]:.6g}"
 
 
 def _failed(verdict: Verdict, message: str) -> Verdict:

@@ -26,18 +26,20 @@ def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
     Infinities and NaN count as 0 on both sides: whether they sit in the same places is
     another question.
     """
-    t = truth.astype(np.float64)
-    usable = np.isfinite(t) & np.isfinite(x.astype(np.float64))
-    t = np.where(usable, t, 0.0)
-    difference = np.where(usable, x.astype(np.float64), 0.0) - t
-    total = float(np.linalg.norm(t))
-    whole = float(np.linalg.norm(difference)) / total if total else 0.0
-    if not t.size:
-        return Measures(0.0, 0.0)
-    rows_t = np.linalg.norm(np.atleast_1d(t), axis=-1)
-    rows_d = np.linalg.norm(np.atleast_1d(difference), axis=-1)
+    t, r = truth.astype(np.float64, copy=False), x.astype(np.float64, copy=False)
+    usable = np.isfinite(t) & np.isfinite(r)
+    if usable.all():
+        difference = r - t
+    else:
+        t, difference = np.where(usable, t, 0.0), np.where(usable, r, 0.0) - np.where(usable, t, 0.0)
+    # Squared norms of the rows; the whole is their sum.
+    rows_t = np.square(np.atleast_1d(t)).sum(axis=-1)
+    rows_d = np.square(np.atleast_1d(difference)).sum(axis=-1)
     nonzero = rows_t > 0
-    row = float(np.max(rows_d[nonzero] / rows_t[nonzero])) if nonzero.any() else 0.0
+    if not nonzero.any():
+        return Measures(0.0, 0.0)
+    whole = float(np.sqrt(rows_d.sum() / rows_t.sum()))
+    row = float(np.sqrt(np.max(rows_d[nonzero] / rows_t[nonzero])))
     return Measures(whole, row)
 
 

@@ -6,7 +6,9 @@ backend: its CPU flash kernel turns a NaN row into 0 and an overflow into a numb
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -27,6 +29,10 @@ FLOOR = 4
 CONDITION_RUNS = 4
 """How many perturbed runs measure the amplification."""
 
+ONE_THREAD_BELOW = 4_000_000
+"""Modules with fewer parameters run on one thread: on matrices this small, handing work over
+takes longer than doing it (measured at E 512: 0.39 s against 0.73 s for all cases)."""
+
 
 class Oracle:
     """Answers what a subject's outputs should be.
@@ -38,9 +44,15 @@ class Oracle:
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
         self._precise = copy.deepcopy(subject.module).double()
+        size = sum(parameter.numel() for parameter in subject.module.parameters())
+        self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
 
     def golden(self, case: Case) -> Golden:
         """The case with its truth, eager's outputs, and the error allowed for each output."""
+        with _threads(self._threads):
+            return self._golden(case)
+
+    def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)
         step = max((eps(a.dtype) for a in eager.values() if is_floating(a.dtype)), default=0.0)
         noisy = [_perturbed(case, run, step) for run in range(CONDITION_RUNS)]
@@ -91,6 +103,16 @@ class Oracle:
         }
         split = {n: np.split(a, len(runs)) for n, a in self.truth(joined).items()}
         return [{name: parts[run] for name, parts in split.items()} for run in range(len(runs))]
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _allowed(eager: Measures, conditions: list[Measures], step: float) -> Allowed:

@@ -1,138 +1,63 @@
-"""Runs graphs in runtimes, case by case, and judges what comes back."""
+"""Judges what comes back from the runtimes, case by case, as it comes."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 from attn_export.cases.golden import read_outputs
 from attn_export.nouns import Golden, RuntimeRun, Verdict
-from attn_export.parity.judge import Gate, judge
-from attn_export.runtimes.catalogue import DEFAULT, runtime
+from attn_export.parity.gate import Gate
+from attn_export.parity.judge import judge
+from attn_export.runtimes.pool import Pool, outputs_of
 from attn_export.runtimes.process import Worker
-from attn_export.runtimes.protocol import Limits, Runtime
 
 Advance = Callable[[str], None]
-"""Called with a few words for every step that is done."""
+"""Called with a few words for every case that is done."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Selection:
-    """Which runtimes to run, and whether it matters that they do.
-
-    Attributes:
-        runtimes: In order.
-        required: Names of those that must run; others may be reported as not run.
-    """
-
-    runtimes: tuple[Runtime, ...]
-    required: frozenset[str]
-
-    @classmethod
-    def of(cls, named: Sequence[str], require: Sequence[str]) -> Self:
-        """From the command line's --runtime and --require.
-
-        Raises:
-            UsageError: If there is no runtime of a name.
-        """
-        chosen = list(dict.fromkeys([*(named or DEFAULT), *require]))
-        return cls(
-            tuple(runtime(name) for name in chosen),
-            # What runs by default has to run as well, except where there is no GPU.
-            frozenset([*named, *require, "ort-cpu"]),
-        )
-
-
-class Replay:
-    """Every runtime with every graph. Processes start at once, before graphs exist.
+def judge_pool(
+    pool: Pool, goldens: Sequence[Golden], out: Path, gate: Gate, advance: Advance
+) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...]]:
+    """Wait for the runtimes, and compare each case with its truth.
 
     Args:
-        selection: Which runtimes.
-        graphs: The names of the graphs' files.
-        limits: For each process.
+        pool: Started, on the cases of `goldens`.
+        goldens: The truth.
+        out: The folder that the pool was given for outputs.
+        gate: The user's own tolerances.
+        advance: Told about every case.
     """
+    runs = [RuntimeRun(a.runtime, a.graph, "not run", a.reason, a.required, {}) for a in pool.absent]
+    verdicts: list[Verdict] = []
+    by_name = {golden.case.name: golden for golden in goldens}
+    for (name, graph), worker in pool.workers.items():
+        verdicts += _judge_worker(worker, graph, by_name, out, gate, advance)
+        # What can run here has to: only an absent runtime may be forgiven.
+        facts = {"version": worker.runtime.version(), **worker.facts}
+        runs.append(RuntimeRun(name, graph, worker.outcome, worker.reason, True, facts))
+    return tuple(runs), tuple(verdicts)
 
-    def __init__(self, selection: Selection, graphs: Sequence[str], limits: Limits) -> None:
-        self._selection = selection
-        self._stack = ExitStack()
-        self._workers: dict[tuple[str, str], Worker] = {}
-        self._not_run: dict[tuple[str, str], str] = {}
-        for graph in graphs:
-            for kind in selection.runtimes:
-                reason = kind.unavailable()
-                if reason:
-                    self._not_run[kind.name, graph] = reason
-                else:
-                    worker = self._stack.enter_context(Worker(kind, limits))
-                    self._workers[kind.name, graph] = worker
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    @property
-    def running(self) -> int:
-        """How many processes there are."""
-        return len(self._workers)
-
-    def start(
-        self, folder: Path, inputs: Sequence[str], cases: Iterable[tuple[str, Path]], out: Path
-    ) -> None:
-        """Hand over graphs and cases; returns at once.
-
-        Args:
-            folder: Where the graphs lie.
-            inputs: The names of the inputs, in the order of their files.
-            cases: The name of every case and the folder of its inputs.
-            out: A folder for the outputs.
-        """
-        listed = list(cases)
-        for (name, graph), worker in self._workers.items():
-            place = out / name / graph
-            files = [(case, source, place / str(i)) for i, (case, source) in enumerate(listed)]
-            worker.start(folder / graph, inputs, files)
-
-    def judge(
-        self, goldens: Sequence[Golden], out: Path, gate: Gate, advance: Advance
-    ) -> tuple[list[RuntimeRun], list[Verdict]]:
-        """Wait for the runtimes, and compare each case as it comes."""
-        runs, verdicts = [], []
-        for (name, graph), reason in self._not_run.items():
-            required = name in self._selection.required
-            runs.append(RuntimeRun(name, graph, "not run", reason, required, {}))
-        for (name, graph), worker in self._workers.items():
-            found = self._judge_worker(worker, graph, goldens, out / name / graph, gate, advance)
-            # What can run here has to: only a missing runtime may be forgiven.
-            runs.append(RuntimeRun(name, graph, worker.outcome, worker.reason, True, worker.facts))
-            verdicts += found
-        return runs, verdicts
-
-    def _judge_worker(
-        self,
-        worker: Worker,
-        graph: str,
-        goldens: Sequence[Golden],
-        place: Path,
-        gate: Gate,
-        advance: Advance,
-    ) -> list[Verdict]:
-        name = worker.runtime.name
-        number = {golden.case.name: i for i, golden in enumerate(goldens)}
-        verdicts: list[Verdict] = []
-        for case in worker.served():
-            golden = goldens[number[case]]
-            if case in worker.errors:
-                verdicts.append(Verdict(name, graph, case, "", "error", worker.errors[case]))
-            else:
-                outputs = read_outputs(place / str(number[case]))
-                verdicts += judge(name, graph, golden, outputs, gate)
-            advance(f"{name}: {case}")
-        if worker.outcome == "refused" and verdicts:
-            # It ran, but not where it should have: none of it counts.
-            return [dataclasses.replace(v, status="error", message=worker.reason) for v in verdicts]
-        return verdicts
+def _judge_worker(
+    worker: Worker,
+    graph: str,
+    goldens: Mapping[str, Golden],
+    out: Path,
+    gate: Gate,
+    advance: Advance,
+) -> list[Verdict]:
+    name = worker.runtime.name
+    verdicts: list[Verdict] = []
+    for served in worker.served():
+        if served.error:
+            verdicts.append(Verdict(name, graph, served.case, "", "error", served.error))
+        else:
+            outputs = read_outputs(outputs_of(out, name, graph, served.case), served.outputs)
+            verdicts += judge(name, graph, goldens[served.case], outputs, gate)
+        advance(f"{name}: {served.case}")
+    if worker.outcome == "refused":
+        # It ran, but not where it should have: none of it counts.
+        return [dataclasses.replace(v, status="error", message=worker.reason) for v in verdicts]
+    return verdicts

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class OnnxReference:
@@ -21,7 +24,7 @@ class OnnxReference:
 
     def unavailable(self) -> str:
         """Why it cannot run here."""
-        return "" if self.version() else "onnx is not installed; pip install onnx"
+        return "" if find_spec("onnx") else "onnx is not installed; pip install onnx"
 
     def prepare(self) -> None:
         """Import the SDK."""
@@ -43,6 +46,8 @@ class ReferenceEngine:
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run once. Masked rows divide 0 by 0 inside; the result is what is judged."""
+        import numpy as np
+
         with np.errstate(all="ignore"):
             outputs = self._evaluator.run(None, dict(inputs))
         names = self._evaluator.output_names

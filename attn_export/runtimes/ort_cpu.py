@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
+
+if TYPE_CHECKING:
+    import numpy as np
 
 PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3
@@ -25,7 +27,10 @@ class OrtCpu:
 
     def unavailable(self) -> str:
         """Why it cannot run here."""
-        return "" if self.version() else "onnxruntime is not installed; pip install onnxruntime"
+        # Not by `version()`: reading metadata takes as long as starting a session.
+        if find_spec("onnxruntime") is None:
+            return "onnxruntime is not installed; pip install onnxruntime"
+        return ""
 
     def prepare(self) -> None:
         """Import the SDK."""

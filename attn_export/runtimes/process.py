@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import queue
@@ -24,6 +25,20 @@ TAIL = 300
 """How many characters of what a crashed process said are kept."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """A case that a runtime is done with.
+
+    Attributes:
+        outputs: How many output files it wrote.
+        error: What went wrong; empty where nothing did.
+    """
+
+    case: str
+    outputs: int
+    error: str
+
+
 class Worker:
     """One process for one graph. Started early, it imports its SDK while others work.
 
@@ -31,7 +46,6 @@ class Worker:
         outcome: How it ended; `"ran"` only when every case was served.
         reason: Why it did not run to its end; empty where it did.
         facts: What the runtime said of itself.
-        errors: What went wrong in single cases, by case.
     """
 
     def __init__(self, runtime: Runtime, limits: Limits) -> None:
@@ -44,7 +58,6 @@ class Worker:
             "seconds_limit": limits.seconds,
             "memory_limit_mib": limits.memory_mib,
         }
-        self.errors: dict[str, str] = {}
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._stderr = tempfile.TemporaryFile()
         memory = limits.memory_mib or 0
@@ -82,10 +95,10 @@ class Worker:
         except BrokenPipeError:
             pass  # It has ended already: `served` finds out how.
 
-    def served(self) -> Iterator[str]:
-        """The names of the cases as they are served. Afterwards `outcome` and `reason` hold."""
+    def served(self) -> Iterator[Served]:
+        """The cases as they are served. Afterwards `outcome` and `reason` hold."""
         handlers: dict[str, Callable[[dict[str, Any]], None]] = {
-            "ready": self._note_facts, "loaded": self._note_facts,
+            "ready": lambda _: None, "loaded": self._note_facts,
             "failed": self._note_failure, "done": self._note_end,
         }  # fmt: skip
         while True:
@@ -99,9 +112,7 @@ class Worker:
                 self.outcome, self.reason = "crashed", self._how_it_died()
                 return
             if event["event"] == "case":
-                if "error" in event:
-                    self.errors[event["name"]] = event["error"]
-                yield event["name"]
+                yield Served(event["name"], event.get("outputs", 0), event.get("error", ""))
                 continue
             handlers[event["event"]](event)
             if event["event"] in ("failed", "done"):

@@ -31,7 +31,7 @@ def main() -> None:
     engine_kind = runtime(name)
     try:
         engine_kind.prepare()
-        say("ready", facts={"version": engine_kind.version()})
+        say("ready")
         job = jobs.get()
         if job is None:
             return
@@ -70,7 +70,7 @@ def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
         say(
             "case",
             name=case["name"],
-            outputs=list(outputs),
+            outputs=len(outputs),
             seconds=time.perf_counter() - started,
         )
     say("done", objection=engine.objection())

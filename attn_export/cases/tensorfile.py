@@ -1,0 +1,142 @@
+"""Tensors as files: ONNX TensorProto, read and written without importing onnx.
+
+`import onnx` takes longer than a runtime needs for all cases of a small model, and both
+`verify` and every runtime's process would pay for it. Of the protobuf message
+(https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `TensorProto`) four fields are used:
+dims (1), data_type (2), name (8) and raw_data (9), which is what `onnx.numpy_helper` writes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
+}  # fmt: skip
+"""TensorProto.DataType."""
+CODES = {name: code for code, name in DTYPES.items()}
+
+
+def write_tensor(path: Path, name: str, array: np.ndarray) -> None:
+    """Write one tensor.
+
+    Raises:
+        ValueError: If there is no ONNX type for the array's dtype.
+    """
+    code = CODES.get(array.dtype.name)
+    if code is None:
+        raise ValueError(f"{name} is of type {array.dtype}, which has no ONNX type")
+    little = array if sys.byteorder == "little" else array.byteswap()
+    dims = b"".join(_key(DIMS, VARINT) + _varint(size) for size in array.shape)
+    path.write_bytes(
+        dims
+        + _key(DATA_TYPE, VARINT)
+        + _varint(code)
+        + _bytes(NAME, name.encode())
+        + _bytes(RAW_DATA, little.tobytes())
+    )
+
+
+def read_tensor(path: Path) -> tuple[str, np.ndarray]:
+    """Read one tensor: its name and its values.
+
+    Raises:
+        ValueError: If the file holds no tensor with raw data.
+    """
+    dims: list[int] = []
+    dtype, name, raw = None, "", None
+    for field, value in _fields(path.read_bytes()):
+        if field == DIMS and isinstance(value, int):
+            dims.append(value)
+        elif field == DIMS and isinstance(value, bytes):  # packed, as other writers may do
+            dims += _packed(value)
+        elif field == DATA_TYPE and isinstance(value, int):
+            dtype = DTYPES.get(value)
+        elif field == NAME and isinstance(value, bytes):
+            name = value.decode()
+        elif field == RAW_DATA and isinstance(value, bytes):
+            raw = value
+    if dtype is None or (raw is None and 0 not in dims):
+        raise ValueError(f"{path.name} holds no tensor with raw data")
+    array = np.frombuffer(raw or b"", _numpy_dtype(dtype))
+    little = array if sys.byteorder == "little" else array.byteswap()
+    return name, little.reshape(dims)
+
+
+def _numpy_dtype(name: str) -> np.dtype:
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Field numbers and values of a protobuf message.
+
+    Raises:
+        ValueError: If the bytes are no message.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _read_varint(data, at)
+        field, kind = key >> 3, key & 7
+        if kind == VARINT:
+            value, at = _read_varint(data, at)
+            yield field, value
+            continue
+        if kind == BYTES:
+            length, at = _read_varint(data, at)
+        elif kind in (FIXED64, FIXED32):
+            length = 8 if kind == FIXED64 else 4
+        else:
+            raise ValueError("no protobuf message")
+        if at + length > len(data):
+            raise ValueError("the message was cut off")
+        yield field, data[at : at + length]
+        at += length
+
+
+def _packed(data: bytes) -> list[int]:
+    numbers, at = [], 0
+    while at < len(data):
+        number, at = _read_varint(data, at)
+        numbers.append(number)
+    return numbers
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("the message was cut off")
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _key(field: int, kind: int) -> bytes:
+    return _varint(field << 3 | kind)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _key(field, BYTES) + _varint(len(value)) + value
