@@ -85,12 +85,14 @@ def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
         with torch.inference_mode():
             wanted = subject.call(subject.module, inputs)
             try:
-                got = subject.call(captured, inputs)  # type: ignore[arg-type]
+                got = subject.call(captured, inputs)
             except Exception as error:
                 raise _differs(sizes, str(error).splitlines()[0]) from error
         for name, tensor in wanted.items():
             if got[name].shape != tensor.shape:
-                raise _differs(sizes, f"{name} is {list(got[name].shape)}, not {list(tensor.shape)}")
+                raise _differs(
+                    sizes, f"{name} is {list(got[name].shape)}, not {list(tensor.shape)}"
+                )
             if not torch.allclose(got[name], tensor, rtol=1e-4, atol=1e-5, equal_nan=True):
                 raise _differs(sizes, f"{name} differs from the module's")
 

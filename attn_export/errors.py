@@ -40,7 +40,7 @@ class GraphError(AttnExportError):
     exit_code = 4
 
 
-class RuntimeFailure(AttnExportError):
+class RuntimeFailure(AttnExportError):  # noqa: N818 (RuntimeError means something else)
     """A runtime that was asked for by name and crashed, hung, refused or is missing."""
 
     exit_code = 5

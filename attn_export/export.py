@@ -59,7 +59,9 @@ def _capture(subject: Subject) -> ExportedProgram:
                 subject.module, (), subject.inputs, dynamic_shapes=dynamic, strict=False
             )
     except Exception as error:
-        raise ExportError(f"torch.export cannot capture the module: {_first_line(error)}") from error
+        raise ExportError(
+            f"torch.export cannot capture the module: {_first_line(error)}"
+        ) from error
 
 
 def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
@@ -85,8 +87,10 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No console noise and no garbage collection: tracing makes millions of live objects,
-    which the collector would walk through again and again for a third of the whole time.
+    """No console noise, and no garbage collection.
+
+    Tracing makes millions of live objects, through which the collector would walk again and
+    again for a third of the whole time.
     """
     collecting = gc.isenabled()
     gc.disable()

@@ -1,5 +1,6 @@
-"""A folder for a while: in memory where there is room, since making files costs more than
-computing small cases does.
+"""A folder for a while, in memory where there is room.
+
+On disk, making the files of a small case takes longer than computing it.
 """
 
 from __future__ import annotations

@@ -10,13 +10,13 @@ import dataclasses
 import difflib
 import json
 import math
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
 from attn_export.errors import SpecError
+from attn_export.mask_spec import MaskSpec
 
 DERIVED: Final = -1
 """Stands for "derived from the other dimensions" in an integer field."""
@@ -24,49 +24,9 @@ DERIVED: Final = -1
 VARIANTS: Final = ("mha", "mqa", "gqa")
 CACHES: Final = ("none", "append")
 DTYPES: Final = ("float32",)
-MASK_AXES: Final = ("B", "H", "L", "S")
 NO_MASK: Final = "none"
 
 Shape = tuple[str | int, ...]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MaskSpec:
-    """The type and shape of `attn_mask`, as written in a spec: ``bool[B,1,1,S]``.
-
-    Attributes:
-        dtype: ``"bool"`` (True = may attend) or ``"float"`` (added to the scores).
-        axes: Two to four of ``"B"``, ``"H"``, ``"L"``, ``"S"`` or ``"1"``,
-            right-aligned to `[B, H, L, S]`, the last one always ``"S"``.
-    """
-
-    dtype: str
-    axes: tuple[str, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read ``"bool[B,1,1,S]"``.
-
-        Raises:
-            SpecError: If the text is not a dtype and a shape that broadcasts to `[B, H, L, S]`.
-        """
-        match = re.fullmatch(r"(bool|float)\[([\w,\s]+)\]", text.strip())
-        axes = tuple(a.strip() for a in match[2].split(",")) if match else ()
-        rule = 'attn_mask is "none" or a dtype and a shape such as "bool[B,1,1,S]" or "float[L,S]"'
-        if not match or not 2 <= len(axes) <= 4:
-            raise SpecError(f"{rule}; got {text!r}")
-        if axes[-1] != "S":
-            raise SpecError(f"the last axis of attn_mask is S (key length); got {text!r}")
-        for axis, allowed in zip(axes, MASK_AXES[-len(axes) :], strict=True):
-            if axis not in (allowed, "1") or (axis == "1" and allowed == "S"):
-                raise SpecError(
-                    f"attn_mask is right-aligned to [B,H,L,S], so its axis {axis!r} has to be "
-                    f"{allowed!r} or '1'; got {text!r}"
-                )
-        return cls(match[1], axes)
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{','.join(self.axes)}]"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +168,9 @@ class AttentionSpec:
         for key in values:
             if key not in known:
                 close = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+                hint = (
+                    f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+                )
                 raise SpecError(f"unknown key {key!r} in the spec; {hint}")
         for key in ("embed_dim", "num_heads"):
             if key not in values:

@@ -128,7 +128,9 @@ class Subject:
             shape = self.inputs[name].shape
             for axis, label in dynamic.items():
                 if not 0 <= axis < len(shape):
-                    raise UsageError(f"{name} has {len(shape)} axes, so axis {axis} cannot be named")
+                    raise UsageError(
+                        f"{name} has {len(shape)} axes, so axis {axis} cannot be named"
+                    )
                 size, where = sizes.setdefault(label, (shape[axis], f"{name}.shape[{axis}]"))
                 if size != shape[axis]:
                     raise UsageError(

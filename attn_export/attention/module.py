@@ -131,7 +131,8 @@ class Attention(nn.Module):
 
     @staticmethod
     def _heads(x: Tensor, heads: int) -> Tensor:
-        return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # [B, len, heads * D] -> [B, heads, len, D]
+        split: Tensor = x.unflatten(-1, (heads, -1))  # [B, len, heads * D] -> [B, len, heads, D]
+        return split.transpose(1, 2)  # [B, heads, len, D]
 
     def extra_repr(self) -> str:
         """The spec, as `print(module)` shows it."""

@@ -44,7 +44,7 @@ def plan_cases(
     room = GOLDEN_BYTES - sum(_bytes(case.sizes, shapes, dtypes, output_shapes) for case in probes)
     wanted = lattice(names)
     chosen = _within(room, wanted, shapes, dtypes, output_shapes)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if len(chosen) < len(wanted):
         notes = (
             f"{len(wanted) - len(chosen)} of {len(wanted)} shapes left out: at these dimensions "

@@ -13,8 +13,9 @@ import numpy as np
 
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.sizes import Sizes
+from attn_export.mask_spec import MaskSpec
 from attn_export.nouns import Case
-from attn_export.spec import AttentionSpec, MaskSpec, Shape
+from attn_export.spec import AttentionSpec, Shape
 
 PROBE_SIZES: Sizes = {
     "batch": 2, "query_len": 3, "past_len": 2, "total_len": 5, "key_len": 4,
@@ -65,13 +66,17 @@ def probe_cases(
 def _probes(
     names: list[str], draw: Callable[[str], Inputs], spec: AttentionSpec | None
 ) -> Iterator[_Probe]:
-    yield _Probe(BASE, "what the changed_* cases are compared with", lambda inputs: None)
+    yield _Probe(BASE, "what the changed_* cases are compared with", lambda _: None)
     for name in names:
         yield _Probe(
             f"{CHANGED}{name}", f"{name} matters to the outputs", _redrawn(name, draw("changed"))
         )
-    yield _Probe("large_logits", f"inputs times {LARGE:g}: softmax close to one-hot", _scaled(LARGE))
-    yield _Probe("small_inputs", f"inputs times {SMALL:g}: softmax close to uniform", _scaled(SMALL))
+    yield _Probe(
+        "large_logits", f"inputs times {LARGE:g}: softmax close to one-hot", _scaled(LARGE)
+    )
+    yield _Probe(
+        "small_inputs", f"inputs times {SMALL:g}: softmax close to uniform", _scaled(SMALL)
+    )
     if spec is None:
         return
     if spec.q_per_kv > 1:

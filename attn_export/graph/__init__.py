@@ -1,0 +1,1 @@
+"""ONNX graphs without torch: canonical form, checks, files."""

@@ -105,10 +105,14 @@ def expand_by_position(model: ir.Model) -> None:
     Of the exporter's Shape and Concat nodes only those of really growing axes are left.
     """
     for node in list(model.graph):
-        before, after = (node.inputs[0], node.outputs[0]) if node.op_type == "Expand" else (None,) * 2
+        before, after = (
+            (node.inputs[0], node.outputs[0]) if node.op_type == "Expand" else (None,) * 2
+        )
         if before is None or after is None or before.shape is None or after.shape is None:
             continue
-        grown = [axis for axis in range(len(after.shape)) if _grows(before.shape, after.shape, axis)]
+        grown = [
+            axis for axis in range(len(after.shape)) if _grows(before.shape, after.shape, axis)
+        ]
         sources = {axis: _axis_of_an_input(model, after.shape[axis]) for axis in grown}
         if any(source is None for source in sources.values()):
             continue
@@ -120,7 +124,9 @@ def expand_by_position(model: ir.Model) -> None:
                 parts.append(one)
                 continue
             value, at = source
-            size = ir.node("Shape", [value], {"start": at, "end": at + 1}, name=f"{after.name}_size")
+            size = ir.node(
+                "Shape", [value], {"start": at, "end": at + 1}, name=f"{after.name}_size"
+            )
             model.graph.insert_before(node, size)
             parts.append(size.outputs[0])
         target = ir.node("Concat", parts, {"axis": 0}, name=f"{after.name}_target")

@@ -65,7 +65,10 @@ def tensor_places(path: Path) -> dict[str, tuple[int, int]]:
         header = json.loads(file.read(size))
     start = 8 + size
     return {
-        name: (start + entry["data_offsets"][0], entry["data_offsets"][1] - entry["data_offsets"][0])
+        name: (
+            start + entry["data_offsets"][0],
+            entry["data_offsets"][1] - entry["data_offsets"][0],
+        )
         for name, entry in header.items()
         if name != "__metadata__"
     }

@@ -1,0 +1,1 @@
+"""The jobs, each of which reads top to bottom as what it does: build, verify, check."""

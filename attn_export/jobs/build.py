@@ -20,8 +20,6 @@ from attn_export.scratch import scratch
 from attn_export.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    import torch.nn
-
     from attn_export.export import Exported
     from attn_export.nouns import Golden
     from attn_export.subject import Subject
@@ -97,9 +95,7 @@ class _Work:
             subject = Subject.from_spec(subject, seed=seed)
         exported = self._export(subject)
         goldens, notes = self._golden(subject)
-        runs, verdicts = judge_pool(
-            self.pool, goldens, self.out, self.gate, self.progress.advance
-        )
+        runs, verdicts = judge_pool(self.pool, goldens, self.out, self.gate, self.progress.advance)
         report = Report(name, runs, verdicts, environment(), notes)
         self._write(subject, exported, report)
         return report

@@ -1,0 +1,1 @@
+"""Truth, eager, and the rule by which a runtime passes."""

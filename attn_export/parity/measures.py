@@ -31,7 +31,10 @@ def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
     if usable.all():
         difference = r - t
     else:
-        t, difference = np.where(usable, t, 0.0), np.where(usable, r, 0.0) - np.where(usable, t, 0.0)
+        t, difference = (
+            np.where(usable, t, 0.0),
+            np.where(usable, r, 0.0) - np.where(usable, t, 0.0),
+        )
     # Squared norms of the rows; the whole is their sum.
     rows_t = np.square(np.atleast_1d(t)).sum(axis=-1)
     rows_d = np.square(np.atleast_1d(difference)).sum(axis=-1)

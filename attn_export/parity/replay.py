@@ -29,7 +29,9 @@ def judge_pool(
         gate: The user's own tolerances.
         advance: Told about every case.
     """
-    runs = [RuntimeRun(a.runtime, a.graph, "not run", a.reason, a.required, {}) for a in pool.absent]
+    runs = [
+        RuntimeRun(a.runtime, a.graph, "not run", a.reason, a.required, {}) for a in pool.absent
+    ]
     verdicts: list[Verdict] = []
     by_name = {golden.case.name: golden for golden in goldens}
     for (name, graph), worker in pool.workers.items():

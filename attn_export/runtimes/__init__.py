@@ -1,0 +1,1 @@
+"""The engines that run graphs: one file each, one process each."""

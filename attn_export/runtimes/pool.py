@@ -96,9 +96,7 @@ class Pool:
         """
         listed = list(cases)
         for (name, graph), worker in self.workers.items():
-            files = [
-                (case, source, outputs_of(out, name, graph, case)) for case, source in listed
-            ]
+            files = [(case, source, outputs_of(out, name, graph, case)) for case, source in listed]
             worker.start(folder / graph, inputs, files)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -59,7 +60,7 @@ class Worker:
             "memory_limit_mib": limits.memory_mib,
         }
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._stderr = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         memory = limits.memory_mib or 0
         self._process = subprocess.Popen(
             worker_command(runtime.name, memory, limits.threads),
@@ -89,11 +90,9 @@ class Worker:
             ],
         }
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # Has it ended? `served` finds out how.
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # It has ended already: `served` finds out how.
 
     def served(self) -> Iterator[Served]:
         """The cases as they are served. Afterwards `outcome` and `reason` hold."""
@@ -125,10 +124,8 @@ class Worker:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
             if stream is not None:
-                try:
+                with contextlib.suppress(BrokenPipeError):
                     stream.close()
-                except BrokenPipeError:
-                    pass
 
     # -- what it says ----------------------------------------------------------------
 
@@ -147,7 +144,9 @@ class Worker:
         self.outcome, self.reason = event["outcome"], event["reason"]
 
     def _note_end(self, event: dict[str, Any]) -> None:
-        self.outcome, self.reason = ("refused", event["objection"]) if event["objection"] else ("ran", "")
+        self.outcome, self.reason = (
+            ("refused", event["objection"]) if event["objection"] else ("ran", "")
+        )
 
     def _how_it_died(self) -> str:
         code = self._process.wait()

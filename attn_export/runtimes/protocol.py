@@ -26,7 +26,7 @@ class Limits:
         threads: Threads for computing.
         seconds: Time without a sign of life (a loaded graph, a finished case) until the process
             counts as hung.
-        memory_mib: Memory of the process beside mapped files; None where the system cannot limit it.
+        memory_mib: Memory of the process beside mapped files; None where there is no limit.
     """
 
     threads: int

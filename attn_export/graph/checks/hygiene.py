@@ -28,7 +28,11 @@ def no_float64(graph: Checked) -> Iterator[str]:
             yield f"the initializer {tensor.name} is float64; make it float32 in the module"
     for node in model.node:
         for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.DOUBLE:
+            if (
+                node.op_type == "Cast"
+                and attribute.name == "to"
+                and attribute.i == TensorProto.DOUBLE
+            ):
                 yield f"{_name(node)} casts to float64; compute in float32 instead"
 
 

@@ -60,7 +60,7 @@ def opset_and_ir(graph: Checked) -> Iterator[str]:
         yield f"opset {opset}, the standard dialect has {STANDARD_OPSETS}; export it again"
     limit = IR_LIMIT.get(opset)
     if limit is not None and ir_version > limit:
-        yield f"IR version {ir_version} with opset {opset}: runtimes expect at most {limit}; lower it"
+        yield f"IR version {ir_version} with opset {opset}, which goes with {limit}; lower it"
 
 
 def _by_domain(model: onnx.ModelProto) -> dict[str, list[str]]:

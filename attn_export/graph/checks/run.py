@@ -37,6 +37,4 @@ def check_graph(path: Path, expected: Expected | None = None) -> list[Finding]:
         GraphError: If the file cannot be read.
     """
     graph = Checked(load_proto(path), path, expected)
-    return [
-        Finding(check.__name__, message) for check in CHECKS for message in check(graph)
-    ]
+    return [Finding(check.__name__, message) for check in CHECKS for message in check(graph)]

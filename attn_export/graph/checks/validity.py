@@ -53,14 +53,11 @@ def declared_shapes(graph: Checked) -> Iterator[str]:
 
 
 def _agree(declared: tuple[str | int, ...], found: tuple[str | int, ...]) -> bool:
-    if len(declared) != len(found):
-        return False
-    # Inference takes an unknown total length of `Attention` for 0, and names nothing it cannot
-    # work out: only two known sizes can contradict each other.
-    return all(
-        d == f or f == 0 or isinstance(d, str) != isinstance(f, str) or isinstance(f, str)
-        for d, f in zip(declared, found, strict=True)
-    )
+    # Only two known sizes can contradict each other, and inference takes an unknown total
+    # length of `Attention` for 0.
+    sizes = zip(declared, found, strict=False)
+    known = [(d, f) for d, f in sizes if isinstance(d, int) and isinstance(f, int) and f]
+    return len(declared) == len(found) and all(d == f for d, f in known)
 
 
 def _sentence(error: Exception) -> str:
