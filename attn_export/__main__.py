@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 
 
@@ -13,6 +14,8 @@ def main() -> None:
     gc.disable()
     from attn_export.cli import run
 
+    # A job that is told to end tidies up, as it does for Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     code = run(sys.argv[1:])
     gc.freeze()
     sys.exit(code)

@@ -79,7 +79,7 @@ def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
     shapes = subject.input_shapes()
     dtypes = {name: str(t.dtype).removeprefix("torch.") for name, t in subject.inputs.items()}
     names = set(itertools.chain(*(axes.values() for axes in subject.axes.values())))
-    for sizes in lattice(names)[:NUMERIC_SHAPES]:
+    for sizes in lattice(names, subject.relations)[:NUMERIC_SHAPES]:
         arrays = draw_inputs(shapes, dtypes, sizes, seed_words=("capture", str(sizes)))
         inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
         with torch.inference_mode():

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.cases.draw import draw_inputs
-from attn_export.cases.sizes import TRACED_SIZES
+from attn_export.cases.sizes import TRACED_SIZES, with_sums
 from attn_export.errors import ExportError, UsageError
 from attn_export.graph.checks import Expected
 from attn_export.spec import AttentionSpec, Shape
@@ -162,8 +162,7 @@ def infer_output_shapes(subject: Subject) -> dict[str, Shape]:
     rounds: list[dict[str, int]] = []
     for primes in ((3, 7, 13, 29, 59, 113), (5, 11, 23, 47, 97, 199)):
         sizes = dict(zip(free, primes, strict=False))
-        for name, expression in subject.relations.items():
-            sizes[name] = sum(sizes[term.strip()] for term in expression.split("+"))
+        sizes = with_sums(sizes, subject.relations)
         rounds.append(sizes)
         arrays = draw_inputs(
             subject.input_shapes(), subject.input_dtypes(), sizes, seed_words=("shapes",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -30,6 +31,7 @@ def plan_cases(
     dtypes: dict[str, str],
     output_shapes: dict[str, Shape],
     spec: AttentionSpec | None,
+    relations: Mapping[str, str],
 ) -> Plan:
     """Choose the shapes and probes, within `GOLDEN_BYTES`.
 
@@ -38,11 +40,12 @@ def plan_cases(
         dtypes: The numpy dtype of every input.
         output_shapes: The shape of every output, for the room that its truth takes.
         spec: What the module means, if it is ours.
+        relations: Axes that others add up to.
     """
     names = {axis for shape in shapes.values() for axis in shape if isinstance(axis, str)}
-    probes = probe_cases(shapes, dtypes, spec)
+    probes = probe_cases(shapes, dtypes, spec, relations)
     room = GOLDEN_BYTES - sum(_bytes(case.sizes, shapes, dtypes, output_shapes) for case in probes)
-    wanted = lattice(names)
+    wanted = lattice(names, relations)
     chosen = _within(room, wanted, shapes, dtypes, output_shapes)
     notes: tuple[str, ...] = ()
     if len(chosen) < len(wanted):

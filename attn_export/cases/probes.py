@@ -7,12 +7,12 @@ what the spec has: without a mask there is no row to mask.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from attn_export.cases.draw import draw_inputs
-from attn_export.cases.sizes import Sizes
+from attn_export.cases.sizes import Sizes, with_sums
 from attn_export.mask_spec import MaskSpec
 from attn_export.nouns import Case
 from attn_export.spec import AttentionSpec, Shape
@@ -40,7 +40,10 @@ class _Probe:
 
 
 def probe_cases(
-    shapes: dict[str, Shape], dtypes: dict[str, str], spec: AttentionSpec | None
+    shapes: dict[str, Shape],
+    dtypes: dict[str, str],
+    spec: AttentionSpec | None,
+    relations: Mapping[str, str],
 ) -> list[Case]:
     """The probes that apply.
 
@@ -48,9 +51,11 @@ def probe_cases(
         shapes: The shape of every input; dynamic axes by name.
         dtypes: The numpy dtype of every input.
         spec: What the module means, if it is ours; without it only general probes apply.
+        relations: Axes that others add up to.
     """
     names = {axis for shape in shapes.values() for axis in shape if isinstance(axis, str)}
-    sizes = {name: PROBE_SIZES.get(name, 3) for name in sorted(names)}
+    sizes = with_sums({name: PROBE_SIZES.get(name, 3) for name in sorted(names)}, relations)
+    sizes = {name: sizes[name] for name in sorted(names)}
 
     def draw(seed: str) -> Inputs:
         return draw_inputs(shapes, dtypes, sizes, seed_words=("probe", seed))

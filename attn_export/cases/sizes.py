@@ -24,30 +24,37 @@ _LATTICE = (
 )  # fmt: skip
 
 
-def lattice(axes: Iterable[str], *, max_tokens: int | None = None) -> list[Sizes]:
+def lattice(axes: Iterable[str], relations: Mapping[str, str] | None = None) -> list[Sizes]:
     """The sizes to try, in order.
 
     Args:
         axes: The names of the dynamic axes. Names other than batch, query_len, past_len,
-            total_len and key_len get a row of sizes of their own.
-        max_tokens: Leave out shapes with more than this many B * (L + P) or B * S, for
-            models whose golden vectors would take too much room.
+            total_len and key_len get sizes of their own.
+        relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
 
     Returns:
-        At least 30 sizes where nothing limits them; equal ones only once.
+        At least 30 sizes; equal ones only once.
     """
     names = sorted(set(axes))
+    relations = relations or {}
     unknown = [name for name in names if name not in TRACED_SIZES]
     found: list[Sizes] = []
     for index, (B, L, P, S) in enumerate(_LATTICE):
         row = {"batch": B, "query_len": L, "past_len": P, "total_len": P + L, "key_len": S}
-        row |= {name: 2 + (index * (3 + 2 * i)) % 19 for i, name in enumerate(unknown)}
+        row |= {name: 1 + (index * (3 + 2 * i)) % 19 for i, name in enumerate(unknown)}
+        row = with_sums(row, relations)
         sizes = {name: row[name] for name in names}
-        if max_tokens is not None and tokens(sizes) > max_tokens:
-            continue
         if sizes not in found:
             found.append(sizes)
     return found
+
+
+def with_sums(sizes: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
+    """Sizes with those of the axes that others add up to."""
+    return {**sizes} | {
+        name: sum(sizes[term.strip()] for term in terms.split("+"))
+        for name, terms in relations.items()
+    }
 
 
 def tokens(sizes: Sizes) -> int:

@@ -123,7 +123,11 @@ class _Work:
         from attn_export.parity.oracle import Oracle
 
         plan = plan_cases(
-            subject.input_shapes(), subject.input_dtypes(), subject.output_shapes(), subject.spec
+            subject.input_shapes(),
+            subject.input_dtypes(),
+            subject.output_shapes(),
+            subject.spec,
+            subject.relations,
         )
         folder = self.stage.folder / GOLDEN
         written = [(c.name, write_inputs(folder, i, c)) for i, c in enumerate(plan.cases)]

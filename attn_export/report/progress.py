@@ -55,6 +55,7 @@ def progress(*, quiet: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
+    # The stream as it is now: while exporting, what the exporter prints goes elsewhere.
     columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description:.48}"))
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=Console(file=sys.stderr), transient=True) as bar:
         yield BarProgress(bar)

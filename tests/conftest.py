@@ -1,0 +1,55 @@
+"""What several tests share: small specs, a built bundle, the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from attn_export.spec import AttentionSpec
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Two processes share two cores with the runtimes that they start.
+torch.set_num_threads(1)
+
+Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def small_spec(**changes: object) -> AttentionSpec:
+    """A grouped-query spec with everything, small: E 32, H 4, Hkv 2, D 8."""
+    values = {
+        "embed_dim": 32, "num_heads": 4, "num_kv_heads": 2, "causal": True,
+        "attn_mask": "bool[B,1,1,S]", "cache": "append",
+    } | changes  # fmt: skip
+    return AttentionSpec.from_dict(values)
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small bundle that passed. Read it; copy it before changing it."""
+    from attn_export import build
+
+    folder = tmp_path_factory.mktemp("bundle") / "small"
+    report = build(small_spec(), folder, name="small", runtimes=["ort-cpu"])
+    assert report.passed
+    return folder
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    """Runs the command line as a user would, in a folder of its own."""
+
+    def call(*arguments: str | Path, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command(arguments), cwd=cwd, capture_output=True, text=True)
+
+    return call
+
+
+def command(arguments: Sequence[str | Path]) -> list[str]:
+    """The command line of this environment."""
+    return [sys.executable, "-m", "attn_export", *map(str, arguments)]
