@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.sizes import Sizes, lattice
-from attn_export.errors import ExportError
+from attn_export.errors import ExportError, one_line
 from attn_export.subject import Subject
 
 TRACE_MINIMUM = 2
@@ -87,7 +87,7 @@ def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
             try:
                 got = subject.call(captured, inputs)
             except Exception as error:
-                raise _differs(sizes, str(error).splitlines()[0]) from error
+                raise _differs(sizes, one_line(error)) from error
         for name, tensor in wanted.items():
             if got[name].shape != tensor.shape:
                 raise _differs(

@@ -56,3 +56,13 @@ class BundleError(AttnExportError):
     """A bundle that is incomplete or was changed after it was written."""
 
     exit_code = 7
+
+
+LINE = 300
+"""How much of a foreign error's text is kept."""
+
+
+def one_line(error: BaseException) -> str:
+    """What an error of another library says, as one line."""
+    words = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    return f"{type(error).__name__}: {words[:LINE] or 'no message'}"

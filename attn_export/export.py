@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 
 from attn_export.attention.canonical import OPSET, emit_canonical_attention
 from attn_export.capture import check_capture
-from attn_export.errors import ExportError
+from attn_export.errors import ExportError, one_line
 from attn_export.graph.canonical import canonicalize
 from attn_export.subject import Subject
 
@@ -59,9 +59,7 @@ def _capture(subject: Subject) -> ExportedProgram:
                 subject.module, (), subject.inputs, dynamic_shapes=dynamic, strict=False
             )
     except Exception as error:
-        raise ExportError(
-            f"torch.export cannot capture the module: {_first_line(error)}"
-        ) from error
+        raise ExportError(f"torch.export cannot capture the module: {_cause(error)}") from error
 
 
 def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
@@ -79,7 +77,7 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
             verbose=False,
         )
     except Exception as error:
-        raise ExportError(f"the module has no ONNX form: {_first_line(error)}") from error
+        raise ExportError(f"the module has no ONNX form: {_cause(error)}") from error
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing")
     return onnx_program.model
@@ -110,9 +108,8 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def _first_line(error: BaseException) -> str:
-    """The first line of an error that says something, of it or of what caused it."""
+def _cause(error: BaseException) -> str:
+    """What the first cause of an error says: the exporter wraps errors in pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+    return one_line(error)

@@ -79,6 +79,11 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
     def start(self, graph: Path, inputs: Sequence[str], cases: Sequence[CaseFiles]) -> None:
         """Give it its graph and cases; the inputs have to lie on disk by now."""
         job = {

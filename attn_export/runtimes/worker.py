@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from attn_export.cases.golden import read_tensors, write_tensors
+from attn_export.errors import one_line
 from attn_export.runtimes.catalogue import runtime
 
 OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
@@ -37,7 +38,7 @@ def main() -> None:
             return
         _serve(engine_kind.load(Path(job["graph"]), threads), job, say)
     except Exception as error:
-        say("failed", outcome=_outcome(error), reason=first_line(error))
+        say("failed", outcome=_outcome(error), reason=one_line(error))
 
 
 class Voice:
@@ -62,7 +63,7 @@ def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
         except Exception as error:
             if _outcome(error) == "out of memory":
                 raise
-            say("case", name=case["name"], error=first_line(error))
+            say("case", name=case["name"], error=one_line(error))
             continue
         folder = Path(case["outputs"])
         folder.mkdir(parents=True)
@@ -110,12 +111,6 @@ def _outcome(error: Exception) -> str:
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
         return "out of memory"
     return "refused"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 if __name__ == "__main__":

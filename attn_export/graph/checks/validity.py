@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 
+from attn_export.errors import one_line
 from attn_export.graph.checks.model import Checked, shape_of, show
 
 
@@ -15,9 +16,9 @@ def onnx_checker(graph: Checked) -> Iterator[str]:
         # By path, since it also looks at external data; a model over 2 GiB has no other way.
         onnx.checker.check_model(str(graph.path), full_check=True)
     except onnx.checker.ValidationError as error:
-        yield f"{_sentence(error)}; export it again or mend the node"
+        yield f"{one_line(error)}; export it again or mend the node"
     except onnx.shape_inference.InferenceError as error:
-        yield f"shapes do not fit: {_sentence(error)}; mend the node or the declared shape"
+        yield f"shapes do not fit: {one_line(error)}; mend the node or the declared shape"
 
 
 def strict_shape_inference(graph: Checked) -> Iterator[str]:
@@ -27,7 +28,7 @@ def strict_shape_inference(graph: Checked) -> Iterator[str]:
             graph.proto, check_type=True, strict_mode=True, data_prop=True
         )
     except (onnx.shape_inference.InferenceError, RuntimeError) as error:
-        yield f"{_sentence(error)}; mend the node's inputs or attributes"
+        yield f"{one_line(error)}; mend the node's inputs or attributes"
 
 
 def declared_shapes(graph: Checked) -> Iterator[str]:
@@ -58,8 +59,3 @@ def _agree(declared: tuple[str | int, ...], found: tuple[str | int, ...]) -> boo
     sizes = zip(declared, found, strict=False)
     known = [(d, f) for d, f in sizes if isinstance(d, int) and isinstance(f, int) and f]
     return len(declared) == len(found) and all(d == f for d, f in known)
-
-
-def _sentence(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines)[:300] or type(error).__name__

@@ -1,0 +1,94 @@
+"""No silent CUDA: a session that asked for CUDA and ran on the CPU does not count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attn_export import verify
+from attn_export.runtimes import ort_cuda
+from attn_export.runtimes.ort_cuda import CudaEngine, OrtCuda, no_cuda_device
+from attn_export.runtimes.pool import Selection
+from attn_export.runtimes.protocol import Limits
+
+without_gpu = pytest.mark.xfail(
+    not no_cuda_device(), reason="this machine has a GPU: nothing falls back here", strict=True
+)
+
+
+@without_gpu
+@pytest.mark.filterwarnings("ignore::UserWarning")  # onnxruntime's own, about the fallback
+def test_onnxruntime_itself_builds_a_cuda_session_on_the_cpu_without_an_error(bundle: Path):
+    # The hazard. When this fails, onnxruntime has begun to raise, and the proof can go.
+    engine = OrtCuda().load(bundle / "model.onnx", threads=1)
+    assert engine.facts()["providers"] == ["CPUExecutionProvider"]
+
+
+@without_gpu
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_engine_objects_when_attention_was_placed_on_the_cpu(bundle: Path):
+    engine = OrtCuda().load(bundle / "model.onnx", threads=1)
+    assert "Attention on CPUExecutionProvider" in engine.objection()
+
+
+@pytest.mark.parametrize(
+    ("placed", "objection"),
+    [
+        ({"CUDAExecutionProvider": {"Attention": 1, "MatMul": 4}}, ""),
+        (
+            {"CUDAExecutionProvider": {"Attention": 1}, "CPUExecutionProvider": {"Shape": 2}},
+            "",
+        ),
+        (
+            {"CUDAExecutionProvider": {"MatMul": 4}, "CPUExecutionProvider": {"Attention": 1}},
+            "attention did not run on CUDA: Attention on CPUExecutionProvider",
+        ),
+        (
+            {"CUDAExecutionProvider": {"Add": 1}},
+            "attention did not run on CUDA: no node of it was placed there",
+        ),
+        ({}, "attention did not run on CUDA: no node of it was placed there"),
+    ],
+)
+def test_only_attention_on_cuda_counts_while_shapes_may_stay_on_the_cpu(
+    placed: dict[str, dict[str, int]], objection: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(CudaEngine, "_operators_by_provider", lambda self: placed)
+    assert CudaEngine.__new__(CudaEngine).objection() == objection
+
+
+@without_gpu
+def test_without_a_gpu_ort_cuda_is_not_run_and_says_why(bundle: Path):
+    report = verify(bundle)
+    run = next(run for run in report.runs if run.runtime == "ort-cuda")
+    assert (run.outcome, run.required) == ("not run", False)
+    assert "driver" in run.reason or "GPU" in run.reason
+    assert report.exit_code == 0
+
+
+@without_gpu
+@pytest.mark.parametrize("how", [{"runtimes": ["ort-cuda"]}, {"require": ["ort-cuda"]}])
+def test_asked_for_by_name_a_missing_runtime_is_exit_code_5(
+    bundle: Path, how: dict[str, list[str]]
+):
+    assert verify(bundle, **how).exit_code == 5
+
+
+@without_gpu
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_fallback_to_the_cpu_fails_every_case_even_though_all_numbers_are_right(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # As on a machine whose driver works and whose CUDA libraries do not.
+    monkeypatch.setattr(ort_cuda, "no_cuda_device", lambda: "")
+    report = verify(bundle, runtimes=["ort-cuda"], limits=Limits(1, 60, None))
+    assert report.exit_code == 5
+    assert {verdict.status for verdict in report.verdicts} == {"error"}
+    assert {run.outcome for run in report.runs} == {"refused"}
+
+
+def test_ort_cpu_is_always_required_and_ort_cuda_only_when_named():
+    assert Selection.of([], []).required == {"ort-cpu"}
+    assert "ort-cuda" in Selection.of(["ort-cuda"], []).required
+    assert "onnx-reference" in Selection.of([], ["onnx-reference"]).required
