@@ -7,22 +7,17 @@ equal sizes leave no trace there, so the program is run and compared in numbers.
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch.export import ExportedProgram
 
 from attn_export.cases.draw import draw_inputs
-from attn_export.cases.sizes import Sizes, lattice
+from attn_export.cases.sizes import Sizes, axis_names, lattice
 from attn_export.errors import ExportError, one_line
 from attn_export.subject import Subject
 
 TRACE_MINIMUM = 2
 """`torch.export` assumes dynamic sizes of at least 2, which holds for 0 and 1 as well unless
 the numbers below say otherwise."""
-
-NUMERIC_SHAPES = 8
-"""How many shapes of the lattice the captured program is run at."""
 
 
 def check_capture(subject: Subject, program: ExportedProgram) -> None:
@@ -44,10 +39,7 @@ def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
         for axis, label in subject.axes[name].items():
             size = shape[axis]
             if not isinstance(size, torch.SymInt):
-                raise ExportError(
-                    f"axis {label!r} ({name}.shape[{axis}]) was fixed at {size} by the module; "
-                    "write it so that it works for every size, or do not name the axis"
-                )
+                raise fixed_axis(subject, name, axis, str(size))
             allowed = program.range_constraints.get(size.node.expr)
             if allowed is None:
                 continue
@@ -59,6 +51,14 @@ def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
                     f"[{allowed.lower}, {allowed.upper}]: the module takes another branch outside "
                     "that range, which the graph would not have; remove the branch on the size"
                 )
+
+
+def fixed_axis(subject: Subject, name: str, axis: int, size: str) -> ExportError:
+    """The error for an axis that the module allows one size only."""
+    return ExportError(
+        f"axis {subject.axes[name].get(axis)!r} ({name}.shape[{axis}]) was fixed at {size} by the "
+        "module; write it so that it works for every size, or do not name the axis"
+    )
 
 
 def _is_unbounded(bound: object) -> bool:
@@ -78,8 +78,8 @@ def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
     captured = program.module(check_guards=False)
     shapes = subject.input_shapes()
     dtypes = {name: str(t.dtype).removeprefix("torch.") for name, t in subject.inputs.items()}
-    names = set(itertools.chain(*(axes.values() for axes in subject.axes.values())))
-    for sizes in lattice(names, subject.relations)[:NUMERIC_SHAPES]:
+    names = axis_names(shapes, subject.relations)
+    for sizes in lattice(names, subject.relations):
         arrays = draw_inputs(shapes, dtypes, sizes, seed_words=("capture", str(sizes)))
         inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
         with torch.inference_mode():

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 
@@ -15,7 +16,7 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from attn_export.attention.canonical import OPSET, emit_canonical_attention
-from attn_export.capture import check_capture
+from attn_export.capture import check_capture, fixed_axis
 from attn_export.errors import ExportError, one_line
 from attn_export.graph.canonical import canonicalize
 from attn_export.subject import Subject
@@ -59,7 +60,7 @@ def _capture(subject: Subject) -> ExportedProgram:
                 subject.module, (), subject.inputs, dynamic_shapes=dynamic, strict=False
             )
     except Exception as error:
-        raise ExportError(f"torch.export cannot capture the module: {_cause(error)}") from error
+        raise _not_captured(subject, error) from error
 
 
 def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
@@ -106,6 +107,15 @@ def _undisturbed() -> Iterator[None]:
         logging.disable(level)
         if collecting:
             gc.enable()
+
+
+def _not_captured(subject: Subject, error: Exception) -> ExportError:
+    fixed = re.search(
+        r"L\['(\w+)'\]\.size\(\)\[(\d+)\] as dynamic.* constant \((\d+)\)", str(error)
+    )
+    if fixed and fixed[1] in subject.axes:
+        return fixed_axis(subject, fixed[1], int(fixed[2]), fixed[3])
+    return ExportError(f"torch.export cannot capture the module: {_cause(error)}")
 
 
 def _cause(error: BaseException) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Self
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.cases.draw import draw_inputs
-from attn_export.cases.sizes import TRACED_SIZES, with_sums
+from attn_export.cases.sizes import TRACED_SIZES, axis_names, with_sums
 from attn_export.errors import ExportError, UsageError
 from attn_export.graph.checks import Expected
 from attn_export.spec import AttentionSpec, Shape
@@ -119,6 +120,13 @@ class Subject:
         return dict(zip(self.outputs, tensors, strict=True))
 
     def _check_names(self, axes: Mapping[str, Mapping[int, str]]) -> None:
+        try:
+            signature(self.module.forward).bind(**self.inputs)
+        except TypeError as error:
+            raise UsageError(
+                f"the inputs {', '.join(self.inputs)} do not fit {type(self.module).__name__}"
+                f".forward{signature(self.module.forward)}: {error}"
+            ) from error
         for name in axes:
             if name not in self.inputs:
                 known = ", ".join(self.inputs)
@@ -156,7 +164,7 @@ def infer_output_shapes(subject: Subject) -> dict[str, Shape]:
         UsageError: If the module does not take the sizes that its axes allow.
     """
     # Primes, each axis its own, so that a sum of two is no third.
-    names = sorted({axis for axes in subject.axes.values() for axis in axes.values()})
+    names = axis_names(subject.input_shapes(), subject.relations)
     free = [name for name in names if name not in subject.relations]
     found: list[dict[str, tuple[int, ...]]] = []
     rounds: list[dict[str, int]] = []

@@ -102,7 +102,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     try:
         index: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BundleError(f"the golden vectors in {folder} have no index: {error}") from error
+        raise BundleError(f"{folder / INDEX} cannot be read: {error}") from error
     return index
 
 

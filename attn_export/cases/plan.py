@@ -10,7 +10,7 @@ import numpy as np
 
 from attn_export.cases.draw import concrete, draw_inputs
 from attn_export.cases.probes import probe_cases
-from attn_export.cases.sizes import Sizes, lattice, tokens
+from attn_export.cases.sizes import Sizes, axis_names, lattice, tokens
 from attn_export.nouns import Case
 from attn_export.spec import AttentionSpec, Shape
 
@@ -42,7 +42,7 @@ def plan_cases(
         spec: What the module means, if it is ours.
         relations: Axes that others add up to.
     """
-    names = {axis for shape in shapes.values() for axis in shape if isinstance(axis, str)}
+    names = axis_names(shapes, relations)
     probes = probe_cases(shapes, dtypes, spec, relations)
     room = GOLDEN_BYTES - sum(_bytes(case.sizes, shapes, dtypes, output_shapes) for case in probes)
     wanted = lattice(names, relations)

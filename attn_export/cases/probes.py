@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from attn_export.cases.draw import draw_inputs
-from attn_export.cases.sizes import Sizes, with_sums
+from attn_export.cases.sizes import Sizes, axis_names, with_sums
 from attn_export.mask_spec import MaskSpec
 from attn_export.nouns import Case
 from attn_export.spec import AttentionSpec, Shape
@@ -53,9 +53,8 @@ def probe_cases(
         spec: What the module means, if it is ours; without it only general probes apply.
         relations: Axes that others add up to.
     """
-    names = {axis for shape in shapes.values() for axis in shape if isinstance(axis, str)}
-    sizes = with_sums({name: PROBE_SIZES.get(name, 3) for name in sorted(names)}, relations)
-    sizes = {name: sizes[name] for name in sorted(names)}
+    names = axis_names(shapes, relations)
+    sizes = with_sums({name: PROBE_SIZES.get(name, 3) for name in names}, relations)
 
     def draw(seed: str) -> Inputs:
         return draw_inputs(shapes, dtypes, sizes, seed_words=("probe", seed))

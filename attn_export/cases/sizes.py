@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from attn_export.spec import Shape
+
 Sizes = Mapping[str, int]
 
 TRACED_SIZES: Sizes = {
@@ -47,6 +49,12 @@ def lattice(axes: Iterable[str], relations: Mapping[str, str] | None = None) -> 
         if sizes not in found:
             found.append(sizes)
     return found
+
+
+def axis_names(shapes: Mapping[str, Shape], relations: Mapping[str, str]) -> list[str]:
+    """The dynamic axes of some inputs, and those that are sums of them."""
+    found = {axis for shape in shapes.values() for axis in shape if isinstance(axis, str)}
+    return sorted(found | set(relations))
 
 
 def with_sums(sizes: Sizes, relations: Mapping[str, str]) -> dict[str, int]:

@@ -54,7 +54,7 @@ def test_the_engine_objects_when_attention_was_placed_on_the_cpu(bundle: Path):
 def test_only_attention_on_cuda_counts_while_shapes_may_stay_on_the_cpu(
     placed: dict[str, dict[str, int]], objection: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(CudaEngine, "_operators_by_provider", lambda self: placed)
+    monkeypatch.setattr(CudaEngine, "_operators_by_provider", lambda _: placed)
     assert CudaEngine.__new__(CudaEngine).objection() == objection
 
 

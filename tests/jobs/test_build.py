@@ -1,0 +1,252 @@
+"""The main job, end to end, on real runtimes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from conftest import ROOT, small_spec
+from torch import nn
+
+from attn_export import Subject, build, verify
+from attn_export.bundle import read_bundle
+from attn_export.cases.golden import read_golden
+from attn_export.errors import ExportError, OutputError, UsageError
+from attn_export.graph.checks import check_graph
+from attn_export.jobs.check import check
+
+BOTH = ["ort-cpu", "onnx-reference"]
+
+FEATURES: dict[str, dict[str, object]] = {
+    "mha": {"num_kv_heads": 4},
+    "mqa": {"num_kv_heads": 1},
+    "gqa": {},
+    "no mask": {"attn_mask": "none"},
+    "no cache": {"cache": "none"},
+    "no mask, no cache, not causal": {"attn_mask": "none", "cache": "none", "causal": False},
+    "cache, not causal": {"causal": False},
+    "weights": {"attn_weights": True},
+    "weights without cache": {"attn_weights": True, "cache": "none"},
+    "weights without mask": {"attn_weights": True, "attn_mask": "none", "cache": "none"},
+    "float mask and weights": {"attn_mask": "float[B,1,L,S]", "attn_weights": True},
+    "mask of each head": {"attn_mask": "float[B,H,L,S]"},
+    "no bias": {"bias": False},
+    "scale": {"scale": 0.5},
+    "head_dim of its own": {"head_dim": 6},
+    "v_head_dim of its own": {"v_head_dim": 12, "attn_weights": True},
+    "odd dimensions": {"embed_dim": 21, "num_heads": 3, "num_kv_heads": 1},
+    "one head": {"num_heads": 1, "num_kv_heads": 1},
+    "cross": {"cross": True, "cache": "none", "causal": False},
+    "cross of three widths": {
+        "cross": True, "cache": "none", "causal": False, "kdim": 24, "vdim": 40,
+        "v_head_dim": 12, "attn_weights": True,
+    },
+    "cross without mask": {
+        "cross": True, "cache": "none", "causal": False, "attn_mask": "none",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", FEATURES.values(), ids=FEATURES)
+def test_every_feature_passes_checks_and_judge_on_two_engines(
+    changes: dict[str, object], tmp_path: Path
+):
+    report = build(small_spec(**changes), tmp_path / "b", runtimes=BOTH)
+    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
+    by_runtime = {name: {v.case for v in report.verdicts if v.runtime == name} for name in BOTH}
+    assert by_runtime["ort-cpu"] == by_runtime["onnx-reference"]
+    shapes = [case for case in by_runtime["ort-cpu"] if case.startswith("shape_")]
+    assert len(shapes) >= 30
+    assert check(tmp_path / "b" / "model.onnx") == []
+
+
+def test_a_bundle_holds_what_the_design_names(bundle: Path):
+    names = {path.name for path in bundle.iterdir()}
+    assert names == {"manifest.json", "spec.toml", "model.onnx", "golden", "report.json"}
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    assert manifest["needs"] == {"opset": 23, "ir_version": 10, "onnxruntime": "1.24"}
+    assert manifest["inputs"]["attn_mask"] == {
+        "dtype": "bool",
+        "shape": ["batch", 1, 1, "total_len"],
+    }
+    assert manifest["outputs"]["present_key"]["shape"] == ["batch", 2, "total_len", 8]
+    nodes = manifest["graphs"]["model.onnx"]["nodes"]
+    file, line = nodes["Attention"].split(":")
+    assert file == "attention/module.py"
+    source = (ROOT / "attn_export" / file).read_text().splitlines()
+    assert "attend(q, k, v" in source[int(line) - 1]
+    assert set(manifest["files"]) == {
+        path.relative_to(bundle).as_posix()
+        for path in bundle.rglob("*")
+        if path.is_file() and path.name != "manifest.json"
+    }
+
+
+def test_names_and_axes_of_the_graph_are_the_public_contract(bundle: Path):
+    graph = onnx.load(bundle / "model.onnx").graph
+
+    def shapes(values) -> dict[str, list[str | int]]:
+        return {
+            v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
+            for v in values
+        }
+
+    assert shapes(graph.input) == {
+        "query": ["batch", "query_len", 32],
+        "attn_mask": ["batch", 1, 1, "total_len"],
+        "past_key": ["batch", 2, "past_len", 8],
+        "past_value": ["batch", 2, "past_len", 8],
+    }
+    assert shapes(graph.output) == {
+        "output": ["batch", "query_len", 32],
+        "present_key": ["batch", 2, "total_len", 8],
+        "present_value": ["batch", 2, "total_len", 8],
+    }
+    weights = {tensor.name for tensor in graph.initializer if "." in tensor.name}
+    assert weights == {
+        f"{part}_proj.{kind}" for part in ("q", "k", "v", "out") for kind in ("weight", "bias")
+    }
+
+
+def test_the_same_spec_and_seed_give_the_same_bytes_and_another_seed_does_not(
+    tmp_path: Path, bundle: Path
+):
+    for name, seed in (("same", 0), ("other", 1)):
+        build(small_spec(), tmp_path / name, name="small", runtimes=["ort-cpu"], seed=seed)
+    same, other = (read_bundle(tmp_path / name).manifest["files"] for name in ("same", "other"))
+    first = dict(read_bundle(bundle).manifest["files"])
+    # The report has figures of this run's threads in it; everything else is the spec's.
+    first.pop("report.json"), same.pop("report.json")
+    assert same == first
+    assert other["model.onnx"] != first["model.onnx"]
+
+
+def test_building_leaves_the_callers_random_state_alone(tmp_path: Path):
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    Subject.from_spec(small_spec(), seed=3)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_large_weights_lie_in_safetensors_and_the_bundle_verifies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from attn_export.graph import save
+
+    monkeypatch.setattr(save, "EXTERNAL_ABOVE", 1000)
+    assert build(small_spec(), tmp_path / "b", runtimes=BOTH).passed
+    assert (tmp_path / "b" / "weights.safetensors").is_file()
+    assert verify(tmp_path / "b", runtimes=BOTH).passed
+    (tmp_path / "b").rename(tmp_path / "moved")  # external data is found beside the graph
+    assert verify(tmp_path / "moved", runtimes=BOTH).passed
+    assert check_graph(tmp_path / "moved" / "model.onnx") == []
+
+
+def linear() -> Subject:
+    return Subject(nn.Linear(8, 8).eval(), {"input": torch.randn(2, 6, 8)},
+                   {"input": {0: "batch", 1: "query_len"}}, ["y"])  # fmt: skip
+
+
+def test_a_failed_build_leaves_the_earlier_bundle_and_keeps_its_own_beside_it(tmp_path: Path):
+    place = tmp_path / "b"
+    assert build(linear(), place, runtimes=["ort-cpu"]).passed
+    before = read_bundle(place).manifest
+    report = build(linear(), place, runtimes=["onnx-reference"], atol=0.0)
+    assert report.exit_code == 6
+    assert any("outside --atol 0 --rtol 0 of eager" in v.message for v in report.verdicts)
+    assert read_bundle(place).manifest == before
+    failed = read_bundle(tmp_path / "b.failed")
+    assert not json.loads((failed.folder / "report.json").read_text())["passed"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "b.failed"]
+
+
+def test_a_passed_build_replaces_the_earlier_bundle(tmp_path: Path):
+    for seed in (0, 1):
+        build(small_spec(), tmp_path / "b", runtimes=["ort-cpu"], seed=seed)
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
+
+
+@pytest.mark.parametrize("kind", ["file", "other folder", "under a file"])
+def test_an_output_that_is_not_ours_to_replace_is_left_alone(kind: str, tmp_path: Path):
+    place = tmp_path / "out"
+    if kind == "file":
+        place.write_text("mine")
+    elif kind == "other folder":
+        place.mkdir()
+        (place / "mine").write_text("mine")
+    else:
+        (tmp_path / "file").write_text("mine")
+        place = tmp_path / "file" / "out"
+    before = sorted(path for path in tmp_path.rglob("*"))
+    with pytest.raises(OutputError):
+        build(small_spec(), place)
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"runtimes": ["ort-cppu"]}, "unknown runtime 'ort-cppu'"),
+        ({"require": ["tensorrt"]}, "unknown runtime 'tensorrt'"),
+        ({"dialects": ["portble"]}, "unknown dialect 'portble'"),
+    ],
+)
+def test_unknown_names_are_told_before_anything_is_made(options, told: str, tmp_path: Path):
+    with pytest.raises(UsageError, match=told):
+        build(small_spec(), tmp_path / "b", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_of_the_users_is_built_with_its_own_names(tmp_path: Path):
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 4)
+
+        def forward(self, left, right):
+            joined = torch.cat([left, right], dim=1)
+            return self.linear(joined), joined.sum(dim=1)
+
+    subject = Subject(
+        Two().eval(),
+        {"left": torch.randn(2, 3, 8), "right": torch.randn(2, 5, 8)},
+        {"left": {0: "batch", 1: "a"}, "right": {0: "batch", 1: "b"}},
+        ["mixed", "total"],
+        relations={"both": "a + b"},
+    )
+    assert build(subject, tmp_path / "b", runtimes=BOTH).passed
+    manifest = read_bundle(tmp_path / "b").manifest
+    assert manifest["outputs"] == {
+        "mixed": {"shape": ["batch", "both", 4]},
+        "total": {"shape": ["batch", 8]},
+    }
+    assert len(read_golden(tmp_path / "b" / "golden")) >= 30
+
+
+def test_an_input_that_changes_nothing_is_refused(tmp_path: Path):
+    class Half(nn.Module):
+        def forward(self, used, unused):
+            return used * 2 + unused * 0
+
+    subject = Subject(
+        Half().eval(), {n: torch.randn(2, 3) for n in ("used", "unused")},
+        {n: {0: "batch"} for n in ("used", "unused")}, ["y"],
+    )  # fmt: skip
+    with pytest.raises(ExportError, match="the input unused changes no output"):
+        build(subject, tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_leaves_no_process_and_no_folder_behind(tmp_path: Path):
+    marker = "attn_export.runtimes.worker"
+    with pytest.raises(UsageError):
+        build(small_spec(), tmp_path / "b", require=["nothing"])
+    own = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", marker], capture_output=True)
+    assert own.stdout == b""
+    assert list(tmp_path.iterdir()) == []

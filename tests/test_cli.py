@@ -1,0 +1,186 @@
+"""The command line as a user meets it: codes, one line, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Cli, command
+
+from attn_export.cli import run
+
+SMALL = ("--variant", "gqa", "--embed-dim", "32", "--num-heads", "4", "--runtime", "ort-cpu")
+
+WRONG_USE = [
+    (("build",), 2, "nothing to build"),
+    (("build", "--variant", "mla"), 2, "unknown variant 'mla'"),
+    (("build", "--variant", "gqa", "--num-kv-heads", "3"), 2,
+     "num_heads 8 does not divide by num_kv_heads 3; choose one of 1, 2, 4, 8"),
+    (("build", "--embed-dim", "10", "--num-heads", "4"), 2,
+     "embed_dim 10 does not divide by num_heads 4"),
+    (("build", "--embed-dim", "64", "--num-heads", "4", "--cross", "--causal"), 2,
+     "causal = true with cross = true"),
+    (("build", "--variant", "mqa", "--attn-mask", "bool[S,L]"), 2, "'bool[S,L]'"),
+    (("build", "--variant", "mqa", "--runtime", "ort_cpu"), 2, "unknown runtime 'ort_cpu'"),
+    (("build", "--variant", "mqa", "--require", "trt"), 2, "unknown runtime 'trt'"),
+    (("build", "--variant", "mqa", "--dialect", "fancy"), 2, "unknown dialect 'fancy'"),
+    (("build", "--variant", "mqa", "--num-heads", "four"), 2, "'four'"),
+    (("build", "--variant", "mqa", "--atol", "-1"), 2, "-1"),
+    (("build", "--variant", "mqa", "--output", "/dev/null/x"), 2, "cannot write /dev/null/x"),
+    (("build", "no.toml"), 2, "cannot read the spec no.toml"),
+    (("build", "typo.toml"), 2, "unknown key 'num_head'"),
+    (("build", "broken.toml"), 2, "is not TOML"),
+    (("build", "typo.toml", "--variant", "mqa"), 2, "choose one"),
+    (("verify",), 2, "BUNDLE"),
+    (("verify", "nowhere"), 7, "no bundle"),
+    (("check", "nowhere.onnx"), 4, "cannot read nowhere.onnx"),
+    (("check", "garbage.onnx"), 4, "no ONNX model"),
+    (("check", "truncated.onnx"), 4, "no ONNX model"),
+    (("frobnicate",), 2, "frobnicate"),
+    (("build", "--frobnicate"), 2, "--frobnicate"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, bundle: Path) -> Path:
+    """A folder with files that are wrong in one way each."""
+    (tmp_path / "typo.toml").write_text("embed_dim = 32\nnum_heads = 4\nnum_head = 4\n")
+    (tmp_path / "broken.toml").write_text("embed_dim = = 32\n")
+    (tmp_path / "garbage.onnx").write_bytes(b"this is no protobuf message \xff\xff")
+    whole = (bundle / "model.onnx").read_bytes()
+    (tmp_path / "truncated.onnx").write_bytes(whole[: len(whole) * 2 // 3])
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "code", "told"), WRONG_USE, ids=lambda x: str(x)[:60])
+def test_wrong_use_is_one_line_and_a_code_and_nothing_is_written(
+    arguments, code: int, told: str, workplace: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(workplace)
+    before = sorted(workplace.rglob("*"))
+    assert run(arguments) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("attn-export: ")
+    assert told in said.err
+    assert sorted(workplace.rglob("*")) == before
+
+
+def test_the_main_job_prints_a_plain_table_and_where_the_bundle_is(cli: Cli, tmp_path: Path):
+    done = cli("build", *SMALL)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    assert "gqa: passed" in done.stdout
+    assert "bundle: models/gqa" in done.stdout
+    assert (tmp_path / "models" / "gqa" / "manifest.json").is_file()
+    again = cli("verify", tmp_path / "models" / "gqa", "--runtime", "ort-cpu")
+    assert again.returncode == 0
+    assert cli("check", tmp_path / "models" / "gqa" / "model.onnx").returncode == 0
+
+
+def test_json_on_stdout_is_all_that_is_there(cli: Cli, bundle: Path):
+    done = cli("verify", bundle, "--json", "-")
+    report = json.loads(done.stdout)
+    assert report["format"] == "attn-export-report/1"
+    assert report["passed"] is True
+    assert report["exit_code"] == done.returncode == 0
+    assert {run["runtime"] for run in report["runs"]} == {"ort-cpu", "ort-cuda"}
+    assert {"whole", "row", "worst", "max_abs", "max_rel"} <= report["verdicts"][0].keys()
+
+
+def test_json_to_a_file_and_quiet(cli: Cli, bundle: Path, tmp_path: Path):
+    done = cli("verify", bundle, "--quiet", "--json", tmp_path / "r.json")
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+    assert json.loads((tmp_path / "r.json").read_text())["passed"]
+    assert cli("verify", bundle, "--json", tmp_path / "no" / "r.json").returncode == 2
+
+
+def test_a_changed_byte_is_exit_code_7(cli: Cli, bundle: Path, tmp_path: Path):
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    content = bytearray((copy / "model.onnx").read_bytes())
+    content[-5] ^= 1
+    (copy / "model.onnx").write_bytes(content)
+    done = cli("verify", copy)
+    assert done.returncode == 7
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_mismatch_is_exit_code_6_with_output_place_and_numbers(
+    cli: Cli, bundle: Path, tmp_path: Path
+):
+    import onnx
+
+    model = onnx.load(bundle / "model.onnx")
+    node = next(node for node in model.graph.node if node.op_type == "Attention")
+    next(a for a in node.attribute if a.name == "scale").f = 1 / 3
+    onnx.save(model, tmp_path / "wrong.onnx")
+    done = cli("verify", bundle, "--graph", tmp_path / "wrong.onnx", "--runtime", "ort-cpu")
+    assert done.returncode == 6
+    for word in ("failed ort-cpu", "output", "allowed", "worst at", "actual", "expected"):
+        assert word in done.stdout
+
+
+def test_a_missing_runtime_is_exit_code_5_only_where_it_is_required(cli: Cli, bundle: Path):
+    from attn_export.runtimes.ort_cuda import no_cuda_device
+
+    if not no_cuda_device():
+        pytest.fail("this test describes machines without a GPU; run scripts/gpu_check there")
+    assert cli("verify", bundle).returncode == 0
+    assert "ort-cuda not run: " in cli("verify", bundle).stdout
+    assert cli("verify", bundle, "--require", "ort-cuda").returncode == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("after", [0.3, 2.5], ids=["early", "while exporting"])
+def test_interrupted_it_ends_at_once_and_leaves_nothing(
+    number: signal.Signals, after: float, tmp_path: Path
+):
+    process = subprocess.Popen(
+        command(("build", "--variant", "mqa", "--output", "out/mqa")),
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    time.sleep(after)
+    os.kill(process.pid, number)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == (130 if number == signal.SIGINT else 143)
+    assert "Traceback" not in said
+    assert list(tmp_path.glob("out/*")) == list(tmp_path.glob("out/.*")) == []
+
+
+def test_no_argument_shows_the_help_and_help_names_every_command(cli: Cli):
+    shown = cli("--help").stdout
+    for name in ("build", "verify", "check", "runtimes"):
+        assert name in shown
+        assert cli(name, "--help").returncode == 0
+    assert cli().returncode == 2
+
+
+def test_runtimes_are_listed_with_version_or_reason(cli: Cli):
+    lines = cli("runtimes").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["ort-cpu", "ort-cuda", "onnx-reference"]
+    assert all("ready" in line or "not here: " in line for line in lines)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(bundle: Path, tmp_path: Path):
+    line = " ".join(command(("verify", bundle, "--json", "-")))
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{line} | head -c 10"], capture_output=True, text=True
+    )
+    assert done.stderr == ""
+
+
+def test_a_terminal_gets_a_progress_bar_and_a_pipe_does_not(bundle: Path):
+    script = " ".join(command(("verify", bundle, "--runtime", "ort-cpu")))
+    shown = subprocess.run(["script", "-qec", script, "/dev/null"], capture_output=True, text=True)
+    piped = subprocess.run(command(("verify", bundle)), capture_output=True, text=True)
+    assert "\x1b[" in shown.stdout
+    assert "━" in shown.stdout
+    assert piped.stderr == ""

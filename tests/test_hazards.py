@@ -1,0 +1,272 @@
+"""The traps of exporting attention: each with the trap itself, and the remedy that closes it.
+
+Where the trap is another library's, a first test shows that it is still there: when that fails,
+the remedy has become unnecessary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from conftest import small_spec
+from onnx import TensorProto, helper
+from torch import nn
+
+from attn_export import Subject, build
+from attn_export.errors import ExportError, GraphError
+from attn_export.export import export
+from attn_export.graph.checks import Expected, check_graph
+from attn_export.graph.save import save_graph
+
+
+class Branching(nn.Module):
+    """A layer that takes another branch at some sizes."""
+
+    def __init__(self, condition) -> None:
+        super().__init__()
+        self.condition = condition
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x) if self.condition(x) else x * 2
+
+
+def subject_of(module: nn.Module) -> Subject:
+    (name,) = inspect.signature(module.forward).parameters
+    axes = {name: {0: "batch", 1: "query_len"}}
+    return Subject(module.eval(), {name: torch.randn(2, 6, 8)}, axes, ["y"])
+
+
+# -- 1: guards on sizes are dropped silently -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("condition", "axis", "told"),
+    [
+        (lambda x: x.shape[1] > 8, "query_len", ", 8]"),
+        (lambda x: x.shape[1] <= 8, "query_len", ", 8]"),
+        (lambda x: x.shape[0] < 40, "batch", "39]"),
+        (lambda x: x.shape[1] >= 4, "query_len", "[4, "),
+        (lambda x: x.shape[1] == 6, "query_len", "fixed at 6"),
+    ],
+)
+def test_a_module_with_a_guard_on_a_size_is_refused_with_axis_and_range(condition, axis, told):
+    with pytest.raises(ExportError, match=r"was (narrowed|fixed)") as caught:
+        export(subject_of(Branching(condition)))
+    message = str(caught.value)
+    assert axis in message
+    assert told in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("condition", "at"),
+    [
+        (lambda x: x.shape[1] == 1, "query_len = 1"),
+        (lambda x: x.shape[0] == 1, "batch = 1"),
+        (lambda x: x.shape[0] == x.shape[1], ""),
+        (lambda x: x.shape[1] % 2 == 0, ""),
+        (lambda x: x.shape[0] != 7, ""),
+    ],
+    ids=["L is 1", "B is 1", "B is L", "L is even", "B is not 7"],
+)
+def test_a_branch_that_leaves_no_range_is_refused_by_running_both_programs(condition, at):
+    with pytest.raises(ExportError) as caught:
+        export(subject_of(Branching(condition)))
+    assert at in str(caught.value)
+    assert "branch" in str(caught.value)
+
+
+def test_a_module_without_branches_passes_the_same_proof():
+    export(subject_of(nn.Sequential(nn.Linear(8, 8), nn.GELU())))
+
+
+def test_a_refused_module_leaves_nothing_behind(tmp_path: Path):
+    with pytest.raises(ExportError):
+        build(subject_of(Branching(lambda x: x.shape[1] > 8)), tmp_path / "out" / "bundle")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+# -- 3: masks whose L axis is 1 ---------------------------------------------------------
+
+
+def attention_session(mask_shape: list[int | str]) -> onnxruntime.InferenceSession:
+    shapes = {"q": ["b", 1, "l", 4], "k": ["b", 1, "l", 4], "v": ["b", 1, "l", 4]}
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in shapes.items()
+    ]
+    inputs.append(helper.make_tensor_value_info("m", TensorProto.BOOL, mask_shape))
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", 1, "l", 4])
+    node = helper.make_node("Attention", ["q", "k", "v", "m"], ["y"])
+    graph = helper.make_graph([node], "g", inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=10)
+    onnx.checker.check_model(model, full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+def test_onnxruntime_still_refuses_a_key_padding_mask_that_the_checker_accepts():
+    session = attention_session(["b", 1, 1, "l"])
+    x = np.ones((2, 1, 3, 4), np.float32)
+    with pytest.raises(Exception, match="q_sequence_length"):
+        session.run(None, {"q": x, "k": x, "v": x, "m": np.ones((2, 1, 1, 3), bool)})
+
+
+@pytest.mark.parametrize(
+    "mask",
+    ["bool[B,1,1,S]", "bool[1,S]", "bool[H,1,S]", "bool[1,1,1,S]", "float[B,H,1,S]",
+     "float[1,S]", "bool[1,H,L,S]", "float[H,L,S]", "bool[B,1,L,S]", "float[L,S]"],
+)  # fmt: skip
+def test_masks_of_every_broadcast_shape_run_and_pass(mask: str, tmp_path: Path):
+    report = build(
+        small_spec(attn_mask=mask), tmp_path / "b", runtimes=["ort-cpu", "onnx-reference"]
+    )
+    assert report.passed
+
+
+# -- 4: fully masked rows ---------------------------------------------------------------
+
+
+def decomposed_session() -> onnxruntime.InferenceSession:
+    """Softmax with a lowest-value mask: how exporters write a bool mask at opset 18."""
+    nodes = [
+        helper.make_node("Where", ["m", "s", "low"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["p"], axis=-1),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("s", TensorProto.FLOAT, ["l", "s_"]),
+        helper.make_tensor_value_info("m", TensorProto.BOOL, ["l", "s_"]),
+    ]
+    low = helper.make_tensor("low", TensorProto.FLOAT, [], [float(np.finfo(np.float32).min)])
+    output = helper.make_tensor_value_info("p", TensorProto.FLOAT, ["l", "s_"])
+    graph = helper.make_graph(nodes, "g", inputs, [output], [low])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return onnxruntime.InferenceSession(model.SerializeToString())
+
+
+def test_the_usual_export_turns_a_fully_masked_row_into_an_average():
+    weights = decomposed_session().run(
+        None, {"s": np.zeros((1, 4), np.float32), "m": np.zeros((1, 4), bool)}
+    )[0]
+    assert weights.tolist() == [[0.25] * 4]
+
+
+@pytest.mark.parametrize("mask", ["bool[B,1,1,S]", "float[B,1,1,S]", "bool[B,H,L,S]", "float[L,S]"])
+def test_a_fully_masked_row_is_0_in_eager_in_the_truth_and_on_every_runtime(
+    mask: str, tmp_path: Path
+):
+    from attn_export.cases.golden import read_golden, read_tensors
+
+    spec = small_spec(attn_mask=mask, attn_weights=True)
+    report = build(spec, tmp_path / "b", runtimes=["ort-cpu", "onnx-reference"])
+    assert report.passed
+    folder = tmp_path / "b" / "golden"
+    golden = next(g for g in read_golden(folder) if g.case.name == "fully_masked_rows")
+    first = golden.expected["attn_weights"][0, 0, 0]
+    assert not first.any()
+    assert not golden.eager["attn_weights"][0, 0, 0].any()
+    verdicts = [v for v in report.verdicts if v.case == "fully_masked_rows"]
+    assert {(v.runtime, v.status) for v in verdicts} == {
+        ("ort-cpu", "passed"),
+        ("onnx-reference", "passed"),
+    }
+    assert read_tensors(folder / "test_data_set_0", "input", list(spec.input_shapes()))
+
+
+# -- 5: torch.onnx.export(verify=True) lets NaN pass; the judge does not ------------------
+
+
+def test_a_module_that_gives_nan_does_not_pass(tmp_path: Path):
+    class Root(nn.Module):
+        def forward(self, x):
+            return x.sqrt()  # NaN for every negative input, in the truth as well
+
+    # NaN where the truth has NaN is right; what must not pass is NaN where it has none.
+    report = build(subject_of(Root()), tmp_path / "b", runtimes=["ort-cpu"])
+    assert report.passed
+
+    class Overflow(nn.Module):
+        def forward(self, x):
+            return (x * 1e30) * (x * 1e30) * 1e-60  # finite in float64 only
+
+    report = build(subject_of(Overflow()), tmp_path / "c", runtimes=["ort-cpu"])
+    assert report.exit_code == 6
+    assert {v.status for v in report.verdicts if v.case == "base"} == {"unusable"}
+
+
+# -- 6, 8, and what stays in the file -----------------------------------------------------
+
+
+def test_attention_at_an_opset_that_has_none_is_found_by_a_check(tmp_path: Path, bundle: Path):
+    model = onnx.load(bundle / "model.onnx")
+    model.opset_import[0].version = 18
+    onnx.save(model, tmp_path / "m.onnx")
+    assert "opset_and_ir" in {finding.check for finding in check_graph(tmp_path / "m.onnx")}
+
+
+def test_a_graph_exported_without_dynamic_axes_is_found_by_a_check(tmp_path: Path):
+    subject = Subject.from_spec(small_spec())
+    subject_static = Subject(subject.module, subject.inputs, {}, subject.outputs)
+    save_graph(export(subject_static).model, tmp_path / "m.onnx")
+    expected = Expected(subject.input_shapes(), subject.output_shapes())
+    found = [f for f in check_graph(tmp_path / "m.onnx", expected) if f.check == "dynamic_axes"]
+    assert any("'batch'" in finding.message for finding in found)
+
+
+def test_no_stack_trace_and_no_path_is_left_in_the_file(bundle: Path):
+    content = (bundle / "model.onnx").read_bytes()
+    for trace in (b"stack_trace", b"site-packages", b".py", str(Path.cwd()).encode()):
+        assert trace not in content
+
+
+# -- 7: train mode --------------------------------------------------------------------------
+
+
+def test_a_module_in_train_mode_is_refused_by_the_name_of_the_part():
+    module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).eval()
+    module[1].train()
+    with pytest.raises(ExportError, match=r"1 \(Dropout\) is in train mode.*\.eval\(\)"):
+        Subject(module, {"input": torch.randn(2, 3, 8)}, {"input": {0: "batch"}}, ["y"])
+
+
+def test_a_module_with_dropout_passes_in_eval_mode(tmp_path: Path):
+    module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
+    assert build(subject_of(module), tmp_path / "b", runtimes=["ort-cpu"]).passed
+
+
+# -- B >= 2, and capture of what cannot be captured -------------------------------------------
+
+
+def test_every_probe_and_most_shapes_have_batches_over_1(bundle: Path):
+    from attn_export.cases.golden import read_golden
+
+    goldens = read_golden(bundle / "golden")
+    batches = [golden.case.sizes["batch"] for golden in goldens]
+    assert sum(batch >= 2 for batch in batches) > len(batches) / 2
+    assert all(g.case.sizes["batch"] >= 2 for g in goldens if g.case.kind == "probe")
+
+
+def test_a_branch_on_values_is_refused_in_one_line():
+    with pytest.raises(ExportError, match=r"torch.export cannot capture") as caught:
+        export(subject_of(Branching(lambda x: x.sum() > 0)))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_graph_is_one_line_with_the_check_that_refused(tmp_path: Path):
+    class Double(nn.Module):
+        def forward(self, x):
+            return x.double() * 2.5
+
+    with pytest.raises(GraphError, match=r"no_float64: .*float64") as caught:
+        build(subject_of(Double()), tmp_path / "b")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
