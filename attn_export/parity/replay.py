@@ -33,9 +33,9 @@ def judge_pool(
         RuntimeRun(a.runtime, a.graph, "not run", a.reason, a.required, {}) for a in pool.absent
     ]
     verdicts: list[Verdict] = []
-    by_name = {golden.case.name: golden for golden in goldens}
+    numbered = {golden.case.name: (i, golden) for i, golden in enumerate(goldens)}
     for (name, graph), worker in pool.workers.items():
-        verdicts += _judge_worker(worker, graph, by_name, out, gate, advance)
+        verdicts += _judge_worker(worker, graph, numbered, out, gate, advance)
         # What can run here has to: only an absent runtime may be forgiven.
         facts = {"version": worker.runtime.version(), **worker.facts}
         runs.append(RuntimeRun(name, graph, worker.outcome, worker.reason, True, facts))
@@ -45,7 +45,7 @@ def judge_pool(
 def _judge_worker(
     worker: Worker,
     graph: str,
-    goldens: Mapping[str, Golden],
+    goldens: Mapping[str, tuple[int, Golden]],
     out: Path,
     gate: Gate,
     advance: Advance,
@@ -56,8 +56,9 @@ def _judge_worker(
         if served.error:
             verdicts.append(Verdict(name, graph, served.case, "", "error", served.error))
         else:
-            outputs = read_outputs(outputs_of(out, name, graph, served.case), served.outputs)
-            verdicts += judge(name, graph, goldens[served.case], outputs, gate)
+            number, golden = goldens[served.case]
+            outputs = read_outputs(outputs_of(out, name, graph, number), served.outputs)
+            verdicts += judge(name, graph, golden, outputs, gate)
         advance(f"{name}: {served.case}")
     if worker.outcome == "refused":
         # It ran, but not where it should have: none of it counts.

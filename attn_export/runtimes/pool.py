@@ -96,10 +96,13 @@ class Pool:
         """
         listed = list(cases)
         for (name, graph), worker in self.workers.items():
-            files = [(case, source, outputs_of(out, name, graph, case)) for case, source in listed]
+            files = [
+                (case, source, outputs_of(out, name, graph, number))
+                for number, (case, source) in enumerate(listed)
+            ]
             worker.start(folder / graph, inputs, files)
 
 
-def outputs_of(out: Path, runtime_name: str, graph: str, case: str) -> Path:
-    """The folder for the outputs of one case."""
-    return out / runtime_name / graph / case
+def outputs_of(out: Path, runtime_name: str, graph: str, number: int) -> Path:
+    """The folder for the outputs of one case: by number, since names come from a file."""
+    return out / runtime_name / Path(graph).name / str(number)

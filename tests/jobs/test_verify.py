@@ -92,7 +92,7 @@ def test_another_graph_with_a_planted_fault_is_a_mismatch(change, bundle: Path, 
 
 
 def test_another_graph_that_is_the_same_passes(bundle: Path, tmp_path: Path):
-    graph = changed_graph(bundle, tmp_path / "same.onnx", lambda graph: None)
+    graph = changed_graph(bundle, tmp_path / "same.onnx", lambda _: None)
     assert verify(bundle, graph=graph, runtimes=["ort-cpu"]).passed
 
 
