@@ -7,7 +7,6 @@ import struct
 from pathlib import Path
 
 import onnx_ir as ir
-import safetensors.numpy
 
 WEIGHTS = "weights.safetensors"
 
@@ -37,6 +36,8 @@ def save_graph(model: ir.Model, path: Path) -> list[str]:
     if sum(t.nbytes for t in in_memory.values() if t is not None) <= EXTERNAL_ABOVE:
         ir.save(model, path)
         return [path.name]
+    import safetensors.numpy  # needed for large weights only
+
     arrays = {name: t.numpy() for name, t in in_memory.items() if t is not None}
     safetensors.numpy.save_file(arrays, path.parent / WEIGHTS)
     places = tensor_places(path.parent / WEIGHTS)
