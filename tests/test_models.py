@@ -1,0 +1,40 @@
+"""The specs of `models/`, built at their real dimensions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from attn_export import AttentionSpec, build, verify
+from attn_export.bundle import read_bundle
+from attn_export.jobs.check import check
+
+SPECS = sorted((ROOT / "models").glob("*.toml"))
+LARGE = {"llama-3-8b", "falcon-7b"}
+
+
+def test_the_models_are_the_ones_that_the_project_promises():
+    assert {path.stem for path in SPECS} == LARGE | {
+        "mha", "mqa", "gqa", "cross", "bert-base", "whisper-small-cross",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_model_passes_and_its_bundle_verifies(path: Path, tmp_path: Path):
+    spec = AttentionSpec.from_toml(path)
+    report = build(spec, tmp_path / path.stem, name=path.stem, runtimes=["ort-cpu"])
+    assert report.passed
+    cases = {verdict.case for verdict in report.verdicts}
+    assert sum(case.startswith("shape_") for case in cases) >= 30
+    assert sum(not case.startswith("shape_") for case in cases) >= 5
+    assert check(tmp_path / path.stem / "model.onnx") == []
+    assert verify(tmp_path / path.stem, runtimes=["ort-cpu"]).passed
+    files = read_bundle(tmp_path / path.stem).manifest["files"]
+    assert ("weights.safetensors" in files) == (path.stem in LARGE)
+    golden = tmp_path / path.stem / "golden"
+    assert sum(f.stat().st_size for f in golden.rglob("*.pb")) <= 33 * 2**20
+    told = json.loads((tmp_path / path.stem / "report.json").read_text())["notes"]
+    assert bool(told) == (path.stem == "llama-3-8b")

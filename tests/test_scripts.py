@@ -1,0 +1,55 @@
+"""The scripts beside the command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from types import ModuleType
+
+import pytest
+from conftest import ROOT
+
+from attn_export.runtimes.ort_cuda import no_cuda_device
+
+
+def load(name: str) -> ModuleType:
+    """A script as a module."""
+    loader = SourceFileLoader(name, str(ROOT / "scripts" / name))
+    spec = importlib.util.spec_from_loader(name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def test_gpu_check_without_a_gpu_says_why_it_did_not_run():
+    if not no_cuda_device():
+        pytest.fail("this test describes machines without a GPU")
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "gpu_check"], capture_output=True, text=True
+    )
+    assert done.returncode == 5
+    assert done.stderr.startswith("gpu_check: not run: ")
+
+
+def test_gpu_check_compares_a_runtime_with_torch_on_a_device():
+    # On the CPU, so that all of it but the GPU is tried on every machine.
+    row = load("gpu_check").check_model("mqa", "cpu", "ort-cpu")
+    assert row["passed"]
+    assert row["failed"] == []
+    assert row["cases"] >= 30
+    assert 0 < row["worst_torch"] < 1
+    assert 0 < row["max_abs_to_torch_device"] < 1e-4
+    results = {"card": "none", "environment": {"versions": {"torch": "x"}}, "models": [row]}
+    assert "| mqa | yes |" in load("gpu_check").to_markdown(results)
+
+
+def test_the_bare_script_of_the_benchmark_exports_the_module_that_the_job_builds(tmp_path):
+    script = load("bench_build").BARE
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "bare.onnx").is_file()
