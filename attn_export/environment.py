@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 PACKAGES = ("attn-export", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime-gpu",
             "onnxruntime", "numpy")  # fmt: skip
@@ -21,7 +22,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def environment() -> dict[str, object]:
+def environment() -> dict[str, Any]:
     """Versions, system and processor."""
     return {
         "versions": versions(),

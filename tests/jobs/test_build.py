@@ -69,7 +69,7 @@ def test_a_bundle_holds_what_the_design_names(bundle: Path):
     names = {path.name for path in bundle.iterdir()}
     assert names == {"manifest.json", "spec.toml", "model.onnx", "golden", "report.json"}
     manifest = json.loads((bundle / "manifest.json").read_text())
-    assert manifest["needs"] == {"opset": 23, "ir_version": 10, "onnxruntime": "1.24"}
+    assert manifest["needs"] == {"opset": 23, "ir_version": 10, "onnxruntime": "1.28"}
     assert manifest["inputs"]["attn_mask"] == {
         "dtype": "bool",
         "shape": ["batch", 1, 1, "total_len"],
