@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 PACKAGES = ("attn-export", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime-gpu",
@@ -13,6 +12,9 @@ PACKAGES = ("attn-export", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntim
 
 def versions() -> dict[str, str]:
     """The installed packages that a result depends on."""
+    # Imported here: `verify` starts its runtimes' processes first.
+    from importlib.metadata import PackageNotFoundError, version
+
     found = {}
     for package in PACKAGES:
         try:

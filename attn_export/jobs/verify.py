@@ -64,11 +64,12 @@ def verify(
         if graph:
             _refuse_unreadable(graphs[0])
         goldens = read_golden(folder / GOLDEN)
+        made_with = environment()
         progress.expect(len(cases) * len(pool.workers))
         from attn_export.parity.replay import judge_pool
 
         runs, verdicts = judge_pool(pool, goldens, out, Gate(atol, rtol), progress.advance)
-    return Report(manifest["name"], runs, verdicts, environment(), ())
+    return Report(manifest["name"], runs, verdicts, made_with, ())
 
 
 def _refuse_unreadable(path: Path) -> None:
