@@ -37,8 +37,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    lines = message.splitlines() or [""]
-    click.echo(f"attn-export: {lines[0]}" if len(lines) == 1 else message, err=True)
+    click.echo(f"attn-export: {' '.join(message.split())}", err=True)
     return code
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import math
+import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -149,13 +150,21 @@ class AttentionSpec:
         """
         if name not in VARIANTS:
             raise SpecError(f"unknown variant {name!r}; choose one of {', '.join(VARIANTS)}")
-        heads = changes.get("num_heads", 8)
-        kv_heads = {"mha": heads, "mqa": 1, "gqa": max(1, heads // 4)}[name]
         values = {
-            "embed_dim": 512, "num_heads": heads, "num_kv_heads": kv_heads,
-            "causal": True, "attn_mask": "bool[B,1,1,S]", "cache": "append",
+            "embed_dim": 512, "num_heads": 8, "causal": True, "attn_mask": "bool[B,1,1,S]",
+            "cache": "append",
         } | changes  # fmt: skip
-        return cls.from_dict(values)
+        # Without K/V heads first, so that what is wrong with the rest is said in its own words.
+        heads = cls.from_dict({**values, "num_kv_heads": DERIVED}).num_heads
+        usual = {"mha": heads, "mqa": 1, "gqa": _usual_kv_heads(heads)}[name]
+        spec = cls.from_dict({"num_kv_heads": usual, **values})
+        rules = {"mha": spec.num_kv_heads == heads, "mqa": spec.num_kv_heads == 1}
+        if not rules.get(name, 1 < spec.num_kv_heads < heads):
+            raise SpecError(
+                f"{name} with num_heads {heads} and num_kv_heads {spec.num_kv_heads}: MHA has as "
+                "many of both, MQA one K/V head, GQA a number between; choose another variant"
+            )
+        return spec
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -188,7 +197,7 @@ class AttentionSpec:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise SpecError(f"cannot read the spec {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise SpecError(f"{path} is not TOML: {error}") from error
         try:
             return cls.from_dict(values | changes)
@@ -263,7 +272,7 @@ class AttentionSpec:
                 )
         if self.attn_mask != NO_MASK:
             object.__setattr__(self, "attn_mask", str(MaskSpec.parse(self.attn_mask)))
-        if self.scale is not None and not 0 < self.scale < math.inf:
+        if self.scale is not None and not 0 < self.scale <= sys.float_info.max:
             raise SpecError(f"scale has to be positive and finite; got {self.scale}")
         if not 0 <= self.dropout < 1:
             raise SpecError(f"dropout has to be at least 0 and less than 1; got {self.dropout}")
@@ -280,4 +289,10 @@ class AttentionSpec:
 
 
 def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def _usual_kv_heads(heads: int) -> int:
+    """A quarter of the heads, or the divisor next below it: 8 -> 2, 16 -> 4, 14 -> 2."""
+    return max(d for d in _divisors(heads) if d <= max(2, heads // 4))

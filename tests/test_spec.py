@@ -275,12 +275,22 @@ def test_variant_is_its_model_file(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "heads", "kv_heads"),
     [("mha", 8, 8), ("mqa", 8, 1), ("gqa", 8, 2), ("mha", 16, 16), ("mqa", 16, 1), ("gqa", 16, 4),
-     ("gqa", 2, 1)],
+     ("gqa", 4, 2), ("gqa", 14, 2)],
 )  # fmt: skip
 def test_variant_chooses_key_value_heads(name: str, heads: int, kv_heads: int) -> None:
-    spec = AttentionSpec.variant(name, num_heads=heads)
+    spec = AttentionSpec.variant(name, num_heads=heads, head_dim=4)
     assert (spec.embed_dim, spec.num_heads, spec.num_kv_heads) == (512, heads, kv_heads)
     assert (spec.causal, spec.attn_mask, spec.cache) == (True, "bool[B,1,1,S]", "append")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [("mqa", {"num_kv_heads": 2}), ("gqa", {"num_kv_heads": 8}), ("gqa", {"num_kv_heads": 1}),
+     ("mha", {"num_kv_heads": 4}), ("gqa", {"num_heads": 2})],
+)  # fmt: skip
+def test_variant_refuses_what_makes_it_another_variant(name: str, changes: dict) -> None:
+    with pytest.raises(SpecError, match=f"^{name} with num_heads"):
+        AttentionSpec.variant(name, **changes)
 
 
 @pytest.mark.parametrize("name", ["MHA", "mla", "", None])

@@ -80,9 +80,11 @@ def _with_weights(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout: float
 ) -> tuple[Tensor, Tensor]:
     """The same attention step by step, for those who want to see the weights."""
-    H, Hkv = query.shape[1], key.shape[1]
-    q = query.unflatten(1, (Hkv, H // Hkv))  # [B, Hkv, H/Hkv, L, D]
-    scores = (q @ key.unsqueeze(2).transpose(-1, -2)).flatten(1, 2) * scale  # [B, H, L, S]
+    # Repeated rather than broadcast: a broadcast matmul rounds otherwise than that of an MHA
+    # with repeated heads, to which this is equal to the bit.
+    repeats = query.shape[1] // key.shape[1]
+    k, v = (x.repeat_interleave(repeats, dim=1) for x in (key, value))  # [B, H, S, ...]
+    scores = (query @ k.transpose(-1, -2)) * scale  # [B, H, L, S]
     if mask is not None:
         scores = (
             scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
@@ -91,6 +93,4 @@ def _with_weights(
     # their gradients are NaN, and weights of 0 afterwards.
     nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
     weights = scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
-    dropped = F.dropout(weights, dropout)
-    attended = dropped.unflatten(1, (Hkv, H // Hkv)) @ value.unsqueeze(2)
-    return attended.flatten(1, 2), weights
+    return F.dropout(weights, dropout) @ v, weights

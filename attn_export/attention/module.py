@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attn_export.attention import canonical
 from attn_export.attention.functional import clamp_mask, scaled_dot_product_attention
-from attn_export.spec import AttentionSpec
+from attn_export.spec import AttentionSpec, Shape
 
 
 class Attention(nn.Module):
@@ -57,8 +57,8 @@ class Attention(nn.Module):
             as far as the spec asks for them, in this order.
 
         Raises:
-            ValueError: If an input that the spec names is missing, or one that it does not
-                name is given.
+            ValueError: If an input that the spec names is missing, one that it does not name is
+                given, or one has another rank, width or kind than the spec says.
         """
         spec = self.spec
         self._check_inputs(
@@ -128,6 +128,22 @@ class Attention(nn.Module):
             if (tensor is not None) != (name in wanted):
                 problem = "is missing" if name in wanted else "is given, but the spec has none"
                 raise ValueError(f"{name} {problem}; the inputs of this spec: {', '.join(wanted)}")
+            if tensor is not None:
+                self._check_shape(name, tensor, wanted[name])
+
+    def _check_shape(self, name: str, tensor: Tensor, wanted: Shape) -> None:
+        # Sizes of dynamic axes are left to the arithmetic: while exporting they are symbols.
+        fits = len(wanted) == tensor.dim() and all(
+            want == size
+            for want, size in zip(wanted, tensor.shape, strict=True)
+            if isinstance(want, int)
+        )
+        if not fits:
+            raise ValueError(f"{name} is {list(tensor.shape)}, the spec has {list(wanted)}")
+        is_bool = self.spec.mask is not None and self.spec.mask.dtype == "bool"
+        if name == "attn_mask" and (tensor.dtype == torch.bool) != is_bool:
+            # A mask of zeros and ones would otherwise be added to the scores.
+            raise ValueError(f"attn_mask is {tensor.dtype}, the spec has {self.spec.attn_mask}")
 
     @staticmethod
     def _heads(x: Tensor, heads: int) -> Tensor:

@@ -95,5 +95,7 @@ def _bytes(
         np.dtype(dtypes[name]).itemsize * math.prod(concrete(shape, sizes))
         for name, shape in shapes.items()
     )
-    outputs = sum(width * math.prod(concrete(shape, sizes)) for shape in output_shapes.values())
+    # An axis of which nothing is known counts as the longest one.
+    known = {**sizes, "": max(sizes.values(), default=1)}
+    outputs = sum(width * math.prod(concrete(shape, known)) for shape in output_shapes.values())
     return inputs + 2 * outputs

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
+TORCH = re.compile(r"^torch/|-packages/torch/")
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -29,6 +31,7 @@ def canonicalize(model: ir.Model, relations: Mapping[str, str]) -> dict[str, str
     Returns:
         Where each node came from: node name to ``package/file.py:line``.
     """
+    parameters = set(model.graph.initializers)
     name_sums_of_axes(model, relations)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     fold_weight_transposes(model)
@@ -37,11 +40,11 @@ def canonicalize(model: ir.Model, relations: Mapping[str, str]) -> dict[str, str
     fold_constants(model, onnx_shape_inference=False)
     common.IdentityEliminationPass()(model)
     common.CommonSubexpressionEliminationPass()(model)
-    common.DeduplicateInitializersPass()(model)
+    common.DeduplicateInitializersPass(size_limit=sys.maxsize)(model)
     common.RemoveUnusedNodesPass()(model)
     drop_unused_outputs(model)
     common.RemoveUnusedOpsetsPass()(model)
-    name_constants(model)
+    name_constants(model, keep=parameters)
     name_nodes(model)
     origins = node_origins(model)
     strip_metadata(model)
@@ -92,7 +95,7 @@ def reshape_by_position(model: ir.Model) -> None:
         before, after = node.inputs[0], node.outputs[0]
         if before is None or before.shape is None or after.shape is None:
             continue
-        target = _positional(list(before.shape), list(after.shape))
+        target = _positional(before.shape, after.shape)
         if target is None:
             continue
         node.replace_input_with(1, _constant(model, f"{after.name}_shape", target))
@@ -152,12 +155,17 @@ def drop_unused_outputs(model: ir.Model) -> None:
             node.attributes.pop("qk_matmul_output_mode", None)
 
 
-def name_constants(model: ir.Model) -> None:
-    """Name small constants by what they hold, so that names do not depend on the exporter."""
+def name_constants(model: ir.Model, keep: Set[str]) -> None:
+    """Name small constants by what they hold, so that names do not depend on the exporter.
+
+    Args:
+        model: Changed in place.
+        keep: The module's own parameters and buffers, which keep their names.
+    """
     taken = set(model.graph.initializers)
     for name, value in list(model.graph.initializers.items()):
         tensor = value.const_value
-        if tensor is None or "." in name or tensor.size > 16:
+        if tensor is None or name in keep or tensor.size > 16:
             continue
         held = "_".join(f"{x:g}" for x in tensor.numpy().ravel().tolist())
         new = f"{tensor.dtype.name.lower()}{list(tensor.shape)}_{held}".replace(", ", "x")
@@ -186,7 +194,7 @@ def node_origins(model: ir.Model) -> dict[str, str]:
     origins = {}
     for node in model.graph:
         frames = re.findall(r'File "([^"]+)", line (\d+)', node.metadata_props.get(STACK_TRACE, ""))
-        own = [frame for frame in frames if "torch" not in Path(frame[0]).parts]
+        own = [frame for frame in frames if not TORCH.search(Path(frame[0]).as_posix())]
         if own and node.name:
             file, line = own[-1]
             origins[node.name] = f"{'/'.join(Path(file).parts[-2:])}:{line}"
@@ -196,13 +204,17 @@ def node_origins(model: ir.Model) -> dict[str, str]:
 def strip_metadata(model: ir.Model) -> None:
     """Remove stack traces, host paths and other marks of the machine that exported."""
     common.ClearMetadataAndDocStringPass()(model)
-    model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    for value in [*model.graph.inputs, *model.graph.initializers.values()]:
+    values = [*model.graph.inputs, *model.graph.initializers.values()]
+    values += [value for node in model.graph for value in node.outputs]
+    for value in values:
         value.metadata_props.clear()
-    for node in model.graph:
-        for value in node.outputs:
-            value.metadata_props.clear()
+        value.doc_string = None
+        if value.const_value is not None:
+            value.const_value.metadata_props.clear()
+            value.const_value.doc_string = None
+    for part in (model, model.graph):
+        part.metadata_props.clear()
+        part.doc_string = None
 
 
 def _terms(expression: str) -> tuple[str, ...]:
@@ -220,25 +232,30 @@ def _constant(model: ir.Model, name: str, numbers: list[int]) -> ir.Value:
 def _grows(before: ir.Shape, after: ir.Shape, axis: int) -> bool:
     """Whether an Expand really changes `axis` of its output (counted from the right)."""
     own = axis - len(after) + len(before)
-    return after[axis] != (before[own] if own >= 0 else 1)
+    return not _same(after[axis], before[own] if own >= 0 else 1)
+
+
+def _same(one: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
+    """Whether two sizes are known to be equal: two of which nothing is known are not."""
+    return one == other and not (isinstance(one, ir.SymbolicDim) and one.value is None)
 
 
 def _axis_of_an_input(model: ir.Model, size: int | ir.SymbolicDim) -> tuple[ir.Value, int] | None:
     """A graph input and the axis of it that has this symbolic size."""
     for value in model.graph.inputs:
         for axis, dim in enumerate(value.shape or ()):
-            if isinstance(dim, ir.SymbolicDim) and dim == size:
+            if isinstance(dim, ir.SymbolicDim) and _same(dim, size):
                 return value, axis
     return None
 
 
-def _positional(before: list[object], after: list[object]) -> list[int] | None:
+def _positional(before: ir.Shape, after: ir.Shape) -> list[int] | None:
     """The constant target of a Reshape, or None where it takes more than one unknown."""
     target: list[int] = []
     for axis, size in enumerate(after):
         if isinstance(size, int):
             target.append(size)
-        elif axis < len(before) and size == before[axis]:
+        elif axis < len(before) and _same(size, before[axis]):
             target.append(0)
         else:
             target.append(-1)

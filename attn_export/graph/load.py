@@ -21,7 +21,8 @@ def load_proto(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.load(path, load_external_data=False)
+        # Otherwise the format would follow the file's ending.
+        model = onnx.load(path, format="protobuf", load_external_data=False)
     except OSError as error:
         raise GraphError(f"cannot read {path}: {error.strerror}") from error
     except (DecodeError, ValueError) as error:

@@ -6,6 +6,7 @@ import json
 import struct
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 WEIGHTS = "weights.safetensors"
@@ -38,7 +39,10 @@ def save_graph(model: ir.Model, path: Path) -> list[str]:
         return [path.name]
     import safetensors.numpy  # needed for large weights only
 
-    arrays = {name: t.numpy() for name, t in in_memory.items() if t is not None}
+    # safetensors writes an array in the order in which it lies in memory.
+    arrays = {
+        name: np.ascontiguousarray(t.numpy()) for name, t in in_memory.items() if t is not None
+    }
     safetensors.numpy.save_file(arrays, path.parent / WEIGHTS)
     places = tensor_places(path.parent / WEIGHTS)
     try:

@@ -144,7 +144,8 @@ def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
 
 
 def _worst(r: np.ndarray, t: np.ndarray) -> str:
-    distance = np.where(np.isfinite(t), np.abs(r - t), 0.0)
+    usable = np.isfinite(r) & np.isfinite(t)
+    distance = np.abs(np.where(usable, r, 0.0) - np.where(usable, t, 0.0))
     index = np.unravel_index(int(np.argmax(distance)), distance.shape)
     at = [int(i) for i in index]
     return f"worst at {at}: actual {r[index]:.6g}, expected {t[index]:.6g}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
@@ -12,8 +13,12 @@ from onnx import TensorProto
 
 from attn_export.graph.checks.model import Checked
 
+_PACKED = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
+"""Types of which two share a byte."""
+
 HOST_PATH = re.compile(
-    r"(?:^|[\s\"'(=])(?:/(?:[\w.+@-]+/)+[\w.+@-]+|[A-Za-z]:\\[\w\\.+@-]+|file://\S+)"
+    r"(?:^|[\s\"'`(\[<{=:,;])"
+    r"(?:/(?:[\w.+@~-]+/)+[\w.+@~-]+|[A-Za-z]:[\\/][\w\\/.+@~-]+|\\\\[\w.-]+\\\S+|file://\S+)"
 )
 
 
@@ -28,12 +33,10 @@ def no_float64(graph: Checked) -> Iterator[str]:
             yield f"the initializer {tensor.name} is float64; make it float32 in the module"
     for node in model.node:
         for attribute in node.attribute:
-            if (
-                node.op_type == "Cast"
-                and attribute.name == "to"
-                and attribute.i == TensorProto.DOUBLE
-            ):
+            if attribute.name == "to" and attribute.i == TensorProto.DOUBLE:
                 yield f"{_name(node)} casts to float64; compute in float32 instead"
+            elif attribute.t.data_type == TensorProto.DOUBLE:
+                yield f"{_name(node)} holds float64; make it float32 in the module"
 
 
 def no_dead_nodes(graph: Checked) -> Iterator[str]:
@@ -41,7 +44,7 @@ def no_dead_nodes(graph: Checked) -> Iterator[str]:
     model = graph.proto.graph
     read = {name for node in model.node for name in _reads(node)} | {o.name for o in model.output}
     for node in model.node:
-        if not read.intersection(node.output):
+        if not read.intersection(filter(None, node.output)):
             yield f"nobody reads {_name(node)}; remove it"
     for tensor in model.initializer:
         if tensor.name not in read:
@@ -80,8 +83,21 @@ def external_data(graph: Checked) -> Iterator[str]:
         file = graph.path.parent / location
         if not file.is_file():
             yield f"{tensor.name} lies in {location}, which is missing; ship it beside the model"
-        elif int(entries.get("offset", 0)) + int(entries.get("length", 0)) > file.stat().st_size:
-            yield f"{tensor.name} ends beyond the end of {location}; the file was cut off"
+        elif problem := _misplaced(tensor, entries, file.stat().st_size):
+            yield f"{tensor.name} {problem} {location}; the file was cut off or changed"
+
+
+def _misplaced(tensor: TensorProto, entries: dict[str, str], size: int) -> str:
+    """What is wrong with the place of a tensor in a file of `size` bytes, or ""."""
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", size - offset))
+    except ValueError:
+        return "has a place that is no number in"
+    width = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    if tensor.data_type not in _PACKED and length != width * math.prod(tensor.dims):
+        return f"takes {length} bytes, not {width * math.prod(tensor.dims)}, in"
+    return "" if 0 <= offset <= offset + length <= size else "ends beyond the end of"
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
@@ -96,9 +112,9 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 def _content(tensor: TensorProto) -> object:
     if tensor.data_location == TensorProto.EXTERNAL:
         return tuple(sorted((entry.key, entry.value) for entry in tensor.external_data))
-    if tensor.HasField("raw_data"):
-        return hashlib.sha256(tensor.raw_data).digest()
-    return onnx.numpy_helper.to_array(tensor).tobytes()
+    raw = tensor.HasField("raw_data")
+    data = tensor.raw_data if raw else onnx.numpy_helper.to_array(tensor).tobytes()
+    return hashlib.sha256(data).digest()
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,142 @@
+"""Attention the slow way: float64, one query, one head and one key at a time.
+
+Shares no code with the package: it reads the weights and the spec's fields, and nothing that
+the package derives from them but the sizes.
+
+Legend: b of B batch, h of H query heads, g of Hkv key/value heads, i of L queries, j of S keys.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from attn_export.attention import Attention
+from attn_export.spec import AttentionSpec
+
+Array = NDArray[np.float64]
+Inputs = dict[str, torch.Tensor]
+
+
+def slow_attention(module: Attention, inputs: Inputs) -> dict[str, Array]:
+    """What the module should return, by name, and the `attn_weights` in any case."""
+    spec = module.spec
+    query = inputs["query"].double().numpy()
+    q = _project(module, "q_proj", query, spec.num_heads)
+    k = _project(module, "k_proj", _or_query(inputs, "key"), spec.num_kv_heads)
+    v = _project(module, "v_proj", _or_query(inputs, "value"), spec.num_kv_heads)
+    if spec.cache == "append":
+        k = np.concatenate([inputs["past_key"].double().numpy(), k], axis=2)
+        v = np.concatenate([inputs["past_value"].double().numpy(), v], axis=2)
+    attended, weights = _attend(spec, q, k, v, inputs.get("attn_mask"))
+    joined = np.concatenate([attended[:, h] for h in range(spec.num_heads)], axis=-1)
+    outputs = {"output": _linear(module, "out_proj", joined), "attn_weights": weights}
+    if spec.cache == "append":
+        outputs |= {"present_key": k, "present_value": v}
+    return outputs
+
+
+def _attend(
+    spec: AttentionSpec, q: Array, k: Array, v: Array, mask: torch.Tensor | None
+) -> tuple[Array, Array]:
+    B, H, L, D = q.shape
+    Hkv, S, Dv = k.shape[1], k.shape[2], v.shape[3]
+    past = S - L
+    scale = D**-0.5 if spec.scale is None else spec.scale
+    added = _added(mask, (B, H, L, S))
+    attended, weights = np.zeros((B, H, L, Dv)), np.zeros((B, H, L, S))
+    for b, h, i in product(range(B), range(H), range(L)):
+        g = h // (H // Hkv)
+        scores = {}
+        for j in range(S):
+            if added[b, h, i, j] == -math.inf or (spec.causal and j > past + i):
+                continue
+            scores[j] = scale * _dot(q[b, h, i], k[b, g, j]) + max(added[b, h, i, j], -1e30)
+        highest = max(scores.values(), default=0.0)
+        total = sum(math.exp(score - highest) for score in scores.values())
+        for j, score in scores.items():
+            weights[b, h, i, j] = math.exp(score - highest) / total
+            attended[b, h, i] += weights[b, h, i, j] * v[b, g, j]
+    return attended, weights
+
+
+def _added(mask: torch.Tensor | None, shape: tuple[int, ...]) -> Array:
+    """The mask as what is added to each score."""
+    if mask is None:
+        return np.zeros(shape)
+    values = mask.numpy()
+    if mask.dtype == torch.bool:
+        values = np.where(values, 0.0, -math.inf)
+    return np.broadcast_to(values.astype(np.float64), shape)
+
+
+def _dot(x: Array, y: Array) -> float:
+    return math.fsum(a * b for a, b in zip(x.tolist(), y.tolist(), strict=True))
+
+
+def _or_query(inputs: Inputs, name: str) -> Array:
+    return inputs[name if name in inputs else "query"].double().numpy()
+
+
+def _project(module: Attention, name: str, x: Array, heads: int) -> Array:
+    """[B, len, width] -> [B, heads, len, width of a head]."""
+    wide = _linear(module, name, x)
+    width = wide.shape[-1] // heads
+    return np.stack([wide[..., h * width : (h + 1) * width] for h in range(heads)], axis=1)
+
+
+def _linear(module: Attention, name: str, x: Array) -> Array:
+    state = {key: tensor.double().numpy() for key, tensor in module.state_dict().items()}
+    bias = state.get(f"{name}.bias", np.zeros(1))
+    return np.einsum("bie,oe->bio", x, state[f"{name}.weight"]) + bias
+
+
+# -- inputs ----------------------------------------------------------------------------------
+
+
+def draw_inputs(
+    spec: AttentionSpec, B: int, L: int, P: int = 0, key_len: int = 5, seed: int = 0
+) -> Inputs:
+    """Seeded float64 inputs of a spec; a mask forbids about a third of what it could allow."""
+    random = torch.Generator().manual_seed(seed)
+    sizes = {
+        "batch": B, "query_len": L, "past_len": P, "total_len": P + L, "key_len": key_len,
+    }  # fmt: skip
+    inputs = {}
+    for name, axes in spec.input_shapes().items():
+        shape = [axis if isinstance(axis, int) else sizes[axis] for axis in axes]
+        inputs[name] = torch.randn(shape, generator=random, dtype=torch.float64)
+        if name == "attn_mask":
+            allowed = torch.rand(shape, generator=random) > 0.35
+            is_bool = spec.attn_mask.startswith("bool")
+            inputs[name] = allowed if is_bool else inputs[name].masked_fill(~allowed, -torch.inf)
+    return inputs
+
+
+def make_module(
+    spec: AttentionSpec, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> Attention:
+    """A seeded module in evaluation mode."""
+    torch.manual_seed(seed)
+    return Attention(spec).to(dtype).eval()
+
+
+def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """The inputs with the floating ones in another type."""
+    return {
+        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+        for name, tensor in inputs.items()
+    }
+
+
+def outputs_of(module: Attention, inputs: Inputs) -> dict[str, torch.Tensor]:
+    """What the module returns, by the names of its spec."""
+    with torch.no_grad():
+        returned = module(**inputs)
+    names = module.spec.output_shapes()
+    tensors = returned if isinstance(returned, tuple) else (returned,)
+    return dict(zip(names, tensors, strict=True))
