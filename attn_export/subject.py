@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Self
 
@@ -52,6 +52,7 @@ class Subject:
         self.relations = dict(relations or {})
         self.spec = spec
         self._check_names(axes)
+        self._check_axes()
         _refuse_train_mode(module)
 
     @classmethod
@@ -68,7 +69,7 @@ class Subject:
         return cls(
             module,
             {name: torch.from_numpy(array) for name, array in example.items()},
-            {name: _dynamic_axes(shape) for name, shape in shapes.items()},
+            {name: _named_axes(shape) for name, shape in shapes.items()},
             list(spec.output_shapes()),
             relations=spec.relations,
             spec=spec,
@@ -127,29 +128,36 @@ class Subject:
                 f"the inputs {', '.join(self.inputs)} do not fit {type(self.module).__name__}"
                 f".forward{signature(self.module.forward)}: {error}"
             ) from error
+        for name, tensor in self.inputs.items():
+            if tensor.dtype not in (torch.float32, torch.bool):
+                raise UsageError(f"{name} is {tensor.dtype}; inputs are float32 or bool")
         for name in axes:
             if name not in self.inputs:
                 known = ", ".join(self.inputs)
                 raise UsageError(f"axes names the input {name!r}, which is not one of: {known}")
+
+    def _check_axes(self) -> None:
         sizes: dict[str, tuple[int, str]] = {}
+        for name, axis, label in self._dynamic_axes():
+            shape, here = self.inputs[name].shape, f"{name}.shape[{axis}]"
+            if not 0 <= axis < len(shape):
+                raise UsageError(f"{name} has {len(shape)} axes, so axis {axis} cannot be named")
+            size, there = sizes.setdefault(label, (shape[axis], here))
+            if size != shape[axis]:
+                raise UsageError(
+                    f"axis {label!r} is {size} in {there} and {shape[axis]} in {here}; give both "
+                    "one size or two names"
+                )
+            if size < 2:
+                raise UsageError(
+                    f"axis {label!r} ({here}) has size {size} in the example, which the exporter "
+                    "would fix; give an example of 2 or more"
+                )
+
+    def _dynamic_axes(self) -> Iterator[tuple[str, int, str]]:
         for name, dynamic in self.axes.items():
-            shape = self.inputs[name].shape
             for axis, label in dynamic.items():
-                if not 0 <= axis < len(shape):
-                    raise UsageError(
-                        f"{name} has {len(shape)} axes, so axis {axis} cannot be named"
-                    )
-                size, where = sizes.setdefault(label, (shape[axis], f"{name}.shape[{axis}]"))
-                if size != shape[axis]:
-                    raise UsageError(
-                        f"axis {label!r} is {size} in {where} and {shape[axis]} in "
-                        f"{name}.shape[{axis}]; give both one size or two names"
-                    )
-                if size < 2:
-                    raise UsageError(
-                        f"axis {label!r} of {name} has size {size} in the example, which the "
-                        "exporter would fix; give an example of 2 or more"
-                    )
+                yield name, axis, label
 
 
 def _spec_dtypes(spec: AttentionSpec) -> dict[str, str]:
@@ -189,7 +197,7 @@ def infer_output_shapes(subject: Subject) -> dict[str, Shape]:
     }
 
 
-def _dynamic_axes(shape: Shape) -> dict[int, str]:
+def _named_axes(shape: Shape) -> dict[int, str]:
     return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
 
 

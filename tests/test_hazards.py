@@ -164,7 +164,8 @@ def test_the_usual_export_turns_a_fully_masked_row_into_an_average():
 def test_a_fully_masked_row_is_0_in_eager_in_the_truth_and_on_every_runtime(
     mask: str, tmp_path: Path
 ):
-    from attn_export.cases.golden import read_golden, read_tensors
+    from attn_export.cases.golden import read_golden
+    from attn_export.tensorfile import read_tensors
 
     spec = small_spec(attn_mask=mask, attn_weights=True)
     report = build(spec, tmp_path / "b", runtimes=["ort-cpu", "onnx-reference"])

@@ -2,26 +2,27 @@
 
 The layout is ONNX's own for backend tests, so `onnx_test_runner` reads it too. Beside the
 truth (`output_I.pb`) lies what the module itself gave (`eager_I.pb`).
+
+numpy comes in with the functions that need it: `verify` starts its runtimes' processes first.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from attn_export.errors import BundleError
+from attn_export.errors import BundleError, one_line
 from attn_export.nouns import Allowed, Case, Golden
-
-if TYPE_CHECKING:
-    import numpy as np
 
 INDEX = "index.json"
 
 
 def write_inputs(folder: Path, number: int, case: Case) -> Path:
     """Write the inputs of a case, and return its folder."""
+    from attn_export.tensorfile import write_tensors
+
     case_folder = folder / f"test_data_set_{number}"
     case_folder.mkdir(parents=True)
     write_tensors(case_folder, "input", case.inputs)
@@ -30,6 +31,8 @@ def write_inputs(folder: Path, number: int, case: Case) -> Path:
 
 def write_golden(folder: Path, goldens: Sequence[Golden]) -> None:
     """Write the truth, eager's outputs and the index, beside inputs written before."""
+    from attn_export.tensorfile import write_tensors
+
     for number, golden in enumerate(goldens):
         case_folder = folder / f"test_data_set_{number}"
         write_tensors(case_folder, "output", golden.expected)
@@ -52,7 +55,7 @@ def read_golden(folder: Path) -> list[Golden]:
     index = _read_index(folder)
     try:
         return [_read_case(folder, index, entry) for entry in index["cases"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BundleError(f"the golden vectors in {folder} cannot be read: {error}") from error
 
 
@@ -63,39 +66,11 @@ def case_folders(folder: Path) -> tuple[list[str], list[tuple[str, Path]]]:
         BundleError: If there is no index.
     """
     index = _read_index(folder)
-    return index["inputs"], [(entry["name"], folder / entry["folder"]) for entry in index["cases"]]
-
-
-def write_tensors(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as `STEM_0.pb`, `STEM_1.pb` …, in their order."""
-    from attn_export.cases.tensorfile import write_tensor
-
-    for number, (name, array) in enumerate(arrays.items()):
-        write_tensor(folder / f"{stem}_{number}.pb", name, array)
-
-
-def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Read `STEM_0.pb`, `STEM_1.pb` … under these names.
-
-    Raises:
-        ValueError: If a file is no tensor, or a tensor of another name.
-    """
-    from attn_export.cases.tensorfile import read_tensor
-
-    arrays = {}
-    for number, name in enumerate(names):
-        path = folder / f"{stem}_{number}.pb"
-        found, arrays[name] = read_tensor(path)
-        if found != name:
-            raise ValueError(f"{path.name} holds {found!r}, expected {name!r}")
-    return arrays
-
-
-def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
-    """Read `output_0.pb` … of a runtime, under the names that they carry."""
-    from attn_export.cases.tensorfile import read_tensor
-
-    return dict(read_tensor(folder / f"output_{number}.pb") for number in range(count))
+    try:
+        cases = [(entry["name"], folder / entry["folder"]) for entry in index["cases"]]
+        return list(index["inputs"]), cases
+    except (KeyError, TypeError) as error:
+        raise BundleError(f"{folder / INDEX} was changed: {one_line(error)}") from error
 
 
 def _read_index(folder: Path) -> dict[str, Any]:
@@ -123,6 +98,8 @@ def _entry(number: int, golden: Golden) -> dict[str, Any]:
 
 
 def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Golden:
+    from attn_export.tensorfile import read_tensors
+
     here = folder / entry["folder"]
     case = Case(entry["name"], entry["kind"], entry["sizes"], {}, entry["about"])
     allowed = {

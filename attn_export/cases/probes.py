@@ -26,7 +26,7 @@ BASE = "base"
 CHANGED = "changed_"
 """The case that differs from `BASE` in one input is named after that input."""
 
-SHARP, LARGE, SMALL = 3.0, 8.0, 0.02
+SHARP, LARGE, SMALL = 3.0, 14.0, 0.02
 
 Inputs = dict[str, np.ndarray]
 Change = Callable[[Inputs], None]
@@ -129,15 +129,12 @@ def _mask_probes(mask: MaskSpec) -> Iterator[_Probe]:
 
 def _redrawn(name: str, other: Inputs) -> Change:
     def change(inputs: Inputs) -> None:
-        inputs[name] = other[name]
-        if name == "attn_mask":
-            # Small masks can be drawn alike twice; key 1 is seen by more than one query.
-            mask, key = inputs[name], min(1, inputs[name].shape[-1] - 1)
-            before = draw_like(mask)[..., key]
-            mask[..., key] = before
-
-    def draw_like(mask: np.ndarray) -> np.ndarray:
-        return ~mask if mask.dtype == np.bool_ else np.where(np.isfinite(mask), -np.inf, 0.0)
+        if name != "attn_mask":
+            inputs[name] = other[name]
+            return
+        # Small masks can be drawn alike twice. Key 1 is seen by more than one query.
+        key = inputs[name][..., min(1, inputs[name].shape[-1] - 1)]
+        key[...] = ~key if key.dtype == np.bool_ else np.where(np.isfinite(key), -np.inf, 0.0)
 
     return change
 

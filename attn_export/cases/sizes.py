@@ -35,7 +35,7 @@ def lattice(axes: Iterable[str], relations: Mapping[str, str] | None = None) -> 
         relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
 
     Returns:
-        At least 30 sizes; equal ones only once.
+        At least 30 sizes where two axes vary; equal ones only once.
     """
     names = sorted(set(axes))
     relations = relations or {}
@@ -43,7 +43,7 @@ def lattice(axes: Iterable[str], relations: Mapping[str, str] | None = None) -> 
     found: list[Sizes] = []
     for index, (B, L, P, S) in enumerate(_LATTICE):
         row = {"batch": B, "query_len": L, "past_len": P, "total_len": P + L, "key_len": S}
-        row |= {name: 1 + (index * (3 + 2 * i)) % 19 for i, name in enumerate(unknown)}
+        row |= {name: 1 + (index * (1 + (2 + 2 * i) % 18)) % 19 for i, name in enumerate(unknown)}
         row = with_sums(row, relations)
         sizes = {name: row[name] for name in names}
         if sizes not in found:

@@ -34,6 +34,8 @@ def canonicalize(model: ir.Model, relations: Mapping[str, str]) -> dict[str, str
     parameters = set(model.graph.initializers)
     name_sums_of_axes(model, relations)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    # A weight that is used twice is transposed twice; as one node it can be folded.
+    common.CommonSubexpressionEliminationPass()(model)
     fold_weight_transposes(model)
     reshape_by_position(model)
     expand_by_position(model)

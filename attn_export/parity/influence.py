@@ -43,4 +43,6 @@ def _moves(base: Golden, changed: Golden, output: str) -> bool:
     before, after = base.expected[output], changed.expected[output]
     if allowed is None:
         return bool((before != after).any())
+    if not before.any():
+        return bool(after.any())
     return measure(after, before).whole > CLEARLY * allowed.whole

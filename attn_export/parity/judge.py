@@ -79,9 +79,9 @@ def _within(verdict: Verdict, r: np.ndarray, t: np.ndarray, allowed: Allowed) ->
         row=found.row,
         worst=max(found.whole / allowed.whole, found.row / allowed.row),
     )
-    if found.whole > allowed.whole:
+    if not found.whole <= allowed.whole:  # so that NaN fails
         error, limit, over = found.whole, allowed.whole, "the whole output"
-    elif found.row > allowed.row:
+    elif not found.row <= allowed.row:
         error, limit, over = found.row, allowed.row, "one row"
     else:
         return verdict
@@ -127,7 +127,9 @@ def _nonfinite_problem(r: np.ndarray, t: np.ndarray) -> str:
 
 
 def _zero_row_problem(r: np.ndarray, t: np.ndarray) -> str:
-    wrong = zero_rows(t)[..., None] & (np.atleast_1d(r) != 0)
+    # Where t is infinite, so is r by now: such elements are compared, and count as 0 here.
+    finite = np.isfinite(np.atleast_1d(t))
+    wrong = zero_rows(np.where(finite, t, 0.0))[..., None] & finite & (np.atleast_1d(r) != 0)
     if not wrong.any():
         return ""
     return f"a row that has to be 0 is not; {_where(wrong.reshape(r.shape), r, t)}"

@@ -35,6 +35,11 @@ def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
             np.where(usable, t, 0.0),
             np.where(usable, r, 0.0) - np.where(usable, t, 0.0),
         )
+    # Squares of float64 overflow or vanish; of shares of the largest element they do not.
+    largest = float(np.abs(t).max(initial=0.0))
+    if not largest:
+        return Measures(0.0, 0.0)
+    t, difference = t / largest, difference / largest
     # Squared norms of the rows; the whole is their sum.
     rows_t = np.square(np.atleast_1d(t)).sum(axis=-1)
     rows_d = np.square(np.atleast_1d(difference)).sum(axis=-1)

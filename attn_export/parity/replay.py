@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from attn_export.cases.golden import read_outputs
 from attn_export.nouns import Golden, RuntimeRun, Verdict
 from attn_export.parity.gate import Gate
 from attn_export.parity.judge import judge
 from attn_export.runtimes.pool import Pool, outputs_of
 from attn_export.runtimes.process import Worker
+from attn_export.tensorfile import read_outputs
 
 Advance = Callable[[str], None]
 """Called with a few words for every case that is done."""

@@ -16,9 +16,9 @@ import time
 from pathlib import Path
 from typing import Any, TextIO
 
-from attn_export.cases.golden import read_tensors, write_tensors
 from attn_export.errors import one_line
 from attn_export.runtimes.catalogue import runtime
+from attn_export.tensorfile import read_tensors, write_tensors
 
 OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 

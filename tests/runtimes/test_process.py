@@ -13,11 +13,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from attn_export.cases.golden import case_folders, write_tensors
+from attn_export.cases.golden import case_folders
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import RUNTIMES, runtime
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits
+from attn_export.tensorfile import write_tensors
 
 LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
 

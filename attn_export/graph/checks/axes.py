@@ -38,6 +38,8 @@ def dynamic_axes(graph: Checked) -> Iterator[str]:
             where = f"axis {axis} of {value.name}"
             if isinstance(want, str) and isinstance(got, int):
                 yield f"{where} is fixed at {got}, expected the dynamic axis {want!r}; name it"
+            elif isinstance(want, int) and isinstance(got, int):
+                yield f"{where} is {got}, expected {want}; export it again"
             else:
                 yield f"{where} is {got or '?'!r}, expected {want!r}; rename it"
 

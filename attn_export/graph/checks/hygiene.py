@@ -13,12 +13,16 @@ from onnx import TensorProto
 
 from attn_export.graph.checks.model import Checked
 
-_PACKED = (TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1)
-"""Types of which two share a byte."""
+_PACKED = frozenset(
+    getattr(TensorProto, name)
+    for name in TensorProto.DataType.keys()  # noqa: SIM118 (an enum of protobuf, no mapping)
+    if name.endswith(("INT2", "INT4", "E2M1", "E2M3", "E3M2"))
+)
+"""Types of which several share a byte."""
 
 HOST_PATH = re.compile(
     r"(?:^|[\s\"'`(\[<{=:,;])"
-    r"(?:/(?:[\w.+@~-]+/)+[\w.+@~-]+|[A-Za-z]:[\\/][\w\\/.+@~-]+|\\\\[\w.-]+\\\S+|file://\S+)"
+    r"(?P<path>/(?:[\w.+@~-]+/)+[\w.+@~-]+|[A-Za-z]:[\\/][\w\\/.+@~-]+|\\\\[\w.-]+\\\S+|file://\S+)"
 )
 
 
@@ -67,7 +71,7 @@ def no_host_paths(graph: Checked) -> Iterator[str]:
     for where, text in _texts(model):
         match = HOST_PATH.search(text)
         if match:
-            yield f"{where} holds the path {match[0].strip()!r}; strip metadata and doc strings"
+            yield f"{where} holds the path {match['path']!r}; strip metadata and doc strings"
 
 
 def external_data(graph: Checked) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from attn_export.errors import one_line
 from attn_export.graph.checks import axes, hygiene, operators, validity
 from attn_export.graph.checks.model import Check, Checked, Expected, Finding
 from attn_export.graph.load import load_proto
@@ -37,4 +38,12 @@ def check_graph(path: Path, expected: Expected | None = None) -> list[Finding]:
         GraphError: If the file cannot be read.
     """
     graph = Checked(load_proto(path), path, expected)
-    return [Finding(check.__name__, message) for check in CHECKS for message in check(graph)]
+    return [finding for check in CHECKS for finding in _findings(check, graph)]
+
+
+def _findings(check: Check, graph: Checked) -> list[Finding]:
+    try:
+        return [Finding(check.__name__, message) for message in check(graph)]
+    except Exception as error:  # whatever a damaged file makes of it: names that are no text, say
+        told = f"could not look at the graph ({one_line(error)}); it is damaged, export it again"
+        return [Finding(check.__name__, told)]

@@ -43,7 +43,8 @@ def declared_shapes(graph: Checked) -> Iterator[str]:
     except Exception:
         return  # `strict_shape_inference` says so.
     produced = {v.name: shape_of(v) for v in (*inferred.graph.value_info, *inferred.graph.output)}
-    for value in (*graph.proto.graph.value_info, *graph.proto.graph.output):
+    values = (*graph.proto.graph.input, *graph.proto.graph.value_info, *graph.proto.graph.output)
+    for value in values:
         declared, found = shape_of(value), produced.get(value.name)
         if declared is None:
             continue

@@ -9,7 +9,7 @@ dims (1), data_type (2), name (8) and raw_data (9), which is what `onnx.numpy_he
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,8 @@ def write_tensor(path: Path, name: str, array: np.ndarray) -> None:
     code = CODES.get(array.dtype.name)
     if code is None:
         raise ValueError(f"{name} is of type {array.dtype}, which has no ONNX type")
-    little = array if sys.byteorder == "little" else array.byteswap()
+    foreign = array.dtype.byteorder == (">" if sys.byteorder == "little" else "=")
+    little = array.byteswap() if foreign and array.dtype.itemsize > 1 else array
     dims = b"".join(_key(DIMS, VARINT) + _varint(size) for size in array.shape)
     path.write_bytes(
         dims
@@ -69,6 +70,32 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
     array = np.frombuffer(raw or b"", _numpy_dtype(dtype))
     little = array if sys.byteorder == "little" else array.byteswap()
     return name, little.reshape(dims)
+
+
+def write_tensors(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as `STEM_0.pb`, `STEM_1.pb` …, in their order."""
+    for number, (name, array) in enumerate(arrays.items()):
+        write_tensor(folder / f"{stem}_{number}.pb", name, array)
+
+
+def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Read `STEM_0.pb`, `STEM_1.pb` … under these names.
+
+    Raises:
+        ValueError: If a file is no tensor, or a tensor of another name.
+    """
+    arrays = {}
+    for number, name in enumerate(names):
+        path = folder / f"{stem}_{number}.pb"
+        found, arrays[name] = read_tensor(path)
+        if found != name:
+            raise ValueError(f"{path.name} holds {found!r}, expected {name!r}")
+    return arrays
+
+
+def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
+    """Read `output_0.pb` … of a runtime, under the names that they carry."""
+    return dict(read_tensor(folder / f"output_{number}.pb") for number in range(count))
 
 
 def _numpy_dtype(name: str) -> np.dtype:

@@ -1,0 +1,168 @@
+"""The small changes of which `faults.py` is made.
+
+A change gets the value of a step and all steps so far, and returns what is wrong instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy_attention import Change, softmax
+
+Array = np.ndarray
+At = Mapping[str, Any]
+Arrays = dict[str, Array]
+
+
+def value(of: Callable[[Any], Any]) -> Change:
+    """A change that needs nothing but the value of the step."""
+    return lambda value, _: of(value)
+
+
+def rows(index: Any, of: Callable[[Array], Any]) -> Change:
+    """Some elements changed."""
+
+    def change(array: Array, at: At) -> Array:
+        array = array.copy()
+        array[index] = of(array[index])
+        return array
+
+    return change
+
+
+def output(name: str, of: Change) -> dict[str, Change]:
+    """One output that is not what was computed with."""
+    return {"outputs": lambda made, at: made | {name: of(made[name], at)}}
+
+
+def swap(axis: int) -> Callable[[Array], Array]:
+    return lambda array: np.flip(array, axis)
+
+
+def first_of(axis: int) -> Callable[[Array], Array]:
+    """The first of an axis for all of it."""
+    return lambda array: np.broadcast_to(np.take(array, [0], axis=axis), array.shape)
+
+
+# -- scale and heads
+
+
+def of_width(of: Callable[[int], float]) -> Change:
+    return lambda _, at: of(at["spec"].head_dim)
+
+
+def scaled(added: Array, at: At) -> Array:
+    return added * np.float32(at["scale"])
+
+
+def tiled(heads: Array, at: At) -> Array:
+    return np.arange(len(heads)) % at["spec"].num_kv_heads
+
+
+def interleaved(merged: Array, at: At) -> Array:
+    return np.moveaxis(at["attended"], 1, -1).reshape(merged.shape)
+
+
+def not_moved(merged: Array, at: At) -> Array:
+    return at["attended"].reshape(merged.shape)
+
+
+# -- masks
+
+
+def inverted(mask: Array) -> Array:
+    return ~mask if mask.dtype == np.bool_ else np.where(mask == -np.inf, 0, -np.inf)
+
+
+def all_visible(mask: Array) -> Array:
+    return np.full_like(mask, mask.dtype == np.bool_)
+
+
+def lowest_to_inf(mask: Array) -> Array:
+    return np.where(mask == np.finfo(mask.dtype).min, -np.inf, mask)
+
+
+def causal(diagonal: Callable[[int], int]) -> Change:
+    return lambda seen, at: np.tril(np.ones_like(seen), diagonal(at["P"]))
+
+
+def only_causal(visible: Array, at: At) -> Array:
+    return np.broadcast_to(at["causal"], visible.shape)
+
+
+def masked_rows(weight: Callable[[int], float]) -> Change:
+    """A weight for every key of a row that has none to see."""
+    return lambda w, at: np.where(at["nothing"], np.float32(weight(w.shape[-1])), w)
+
+
+def first_of_masked_rows(weights: Array, at: At) -> Array:
+    first = np.eye(weights.shape[-1], dtype=np.float32)[0]
+    return np.where(at["nothing"], first, weights)
+
+
+# -- bias and cache
+
+
+def without_bias(name: str, *, head: int | None = None) -> Change:
+    """The bias of one layer set to 0, or of one head of it."""
+
+    def change(weights: Arrays, at: At) -> Arrays:
+        spec = at["spec"]
+        heads = spec.num_heads if name == "q_proj" else spec.num_kv_heads
+        bias = weights[f"{name}.bias"].copy()
+        (bias if head is None else np.split(bias, heads)[head])[:] = 0
+        return weights | {f"{name}.bias": bias}
+
+    return change
+
+
+def hide_past_of_last_row(visible: Array, at: At) -> Array:
+    return rows(np.s_[-1, ..., : at["P"]], np.zeros_like)(visible, at)
+
+
+def past_of_first_row(parts: list[tuple[Array, Array]], at: At) -> list[tuple[Array, ...]]:
+    past, new = parts
+    return [tuple(first_of(0)(array) for array in past), new]
+
+
+def from_position(start: int, keys: Array) -> Array:
+    return np.where(np.arange(keys.shape[2])[:, None] < start, keys, np.float32(0))
+
+
+# -- softmax and precision
+
+
+def softmax_in(dtype: Any) -> Change:
+    return lambda _, at: softmax(at["scores"].astype(dtype)).astype(np.float32)
+
+
+def softmax_over_queries(_: Array, at: At) -> Array:
+    return np.nan_to_num(softmax(at["scores"], axis=-2))
+
+
+def softmax_plus_one(_: Array, at: At) -> Array:
+    raised = np.exp(at["scores"])
+    return raised / (1 + raised.sum(axis=-1, keepdims=True))
+
+
+def softmax_not_shifted(_: Array, at: At) -> Array:
+    raised = np.exp(at["scores"])
+    return raised / raised.sum(axis=-1, keepdims=True)
+
+
+def tf32(array: Array) -> Array:
+    """Round to the 10 mantissa bits of TensorFloat-32, to nearest even."""
+    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+    return ((bits + 0x0FFF + ((bits >> 13) & 1)) & 0xFFFFE000).astype(np.uint32).view(np.float32)
+
+
+def through(dtype: Any) -> Callable[[Array], Array]:
+    """Round to a narrower type and back."""
+    return lambda array: array.astype(dtype).astype(np.float32)
+
+
+def noisy(row: Array) -> Array:
+    """Signs that alternate, so that the change is of the size of the row itself."""
+    return row * (1 + np.float32(1e-4) * np.resize(np.float32([1, -1]), row.shape))

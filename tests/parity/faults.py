@@ -1,0 +1,270 @@
+"""Planted faults: ways in which attention is got wrong, each of which the judge has to catch.
+
+A fault changes one step, or a few, of `numpy_attention.run`. `applies` says for which specs it
+is a fault at all, so that nothing is left out without a reason.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import fault_changes as c
+import ml_dtypes
+import numpy as np
+from numpy_attention import Change
+
+from attn_export.spec import AttentionSpec
+
+Applies = Callable[[AttentionSpec], bool]
+
+
+def always(_: AttentionSpec) -> bool:
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One way of being wrong.
+
+    Attributes:
+        about: What is wrong, in a few words.
+        at: The steps that are changed, and how.
+        applies: Whether the change is a fault for a spec.
+    """
+
+    name: str
+    about: str
+    at: Mapping[str, Change]
+    applies: Applies = always
+
+
+def has_cache(spec: AttentionSpec) -> bool:
+    return spec.has_cache
+
+
+def is_causal(spec: AttentionSpec) -> bool:
+    return spec.causal
+
+
+def is_causal_with_past(spec: AttentionSpec) -> bool:
+    return spec.causal and spec.has_cache
+
+
+def float_mask(spec: AttentionSpec) -> bool:
+    return spec.mask is not None and spec.mask.dtype == "float"
+
+
+def mask_has(axis: str) -> Applies:
+    return lambda spec: spec.mask is not None and axis in spec.mask.axes
+
+
+def shares_some_heads(spec: AttentionSpec) -> bool:
+    """With one K/V head, or one for each query head, blocks and tiles are the same."""
+    return spec.q_per_kv > 1 and spec.num_kv_heads > 1
+
+
+def one_width(spec: AttentionSpec) -> bool:
+    return spec.head_dim == spec.v_head_dim
+
+
+def gives_weights(spec: AttentionSpec) -> bool:
+    return spec.attn_weights
+
+
+SCALE = (
+    Fault("scale_of_wider_head", "1/sqrt(D + 1)", {"scale": c.of_width(lambda D: (D + 1) ** -0.5)}),
+    Fault(
+        "scale_of_narrower_head", "1/sqrt(D - 1)", {"scale": c.of_width(lambda D: (D - 1) ** -0.5)}
+    ),
+    Fault("scale_twice", "q scaled, then the scores", {"scale": c.value(np.square)}),
+    Fault("scale_missing", "scores as they are", {"scale": c.value(lambda _: 1.0)}),
+    Fault("scale_after_mask", "the mask scaled too", {"added": c.scaled}, float_mask),
+)
+
+HEADS = (
+    Fault("heads_tiled", "h uses K/V head h % Hkv", {"kv_head": c.tiled}, shares_some_heads),
+    Fault(
+        "heads_swapped", "heads 0 and 1 swapped", {"attended": c.rows(np.s_[:, [0, 1]], c.swap(1))}
+    ),
+    Fault("heads_interleaved", "[Dv, H] merged for [H, Dv]", {"merged": c.interleaved}),
+    Fault("heads_not_moved", "[B, H, L, Dv] reshaped, not transposed", {"merged": c.not_moved}),
+    Fault("keys_for_values", "K and V swapped", {"kv": c.value(lambda kv: kv[::-1])}, one_width),
+)
+
+MASK = (
+    Fault("mask_dropped", "every key visible", {"mask": c.value(c.all_visible)}, mask_has("S")),
+    Fault("mask_inverted", "True = masked", {"mask": c.value(c.inverted)}, mask_has("S")),
+    Fault(
+        "mask_inverted_in_one_row",
+        "of the last batch row, head and query",
+        {"mask": c.rows(np.s_[-1, -1, -1], c.inverted)},
+        mask_has("S"),
+    ),
+    Fault(
+        "mask_of_one_batch_row", "row 0's for all", {"mask": c.value(c.first_of(0))}, mask_has("B")
+    ),
+    Fault("mask_of_one_head", "head 0's for all", {"mask": c.value(c.first_of(1))}, mask_has("H")),
+    Fault(
+        "mask_of_one_query", "query 0's for all", {"mask": c.value(c.first_of(2))}, mask_has("L")
+    ),
+    Fault(
+        "mask_one_key_late",
+        "shifted along S",
+        {"mask": c.value(lambda m: np.roll(m, 1, axis=-1))},
+        mask_has("S"),
+    ),
+    Fault(
+        "mask_values_dropped",
+        "a float mask read as bool",
+        {"added": c.value(np.zeros_like)},
+        float_mask,
+    ),
+    Fault(
+        "mask_lowest_is_masked",
+        "finfo.min taken for -inf",
+        {"mask": c.value(c.lowest_to_inf)},
+        float_mask,
+    ),
+    Fault(
+        "masked_is_minus_10",
+        "-10 for -inf",
+        {"hidden_score": c.value(lambda _: np.float32(-10))},
+        mask_has("S"),
+    ),
+    Fault(
+        "last_key_dropped", "keys 0 to S - 2", {"visible": c.rows(np.s_[..., -1], np.zeros_like)}
+    ),
+)
+
+CAUSAL = (
+    Fault("causal_dropped", "every key visible", {"causal": c.value(np.ones_like)}, is_causal),
+    Fault(
+        "causal_one_ahead",
+        "query i sees key P + i + 1",
+        {"causal": c.causal(lambda P: P + 1)},
+        is_causal,
+    ),
+    Fault(
+        "causal_one_behind",
+        "query i does not see key P + i",
+        {"causal": c.causal(lambda P: P - 1)},
+        is_causal,
+    ),
+    Fault(
+        "causal_without_past",
+        "query i sees keys up to i",
+        {"causal": c.causal(lambda _: 0)},
+        is_causal_with_past,
+    ),
+    Fault(
+        "causal_drops_mask", "causal in place of the mask", {"visible": c.only_causal}, is_causal
+    ),
+)
+
+MASKED_ROWS = (
+    Fault(
+        "masked_row_is_mean",
+        "mean(V)",
+        {"attn_weights": c.masked_rows(lambda S: 1 / S)},
+        mask_has("S"),
+    ),
+    Fault(
+        "masked_row_is_nan", "0/0", {"attn_weights": c.masked_rows(lambda _: np.nan)}, mask_has("S")
+    ),
+    Fault(
+        "masked_row_is_first_value", "V[0]", {"attn_weights": c.first_of_masked_rows}, mask_has("S")
+    ),
+)
+
+BIAS = (
+    Fault("no_q_bias_of_one_head", "the last", {"parameters": c.without_bias("q_proj", head=-1)}),
+    # q·b is the same for every new key, and softmax does not see what is added to all scores:
+    # without a past, nothing that comes out depends on the key bias.
+    Fault(
+        "no_k_bias_of_one_head",
+        "the last",
+        {"parameters": c.without_bias("k_proj", head=-1)},
+        has_cache,
+    ),
+    Fault("no_v_bias_of_one_head", "the last", {"parameters": c.without_bias("v_proj", head=-1)}),
+    Fault("no_output_bias", "all of it", {"parameters": c.without_bias("out_proj")}),
+)
+
+CACHE = (
+    Fault("past_after_new", "new + past", {"parts": c.value(lambda parts: parts[::-1])}, has_cache),
+    Fault(
+        "past_hidden_in_one_batch_row", "the last", {"visible": c.hide_past_of_last_row}, has_cache
+    ),
+    Fault("past_of_one_batch_row", "row 0's for all", {"parts": c.past_of_first_row}, has_cache),
+    Fault(
+        "present_is_past",
+        "nothing appended",
+        c.output("present_key", lambda _, at: at["inputs"]["past_key"]),
+        has_cache,
+    ),
+    Fault(
+        "present_not_written",
+        "zeros for the new keys",
+        c.output("present_key", lambda k, at: c.from_position(at["P"], k)),
+        has_cache,
+    ),
+    Fault(
+        "presents_swapped",
+        "present_key is present_value",
+        c.output("present_key", lambda _, at: at["kv"][1]),
+        has_cache,
+    ),
+)
+
+SOFTMAX = (
+    Fault("softmax_float16", "computed in float16", {"softmax": c.softmax_in(np.float16)}),
+    Fault(
+        "softmax_bfloat16", "computed in bfloat16", {"softmax": c.softmax_in(ml_dtypes.bfloat16)}
+    ),
+    Fault("softmax_over_queries", "the axis L for S", {"softmax": c.softmax_over_queries}),
+    Fault("softmax_plus_one", "1 + the sum below the line", {"softmax": c.softmax_plus_one}),
+    # exp overflows at 88: only keys that come from outside reach that in the loudest probe.
+    Fault(
+        "softmax_not_shifted",
+        "exp without the largest score",
+        {"softmax": c.softmax_not_shifted},
+        has_cache,
+    ),
+    Fault(
+        "weights_are_scores",
+        "attn_weights before softmax",
+        c.output("attn_weights", lambda _, at: at["scores"]),
+        gives_weights,
+    ),
+)
+
+PRECISION = (
+    Fault("tf32", "q and k in TensorFloat-32", {"q": c.value(c.tf32), "k": c.value(c.tf32)}),
+    Fault("float16_values", "v in float16", {"v": c.value(c.through(np.float16))}),
+    Fault("one_noisy_row", "1e-4 of one row", {"output": c.rows(np.s_[0, 0], c.noisy)}),
+)
+
+OUTPUTS = (
+    Fault("one_nan", "in one element", {"output": c.rows(np.s_[0, -1, 0], lambda _: np.nan)}),
+    Fault("one_infinity", "in one element", {"output": c.rows(np.s_[0, -1, -1], lambda _: np.inf)}),
+    Fault("queries_reversed", "the last first", {"merged": c.value(c.swap(1))}),
+    Fault("batch_reversed", "the last row first", {"output": c.value(c.swap(0))}),
+    Fault("query_axis_first", "[L, B, E]", {"output": c.value(lambda y: y.swapaxes(0, 1))}),
+    Fault("wrong_type", "float64", {"output": c.value(np.float64)}),
+    Fault(
+        "output_missing",
+        "the last",
+        {"outputs": c.value(lambda made: dict(list(made.items())[:-1]))},
+    ),
+    Fault(
+        "output_extra",
+        "one more",
+        {"outputs": c.value(lambda made: made | {"scores": made["output"]})},
+    ),
+)
+
+FAULTS = (
+    *SCALE, *HEADS, *MASK, *CAUSAL, *MASKED_ROWS, *BIAS, *CACHE, *SOFTMAX, *PRECISION, *OUTPUTS,
+)  # fmt: skip
+"""All of them."""

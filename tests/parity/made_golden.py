@@ -1,0 +1,32 @@
+"""Golden values written by hand, where a test says what is true."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attn_export.nouns import Allowed, Arrays, Case, Golden
+
+ALLOWED = Allowed(whole=1e-3, row=1e-2)
+"""Far from rounding errors, so that a test can be just inside or just outside."""
+
+
+def made_golden(
+    expected: Arrays,
+    eager: Arrays | None = None,
+    *,
+    allowed: Allowed | None = ALLOWED,
+    unusable: dict[str, str] | None = None,
+    case: str = "base",
+    inputs: Arrays | None = None,
+) -> Golden:
+    """A golden of these outputs; eager is right where nothing else is said."""
+    return Golden(
+        case=Case(case, "probe", {}, inputs or {}, ""),
+        expected=expected,
+        eager=expected if eager is None else eager,
+        allowed={
+            name: allowed if np.issubdtype(array.dtype, np.floating) else None
+            for name, array in expected.items()
+        },
+        unusable=unusable or {},
+    )

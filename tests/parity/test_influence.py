@@ -1,0 +1,127 @@
+"""Every input has to matter, and every output has to react."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_spec
+from made_golden import ALLOWED, made_golden
+from torch import Tensor, nn
+
+from attn_export.cases.plan import plan_cases
+from attn_export.errors import ExportError
+from attn_export.nouns import Golden
+from attn_export.parity.influence import check_influence
+from attn_export.parity.oracle import Oracle
+from attn_export.subject import Subject
+
+CLEARLY = 100 * ALLOWED.whole
+"""How far an output has to move, relative to itself."""
+
+
+def goldens(*, a: dict[str, object], b: dict[str, object], dtype: type = np.float64):
+    """The base, where every output is 1, and what changing the inputs a and b makes of them."""
+    outputs = {"base": dict.fromkeys(a, 1), "changed_a": a, "changed_b": b}
+    inputs = {"a": np.zeros(1), "b": np.zeros(1)}
+    return [
+        made_golden(
+            {name: np.full((2, 3), value, dtype) for name, value in values.items()},
+            case=case,
+            inputs=inputs,
+        )
+        for case, values in outputs.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dtype"),
+    [
+        pytest.param({"y": 2}, {"y": 3}, float, id="both inputs move the output"),
+        pytest.param({"y": 2, "z": 1}, {"y": 1, "z": 2}, float, id="each moves one output"),
+        pytest.param({"y": 1 + 1.01 * CLEARLY}, {"y": 2}, float, id="moved just enough"),
+        pytest.param({"y": 0}, {"y": 2}, int, id="integers: any difference"),
+    ],
+)
+def test_inputs_that_matter_pass(a, b, dtype):
+    check_influence(goldens(a=a, b=b, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "dtype", "blamed"),
+    [
+        pytest.param({"y": 1}, {"y": 2}, float, "the input a changes no output", id="a"),
+        pytest.param({"y": 2}, {"y": 1}, float, "the input b changes no output", id="b"),
+        pytest.param(
+            {"y": 1 + 0.99 * CLEARLY}, {"y": 2}, float, "the input a changes no output",
+            id="moved too little to see a mistake by",
+        ),
+        pytest.param({"y": 1}, {"y": 2}, int, "the input a changes no output", id="integers"),
+        pytest.param(
+            {"y": 2, "z": 1}, {"y": 2, "z": 1}, float, "the output z reacts to no input", id="z"
+        ),
+    ],
+)  # fmt: skip
+def test_an_idle_input_or_output_is_refused_by_name(a, b, dtype, blamed):
+    with pytest.raises(ExportError, match=blamed):
+        check_influence(goldens(a=a, b=b, dtype=dtype))
+
+
+def goldens_of(subject: Subject) -> list[Golden]:
+    plan = plan_cases(
+        subject.input_shapes(),
+        subject.input_dtypes(),
+        subject.output_shapes(),
+        subject.spec,
+        subject.relations,
+    )
+    oracle = Oracle(subject)
+    return [oracle.golden(case) for case in plan.cases if case.kind == "probe"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attn_mask": "float[B,H,L,S]", "attn_weights": True},
+        {"attn_mask": "bool[L,S]", "causal": False, "cache": "none"},
+        {"attn_mask": "bool[B,1,1,S]", "cross": True, "causal": False, "cache": "none"},
+        {"attn_mask": "none", "num_kv_heads": 1, "bias": False},
+    ],
+    ids=str,
+)
+def test_every_input_of_a_specs_module_matters(changes):
+    check_influence(goldens_of(Subject.from_spec(small_spec(**changes))))
+
+
+class Idle(nn.Module):
+    """Takes a scale that it does not use, or returns what it was not asked about."""
+
+    def __init__(self, uses_bias: bool, returns_constant: bool) -> None:
+        super().__init__()
+        self.uses_bias = uses_bias
+        self.returns_constant = returns_constant
+
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        y = x.softmax(-1) + (bias if self.uses_bias else 0 * bias)
+        return (y, torch.ones_like(x)) if self.returns_constant else y
+
+
+@pytest.mark.parametrize(
+    ("uses_bias", "returns_constant", "blamed"),
+    [
+        (True, False, None),
+        (False, False, "the input bias changes no output"),
+        (True, True, "the output constant reacts to no input"),
+    ],
+)
+def test_a_users_module_with_something_idle_is_refused(uses_bias, returns_constant, blamed):
+    example = {"x": torch.zeros(2, 8), "bias": torch.zeros(2, 8)}
+    axes = {name: {0: "batch"} for name in example}
+    outputs = ["y", "constant"] if returns_constant else ["y"]
+    found = goldens_of(Subject(Idle(uses_bias, returns_constant).eval(), example, axes, outputs))
+    if blamed is None:
+        check_influence(found)
+        return
+    with pytest.raises(ExportError, match=blamed):
+        check_influence(found)

@@ -1,0 +1,270 @@
+"""Truth, eager and the error allowed, against a slow reference and on tiny modules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_spec
+from torch import Tensor, nn
+
+from attn_export.cases.draw import draw_inputs, generator
+from attn_export.cases.sizes import with_sums
+from attn_export.nouns import Arrays, Case
+from attn_export.parity.judge import judge
+from attn_export.parity.measures import measure
+from attn_export.parity.oracle import Oracle
+from attn_export.spec import AttentionSpec
+from attn_export.subject import Subject
+
+EPS = float(np.finfo(np.float32).eps)
+
+SPECS = {
+    "gqa_causal_cache_bool_mask": small_spec(),
+    "mha_weights_mask_for_all_rows": small_spec(
+        num_kv_heads=4, v_head_dim=6, cache="none", attn_mask="bool[L,S]", attn_weights=True
+    ),
+    "mqa_cross_float_mask": small_spec(
+        num_kv_heads=1, cross=True, kdim=24, vdim=20, causal=False, cache="none",
+        attn_mask="float[B,H,L,S]",
+    ),
+    "float_mask_for_all_rows": small_spec(attn_mask="float[H,1,S]", scale=0.5),
+    "causal_only": small_spec(attn_mask="none", cache="none", bias=False),
+}  # fmt: skip
+
+
+def case_of(subject: Subject, B: int = 2, L: int = 3, P: int = 2, S: int = 4) -> Case:
+    sizes = {"batch": B, "query_len": L, "past_len": P, "key_len": S}
+    sizes = with_sums(sizes, subject.relations)
+    words = ("oracle", B, L, P, S)
+    inputs = draw_inputs(subject.input_shapes(), subject.input_dtypes(), sizes, seed_words=words)
+    return Case("case", "shape", sizes, inputs, "random inputs")
+
+
+def slow_truth(spec: AttentionSpec, parameters: Arrays, inputs: Arrays) -> dict[str, np.ndarray]:
+    """Attention from its definition: one query of one head at a time, in float64."""
+
+    def projected(name: str, x: np.ndarray, heads: int) -> np.ndarray:
+        y = x.astype(np.float64) @ parameters[f"{name}.weight"].astype(np.float64).T
+        y = y + parameters.get(f"{name}.bias", np.float32(0))
+        return y.reshape(*y.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+    query = inputs["query"]
+    q = projected("q_proj", query, spec.num_heads)
+    k = projected("k_proj", inputs.get("key", query), spec.num_kv_heads)
+    v = projected("v_proj", inputs.get("value", query), spec.num_kv_heads)
+    P = 0
+    if spec.has_cache:
+        P = inputs["past_key"].shape[2]
+        k = np.concatenate([inputs["past_key"], k], axis=2)
+        v = np.concatenate([inputs["past_value"], v], axis=2)
+    B, H, L, _ = q.shape
+    S = k.shape[2]
+    mask = np.broadcast_to(inputs.get("attn_mask", np.True_), (B, H, L, S))
+    weights, attended = np.zeros((B, H, L, S)), np.zeros((B, H, L, v.shape[3]))
+    for b, h, i in itertools.product(range(B), range(H), range(L)):
+        g = h // (H // k.shape[1])
+        seen = [j for j in range(S) if not (spec.causal and j > P + i)]
+        seen = [j for j in seen if mask[b, h, i, j] not in (False, -np.inf)]
+        added = {j: 0.0 if mask.dtype == np.bool_ else float(mask[b, h, i, j]) for j in seen}
+        score = {j: math.fsum(q[b, h, i] * k[b, g, j]) * spec.softmax_scale for j in seen}
+        raised = {j: math.exp(score[j] + added[j]) for j in seen}
+        for j in seen:
+            weights[b, h, i, j] = raised[j] / math.fsum(raised.values())
+            attended[b, h, i] += weights[b, h, i, j] * v[b, g, j]
+    merged = attended.transpose(0, 2, 1, 3).reshape(B, L, 1, -1)
+    made = {
+        "output": projected("out_proj", merged[:, :, 0], 1)[:, 0],
+        "present_key": k,
+        "present_value": v,
+        "attn_weights": weights,
+    }
+    return {name: made[name] for name in spec.output_shapes()}
+
+
+@pytest.mark.parametrize("spec_name", SPECS)
+def test_the_truth_is_attention_in_float64(spec_name):
+    """Float32 anywhere on the way would show as 1e-7."""
+    spec, subject = SPECS[spec_name], Subject.from_spec(SPECS[spec_name])
+    case = case_of(subject)
+    parameters = {name: tensor.numpy() for name, tensor in subject.module.state_dict().items()}
+    truth = Oracle(subject).truth(case.inputs)
+    for name, wanted in slow_truth(spec, parameters, case.inputs).items():
+        assert truth[name].dtype == np.float64
+        np.testing.assert_allclose(truth[name], wanted, rtol=1e-12, atol=1e-14)
+
+
+class Function(nn.Module):
+    """A module of one input."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def golden_of(function: Callable[[Tensor], Tensor], x: np.ndarray):
+    subject = Subject(Function(function).eval(), {"x": torch.from_numpy(x)}, {}, ["y"])
+    return Oracle(subject).golden(Case("tiny", "shape", {}, {"x": x}, ""))
+
+
+def attend_to_itself(x: Tensor) -> Tensor:
+    return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def test_the_truth_keeps_nan_where_a_fused_kernel_might_not():
+    x = generator("nan").standard_normal((1, 1, 4, 8)).astype(np.float32)
+    x[0, 0, 1, 2] = np.nan
+    golden = golden_of(attend_to_itself, x)
+    assert np.isnan(golden.expected["y"]).all()  # every query sees the NaN key
+
+
+def test_the_oracle_leaves_the_module_and_the_inputs_as_they_were():
+    subject = Subject.from_spec(small_spec())
+    case = case_of(subject)
+    before = {name: array.copy() for name, array in case.inputs.items()}
+    Oracle(subject).golden(case)
+    assert {p.dtype for p in subject.module.parameters()} == {torch.float32}
+    assert all(np.array_equal(before[name], array) for name, array in case.inputs.items())
+
+
+def test_the_oracle_gives_back_the_threads_that_it_took():
+    subject = Subject.from_spec(small_spec())
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)  # a module as small as this one gets 1
+        Oracle(subject).golden(case_of(subject))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_golden_holds_the_rounded_truth_and_what_the_module_gives():
+    subject = Subject.from_spec(small_spec())
+    case, oracle = case_of(subject), Oracle(subject)
+    golden, truth = oracle.golden(case), oracle.truth(case.inputs)
+    tensors = {name: torch.from_numpy(array) for name, array in case.inputs.items()}
+    with torch.no_grad():
+        eager = dict(zip(subject.outputs, subject.module(**tensors), strict=True))
+    for name, array in golden.expected.items():
+        assert array.dtype == np.float32
+        # Runs that share a batch are summed in another order: the last bit may differ.
+        np.testing.assert_allclose(array, truth[name].astype(np.float32), rtol=EPS)
+        assert np.array_equal(golden.eager[name], eager[name].numpy())
+
+
+def test_the_same_case_gives_the_same_golden_twice():
+    subject = Subject.from_spec(small_spec())
+    one, other = (Oracle(subject).golden(case_of(subject)) for _ in range(2))
+    assert one.allowed == other.allowed
+    assert all(np.array_equal(one.expected[n], other.expected[n]) for n in one.expected)
+
+
+X = 1 + 2.0**-12 * generator("x").standard_normal((3, 8)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("function", "decided_by"),
+    [
+        pytest.param(torch.sign, "floor", id="exact and flat: 4 eps"),
+        pytest.param(lambda x: x + 1e4 - 1e4, "eager", id="eager loses digits: 8 times its error"),
+        pytest.param(lambda x: x - 1, "case", id="the case cancels digits: 8 times as much"),
+    ],
+)
+def test_allowed_is_the_largest_of_eagers_error_the_cases_own_and_a_floor(function, decided_by):
+    golden = golden_of(function, X)
+    truth = function(torch.from_numpy(X).double()).numpy()
+    errors = {"eager": [measure(golden.eager["y"], truth)], "case": []}
+    for run in range(4):
+        noise = generator("condition", "tiny", "x", run).uniform(-1, 1, X.shape)
+        noisy = torch.from_numpy(X * (1 + EPS * noise))
+        errors["case"].append(measure(function(noisy).numpy(), truth))
+    for which in ("whole", "row"):
+        sides = {s: 8 * max(getattr(m, which) for m in found) for s, found in errors.items()}
+        sides["floor"] = 4 * EPS
+        assert max(sides, key=sides.__getitem__) == decided_by
+        assert getattr(golden.allowed["y"], which) == pytest.approx(max(sides.values()), rel=1e-9)
+
+
+class Counting(Oracle):
+    """Counts how often the float64 copy is asked."""
+
+    calls = 0
+
+    def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        self.calls += 1
+        return super().truth(inputs)
+
+
+def foreign(subject: Subject) -> Subject:
+    """The same module as one of a user's, of which the oracle knows nothing."""
+    return Subject(
+        subject.module, subject.inputs, subject.axes, subject.outputs, relations=subject.relations
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec_name", "calls"),
+    [
+        ("gqa_causal_cache_bool_mask", 1),
+        ("mha_weights_mask_for_all_rows", 1),
+        ("mqa_cross_float_mask", 1),
+        ("float_mask_for_all_rows", 5),  # each noisy run has a mask of its own, and no batch axis
+        ("causal_only", 1),
+    ],
+)
+@pytest.mark.parametrize("sizes", [{"B": 1, "L": 1, "P": 0}, {"B": 3, "L": 4, "P": 5}], ids=str)
+def test_runs_in_one_batch_give_the_same_truth_as_one_by_one(spec_name, calls, sizes):
+    subject = Subject.from_spec(SPECS[spec_name])
+    case = case_of(subject, **sizes)
+    joined, single = Counting(subject), Counting(foreign(subject))
+    one, other = joined.golden(case), single.golden(case)
+    assert (joined.calls, single.calls) == (calls, 5)
+    for name, array in one.expected.items():
+        np.testing.assert_allclose(array, other.expected[name], rtol=EPS)
+        assert one.allowed[name].whole == pytest.approx(other.allowed[name].whole, rel=1e-5)
+        assert one.allowed[name].row == pytest.approx(other.allowed[name].row, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(lambda x: (100 * x).exp() / (100 * x).exp(), id="NaN"),
+        pytest.param(lambda x: (100 * x).exp() * (-100 * x).exp(), id="infinity"),
+    ],
+)
+def test_where_eager_alone_is_not_finite_the_case_is_no_evidence(function):
+    golden = golden_of(function, X)
+    assert np.isfinite(golden.expected["y"]).all()
+    assert golden.allowed["y"] is None
+    assert "no evidence" in golden.unusable["y"]
+    (verdict,) = judge("r", "g", golden, {"y": golden.expected["y"]})
+    assert verdict.status == "unusable"
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [(lambda x: x.argmax(dim=-1), np.int64), (lambda x: x > 1, np.bool_)],
+    ids=["int64", "bool"],
+)
+def test_outputs_without_rounding_have_no_error_allowed(function, dtype):
+    golden = golden_of(function, X)
+    assert golden.expected["y"].dtype == dtype
+    assert (golden.allowed["y"], dict(golden.unusable)) == (None, {})
+
+
+def test_a_truth_beyond_the_range_of_the_output_is_no_evidence():
+    golden = golden_of(lambda x: (100 * x).exp(), np.ones((2, 3), np.float32))
+    assert "not finite" in golden.unusable["y"]
+
+
+def test_a_case_in_which_rounding_changes_everything_is_no_evidence():
+    x = 1 + np.arange(6, dtype=np.float32).reshape(2, 3) * 2.0**-22
+    golden = golden_of(lambda x: ((x + 1e4) - 1e4) - 1, x)
+    assert "rounding alone" in golden.unusable["y"]

@@ -1,0 +1,151 @@
+"""The judge and the cases are tested themselves: what is planted has to be found."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+import numpy_attention
+import pytest
+from conftest import small_spec
+from faults import FAULTS, Fault
+
+from attn_export.cases.plan import plan_cases
+from attn_export.nouns import Case, Golden, Verdict
+from attn_export.parity.judge import judge
+from attn_export.parity.oracle import Oracle
+from attn_export.spec import AttentionSpec
+from attn_export.subject import Subject
+
+SPECS = {
+    "gqa_causal_cache_bool_mask": small_spec(),
+    "mha_weights_float_mask": small_spec(
+        num_kv_heads=4, v_head_dim=6, causal=False, cache="none",
+        attn_mask="float[B,H,L,S]", attn_weights=True,
+    ),
+    "mqa_cross_bool_mask": small_spec(
+        num_kv_heads=1, cross=True, kdim=24, vdim=20, causal=False, cache="none",
+        attn_mask="bool[B,1,L,S]",
+    ),
+}  # fmt: skip
+BY_NAME = {fault.name: fault for fault in FAULTS}
+
+
+@functools.lru_cache
+def subject_of(spec_name: str) -> tuple[AttentionSpec, dict[str, np.ndarray], tuple[Golden, ...]]:
+    """A spec, the parameters of its module and the truth of all its cases."""
+    subject = Subject.from_spec(SPECS[spec_name])
+    plan = plan_cases(
+        subject.input_shapes(),
+        subject.input_dtypes(),
+        subject.output_shapes(),
+        subject.spec,
+        subject.relations,
+    )
+    oracle = Oracle(subject)
+    parameters = {name: tensor.numpy() for name, tensor in subject.module.state_dict().items()}
+    return SPECS[spec_name], parameters, tuple(oracle.golden(case) for case in plan.cases)
+
+
+def verdicts_of(
+    spec_name: str, fault: Fault | None, wanted: Callable[[Case], bool] = lambda _: True
+) -> Iterator[Verdict]:
+    """What the judge says, case by case, of numpy attention with a fault."""
+    spec, parameters, goldens = subject_of(spec_name)
+    for golden in goldens:
+        if wanted(golden.case):
+            at = fault.at if fault else None
+            outputs = numpy_attention.run(spec, parameters, golden.case.inputs, at)
+            yield from judge("numpy", "none", golden, outputs)
+
+
+def is_caught(verdicts: Iterable[Verdict]) -> bool:
+    return any(verdict.status == "failed" for verdict in verdicts)
+
+
+@pytest.mark.parametrize("spec_name", SPECS)
+def test_without_a_fault_every_output_of_every_case_passes(spec_name):
+    verdicts = list(verdicts_of(spec_name, None))
+    assert [v for v in verdicts if v.status != "passed"] == []
+    assert len(verdicts) == len(subject_of(spec_name)[2]) * len(SPECS[spec_name].output_shapes())
+
+
+@pytest.mark.parametrize("spec_name", SPECS)
+def test_the_biases_are_not_zero_so_that_a_missing_one_can_show(spec_name):
+    _, parameters, _ = subject_of(spec_name)
+    biases = [array for name, array in parameters.items() if name.endswith(".bias")]
+    assert len(biases) == 4
+    assert all((np.abs(bias) > 0).all() for bias in biases)
+
+
+@pytest.mark.parametrize(
+    ("spec_name", "fault"),
+    [
+        pytest.param(spec_name, fault, id=f"{spec_name}-{fault.name}")
+        for spec_name, spec in SPECS.items()
+        for fault in FAULTS
+        if fault.applies(spec)
+    ],
+)
+def test_a_planted_fault_is_caught(spec_name, fault):
+    assert is_caught(verdicts_of(spec_name, fault)), f"nobody noticed: {fault.about}"
+
+
+def test_there_are_many_kinds_of_faults_and_each_applies_somewhere():
+    assert len(FAULTS) >= 24
+    assert len(BY_NAME) == len(FAULTS)
+    for fault in FAULTS:
+        assert any(fault.applies(spec) for spec in SPECS.values()), fault.name
+
+
+def one_query_no_past(sizes: Mapping[str, int]) -> bool:
+    return sizes["query_len"] == 1 and sizes["past_len"] == 0
+
+
+def one_query(sizes: Mapping[str, int]) -> bool:
+    return sizes["query_len"] == 1
+
+
+def no_past(sizes: Mapping[str, int]) -> bool:
+    return sizes["past_len"] == 0
+
+
+def batch_of_one(sizes: Mapping[str, int]) -> bool:
+    return sizes["batch"] == 1
+
+
+def random_shapes(_: Mapping[str, int]) -> bool:
+    return True
+
+
+BLIND = [
+    (one_query_no_past, "causal_dropped", "one key, and it is the query's own"),
+    (one_query_no_past, "causal_one_ahead", "there is no key after the first"),
+    (one_query_no_past, "causal_without_past", "there is no past"),
+    (one_query_no_past, "causal_drops_mask", "key 0 is visible in every random mask"),
+    (one_query_no_past, "scale_twice", "the softmax of one score is 1"),
+    (one_query_no_past, "softmax_bfloat16", "the softmax of one score is 1"),
+    (one_query_no_past, "queries_reversed", "there is one query"),
+    (one_query, "causal_dropped", "decoding sees all of the past"),
+    (one_query, "causal_one_ahead", "decoding has no future"),
+    (no_past, "causal_without_past", "nothing to be offset by"),
+    (no_past, "past_after_new", "nothing to append to"),
+    (batch_of_one, "mask_of_one_batch_row", "row 0 is all there is"),
+    (batch_of_one, "past_of_one_batch_row", "row 0 is all there is"),
+    (batch_of_one, "batch_reversed", "row 0 is all there is"),
+    (random_shapes, "masked_row_is_mean", "random masks leave key 0 visible"),
+    (random_shapes, "masked_row_is_nan", "random masks leave key 0 visible"),
+]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "fault_name", "why"), BLIND, ids=[f"{s.__name__}-{f}" for s, f, _ in BLIND]
+)
+def test_some_shapes_alone_are_blind_to_a_fault(shapes, fault_name, why):
+    """Why there is a lattice, and why there are probes beside it."""
+    spec_name, fault = "gqa_causal_cache_bool_mask", BY_NAME[fault_name]
+    seen = list(verdicts_of(spec_name, fault, lambda c: c.kind == "shape" and shapes(c.sizes)))
+    assert seen
+    assert not is_caught(seen), f"not blind after all, though {why}"
+    assert is_caught(verdicts_of(spec_name, fault))

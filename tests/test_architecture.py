@@ -1,0 +1,287 @@
+"""The plan of the house, read from the source: floors, who imports what, style that can be counted.
+
+`docs/architecture.md` explains it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import attn_export
+
+PACKAGE = ROOT / "attn_export"
+FILES = {
+    path.relative_to(PACKAGE).with_suffix("").as_posix(): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+# The longest prefix counts. A file imports from floors below, and from its own floor and folder.
+FLOORS = {
+    "errors": 0, "mask_spec": 0, "spec": 0, "nouns": 0, "tensorfile": 0, "environment": 0,
+    "scratch": 0,
+    "attention/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
+    "parity/measures": 1, "parity/gate": 1, "parity/__init__": 1,
+    "bundle": 2, "subject": 2,
+    "capture": 3, "export": 3, "parity/": 3,
+    "report/": 4,
+    "jobs/": 5,
+    "cli": 6,
+    "__main__": 7, "__init__": 7,
+}  # fmt: skip
+
+WITH_TORCH = ("attention/", "subject", "export", "capture", "parity/oracle")
+
+ONLY_IN = {
+    "torch": WITH_TORCH,
+    "onnxruntime": ("runtimes/ort_cpu", "runtimes/ort_cuda"),
+    "onnx.reference": ("runtimes/onnx_reference",),
+    "onnxscript": ("graph/canonical",),
+    "onnx_ir": ("graph/", "export"),
+    "click": ("cli",),
+    "rich": ("cli", "report/"),
+}
+"""Which files may import a package: at module level or not, for types or not."""
+
+
+@functools.cache
+def tree(file: str) -> ast.Module:
+    return ast.parse(FILES[file].read_text(encoding="utf-8"))
+
+
+def imports(file: str) -> Iterator[str]:
+    """The dotted names that a file imports, anywhere in it."""
+    for node in ast.walk(tree(file)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}, line {node.lineno}: a relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(file: str) -> set[str]:
+    """The files of this package that a file imports."""
+    found = set()
+    for name in imports(file):
+        first, *parts = name.split(".")
+        if first != "attn_export":
+            continue
+        # The name itself may be a file, a folder, or something within a file.
+        for length in range(len(parts), -1, -1):
+            stem = "/".join(parts[:length])
+            candidates = (stem, f"{stem}/__init__" if stem else "__init__")
+            match = next((c for c in candidates if c in FILES), None)
+            if match:
+                found.add(match)
+                break
+    return found
+
+
+def floor_of(file: str) -> int:
+    matching = [prefix for prefix in FLOORS if file == prefix or file.startswith(prefix)]
+    assert matching, f"{file} has no floor; give it one in FLOORS and in docs/architecture.md"
+    return FLOORS[max(matching, key=len)]
+
+
+def folder_of(file: str) -> str:
+    return file.split("/")[0] if "/" in file else ""
+
+
+def is_in(file: str, places: tuple[str, ...]) -> bool:
+    return any(
+        file == place or (place.endswith("/") and file.startswith(place)) for place in places
+    )
+
+
+# -- floors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_imports_from_floors_below_or_its_own_folder(file):
+    here = floor_of(file)
+    for other in own_imports(file):
+        there = floor_of(other)
+        beside = there == here and folder_of(other) == folder_of(file)
+        assert there < here or beside, f"{file} ({here}) imports {other} ({there})"
+
+
+def test_every_floor_of_the_table_is_in_use():
+    for prefix in FLOORS:
+        assert any(f == prefix or f.startswith(prefix) for f in FILES), f"nothing is in {prefix}"
+
+
+def test_no_imports_go_in_circles():
+    done: set[str] = set()
+
+    def visit(file: str, path: tuple[str, ...]) -> None:
+        assert file not in path, " -> ".join((*path, file))
+        if file not in done:
+            for other in own_imports(file) - {file}:
+                visit(other, (*path, file))
+            done.add(file)
+
+    for file in FILES:
+        # The package's own names are for those outside; nobody inside uses them.
+        if file != "__init__":
+            visit(file, ())
+
+
+def test_nobody_inside_imports_the_packages_own_names():
+    assert [file for file in FILES if "__init__" in own_imports(file)] == []
+
+
+# -- who imports what -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_a_package_is_imported_only_where_it_belongs(package):
+    users = {
+        file
+        for file in FILES
+        for name in imports(file)
+        if name == package or name.startswith(f"{package}.")
+    }
+    assert {file for file in users if not is_in(file, ONLY_IN[package])} == set()
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after `code`."""
+    code += "\nimport sys, json; sys.stdout.write(json.dumps(sorted(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return set(json.loads(ran.stdout))
+
+
+@pytest.mark.parametrize(
+    ("module", "without"),
+    [
+        ("attn_export", "torch numpy onnx onnx_ir onnxruntime click rich"),
+        ("attn_export.cli", "torch numpy onnx onnx_ir onnxruntime rich"),
+        ("attn_export.jobs.verify", "torch numpy onnx onnx_ir onnxruntime rich"),
+        ("attn_export.jobs.build", "torch numpy onnx onnx_ir onnxruntime rich"),
+        ("attn_export.jobs.check", "torch onnx_ir onnxscript onnxruntime rich"),
+        ("attn_export.runtimes.catalogue", "torch onnx onnxruntime"),
+        ("attn_export.runtimes.worker", "torch onnx onnxruntime"),
+        ("attn_export.report.terminal", "torch numpy onnx"),
+        ("attn_export.parity.replay", "torch onnx onnxruntime"),
+    ],
+)
+def test_a_module_starts_without_what_it_does_not_need(module, without):
+    assert loaded_by(f"import {module}") & set(without.split()) == set()
+
+
+def test_no_file_but_those_with_torch_loads_it_in_any_way():
+    names = [
+        f"attn_export.{file.replace('/', '.')}".removesuffix(".__init__")
+        for file in FILES
+        if not is_in(file, WITH_TORCH)
+    ]
+    code = "\n".join(f"import {name}" for name in names)
+    assert "torch" not in loaded_by(code)
+
+
+# -- the commands that have to work without torch ---------------------------------------------
+
+
+@pytest.fixture
+def without_torch(tmp_path) -> Path:
+    """A folder for PYTHONPATH in which importing torch leaves a trace and fails."""
+    stub = tmp_path / "path" / "torch"
+    stub.mkdir(parents=True)
+    trace = f"open({str(tmp_path / 'torch was imported')!r}, 'w').close()"
+    (stub / "__init__.py").write_text(f"{trace}\nraise ImportError('no torch here')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"], ["build", "--help"], ["verify", "--help"], ["runtimes"],
+        ["check", "model.onnx"], ["verify", ".", "--runtime", "ort-cpu"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_command_works_where_there_is_no_torch(arguments, bundle, without_torch):
+    ran = subprocess.run(
+        [sys.executable, "-m", "attn_export", *arguments],
+        cwd=bundle, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(without_torch / "path")},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert [path.name for path in without_torch.iterdir()] == ["path"]
+
+
+# -- the public interface ---------------------------------------------------------------------
+
+PUBLIC = [
+    "Attention", "AttentionSpec", "GroupedQueryAttention", "MultiHeadAttention",
+    "MultiQueryAttention", "Report", "Subject", "build", "verify",
+]  # fmt: skip
+
+
+def test_the_public_names_are_pinned():
+    assert sorted(attn_export.__all__) == PUBLIC
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_is_there_says_what_it_is_and_is_listed(name):
+    value = getattr(attn_export, name)
+    assert value.__doc__
+    assert value.__name__ == name
+    assert value.__module__.startswith("attn_export.")
+    assert name in dir(attn_export)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = attn_export.nothing
+
+
+def test_type_checkers_see_every_public_name():
+    (guarded,) = (node for node in tree("__init__").body if isinstance(node, ast.If))
+    names = {alias.name for node in guarded.body for alias in node.names}
+    assert sorted(names) == PUBLIC
+
+
+# -- style that can be counted ----------------------------------------------------------------
+
+
+def public_definitions(file: str) -> Iterator[tuple[str, ast.AST]]:
+    """The module, its public classes and functions, and their public methods."""
+    yield "the module", tree(file)
+    stack: list[ast.AST] = [tree(file)]
+    while stack:
+        for node in stack.pop().body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+                yield node.name, node
+                if isinstance(node, ast.ClassDef):
+                    stack.append(node)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_everything_public_has_a_docstring(file):
+    bare = [name for name, node in public_definitions(file) if not ast.get_docstring(node)]
+    assert bare == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_has_at_most_300_lines_and_nothing_left_to_do(file):
+    text = FILES[file].read_text(encoding="utf-8")
+    assert text.count("\n") <= 300
+    assert not any(word in text for word in ("TODO", "FIXME", "XXX"))
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_nothing_is_printed_but_by_the_command_line(file):
+    calls = [node.func for node in ast.walk(tree(file)) if isinstance(node, ast.Call)]
+    names = [call.id for call in calls if isinstance(call, ast.Name)]
+    assert not {"print", "breakpoint", "input"} & set(names)
