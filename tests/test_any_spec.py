@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_export.errors import SpecError
-from attn_export.mask_spec import MaskSpec
-from attn_export.spec import AttentionSpec
+from attn_export.spec import AttentionSpec, MaskSpec
 
 T = TypeVar("T")
 hypothesis_rules = settings(deadline=None, derandomize=True, database=None)

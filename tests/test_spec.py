@@ -10,8 +10,7 @@ import pytest
 from conftest import ROOT, small_spec
 
 from attn_export.errors import SpecError
-from attn_export.mask_spec import MaskSpec
-from attn_export.spec import VARIANTS, AttentionSpec
+from attn_export.spec import VARIANTS, AttentionSpec, MaskSpec
 
 MODELS = sorted((ROOT / "models").glob("*.toml"))
 

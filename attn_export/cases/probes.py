@@ -13,9 +13,8 @@ import numpy as np
 
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.sizes import Sizes, axis_names, with_sums
-from attn_export.mask_spec import MaskSpec
 from attn_export.nouns import Case
-from attn_export.spec import AttentionSpec, Shape
+from attn_export.spec import AttentionSpec, MaskSpec, Shape
 
 PROBE_SIZES: Sizes = {
     "batch": 2, "query_len": 3, "past_len": 2, "total_len": 5, "key_len": 4,

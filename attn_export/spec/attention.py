@@ -10,74 +10,35 @@ import dataclasses
 import difflib
 import json
 import math
-import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
 from attn_export.errors import SpecError
-from attn_export.mask_spec import MaskSpec
-
-DERIVED: Final = -1
-"""Stands for "derived from the other dimensions" in an integer field."""
+from attn_export.spec import rules
+from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
+from attn_export.spec.mask import MaskSpec
+from attn_export.spec.rules import divisors
 
 VARIANTS: Final = ("mha", "mqa", "gqa")
-CACHES: Final = ("none", "append")
-DTYPES: Final = ("float32",)
-NO_MASK: Final = "none"
 
 Shape = tuple[str | int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSpec:
-    """One attention layer: dimensions, heads, mask, cache.
-
-    Attributes:
-        embed_dim: E, the width of `query` and `output`.
-        num_heads: H, the number of query heads.
-        num_kv_heads: Hkv, the number of key/value heads; divides H. Default H (MHA).
-        head_dim: D, the width of one query/key head. Default E // H.
-        v_head_dim: Dv, the width of one value head. Default D.
-        cross: Whether `key` and `value` are inputs of their own.
-        kdim: The width of `key`, cross-attention only. Default E.
-        vdim: The width of `value`, cross-attention only. Default `kdim`.
-        bias: Whether the four projections have biases.
-        scale: Factor on the scores. Default 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
-        causal: Whether query i sees keys up to P + i only.
-        attn_mask: ``"none"`` or dtype and shape, such as ``"bool[B,1,1,S]"``.
-        cache: ``"none"`` or ``"append"`` (`past_*` in, `present_*` = past + new out).
-        attn_weights: Whether the softmax weights `[B, H, L, S]` are an output.
-        dropout: Probability on the weights, in training only.
-        dtype: The type of weights, inputs and outputs.
+class AttentionSpec(AttentionFields):
+    """One attention layer: dimensions, heads, mask, cache. The fields are `AttentionFields`.
 
     Raises:
         SpecError: If the values contradict each other; names the rule and the values.
     """
 
-    embed_dim: int
-    num_heads: int
-    num_kv_heads: int = DERIVED
-    head_dim: int = DERIVED
-    v_head_dim: int = DERIVED
-    cross: bool = False
-    kdim: int = DERIVED
-    vdim: int = DERIVED
-    bias: bool = True
-    scale: float | None = None
-    causal: bool = False
-    attn_mask: str = NO_MASK
-    cache: str = "none"
-    attn_weights: bool = False
-    dropout: float = 0.0
-    dtype: str = "float32"
-
     def __post_init__(self) -> None:
-        self._check_types()
-        self._derive()
-        self._check_dimensions()
-        self._check_choices()
+        rules.check_types(self)
+        self._normalize()
+        for rule in rules.RULES:
+            rule(self)
 
     # -- what follows from the fields ---------------------------------------------
 
@@ -213,86 +174,21 @@ class AttentionSpec:
         # Strings, booleans, ints and finite floats are written alike in TOML and JSON.
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
 
-    # -- rules ---------------------------------------------------------------------
-
-    def _check_types(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            # bool is an int to Python, but num_heads = true is a mistake.
-            right = {
-                "int": isinstance(value, int) and not isinstance(value, bool),
-                "bool": isinstance(value, bool),
-                "str": isinstance(value, str),
-                "float": isinstance(value, (int, float)) and not isinstance(value, bool),
-            }
-            if value is None and field.default is None:
-                continue
-            wanted = str(field.type).removesuffix(" | None")
-            if not right[wanted]:
-                raise SpecError(f"{field.name} has to be of type {wanted}; got {value!r}")
-
-    def _derive(self) -> None:
+    def _normalize(self) -> None:
         def default(name: str, value: int) -> None:
             if getattr(self, name) == DERIVED:
                 object.__setattr__(self, name, value)
 
-        if self.num_heads < 1:
-            raise SpecError(f"num_heads has to be at least 1; got {self.num_heads}")
-        if self.head_dim == DERIVED and self.embed_dim % self.num_heads:
-            raise SpecError(
-                f"embed_dim {self.embed_dim} does not divide by num_heads {self.num_heads}; "
-                "change one of them or set head_dim"
-            )
+        rules.heads_divide_width(self)
         default("num_kv_heads", self.num_heads)
         default("head_dim", self.embed_dim // self.num_heads)
         default("v_head_dim", self.head_dim)
         default("kdim", self.embed_dim)
         default("vdim", self.kdim)
-
-    def _check_dimensions(self) -> None:
-        for name in ("embed_dim", "num_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"{name} has to be at least 1; got {getattr(self, name)}")
-        if self.num_heads % self.num_kv_heads:
-            raise SpecError(
-                f"num_heads {self.num_heads} does not divide by num_kv_heads {self.num_kv_heads}; "
-                f"choose one of {', '.join(map(str, _divisors(self.num_heads)))}"
-            )
-        if not self.cross and (self.kdim, self.vdim) != (self.embed_dim, self.embed_dim):
-            raise SpecError(
-                f"kdim {self.kdim} and vdim {self.vdim} differ from embed_dim {self.embed_dim}, "
-                "which only cross-attention can have; set cross = true"
-            )
-
-    def _check_choices(self) -> None:
-        for name, choices in (("cache", CACHES), ("dtype", DTYPES)):
-            if getattr(self, name) not in choices:
-                raise SpecError(
-                    f"{name} has to be one of {', '.join(choices)}; got {getattr(self, name)!r}"
-                )
         if self.attn_mask != NO_MASK:
             object.__setattr__(self, "attn_mask", str(MaskSpec.parse(self.attn_mask)))
-        if self.scale is not None and not 0 < self.scale <= sys.float_info.max:
-            raise SpecError(f"scale has to be positive and finite; got {self.scale}")
-        if not 0 <= self.dropout < 1:
-            raise SpecError(f"dropout has to be at least 0 and less than 1; got {self.dropout}")
-        if self.cross and self.causal:
-            raise SpecError(
-                "causal = true with cross = true: runtimes disagree on how a causal mask lines up "
-                "when key and query differ in length; pass the mask as attn_mask instead"
-            )
-        if self.cross and self.has_cache:
-            raise SpecError(
-                f"cache = {self.cache!r} with cross = true: cross-attention has no keys to append; "
-                'set cache = "none"'
-            )
-
-
-def _divisors(number: int) -> list[int]:
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
 
 
 def _usual_kv_heads(heads: int) -> int:
     """A quarter of the heads, or the divisor next below it: 8 -> 2, 16 -> 4, 14 -> 2."""
-    return max(d for d in _divisors(heads) if d <= max(2, heads // 4))
+    return max(d for d in divisors(heads) if d <= max(2, heads // 4))
