@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from attn_export.errors import AttnExportError, GraphError, OutputError, UsageError
-from attn_export.spec import CACHES, VARIANTS, AttentionSpec
+from attn_export.spec import VARIANTS, AttentionSpec
+from attn_export.spec.rules import CACHES, NORMS, ROTARIES, ROTARY_SCALINGS
 
 INTERRUPTED = 130
 
@@ -86,12 +87,27 @@ SPEC_OPTIONS = {
     "vdim": (click.IntRange(min=1), "Width of value, in cross-attention."),
     "scale": (float, "Factor on the scores.  [default: 1 / sqrt(D)]"),
     "attn_mask": (str, 'none, or dtype and shape such as "bool[B,1,1,S]" or "float[L,S]".'),
+    "bias": (str, 'Projections with a bias: all, none, or some as in "q,k,v".'),
+    "qk_norm": (click.Choice(NORMS), "Normalisation of query and key heads."),
+    "norm_eps": (float, "What qk_norm adds to the variance."),
+    "rotary": (click.Choice(ROTARIES), "Rotary positions: none, or how pairs are chosen."),
+    "rotary_dim": (click.IntRange(min=2), "R, how much of a head is rotated.  [default: D]"),
+    "rotary_theta": (float, "Base of the wavelengths.  [default: 10000]"),
+    "rotary_scaling": (click.Choice(ROTARY_SCALINGS), "How a longer context is stretched."),
+    "rotary_factor": (float, "By how much the context is stretched."),
+    "rotary_original_len": (click.IntRange(min=1), "The context of the training."),
+    "window_left": (click.IntRange(min=0), "Keys that a query sees before its own."),
+    "window_right": (click.IntRange(min=0), "Keys that a query sees after its own."),
+    "softcap": (float, "Scores become softcap * tanh(score / softcap)."),
+    "relative_buckets": (click.IntRange(min=0), "Buckets of T5's relative bias."),
+    "relative_max_distance": (click.IntRange(min=1), "Distances that share the last bucket."),
     "cache": (click.Choice(CACHES), "KV cache: none, or append (past in, present out)."),
 }
 SPEC_FLAGS = {
     "cross": "Key and value are inputs of their own.",
     "causal": "Query i sees keys up to P + i only.",
-    "bias": "The projections have biases.",
+    "alibi": "Scores lose slope * distance, one slope for each head.",
+    "sinks": "Each head has a learned score that stands for no key.",
     "attn_weights": "The softmax weights are an output.",
 }
 

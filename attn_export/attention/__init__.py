@@ -1,8 +1,8 @@
 """Attention in plain PyTorch: one class, of which MHA, MQA and GQA are values."""
 
 from attn_export.attention.functional import scaled_dot_product_attention
-from attn_export.attention.module import (
-    Attention,
+from attn_export.attention.module import Attention
+from attn_export.attention.variants import (
     GroupedQueryAttention,
     MultiHeadAttention,
     MultiQueryAttention,

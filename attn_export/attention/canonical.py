@@ -14,6 +14,8 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
+from attn_export.attention import masking
+
 OPSET = 23
 """The first opset with `Attention`; its later versions add nothing that is used here."""
 
@@ -48,6 +50,7 @@ def attention_node(
     *,
     causal: bool,
     scale: float,
+    softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Emit one `Attention` node.
 
@@ -60,6 +63,7 @@ def attention_node(
         past_value: `[B, Hkv, P, Dv]` or None.
         causal: Whether query i sees keys up to P + i only.
         scale: Factor on the scores.
+        softcap: Scores become softcap * tanh(score / softcap) before the mask.
 
     Returns:
         The attention `[B, H, L, Dv]`, `present_key`, `present_value` and the weights
@@ -74,12 +78,67 @@ def attention_node(
     attended, present_key, present_value, weights = torch.onnx.ops.symbolic_multi_out(
         "Attention",
         (query, key, value, _spread_over_queries(attn_mask, L), past_key, past_value),
-        {"is_causal": int(causal), "scale": scale, "qk_matmul_output_mode": SOFTMAX_OUTPUT},
+        {
+            "is_causal": int(causal),
+            "scale": scale,
+            "softcap": softcap or 0.0,
+            "qk_matmul_output_mode": SOFTMAX_OUTPUT,
+        },
         dtypes=(query.dtype,) * 4,
         shapes=shapes,
         version=OPSET,
     )
     return attended, present_key, present_value, weights
+
+
+def sink_attention_nodes(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    sinks: Tensor,
+    *,
+    causal: bool,
+    scale: float,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """Emit an `Attention` node in which each head has a sink.
+
+    The operator has no sinks, so there is one more key: its score is 0 and its mask the sink,
+    and its value is 0.
+
+    Args:
+        query: `[B, H, L, D]`.
+        key: `[B, Hkv, S, D]`, with the past.
+        value: `[B, Hkv, S, Dv]`, with the past.
+        attn_mask: As for `attention_node`.
+        sinks: `[H]`.
+        causal: As for `attention_node`.
+        scale: As for `attention_node`.
+        softcap: As for `attention_node`.
+
+    Returns:
+        The attention `[B, H, L, Dv]` and the weights `[B, H, L, S]`.
+    """
+    B, H, L, _ = query.shape
+    Hkv, S = key.shape[1], key.shape[2]
+    if causal:
+        attn_mask = masking.restrict(attn_mask, masking.causal(L, S, query.device))
+    mask = masking.as_float(attn_mask, (B, H, L, S), query)
+    column = sinks.to(query.dtype)[None, :, None, None].expand(B, H, L, 1)
+    one_more = [x.new_zeros(()).expand(B, Hkv, 1, x.shape[3]) for x in (key, value)]
+    attended, _, _, weights = attention_node(
+        query,
+        torch.cat([key, one_more[0]], dim=2),
+        torch.cat([value, one_more[1]], dim=2),
+        torch.cat([mask, column], dim=-1),
+        None,
+        None,
+        causal=False,
+        scale=scale,
+        softcap=softcap,
+    )
+    return attended, weights[..., :S]
 
 
 def _spread_over_queries(mask: Tensor | None, L: int) -> Tensor | None:

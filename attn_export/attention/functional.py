@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-MASK_FLOOR = -1e30
-"""Finite values of a float mask are clamped to this: runtimes differ below it (ONNX
-Runtime takes finfo.min for "masked", PyTorch does not), and agree above it."""
+from attn_export.attention import masking
 
 
 def scaled_dot_product_attention(
@@ -23,6 +21,8 @@ def scaled_dot_product_attention(
     *,
     causal: bool = False,
     scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
@@ -39,58 +39,63 @@ def scaled_dot_product_attention(
             broadcasts to `[B, H, L, S]`.
         causal: Whether query i sees keys up to S - L + i only.
         scale: Factor on the scores.
+        softcap: Scores become softcap * tanh(score / softcap) before the mask.
+        sinks: A score for each head that takes part in the softmax and stands for no key, `[H]`.
         dropout: Probability of dropping a weight. 0 outside training.
         need_weights: Whether to return the weights.
 
     Returns:
         The attention `[B, H, L, Dv]`, and the weights `[B, H, L, S]` or None.
     """
-    mask = clamp_mask(attn_mask)
-    if causal and mask is None and query.shape[2] == key.shape[2] and not need_weights:
+    L, S = query.shape[2], key.shape[2]
+    mask = masking.clamp_mask(attn_mask)
+    by_hand = need_weights or softcap is not None or sinks is not None
+    if causal and mask is None and L == S and not by_hand:
         attended = F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=True
         )
         return attended, None
     if causal:
-        mask = _and_causal(mask, query.shape[2], key.shape[2], query.device)
-    if need_weights:
-        return _with_weights(query, key, value, mask, scale, dropout)
-    attended = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=True
-    )
-    return attended, None
+        mask = masking.restrict(mask, masking.causal(L, S, query.device))
+    if not by_hand:
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=True
+        )
+        return attended, None
+    attended, weights = _step_by_step(query, key, value, mask, scale, softcap, sinks, dropout)
+    return attended, weights if need_weights else None
 
 
-def clamp_mask(mask: Tensor | None) -> Tensor | None:
-    """A float mask with its finite values at least `MASK_FLOOR`; a bool mask as it is."""
-    if mask is None or mask.dtype == torch.bool:
-        return mask
-    return torch.where(mask == -torch.inf, mask, mask.clamp(min=MASK_FLOOR))
-
-
-def _and_causal(mask: Tensor | None, L: int, S: int, device: torch.device) -> Tensor:
-    """`mask` and "query i sees keys up to S - L + i": `[L, S]` or the shape of `mask`."""
-    causal = torch.ones(L, S, dtype=torch.bool, device=device).tril(S - L)
-    if mask is None:
-        return causal
-    return mask & causal if mask.dtype == torch.bool else mask.masked_fill(~causal, -torch.inf)
-
-
-def _with_weights(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, dropout: float
+def _step_by_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """The same attention step by step, for those who want to see the weights."""
+    """The same attention, for what PyTorch's own function cannot say."""
     # Repeated rather than broadcast: a broadcast matmul rounds otherwise than that of an MHA
     # with repeated heads, to which this is equal to the bit.
     repeats = query.shape[1] // key.shape[1]
     k, v = (x.repeat_interleave(repeats, dim=1) for x in (key, value))  # [B, H, S, ...]
     scores = (query @ k.transpose(-1, -2)) * scale  # [B, H, L, S]
+    if softcap is not None:
+        scores = softcap * (scores / softcap).tanh()
     if mask is not None:
-        scores = (
-            scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
-        )
+        is_bool = mask.dtype == torch.bool
+        scores = scores.masked_fill(~mask, -torch.inf) if is_bool else scores + mask
+    weights = _softmax(scores, sinks)
+    return F.dropout(weights, dropout) @ v, weights
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    if sinks is not None:
+        column = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
+        return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
     # Softmax over nothing is 0/0. Such rows get scores of 0 first, so that neither they nor
     # their gradients are NaN, and weights of 0 afterwards.
     nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    weights = scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
-    return F.dropout(weights, dropout) @ v, weights
+    return scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)

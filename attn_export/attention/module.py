@@ -8,7 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import canonical
-from attn_export.attention.functional import clamp_mask, scaled_dot_product_attention
+from attn_export.attention.functional import scaled_dot_product_attention
+from attn_export.attention.masking import clamp_mask
+from attn_export.attention.positions import inverse_frequencies, rotary_magnitude, rotate
+from attn_export.attention.score_bias import ScoreBias
 from attn_export.spec import AttentionSpec, Shape
 
 
@@ -22,14 +25,22 @@ class Attention(nn.Module):
         spec: What to build.
     """
 
+    inv_freq: Tensor
+
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.spec = spec
         H, Hkv, D, Dv = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
-        self.q_proj = nn.Linear(spec.embed_dim, H * D, bias=spec.bias)
-        self.k_proj = nn.Linear(spec.kdim, Hkv * D, bias=spec.bias)
-        self.v_proj = nn.Linear(spec.vdim, Hkv * Dv, bias=spec.bias)
-        self.out_proj = nn.Linear(H * Dv, spec.embed_dim, bias=spec.bias)
+        self.q_proj = nn.Linear(spec.embed_dim, H * D, bias=spec.has_bias("q"))
+        self.k_proj = nn.Linear(spec.kdim, Hkv * D, bias=spec.has_bias("k"))
+        self.v_proj = nn.Linear(spec.vdim, Hkv * Dv, bias=spec.has_bias("v"))
+        self.out_proj = nn.Linear(H * Dv, spec.embed_dim, bias=spec.has_bias("out"))
+        self.q_norm, self.k_norm = _head_norm(spec), _head_norm(spec)
+        self.score_bias = ScoreBias(spec)
+        self.sinks = nn.Parameter(torch.randn(H)) if spec.sinks else None
+        if spec.has_rotary:
+            frequencies = inverse_frequencies(spec).to(torch.get_default_dtype())
+            self.register_buffer("inv_freq", frequencies, persistent=False)
 
     def forward(
         self,
@@ -65,9 +76,12 @@ class Attention(nn.Module):
             key=key, value=value, attn_mask=attn_mask, past_key=past_key, past_value=past_value
         )
         key, value = (query, query) if key is None or value is None else (key, value)
+        P = 0 if past_key is None else past_key.shape[2]
         q = self._heads(self.q_proj(query), spec.num_heads)  # [B, H, L, D]
         k = self._heads(self.k_proj(key), spec.num_kv_heads)  # [B, Hkv, S - P, D]
         v = self._heads(self.v_proj(value), spec.num_kv_heads)  # [B, Hkv, S - P, Dv]
+        q, k = self._rotated(self.q_norm(q), P), self._rotated(self.k_norm(k), P)
+        attn_mask = self.score_bias(clamp_mask(attn_mask), q.shape[2], k.shape[2] + P, q)
         attend = self._attend_in_graph if canonical.emitting() else self._attend
         attended, *rest = attend(q, k, v, attn_mask, past_key, past_value)
         output = self.out_proj(attended.transpose(1, 2).flatten(2))  # [B, L, E]
@@ -93,6 +107,8 @@ class Attention(nn.Module):
             attn_mask,
             causal=self.spec.causal,
             scale=self.spec.softmax_scale,
+            softcap=self.spec.softcap,
+            sinks=self.sinks,
             dropout=self.spec.dropout if self.training else 0.0,
             need_weights=self.spec.attn_weights,
         )
@@ -109,16 +125,23 @@ class Attention(nn.Module):
         past_value: Tensor | None,
     ) -> list[Tensor]:
         """The same as `_attend`, as one ONNX node."""
-        attended, present_key, present_value, weights = canonical.attention_node(
-            q,
-            k,
-            v,
-            clamp_mask(attn_mask),
-            past_key,
-            past_value,
-            causal=self.spec.causal,
-            scale=self.spec.softmax_scale,
-        )
+        how: dict[str, Any] = {
+            "causal": self.spec.causal,
+            "scale": self.spec.softmax_scale,
+            "softcap": self.spec.softcap,
+        }
+        if self.sinks is not None:
+            present_key, present_value = k, v
+            if past_key is not None and past_value is not None:
+                present_key = torch.cat([past_key, k], dim=2)
+                present_value = torch.cat([past_value, v], dim=2)
+            attended, weights = canonical.sink_attention_nodes(
+                q, present_key, present_value, attn_mask, self.sinks, **how
+            )
+        else:
+            attended, present_key, present_value, weights = canonical.attention_node(
+                q, k, v, attn_mask, past_key, past_value, **how
+            )
         present = [present_key, present_value] if self.spec.has_cache else []
         return [attended, *present, *([weights] if self.spec.attn_weights else [])]
 
@@ -145,6 +168,17 @@ class Attention(nn.Module):
             # A mask of zeros and ones would otherwise be added to the scores.
             raise ValueError(f"attn_mask is {tensor.dtype}, the spec has {self.spec.attn_mask}")
 
+    def _rotated(self, x: Tensor, start: int) -> Tensor:
+        if not self.spec.has_rotary:
+            return x
+        return rotate(
+            x,
+            self.inv_freq,
+            start,
+            interleaved=self.spec.rotary == "interleaved",
+            magnitude=rotary_magnitude(self.spec),
+        )
+
     @staticmethod
     def _heads(x: Tensor, heads: int) -> Tensor:
         split: Tensor = x.unflatten(-1, (heads, -1))  # [B, len, heads * D] -> [B, len, heads, D]
@@ -155,40 +189,10 @@ class Attention(nn.Module):
         return ", ".join(f"{key}={value!r}" for key, value in self.spec.to_dict().items())
 
 
-# Named as the classes that they stand for in papers and in PyTorch: each is `Attention`
-# with one value fixed, so they are functions.
-
-
-def MultiHeadAttention(embed_dim: int, num_heads: int, **options: Any) -> Attention:  # noqa: N802
-    """`Attention` in which every query head has a key/value head of its own.
-
-    Raises:
-        SpecError: If the options contradict each other.
-    """
-    return Attention(AttentionSpec(embed_dim=embed_dim, num_heads=num_heads, **options))
-
-
-def MultiQueryAttention(embed_dim: int, num_heads: int, **options: Any) -> Attention:  # noqa: N802
-    """`Attention` in which all query heads share one key/value head (Shazeer 2019).
-
-    Raises:
-        SpecError: If the options contradict each other.
-    """
-    return Attention(
-        AttentionSpec(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=1, **options)
-    )
-
-
-def GroupedQueryAttention(  # noqa: N802
-    embed_dim: int, num_heads: int, num_kv_heads: int, **options: Any
-) -> Attention:
-    """`Attention` in which blocks of query heads share a key/value head (Ainslie et al. 2023).
-
-    Raises:
-        SpecError: If the options contradict each other.
-    """
-    return Attention(
-        AttentionSpec(
-            embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, **options
-        )
-    )
+def _head_norm(spec: AttentionSpec) -> nn.Module:
+    """The normalisation of one head, over D."""
+    if spec.qk_norm == "rms":
+        return nn.RMSNorm(spec.head_dim, eps=spec.norm_eps)
+    if spec.qk_norm == "layer":
+        return nn.LayerNorm(spec.head_dim, eps=spec.norm_eps)
+    return nn.Identity()

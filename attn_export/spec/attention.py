@@ -35,6 +35,7 @@ class AttentionSpec(AttentionFields):
     """
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "bias", rules.parse_bias(self.bias))
         rules.check_types(self)
         self._normalize()
         for rule in rules.RULES:
@@ -61,6 +62,15 @@ class AttentionSpec(AttentionFields):
     def has_cache(self) -> bool:
         """Whether `past_key` and `past_value` are inputs."""
         return self.cache != "none"
+
+    @property
+    def has_rotary(self) -> bool:
+        """Whether queries and keys are rotated by their positions."""
+        return self.rotary != "none"
+
+    def has_bias(self, projection: str) -> bool:
+        """Whether a projection, one of q, k, v and out, has a bias."""
+        return self.bias == "all" or projection in self.bias.split(",")
 
     @property
     def key_axis(self) -> str:
@@ -183,6 +193,7 @@ class AttentionSpec(AttentionFields):
         default("num_kv_heads", self.num_heads)
         default("head_dim", self.embed_dim // self.num_heads)
         default("v_head_dim", self.head_dim)
+        default("rotary_dim", self.head_dim)
         default("kdim", self.embed_dim)
         default("vdim", self.kdim)
         if self.attn_mask != NO_MASK:

@@ -24,12 +24,31 @@ class AttentionFields:
         cross: Whether `key` and `value` are inputs of their own.
         kdim: The width of `key`, cross-attention only. Default E.
         vdim: The width of `value`, cross-attention only. Default `kdim`.
-        bias: Whether the four projections have biases.
+        bias: Which projections have biases: ``"all"``, ``"none"`` or some of q, k, v, out, as in
+            ``"q,v,out"``. True, False and lists are taken too.
         scale: Factor on the scores. Default 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
         causal: Whether query i sees keys up to P + i only.
         attn_mask: ``"none"`` or dtype and shape, such as ``"bool[B,1,1,S]"``.
         cache: ``"none"`` or ``"append"`` (`past_*` in, `present_*` = past + new out).
         attn_weights: Whether the softmax weights `[B, H, L, S]` are an output.
+        qk_norm: Normalisation of every query and key head: ``"none"``, ``"rms"`` (Qwen3, Gemma 3)
+            or ``"layer"``, with learned weights.
+        norm_eps: What that adds to the variance.
+        rotary: Rotary positions (Su et al. 2021): ``"none"``, ``"half"`` (pairs are i and i + R/2,
+            as in Llama) or ``"interleaved"`` (pairs are 2i and 2i + 1, as in GPT-J).
+        rotary_dim: R, how many of the first of D elements are rotated. Default D.
+        rotary_theta: The base of the wavelengths.
+        rotary_scaling: ``"none"``, ``"linear"``, ``"llama3"`` or ``"yarn"``.
+        rotary_factor: By how much the context is stretched.
+        rotary_original_len: The context that the model was trained with.
+        window_left: How many keys before its own a query sees (Mistral's sliding_window - 1).
+        window_right: How many keys after its own a query sees.
+        softcap: Scores become softcap·tanh(score / softcap) before the mask (Gemma 2).
+        alibi: Scores lose slope·distance, one slope for each head (Press et al. 2022).
+        relative_buckets: Buckets of T5's learned relative bias; 0 for none.
+        relative_max_distance: Distances from here on share the last bucket.
+        sinks: A learned score for each head that takes part in the softmax and stands for no key
+            (gpt-oss).
         dropout: Probability on the weights, in training only.
         dtype: The type of weights, inputs and outputs.
     """
@@ -42,11 +61,26 @@ class AttentionFields:
     cross: bool = False
     kdim: int = DERIVED
     vdim: int = DERIVED
-    bias: bool = True
+    bias: str = "all"
     scale: float | None = None
     causal: bool = False
     attn_mask: str = NO_MASK
     cache: str = "none"
     attn_weights: bool = False
+    qk_norm: str = "none"
+    norm_eps: float = 1e-6
+    rotary: str = "none"
+    rotary_dim: int = DERIVED
+    rotary_theta: float = 10000.0
+    rotary_scaling: str = "none"
+    rotary_factor: float = 1.0
+    rotary_original_len: int = 8192
+    window_left: int | None = None
+    window_right: int | None = None
+    softcap: float | None = None
+    alibi: bool = False
+    relative_buckets: int = 0
+    relative_max_distance: int = 128
+    sinks: bool = False
     dropout: float = 0.0
     dtype: str = "float32"

@@ -13,6 +13,14 @@ from attn_export.spec.fields import DERIVED, AttentionFields
 
 CACHES: Final = ("none", "append")
 DTYPES: Final = ("float32",)
+NORMS: Final = ("none", "rms", "layer")
+ROTARIES: Final = ("none", "half", "interleaved")
+ROTARY_SCALINGS: Final = ("none", "linear", "llama3", "yarn")
+CHOICES: Final = {
+    "cache": CACHES, "dtype": DTYPES, "qk_norm": NORMS, "rotary": ROTARIES,
+    "rotary_scaling": ROTARY_SCALINGS,
+}  # fmt: skip
+PROJECTIONS: Final = ("q", "k", "v", "out")
 
 
 def check_types(spec: AttentionFields) -> None:
@@ -58,7 +66,7 @@ def dimensions(spec: AttentionFields) -> None:
 
 def choices(spec: AttentionFields) -> None:
     """Fields with a few values have one of them."""
-    for name, allowed in (("cache", CACHES), ("dtype", DTYPES)):
+    for name, allowed in CHOICES.items():
         if getattr(spec, name) not in allowed:
             raise SpecError(
                 f"{name} has to be one of {', '.join(allowed)}; got {getattr(spec, name)!r}"
@@ -71,6 +79,15 @@ def numbers(spec: AttentionFields) -> None:
         raise SpecError(f"scale has to be positive and finite; got {spec.scale}")
     if not 0 <= spec.dropout < 1:
         raise SpecError(f"dropout has to be at least 0 and less than 1; got {spec.dropout}")
+    for name in ("softcap", "norm_eps", "rotary_theta", "rotary_factor", "rotary_original_len",
+                 "relative_max_distance"):  # fmt: skip
+        value = getattr(spec, name)
+        if value is not None and not 0 < value <= sys.float_info.max:
+            raise SpecError(f"{name} has to be positive and finite; got {value}")
+    for name in ("window_left", "window_right", "relative_buckets"):
+        value = getattr(spec, name)
+        if value is not None and value < 0:
+            raise SpecError(f"{name} has to be at least 0; got {value}")
 
 
 def cross_attention(spec: AttentionFields) -> None:
@@ -92,8 +109,62 @@ def cross_attention(spec: AttentionFields) -> None:
         )
 
 
+def positions(spec: AttentionFields) -> None:
+    """Positions of keys and queries are comparable, and rotary ones come in pairs."""
+    used = [
+        name
+        for name, is_used in (
+            ("rotary", spec.rotary != "none"), ("alibi", spec.alibi),
+            ("window_left", spec.window_left is not None),
+            ("window_right", spec.window_right is not None),
+            ("relative_buckets", spec.relative_buckets > 0),
+        )
+        if is_used
+    ]  # fmt: skip
+    if spec.cross and used:
+        raise SpecError(
+            f"{used[0]} with cross = true: key and query of cross-attention have no common "
+            f"positions; leave {used[0]} out"
+        )
+    if spec.rotary != "none" and (spec.rotary_dim % 2 or not 2 <= spec.rotary_dim <= spec.head_dim):
+        raise SpecError(
+            f"rotary_dim {spec.rotary_dim} has to be even and at most head_dim {spec.head_dim}"
+        )
+    if spec.rotary == "none" and spec.rotary_scaling != "none":
+        raise SpecError(
+            f"rotary_scaling = {spec.rotary_scaling!r} with rotary = 'none'; set rotary = \"half\""
+        )
+    if spec.relative_buckets and spec.relative_buckets < 4:
+        raise SpecError(f"relative_buckets has to be 0 or at least 4; got {spec.relative_buckets}")
+    if spec.relative_buckets and spec.relative_max_distance <= spec.relative_buckets:
+        raise SpecError(
+            f"relative_max_distance {spec.relative_max_distance} has to be more than "
+            f"relative_buckets {spec.relative_buckets}"
+        )
+    if spec.causal and spec.window_right is not None:
+        raise SpecError(
+            f"window_right = {spec.window_right} with causal = true, which hides those keys; "
+            "leave window_right out"
+        )
+
+
+def parse_bias(bias: object) -> str:
+    """The canonical text of a set of projections: ``"all"``, ``"none"`` or ``"q,v"``."""
+    if isinstance(bias, bool):
+        return "all" if bias else "none"
+    words = list(bias) if isinstance(bias, (list, tuple)) else str(bias).split(",")
+    names = [str(word).strip() for word in words]
+    if names in (["all"], ["none"]):
+        return names[0]
+    unknown = [name for name in names if name not in PROJECTIONS]
+    if unknown or not isinstance(bias, (str, list, tuple)):
+        raise SpecError(f'bias is "all", "none" or some of q, k, v, out; got {bias!r}')
+    kept = [name for name in PROJECTIONS if name in names]
+    return {0: "none", len(PROJECTIONS): "all"}.get(len(kept), ",".join(kept))
+
+
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
-    dimensions, choices, numbers, cross_attention,
+    dimensions, choices, numbers, cross_attention, positions,
 )  # fmt: skip
 """Checked in this order, after `check_types` and the derived values."""
 

@@ -1,0 +1,67 @@
+"""What positions add to the scores or hide: ALiBi, T5's relative bias, windows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attn_export.attention import masking
+from attn_export.attention.positions import (
+    alibi_slopes,
+    bucket_of,
+    distances,
+    relative_buckets,
+    window,
+)
+from attn_export.spec import AttentionSpec
+
+
+class ScoreBias(nn.Module):
+    """Adds what a spec says of positions to a mask.
+
+    Args:
+        spec: Its windows, ALiBi and relative bias are used.
+    """
+
+    slopes: Tensor
+    buckets: Tensor
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        if spec.alibi:
+            slopes = torch.tensor(alibi_slopes(spec.num_heads), dtype=torch.get_default_dtype())
+            self.register_buffer("slopes", slopes[:, None, None], persistent=False)  # [H, 1, 1]
+        if spec.relative_buckets:
+            # Hidden keys need no buckets, as in T5's decoder.
+            self._after = 0 if spec.causal else spec.relative_buckets // 2
+            self.relative_attention_bias = nn.Embedding(spec.relative_buckets, spec.num_heads)
+            table = relative_buckets(
+                self._after or spec.relative_buckets, spec.relative_max_distance
+            )
+            self.register_buffer("buckets", table, persistent=False)
+
+    def forward(self, mask: Tensor | None, L: int, S: int, like: Tensor) -> Tensor | None:
+        """The mask with windows and biases; the same mask where the spec has none.
+
+        Args:
+            mask: Bool or float, broadcasts to `[B, H, L, S]`.
+            L: Query length; the queries are the last L of S positions.
+            S: Key length.
+            like: Of the dtype and device that a bias should have.
+        """
+        spec = self.spec
+        if not (spec.alibi or spec.relative_buckets or self._has_window()):
+            return mask
+        offsets = distances(L, S, like.device)
+        mask = masking.restrict(mask, window(offsets, spec.window_left, spec.window_right))
+        if spec.alibi:
+            lost = offsets.abs().to(like.dtype) * self.slopes  # [H, L, S]
+            mask = masking.add_bias(mask, -lost[None])
+        if spec.relative_buckets:
+            bias = self.relative_attention_bias(bucket_of(offsets, self.buckets, after=self._after))
+            mask = masking.add_bias(mask, bias.permute(2, 0, 1)[None])  # [1, H, L, S]
+        return mask
+
+    def _has_window(self) -> bool:
+        return self.spec.window_left is not None or self.spec.window_right is not None
