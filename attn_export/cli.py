@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from attn_export.errors import AttnExportError, GraphError, OutputError, UsageError
 from attn_export.spec import VARIANTS, AttentionSpec
 from attn_export.spec.rules import CACHES, NORMS, ROTARIES, ROTARY_SCALINGS
+
+if TYPE_CHECKING:
+    from attn_export.subject import Subject
 
 INTERRUPTED = 130
 
@@ -139,6 +142,9 @@ def cli() -> None:
 @click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=click.Path(path_type=Path))
 @click.option("--variant", metavar="|".join(VARIANTS), help="A spec to start from: E 512, H 8.")
 @spec_options
+@click.option(
+    "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."
+)
 @click.option("--dialect", "dialects", multiple=True, metavar="NAME", help="standard, or all.")
 @runtime_options
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the weights.")
@@ -149,6 +155,7 @@ def cli() -> None:
 def build_command(
     spec_file: Path | None,
     variant: str | None,
+    module: str | None,
     output: Path | None,
     json_file: str | None,
     quiet: bool,
@@ -162,34 +169,45 @@ def build_command(
 ) -> int:
     """Build a bundle: export, check, run everywhere, judge.
 
-    From SPEC.toml, or from --variant, or from dimensions alone; options change single fields.
+    From SPEC.toml, --variant, dimensions alone (options change single fields), or --module.
     """
     from attn_export.jobs.build import build
     from attn_export.report.progress import progress
 
     changes = {name: value for name, value in fields.items() if value is not None}
-    name, spec = _spec(spec_file, variant, changes)
+    name, subject = _what(spec_file, variant, module, changes)
     output = output or Path("models") / name
     with progress(quiet=quiet) as bar:
         report = build(
-            spec, output, name=name, dialects=dialects or ("all",), runtimes=runtimes,
+            subject, output, name=name, dialects=dialects or ("all",), runtimes=runtimes,
             require=require, atol=atol, rtol=rtol, seed=seed, progress=bar,
         )  # fmt: skip
     place = output if report.passed else output.with_name(output.name + ".failed")
     return _render(report, json_file, quiet=quiet, place=place)
 
 
-def _spec(
-    spec_file: Path | None, variant: str | None, changes: dict[str, Any]
-) -> tuple[str, AttentionSpec]:
-    if spec_file and variant:
-        raise UsageError(f"both {spec_file} and --variant {variant} are given; choose one")
+def _what(
+    spec_file: Path | None, variant: str | None, module: str | None, changes: dict[str, Any]
+) -> tuple[str, AttentionSpec | Subject]:
+    """The name of what is built, and the spec or subject."""
+    given = [str(source) for source in (spec_file, variant, module) if source]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} are given; choose one")
+    if module:
+        if changes:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
+            raise UsageError(f"{flags} with --module {module}, which brings its own; leave it out")
+        from attn_export.user_module import load_subject
+
+        return module.rpartition(":")[2], load_subject(module)
     if spec_file:
         return spec_file.stem, AttentionSpec.from_toml(spec_file, **changes)
     if variant:
         return variant, AttentionSpec.variant(variant, **changes)
     if not changes:
-        raise UsageError("nothing to build; give SPEC.toml or --variant mha|mqa|gqa")
+        raise UsageError(
+            "nothing to build; give SPEC.toml, --variant mha|mqa|gqa or --module PATH.py:FUNCTION"
+        )
     return "attention", AttentionSpec.from_dict(changes)
 
 

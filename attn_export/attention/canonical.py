@@ -121,12 +121,12 @@ def sink_attention_nodes(
         The attention `[B, H, L, Dv]` and the weights `[B, H, L, S]`.
     """
     B, H, L, _ = query.shape
-    Hkv, S = key.shape[1], key.shape[2]
+    S = key.shape[2]
     if causal:
         attn_mask = masking.restrict(attn_mask, masking.causal(L, S, query.device))
     mask = masking.as_float(attn_mask, (B, H, L, S), query)
     column = sinks.to(query.dtype)[None, :, None, None].expand(B, H, L, 1)
-    one_more = [x.new_zeros(()).expand(B, Hkv, 1, x.shape[3]) for x in (key, value)]
+    one_more = [torch.zeros_like(x[:, :, :1]) for x in (key, value)]
     attended, _, _, weights = attention_node(
         query,
         torch.cat([key, one_more[0]], dim=2),

@@ -44,6 +44,6 @@ def add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
 
 def as_float(mask: Tensor | None, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
     """A mask in full, as scores to add, `shape` `[B, H, L, S]` of the dtype of `like`."""
-    zeros = like.new_zeros(()).expand(shape)
-    added = zeros if mask is None else add_bias(mask, zeros)
+    zeros = like.new_zeros(shape)
+    added = add_bias(mask, zeros)
     return zeros if added is None else added.expand(shape)

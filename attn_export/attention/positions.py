@@ -104,29 +104,23 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + [2.0 ** (-4 * (2 * h + 1) / power) for h in range(heads - power)]
 
 
-def relative_buckets(buckets: int, max_distance: int) -> Tensor:
-    """The bucket of every distance from 0 to `max_distance`, int64 `[max_distance + 1]`.
+def relative_buckets(buckets: int, max_distance: int, *, both_sides: bool) -> Tensor:
+    """The bucket of every offset from -max_distance to max_distance, int64 `[2 * max + 1]`.
 
-    Half of the buckets are distances of their own, the others grow logarithmically (Raffel et al.
-    2020, sec. 2.1). A table, since a logarithm at the edge of a bucket rounds differently in
-    every runtime.
-    """
-    exact = buckets // 2
-    distance = torch.arange(max_distance + 1)
-    share = (distance.clamp(min=1) / exact).log() / math.log(max_distance / exact)
-    far = exact + (share * (buckets - exact)).to(torch.int64)
-    return torch.where(distance < exact, distance, far.clamp(max=buckets - 1))
-
-
-def bucket_of(offsets: Tensor, table: Tensor, *, after: int) -> Tensor:
-    """The bucket of every offset, int64 like `offsets`.
+    Of the buckets of one side, half are distances of their own, the others grow logarithmically
+    (Raffel et al. 2020, sec. 2.1). A table, since a logarithm at the edge of a bucket rounds
+    differently in every runtime.
 
     Args:
-        offsets: Key position minus query position.
-        table: `relative_buckets`.
-        after: Where the buckets of keys after the query begin; 0 if these are hidden anyway.
+        buckets: How many there are.
+        max_distance: Distances from here on share the last bucket.
+        both_sides: Whether keys after the query have buckets of their own, the second half.
     """
-    last = table.shape[0] - 1
-    if not after:
-        return table[(-offsets).clamp(min=0, max=last)]
-    return table[offsets.abs().clamp(max=last)] + (offsets > 0).to(torch.int64) * after
+    one_side = buckets // 2 if both_sides else buckets
+    exact = one_side // 2
+    distance = torch.arange(max_distance + 1)
+    share = (distance.clamp(min=1) / exact).log() / math.log(max_distance / exact)
+    far = exact + (share * (one_side - exact)).to(torch.int64)
+    before = torch.where(distance < exact, distance, far.clamp(max=one_side - 1))
+    after = before[1:] + one_side if both_sides else torch.zeros_like(before[1:])
+    return torch.cat([before.flip(0), after])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from attn_export.attention import masking
 from attn_export.attention.positions import (
     alibi_slopes,
-    bucket_of,
     distances,
     relative_buckets,
     window,
@@ -33,11 +33,12 @@ class ScoreBias(nn.Module):
             slopes = torch.tensor(alibi_slopes(spec.num_heads), dtype=torch.get_default_dtype())
             self.register_buffer("slopes", slopes[:, None, None], persistent=False)  # [H, 1, 1]
         if spec.relative_buckets:
-            # Hidden keys need no buckets, as in T5's decoder.
-            self._after = 0 if spec.causal else spec.relative_buckets // 2
             self.relative_attention_bias = nn.Embedding(spec.relative_buckets, spec.num_heads)
             table = relative_buckets(
-                self._after or spec.relative_buckets, spec.relative_max_distance
+                spec.relative_buckets,
+                spec.relative_max_distance,
+                # Hidden keys need no buckets, as in T5's decoder.
+                both_sides=not spec.causal,
             )
             self.register_buffer("buckets", table, persistent=False)
 
@@ -59,7 +60,9 @@ class ScoreBias(nn.Module):
             lost = offsets.abs().to(like.dtype) * self.slopes  # [H, L, S]
             mask = masking.add_bias(mask, -lost[None])
         if spec.relative_buckets:
-            bias = self.relative_attention_bias(bucket_of(offsets, self.buckets, after=self._after))
+            far = spec.relative_max_distance
+            by_offset = self.relative_attention_bias.weight.index_select(0, self.buckets)
+            bias = functional.embedding(offsets.clamp(-far, far) + far, by_offset)  # [L, S, H]
             mask = masking.add_bias(mask, bias.permute(2, 0, 1)[None])  # [1, H, L, S]
         return mask
 

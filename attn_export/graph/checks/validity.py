@@ -44,7 +44,10 @@ def declared_shapes(graph: Checked) -> Iterator[str]:
         return  # `strict_shape_inference` says so.
     produced = {v.name: shape_of(v) for v in (*inferred.graph.value_info, *inferred.graph.output)}
     values = (*graph.proto.graph.input, *graph.proto.graph.value_info, *graph.proto.graph.output)
+    held = {tensor.name for tensor in graph.proto.graph.initializer}  # may well be empty
     for value in values:
+        if value.name in held:
+            continue
         declared, found = shape_of(value), produced.get(value.name)
         if declared is None:
             continue

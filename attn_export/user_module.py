@@ -1,0 +1,58 @@
+"""`--module PATH.py:FUNCTION`: a subject from a user's own file."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
+from attn_export.subject import Subject
+
+
+def load_subject(reference: str) -> Subject:
+    """Call a function of a file, which returns the subject.
+
+    Args:
+        reference: ``PATH.py:FUNCTION``.
+
+    Raises:
+        UsageError: If there is no such file or function, or it returns something else.
+        ExportError: If the file or the function raises; names the line.
+    """
+    path_text, colon, name = reference.rpartition(":")
+    path = Path(path_text)
+    if not colon or path.suffix != ".py" or not name.isidentifier():
+        raise UsageError(f"--module is PATH.py:FUNCTION; got {reference!r}")
+    if not path.is_file():
+        raise UsageError(f"--module {reference}: there is no file {path}")
+    try:
+        function = getattr(_run(path), name, None)
+        if not callable(function):
+            raise UsageError(f"{path} has no function {name!r}")
+        subject = function()
+    except AttnExportError:
+        raise
+    except Exception as error:
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(line.filename).name}:{line.lineno}"
+        raise ExportError(f"{reference} raised at {where}: {one_line(error)}") from error
+    if not isinstance(subject, Subject):
+        raise UsageError(
+            f"{reference} returned {type(subject).__name__}, not an attn_export.Subject"
+        )
+    return subject
+
+
+def _run(path: Path) -> ModuleType:
+    """The file as a module, which may import what lies beside it."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent.absolute()))
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module

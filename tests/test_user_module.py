@@ -1,0 +1,82 @@
+"""`build --module PATH.py:FUNCTION`: the user's own file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attn_export.cli import run
+
+GOOD = """
+import torch
+from helper_of_mine import WIDTH
+from attn_export import Subject
+
+def subject():
+    return Subject(
+        torch.nn.Linear(WIDTH, 3).eval(),
+        inputs={"input": torch.randn(2, 5, WIDTH)},
+        axes={"input": {0: "batch", 1: "query_len"}},
+        outputs=["scores"],
+    )
+"""
+
+WRONG = [
+    ("x.py", "", 2, "--module is PATH.py:FUNCTION; got 'x.py'"),
+    ("x.txt:f", "", 2, "--module is PATH.py:FUNCTION"),
+    ("none.py:f", "", 2, "there is no file none.py"),
+    ("x.py:f", "def g(): pass", 2, "x.py has no function 'f'"),
+    ("x.py:f", "f = 3", 2, "x.py has no function 'f'"),
+    ("x.py:f", "def f(): return 3", 2, "returned int, not an attn_export.Subject"),
+    ("x.py:f", "def f():\n    return 1 / 0", 3, "raised at x.py:2: ZeroDivisionError"),
+    ("x.py:f", "import no_such_package", 3, "ModuleNotFoundError: No module named"),
+    ("x.py:f", "def f(:", 3, "SyntaxError"),
+    (
+        "x.py:f",
+        "import torch\nfrom attn_export import Subject\ndef f():\n"
+        "    return Subject(torch.nn.Linear(2, 2), {'input': torch.ones(2, 2)}, {}, ['y'])",
+        3,
+        "is in train mode",
+    ),
+    (
+        "x.py:f",
+        "import torch\nfrom attn_export import Subject\ndef f():\n"
+        "    return Subject(torch.nn.Linear(2, 2).eval(), {'x': torch.ones(2, 2)}, {}, ['y'])",
+        2,
+        "the inputs x do not fit Linear.forward",
+    ),
+]
+
+
+def test_a_module_of_the_users_is_built_under_the_functions_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.py").write_text(GOOD)
+    (tmp_path / "mine" / "helper_of_mine.py").write_text("WIDTH = 8\n")
+    assert run(["build", "--module", "mine/own.py:subject", "--runtime", "ort-cpu"]) == 0
+    assert "subject: passed" in capsys.readouterr().out
+    assert (tmp_path / "models" / "subject" / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(("reference", "content", "code", "told"), WRONG, ids=lambda x: str(x)[:40])
+def test_what_is_wrong_with_the_file_is_one_line(
+    reference: str, content: str, code: int, told: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").write_text(content)
+    before = {path for path in tmp_path.iterdir() if path.name != "__pycache__"}
+    assert run(["build", "--module", reference]) == code
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+    assert {path for path in tmp_path.iterdir() if path.name != "__pycache__"} == before
+
+
+def test_a_module_and_a_spec_at_once_are_refused(capsys: pytest.CaptureFixture[str]):
+    assert run(["build", "--module", "x.py:f", "--variant", "mqa"]) == 2
+    assert run(["build", "--module", "x.py:f", "--num-heads", "4"]) == 2
+    assert "--num-heads with --module" in capsys.readouterr().err
