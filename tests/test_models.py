@@ -10,16 +10,24 @@ from conftest import ROOT
 
 from attn_export import AttentionSpec, build, verify
 from attn_export.bundle import read_bundle
+from attn_export.cases.sizes import axis_names, lattice
 from attn_export.jobs.check import check
 
 SPECS = sorted((ROOT / "models").glob("*.toml"))
-LARGE = {"llama-3-8b", "falcon-7b"}
+LARGE = {"llama-3-8b", "falcon-7b", "gpt-oss-20b"}
+FAR = {"gpt-oss-20b", "t5-base-decoder"}
+"""Models that have a case beyond their window, or beyond their last bucket."""
 
 
 def test_the_models_are_the_ones_that_the_project_promises():
     assert {path.stem for path in SPECS} == LARGE | {
-        "mha", "mqa", "gqa", "cross", "bert-base", "whisper-small-cross",
+        "mha", "mqa", "gqa", "cross", "bert-base", "whisper-small-cross", "gpt2", "qwen3-0.6b",
+        "gemma-2-2b", "gpt-neox-410m", "bloom-560m", "t5-base-decoder",
     }  # fmt: skip
+
+
+def shapes_of(spec: AttentionSpec) -> list:
+    return lattice(axis_names(spec.input_shapes(), spec.relations), spec.relations)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
@@ -36,5 +44,8 @@ def test_a_model_passes_and_its_bundle_verifies(path: Path, tmp_path: Path):
     assert ("weights.safetensors" in files) == (path.stem in LARGE)
     golden = tmp_path / path.stem / "golden"
     assert sum(f.stat().st_size for f in golden.rglob("*.pb")) <= 33 * 2**20
-    told = json.loads((tmp_path / path.stem / "report.json").read_text())["notes"]
-    assert bool(told) == (path.stem == "llama-3-8b")
+    assert ("far_keys" in cases) == (path.stem in FAR)
+    told = " ".join(json.loads((tmp_path / path.stem / "report.json").read_text())["notes"])
+    assert ("no case reaches the end of the window" in told) == (path.stem == "gemma-2-2b")
+    left_out = sum(case.startswith("shape_") for case in cases) < len(shapes_of(spec))
+    assert ("shapes left out" in told) == left_out

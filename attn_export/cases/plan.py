@@ -10,9 +10,12 @@ import numpy as np
 
 from attn_export.cases.draw import concrete, draw_inputs
 from attn_export.cases.probes import probe_cases
-from attn_export.cases.sizes import Sizes, axis_names, lattice, tokens
+from attn_export.cases.sizes import Sizes, axis_names, lattice, tokens, with_sums
 from attn_export.nouns import Case
 from attn_export.spec import AttentionSpec, Shape
+
+FAR_BYTES = 8 * 2**20
+"""What the one case with far keys may take."""
 
 GOLDEN_BYTES = 32 * 2**20
 """What the golden vectors of a bundle may take on disk."""
@@ -44,17 +47,50 @@ def plan_cases(
     """
     names = axis_names(shapes, relations)
     probes = probe_cases(shapes, dtypes, spec, relations)
+    notes: list[str] = []
+    far = _far_keys(shapes, dtypes, spec, relations)
+    if far and _bytes(far.sizes, shapes, dtypes, output_shapes) <= FAR_BYTES:
+        probes.append(far)
+    elif far:
+        notes.append(
+            f"no case reaches the end of the window or of the relative positions, {_reach(spec)} "
+            f"keys away: at these dimensions it would take more than {FAR_BYTES >> 20} MiB"
+        )
     room = GOLDEN_BYTES - sum(_bytes(case.sizes, shapes, dtypes, output_shapes) for case in probes)
     wanted = lattice(names, relations)
     chosen = _within(room, wanted, shapes, dtypes, output_shapes)
-    notes: tuple[str, ...] = ()
     if len(chosen) < len(wanted):
-        notes = (
+        notes.append(
             f"{len(wanted) - len(chosen)} of {len(wanted)} shapes left out: at these dimensions "
-            f"their golden vectors would take more than {GOLDEN_BYTES >> 20} MiB",
+            f"their golden vectors would take more than {GOLDEN_BYTES >> 20} MiB"
         )
     shape_cases = [_shape_case(sizes, shapes, dtypes) for sizes in chosen]
-    return Plan((*shape_cases, *probes), notes)
+    return Plan((*shape_cases, *probes), tuple(notes))
+
+
+def _reach(spec: AttentionSpec | None) -> int:
+    """How many keys away something changes: a window ends, or the last bucket begins."""
+    if spec is None:
+        return 0
+    relative = spec.relative_max_distance if spec.relative_buckets else 0
+    return max(spec.window_left or 0, spec.window_right or 0, relative)
+
+
+def _far_keys(
+    shapes: dict[str, Shape],
+    dtypes: dict[str, str],
+    spec: AttentionSpec | None,
+    relations: Mapping[str, str],
+) -> Case | None:
+    """Two queries that have keys beyond the reach of the spec."""
+    reach = _reach(spec)
+    if spec is None or not reach:
+        return None
+    past = reach + 2 if spec.has_cache else 0
+    sizes = {"batch": 1, "query_len": 2 if past else reach + 4, "past_len": past}
+    sizes = with_sums(sizes, relations) if past else {k: sizes[k] for k in ("batch", "query_len")}
+    inputs = draw_inputs(shapes, dtypes, sizes, seed_words=("probe", "far_keys"))
+    return Case("far_keys", "probe", sizes, inputs, f"keys more than {reach} away")
 
 
 def _shape_case(sizes: Sizes, shapes: dict[str, Shape], dtypes: dict[str, str]) -> Case:
