@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.masking import clamp_mask
 from attn_export.attention.positions import inverse_frequencies, rotary_magnitude, rotate
 from attn_export.attention.score_bias import ScoreBias
+from attn_export.attention.torch_multihead import spec_of, weights_of
 from attn_export.spec import AttentionSpec, Shape
 
 
@@ -41,6 +42,28 @@ class Attention(nn.Module):
         if spec.has_rotary:
             frequencies = inverse_frequencies(spec).to(torch.get_default_dtype())
             self.register_buffer("inv_freq", frequencies, persistent=False)
+
+    @classmethod
+    def from_torch(cls, module: nn.MultiheadAttention, **fields: Any) -> Self:
+        """An `Attention` with the weights of a `torch.nn.MultiheadAttention`, equal to it.
+
+        It takes and gives batches first, and a mask as its spec says: True = may attend, where
+        `nn.MultiheadAttention` means the inverse; a `key_padding_mask` `[B, S]` becomes
+        ``~mask[:, None, None, :]`` with ``attn_mask="bool[B,1,1,S]"``. Its `attn_weights` are of
+        each head; their mean over heads is what `nn.MultiheadAttention` gives by default.
+
+        Args:
+            module: Its mode, dtype and device are taken over.
+            fields: Fields of the spec that the module does not have: `attn_mask`, `causal`,
+                `attn_weights`, `cross` (given by itself where `kdim` or `vdim` is not E).
+
+        Raises:
+            SpecError: If the module has `bias_k` or `add_zero_attn`, or the fields contradict it.
+        """
+        attention = cls(spec_of(module, fields))
+        attention.load_state_dict(weights_of(module), strict=False)
+        like = module.out_proj.weight
+        return attention.to(device=like.device, dtype=like.dtype).train(module.training)
 
     def forward(
         self,

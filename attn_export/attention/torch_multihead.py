@@ -1,0 +1,54 @@
+"""What a `torch.nn.MultiheadAttention` is in our terms: its spec, and its weights by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from attn_export.errors import SpecError
+from attn_export.spec import AttentionSpec
+
+
+def spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> AttentionSpec:
+    """Its spec.
+
+    Args:
+        module: PyTorch's module.
+        fields: Fields that the module does not have, such as `attn_mask`.
+
+    Raises:
+        SpecError: If it has `bias_k` or `add_zero_attn`, or the fields contradict it.
+    """
+    if module.bias_k is not None or module.add_zero_attn:
+        what = "add_zero_attn" if module.add_zero_attn else "bias_k and bias_v"
+        raise SpecError(f"nn.MultiheadAttention with {what} has no Attention; make it without")
+    widths = {module.kdim, module.vdim}
+    return AttentionSpec.from_dict(
+        {
+            "embed_dim": module.embed_dim,
+            "num_heads": module.num_heads,
+            "bias": module.in_proj_bias is not None,
+            "dropout": module.dropout,
+            "cross": widths != {module.embed_dim},
+            "kdim": module.kdim,
+            "vdim": module.vdim,
+            **fields,
+        }
+    )
+
+
+def weights_of(module: nn.MultiheadAttention) -> dict[str, Tensor]:
+    """Copies of its weights under our names."""
+    packed: Tensor | None = module.in_proj_weight
+    apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    parts = apart if packed is None else packed.chunk(3)
+    found = {f"{name}_proj.weight": part for name, part in zip("qkv", parts, strict=True)}
+    found["out_proj.weight"] = module.out_proj.weight
+    bias: Tensor | None = module.in_proj_bias
+    if bias is not None:
+        biases = zip("qkv", bias.chunk(3), strict=True)
+        found |= {f"{name}_proj.bias": part for name, part in biases}
+        found["out_proj.bias"] = module.out_proj.bias
+    return {name: tensor.detach().clone() for name, tensor in found.items()}
