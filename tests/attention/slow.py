@@ -8,10 +8,13 @@ Legend: b of B batch, h of H query heads, g of Hkv key/value heads, i of L queri
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
+import published
 import torch
 from numpy.typing import NDArray
 
@@ -29,10 +32,14 @@ def slow_attention(module: Attention, inputs: Inputs) -> dict[str, Array]:
     q = _project(module, "q_proj", query, spec.num_heads)
     k = _project(module, "k_proj", _or_query(inputs, "key"), spec.num_kv_heads)
     v = _project(module, "v_proj", _or_query(inputs, "value"), spec.num_kv_heads)
+    q, k = _normed(module, "q_norm", q), _normed(module, "k_norm", k)
+    if spec.rotary != "none":
+        past = inputs["past_key"].shape[2] if spec.cache == "append" else 0
+        q, k = (published.rotated(x, spec, past) for x in (q, k))
     if spec.cache == "append":
         k = np.concatenate([inputs["past_key"].double().numpy(), k], axis=2)
         v = np.concatenate([inputs["past_value"].double().numpy(), v], axis=2)
-    attended, weights = _attend(spec, q, k, v, inputs.get("attn_mask"))
+    attended, weights = _attend(module, q, k, v, inputs.get("attn_mask"))
     joined = np.concatenate([attended[:, h] for h in range(spec.num_heads)], axis=-1)
     outputs = {"output": _linear(module, "out_proj", joined), "attn_weights": weights}
     if spec.cache == "append":
@@ -41,27 +48,67 @@ def slow_attention(module: Attention, inputs: Inputs) -> dict[str, Array]:
 
 
 def _attend(
-    spec: AttentionSpec, q: Array, k: Array, v: Array, mask: torch.Tensor | None
+    module: Attention, q: Array, k: Array, v: Array, mask: torch.Tensor | None
 ) -> tuple[Array, Array]:
+    spec = module.spec
     B, H, L, D = q.shape
     Hkv, S, Dv = k.shape[1], k.shape[2], v.shape[3]
     past = S - L
     scale = D**-0.5 if spec.scale is None else spec.scale
     added = _added(mask, (B, H, L, S))
+    by_position = _added_by_position(module)
     attended, weights = np.zeros((B, H, L, Dv)), np.zeros((B, H, L, S))
     for b, h, i in product(range(B), range(H), range(L)):
         g = h // (H // Hkv)
         scores = {}
         for j in range(S):
-            if added[b, h, i, j] == -math.inf or (spec.causal and j > past + i):
+            offset = j - (past + i)
+            if added[b, h, i, j] == -math.inf or (spec.causal and offset > 0):
                 continue
-            scores[j] = scale * _dot(q[b, h, i], k[b, g, j]) + max(added[b, h, i, j], -1e30)
-        highest = max(scores.values(), default=0.0)
-        total = sum(math.exp(score - highest) for score in scores.values())
+            if not published.window_shows(offset, spec.window_left, spec.window_right):
+                continue
+            score = scale * _dot(q[b, h, i], k[b, g, j])
+            if spec.softcap is not None:
+                score = spec.softcap * math.tanh(score / spec.softcap)
+            scores[j] = score + max(added[b, h, i, j], -1e30) + by_position(h, offset)
+        sink = float(module.state_dict()["sinks"][h]) if spec.sinks else -math.inf
+        highest = max([*scores.values(), sink]) if scores else 0.0
+        total = sum(math.exp(score - highest) for score in [*scores.values(), sink])
         for j, score in scores.items():
             weights[b, h, i, j] = math.exp(score - highest) / total
             attended[b, h, i] += weights[b, h, i, j] * v[b, g, j]
     return attended, weights
+
+
+def _added_by_position(module: Attention) -> Callable[[int, int], float]:
+    """What ALiBi and the relative bias add, for a head and key position minus query position."""
+    spec = module.spec
+    slopes = published.alibi_slopes(spec.num_heads) if spec.alibi else [0.0] * spec.num_heads
+    learned = module.state_dict().get("score_bias.relative_attention_bias.weight")
+
+    @functools.cache
+    def added(h: int, offset: int) -> float:
+        bias = -slopes[h] * abs(offset)
+        if learned is not None:
+            bucket = published.t5_bucket(
+                offset, spec.relative_buckets, spec.relative_max_distance,
+                both_sides=not spec.causal,
+            )  # fmt: skip
+            bias += float(learned[bucket, h])
+        return bias
+
+    return added
+
+
+def _normed(module: Attention, name: str, x: Array) -> Array:
+    """Every head divided by its root mean square, or by its standard deviation around 0."""
+    if module.spec.qk_norm == "none":
+        return x
+    state = {key: tensor.double().numpy() for key, tensor in module.state_dict().items()}
+    if module.spec.qk_norm == "layer":
+        x = x - x.mean(-1, keepdims=True)
+    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + module.spec.norm_eps)
+    return x * state[f"{name}.weight"] + state.get(f"{name}.bias", np.zeros(1))
 
 
 def _added(mask: torch.Tensor | None, shape: tuple[int, ...]) -> Array:

@@ -7,44 +7,16 @@ from itertools import pairwise
 import pytest
 import torch
 from conftest import small_spec
-from slow import Inputs, draw_inputs, make_module, outputs_of
-from torch import Tensor
-
-from attn_export.attention import Attention
+from pieces import TOTAL, piece_of, whole_sequence
+from slow import draw_inputs, make_module, outputs_of
 
 KV_HEADS = {"mha": 4, "mqa": 1, "gqa": 2}
-TOTAL = 9
 PIECES = {
     "prefill, tokens, piece": (0, 4, 5, 6, 9),
     "token by token": tuple(range(TOTAL + 1)),
     "pieces": (0, 1, 4, 9),
     "all at once": (0, TOTAL),
 }
-
-
-def whole_sequence(module: Attention) -> Inputs:
-    """Three sequences of 9, with 0, 2 and 5 of padding on the left."""
-    inputs = draw_inputs(module.spec, 3, TOTAL)
-    if "attn_mask" in inputs:
-        padding = torch.tensor([0, 2, 5]).view(3, 1, 1, 1)
-        allowed = torch.arange(TOTAL).view(1, 1, 1, TOTAL) >= padding
-        is_bool = inputs["attn_mask"].dtype == torch.bool
-        shape = inputs["attn_mask"].shape
-        inputs["attn_mask"] = (
-            allowed
-            if is_bool
-            else inputs["attn_mask"].nan_to_num(neginf=0.0).masked_fill(~allowed, -torch.inf)
-        ).expand(shape)
-    return inputs
-
-
-def piece_of(whole: Inputs, past: dict[str, Tensor], start: int, stop: int) -> Inputs:
-    """The inputs of the queries from start to stop, whose keys reach up to stop."""
-    piece = {"query": whole["query"][:, start:stop], **past}
-    if "attn_mask" in whole:
-        mask = whole["attn_mask"][..., :stop]
-        piece["attn_mask"] = mask if mask.shape[2] == 1 else mask[:, :, start:stop]
-    return piece
 
 
 @pytest.mark.parametrize("attn_weights", [False, True], ids=["no weights", "weights"])

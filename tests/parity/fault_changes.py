@@ -118,6 +118,16 @@ def without_bias(name: str, *, head: int | None = None) -> Change:
     return change
 
 
+def with_bias_of_q(name: str) -> Change:
+    """The bias of queries where the spec has none."""
+
+    def change(weights: Arrays, at: At) -> Arrays:
+        width = len(weights[f"{name}.weight"])
+        return weights | {f"{name}.bias": weights["q_proj.bias"][:width]}
+
+    return change
+
+
 def hide_past_of_last_row(visible: Array, at: At) -> Array:
     return rows(np.s_[-1, ..., : at["P"]], np.zeros_like)(visible, at)
 
@@ -135,7 +145,11 @@ def from_position(start: int, keys: Array) -> Array:
 
 
 def softmax_in(dtype: Any) -> Change:
-    return lambda _, at: softmax(at["scores"].astype(dtype)).astype(np.float32)
+    def change(_: Array, at: At) -> Array:
+        sinks = None if at["sinks"] is None else at["sinks"].astype(dtype)
+        return softmax(at["scores"].astype(dtype), sinks=sinks).astype(np.float32)
+
+    return change
 
 
 def softmax_over_queries(_: Array, at: At) -> Array:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy_positions as positions
 
 from attn_export.spec import AttentionSpec
 
@@ -20,7 +21,6 @@ LOWEST_SCORE = -1e30
 """Finite values of a float mask mean the same everywhere only above this."""
 
 OUTPUTS = ("output", "present_key", "present_value", "attn_weights")
-PROJECTIONS = ("k_proj", "v_proj")
 
 Change = Callable[[Any, Mapping[str, Any]], Any]
 Faults = Mapping[str, Change]
@@ -58,16 +58,25 @@ def run(
     at = Steps(faults or {}, spec=spec, inputs=inputs)
     w = at.set("parameters", dict(parameters))
     with np.errstate(all="ignore"):  # -inf - -inf in rows that are masked, and faults' overflows
-        q = at.set("q", _project(w, "q_proj", inputs["query"], spec.num_heads))  # [B, H, L, D]
-        present = _keys_and_values(at, w, spec, inputs)  # [B, Hkv, S, D], [B, Hkv, S, Dv]
+        at["P"] = inputs["past_key"].shape[2] if spec.has_cache else 0
+        sources = [inputs["key"], inputs["value"]] if spec.cross else [inputs["query"]] * 2
+        q = at.set("q", _heads(at, w, "q", inputs["query"], spec.num_heads))  # [B, H, L, D]
+        new_k = _heads(at, w, "k", sources[0], spec.num_kv_heads)  # [B, Hkv, S - P, D]
+        new_v = _project(w, "v_proj", sources[1], spec.num_kv_heads)
+        present = _with_past(at, new_k, new_v)  # [B, Hkv, S, D], [B, Hkv, S, Dv]
         k, v = at.set("k", present[0]), at.set("v", present[1])
         head = at.set("kv_head", np.arange(spec.num_heads) // spec.q_per_kv)  # [H]
         scale = np.float32(at.set("scale", spec.softmax_scale))
-        scores = (q @ k[:, head].swapaxes(-1, -2)) * scale  # [B, H, L, S]
+        scores = at.set("products", (q @ k[:, head].swapaxes(-1, -2)) * scale)  # [B, H, L, S]
+        if spec.softcap is not None:
+            scores = at.set("capped", capped(scores, at.set("softcap", spec.softcap)))
         visible, added = _mask(at, spec, inputs, scores.shape)
+        added = at.set("all_added", added + _of_positions(at, w, scores.shape))
         scores = np.where(visible, scores + added, at.set("hidden_score", np.float32(-np.inf)))
         at.set("nothing", ~visible.any(axis=-1, keepdims=True))
-        soft = at.set("softmax", softmax(at.set("scores", scores)))
+        at.set("scores", scores)
+        at.set("sinks", w["sinks"][:, None, None] if spec.sinks else None)  # [H, 1, 1]
+        soft = at.set("softmax", softmax(at["scores"], sinks=at["sinks"]))
         soft = at.set("attn_weights", np.where(at["nothing"], np.float32(0), soft))
         attended = at.set("attended", soft @ v[:, head])  # [B, H, L, Dv]
         merged = at.set("merged", np.concatenate(list(attended.swapaxes(0, 1)), axis=-1))
@@ -84,10 +93,48 @@ def linear(w: Mapping[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
     return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
 
 
-def softmax(scores: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Softmax in the type of its argument; NaN where every score is -inf."""
-    raised = np.exp(scores - scores.max(axis=axis, keepdims=True))
-    return raised / raised.sum(axis=axis, keepdims=True)
+def softmax(scores: np.ndarray, axis: int = -1, sinks: np.ndarray | None = None) -> np.ndarray:
+    """Softmax in the type of its argument; NaN where every score is -inf.
+
+    Args:
+        scores: `[B, H, L, S]`.
+        axis: What sums to 1.
+        sinks: `[H, 1, 1]`: one more score each, below the line only.
+    """
+    largest = scores.max(axis=axis, keepdims=True)
+    if sinks is None:
+        raised = np.exp(scores - largest)
+        return raised / raised.sum(axis=axis, keepdims=True)
+    largest = np.maximum(largest, sinks)
+    raised = np.exp(scores - largest)
+    return raised / (raised.sum(axis=axis, keepdims=True) + np.exp(sinks - largest))
+
+
+def capped(scores: np.ndarray, softcap: float) -> np.ndarray:
+    """Scores between -softcap and softcap."""
+    return softcap * np.tanh(scores / softcap)
+
+
+def normed(
+    at: Steps, of: str, x: np.ndarray, *, eps: float | None = None, kind: str = "",
+    axes: tuple[int, ...] = (-1,),
+) -> np.ndarray:  # fmt: skip
+    """Queries or keys `[B, H, L, D]`, every head and position normalised over D.
+
+    Args:
+        of: `"q"` or `"k"`.
+        x: What to normalise.
+        eps: Instead of the spec's.
+        kind: Instead of the spec's.
+        axes: Instead of D.
+    """
+    spec, w = at["spec"], at["parameters"]
+    if (kind or spec.qk_norm) == "layer":
+        x = x - x.mean(axis=axes, keepdims=True)
+    square = np.square(x).mean(axis=axes, keepdims=True)
+    x = x / np.sqrt(square + np.float32(spec.norm_eps if eps is None else eps))
+    x = x * w[f"{of}_norm.weight"]
+    return x + w[f"{of}_norm.bias"] if f"{of}_norm.bias" in w else x
 
 
 def _project(w: Mapping[str, np.ndarray], name: str, x: np.ndarray, heads: int) -> np.ndarray:
@@ -95,19 +142,45 @@ def _project(w: Mapping[str, np.ndarray], name: str, x: np.ndarray, heads: int) 
     return np.stack(np.split(y, heads, axis=-1), axis=1)  # [B, heads, len, width]
 
 
-def _keys_and_values(
-    at: Steps, w: Mapping[str, np.ndarray], spec: AttentionSpec, inputs: Mapping[str, np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    sources = [inputs["key"], inputs["value"]] if spec.cross else [inputs["query"]] * 2
-    parts = [
-        tuple(_project(w, n, x, spec.num_kv_heads) for n, x in zip(PROJECTIONS, sources, strict=1))
-    ]
-    if spec.has_cache:
-        parts.insert(0, (inputs["past_key"], inputs["past_value"]))
+def _heads(
+    at: Steps, w: Mapping[str, np.ndarray], of: str, x: np.ndarray, heads: int
+) -> np.ndarray:
+    """Queries or keys: projected, normalised, rotated."""
+    spec = at["spec"]
+    x = at.set(f"projected_{of}", _project(w, f"{of}_proj", x, heads))
+    if spec.qk_norm != "none":
+        x = at.set(f"normed_{of}", normed(at, of, x))
+    if spec.has_rotary:
+        inv_freq = at.set("inv_freq", positions.frequencies(spec))
+        start, layout = at.set(f"start_{of}", at["P"]), at.set("layout", spec.rotary)
+        factor = at.set("magnitude", positions.magnitude(spec))
+        x = at.set(f"rotated_{of}", positions.rotated(x, inv_freq, start, layout, factor))
+    return x
+
+
+def _with_past(at: Steps, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    parts = [(k, v)]
+    if at["spec"].has_cache:
+        parts.insert(0, (at["inputs"]["past_key"], at["inputs"]["past_value"]))
     parts = at.set("parts", parts)
-    at["P"] = inputs["past_key"].shape[2] if spec.has_cache else 0
     k, v = at.set("kv", [np.concatenate(both, axis=2) for both in zip(*parts, strict=True)])
     return k, v
+
+
+def _of_positions(
+    at: Steps, w: Mapping[str, np.ndarray], shape: tuple[int, ...]
+) -> np.ndarray | np.float32:
+    """What positions add to the scores."""
+    spec, added = at["spec"], np.float32(0)
+    offset = at.set("offset", positions.offsets(at["P"], shape))
+    if spec.alibi:
+        slopes = at.set("slopes", positions.slopes(spec.num_heads))
+        added = added - slopes * at.set("distance", np.abs(offset)).astype(np.float32)
+    if spec.relative_buckets:
+        bucket = positions.buckets(offset, spec, both_sides=not spec.causal)
+        learned = w["score_bias.relative_attention_bias.weight"].T  # [H, buckets]
+        added = added + learned[:, at.set("bucket", bucket)]  # [H, L, S]
+    return added
 
 
 def _mask(
@@ -127,4 +200,9 @@ def _mask(
     ones = np.ones(shape[-2:], np.bool_)
     if spec.causal:
         visible = visible & at.set("causal", np.tril(ones, at["P"]))
+    offset = at.set("window_offset", positions.offsets(at["P"], shape))
+    if spec.window_left is not None:
+        visible = visible & (offset >= -at.set("window_left", spec.window_left))
+    if spec.window_right is not None:
+        visible = visible & (offset <= at.set("window_right", spec.window_right))
     return at.set("visible", visible), added

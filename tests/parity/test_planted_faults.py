@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import numpy as np
 import numpy_attention
 import pytest
-from conftest import small_spec
-from faults import FAULTS, Fault
+from fault import Fault
+from fault_specs import SPECS
+from faults import FAULTS
 
 from attn_export.cases.plan import plan_cases
 from attn_export.nouns import Case, Golden, Verdict
@@ -18,17 +19,6 @@ from attn_export.parity.oracle import Oracle
 from attn_export.spec import AttentionSpec
 from attn_export.subject import Subject
 
-SPECS = {
-    "gqa_causal_cache_bool_mask": small_spec(),
-    "mha_weights_float_mask": small_spec(
-        num_kv_heads=4, v_head_dim=6, causal=False, cache="none",
-        attn_mask="float[B,H,L,S]", attn_weights=True,
-    ),
-    "mqa_cross_bool_mask": small_spec(
-        num_kv_heads=1, cross=True, kdim=24, vdim=20, causal=False, cache="none",
-        attn_mask="bool[B,1,L,S]",
-    ),
-}  # fmt: skip
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
@@ -73,9 +63,9 @@ def test_without_a_fault_every_output_of_every_case_passes(spec_name):
 
 @pytest.mark.parametrize("spec_name", SPECS)
 def test_the_biases_are_not_zero_so_that_a_missing_one_can_show(spec_name):
-    _, parameters, _ = subject_of(spec_name)
-    biases = [array for name, array in parameters.items() if name.endswith(".bias")]
-    assert len(biases) == 4
+    spec, parameters, _ = subject_of(spec_name)
+    biases = [array for name, array in parameters.items() if name.endswith("_proj.bias")]
+    assert len(biases) == sum(spec.has_bias(name) for name in ("q", "k", "v", "out"))
     assert all((np.abs(bias) > 0).all() for bias in biases)
 
 
