@@ -64,6 +64,7 @@ class Subject:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = Attention(spec).eval()
+            _make_norms_matter(module)
         shapes = spec.input_shapes()
         example = draw_inputs(shapes, _spec_dtypes(spec), TRACED_SIZES, seed_words=("example",))
         return cls(
@@ -158,6 +159,16 @@ class Subject:
         for name, dynamic in self.axes.items():
             for axis, label in dynamic.items():
                 yield name, axis, label
+
+
+def _make_norms_matter(module: nn.Module) -> None:
+    """Give normalisations weights that show: those of 1 and 0 hide that they were left out."""
+    with torch.no_grad():
+        for part in module.modules():
+            if isinstance(part, (nn.RMSNorm, nn.LayerNorm)):
+                part.weight.normal_(1.0, 0.3)
+                if isinstance(part, nn.LayerNorm):
+                    part.bias.normal_(0.0, 0.3)
 
 
 def _spec_dtypes(spec: AttentionSpec) -> dict[str, str]:

@@ -21,7 +21,8 @@ def inverse_frequencies(spec: AttentionSpec) -> Tensor:
     """The angle by which each pair turns from one position to the next, float64 `[R/2]`.
 
     theta^(-2i/R) (Su et al. 2021, sec. 3.2.2), stretched as `rotary_scaling` says: "linear" (Chen
-    et al. 2023), "llama3" (Llama 3.1's rope_scaling), "yarn" (Peng et al. 2023, sec. 3.2).
+    et al. 2023), "llama3" (Llama 3.1's rope_scaling), "yarn" (Peng et al. 2023, sec. 3.2, with the
+    ramp over pairs of their code).
     """
     R, factor = spec.rotary_dim, spec.rotary_factor
     plain = spec.rotary_theta ** (-torch.arange(0, R, 2, dtype=torch.float64) / R)

@@ -48,12 +48,13 @@ def plan_cases(
     names = axis_names(shapes, relations)
     probes = probe_cases(shapes, dtypes, spec, relations)
     notes: list[str] = []
-    far = _far_keys(shapes, dtypes, spec, relations)
-    if far and _bytes(far.sizes, shapes, dtypes, output_shapes) <= FAR_BYTES:
-        probes.append(far)
-    elif far:
+    reaches = _reaches(spec)
+    far = [_far_keys(shapes, dtypes, spec, relations, reach) for reach in reaches if spec]
+    fitting = [c for c in far if _bytes(c.sizes, shapes, dtypes, output_shapes) <= FAR_BYTES]
+    probes += fitting[:1]
+    if len(fitting) < len(far):
         notes.append(
-            f"no case reaches the end of the window or of the relative positions, {_reach(spec)} "
+            f"no case reaches the end of the window or of the relative positions, {reaches[0]} "
             f"keys away: at these dimensions it would take more than {FAR_BYTES >> 20} MiB"
         )
     room = GOLDEN_BYTES - sum(_bytes(case.sizes, shapes, dtypes, output_shapes) for case in probes)
@@ -68,28 +69,29 @@ def plan_cases(
     return Plan((*shape_cases, *probes), tuple(notes))
 
 
-def _reach(spec: AttentionSpec | None) -> int:
-    """How many keys away something changes: a window ends, or the last bucket begins."""
+def _reaches(spec: AttentionSpec | None) -> list[int]:
+    """How many keys away something changes (a window ends, the last bucket begins), far first."""
     if spec is None:
-        return 0
+        return []
     relative = spec.relative_max_distance if spec.relative_buckets else 0
-    return max(spec.window_left or 0, spec.window_right or 0, relative)
+    found = {spec.window_left or 0, spec.window_right or 0, relative}
+    return sorted(found - {0}, reverse=True)
 
 
 def _far_keys(
     shapes: dict[str, Shape],
     dtypes: dict[str, str],
-    spec: AttentionSpec | None,
+    spec: AttentionSpec,
     relations: Mapping[str, str],
-) -> Case | None:
-    """Two queries that have keys beyond the reach of the spec."""
-    reach = _reach(spec)
-    if spec is None or not reach:
-        return None
+    reach: int,
+) -> Case:
+    """Two queries, or more, that have keys beyond a reach, none of them masked."""
     past = reach + 2 if spec.has_cache else 0
     sizes = {"batch": 1, "query_len": 2 if past else reach + 4, "past_len": past}
     sizes = with_sums(sizes, relations) if past else {k: sizes[k] for k in ("batch", "query_len")}
     inputs = draw_inputs(shapes, dtypes, sizes, seed_words=("probe", "far_keys"))
+    if spec.mask:
+        inputs["attn_mask"][...] = True if spec.mask.dtype == "bool" else 0.0
     return Case("far_keys", "probe", sizes, inputs, f"keys more than {reach} away")
 
 

@@ -1,0 +1,93 @@
+"""What a planted fault is, and for which specs one can be a fault at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from numpy_attention import Change
+
+from attn_export.spec import AttentionSpec
+
+Applies = Callable[[AttentionSpec], bool]
+
+
+def always(_: AttentionSpec) -> bool:
+    return True
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One way of being wrong.
+
+    Attributes:
+        about: What is wrong, in a few words.
+        at: The steps that are changed, and how.
+        applies: Whether the change is a fault for a spec.
+    """
+
+    name: str
+    about: str
+    at: Mapping[str, Change]
+    applies: Applies = always
+
+
+def both(*conditions: Applies) -> Applies:
+    return lambda spec: all(condition(spec) for condition in conditions)
+
+
+def no(condition: Applies) -> Applies:
+    return lambda spec: not condition(spec)
+
+
+def has_cache(spec: AttentionSpec) -> bool:
+    return spec.has_cache
+
+
+def is_causal(spec: AttentionSpec) -> bool:
+    return spec.causal
+
+
+def is_causal_with_past(spec: AttentionSpec) -> bool:
+    return spec.causal and spec.has_cache
+
+
+def float_mask(spec: AttentionSpec) -> bool:
+    return spec.mask is not None and spec.mask.dtype == "float"
+
+
+def mask_has(axis: str) -> Applies:
+    return lambda spec: spec.mask is not None and axis in spec.mask.axes
+
+
+def shares_some_heads(spec: AttentionSpec) -> bool:
+    """With one K/V head, or one for each query head, blocks and tiles are the same."""
+    return spec.q_per_kv > 1 and spec.num_kv_heads > 1
+
+
+def one_width(spec: AttentionSpec) -> bool:
+    return spec.head_dim == spec.v_head_dim
+
+
+def gives_weights(spec: AttentionSpec) -> bool:
+    return spec.attn_weights
+
+
+def has_bias(projection: str) -> Applies:
+    return lambda spec: spec.has_bias(projection)
+
+
+def scales(spec: AttentionSpec) -> bool:
+    return spec.softmax_scale != 1
+
+
+def has_norm(spec: AttentionSpec) -> bool:
+    return spec.qk_norm != "none"
+
+
+def has_rotary(spec: AttentionSpec) -> bool:
+    return spec.has_rotary
+
+
+def hides_something(spec: AttentionSpec) -> bool:
+    return spec.mask is not None or spec.causal or spec.window_left is not None
