@@ -24,6 +24,33 @@ def masks(draw: st.DrawFn) -> MaskSpec:
     return MaskSpec(draw(st.sampled_from(("bool", "float"))), (*leading, "S"))
 
 
+POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False) | st.integers(1, 10**6)
+BIASES = st.lists(st.sampled_from(("q", "k", "v", "out")), min_size=1)
+
+
+def positions() -> dict[str, st.SearchStrategy]:
+    """Fields of positions other than rotary ones, which self-attention can have."""
+    return {
+        "window_left": st.none() | st.integers(0, 10**6),
+        "alibi": st.booleans(),
+        "relative_buckets": st.just(0) | st.integers(4, 100),
+        "relative_max_distance": st.integers(101, 1000),
+    }
+
+
+@st.composite
+def rotary_values(draw: st.DrawFn, width: int) -> dict[str, object]:
+    """Rotary fields for heads of at least two elements."""
+    return {
+        "rotary": draw(st.sampled_from(("half", "interleaved"))),
+        "rotary_dim": 2 * draw(st.integers(1, width // 2)),
+        "rotary_theta": draw(POSITIVE),
+        "rotary_scaling": draw(st.sampled_from(("none", "linear", "llama3", "yarn"))),
+        "rotary_factor": draw(POSITIVE),
+        "rotary_original_len": draw(st.integers(1, 10**6)),
+    }
+
+
 @st.composite
 def spec_values(draw: st.DrawFn) -> dict[str, object]:
     """Values of a spec that is allowed, some of them left out."""
@@ -33,18 +60,25 @@ def spec_values(draw: st.DrawFn) -> dict[str, object]:
     size = st.integers(1, 100)
     optional = {
         "v_head_dim": size,
-        "bias": st.booleans(),
+        "bias": st.booleans() | st.sampled_from(("all", "none")) | BIASES | BIASES.map(",".join),
         "scale": st.none() | st.floats(0, exclude_min=True, allow_infinity=False) | size,
         "attn_mask": st.just("none") | masks().map(str),
         "attn_weights": st.booleans(),
         "dropout": st.floats(0, 1, exclude_max=True),
         "dtype": st.just("float32"),
+        "qk_norm": st.sampled_from(("none", "rms", "layer")),
+        "norm_eps": POSITIVE,
+        "softcap": st.none() | POSITIVE,
+        "sinks": st.booleans(),
     }
     cross = draw(st.booleans())
     if cross:
         optional |= {"kdim": size, "vdim": size}
     else:
-        optional |= {"causal": st.booleans(), "cache": st.sampled_from(("none", "append"))}
+        optional |= positions() | {"cache": st.sampled_from(("none", "append"))}
+        optional |= draw(st.sampled_from((
+            {"causal": st.booleans()}, {"window_right": st.none() | st.integers(0, 100)},
+        )))  # fmt: skip
     values = {
         "cross": cross,
         "embed_dim": draw(size) if given_width else heads * width,
@@ -53,7 +87,10 @@ def spec_values(draw: st.DrawFn) -> dict[str, object]:
     }
     if given_width:
         values["head_dim"] = width
-    return values | draw(st.fixed_dictionaries({}, optional=optional))
+    values |= draw(st.fixed_dictionaries({}, optional=optional))
+    if width > 1 and not cross and draw(st.booleans()):
+        values |= draw(rotary_values(width))
+    return values
 
 
 @hypothesis_rules
@@ -63,6 +100,22 @@ def test_any_spec_survives_toml(values: dict, tmp_path_factory: pytest.TempPathF
     path = tmp_path_factory.getbasetemp() / "any.toml"
     path.write_text(spec.to_toml(), encoding="utf-8")
     assert AttentionSpec.from_toml(path) == spec
+    assert {key: getattr(spec, key) for key in values if key != "bias"} == {
+        key: _canonical(key, value) for key, value in values.items() if key != "bias"
+    }
+
+
+def _canonical(key: str, value: object) -> object:
+    return str(MaskSpec.parse(value)) if key == "attn_mask" and value != "none" else value
+
+
+@hypothesis_rules
+@given(some=st.lists(st.sampled_from(("q", "k", "v", "out"))), gap=st.sampled_from(("", " ")))
+def test_any_bias_is_the_set_of_its_projections(some: list[str], gap: str) -> None:
+    spec = AttentionSpec(embed_dim=32, num_heads=4, bias=some)
+    assert {name for name in ("q", "k", "v", "out") if spec.has_bias(name)} == set(some)
+    again = spec.bias if not some else f"{gap},{gap}".join(some)
+    assert AttentionSpec(embed_dim=32, num_heads=4, bias=again) == spec
 
 
 def outcome(call: Callable[[], T]) -> T | str:
@@ -87,6 +140,7 @@ def test_any_values_are_a_spec_or_refused_in_one_line(values: dict) -> None:
         assert len(spec.splitlines()) == 1
     else:
         assert spec.num_kv_heads * spec.q_per_kv == spec.num_heads
+        assert spec.rotary == "none" or 2 <= spec.rotary_dim <= spec.head_dim
 
 
 @hypothesis_rules

@@ -24,7 +24,8 @@ DERIVED = {
     "mha": ({}, {
         "num_kv_heads": 4, "q_per_kv": 1, "head_dim": 8, "v_head_dim": 8, "kdim": 32, "vdim": 32,
         "softmax_scale": 1 / math.sqrt(8), "has_cache": False, "key_axis": "query_len",
-        "mask": None, "relations": {}, "bias": True, "dtype": "float32",
+        "mask": None, "relations": {}, "bias": "all", "dtype": "float32", "rotary_dim": 8,
+        "has_rotary": False,
     }),
     "mqa": ({"num_kv_heads": 1}, {"num_kv_heads": 1, "q_per_kv": 4, "head_dim": 8}),
     "gqa": ({"num_kv_heads": 2}, {"num_kv_heads": 2, "q_per_kv": 2, "head_dim": 8}),
@@ -54,6 +55,9 @@ DERIVED = {
     }),
     "no mask": ({"attn_mask": "none"}, {"mask": None}),
     "dropout": ({"dropout": 0}, {"dropout": 0}),
+    "rotary": ({"rotary": "half", "head_dim": 6}, {"has_rotary": True, "rotary_dim": 6}),
+    "rotary_dim": ({"rotary": "half", "rotary_dim": 4}, {"rotary_dim": 4, "head_dim": 8}),
+    "window": ({"window_left": 0}, {"window_left": 0, "window_right": None}),
 }  # fmt: skip
 
 
@@ -168,7 +172,6 @@ REFUSED = [
     ({"num_heads": 4.0}, ["num_heads has to be of type int", "4.0"]),
     ({"num_heads": "4"}, ["num_heads has to be of type int", "'4'"]),
     ({"embed_dim": None}, ["embed_dim has to be of type int", "None"]),
-    ({"bias": 1}, ["bias has to be of type bool", "1"]),
     ({"causal": "yes"}, ["causal has to be of type bool", "'yes'"]),
     ({"scale": True}, ["scale has to be of type float", "True"]),
     ({"scale": "1"}, ["scale has to be of type float", "'1'"]),
@@ -179,7 +182,7 @@ REFUSED = [
     ({"cache": ["append"]}, ["cache has to be of type str", "['append']"]),
     # keys
     ({"num_head": 4}, ["unknown key 'num_head'", "did you mean 'num_heads'?"]),
-    ({"rotary": "neox"}, ["unknown key 'rotary'", "known:", "attn_mask", "vdim"]),
+    ({"neox": "rotary"}, ["unknown key 'neox'", "known:", "attn_mask", "vdim"]),
     ({"qqq\nq": 1}, ["unknown key", "qqq"]),
     # masks
     ({"attn_mask": ""}, ["a dtype and a shape", "''"]),
@@ -198,6 +201,67 @@ REFUSED = [
 ]
 
 
+REFUSED_FEATURES = [
+    # choices
+    ({"qk_norm": "l2"}, ["qk_norm has to be one of none, rms, layer", "'l2'"]),
+    ({"rotary": "neox"}, ["rotary has to be one of none, half, interleaved", "'neox'"]),
+    ({"rotary": "half", "rotary_scaling": "dynamic"},
+     ["rotary_scaling has to be one of none, linear, llama3, yarn", "'dynamic'"]),
+    # numbers
+    *[
+        ({name: value}, [f"{name} has to be positive and finite", str(value)])
+        for name in ("softcap", "norm_eps", "rotary_theta", "rotary_factor")
+        for value in (0, -0.5, math.inf, math.nan)
+    ],
+    ({"rotary_original_len": 0}, ["rotary_original_len has to be positive", "0"]),
+    ({"relative_max_distance": -1}, ["relative_max_distance has to be positive", "-1"]),
+    ({"window_left": -1}, ["window_left has to be at least 0", "-1"]),
+    ({"window_right": -3}, ["window_right has to be at least 0", "-3"]),
+    ({"relative_buckets": -4}, ["relative_buckets has to be at least 0", "-4"]),
+    # positions
+    *[
+        ({"cross": True} | feature, [f"{next(iter(feature))} with cross = true", "no common"])
+        for feature in (
+            {"rotary": "half"}, {"alibi": True}, {"window_left": 0}, {"window_right": 2},
+            {"relative_buckets": 32},
+        )
+    ],
+    ({"rotary": "half", "rotary_dim": 3}, ["rotary_dim 3", "even", "head_dim 8"]),
+    ({"rotary": "interleaved", "rotary_dim": 10}, ["rotary_dim 10", "at most head_dim 8"]),
+    ({"rotary": "half", "rotary_dim": 0}, ["rotary_dim 0", "head_dim 8"]),
+    ({"rotary": "half", "rotary_dim": -2}, ["rotary_dim -2", "head_dim 8"]),
+    ({"rotary": "half", "head_dim": 5}, ["rotary_dim 5 has to be even", "head_dim 5"]),
+    *[
+        ({"rotary_scaling": scaling}, [f"rotary_scaling = '{scaling}'", "rotary = 'none'"])
+        for scaling in ("linear", "llama3", "yarn")
+    ],
+    ({"relative_buckets": 3}, ["relative_buckets has to be 0 or at least 4", "3"]),
+    ({"relative_buckets": 128}, ["relative_max_distance 128", "more than relative_buckets 128"]),
+    ({"relative_buckets": 8, "relative_max_distance": 8}, ["relative_max_distance 8"]),
+    ({"causal": True, "window_right": 0}, ["window_right = 0", "causal = true"]),
+    # bias
+    *[
+        ({"bias": bias}, ['bias is "all", "none" or some of q, k, v, out', repr(bias)])
+        for bias in ("", "qkv", "q,x", "q;v", "all,q", "none,q", "q,", ["q", "o"], ["q,v"], [True],
+                     1, 0, 0.5, None, {"q": True}, "q\nx")
+    ],
+    # types
+    ({"qk_norm": None}, ["qk_norm has to be of type str", "None"]),
+    ({"qk_norm": True}, ["qk_norm has to be of type str", "True"]),
+    ({"rotary_dim": 4.0}, ["rotary_dim has to be of type int", "4.0"]),
+    ({"rotary_original_len": 8192.0}, ["rotary_original_len has to be of type int", "8192.0"]),
+    ({"rotary_theta": "1e4"}, ["rotary_theta has to be of type float", "'1e4'"]),
+    ({"rotary_factor": None}, ["rotary_factor has to be of type float", "None"]),
+    ({"window_left": True}, ["window_left has to be of type int", "True"]),
+    ({"window_right": 1.5}, ["window_right has to be of type int", "1.5"]),
+    ({"softcap": True}, ["softcap has to be of type float", "True"]),
+    ({"alibi": 1}, ["alibi has to be of type bool", "1"]),
+    ({"sinks": "yes"}, ["sinks has to be of type bool", "'yes'"]),
+    ({"relative_buckets": False}, ["relative_buckets has to be of type int", "False"]),
+]  # fmt: skip
+REFUSED += REFUSED_FEATURES
+
+
 def refuses(error: pytest.ExceptionInfo[SpecError], says: list[str]) -> None:
     message = str(error.value)
     assert [part for part in says if part not in message] == [], message
@@ -210,6 +274,48 @@ def test_refuses_and_names_the_rule_and_the_values(changes: dict, says: list[str
     with pytest.raises(SpecError) as error:
         make(**changes)
     refuses(error, says)
+
+
+BIASES = [
+    # what is given, and the text that it becomes
+    (True, "all"), (False, "none"), ("all", "all"), (" none ", "none"), (["all"], "all"),
+    ("q,v", "q,v"), (" v , q ", "q,v"), ("out", "out"), ("q,q", "q"), ("out,v,k,q", "all"),
+    (["v", "q"], "q,v"), (("k", "out"), "k,out"), ([], "none"), (["q", "k", "v", "out"], "all"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "text"), BIASES, ids=str)
+def test_bias_becomes_one_text_and_says_which_projections(given: object, text: str) -> None:
+    spec = make(bias=given)
+    assert spec.bias == text
+    assert spec == make(bias=text)
+    assert hash(spec) == hash(make(bias=text))
+    named = {"all": "q,k,v,out", "none": ""}.get(text, text).split(",")
+    for projection in ("q", "k", "v", "out"):
+        assert spec.has_bias(projection) == (projection in named)
+
+
+POSITIONS = [
+    {"rotary": "half", "rotary_dim": 2},
+    {"rotary": "interleaved", "rotary_scaling": "yarn", "rotary_factor": 4},
+    {"window_left": 0, "window_right": 0},
+    {"causal": True, "window_left": 5},
+    {"relative_buckets": 4, "relative_max_distance": 5},
+    {"alibi": True, "relative_buckets": 32, "rotary": "half", "causal": True},
+    {"cross": True, "qk_norm": "rms", "softcap": 50, "sinks": True},
+    {"cross": True, "relative_max_distance": 1},
+]
+
+
+@pytest.mark.parametrize("changes", POSITIONS, ids=str)
+def test_features_that_go_together_are_taken(changes: dict) -> None:
+    spec = make(**changes)
+    assert {name: getattr(spec, name) for name in changes} == changes
+    # Features are in the weights or the graph: they change neither inputs nor outputs.
+    plain = make(cross=spec.cross)
+    assert (spec.input_shapes(), spec.output_shapes()) == (
+        plain.input_shapes(), plain.output_shapes(),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("key", ["embed_dim", "num_heads"])
@@ -251,14 +357,25 @@ def test_refuses_a_path_that_is_no_file(tmp_path: Path) -> None:
         refuses(error, ["cannot read the spec", str(path)])
 
 
+@pytest.mark.parametrize("text", ['"q,v"', '["v", "q"]', '" v,q"'])
+def test_bias_in_a_file_is_text_or_a_list(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(f"embed_dim = 32\nnum_heads = 4\nbias = {text}\n")
+    spec = AttentionSpec.from_toml(path)
+    assert spec.bias == "q,v"
+    assert 'bias = "q,v"\n' in spec.to_toml()
+
+
 def test_changes_win_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "spec.toml"
     path.write_text("embed_dim = 32\nnum_heads = 4\n")
+    assert AttentionSpec.from_toml(path, bias=["v", "q"]) == make(bias="q,v")
     assert AttentionSpec.from_toml(path, num_heads=8, bias=False) == make(num_heads=8, bias=False)
 
 
 def test_written_spec_leaves_out_what_is_unset() -> None:
-    assert "scale" not in make().to_dict()
+    for name in ("scale", "softcap", "window_left", "window_right"):
+        assert name not in make().to_dict()
     assert "scale = 0.25\n" in make(scale=0.25).to_toml()
     assert AttentionSpec.from_dict(small_spec().to_dict()) == small_spec()
 

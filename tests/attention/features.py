@@ -1,0 +1,78 @@
+"""One spec for every feature that a model has beyond heads, masks and a cache."""
+
+from __future__ import annotations
+
+import torch
+from conftest import small_spec
+from torch import nn
+
+from attn_export.attention import Attention
+from attn_export.spec import AttentionSpec
+
+KV_HEADS = {"mha": 4, "mqa": 1, "gqa": 2}
+
+_YARN = {"rotary_scaling": "yarn", "rotary_factor": 8.0, "rotary_original_len": 64}
+FEATURES = {
+    "bias of q and v": {"bias": "q,v"},
+    "no bias of out": {"bias": "q,k,v"},
+    "rms": {"qk_norm": "rms"},
+    "layer": {"qk_norm": "layer", "norm_eps": 1e-2},
+    "half": {"rotary": "half"},
+    "interleaved": {"rotary": "interleaved", "rotary_theta": 100.0},
+    "half of a part": {"rotary": "half", "rotary_dim": 6},
+    "interleaved of a part": {"rotary": "interleaved", "rotary_dim": 2},
+    "linear": {"rotary": "half", "rotary_scaling": "linear", "rotary_factor": 2.5},
+    "llama3": {
+        "rotary": "half", "rotary_scaling": "llama3", "rotary_factor": 8.0,
+        "rotary_original_len": 64,
+    },
+    "yarn": {"rotary": "half", **_YARN},
+    "window": {"window_left": 2},
+    "window of one key": {"window_left": 0, "window_right": 0, "causal": False},
+    "window to the right of 0": {"window_left": 3, "window_right": 0, "causal": False},
+    "softcap": {"softcap": 0.8},
+    "alibi": {"alibi": True},
+    "relative": {"relative_buckets": 4, "relative_max_distance": 6},
+    "sinks": {"sinks": True},
+    "Gemma 2": {"softcap": 0.8, "window_left": 3, "rotary": "half", "bias": "none"},
+    "Qwen 3": {"qk_norm": "rms", "rotary": "half", "bias": "none"},
+    "gpt-oss": {"sinks": True, "window_left": 3, "rotary": "half", **_YARN},
+    "everything": {
+        "bias": "q,v", "qk_norm": "rms", "rotary": "interleaved", "rotary_dim": 4, **_YARN,
+        "window_left": 4, "softcap": 0.8, "alibi": True, "relative_buckets": 4,
+        "relative_max_distance": 6, "sinks": True,
+    },
+}  # fmt: skip
+"""Features with which a query sees no key after its own, so that a sequence can be fed in pieces:
+causal, or with a window that ends at the query."""
+
+SEEING_AHEAD = {
+    "window ahead": {"window_right": 1, "causal": False},
+    "window on both sides": {"window_left": 1, "window_right": 2, "causal": False},
+    "relative on both sides": {
+        "relative_buckets": 8, "relative_max_distance": 9, "causal": False,
+    },
+    "alibi on both sides": {"alibi": True, "causal": False},
+    "rotary on both sides": {"rotary": "half", "causal": False},
+    "sinks on both sides": {"sinks": True, "causal": False, "softcap": 2.0},
+}  # fmt: skip
+
+
+def exact_module(spec: AttentionSpec, seed: int = 0) -> Attention:
+    """A seeded module whose buffers are float64 too, and whose norms are not at their start."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.manual_seed(seed)
+        module = Attention(spec).eval()
+        for norm in (module.q_norm, module.k_norm):
+            for parameter in norm.parameters():
+                nn.init.uniform_(parameter, 0.5, 1.5)
+    finally:
+        torch.set_default_dtype(before)
+    return module
+
+
+def feature_spec(feature: dict, **changes: object) -> AttentionSpec:
+    """The small spec with a feature and changes."""
+    return small_spec(**{"attn_weights": True, **feature, **changes})

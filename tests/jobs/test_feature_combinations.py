@@ -1,0 +1,55 @@
+"""Every feature, alone, with the cache, with padding, causal: export, checks, judge."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from attn_export import AttentionSpec, build
+from attn_export.errors import SpecError
+
+FEATURES: dict[str, dict[str, object]] = {
+    "biases of q and v": {"bias": "q,v"},
+    "rms norm": {"qk_norm": "rms"},
+    "layer norm": {"qk_norm": "layer"},
+    "rotary": {"rotary": "half"},
+    "rotary interleaved": {"rotary": "interleaved", "rotary_dim": 4},
+    "rotary yarn": {
+        "rotary": "half", "rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_len": 32,
+    },
+    "window": {"window_left": 3},
+    "symmetric window": {"window_left": 2, "window_right": 2},
+    "softcap": {"softcap": 1.0},
+    "alibi": {"alibi": True},
+    "relative bias": {"relative_buckets": 8, "relative_max_distance": 16},
+    "sinks": {"sinks": True},
+}  # fmt: skip
+
+CACHES = {"no cache": "none", "cache": "append"}
+MASKS: dict[str, dict[str, object]] = {
+    "no mask": {},
+    "padding": {"attn_mask": "bool[B,1,1,S]"},
+    "causal": {"causal": True},
+}
+
+TABLE = {
+    f"{feature}, {cache}, {mask}": {**FEATURES[feature], "cache": CACHES[cache], **MASKS[mask]}
+    for feature, cache, mask in itertools.product(FEATURES, CACHES, MASKS)
+}
+
+SENSELESS = {name for name in TABLE if name.startswith("symmetric") and name.endswith("causal")}
+
+
+@pytest.mark.parametrize("name", sorted(TABLE.keys() - SENSELESS))
+def test_a_feature_passes_in_every_company(name: str, tmp_path: Path):
+    spec = AttentionSpec(embed_dim=16, num_heads=2, num_kv_heads=1, **TABLE[name])
+    report = build(spec, tmp_path / "b", runtimes=["ort-cpu"])
+    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
+
+
+@pytest.mark.parametrize("name", sorted(SENSELESS))
+def test_a_company_that_makes_no_sense_is_refused_with_rule_and_values(name: str):
+    with pytest.raises(SpecError, match="window_right = 2 with causal = true"):
+        AttentionSpec(embed_dim=16, num_heads=2, **TABLE[name])
