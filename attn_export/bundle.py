@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -41,13 +40,23 @@ class Staging:
         Returns:
             Where the bundle lies now.
         """
-        target = self.output.with_name(self.output.name + ".failed") if failed else self.output
+        target = _failed(self.output) if failed else self.output
         old = self.folder.with_name(self.folder.name + ".old")
-        if target.exists():
+        had_one = target.exists()
+        if had_one:
             target.rename(old)
-        self.folder.rename(target)
+        try:
+            self.folder.rename(target)
+        except BaseException:
+            if had_one:
+                old.rename(target)
+            raise
         shutil.rmtree(old, ignore_errors=True)
         return target
+
+
+def _failed(output: Path) -> Path:
+    return output.with_name(output.name + ".failed")
 
 
 @contextlib.contextmanager
@@ -57,13 +66,11 @@ def staging(output: Path) -> Iterator[Staging]:
     Raises:
         OutputError: If `output` cannot be written, or is a folder that is no bundle.
     """
-    output = Path(os.path.abspath(output))  # noqa: PTH100 (resolve() would follow a link)
     try:
+        output = output.resolve()  # a link stays, and what it points to is replaced
+        for target in (output, _failed(output)):
+            _refuse_others_work(target)
         output.parent.mkdir(parents=True, exist_ok=True)
-        if output.exists() and not (output / MANIFEST).is_file() and not _is_empty(output):
-            raise OutputError(
-                f"{output} exists and is no bundle; choose another --output or remove it"
-            )
         folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
         folder.chmod(0o755)
     except OSError as error:
@@ -76,8 +83,22 @@ def staging(output: Path) -> Iterator[Staging]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
+def _refuse_others_work(target: Path) -> None:
+    """Raise OutputError unless `target` is free, empty, or a bundle, which may be replaced."""
+    if target == Path.cwd():
+        raise OutputError(f"{target} is the current folder; choose another --output")
+    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+        return
+    try:
+        listed = set(read_manifest(target)["files"]) | {MANIFEST}
+    except (BundleError, KeyError):
+        listed = set()
+    found = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
+    if not listed:
+        raise OutputError(f"{target} exists and is no bundle; choose another --output or remove it")
+    if found - listed:
+        stranger = sorted(found - listed)[0]
+        raise OutputError(f"{target} holds {stranger}, which is not the bundle's; move it away")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +147,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise BundleError(f"{path} was changed: it is no JSON ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BundleError(f"{path} is not of the format {FORMAT}; build the bundle again")
+    if not all(key in manifest for key in ("name", "graphs", "inputs", "outputs", "files")):
+        raise BundleError(f"{path} lacks a part; build the bundle again")
     # Every byte counts: what is read has to be written again to the same text.
     if _to_text(manifest) != text:
         raise BundleError(f"{path} was changed after it was written; build the bundle again")
@@ -136,7 +159,7 @@ def read_bundle(folder: Path) -> Bundle:
     """Read a bundle and compare every file with its digest.
 
     Raises:
-        BundleError: If a file is missing, changed or added.
+        BundleError: If a file is missing or was changed.
     """
     manifest = read_manifest(folder)
     files: Mapping[str, str] = manifest["files"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attn_export.attention import Attention
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.sizes import TRACED_SIZES, axis_names, with_sums
-from attn_export.errors import ExportError, UsageError
+from attn_export.errors import ExportError, UsageError, one_line
 from attn_export.graph.checks import Expected
 from attn_export.spec import AttentionSpec, Shape
 
@@ -110,10 +110,22 @@ class Subject:
         """Run `module`, a copy of this subject's own, and name its outputs.
 
         Raises:
-            UsageError: If it returns another number of tensors than `outputs` names.
+            UsageError: If it returns something else than the tensors that `outputs` names.
+            ExportError: If it raises; names the sizes.
         """
-        returned = module(**inputs)
-        tensors = [returned] if isinstance(returned, Tensor) else list(returned)
+        try:
+            returned = module(**inputs)
+        except Exception as error:
+            at = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in inputs.items())
+            raise ExportError(f"the module raised at {at}: {one_line(error)}") from error
+        tensors = [returned] if isinstance(returned, Tensor) else returned
+        if not isinstance(tensors, (list, tuple)) or not all(
+            isinstance(tensor, Tensor) for tensor in tensors
+        ):
+            raise UsageError(
+                f"the module returns {type(returned).__name__}; it has to return a tensor, or a "
+                "tuple or list of tensors"
+            )
         if len(tensors) != len(self.outputs):
             raise UsageError(
                 f"the module returns {len(tensors)} tensors, but outputs names "
@@ -182,13 +194,13 @@ def infer_output_shapes(subject: Subject) -> dict[str, Shape]:
     Raises:
         UsageError: If the module does not take the sizes that its axes allow.
     """
-    # Primes, each axis its own, so that a sum of two is no third.
+    # Powers of 2, each axis its own, plus 1: a sum of two is no third.
     names = axis_names(subject.input_shapes(), subject.relations)
     free = [name for name in names if name not in subject.relations]
     found: list[dict[str, tuple[int, ...]]] = []
     rounds: list[dict[str, int]] = []
-    for primes in ((3, 7, 13, 29, 59, 113), (5, 11, 23, 47, 97, 199)):
-        sizes = dict(zip(free, primes, strict=False))
+    for base in (2, 3):
+        sizes = {name: base * 2 + 1 + 5 * index * base for index, name in enumerate(free)}
         sizes = with_sums(sizes, subject.relations)
         rounds.append(sizes)
         arrays = draw_inputs(

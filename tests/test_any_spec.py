@@ -24,7 +24,7 @@ def masks(draw: st.DrawFn) -> MaskSpec:
     return MaskSpec(draw(st.sampled_from(("bool", "float"))), (*leading, "S"))
 
 
-POSITIVE = st.floats(0, exclude_min=True, allow_infinity=False) | st.integers(1, 10**6)
+POSITIVE = st.floats(1e-30, 1e30) | st.integers(1, 10**6)
 BIASES = st.lists(st.sampled_from(("q", "k", "v", "out")), min_size=1)
 
 
@@ -44,9 +44,9 @@ def rotary_values(draw: st.DrawFn, width: int) -> dict[str, object]:
     return {
         "rotary": draw(st.sampled_from(("half", "interleaved"))),
         "rotary_dim": 2 * draw(st.integers(1, width // 2)),
-        "rotary_theta": draw(POSITIVE),
+        "rotary_theta": draw(st.floats(1.001, 1e30) | st.integers(2, 10**6)),
         "rotary_scaling": draw(st.sampled_from(("none", "linear", "llama3", "yarn"))),
-        "rotary_factor": draw(POSITIVE),
+        "rotary_factor": draw(st.floats(1, 1e6) | st.integers(1, 10**6)),
         "rotary_original_len": draw(st.integers(1, 10**6)),
     }
 
@@ -61,7 +61,7 @@ def spec_values(draw: st.DrawFn) -> dict[str, object]:
     optional = {
         "v_head_dim": size,
         "bias": st.booleans() | st.sampled_from(("all", "none")) | BIASES | BIASES.map(",".join),
-        "scale": st.none() | st.floats(0, exclude_min=True, allow_infinity=False) | size,
+        "scale": st.none() | st.floats(1e-30, 1e30) | size,
         "attn_mask": st.just("none") | masks().map(str),
         "attn_weights": st.booleans(),
         "dropout": st.floats(0, 1, exclude_max=True),

@@ -35,7 +35,7 @@ FLOORS = {
     "capture": 3, "export": 3, "parity/": 3,
     "report/": 4,
     "jobs/": 5,
-    "cli": 6,
+    "cli/": 6,
     "__main__": 7, "__init__": 7,
 }  # fmt: skip
 
@@ -47,8 +47,8 @@ ONLY_IN = {
     "onnx.reference": ("runtimes/onnx_reference",),
     "onnxscript": ("graph/canonical",),
     "onnx_ir": ("graph/", "export"),
-    "click": ("cli",),
-    "rich": ("cli", "report/"),
+    "click": ("cli/",),
+    "rich": ("cli/", "report/"),
 }
 """Which files may import a package: at module level or not, for types or not."""
 

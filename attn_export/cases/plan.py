@@ -65,7 +65,7 @@ def plan_cases(
             f"{len(wanted) - len(chosen)} of {len(wanted)} shapes left out: at these dimensions "
             f"their golden vectors would take more than {GOLDEN_BYTES >> 20} MiB"
         )
-    shape_cases = [_shape_case(sizes, shapes, dtypes) for sizes in chosen]
+    shape_cases = [_shape_case(sizes, shapes, dtypes, relations) for sizes in chosen]
     return Plan((*shape_cases, *probes), tuple(notes))
 
 
@@ -95,9 +95,11 @@ def _far_keys(
     return Case("far_keys", "probe", sizes, inputs, f"keys more than {reach} away")
 
 
-def _shape_case(sizes: Sizes, shapes: dict[str, Shape], dtypes: dict[str, str]) -> Case:
+def _shape_case(
+    sizes: Sizes, shapes: dict[str, Shape], dtypes: dict[str, str], sums: Mapping[str, str]
+) -> Case:
     letters = {"batch": "B", "query_len": "L", "past_len": "P", "key_len": "S"}
-    shown = [f"{letters.get(n, n)}{size}" for n, size in sizes.items() if n != "total_len"]
+    shown = [f"{letters.get(n, n)}{size}" for n, size in sizes.items() if n not in sums]
     name = "shape_" + "_".join(shown)
     inputs = draw_inputs(shapes, dtypes, sizes, seed_words=("shape", name))
     return Case(name, "shape", sizes, inputs, "random inputs")

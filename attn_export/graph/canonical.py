@@ -180,6 +180,7 @@ def name_nodes(model: ir.Model) -> None:
     """Name nodes by the submodule and operator (``q_proj/MatMul``), and values after them."""
     taken: dict[str, int] = {}
     kept = {*model.graph.inputs, *model.graph.outputs}
+    names = {value.name for value in (*kept, *model.graph.initializers.values())}
     for node in model.graph:
         # A list literal: the submodules from the outside in, then the traced operation.
         scopes = ast.literal_eval(node.metadata_props.get(NAME_SCOPES, "[]"))[:-1]
@@ -188,7 +189,8 @@ def name_nodes(model: ir.Model) -> None:
         node.name = name if taken[name] == 1 else f"{name}_{taken[name]}"
         for index, value in enumerate(node.outputs):
             if value.name and value not in kept:
-                value.name = f"{node.name}.{index}" if index else f"{node.name}.out"
+                name = f"{node.name}.{index}" if index else f"{node.name}.out"
+                value.name = f"{name}.value" if name in names else name
 
 
 def node_origins(model: ir.Model) -> dict[str, str]:

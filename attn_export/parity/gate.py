@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+
+from attn_export.errors import UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +19,12 @@ class Gate:
 
     atol: float | None = None
     rtol: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("atol", "rtol"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise UsageError(f"{name} has to be a finite number, at least 0; got {value}")
 
     @property
     def is_set(self) -> bool:

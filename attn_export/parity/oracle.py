@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export.cases.draw import generator
+from attn_export.errors import ExportError, one_line
 from attn_export.nouns import Allowed, Arrays, Case, Golden
 from attn_export.parity.measures import Measures, eps, is_floating, measure
 from attn_export.subject import Subject
@@ -46,7 +47,10 @@ class Oracle:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._precise = copy.deepcopy(subject.module).double()
+        try:
+            self._precise = copy.deepcopy(subject.module).double()
+        except Exception as error:
+            raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         size = sum(parameter.numel() for parameter in subject.module.parameters())
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
 
@@ -91,7 +95,12 @@ class Oracle:
                 name: torch.from_numpy(a.astype(np.float64) if is_floating(a.dtype) else a)
                 for name, a in inputs.items()
             }
-            return _to_numpy(self._subject.call(self._precise, tensors))
+            try:
+                return _to_numpy(self._subject.call(self._precise, tensors))
+            except ExportError as error:
+                raise ExportError(
+                    f"in its float64 copy, {error}; constants have to be buffers, or of x.dtype"
+                ) from error
 
     def _truths(self, runs: list[Arrays]) -> list[dict[str, np.ndarray]]:
         """The truth for each of several inputs of the same shapes.

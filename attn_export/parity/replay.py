@@ -34,6 +34,7 @@ def judge_pool(
     ]
     verdicts: list[Verdict] = []
     numbered = {golden.case.name: (i, golden) for i, golden in enumerate(goldens)}
+    assert len(numbered) == len(goldens), "two cases of one name"
     for (name, graph), worker in pool.workers.items():
         verdicts += _judge_worker(worker, graph, numbered, out, gate, advance)
         # What can run here has to: only an absent runtime may be forgiven.
@@ -52,7 +53,9 @@ def _judge_worker(
 ) -> list[Verdict]:
     name = worker.runtime.name
     verdicts: list[Verdict] = []
+    served_count = 0
     for served in worker.served():
+        served_count += 1
         if served.error:
             verdicts.append(Verdict(name, graph, served.case, "", "error", served.error))
         else:
@@ -60,6 +63,9 @@ def _judge_worker(
             outputs = read_outputs(outputs_of(out, name, graph, number), served.outputs)
             verdicts += judge(name, graph, golden, outputs, gate)
         advance(f"{name}: {served.case}")
+    if worker.outcome == "ran" and served_count < len(goldens):
+        worker.outcome = "crashed"
+        worker.reason = f"served {served_count} of {len(goldens)} cases"
     if worker.outcome == "refused":
         # It ran, but not where it should have: none of it counts.
         return [dataclasses.replace(v, status="error", message=worker.reason) for v in verdicts]

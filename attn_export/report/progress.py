@@ -48,7 +48,7 @@ class BarProgress(Progress):
 @contextlib.contextmanager
 def progress(*, quiet: bool) -> Iterator[Progress]:
     """A bar on stderr if that is a terminal, otherwise silence."""
-    if quiet or not sys.stderr.isatty():
+    if quiet or not (sys.stderr and sys.stderr.isatty()):
         yield Progress()
         return
     from rich.console import Console

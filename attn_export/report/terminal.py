@@ -38,7 +38,7 @@ def print_report(report: Report, console: Console) -> None:
             soft_wrap=True,
         )
     if len(failed) > SHOWN:
-        console.print(f"… and {len(failed) - SHOWN} more, in report.json", highlight=False)
+        console.print(f"… and {len(failed) - SHOWN} more; --json FILE has all", highlight=False)
     for note in report.notes:
         console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     verdict_line = "[green]passed[/]" if report.passed else f"[red]failed[/] ({report.exit_code})"

@@ -163,9 +163,9 @@ class Worker:
 
 def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:
     """The command that starts a runtime's process."""
-    return [
-        sys.executable, "-m", "attn_export.runtimes.worker", name, str(memory_mib), str(threads),
-    ]  # fmt: skip
+    # -P: what lies in the current folder, a numpy.py say, is not for this process.
+    module = "attn_export.runtimes.worker"
+    return [sys.executable, "-P", "-m", module, name, str(memory_mib), str(threads)]
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

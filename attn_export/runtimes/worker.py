@@ -104,7 +104,9 @@ def _limit_memory(mib: int) -> None:
 
     # RLIMIT_DATA counts what is allocated, not mapped files; RLIMIT_AS would refuse CUDA, which
     # reserves far more address space than it uses.
-    resource.setrlimit(resource.RLIMIT_DATA, (mib << 20, mib << 20))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = mib << 20 if hard == resource.RLIM_INFINITY else min(mib << 20, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _outcome(error: Exception) -> str:

@@ -189,6 +189,10 @@ class AttentionSpec(AttentionFields):
             if getattr(self, name) == DERIVED:
                 object.__setattr__(self, name, value)
 
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if str(field.type).startswith("float") and isinstance(value, int):
+                object.__setattr__(self, field.name, rules.as_float(field.name, value))
         rules.heads_divide_width(self)
         default("num_kv_heads", self.num_heads)
         default("head_dim", self.embed_dim // self.num_heads)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +19,13 @@ CHOICES: Final = {
     "cache": CACHES, "dtype": DTYPES, "qk_norm": NORMS, "rotary": ROTARIES,
     "rotary_scaling": ROTARY_SCALINGS,
 }  # fmt: skip
+LARGEST: Final = 2**20
+RANGES: Final = {
+    "scale": (1e-30, 1e30), "softcap": (1e-30, 1e30), "norm_eps": (1e-30, 1e30),
+    "rotary_theta": (1.001, 1e30), "rotary_factor": (1.0, 1e6),
+    "rotary_original_len": (1, 2**31), "relative_max_distance": (1, LARGEST),
+}  # fmt: skip
+"""What fits into float32 with room to compute, and tables into memory."""
 PROJECTIONS: Final = ("q", "k", "v", "out")
 
 
@@ -41,6 +47,14 @@ def check_types(spec: AttentionFields) -> None:
             raise SpecError(f"{field.name} has to be of type {wanted}; got {value!r}")
 
 
+def as_float(name: str, value: int) -> float:
+    """A whole number where a float is meant, such as ``scale = 1``."""
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise SpecError(f"{name} is too large: {str(value)[:20]}…") from error
+
+
 def heads_divide_width(spec: AttentionFields) -> None:
     """H is at least 1, and divides E unless D is given."""
     if spec.num_heads < 1:
@@ -57,6 +71,8 @@ def dimensions(spec: AttentionFields) -> None:
     for name in ("embed_dim", "num_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim"):
         if getattr(spec, name) < 1:
             raise SpecError(f"{name} has to be at least 1; got {getattr(spec, name)}")
+        if getattr(spec, name) > LARGEST:
+            raise SpecError(f"{name} has to be at most {LARGEST}; got {getattr(spec, name)}")
     if spec.num_heads % spec.num_kv_heads:
         raise SpecError(
             f"num_heads {spec.num_heads} does not divide by num_kv_heads {spec.num_kv_heads}; "
@@ -75,19 +91,17 @@ def choices(spec: AttentionFields) -> None:
 
 def numbers(spec: AttentionFields) -> None:
     """Factors and probabilities are in their ranges."""
-    if spec.scale is not None and not 0 < spec.scale <= sys.float_info.max:
-        raise SpecError(f"scale has to be positive and finite; got {spec.scale}")
     if not 0 <= spec.dropout < 1:
         raise SpecError(f"dropout has to be at least 0 and less than 1; got {spec.dropout}")
-    for name in ("softcap", "norm_eps", "rotary_theta", "rotary_factor", "rotary_original_len",
-                 "relative_max_distance"):  # fmt: skip
+    for name, (low, high) in RANGES.items():
         value = getattr(spec, name)
-        if value is not None and not 0 < value <= sys.float_info.max:
-            raise SpecError(f"{name} has to be positive and finite; got {value}")
+        if value is not None and not low <= value <= high:
+            span = f"{low:g} to {high:g}"
+            raise SpecError(f"{name} has to be positive and finite ({span}); got {value}")
     for name in ("window_left", "window_right", "relative_buckets"):
         value = getattr(spec, name)
-        if value is not None and value < 0:
-            raise SpecError(f"{name} has to be at least 0; got {value}")
+        if value is not None and not 0 <= value < 2**31:
+            raise SpecError(f"{name} has to be at least 0 and less than 2^31; got {value}")
 
 
 def cross_attention(spec: AttentionFields) -> None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from attn_export.errors import AttnExportError, GraphError, OutputError, UsageError
+from attn_export.cli.options import report_options, runtime_options, spec_options
+from attn_export.errors import (
+    AttnExportError,
+    GraphError,
+    OutputError,
+    UsageError,
+    one_line,
+)
 from attn_export.spec import VARIANTS, AttentionSpec
-from attn_export.spec.rules import CACHES, NORMS, ROTARIES, ROTARY_SCALINGS
 
 if TYPE_CHECKING:
     from attn_export.subject import Subject
 
 INTERRUPTED = 130
-
-Command = Callable[..., Any]
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -28,7 +32,8 @@ def run(arguments: Sequence[str]) -> int:
     except AttnExportError as error:
         return _complain(str(error), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
-        return _complain(error.format_message(), UsageError.exit_code)
+        click.echo(error.format_message(), err=True)
+        return UsageError.exit_code
     except click.ClickException as error:
         return _complain(error.format_message(), UsageError.exit_code)
     except (KeyboardInterrupt, click.Abort):
@@ -37,92 +42,14 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output has seen enough (`attn-export … | head`).
         sys.stderr.close()
         return 0
+    except OSError as error:
+        return _complain(f"the system refused: {one_line(error)}", UsageError.exit_code)
     return code if isinstance(code, int) else 0
 
 
 def _complain(message: str, code: int) -> int:
     click.echo(f"attn-export: {' '.join(message.split())}", err=True)
     return code
-
-
-# -- options that several commands share ---------------------------------------------
-
-
-def runtime_options(command: Command) -> Command:
-    """--runtime, --require, --atol, --rtol."""
-    for option in (
-        click.option("--rtol", type=click.FloatRange(min=0), help="Relative part of --atol."),
-        click.option(
-            "--atol", type=click.FloatRange(min=0),
-            help="Also fail where |runtime - eager| > atol + rtol * |eager|.",
-        ),
-        click.option(
-            "--require", multiple=True, metavar="NAME", help="Fail if this runtime cannot run."
-        ),
-        click.option(
-            "--runtime", "runtimes", multiple=True, metavar="NAME",
-            help="A runtime to run.  [default: ort-cpu, and ort-cuda where there is a GPU]",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-def report_options(command: Command) -> Command:
-    """--json, --quiet."""
-    for option in (
-        click.option("--quiet", is_flag=True, help="Print errors only."),
-        click.option(
-            "--json", "json_file", metavar="FILE", help="Write the report as JSON; - for stdout."
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-SPEC_OPTIONS = {
-    "embed_dim": (click.IntRange(min=1), "E, the width of query and output."),
-    "num_heads": (click.IntRange(min=1), "H, the query heads."),
-    "num_kv_heads": (click.IntRange(min=1), "Hkv, the key/value heads; divides H."),
-    "head_dim": (click.IntRange(min=1), "D, the width of a head.  [default: E / H]"),
-    "v_head_dim": (click.IntRange(min=1), "Dv, the width of a value head.  [default: D]"),
-    "kdim": (click.IntRange(min=1), "Width of key, in cross-attention."),
-    "vdim": (click.IntRange(min=1), "Width of value, in cross-attention."),
-    "scale": (float, "Factor on the scores.  [default: 1 / sqrt(D)]"),
-    "attn_mask": (str, 'none, or dtype and shape such as "bool[B,1,1,S]" or "float[L,S]".'),
-    "bias": (str, 'Projections with a bias: all, none, or some as in "q,k,v".'),
-    "qk_norm": (click.Choice(NORMS), "Normalisation of query and key heads."),
-    "norm_eps": (float, "What qk_norm adds to the variance."),
-    "rotary": (click.Choice(ROTARIES), "Rotary positions: none, or how pairs are chosen."),
-    "rotary_dim": (click.IntRange(min=2), "R, how much of a head is rotated.  [default: D]"),
-    "rotary_theta": (float, "Base of the wavelengths.  [default: 10000]"),
-    "rotary_scaling": (click.Choice(ROTARY_SCALINGS), "How a longer context is stretched."),
-    "rotary_factor": (float, "By how much the context is stretched."),
-    "rotary_original_len": (click.IntRange(min=1), "The context of the training."),
-    "window_left": (click.IntRange(min=0), "Keys that a query sees before its own."),
-    "window_right": (click.IntRange(min=0), "Keys that a query sees after its own."),
-    "softcap": (float, "Scores become softcap * tanh(score / softcap)."),
-    "relative_buckets": (click.IntRange(min=0), "Buckets of T5's relative bias."),
-    "relative_max_distance": (click.IntRange(min=1), "Distances that share the last bucket."),
-    "cache": (click.Choice(CACHES), "KV cache: none, or append (past in, present out)."),
-}
-SPEC_FLAGS = {
-    "cross": "Key and value are inputs of their own.",
-    "causal": "Query i sees keys up to P + i only.",
-    "alibi": "Scores lose slope * distance, one slope for each head.",
-    "sinks": "Each head has a learned score that stands for no key.",
-    "attn_weights": "The softmax weights are an output.",
-}
-
-
-def spec_options(command: Command) -> Command:
-    """One option for each field of AttentionSpec."""
-    for name, help_text in reversed(SPEC_FLAGS.items()):
-        flag = name.replace("_", "-")
-        command = click.option(f"--{flag}/--no-{flag}", default=None, help=help_text)(command)
-    for name, (kind, help_text) in reversed(SPEC_OPTIONS.items()):
-        command = click.option(f"--{name.replace('_', '-')}", type=kind, help=help_text)(command)
-    return command
 
 
 # -- commands ------------------------------------------------------------------------
@@ -147,7 +74,7 @@ def cli() -> None:
 )
 @click.option("--dialect", "dialects", multiple=True, metavar="NAME", help="standard, or all.")
 @runtime_options
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the weights.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of the weights.")
 @click.option(
     "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [models/<name>]"
 )
@@ -175,6 +102,7 @@ def build_command(
     from attn_export.report.progress import progress
 
     changes = {name: value for name, value in fields.items() if value is not None}
+    _check_writable(json_file)
     name, subject = _what(spec_file, variant, module, changes)
     output = output or Path("models") / name
     with progress(quiet=quiet) as bar:
@@ -229,6 +157,7 @@ def verify_command(
     from attn_export.jobs.verify import verify
     from attn_export.report.progress import progress
 
+    _check_writable(json_file)
     with progress(quiet=quiet) as bar:
         report = verify(bundle, graph=graph, progress=bar, **options)
     return _render(report, json_file, quiet=quiet, place=None)
@@ -262,6 +191,12 @@ def runtimes_command() -> int:
     return 0
 
 
+def _check_writable(json_file: str | None) -> None:
+    """Refuse before the work what could not be written after it."""
+    if json_file and json_file != "-" and not Path(json_file).absolute().parent.is_dir():
+        raise OutputError(f"cannot write {json_file}: there is no such folder")
+
+
 def _render(report: Any, json_file: str | None, *, quiet: bool, place: Path | None) -> int:
     from attn_export.report.data import to_json
 
@@ -281,5 +216,7 @@ def _render(report: Any, json_file: str | None, *, quiet: bool, place: Path | No
         console = Console(stderr=quiet)
         print_report(report, console)
         if place is not None:
-            console.print(f"bundle: {place}", highlight=False, markup=False, soft_wrap=True)
+            console.print(
+                f"bundle: {place}", highlight=False, markup=False, emoji=False, soft_wrap=True
+            )
     return int(report.exit_code)

@@ -1,0 +1,89 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from attn_export.spec.rules import CACHES, NORMS, ROTARIES, ROTARY_SCALINGS
+
+Command = Callable[..., Any]
+
+
+def runtime_options(command: Command) -> Command:
+    """--runtime, --require, --atol, --rtol."""
+    for option in (
+        click.option("--rtol", type=click.FloatRange(min=0), help="Relative part of --atol."),
+        click.option(
+            "--atol", type=click.FloatRange(min=0),
+            help="Also fail where |runtime - eager| > atol + rtol * |eager|.",
+        ),
+        click.option(
+            "--require", multiple=True, metavar="NAME", help="Fail if this runtime cannot run."
+        ),
+        click.option(
+            "--runtime", "runtimes", multiple=True, metavar="NAME",
+            help="A runtime to run.  [default: ort-cpu, and ort-cuda where there is a GPU]",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def report_options(command: Command) -> Command:
+    """--json, --quiet."""
+    for option in (
+        click.option("--quiet", is_flag=True, help="Print errors only."),
+        click.option(
+            "--json", "json_file", metavar="FILE", help="Write the report as JSON; - for stdout."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+SPEC_OPTIONS = {
+    "embed_dim": (click.IntRange(min=1), "E, the width of query and output."),
+    "num_heads": (click.IntRange(min=1), "H, the query heads."),
+    "num_kv_heads": (click.IntRange(min=1), "Hkv, the key/value heads; divides H."),
+    "head_dim": (click.IntRange(min=1), "D, the width of a head.  [default: E / H]"),
+    "v_head_dim": (click.IntRange(min=1), "Dv, the width of a value head.  [default: D]"),
+    "kdim": (click.IntRange(min=1), "Width of key, in cross-attention."),
+    "vdim": (click.IntRange(min=1), "Width of value, in cross-attention."),
+    "scale": (float, "Factor on the scores.  [default: 1 / sqrt(D)]"),
+    "attn_mask": (str, 'none, or dtype and shape such as "bool[B,1,1,S]" or "float[L,S]".'),
+    "bias": (str, 'Projections with a bias: all, none, or some as in "q,k,v".'),
+    "qk_norm": (click.Choice(NORMS), "Normalisation of query and key heads."),
+    "norm_eps": (float, "What qk_norm adds to the variance."),
+    "rotary": (click.Choice(ROTARIES), "Rotary positions: none, or how pairs are chosen."),
+    "rotary_dim": (click.IntRange(min=2), "R, how much of a head is rotated.  [default: D]"),
+    "rotary_theta": (float, "Base of the wavelengths.  [default: 10000]"),
+    "rotary_scaling": (click.Choice(ROTARY_SCALINGS), "How a longer context is stretched."),
+    "rotary_factor": (float, "By how much the context is stretched."),
+    "rotary_original_len": (click.IntRange(min=1), "The context of the training."),
+    "window_left": (click.IntRange(min=0), "Keys that a query sees before its own."),
+    "window_right": (click.IntRange(min=0), "Keys that a query sees after its own."),
+    "softcap": (float, "Scores become softcap * tanh(score / softcap)."),
+    "relative_buckets": (click.IntRange(min=0), "Buckets of T5's relative bias."),
+    "relative_max_distance": (click.IntRange(min=1), "Distances that share the last bucket."),
+    "cache": (click.Choice(CACHES), "KV cache: none, or append (past in, present out)."),
+}
+SPEC_FLAGS = {
+    "cross": "Key and value are inputs of their own.",
+    "causal": "Query i sees keys up to P + i only.",
+    "alibi": "Scores lose slope * distance, one slope for each head.",
+    "sinks": "Each head has a learned score that stands for no key.",
+    "attn_weights": "The softmax weights are an output.",
+}
+
+
+def spec_options(command: Command) -> Command:
+    """One option for each field of AttentionSpec."""
+    for name, help_text in reversed(SPEC_FLAGS.items()):
+        flag = name.replace("_", "-")
+        command = click.option(f"--{flag}/--no-{flag}", default=None, help=help_text)(command)
+    for name, (kind, help_text) in reversed(SPEC_OPTIONS.items()):
+        command = click.option(f"--{name.replace('_', '-')}", type=kind, help=help_text)(command)
+    return command
