@@ -29,7 +29,7 @@ class Fault:
     beside: int | None = None
 
 
-UNIX, WINDOWS = "/home/ada/work/model.py", "C:\\Users\\ada\\model.py"
+UNIX, WINDOWS = "/home/ada/src/model.py", "C:\\Users\\ada\\model.py"
 WEIGHT_BYTES = 32 * 32 * 4
 CHECKER = ("onnx_checker",)
 
