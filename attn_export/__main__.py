@@ -7,7 +7,7 @@ import signal
 import sys
 from types import FrameType
 
-INTERRUPTED = 130
+from attn_export.errors import INTERRUPTED
 
 
 def main() -> None:

@@ -7,6 +7,9 @@ traceback for one of these.
 
 from __future__ import annotations
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
+
 
 class AttnExportError(Exception):
     """Base of every error that attn-export raises on purpose."""

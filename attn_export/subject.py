@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.cases.draw import draw_inputs
+from attn_export.cases.plan import Plan, plan_cases
 from attn_export.cases.sizes import TRACED_SIZES, axis_names, with_sums
 from attn_export.errors import ExportError, UsageError, one_line
 from attn_export.graph.checks import Expected
@@ -96,6 +97,16 @@ class Subject:
         if self.spec is not None:
             return self.spec.output_shapes()
         return infer_output_shapes(self)
+
+    def plan(self) -> Plan:
+        """The cases that it is tried with."""
+        return plan_cases(
+            self.input_shapes(),
+            self.input_dtypes(),
+            self.output_shapes(),
+            self.spec,
+            self.relations,
+        )
 
     def expected(self) -> Expected:
         """What its graph has to look like."""
@@ -194,7 +205,7 @@ def infer_output_shapes(subject: Subject) -> dict[str, Shape]:
     Raises:
         UsageError: If the module does not take the sizes that its axes allow.
     """
-    # Powers of 2, each axis its own, plus 1: a sum of two is no third.
+    # Each axis has a size of its own that ends alike, so that a sum of two is no third.
     names = axis_names(subject.input_shapes(), subject.relations)
     free = [name for name in names if name not in subject.relations]
     found: list[dict[str, tuple[int, ...]]] = []

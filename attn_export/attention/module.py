@@ -120,9 +120,7 @@ class Attention(nn.Module):
         past_value: Tensor | None,
     ) -> list[Tensor]:
         """Attention [B, H, L, Dv], then what else the spec asks for."""
-        if past_key is not None and past_value is not None:
-            k = torch.cat([past_key, k], dim=2)  # [B, Hkv, S, D]
-            v = torch.cat([past_value, v], dim=2)
+        k, v = _after(past_key, k), _after(past_value, v)  # [B, Hkv, S, ...]
         attended, weights = scaled_dot_product_attention(
             q,
             k,
@@ -154,10 +152,7 @@ class Attention(nn.Module):
             "softcap": self.spec.softcap,
         }
         if self.sinks is not None:
-            present_key, present_value = k, v
-            if past_key is not None and past_value is not None:
-                present_key = torch.cat([past_key, k], dim=2)
-                present_value = torch.cat([past_value, v], dim=2)
+            present_key, present_value = _after(past_key, k), _after(past_value, v)
             attended, weights = canonical.sink_attention_nodes(
                 q, present_key, present_value, attn_mask, self.sinks, **how
             )
@@ -210,6 +205,11 @@ class Attention(nn.Module):
     def extra_repr(self) -> str:
         """The spec, as `print(module)` shows it."""
         return ", ".join(f"{key}={value!r}" for key, value in self.spec.to_dict().items())
+
+
+def _after(past: Tensor | None, new: Tensor) -> Tensor:
+    """Keys or values with those of the past before them, along the length."""
+    return new if past is None else torch.cat([past, new], dim=2)
 
 
 def _head_norm(spec: AttentionSpec) -> nn.Module:

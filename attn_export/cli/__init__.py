@@ -11,6 +11,7 @@ import click
 
 from attn_export.cli.options import report_options, runtime_options, spec_options
 from attn_export.errors import (
+    INTERRUPTED,
     AttnExportError,
     GraphError,
     OutputError,
@@ -21,8 +22,6 @@ from attn_export.spec import VARIANTS, AttentionSpec
 
 if TYPE_CHECKING:
     from attn_export.subject import Subject
-
-INTERRUPTED = 130
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -120,17 +120,10 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, set the runtimes to work on them, and meanwhile ask for the truth."""
         from attn_export.cases.golden import write_golden, write_inputs
-        from attn_export.cases.plan import plan_cases
         from attn_export.parity.influence import check_influence
         from attn_export.parity.oracle import Oracle
 
-        plan = plan_cases(
-            subject.input_shapes(),
-            subject.input_dtypes(),
-            subject.output_shapes(),
-            subject.spec,
-            subject.relations,
-        )
+        plan = subject.plan()
         folder = self.stage.folder / GOLDEN
         written = [(c.name, write_inputs(folder, i, c)) for i, c in enumerate(plan.cases)]
         self.pool.start(self.stage.folder, list(subject.inputs), written, self.out)

@@ -9,7 +9,6 @@ from conftest import small_spec
 from made_golden import ALLOWED, made_golden
 from torch import Tensor, nn
 
-from attn_export.cases.plan import plan_cases
 from attn_export.errors import ExportError
 from attn_export.nouns import Golden
 from attn_export.parity.influence import check_influence
@@ -68,13 +67,7 @@ def test_an_idle_input_or_output_is_refused_by_name(a, b, dtype, blamed):
 
 
 def goldens_of(subject: Subject) -> list[Golden]:
-    plan = plan_cases(
-        subject.input_shapes(),
-        subject.input_dtypes(),
-        subject.output_shapes(),
-        subject.spec,
-        subject.relations,
-    )
+    plan = subject.plan()
     oracle = Oracle(subject)
     return [oracle.golden(case) for case in plan.cases if case.kind == "probe"]
 

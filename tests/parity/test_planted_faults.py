@@ -12,7 +12,6 @@ from fault import Fault
 from fault_specs import SPECS
 from faults import FAULTS
 
-from attn_export.cases.plan import plan_cases
 from attn_export.nouns import Case, Golden, Verdict
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
@@ -26,13 +25,7 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 def subject_of(spec_name: str) -> tuple[AttentionSpec, dict[str, np.ndarray], tuple[Golden, ...]]:
     """A spec, the parameters of its module and the truth of all its cases."""
     subject = Subject.from_spec(SPECS[spec_name])
-    plan = plan_cases(
-        subject.input_shapes(),
-        subject.input_dtypes(),
-        subject.output_shapes(),
-        subject.spec,
-        subject.relations,
-    )
+    plan = subject.plan()
     oracle = Oracle(subject)
     parameters = {name: tensor.numpy() for name, tensor in subject.module.state_dict().items()}
     return SPECS[spec_name], parameters, tuple(oracle.golden(case) for case in plan.cases)
