@@ -14,6 +14,7 @@ from attn_export.cases.draw import draw_inputs
 from attn_export.cases.sizes import Sizes, axis_names, lattice
 from attn_export.errors import ExportError, one_line
 from attn_export.subject import Subject
+from attn_export.subject.tensors import to_torch
 
 TRACE_MINIMUM = 2
 """`torch.export` assumes dynamic sizes of at least 2, which holds for 0 and 1 as well unless
@@ -34,7 +35,10 @@ def check_capture(subject: Subject, program: ExportedProgram) -> None:
 
 def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    for name, node_name in zip(subject.inputs, program.graph_signature.user_inputs, strict=True):
+    leaves = zip(subject.tree.names, program.graph_signature.user_inputs, strict=True)
+    for name, node_name in leaves:
+        if name is None:  # a constant
+            continue
         shape = placeholders[str(node_name)].meta["val"].shape
         for axis, label in subject.axes[name].items():
             size = shape[axis]
@@ -76,12 +80,11 @@ def _emits_onnx_nodes(program: ExportedProgram) -> bool:
 
 def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
     captured = program.module(check_guards=False)
-    shapes = subject.input_shapes()
-    dtypes = {name: str(t.dtype).removeprefix("torch.") for name, t in subject.inputs.items()}
-    names = axis_names(shapes, subject.relations)
+    wanted_inputs = subject.input_values()
+    names = axis_names(wanted_inputs, subject.relations)
     for sizes in lattice(names, subject.relations):
-        arrays = draw_inputs(shapes, dtypes, sizes, seed_words=("capture", str(sizes)))
-        inputs = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        words = ("capture", str(sizes))
+        inputs = to_torch(draw_inputs(wanted_inputs, sizes, seed_words=words))
         with torch.inference_mode():
             wanted = subject.call(subject.module, inputs)
             try:

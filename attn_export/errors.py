@@ -27,6 +27,10 @@ class SpecError(UsageError):
     """A spec that describes no attention: the message names the rule and the values."""
 
 
+class WeightsError(UsageError):
+    """A checkpoint that cannot be read, or that does not hold the attention asked for."""
+
+
 class OutputError(UsageError):
     """An output folder that cannot be written."""
 

@@ -18,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from attn_export.attention.canonical import OPSET, emit_canonical_attention
 from attn_export.capture import check_capture, fixed_axis
 from attn_export.errors import ExportError, one_line
+from attn_export.graph.axes import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.subject import Subject
 
@@ -41,7 +42,8 @@ def export(subject: Subject) -> Exported:
         program = _capture(subject)
         check_capture(subject, program)
         model = _translate(subject, program)
-        origins = canonicalize(model, subject.relations)
+        name_axes(model, subject.axes)
+        origins = canonicalize(model, subject.outputs, subject.relations)
     model.producer_name, model.producer_version = "attn-export", None
     model.graph.name = "attention"
     return Exported(model, origins)
@@ -54,10 +56,12 @@ def _capture(subject: Subject) -> ExportedProgram:
         name: dict.fromkeys(axes, Dim.DYNAMIC) if axes else None
         for name, axes in subject.axes.items()
     }
+    shapes = subject.tree.rebuild(dynamic, constants=False)
+    arguments = subject.tree.rebuild(subject.inputs)
     try:
         with emit_canonical_attention():
             return torch.export.export(
-                subject.module, (), subject.inputs, dynamic_shapes=dynamic, strict=False
+                subject.module, (), arguments, dynamic_shapes=shapes, strict=False
             )
     except Exception as error:
         raise _not_captured(subject, error) from error
@@ -68,9 +72,7 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
         onnx_program = torch.onnx.export(
             program,
             dynamo=True,
-            dynamic_shapes=subject.axes,
             input_names=list(subject.inputs),
-            output_names=list(subject.outputs),
             opset_version=OPSET,
             # The exporter's optimiser renames weights and fuses rotary embeddings wrongly for
             # batches over 1; `canonicalize` does what is wanted of it.

@@ -67,7 +67,7 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
             raw = value
     if dtype is None or (raw is None and 0 not in dims):
         raise ValueError(f"{path.name} holds no tensor with raw data")
-    array = np.frombuffer(raw or b"", _numpy_dtype(dtype))
+    array = np.frombuffer(raw or b"", numpy_dtype(dtype))
     little = array if sys.byteorder == "little" else array.byteswap()
     return name, little.reshape(dims)
 
@@ -98,13 +98,19 @@ def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
     return dict(read_tensor(folder / f"output_{number}.pb") for number in range(count))
 
 
-def _numpy_dtype(name: str) -> np.dtype:
+def numpy_dtype(name: str) -> np.dtype:
+    """The numpy dtype of this name, bfloat16 included."""
     if name == "bfloat16":
         import ml_dtypes
 
         bfloat16: np.dtype = np.dtype(ml_dtypes.bfloat16)
         return bfloat16
     return np.dtype(name)
+
+
+def is_floating(dtype: np.dtype) -> bool:
+    """Whether a dtype is floating point, bfloat16 included."""
+    return np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -31,7 +31,7 @@ FLOORS = {
     "scratch": 0,
     "attention/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
     "parity/measures": 1, "parity/gate": 1, "parity/__init__": 1,
-    "bundle": 2, "subject": 2, "user_module": 3,
+    "bundle": 2, "subject/": 2, "user_module": 3,
     "capture": 3, "export": 3, "parity/": 3,
     "report/": 4,
     "jobs/": 5,
@@ -39,7 +39,7 @@ FLOORS = {
     "__main__": 7, "__init__": 7,
 }  # fmt: skip
 
-WITH_TORCH = ("attention/", "subject", "user_module", "export", "capture", "parity/oracle")
+WITH_TORCH = ("attention/", "subject/", "user_module", "export", "capture", "parity/oracle")
 
 ONLY_IN = {
     "torch": WITH_TORCH,

@@ -21,7 +21,7 @@ from torch import nn
 from attn_export import Subject, build
 from attn_export.errors import ExportError, GraphError
 from attn_export.export import export
-from attn_export.graph.checks import Expected, check_graph
+from attn_export.graph.checks import check_graph
 from attn_export.graph.save import save_graph
 
 
@@ -218,7 +218,7 @@ def test_a_graph_exported_without_dynamic_axes_is_found_by_a_check(tmp_path: Pat
     subject = Subject.from_spec(small_spec())
     subject_static = Subject(subject.module, subject.inputs, {}, subject.outputs)
     save_graph(export(subject_static).model, tmp_path / "m.onnx")
-    expected = Expected(subject.input_shapes(), subject.output_shapes())
+    expected = subject.expected()
     found = [f for f in check_graph(tmp_path / "m.onnx", expected) if f.check == "dynamic_axes"]
     assert any("'batch'" in finding.message for finding in found)
 

@@ -27,7 +27,7 @@ def test_the_models_are_the_ones_that_the_project_promises():
 
 
 def shapes_of(spec: AttentionSpec) -> list:
-    return lattice(axis_names(spec.input_shapes(), spec.relations), spec.relations)
+    return lattice(axis_names(spec.inputs(), spec.relations), spec.relations)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from attn_export.cases.sizes import Sizes
-from attn_export.spec import Shape
+from attn_export.spec import Input, Shape
+from attn_export.tensorfile import is_floating, numpy_dtype
 
 Arrays = dict[str, np.ndarray]
 
@@ -27,37 +28,38 @@ def concrete(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
 
 
 def draw_inputs(
-    shapes: Mapping[str, Shape],
-    dtypes: Mapping[str, str],
-    sizes: Sizes,
-    *,
-    seed_words: tuple[str | int, ...],
+    inputs: Mapping[str, Input], sizes: Sizes, *, seed_words: tuple[str | int, ...]
 ) -> Arrays:
-    """Draw every input: normal floats, masks with about 70 % visible keys.
+    """Draw every input: normal floats, integers of its range, masks with 70 % visible keys.
 
     Key 0 is visible in every row of a mask, so that a masked row comes only from a probe.
 
     Raises:
-        ValueError: If a dtype is neither floating point nor bool.
+        ValueError: If a dtype is neither floating point nor integer nor bool.
     """
-    arrays: Arrays = {}
-    for name, shape in shapes.items():
-        rng = generator(*seed_words, name)
-        size = concrete(shape, sizes)
-        dtype = np.dtype(dtypes[name])
-        if dtype == np.bool_:
-            arrays[name] = _visible(rng, size)
-        elif np.issubdtype(dtype, np.floating):
-            values = rng.standard_normal(size)
-            if name == "attn_mask":
-                values = np.where(_visible(rng, size), values, -np.inf)
-            arrays[name] = values.astype(dtype)
-        else:
-            raise ValueError(f"cannot draw values for {name} of type {dtype}")
-    return arrays
+    return {
+        name: _draw(name, wanted, sizes, generator(*seed_words, name))
+        for name, wanted in inputs.items()
+    }
 
 
-def _visible(rng: np.random.Generator, size: tuple[int, ...]) -> np.ndarray:
-    mask = rng.random(size) < VISIBLE
-    mask[..., 0] = True
+def _draw(name: str, wanted: Input, sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
+    size, dtype = concrete(wanted.shape, sizes), numpy_dtype(wanted.dtype)
+    if dtype == np.bool_:
+        # A last axis of 1 that is no number of keys may as well be all False.
+        return _visible(rng, size, with_first=wanted.shape[-1:] != (1,))
+    if np.issubdtype(dtype, np.integer):
+        return rng.integers(wanted.low, wanted.high, size, dtype, endpoint=True)
+    if not is_floating(dtype):
+        raise ValueError(f"cannot draw values for {name} of type {dtype}")
+    values = rng.standard_normal(size)
+    if name == "attn_mask":
+        values = np.where(_visible(rng, size, with_first=True), values, -np.inf)
+    return np.asarray(values.astype(dtype))
+
+
+def _visible(rng: np.random.Generator, size: tuple[int, ...], *, with_first: bool) -> np.ndarray:
+    mask = np.asarray(rng.random(size) < VISIBLE)
+    if with_first and mask.ndim:
+        mask[..., 0] = True
     return mask

@@ -6,13 +6,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from attn_export.cases.draw import concrete, draw_inputs
 from attn_export.cases.probes import probe_cases
 from attn_export.cases.sizes import Sizes, axis_names, lattice, tokens, with_sums
 from attn_export.nouns import Case
-from attn_export.spec import AttentionSpec, Shape
+from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.tensorfile import numpy_dtype
 
 FAR_BYTES = 8 * 2**20
 """What the one case with far keys may take."""
@@ -30,8 +29,7 @@ class Plan:
 
 
 def plan_cases(
-    shapes: dict[str, Shape],
-    dtypes: dict[str, str],
+    inputs: Mapping[str, Input],
     output_shapes: dict[str, Shape],
     spec: AttentionSpec | None,
     relations: Mapping[str, str],
@@ -39,33 +37,32 @@ def plan_cases(
     """Choose the shapes and probes, within `GOLDEN_BYTES`.
 
     Args:
-        shapes: The shape of every input; dynamic axes by name.
-        dtypes: The numpy dtype of every input.
+        inputs: Every input by name.
         output_shapes: The shape of every output, for the room that its truth takes.
         spec: What the module means, if it is ours.
         relations: Axes that others add up to.
     """
-    names = axis_names(shapes, relations)
-    probes = probe_cases(shapes, dtypes, spec, relations)
+    names = axis_names(inputs, relations)
+    probes = probe_cases(inputs, spec, relations)
     notes: list[str] = []
     reaches = _reaches(spec)
-    far = [_far_keys(shapes, dtypes, spec, relations, reach) for reach in reaches if spec]
-    fitting = [c for c in far if _bytes(c.sizes, shapes, dtypes, output_shapes) <= FAR_BYTES]
+    far = [_far_keys(inputs, spec, relations, reach) for reach in reaches if spec]
+    fitting = [c for c in far if _bytes(c.sizes, inputs, output_shapes) <= FAR_BYTES]
     probes += fitting[:1]
     if len(fitting) < len(far):
         notes.append(
             f"no case reaches the end of the window or of the relative positions, {reaches[0]} "
             f"keys away: at these dimensions it would take more than {FAR_BYTES >> 20} MiB"
         )
-    room = GOLDEN_BYTES - sum(_bytes(case.sizes, shapes, dtypes, output_shapes) for case in probes)
+    room = GOLDEN_BYTES - sum(_bytes(case.sizes, inputs, output_shapes) for case in probes)
     wanted = lattice(names, relations)
-    chosen = _within(room, wanted, shapes, dtypes, output_shapes)
+    chosen = _within(room, wanted, inputs, output_shapes)
     if len(chosen) < len(wanted):
         notes.append(
             f"{len(wanted) - len(chosen)} of {len(wanted)} shapes left out: at these dimensions "
             f"their golden vectors would take more than {GOLDEN_BYTES >> 20} MiB"
         )
-    shape_cases = [_shape_case(sizes, shapes, dtypes, relations) for sizes in chosen]
+    shape_cases = [_shape_case(sizes, inputs, relations) for sizes in chosen]
     return Plan((*shape_cases, *probes), tuple(notes))
 
 
@@ -79,8 +76,7 @@ def _reaches(spec: AttentionSpec | None) -> list[int]:
 
 
 def _far_keys(
-    shapes: dict[str, Shape],
-    dtypes: dict[str, str],
+    inputs: Mapping[str, Input],
     spec: AttentionSpec,
     relations: Mapping[str, str],
     reach: int,
@@ -89,34 +85,31 @@ def _far_keys(
     past = reach + 2 if spec.has_cache else 0
     sizes = {"batch": 1, "query_len": 2 if past else reach + 4, "past_len": past}
     sizes = with_sums(sizes, relations) if past else {k: sizes[k] for k in ("batch", "query_len")}
-    inputs = draw_inputs(shapes, dtypes, sizes, seed_words=("probe", "far_keys"))
+    drawn = draw_inputs(inputs, sizes, seed_words=("probe", "far_keys"))
     if spec.mask:
-        inputs["attn_mask"][...] = True if spec.mask.dtype == "bool" else 0.0
-    return Case("far_keys", "probe", sizes, inputs, f"keys more than {reach} away")
+        drawn["attn_mask"][...] = True if spec.mask.dtype == "bool" else 0.0
+    return Case("far_keys", "probe", sizes, drawn, f"keys more than {reach} away")
 
 
-def _shape_case(
-    sizes: Sizes, shapes: dict[str, Shape], dtypes: dict[str, str], sums: Mapping[str, str]
-) -> Case:
+def _shape_case(sizes: Sizes, inputs: Mapping[str, Input], sums: Mapping[str, str]) -> Case:
     letters = {"batch": "B", "query_len": "L", "past_len": "P", "key_len": "S"}
     shown = [f"{letters.get(n, n)}{size}" for n, size in sizes.items() if n not in sums]
     name = "shape_" + "_".join(shown)
-    inputs = draw_inputs(shapes, dtypes, sizes, seed_words=("shape", name))
-    return Case(name, "shape", sizes, inputs, "random inputs")
+    drawn = draw_inputs(inputs, sizes, seed_words=("shape", name))
+    return Case(name, "shape", sizes, drawn, "random inputs")
 
 
 def _within(
     room: int,
     wanted: list[Sizes],
-    shapes: dict[str, Shape],
-    dtypes: dict[str, str],
+    inputs: Mapping[str, Input],
     output_shapes: dict[str, Shape],
 ) -> list[Sizes]:
     """The shapes, in their order, without the largest ones as far as room is short."""
     by_size = sorted(wanted, key=tokens)
     kept: list[Sizes] = []
     for sizes in by_size:
-        room -= _bytes(sizes, shapes, dtypes, output_shapes)
+        room -= _bytes(sizes, inputs, output_shapes)
         if room < 0:
             break
         kept.append(sizes)
@@ -125,17 +118,16 @@ def _within(
 
 def _bytes(
     sizes: Sizes,
-    shapes: dict[str, Shape],
-    dtypes: dict[str, str],
+    inputs: Mapping[str, Input],
     output_shapes: dict[str, Shape],
 ) -> int:
     """What a case takes on disk: its inputs, and its outputs twice (truth and eager)."""
-    width = max(np.dtype(dtype).itemsize for dtype in dtypes.values())
-    inputs = sum(
-        np.dtype(dtypes[name]).itemsize * math.prod(concrete(shape, sizes))
-        for name, shape in shapes.items()
+    widths = {name: numpy_dtype(wanted.dtype).itemsize for name, wanted in inputs.items()}
+    width = max(widths.values())
+    taken = sum(
+        widths[name] * math.prod(concrete(wanted.shape, sizes)) for name, wanted in inputs.items()
     )
     # An axis of which nothing is known counts as the longest one.
     known = {**sizes, "": max(sizes.values(), default=1)}
     outputs = sum(width * math.prod(concrete(shape, known)) for shape in output_shapes.values())
-    return inputs + 2 * outputs
+    return taken + 2 * outputs

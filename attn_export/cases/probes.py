@@ -14,7 +14,8 @@ import numpy as np
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.sizes import Sizes, axis_names, with_sums
 from attn_export.nouns import Case
-from attn_export.spec import AttentionSpec, MaskSpec, Shape
+from attn_export.spec import AttentionSpec, Input, MaskSpec
+from attn_export.tensorfile import is_floating
 
 PROBE_SIZES: Sizes = {
     "batch": 2, "query_len": 3, "past_len": 2, "total_len": 5, "key_len": 4,
@@ -39,40 +40,40 @@ class _Probe:
 
 
 def probe_cases(
-    shapes: dict[str, Shape],
-    dtypes: dict[str, str],
+    inputs: Mapping[str, Input],
     spec: AttentionSpec | None,
     relations: Mapping[str, str],
 ) -> list[Case]:
     """The probes that apply.
 
     Args:
-        shapes: The shape of every input; dynamic axes by name.
-        dtypes: The numpy dtype of every input.
+        inputs: Every input by name.
         spec: What the module means, if it is ours; without it only general probes apply.
         relations: Axes that others add up to.
     """
-    names = axis_names(shapes, relations)
+    names = axis_names(inputs, relations)
     sizes = with_sums({name: PROBE_SIZES.get(name, 3) for name in names}, relations)
 
     def draw(seed: str) -> Inputs:
-        return draw_inputs(shapes, dtypes, sizes, seed_words=("probe", seed))
+        return draw_inputs(inputs, sizes, seed_words=("probe", seed))
 
     cases = []
-    for probe in _probes(list(shapes), draw, spec):
-        inputs = draw(BASE)
-        probe.change(inputs)
-        cases.append(Case(probe.name, "probe", sizes, inputs, probe.about))
+    for probe in _probes(inputs, draw, spec):
+        drawn = draw(BASE)
+        probe.change(drawn)
+        cases.append(Case(probe.name, "probe", sizes, drawn, probe.about))
     return cases
 
 
 def _probes(
-    names: list[str], draw: Callable[[str], Inputs], spec: AttentionSpec | None
+    inputs: Mapping[str, Input], draw: Callable[[str], Inputs], spec: AttentionSpec | None
 ) -> Iterator[_Probe]:
     yield _Probe(BASE, "what the changed_* cases are compared with", lambda _: None)
-    for name in names:
+    for name, wanted in inputs.items():
         yield _Probe(
-            f"{CHANGED}{name}", f"{name} matters to the outputs", _redrawn(name, draw("changed"))
+            f"{CHANGED}{name}",
+            f"{name} matters to the outputs",
+            _redrawn(name, wanted, draw("changed")[name]),
         )
     yield _Probe(
         "large_logits", f"inputs times {LARGE:g}: softmax close to one-hot", _scaled(LARGE)
@@ -126,14 +127,19 @@ def _mask_probes(mask: MaskSpec) -> Iterator[_Probe]:
         yield _Probe("lowest_float", "finfo.min is a low score, not a masked key", lowest)
 
 
-def _redrawn(name: str, other: Inputs) -> Change:
+def _redrawn(name: str, wanted: Input, other: np.ndarray) -> Change:
     def change(inputs: Inputs) -> None:
-        if name != "attn_mask":
-            inputs[name] = other[name]
-            return
-        # Small masks can be drawn alike twice. Key 1 is seen by more than one query.
-        key = inputs[name][..., min(1, inputs[name].shape[-1] - 1)]
-        key[...] = ~key if key.dtype == np.bool_ else np.where(np.isfinite(key), -np.inf, 0.0)
+        if name == "attn_mask":
+            # Small masks can be drawn alike twice. Key 1 is seen by more than one query.
+            key = inputs[name][..., min(1, inputs[name].shape[-1] - 1)]
+            key[...] = ~key if key.dtype == np.bool_ else np.where(np.isfinite(key), -np.inf, 0.0)
+        elif other.dtype == np.bool_ and np.array_equal(other, inputs[name]):
+            inputs[name] = ~other
+        elif np.issubdtype(other.dtype, np.integer) and np.array_equal(other, inputs[name]):
+            span = wanted.high - wanted.low + 1
+            inputs[name] = ((other - wanted.low + 1) % span + wanted.low).astype(other.dtype)
+        else:
+            inputs[name] = other
 
     return change
 
@@ -141,7 +147,7 @@ def _redrawn(name: str, other: Inputs) -> Change:
 def _scaled(factor: float) -> Change:
     def change(inputs: Inputs) -> None:
         for name, array in inputs.items():
-            if name != "attn_mask" and np.issubdtype(array.dtype, np.floating):
+            if name != "attn_mask" and is_floating(array.dtype):
                 inputs[name] = (array * factor).astype(array.dtype)
 
     return change

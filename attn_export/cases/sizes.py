@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from attn_export.spec import Shape
+from attn_export.spec import Input
 
 Sizes = Mapping[str, int]
 
@@ -51,9 +51,9 @@ def lattice(axes: Iterable[str], relations: Mapping[str, str] | None = None) -> 
     return found
 
 
-def axis_names(shapes: Mapping[str, Shape], relations: Mapping[str, str]) -> list[str]:
+def axis_names(inputs: Mapping[str, Input], relations: Mapping[str, str]) -> list[str]:
     """The dynamic axes of some inputs, and those that are sums of them."""
-    found = {axis for shape in shapes.values() for axis in shape if isinstance(axis, str)}
+    found = {axis for wanted in inputs.values() for axis in wanted.shape if isinstance(axis, str)}
     return sorted(found | set(relations))
 
 

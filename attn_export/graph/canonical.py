@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +16,23 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
+from attn_export.graph.axes import name_sums_of_axes
+from attn_export.graph.fuse_cache import fuse_attention
+from attn_export.graph.mend import mend_attention
+
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
 TORCH = re.compile(r"^torch/|-packages/torch/")
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 
 
-def canonicalize(model: ir.Model, relations: Mapping[str, str]) -> dict[str, str]:
+def canonicalize(
+    model: ir.Model, outputs: Sequence[str], relations: Mapping[str, str]
+) -> dict[str, str]:
     """Bring an exported model into canonical form, in place.
 
     Args:
         model: As `torch.onnx.export(..., optimize=False)` made it.
+        outputs: What its outputs are called.
         relations: Names for sums of axes: ``{"total_len": "past_len + query_len"}``.
 
     Returns:
@@ -41,9 +48,12 @@ def canonicalize(model: ir.Model, relations: Mapping[str, str]) -> dict[str, str
     expand_by_position(model)
     fold_constants(model, onnx_shape_inference=False)
     common.IdentityEliminationPass()(model)
+    fuse_attention(model)
+    mend_attention(model)
     common.CommonSubexpressionEliminationPass()(model)
     common.DeduplicateInitializersPass(size_limit=sys.maxsize)(model)
     common.RemoveUnusedNodesPass()(model)
+    name_outputs(model, outputs)
     drop_unused_outputs(model)
     common.RemoveUnusedOpsetsPass()(model)
     name_constants(model, keep=parameters)
@@ -53,18 +63,21 @@ def canonicalize(model: ir.Model, relations: Mapping[str, str]) -> dict[str, str
     return origins
 
 
-def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
-    """Give axes such as ``past_len + query_len`` their one name, everywhere."""
-    names = {_terms(expression): name for name, expression in relations.items()}
-    values = [*model.graph.inputs, *(v for node in model.graph for v in node.outputs)]
-    for value in values:
-        if value.shape is None:
-            continue
-        for axis, dim in enumerate(value.shape):
-            if isinstance(dim, ir.SymbolicDim) and dim.value:
-                name = names.get(_terms(str(dim.value)))
-                if name is not None:
-                    value.shape[axis] = ir.SymbolicDim(name)
+def name_outputs(model: ir.Model, names: Sequence[str]) -> None:
+    """Give the outputs their names, each a value of its own.
+
+    What is returned as it came in, or twice, is one value to the exporter.
+    """
+    taken: set[ir.Value] = {*model.graph.inputs, *model.graph.initializers.values()}
+    for index, name in enumerate(names):
+        value = model.graph.outputs[index]
+        if value in taken:
+            copy = ir.node("Identity", [value], name=f"{name}_copy")
+            copy.outputs[0].shape, copy.outputs[0].type = value.shape, value.type
+            model.graph.append(copy)
+            value = model.graph.outputs[index] = copy.outputs[0]
+        value.name = name
+        taken.add(value)
 
 
 def fold_weight_transposes(model: ir.Model) -> None:
@@ -219,11 +232,6 @@ def strip_metadata(model: ir.Model) -> None:
     for part in (model, model.graph):
         part.metadata_props.clear()
         part.doc_string = None
-
-
-def _terms(expression: str) -> tuple[str, ...]:
-    """The terms of a sum, in an order of their own: "a + b" equals "b + a"."""
-    return tuple(sorted(term.strip() for term in expression.split("+")))
 
 
 def _constant(model: ir.Model, name: str, numbers: list[int]) -> ir.Value:

@@ -158,16 +158,18 @@ class _Work:
                     "nodes": exported.origins,
                 }
             },
-            "inputs": _signature(subject, expected.inputs),
+            "inputs": _signature(subject),
             "outputs": {name: {"shape": list(shape)} for name, shape in expected.outputs.items()},
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         write_manifest(folder, manifest)
 
 
-def _signature(subject: Subject, shapes: Any) -> dict[str, dict[str, Any]]:
-    dtypes = subject.input_dtypes()
-    return {name: {"dtype": dtypes[name], "shape": list(s)} for name, s in shapes.items()}
+def _signature(subject: Subject) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"dtype": wanted.dtype, "shape": list(wanted.shape)}
+        for name, wanted in subject.input_values().items()
+    }
 
 
 def _check_dialects(names: Sequence[str]) -> None:

@@ -14,7 +14,8 @@ import numpy as np
 
 from attn_export.nouns import Allowed, Arrays, Golden, Verdict
 from attn_export.parity.gate import Gate
-from attn_export.parity.measures import is_floating, measure, zero_rows
+from attn_export.parity.measures import measure, zero_rows
+from attn_export.tensorfile import is_floating
 
 
 def judge(

@@ -61,8 +61,3 @@ def eps(dtype: np.dtype) -> float:
     import ml_dtypes  # knows bfloat16 besides numpy's own types
 
     return float(ml_dtypes.finfo(dtype).eps)
-
-
-def is_floating(dtype: np.dtype) -> bool:
-    """Whether a type is floating point, bfloat16 included."""
-    return np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"

@@ -12,14 +12,15 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export.cases.draw import generator
 from attn_export.errors import ExportError, one_line
 from attn_export.nouns import Allowed, Arrays, Case, Golden
-from attn_export.parity.measures import Measures, eps, is_floating, measure
+from attn_export.parity.measures import Measures, eps, measure
 from attn_export.subject import Subject
+from attn_export.subject.tensors import to_numpy, to_torch
+from attn_export.tensorfile import is_floating
 
 SAFETY = 8
 """How many times eager's own error, or the case's own amplification, is allowed."""
@@ -85,18 +86,16 @@ class Oracle:
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """What the module gives, as it is."""
         with torch.inference_mode():
-            tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
-            return _to_numpy(self._subject.call(self._subject.module, tensors))
+            return to_numpy(self._subject.call(self._subject.module, to_torch(inputs)))
 
     def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """What the float64 copy gives."""
         with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
-            tensors = {
-                name: torch.from_numpy(a.astype(np.float64) if is_floating(a.dtype) else a)
-                for name, a in inputs.items()
-            }
+            tensors = to_torch(
+                {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in inputs.items()}
+            )
             try:
-                return _to_numpy(self._subject.call(self._precise, tensors))
+                return to_numpy(self._subject.call(self._precise, tensors))
             except ExportError as error:
                 raise ExportError(
                     f"in its float64 copy, {error}; constants have to be buffers, or of x.dtype"
@@ -147,7 +146,3 @@ def _perturbed(case: Case, run: int, step: float) -> dict[str, np.ndarray]:
         else:
             inputs[name] = array
     return inputs
-
-
-def _to_numpy(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    return {name: tensor.numpy() for name, tensor in tensors.items()}

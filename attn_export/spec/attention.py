@@ -18,12 +18,11 @@ from typing import Any, Final, Self
 from attn_export.errors import SpecError
 from attn_export.spec import rules
 from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
+from attn_export.spec.inputs import Input, Shape
 from attn_export.spec.mask import MaskSpec
 from attn_export.spec.rules import divisors
 
 VARIANTS: Final = ("mha", "mqa", "gqa")
-
-Shape = tuple[str | int, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +82,14 @@ class AttentionSpec(AttentionFields):
     def relations(self) -> dict[str, str]:
         """Axes that other axes add up to: ``total_len = past_len + query_len``."""
         return {"total_len": "past_len + query_len"} if self.has_cache else {}
+
+    def inputs(self) -> dict[str, Input]:
+        """Every graph input by name, in order."""
+        dtypes = {"attn_mask": "bool"} if self.mask and self.mask.dtype == "bool" else {}
+        return {
+            name: Input(shape, dtypes.get(name, self.dtype))
+            for name, shape in self.input_shapes().items()
+        }
 
     def input_shapes(self) -> dict[str, Shape]:
         """Name and shape of every graph input, in order; dynamic axes by name."""

@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_export.cases.draw import VISIBLE, concrete, draw_inputs, generator
+from attn_export.spec import Input
 
-SHAPES = {"query": ("batch", "query_len", 8), "attn_mask": ("batch", 1, "query_len", "key_len")}
+QUERY = Input(("batch", "query_len", 8))
+MASK = ("batch", 1, "query_len", "key_len")
+NAMES = ("query", "attn_mask")
 SIZES = {"batch": 2, "query_len": 3, "key_len": 5}
 
 FIRST_NUMBERS = [0.5579357149483289, 0.4319667353418992, 0.5755541956063166]
@@ -17,8 +20,8 @@ FIRST_QUERY = [-1.1768031120300293, 0.13896523416042328, 0.4044288992881775]
 
 
 def draw(*words: str | int, mask: str = "bool", **sizes: int) -> dict[str, np.ndarray]:
-    dtypes = {"query": "float32", "attn_mask": mask}
-    return draw_inputs(SHAPES, dtypes, SIZES | sizes, seed_words=words)
+    inputs = {"query": QUERY, "attn_mask": Input(MASK, mask)}
+    return draw_inputs(inputs, SIZES | sizes, seed_words=words)
 
 
 def equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray], name: str) -> bool:
@@ -32,7 +35,7 @@ words = st.lists(st.one_of(st.text(max_size=5), st.integers(0, 9)), max_size=3)
 @given(words)
 def test_the_same_words_give_the_same_arrays(seed):
     first, second = draw(*seed), draw(*seed)
-    assert all(equal(first, second, name) for name in SHAPES)
+    assert all(equal(first, second, name) for name in NAMES)
 
 
 @settings(deadline=None)
@@ -48,20 +51,20 @@ def test_the_numbers_are_those_that_golden_files_were_made_with():
 
 
 def test_inputs_of_one_shape_differ_from_each_other():
-    shapes = {"key": ("batch", 4), "value": ("batch", 4)}
-    drawn = draw_inputs(shapes, dict.fromkeys(shapes, "float32"), SIZES, seed_words=())
+    inputs = dict.fromkeys(("key", "value"), Input(("batch", 4)))
+    drawn = draw_inputs(inputs, SIZES, seed_words=())
     assert (drawn["key"] != drawn["value"]).all()
 
 
 def test_an_input_does_not_depend_on_the_others():
-    alone = draw_inputs({"query": SHAPES["query"]}, {"query": "float32"}, SIZES, seed_words=("x",))
+    alone = draw_inputs({"query": QUERY}, SIZES, seed_words=("x",))
     assert equal(alone, draw("x"), "query")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 def test_floats_are_standard_normal_in_the_type_asked_for(dtype):
-    drawn = draw_inputs({"x": (200, 50)}, {"x": dtype}, {}, seed_words=())["x"]
-    assert drawn.dtype == dtype
+    drawn = draw_inputs({"x": Input((200, 50), dtype)}, {}, seed_words=())["x"]
+    assert drawn.dtype.name == dtype
     assert drawn.shape == (200, 50)
     assert abs(drawn.astype(np.float64).mean()) < 0.05
     assert abs(drawn.astype(np.float64).std() - 1) < 0.05
@@ -87,14 +90,26 @@ def test_about_70_percent_of_the_keys_are_visible(dtype):
 
 
 def test_only_a_mask_has_infinities():
-    drawn = draw_inputs({"bias": (200, 50)}, {"bias": "float32"}, {}, seed_words=())["bias"]
+    drawn = draw_inputs({"bias": Input((200, 50))}, {}, seed_words=())["bias"]
     assert np.isfinite(drawn).all()
 
 
-@pytest.mark.parametrize("dtype", ["int64", "int32", "complex64"])
-def test_a_type_that_cannot_be_drawn_is_named(dtype):
-    with pytest.raises(ValueError, match=f"cannot draw values for positions of type {dtype}"):
-        draw_inputs({"positions": ("batch",)}, {"positions": dtype}, SIZES, seed_words=())
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8"])
+def test_integers_fill_their_range_to_both_ends(dtype):
+    drawn = draw_inputs({"ids": Input((200, 5), dtype, 3, 6)}, {}, seed_words=())["ids"]
+    assert drawn.dtype == dtype
+    assert set(drawn.ravel().tolist()) == {3, 4, 5, 6}
+
+
+@pytest.mark.parametrize(("shape", "found"), [((50, 1), {True, False}), ((50, "key_len"), {True})])
+def test_a_single_bool_may_be_false_where_it_is_no_number_of_keys(shape, found):
+    drawn = draw_inputs({"flag": Input(shape, "bool")}, {"key_len": 1}, seed_words=())["flag"]
+    assert set(drawn.ravel().tolist()) == found
+
+
+def test_a_type_that_cannot_be_drawn_is_named():
+    with pytest.raises(ValueError, match="cannot draw values for spectrum of type complex64"):
+        draw_inputs({"spectrum": Input(("batch",), "complex64")}, SIZES, seed_words=())
 
 
 @pytest.mark.parametrize(
@@ -105,7 +120,6 @@ def test_a_shape_gets_the_sizes_of_its_names(shape, sizes):
 
 
 def test_an_empty_axis_gives_an_empty_array():
-    shapes = {"past_key": ("batch", 2, "past_len", 8)}
-    sizes = {"batch": 2, "past_len": 0}
-    drawn = draw_inputs(shapes, {"past_key": "float32"}, sizes, seed_words=())
+    inputs = {"past_key": Input(("batch", 2, "past_len", 8))}
+    drawn = draw_inputs(inputs, {"batch": 2, "past_len": 0}, seed_words=())
     assert drawn["past_key"].shape == (2, 2, 0, 8)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attn_export.cases.sizes import TRACED_SIZES, axis_names, lattice, tokens, with_sums
-from attn_export.spec import AttentionSpec
+from attn_export.spec import AttentionSpec, Input
 
 SPECS = {
     "cached, masked": {},
@@ -29,7 +29,7 @@ unknown_names = st.lists(
 
 
 def shapes_of(spec: AttentionSpec) -> list[dict[str, int]]:
-    names = axis_names(spec.input_shapes(), spec.relations)
+    names = axis_names(spec.inputs(), spec.relations)
     return [dict(sizes) for sizes in lattice(names, spec.relations)]
 
 
@@ -163,7 +163,8 @@ def test_without_dynamic_axes_there_is_one_shape():
     ],
 )  # fmt: skip
 def test_the_names_of_axes_include_sums_that_only_outputs_have(shapes, relations, names):
-    assert axis_names(shapes, relations) == names
+    inputs = {name: Input(shape) for name, shape in shapes.items()}
+    assert axis_names(inputs, relations) == names
 
 
 @pytest.mark.parametrize(

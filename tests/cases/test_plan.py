@@ -12,7 +12,7 @@ from attn_export.cases import plan as plan_module
 from attn_export.cases.plan import GOLDEN_BYTES, Plan, plan_cases
 from attn_export.cases.probes import probe_cases
 from attn_export.cases.sizes import axis_names, lattice, tokens
-from attn_export.spec import AttentionSpec
+from attn_export.spec import AttentionSpec, Input
 
 CROSS = {"cross": True, "causal": False, "cache": "none"}
 
@@ -22,18 +22,12 @@ LLAMA = {
 }  # fmt: skip
 
 
-def inputs_of(spec: AttentionSpec) -> tuple[dict, dict]:
-    mask = "bool" if spec.mask and spec.mask.dtype == "bool" else "float32"
-    shapes = spec.input_shapes()
-    return shapes, {name: mask if name == "attn_mask" else "float32" for name in shapes}
-
-
 def plan_of(spec: AttentionSpec) -> Plan:
-    return plan_cases(*inputs_of(spec), spec.output_shapes(), spec, spec.relations)
+    return plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.relations)
 
 
 def wanted_of(spec: AttentionSpec) -> list[dict[str, int]]:
-    names = axis_names(spec.input_shapes(), spec.relations)
+    names = axis_names(spec.inputs(), spec.relations)
     return [dict(sizes) for sizes in lattice(names, spec.relations)]
 
 
@@ -65,7 +59,7 @@ def test_a_small_layer_gets_every_shape_and_every_probe_without_a_note(changes):
     shapes = [case for case in plan.cases if case.kind == "shape"]
     probes = [case.name for case in plan.cases if case.kind == "probe"]
     assert [dict(case.sizes) for case in shapes] == wanted_of(spec)
-    assert probes == [p.name for p in probe_cases(*inputs_of(spec), spec, spec.relations)]
+    assert probes == [p.name for p in probe_cases(spec.inputs(), spec, spec.relations)]
     assert plan.notes == ()
     assert list(plan.cases[: len(shapes)]) == shapes
 
@@ -135,7 +129,7 @@ def test_a_large_layer_still_gets_decoding_first_batches_and_every_probe(llama, 
     assert {1, 2, 3} <= {sizes["batch"] for sizes in kept}
     assert {0, 1} < {sizes["past_len"] for sizes in kept}
     probes = [case.name for case in llama_plan.cases if case.kind == "probe"]
-    assert len(probes) == len(probe_cases(*inputs_of(llama), llama, llama.relations))
+    assert len(probes) == len(probe_cases(llama.inputs(), llama, llama.relations))
 
 
 def test_a_large_layer_has_a_note_of_what_was_left_out(llama, llama_plan):
@@ -154,7 +148,7 @@ def test_a_large_layer_has_a_note_of_what_was_left_out(llama, llama_plan):
 def test_golden_vectors_stay_within_the_budget_at_any_dimensions(heads, width, cross, weights, kib):
     changes = {"embed_dim": heads * width, "num_heads": heads, "num_kv_heads": 1, "cache": "none"}
     spec = small_spec(**changes, cross=cross, causal=False, attn_weights=weights)
-    probes = probe_cases(*inputs_of(spec), spec, spec.relations)
+    probes = probe_cases(spec.inputs(), spec, spec.relations)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "GOLDEN_BYTES", kib << 10)
         plan = plan_of(spec)
@@ -164,8 +158,8 @@ def test_golden_vectors_stay_within_the_budget_at_any_dimensions(heads, width, c
 
 
 def test_a_module_of_the_users_is_planned_from_its_shapes_alone():
-    shapes = {"x": ("batch", "frames", 4)}
-    plan = plan_cases(shapes, {"x": "float32"}, {"y": ("batch", "frames", 2)}, None, {})
+    inputs = {"x": Input(("batch", "frames", 4))}
+    plan = plan_cases(inputs, {"y": ("batch", "frames", 2)}, None, {})
     assert sum(case.kind == "shape" for case in plan.cases) >= 30
     assert [case.name for case in plan.cases if case.kind == "probe"][0] == "base"  # noqa: RUF015
     assert plan.cases[0].name == "shape_B1_frames1"

@@ -9,7 +9,7 @@ from conftest import small_spec
 from attn_export.cases.probes import BASE, CHANGED, LARGE, PROBE_SIZES, SHARP, SMALL, probe_cases
 from attn_export.cases.sizes import with_sums
 from attn_export.nouns import Case
-from attn_export.spec import AttentionSpec
+from attn_export.spec import Input
 
 PLAIN = {"attn_mask": "none", "cache": "none"}
 CROSS = {"cross": True, "causal": False, "cache": "none"}
@@ -17,14 +17,9 @@ PADDING = {"left_padding", "right_padding"}
 MASK = {"fully_masked_rows", "one_visible_key"}
 
 
-def dtypes_of(spec: AttentionSpec) -> dict[str, str]:
-    mask = "bool" if spec.mask and spec.mask.dtype == "bool" else "float32"
-    return {name: mask if name == "attn_mask" else "float32" for name in spec.input_shapes()}
-
-
 def probes_of(**changes: object) -> dict[str, Case]:
     spec = small_spec(**changes)
-    cases = probe_cases(spec.input_shapes(), dtypes_of(spec), spec, spec.relations)
+    cases = probe_cases(spec.inputs(), spec, spec.relations)
     assert len({case.name for case in cases}) == len(cases)
     return {case.name: case for case in cases}
 
@@ -68,8 +63,8 @@ def test_a_spec_has_the_probes_that_apply_to_it(changes, inputs, further):
 
 
 def test_a_module_of_unknown_meaning_has_the_general_probes():
-    shapes = {"x": ("batch", "frames", 4), "gate": ("batch", 4)}
-    cases = probe_cases(shapes, dict.fromkeys(shapes, "float32"), None, {})
+    inputs = {"x": Input(("batch", "frames", 4)), "gate": Input(("batch", 4))}
+    cases = probe_cases(inputs, None, {})
     assert [case.name for case in cases] == [
         BASE, "changed_x", "changed_gate", "large_logits", "small_inputs",
     ]  # fmt: skip

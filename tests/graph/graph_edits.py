@@ -127,8 +127,9 @@ def external(**entries: str) -> Edit:
 
 
 def node_after_its_reader(model):
-    model.graph.node.append(model.graph.node[0])
-    del model.graph.node[0]
+    shape = by_name(model.graph.node, "Shape")
+    model.graph.node.append(shape)
+    model.graph.node.remove(shape)
 
 
 def unknown_attribute(model):

@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 from ir_graphs import INT64, model_of, node_of, operators, run, shape_of, value, weight
 
-from attn_export.graph import canonical
+from attn_export.graph import axes, canonical
 
 # -- sums of axes -----------------------------------------------------------------------------
 
@@ -27,7 +27,7 @@ def test_a_sum_of_axes_gets_its_one_name_everywhere(written, named):
     x, between, y = (value(name, "batch", written) for name in ("x", "between", "y"))
     nodes = [ir.node("Relu", [x], outputs=[between]), ir.node("Relu", [between], outputs=[y])]
     model = model_of([x], [y], nodes)
-    canonical.name_sums_of_axes(model, {"total_len": "past_len + query_len"})
+    axes.name_sums_of_axes(model, {"total_len": "past_len + query_len"})
     assert [shape_of(v) for v in (x, between, y)] == [["batch", named]] * 3
 
 
@@ -88,7 +88,7 @@ def check_deduplication(size: int) -> None:
     x, z, y = (value(name, "batch", size) for name in "xzy")
     nodes = [ir.node("Add", [x, a], outputs=[z]), ir.node("Add", [z, b], outputs=[y])]
     model = model_of([x], [y], nodes, [a, b])
-    canonical.canonicalize(model, {})
+    canonical.canonicalize(model, [o.name for o in model.graph.outputs], {})
     assert len(model.graph.initializers) == 1
 
 

@@ -52,9 +52,7 @@ def cases(subject: Subject) -> Iterator[Case]:
             {"batch": B, "query_len": L, "past_len": P, "key_len": S}, subject.relations
         )
         name = f"B{B}_L{L}_P{P}_S{S}_scale{scale:g}_seed{seed}"
-        drawn = draw_inputs(
-            subject.input_shapes(), subject.input_dtypes(), sizes, seed_words=("clean", name)
-        )
+        drawn = draw_inputs(subject.input_values(), sizes, seed_words=("clean", name))
         inputs = {n: a if n == "attn_mask" else a * np.float32(scale) for n, a in drawn.items()}
         yield Case(name, "shape", sizes, inputs, "random inputs")
 

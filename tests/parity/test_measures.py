@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from attn_export.parity.measures import Measures, eps, is_floating, measure, zero_rows
+from attn_export.parity.measures import Measures, eps, measure, zero_rows
+from attn_export.tensorfile import is_floating
 
 NAN, INF = np.nan, np.inf
 

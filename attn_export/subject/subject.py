@@ -1,21 +1,29 @@
-"""`Subject`: a module with named inputs, named dynamic axes and named outputs."""
+"""A module with named inputs, named dynamic axes and named outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
-from typing import Self
+from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.plan import Plan, plan_cases
-from attn_export.cases.sizes import TRACED_SIZES, axis_names, with_sums
+from attn_export.cases.sizes import TRACED_SIZES
 from attn_export.errors import ExportError, UsageError, one_line
 from attn_export.graph.checks import Expected
-from attn_export.spec import AttentionSpec, Shape
+from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.subject.output_shapes import infer_output_shapes
+from attn_export.subject.tensors import to_torch
+from attn_export.subject.trees import InputTree, name_outputs
+from attn_export.tensorfile import DTYPES
+
+INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
+"""float64 graphs are good to 1e-7 only in ONNX Runtime: their constants pass through float32."""
 
 
 class Subject:
@@ -23,11 +31,14 @@ class Subject:
 
     Args:
         module: In eval mode. Called with the inputs by name.
-        inputs: Example inputs by the names of `module.forward`'s parameters. Axes that are
-            dynamic need example sizes of 2 or more.
+        inputs: Example inputs by the names of `module.forward`'s parameters: tensors, tuples,
+            lists and dicts of them, and constants. Axes that are dynamic need example sizes of 2
+            or more. Integer inputs are tried with values between the least and the largest of
+            the example.
         axes: For each input its dynamic axes: ``{"query": {0: "batch", 1: "query_len"}}``.
-            Axes of one name have one size.
-        outputs: Names for the tensors that the module returns, in order.
+            Axes of one name have one size. A tensor within a tuple or dict is named by its place:
+            ``cache.0.1`` is ``cache[0][1]``.
+        outputs: Names for the tensors that the module returns, in order; of a dict, its keys.
         relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
         spec: The spec behind the module, if it is ours.
 
@@ -39,7 +50,7 @@ class Subject:
     def __init__(
         self,
         module: nn.Module,
-        inputs: Mapping[str, Tensor],
+        inputs: Mapping[str, Any],
         axes: Mapping[str, Mapping[int, str]],
         outputs: Sequence[str],
         *,
@@ -47,12 +58,13 @@ class Subject:
         spec: AttentionSpec | None = None,
     ) -> None:
         self.module = module
-        self.inputs = dict(inputs)
-        self.axes = {name: dict(axes.get(name, {})) for name in inputs}
+        self.tree = InputTree.of(inputs)
+        self.inputs = dict(self.tree.tensors)
+        self.axes = {name: dict(axes.get(name, {})) for name in self.inputs}
         self.outputs = tuple(outputs)
         self.relations = dict(relations or {})
         self.spec = spec
-        self._check_names(axes)
+        self._check_names(inputs, axes)
         self._check_axes()
         _refuse_train_mode(module)
 
@@ -66,27 +78,26 @@ class Subject:
             torch.manual_seed(seed)
             module = Attention(spec).eval()
             _make_norms_matter(module)
-        shapes = spec.input_shapes()
-        example = draw_inputs(shapes, _spec_dtypes(spec), TRACED_SIZES, seed_words=("example",))
+        inputs = spec.inputs()
         return cls(
             module,
-            {name: torch.from_numpy(array) for name, array in example.items()},
-            {name: _named_axes(shape) for name, shape in shapes.items()},
+            to_torch(draw_inputs(inputs, TRACED_SIZES, seed_words=("example",))),
+            {name: _named_axes(wanted.shape) for name, wanted in inputs.items()},
             list(spec.output_shapes()),
             relations=spec.relations,
             spec=spec,
         )
 
-    def input_shapes(self) -> dict[str, Shape]:
-        """The shape of every input; dynamic axes by name."""
-        return {
-            name: tuple(self.axes[name].get(axis, size) for axis, size in enumerate(tensor.shape))
-            for name, tensor in self.inputs.items()
-        }
+    def input_values(self) -> dict[str, Input]:
+        """Every input by name: its shape with dynamic axes by name, its type, its range."""
+        return {name: self._input(name, tensor) for name, tensor in self.inputs.items()}
 
-    def input_dtypes(self) -> dict[str, str]:
-        """The numpy dtype of every input."""
-        return {name: str(t.dtype).removeprefix("torch.") for name, t in self.inputs.items()}
+    def _input(self, name: str, tensor: Tensor) -> Input:
+        axes = self.axes[name]
+        shape = tuple(axes.get(axis, size) for axis, size in enumerate(tensor.shape))
+        whole = not (tensor.is_floating_point() or tensor.dtype == torch.bool)
+        span = (int(tensor.min()), int(tensor.max())) if whole and tensor.numel() else (0, 0)
+        return Input(shape, _dtype(tensor), *span)
 
     def output_shapes(self) -> dict[str, Shape]:
         """The shape of every output; dynamic axes by name.
@@ -96,13 +107,18 @@ class Subject:
         """
         if self.spec is not None:
             return self.spec.output_shapes()
-        return infer_output_shapes(self)
+
+        def shapes(arrays: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+            with torch.inference_mode():
+                outputs = self.call(self.module, to_torch(arrays))
+            return {name: tuple(tensor.shape) for name, tensor in outputs.items()}
+
+        return infer_output_shapes(shapes, self.input_values(), self.relations)
 
     def plan(self) -> Plan:
         """The cases that it is tried with."""
         return plan_cases(
-            self.input_shapes(),
-            self.input_dtypes(),
+            self.input_values(),
             self.output_shapes(),
             self.spec,
             self.relations,
@@ -111,7 +127,7 @@ class Subject:
     def expected(self) -> Expected:
         """What its graph has to look like."""
         return Expected(
-            inputs=self.input_shapes(),
+            inputs={name: wanted.shape for name, wanted in self.input_values().items()},
             outputs=self.output_shapes(),
             attentions=1 if self.spec is not None else None,
             ours=self.spec is not None,
@@ -125,36 +141,27 @@ class Subject:
             ExportError: If it raises; names the sizes.
         """
         try:
-            returned = module(**inputs)
+            returned = module(**self.tree.rebuild(inputs))
         except Exception as error:
             at = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in inputs.items())
             raise ExportError(f"the module raised at {at}: {one_line(error)}") from error
-        tensors = [returned] if isinstance(returned, Tensor) else returned
-        if not isinstance(tensors, (list, tuple)) or not all(
-            isinstance(tensor, Tensor) for tensor in tensors
-        ):
-            raise UsageError(
-                f"the module returns {type(returned).__name__}; it has to return a tensor, or a "
-                "tuple or list of tensors"
-            )
-        if len(tensors) != len(self.outputs):
-            raise UsageError(
-                f"the module returns {len(tensors)} tensors, but outputs names "
-                f"{len(self.outputs)}: {', '.join(self.outputs)}"
-            )
-        return dict(zip(self.outputs, tensors, strict=True))
+        return name_outputs(returned, self.outputs)
 
-    def _check_names(self, axes: Mapping[str, Mapping[int, str]]) -> None:
+    def _check_names(
+        self, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]
+    ) -> None:
         try:
-            signature(self.module.forward).bind(**self.inputs)
+            signature(self.module.forward).bind(**inputs)
         except TypeError as error:
             raise UsageError(
-                f"the inputs {', '.join(self.inputs)} do not fit {type(self.module).__name__}"
+                f"the inputs {', '.join(inputs)} do not fit {type(self.module).__name__}"
                 f".forward{signature(self.module.forward)}: {error}"
             ) from error
         for name, tensor in self.inputs.items():
-            if tensor.dtype not in (torch.float32, torch.bool):
-                raise UsageError(f"{name} is {tensor.dtype}; inputs are float32 or bool")
+            if _dtype(tensor) not in INPUT_DTYPES:
+                raise UsageError(
+                    f"{name} is {_dtype(tensor)}; inputs are one of {', '.join(INPUT_DTYPES)}"
+                )
         for name in axes:
             if name not in self.inputs:
                 known = ", ".join(self.inputs)
@@ -194,45 +201,12 @@ def _make_norms_matter(module: nn.Module) -> None:
                     part.bias.normal_(0.0, 0.3)
 
 
-def _spec_dtypes(spec: AttentionSpec) -> dict[str, str]:
-    mask = "bool" if spec.mask and spec.mask.dtype == "bool" else spec.dtype
-    return {name: mask if name == "attn_mask" else spec.dtype for name in spec.input_shapes()}
-
-
-def infer_output_shapes(subject: Subject) -> dict[str, Shape]:
-    """Name the axes of a module's outputs by running it at two sets of sizes.
-
-    Raises:
-        UsageError: If the module does not take the sizes that its axes allow.
-    """
-    # Each axis has a size of its own that ends alike, so that a sum of two is no third.
-    names = axis_names(subject.input_shapes(), subject.relations)
-    free = [name for name in names if name not in subject.relations]
-    found: list[dict[str, tuple[int, ...]]] = []
-    rounds: list[dict[str, int]] = []
-    for base in (2, 3):
-        sizes = {name: base * 2 + 1 + 5 * index * base for index, name in enumerate(free)}
-        sizes = with_sums(sizes, subject.relations)
-        rounds.append(sizes)
-        arrays = draw_inputs(
-            subject.input_shapes(), subject.input_dtypes(), sizes, seed_words=("shapes",)
-        )
-        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        with torch.inference_mode():
-            outputs = subject.call(subject.module, tensors)
-        found.append({name: tuple(tensor.shape) for name, tensor in outputs.items()})
-    by_sizes = {(rounds[0][name], rounds[1][name]): name for name in rounds[0]}
-    return {
-        name: tuple(
-            first if first == second else by_sizes.get((first, second), "")
-            for first, second in zip(shape, found[1][name], strict=True)
-        )
-        for name, shape in found[0].items()
-    }
-
-
 def _named_axes(shape: Shape) -> dict[int, str]:
     return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _refuse_train_mode(module: nn.Module) -> None:

@@ -1,0 +1,66 @@
+"""Dynamic axes under the names that were asked for, in every value of a graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import onnx_ir as ir
+
+SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
+    """Replace the exporter's symbols (``s26``) by names, also within sums of them.
+
+    Args:
+        model: Changed in place; its inputs carry their own names.
+        axes: For each input the names of its dynamic axes.
+    """
+    names: dict[str, str] = {}
+    inputs = {value.name: value for value in model.graph.inputs}
+    for name, labels in axes.items():
+        for axis, label in labels.items():
+            dim = (inputs[name].shape or ())[axis]
+            if isinstance(dim, ir.SymbolicDim) and SYMBOL.fullmatch(str(dim.value)):
+                names[str(dim.value)] = label
+    for shape in _shapes(model):
+        for axis, dim in enumerate(shape):
+            if isinstance(dim, ir.SymbolicDim) and dim.value:
+                named = SYMBOL.sub(lambda found: names.get(found[0], found[0]), str(dim.value))
+                shape[axis] = ir.SymbolicDim(named)
+    for name, labels in axes.items():
+        for axis, label in labels.items():
+            dim = (inputs[name].shape or ())[axis]
+            # What the exporter found to be a sum, such as "past_len + query_len".
+            if isinstance(dim, ir.SymbolicDim) and dim.value != label:
+                _rename(model, str(dim.value), label)
+
+
+def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
+    """Give axes such as ``past_len + query_len`` their one name, everywhere."""
+    names = {_terms(expression): name for name, expression in relations.items()}
+    for shape in _shapes(model):
+        for axis, dim in enumerate(shape):
+            if isinstance(dim, ir.SymbolicDim) and dim.value:
+                name = names.get(_terms(str(dim.value)))
+                if name is not None:
+                    shape[axis] = ir.SymbolicDim(name)
+
+
+def _rename(model: ir.Model, old: str, new: str) -> None:
+    for shape in _shapes(model):
+        for axis, dim in enumerate(shape):
+            if isinstance(dim, ir.SymbolicDim) and dim.value == old:
+                shape[axis] = ir.SymbolicDim(new)
+
+
+def _shapes(model: ir.Model) -> Iterator[ir.Shape]:
+    for value in (*model.graph.inputs, *(v for node in model.graph for v in node.outputs)):
+        if value.shape is not None:
+            yield value.shape
+
+
+def _terms(expression: str) -> tuple[str, ...]:
+    """The terms of a sum, in an order of their own: "a + b" equals "b + a"."""
+    return tuple(sorted(term.strip() for term in expression.split("+")))

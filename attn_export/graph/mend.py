@@ -1,0 +1,267 @@
+"""Mends nodes that runtimes refuse or compute otherwise than PyTorch.
+
+PyTorch broadcasts masks, batches and rotary caches, takes any scale, and masks a key by -inf
+only. ONNX Runtime does none of this. Each pass is one function on an `onnx_ir.Model` that leaves
+a correct graph behind, and leaves alone what needs no mending or of which too little is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import onnx_ir as ir
+
+MASK_FLOOR = -1e30
+"""Finite values of a float mask are clamped to this, as in `attention.masking`."""
+
+PASSED_ON = frozenset(
+    {
+        "Add", "Cast", "Concat", "Expand", "Identity", "Mul", "Reshape", "Slice", "Squeeze",
+        "Sub", "Transpose", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+"""Operators through which a huge constant gets into a mask."""
+
+
+class Size(NamedTuple):
+    """Of an axis: what is known of it, and a value that holds it as int64 `[1]`."""
+
+    dim: int | ir.SymbolicDim
+    value: ir.Value
+
+
+def mend_attention(model: ir.Model) -> None:
+    """All passes of this file, in the order in which they are cheapest."""
+    clamp_masks(model)
+    spread_masks(model)
+    spread_batches(model)
+    make_scales_positive(model)
+    spread_rotary_caches(model)
+
+
+def clamp_masks(model: ir.Model) -> None:
+    """Keep the finite values of float masks above `MASK_FLOOR`.
+
+    ONNX Runtime takes finfo.min for -inf, so a row of it is 0 there and an average in PyTorch.
+    Only masks that may hold such values are clamped: those that the caller gives, and those
+    with such a constant in their making.
+    """
+    for node, mask in _masks(model):
+        if mask.dtype != ir.DataType.FLOAT or not _may_be_huge(mask):
+            continue
+        floor = _constant(model, np.array(MASK_FLOOR, np.float32))
+        lowest = _constant(model, np.array(-np.inf, np.float32))
+        clipped = _insert(node, ir.node("Clip", [mask, floor]), mask)
+        hidden = _insert(node, ir.node("Equal", [mask, lowest]), mask, ir.DataType.BOOL)
+        kept = _insert(node, ir.node("Where", [hidden, mask, clipped]), mask)
+        node.replace_input_with(3, kept)
+
+
+def spread_masks(model: ir.Model) -> None:
+    """Write masks out as rank 2 or 4, with all L rows and all S columns.
+
+    ONNX Runtime refuses a mask whose L or S axis is 1 (every key-padding mask), and runtimes
+    read rank 3 differently: it is `[H, L, S]`, as numpy broadcasts it.
+    """
+    for node, mask in _masks(model):
+        rank = len(dims(mask))
+        if rank not in (2, 3, 4):
+            continue
+        grown: dict[int, Size] = {}
+        full = 2 if rank == 2 else 4
+        for axis, size in ((-2, _query_length), (-1, _key_length)):
+            if dims(mask)[axis] == 1:
+                length = size(model, node)
+                if length.dim != 1:
+                    grown[full + axis] = length
+        if grown:
+            node.replace_input_with(3, _expanded(model, node, mask, grown, full))
+        elif rank == 3:
+            first = _constant(model, np.array([0], np.int64))
+            lifted = _insert(node, ir.node("Unsqueeze", [mask, first]), mask)
+            lifted.shape = ir.Shape([1, *dims(mask)])
+            node.replace_input_with(3, lifted)
+
+
+def spread_batches(model: ir.Model) -> None:
+    """Repeat a query, key or value whose batch is 1 beside others whose batch is not.
+
+    Learned queries are such. PyTorch broadcasts the batch, the operator does not.
+    """
+    for node in _of_type(model, "Attention"):
+        parts = [value for value in node.inputs[:3] if value is not None and dims(value)]
+        whole = [value for value in parts if dims(value)[0] != 1]
+        if len(parts) < 3 or not whole or given(node, 4) is not None:
+            continue
+        for index, value in enumerate(parts):
+            if dims(value)[0] == 1:
+                batch = _size(model, node, whole[0], 0)
+                spread = _expanded(model, node, value, {0: batch}, len(dims(value)))
+                node.replace_input_with(index, spread)
+
+
+def make_scales_positive(model: ir.Model) -> None:
+    """Move the sign of a scale that is 0 or less into the query: ONNX Runtime refuses it."""
+    for node in _of_type(model, "Attention"):
+        scale = node.attributes.get_float("scale", 1.0)
+        query = node.inputs[0]
+        if scale > 0 or query is None or query.dtype is None:
+            continue
+        # -1 or 0: multiplying by them is exact.
+        sign = _constant(model, np.array(np.sign(scale), query.dtype.numpy()))
+        node.replace_input_with(0, _insert(node, ir.node("Mul", [query, sign]), query))
+        node.attributes["scale"] = ir.AttrFloat32("scale", -scale or 1.0)
+
+
+def spread_rotary_caches(model: ir.Model) -> None:
+    """Repeat the cos and sin of a RotaryEmbedding, where they are `[1, L, .]`, for the batch.
+
+    The operator asks for `[B, L, .]`; ONNX Runtime refuses others where B is not 1.
+    """
+    for node in _of_type(model, "RotaryEmbedding"):
+        turned = node.inputs[0]
+        if turned is None or given(node, 3) is not None or dims(turned)[:1] in ((), (1,)):
+            continue
+        for index in (1, 2):
+            cache = node.inputs[index]
+            if cache is not None and len(dims(cache)) == 3 and dims(cache)[0] == 1:
+                batch = _size(model, node, turned, 0)
+                node.replace_input_with(index, _expanded(model, node, cache, {0: batch}, 3))
+
+
+def _may_be_huge(mask: ir.Value) -> bool:
+    """Whether a mask may hold finite values below `MASK_FLOOR`, as far as its making tells."""
+    values, seen = [mask], {mask}
+    while values:
+        value = values.pop()
+        node = value.producer()
+        if node is None:
+            if _holds_huge(value):
+                return True
+        elif node.op_type in PASSED_ON and not _is_clamped(node):
+            new = {i for i in node.inputs if i is not None and i.dtype != ir.DataType.BOOL} - seen
+            values += new
+            seen |= new
+    return False
+
+
+def _holds_huge(value: ir.Value) -> bool:
+    """Whether an initializer has a finite value below `MASK_FLOOR`, or an input may have one."""
+    if value.const_value is None:
+        return value.dtype == ir.DataType.FLOAT
+    array = value.const_value.numpy()
+    # Twice the floor: the floor itself is rounded to float32.
+    return bool((np.isfinite(array) & (array < 2 * MASK_FLOOR)).any())
+
+
+def _is_clamped(node: ir.Node) -> bool:
+    """Whether this is the Where by which a mask was clamped."""
+    producers = [value.producer() for value in node.inputs if value is not None]
+    return node.op_type == "Where" and any(p is not None and p.op_type == "Clip" for p in producers)
+
+
+def _masks(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """Every Attention that has a mask, and the mask."""
+    for node in _of_type(model, "Attention"):
+        mask = given(node, 3)
+        if mask is not None:
+            yield node, mask
+
+
+def _of_type(model: ir.Model, op_type: str) -> list[ir.Node]:
+    return [node for node in model.graph if node.op_type == op_type and node.domain == ""]
+
+
+def given(node: ir.Node, index: int) -> ir.Value | None:
+    """An optional input of a node."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def dims(value: ir.Value) -> tuple[int | ir.SymbolicDim, ...]:
+    """The axes of a value; none if nothing is known of them."""
+    return tuple(value.shape or ())
+
+
+def _query_length(model: ir.Model, node: ir.Node) -> Size:
+    query = node.inputs[0]
+    assert query is not None  # required by the operator
+    return _size(model, node, query, -2)
+
+
+def _key_length(model: ir.Model, node: ir.Node) -> Size:
+    key, past = node.inputs[1], given(node, 4)
+    assert key is not None  # required by the operator
+    new = _size(model, node, key, -2)
+    if past is None:
+        return new
+    terms = [_size(model, node, past, -2).value, new.value]
+    present = dims(node.outputs[1]) if len(node.outputs) > 1 else ()
+    total = present[-2] if present else ir.SymbolicDim(None)
+    return Size(total, _insert(node, ir.node("Add", terms), terms[0]))
+
+
+def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> Size:
+    """The size of an axis: of an input that has it too, so that it is the same for all layers."""
+    dim = dims(value)[axis] if dims(value) else ir.SymbolicDim(None)
+    if isinstance(dim, int):
+        return Size(dim, _constant(model, np.array([dim], np.int64)))
+    # Of rank 3 where it has three axes, and of rank 4 where nothing is known.
+    axis %= len(dims(value)) or 4
+    if dim.value is not None:
+        for source in model.graph.inputs:
+            if dim in dims(source):
+                value, axis = source, dims(source).index(dim)
+                break
+    shape = ir.node("Shape", [value], {"start": axis, "end": axis + 1})
+    return Size(dim, _insert(node, shape, None, ir.DataType.INT64, ir.Shape([1])))
+
+
+def _expanded(
+    model: ir.Model, node: ir.Node, value: ir.Value, grown: Mapping[int, Size], rank: int
+) -> ir.Value:
+    """`value` with some axes of size 1 grown, as an Expand in front of `node`."""
+    sizes = {axis: size.dim for axis, size in grown.items()}
+    if all(isinstance(size, int) for size in sizes.values()):
+        numbers = [sizes.get(axis, 1) for axis in range(rank)]
+        target = _constant(model, np.array(numbers, np.int64))
+    else:
+        one = _constant(model, np.array([1], np.int64))
+        parts = [grown[axis].value if axis in grown else one for axis in range(rank)]
+        concat = ir.node("Concat", parts, {"axis": 0})
+        target = _insert(node, concat, None, ir.DataType.INT64, ir.Shape([rank]))
+    out = _insert(node, ir.node("Expand", [value, target]), value)
+    before = [1] * (rank - len(dims(value))) + list(dims(value))
+    out.shape = ir.Shape([sizes.get(axis, before[axis]) for axis in range(rank)])
+    return out
+
+
+def _constant(model: ir.Model, array: np.ndarray) -> ir.Value:
+    """An initializer that holds `array`: the same one for all who ask for it."""
+    name = f"mend_{array.dtype}{list(array.shape)}_{array.ravel().tolist()}"
+    found = model.graph.initializers.get(name)
+    if found is None:
+        found = ir.val(name, const_value=ir.tensor(array, name=name))
+        model.graph.register_initializer(found)
+    return found
+
+
+def _insert(
+    node: ir.Node,
+    new: ir.Node,
+    like: ir.Value | None,
+    dtype: ir.DataType | None = None,
+    shape: ir.Shape | None = None,
+) -> ir.Value:
+    """Put `new` in front of `node`, in its name; its output, typed and shaped as told or `like`."""
+    assert node.graph is not None  # it was found in one
+    new.metadata_props.update(node.metadata_props)
+    node.graph.insert_before(node, new)
+    out = new.outputs[0]
+    known = dtype or (like.dtype if like is not None else None)
+    if known is not None:
+        out.dtype = known
+    shape = shape or (like.shape if like is not None else None)
+    out.shape = ir.Shape(shape) if shape is not None else None
+    return out

@@ -1,0 +1,25 @@
+"""`Input`: what one input of a graph looks like."""
+
+from __future__ import annotations
+
+import dataclasses
+
+Shape = tuple[str | int, ...]
+"""Sizes, and names of dynamic axes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Input:
+    """One input of a graph.
+
+    Attributes:
+        shape: Its axes; dynamic ones by name.
+        dtype: As numpy names it, or ``"bfloat16"``.
+        low: The least value of an integer input.
+        high: The largest value of an integer input, itself included.
+    """
+
+    shape: Shape
+    dtype: str = "float32"
+    low: int = 0
+    high: int = 0

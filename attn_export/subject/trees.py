@@ -1,0 +1,104 @@
+"""Nested inputs and outputs (tuples, dicts, caches) as flat, named tensors.
+
+What counts as nested is what `torch.utils._pytree` knows: `torch.export` flattens alike, and
+libraries register their caches and outputs with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from attn_export.errors import UsageError
+
+CONSTANTS = (bool, int, float, str, type(None))
+"""What may stand in the inputs beside tensors: it is part of the module, then."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InputTree:
+    """The arguments of a module, taken apart.
+
+    Attributes:
+        tensors: The tensors by name: ``cache.0.1`` is ``cache[0][1]``.
+        names: For every leaf the name of its tensor, or None for a constant.
+        constants: The leaves that are no tensors.
+    """
+
+    tensors: Mapping[str, Tensor]
+    names: tuple[str | None, ...]
+    constants: tuple[Any, ...]
+    structure: pytree.TreeSpec
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any]) -> Self:
+        """Take arguments apart.
+
+        Raises:
+            UsageError: If something is neither a tensor nor a plain constant.
+        """
+        leaves, structure = pytree.tree_flatten_with_path(dict(inputs))
+        tensors: dict[str, Tensor] = {}
+        names: list[str | None] = []
+        for path, leaf in leaves:
+            name = ".".join(_step(key) for key in path)
+            if isinstance(leaf, Tensor):
+                tensors[name] = leaf
+            elif not isinstance(leaf, CONSTANTS):
+                raise UsageError(
+                    f"{name} is {type(leaf).__name__}; inputs are tensors, tuples, lists and dicts "
+                    "of them, and plain constants"
+                )
+            names.append(name if isinstance(leaf, Tensor) else None)
+        return cls(tensors, tuple(names), tuple(leaf for _, leaf in leaves), structure)
+
+    def rebuild(self, values: Mapping[str, Any], *, constants: bool = True) -> dict[str, Any]:
+        """The arguments again, with a value for each tensor.
+
+        Args:
+            values: By the names of the tensors.
+            constants: Whether constants are put back, or None in their place.
+        """
+        leaves = [
+            values[name] if name is not None else (constant if constants else None)
+            for name, constant in zip(self.names, self.constants, strict=True)
+        ]
+        rebuilt: dict[str, Any] = pytree.tree_unflatten(leaves, self.structure)
+        return rebuilt
+
+
+def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors that a module returned, by their names.
+
+    A flat dict is taken by its keys where they are the names, all else in its order.
+
+    Raises:
+        UsageError: If there is something else than tensors, or another number of them.
+    """
+    if isinstance(returned, Mapping) and set(returned) == set(names):
+        found = [returned[name] for name in names]
+    else:
+        found = [leaf for leaf in pytree.tree_leaves(returned) if leaf is not None]
+    for leaf in found:
+        if not isinstance(leaf, Tensor):
+            raise UsageError(
+                f"the module returns {type(leaf).__name__} in {type(returned).__name__}; it has to "
+                "return a tensor, or tuples, lists or dicts of tensors"
+            )
+    if len(found) != len(names):
+        raise UsageError(
+            f"the module returns {len(found)} tensors, but outputs names {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    return dict(zip(names, found, strict=True))
+
+
+def _step(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
