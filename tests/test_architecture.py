@@ -29,7 +29,7 @@ FILES = {
 FLOORS = {
     "errors": -1, "spec/": 0, "nouns": 0, "tensorfile": 0, "environment": 0,
     "scratch": 0,
-    "attention/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
+    "attention/": 1, "weights/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
     "parity/measures": 1, "parity/gate": 1, "parity/__init__": 1,
     "bundle": 2, "subject/": 2, "user_module": 3,
     "capture": 3, "export": 3, "parity/": 3,
@@ -39,7 +39,7 @@ FLOORS = {
     "__main__": 7, "__init__": 7,
 }  # fmt: skip
 
-WITH_TORCH = ("attention/", "subject/", "user_module", "export", "capture", "parity/oracle")
+WITH_TORCH = ("attention/", "weights/", "subject/", "user_module", "export", "capture", "parity/oracle")
 
 ONLY_IN = {
     "torch": WITH_TORCH,
@@ -47,6 +47,7 @@ ONLY_IN = {
     "onnx.reference": ("runtimes/onnx_reference",),
     "onnxscript": ("graph/canonical",),
     "onnx_ir": ("graph/", "export"),
+    "safetensors": ("weights/",),
     "click": ("cli/",),
     "rich": ("cli/", "report/"),
 }

@@ -165,7 +165,7 @@ REFUSED = [
     ({"dropout": -0.1}, ["dropout has to be at least 0 and less than 1", "-0.1"]),
     ({"dropout": math.nan}, ["dropout has to be at least 0 and less than 1", "nan"]),
     ({"cache": "static"}, ["cache has to be one of none, append", "'static'"]),
-    ({"dtype": "float16"}, ["dtype has to be one of float32", "'float16'"]),
+    ({"dtype": "float64"}, ["dtype has to be one of float32", "'float64'"]),
     ({"dtype": "two\nlines"}, ["dtype has to be one of float32", "two"]),
     # types
     ({"num_heads": True}, ["num_heads has to be of type int", "True"]),
@@ -205,8 +205,17 @@ REFUSED_FEATURES = [
     # choices
     ({"qk_norm": "l2"}, ["qk_norm has to be one of none, rms, layer", "'l2'"]),
     ({"rotary": "neox"}, ["rotary has to be one of none, half, interleaved", "'neox'"]),
-    ({"rotary": "half", "rotary_scaling": "dynamic"},
-     ["rotary_scaling has to be one of none, linear, llama3, yarn", "'dynamic'"]),
+    ({"rotary": "half", "rotary_scaling": "longrope"},
+     ["rotary_scaling has to be one of none, linear, dynamic, llama3, yarn", "'longrope'"]),
+    ({"rotary": "half", "rotary_scaling": "dynamic", "rotary_dim": 2},
+     ["rotary_dim 2", "'dynamic'", "at least 4"]),
+    ({"rotary": "half", "rotary_scaling": "llama3", "rotary_low_freq": 4.0},
+     ["rotary_low_freq 4.0", "less than rotary_high_freq 4.0"]),
+    ({"rotary": "half", "rotary_scaling": "yarn", "rotary_beta_slow": 64.0},
+     ["rotary_beta_slow 64.0", "less than rotary_beta_fast 32.0"]),
+    ({"position_ids": True}, ["position_ids = True", "rotary = 'none'"]),
+    ({"packed_qkv": True, "bias": "q,v"}, ["packed_qkv = true", "bias = 'q,v'"]),
+    ({"packed_qkv": True, "cross": True, "causal": False}, ["packed_qkv = true", "cross = true"]),
     # numbers
     *[
         ({name: value}, [f"{name} has to be positive and finite", str(value)])

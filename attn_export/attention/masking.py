@@ -9,12 +9,16 @@ MASK_FLOOR = -1e30
 """Finite values of a float mask are clamped to this: runtimes differ below it (ONNX
 Runtime takes finfo.min for "masked", PyTorch does not), and agree above it."""
 
+MASK_FLOOR_FLOAT16 = -6e4
+"""The same for float16, which ends at 65504."""
+
 
 def clamp_mask(mask: Tensor | None) -> Tensor | None:
     """A float mask with its finite values at least `MASK_FLOOR`; a bool mask as it is."""
     if mask is None or mask.dtype == torch.bool:
         return mask
-    return torch.where(mask == -torch.inf, mask, mask.clamp(min=MASK_FLOOR))
+    floor = MASK_FLOOR_FLOAT16 if mask.dtype == torch.float16 else MASK_FLOOR
+    return torch.where(mask == -torch.inf, mask, mask.clamp(min=floor))
 
 
 def causal(L: int, S: int, device: torch.device) -> Tensor:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import canonical
+from attn_export.attention.added_keys import AddedKeys
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.masking import clamp_mask
-from attn_export.attention.positions import inverse_frequencies, rotary_magnitude, rotate
+from attn_export.attention.rotary import Rotary
 from attn_export.attention.score_bias import ScoreBias
 from attn_export.attention.torch_multihead import spec_of, weights_of
 from attn_export.spec import AttentionSpec, Shape
@@ -26,22 +27,30 @@ class Attention(nn.Module):
         spec: What to build.
     """
 
-    inv_freq: Tensor
-
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.spec = spec
-        H, Hkv, D, Dv = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
-        self.q_proj = nn.Linear(spec.embed_dim, H * D, bias=spec.has_bias("q"))
-        self.k_proj = nn.Linear(spec.kdim, Hkv * D, bias=spec.has_bias("k"))
-        self.v_proj = nn.Linear(spec.vdim, Hkv * Dv, bias=spec.has_bias("v"))
-        self.out_proj = nn.Linear(H * Dv, spec.embed_dim, bias=spec.has_bias("out"))
+        self._add_projections()
         self.q_norm, self.k_norm = _head_norm(spec), _head_norm(spec)
+        self.rotary = Rotary(spec) if spec.has_rotary else None
         self.score_bias = ScoreBias(spec)
-        self.sinks = nn.Parameter(torch.randn(H)) if spec.sinks else None
-        if spec.has_rotary:
-            frequencies = inverse_frequencies(spec).to(torch.get_default_dtype())
-            self.register_buffer("inv_freq", frequencies, persistent=False)
+        self.added_keys = AddedKeys(spec) if spec.added_keys else None
+        self.sinks = nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
+        if spec.dtype != "float32":
+            self.to(getattr(torch, spec.dtype))
+
+    def _add_projections(self) -> None:
+        spec = self.spec
+        H, Hkv, D, Dv = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
+        self.widths = (H * D, Hkv * D, Hkv * Dv)
+        if spec.packed_qkv:
+            self.qkv_proj = nn.Linear(spec.embed_dim, sum(self.widths), bias=spec.has_bias("q"))
+        else:
+            q, k, v = self.widths
+            self.q_proj = nn.Linear(spec.embed_dim, q, bias=spec.has_bias("q"))
+            self.k_proj = nn.Linear(spec.kdim, k, bias=spec.has_bias("k"))
+            self.v_proj = nn.Linear(spec.vdim, v, bias=spec.has_bias("v"))
+        self.out_proj = nn.Linear(H * Dv, spec.embed_dim, bias=spec.has_bias("out"))
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, **fields: Any) -> Self:
@@ -58,7 +67,7 @@ class Attention(nn.Module):
                 `attn_weights`, `cross` (given by itself where `kdim` or `vdim` is not E).
 
         Raises:
-            SpecError: If the module has `bias_k` or `add_zero_attn`, or the fields contradict it.
+            SpecError: If the fields contradict the module.
         """
         attention = cls(spec_of(module, fields))
         attention.load_state_dict(weights_of(module), strict=False)
@@ -73,6 +82,7 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
+        position_ids: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         """Attend.
 
@@ -84,6 +94,7 @@ class Attention(nn.Module):
                 Float: added; -inf = may not attend, other values are clamped to >= -1e30.
             past_key: `[B, Hkv, P, D]`, with a cache; P may be 0.
             past_value: `[B, Hkv, P, Dv]`, with a cache.
+            position_ids: The position of every query, int64 `[B, L]`, where the spec has them.
 
         Returns:
             `output [B, L, E]`; with a cache or weights a tuple of it, `present_key
@@ -94,21 +105,34 @@ class Attention(nn.Module):
             ValueError: If an input that the spec names is missing, one that it does not name is
                 given, or one has another rank, width or kind than the spec says.
         """
-        spec = self.spec
         self._check_inputs(
-            key=key, value=value, attn_mask=attn_mask, past_key=past_key, past_value=past_value
-        )
-        key, value = (query, query) if key is None or value is None else (key, value)
+            key=key, value=value, attn_mask=attn_mask, past_key=past_key, past_value=past_value,
+            position_ids=position_ids,
+        )  # fmt: skip
         P = 0 if past_key is None else past_key.shape[2]
-        q = self._heads(self.q_proj(query), spec.num_heads)  # [B, H, L, D]
-        k = self._heads(self.k_proj(key), spec.num_kv_heads)  # [B, Hkv, S - P, D]
-        v = self._heads(self.v_proj(value), spec.num_kv_heads)  # [B, Hkv, S - P, Dv]
-        q, k = self._rotated(self.q_norm(q), P), self._rotated(self.k_norm(k), P)
+        q, k, v = self._projected(query, key, value)  # [B, H or Hkv, L or S - P, D or Dv]
+        q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary is not None:
+            if position_ids is None:
+                position_ids = torch.arange(P, P + q.shape[2], device=q.device)
+            turns = self.rotary.turns(position_ids)
+            q, k = self.rotary(q, turns), self.rotary(k, turns)
         attn_mask = self.score_bias(clamp_mask(attn_mask), q.shape[2], k.shape[2] + P, q)
         attend = self._attend_in_graph if canonical.emitting() else self._attend
         attended, *rest = attend(q, k, v, attn_mask, past_key, past_value)
         output = self.out_proj(attended.transpose(1, 2).flatten(2))  # [B, L, E]
         return (output, *rest) if rest else output
+
+    def _projected(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        if self.spec.packed_qkv:
+            q, k, v = self.qkv_proj(query).split(self.widths, dim=-1)
+        else:
+            key, value = (query, query) if key is None or value is None else (key, value)
+            q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+        H, Hkv = self.spec.num_heads, self.spec.num_kv_heads
+        return self._heads(q, H), self._heads(k, Hkv), self._heads(v, Hkv)
 
     def _attend(
         self,
@@ -121,19 +145,22 @@ class Attention(nn.Module):
     ) -> list[Tensor]:
         """Attention [B, H, L, Dv], then what else the spec asks for."""
         k, v = _after(past_key, k), _after(past_value, v)  # [B, Hkv, S, ...]
+        present, causal = [k, v] if self.spec.has_cache else [], self.spec.causal
+        if self.added_keys is not None:
+            k, v, attn_mask = self.added_keys(k, v, attn_mask, q.shape[2], causal=causal)
+            causal = False
         attended, weights = scaled_dot_product_attention(
             q,
             k,
             v,
             attn_mask,
-            causal=self.spec.causal,
+            causal=causal,
             scale=self.spec.softmax_scale,
             softcap=self.spec.softcap,
             sinks=self.sinks,
             dropout=self.spec.dropout if self.training else 0.0,
             need_weights=self.spec.attn_weights,
         )
-        present = [k, v] if self.spec.has_cache else []
         return [attended, *present, *([weights] if weights is not None else [])]
 
     def _attend_in_graph(
@@ -146,20 +173,25 @@ class Attention(nn.Module):
         past_value: Tensor | None,
     ) -> list[Tensor]:
         """The same as `_attend`, as one ONNX node."""
-        how: dict[str, Any] = {
-            "causal": self.spec.causal,
-            "scale": self.spec.softmax_scale,
-            "softcap": self.spec.softcap,
-        }
-        if self.sinks is not None:
-            present_key, present_value = _after(past_key, k), _after(past_value, v)
-            attended, weights = canonical.sink_attention_nodes(
-                q, present_key, present_value, attn_mask, self.sinks, **how
+        causal = self.spec.causal
+        how: dict[str, Any] = {"scale": self.spec.softmax_scale, "softcap": self.spec.softcap}
+        if self.sinks is None and self.added_keys is None:
+            attended, present_key, present_value, weights = canonical.attention_node(
+                q, k, v, attn_mask, past_key, past_value, causal=causal, **how
             )
         else:
-            attended, present_key, present_value, weights = canonical.attention_node(
-                q, k, v, attn_mask, past_key, past_value, **how
-            )
+            present_key, present_value = k, v = _after(past_key, k), _after(past_value, v)
+            if self.added_keys is not None:
+                k, v, attn_mask = self.added_keys(k, v, attn_mask, q.shape[2], causal=causal)
+                causal = False
+            if self.sinks is not None:
+                attended, weights = canonical.sink_attention_nodes(
+                    q, k, v, attn_mask, self.sinks, causal=causal, **how
+                )
+            else:
+                attended, _, _, weights = canonical.attention_node(
+                    q, k, v, attn_mask, None, None, causal=causal, **how
+                )
         present = [present_key, present_value] if self.spec.has_cache else []
         return [attended, *present, *([weights] if self.spec.attn_weights else [])]
 
@@ -185,17 +217,6 @@ class Attention(nn.Module):
         if name == "attn_mask" and (tensor.dtype == torch.bool) != is_bool:
             # A mask of zeros and ones would otherwise be added to the scores.
             raise ValueError(f"attn_mask is {tensor.dtype}, the spec has {self.spec.attn_mask}")
-
-    def _rotated(self, x: Tensor, start: int) -> Tensor:
-        if not self.spec.has_rotary:
-            return x
-        return rotate(
-            x,
-            self.inv_freq,
-            start,
-            interleaved=self.spec.rotary == "interleaved",
-            magnitude=rotary_magnitude(self.spec),
-        )
 
     @staticmethod
     def _heads(x: Tensor, heads: int) -> Tensor:

@@ -13,10 +13,11 @@ from attn_export.attention.positions import (
     relative_buckets,
     window,
 )
+from attn_export.attention.wide import WideBuffers
 from attn_export.spec import AttentionSpec
 
 
-class ScoreBias(nn.Module):
+class ScoreBias(WideBuffers):
     """Adds what a spec says of positions to a mask.
 
     Args:
@@ -30,8 +31,8 @@ class ScoreBias(nn.Module):
         super().__init__()
         self.spec = spec
         if spec.alibi:
-            slopes = torch.tensor(alibi_slopes(spec.num_heads), dtype=torch.get_default_dtype())
-            self.register_buffer("slopes", slopes[:, None, None], persistent=False)  # [H, 1, 1]
+            slopes = torch.tensor(alibi_slopes(spec.num_heads), dtype=torch.float64)
+            self.add_wide("slopes", slopes[:, None, None])  # [H, 1, 1]
         if spec.relative_buckets:
             self.relative_attention_bias = nn.Embedding(spec.relative_buckets, spec.num_heads)
             table = relative_buckets(
@@ -57,8 +58,8 @@ class ScoreBias(nn.Module):
         offsets = distances(L, S, like.device)
         mask = masking.restrict(mask, window(offsets, spec.window_left, spec.window_right))
         if spec.alibi:
-            lost = offsets.abs().to(like.dtype) * self.slopes  # [H, L, S]
-            mask = masking.add_bias(mask, -lost[None])
+            lost = offsets.abs().to(self.slopes.dtype) * self.slopes  # [H, L, S]
+            mask = masking.add_bias(mask, -lost[None].to(like.dtype))
         if spec.relative_buckets:
             far = spec.relative_max_distance
             by_offset = self.relative_attention_bias.weight.index_select(0, self.buckets)

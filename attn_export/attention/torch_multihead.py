@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from attn_export.errors import SpecError
 from attn_export.spec import AttentionSpec
 
 
@@ -19,17 +18,16 @@ def spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> Attenti
         fields: Fields that the module does not have, such as `attn_mask`.
 
     Raises:
-        SpecError: If it has `bias_k` or `add_zero_attn`, or the fields contradict it.
+        SpecError: If the fields contradict it.
     """
-    if module.bias_k is not None or module.add_zero_attn:
-        what = "add_zero_attn" if module.add_zero_attn else "bias_k and bias_v"
-        raise SpecError(f"nn.MultiheadAttention with {what} has no Attention; make it without")
     widths = {module.kdim, module.vdim}
     return AttentionSpec.from_dict(
         {
             "embed_dim": module.embed_dim,
             "num_heads": module.num_heads,
             "bias": module.in_proj_bias is not None,
+            "add_bias_kv": module.bias_k is not None,
+            "add_zero_attn": module.add_zero_attn,
             "dropout": module.dropout,
             "cross": widths != {module.embed_dim},
             "kdim": module.kdim,
@@ -51,4 +49,7 @@ def weights_of(module: nn.MultiheadAttention) -> dict[str, Tensor]:
         biases = zip("qkv", bias.chunk(3), strict=True)
         found |= {f"{name}_proj.bias": part for name, part in biases}
         found["out_proj.bias"] = module.out_proj.bias
+    if module.bias_k is not None and module.bias_v is not None:
+        for name, added in (("bias_k", module.bias_k), ("bias_v", module.bias_v)):
+            found[f"added_keys.{name}"] = added.reshape(module.num_heads, -1)  # [1, 1, E]
     return {name: tensor.detach().clone() for name, tensor in found.items()}

@@ -71,7 +71,8 @@ def _reaches(spec: AttentionSpec | None) -> list[int]:
     if spec is None:
         return []
     relative = spec.relative_max_distance if spec.relative_buckets else 0
-    found = {spec.window_left or 0, spec.window_right or 0, relative}
+    dynamic = spec.rotary_original_len if spec.rotary_scaling == "dynamic" else 0
+    found = {spec.window_left or 0, spec.window_right or 0, relative, dynamic}
     return sorted(found - {0}, reverse=True)
 
 

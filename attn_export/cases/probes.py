@@ -108,6 +108,8 @@ def _mask_probes(mask: MaskSpec) -> Iterator[_Probe]:
             inputs["attn_mask"][...] = visible
             inputs["attn_mask"][0, ..., side] = masked
             inputs["attn_mask"][1, ..., less] = masked
+            if "position_ids" in inputs and side.start is None:
+                inputs["position_ids"][...] = _after_padding(inputs, [side.stop, less.stop])
 
         return change
 
@@ -125,6 +127,12 @@ def _mask_probes(mask: MaskSpec) -> Iterator[_Probe]:
         )
     if mask.dtype == "float":
         yield _Probe("lowest_float", "finfo.min is a low score, not a masked key", lowest)
+
+
+def _after_padding(inputs: Inputs, padding: list[int]) -> np.ndarray:
+    """The positions of the queries, where each row counts from the end of its padding."""
+    L, S = inputs["position_ids"].shape[1], inputs["attn_mask"].shape[-1]
+    return np.asarray(np.maximum(np.arange(S - L, S) - np.array(padding)[:, None], 0))
 
 
 def _redrawn(name: str, wanted: Input, other: np.ndarray) -> Change:

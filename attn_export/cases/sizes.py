@@ -60,7 +60,7 @@ def axis_names(inputs: Mapping[str, Input], relations: Mapping[str, str]) -> lis
 def with_sums(sizes: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
     """Sizes with those of the axes that others add up to."""
     return {**sizes} | {
-        name: sum(sizes[term.strip()] for term in terms.split("+"))
+        name: sum(int(t) if t.isdigit() else sizes[t] for t in terms.replace(" ", "").split("+"))
         for name, terms in relations.items()
     }
 

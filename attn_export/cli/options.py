@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from attn_export.spec.rules import CACHES, NORMS, ROTARIES, ROTARY_SCALINGS
+from attn_export.spec.rules import CACHES, DTYPES, NORMS, ROTARIES, ROTARY_SCALINGS
 
 Command = Callable[..., Any]
 
@@ -63,17 +63,28 @@ SPEC_OPTIONS = {
     "rotary_scaling": (click.Choice(ROTARY_SCALINGS), "How a longer context is stretched."),
     "rotary_factor": (float, "By how much the context is stretched."),
     "rotary_original_len": (click.IntRange(min=1), "The context of the training."),
+    "rotary_low_freq": (float, "llama3: turns below which a pair is stretched."),
+    "rotary_high_freq": (float, "llama3: turns above which a pair is left alone."),
+    "rotary_beta_fast": (float, "yarn: turns at which its ramp begins."),
+    "rotary_beta_slow": (float, "yarn: turns at which its ramp ends."),
+    "rotary_magnitude": (float, "yarn: factor on rotated queries and keys."),
     "window_left": (click.IntRange(min=0), "Keys that a query sees before its own."),
     "window_right": (click.IntRange(min=0), "Keys that a query sees after its own."),
     "softcap": (float, "Scores become softcap * tanh(score / softcap)."),
     "relative_buckets": (click.IntRange(min=0), "Buckets of T5's relative bias."),
     "relative_max_distance": (click.IntRange(min=1), "Distances that share the last bucket."),
     "cache": (click.Choice(CACHES), "KV cache: none, or append (past in, present out)."),
+    "dtype": (click.Choice(DTYPES), "Of weights, inputs and outputs.  [default: float32]"),
 }
 SPEC_FLAGS = {
     "cross": "Key and value are inputs of their own.",
     "causal": "Query i sees keys up to P + i only.",
     "alibi": "Scores lose slope * distance, one slope for each head.",
+    "packed_qkv": "One projection makes queries, keys and values.",
+    "rotary_truncate": "yarn: the ramp begins and ends at whole pairs.",
+    "position_ids": "The positions of the queries are an input [B, L].",
+    "add_bias_kv": "A learned key and value that every query sees.",
+    "add_zero_attn": "A key and value of 0 that every query sees.",
     "sinks": "Each head has a learned score that stands for no key.",
     "attn_weights": "The softmax weights are an output.",
 }

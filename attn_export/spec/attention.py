@@ -24,6 +24,9 @@ from attn_export.spec.rules import divisors
 
 VARIANTS: Final = ("mha", "mqa", "gqa")
 
+POSITIONS: Final = 255
+"""The largest of the position ids that are tried."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(AttentionFields):
@@ -79,9 +82,18 @@ class AttentionSpec(AttentionFields):
         return "total_len" if self.has_cache else "query_len"
 
     @property
+    def added_keys(self) -> int:
+        """How many keys stand after all others that are of no token: 0 to 2."""
+        return int(self.add_bias_kv) + int(self.add_zero_attn)
+
+    @property
     def relations(self) -> dict[str, str]:
         """Axes that other axes add up to: ``total_len = past_len + query_len``."""
-        return {"total_len": "past_len + query_len"} if self.has_cache else {}
+        found = {"total_len": "past_len + query_len"} if self.has_cache else {}
+        if self.added_keys and self.attn_weights:
+            keys = found.get("total_len", self.key_axis)
+            found["weights_len"] = f"{keys} + {self.added_keys}"
+        return found
 
     def inputs(self) -> dict[str, Input]:
         """Every graph input by name, in order."""
@@ -89,7 +101,12 @@ class AttentionSpec(AttentionFields):
         return {
             name: Input(shape, dtypes.get(name, self.dtype))
             for name, shape in self.input_shapes().items()
-        }
+        } | ({"position_ids": self._position_ids()} if self.position_ids else {})
+
+    def _position_ids(self) -> Input:
+        # Beyond the length from which on "dynamic" changes, often but not always.
+        stretched = self.rotary_original_len * 3 // 2 if self.rotary_scaling == "dynamic" else 0
+        return Input(("batch", "query_len"), "int64", 0, stretched or POSITIONS)
 
     def input_shapes(self) -> dict[str, Shape]:
         """Name and shape of every graph input, in order; dynamic axes by name."""
@@ -105,6 +122,8 @@ class AttentionSpec(AttentionFields):
         if self.has_cache:
             shapes["past_key"] = ("batch", self.num_kv_heads, "past_len", self.head_dim)
             shapes["past_value"] = ("batch", self.num_kv_heads, "past_len", self.v_head_dim)
+        if self.position_ids:
+            shapes["position_ids"] = ("batch", "query_len")
         return shapes
 
     def output_shapes(self) -> dict[str, Shape]:
@@ -114,7 +133,8 @@ class AttentionSpec(AttentionFields):
             shapes["present_key"] = ("batch", self.num_kv_heads, self.key_axis, self.head_dim)
             shapes["present_value"] = ("batch", self.num_kv_heads, self.key_axis, self.v_head_dim)
         if self.attn_weights:
-            shapes["attn_weights"] = ("batch", self.num_heads, "query_len", self.key_axis)
+            keys = "weights_len" if self.added_keys else self.key_axis
+            shapes["attn_weights"] = ("batch", self.num_heads, "query_len", keys)
         return shapes
 
     # -- in and out ----------------------------------------------------------------

@@ -24,6 +24,7 @@ class AttentionFields:
         cross: Whether `key` and `value` are inputs of their own.
         kdim: The width of `key`, cross-attention only. Default E.
         vdim: The width of `value`, cross-attention only. Default `kdim`.
+        packed_qkv: Whether one projection `qkv_proj` makes queries, keys and values.
         bias: Which projections have biases: ``"all"``, ``"none"`` or some of q, k, v, out, as in
             ``"q,v,out"``. True, False and lists are taken too.
         scale: Factor on the scores. Default 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
@@ -38,15 +39,26 @@ class AttentionFields:
             as in Llama) or ``"interleaved"`` (pairs are 2i and 2i + 1, as in GPT-J).
         rotary_dim: R, how many of the first of D elements are rotated. Default D.
         rotary_theta: The base of the wavelengths.
-        rotary_scaling: ``"none"``, ``"linear"``, ``"llama3"`` or ``"yarn"``.
+        rotary_scaling: ``"none"``, ``"linear"``, ``"dynamic"`` (NTK), ``"llama3"`` or ``"yarn"``.
         rotary_factor: By how much the context is stretched.
         rotary_original_len: The context that the model was trained with.
+        rotary_low_freq: llama3: pairs that turn less often than this in it are stretched.
+        rotary_high_freq: llama3: pairs that turn more often than this in it are left alone.
+        rotary_beta_fast: yarn: the same as `rotary_high_freq`, as a bound of its ramp.
+        rotary_beta_slow: yarn: the same as `rotary_low_freq`.
+        rotary_truncate: yarn: whether the ramp begins and ends at whole pairs (gpt-oss: not).
+        rotary_magnitude: yarn: factor on rotated queries and keys. Default 0.1 ln(factor) + 1.
+        position_ids: Whether the positions of the queries are an input `[B, L]`, as for left
+            padding; else they follow the past.
         window_left: How many keys before its own a query sees (Mistral's sliding_window - 1).
         window_right: How many keys after its own a query sees.
         softcap: Scores become softcap·tanh(score / softcap) before the mask (Gemma 2).
         alibi: Scores lose slope·distance, one slope for each head (Press et al. 2022).
         relative_buckets: Buckets of T5's learned relative bias; 0 for none.
         relative_max_distance: Distances from here on share the last bucket.
+        add_bias_kv: A learned key and value after all others, visible to every query, as in
+            `torch.nn.MultiheadAttention`.
+        add_zero_attn: A key and value of 0 after all others, visible to every query, likewise.
         sinks: A learned score for each head that takes part in the softmax and stands for no key
             (gpt-oss).
         dropout: Probability on the weights, in training only.
@@ -61,6 +73,7 @@ class AttentionFields:
     cross: bool = False
     kdim: int = DERIVED
     vdim: int = DERIVED
+    packed_qkv: bool = False
     bias: str = "all"
     scale: float | None = None
     causal: bool = False
@@ -75,12 +88,21 @@ class AttentionFields:
     rotary_scaling: str = "none"
     rotary_factor: float = 1.0
     rotary_original_len: int = 8192
+    rotary_low_freq: float = 1.0
+    rotary_high_freq: float = 4.0
+    rotary_beta_fast: float = 32.0
+    rotary_beta_slow: float = 1.0
+    rotary_truncate: bool = True
+    rotary_magnitude: float | None = None
+    position_ids: bool = False
     window_left: int | None = None
     window_right: int | None = None
     softcap: float | None = None
     alibi: bool = False
     relative_buckets: int = 0
     relative_max_distance: int = 128
+    add_bias_kv: bool = False
+    add_zero_attn: bool = False
     sinks: bool = False
     dropout: float = 0.0
     dtype: str = "float32"

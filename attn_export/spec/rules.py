@@ -11,10 +11,10 @@ from attn_export.errors import SpecError
 from attn_export.spec.fields import DERIVED, AttentionFields
 
 CACHES: Final = ("none", "append")
-DTYPES: Final = ("float32",)
+DTYPES: Final = ("float32", "float16", "bfloat16")
 NORMS: Final = ("none", "rms", "layer")
 ROTARIES: Final = ("none", "half", "interleaved")
-ROTARY_SCALINGS: Final = ("none", "linear", "llama3", "yarn")
+ROTARY_SCALINGS: Final = ("none", "linear", "dynamic", "llama3", "yarn")
 CHOICES: Final = {
     "cache": CACHES, "dtype": DTYPES, "qk_norm": NORMS, "rotary": ROTARIES,
     "rotary_scaling": ROTARY_SCALINGS,
@@ -23,7 +23,10 @@ LARGEST: Final = 2**20
 RANGES: Final = {
     "scale": (1e-30, 1e30), "softcap": (1e-30, 1e30), "norm_eps": (1e-30, 1e30),
     "rotary_theta": (1.001, 1e30), "rotary_factor": (1.0, 1e6),
-    "rotary_original_len": (1, 2**31), "relative_max_distance": (1, LARGEST),
+    "rotary_original_len": (1, 2**31), "rotary_low_freq": (1e-6, 1e6),
+    "rotary_high_freq": (1e-6, 1e6), "rotary_beta_fast": (1e-6, 1e6),
+    "rotary_beta_slow": (1e-6, 1e6), "rotary_magnitude": (1e-6, 1e6),
+    "relative_max_distance": (1, LARGEST),
 }  # fmt: skip
 """What fits into float32 with room to compute, and tables into memory."""
 PROJECTIONS: Final = ("q", "k", "v", "out")
@@ -144,10 +147,7 @@ def positions(spec: AttentionFields) -> None:
         raise SpecError(
             f"rotary_dim {spec.rotary_dim} has to be even and at most head_dim {spec.head_dim}"
         )
-    if spec.rotary == "none" and spec.rotary_scaling != "none":
-        raise SpecError(
-            f"rotary_scaling = {spec.rotary_scaling!r} with rotary = 'none'; set rotary = \"half\""
-        )
+    rotary_scaling(spec)
     if spec.relative_buckets and spec.relative_buckets < 4:
         raise SpecError(f"relative_buckets has to be 0 or at least 4; got {spec.relative_buckets}")
     if spec.relative_buckets and spec.relative_max_distance <= spec.relative_buckets:
@@ -159,6 +159,44 @@ def positions(spec: AttentionFields) -> None:
         raise SpecError(
             f"window_right = {spec.window_right} with causal = true, which hides those keys; "
             "leave window_right out"
+        )
+
+
+def rotary_scaling(spec: AttentionFields) -> None:
+    """Scaling and position ids need rotary positions, and bounds are in their order."""
+    for name, unused in (("rotary_scaling", "none"), ("position_ids", False)):
+        if spec.rotary == "none" and getattr(spec, name) != unused:
+            raise SpecError(
+                f"{name} = {getattr(spec, name)!r} with rotary = 'none'; set rotary = \"half\""
+            )
+    for low, high, scaling in (
+        ("rotary_low_freq", "rotary_high_freq", "llama3"),
+        ("rotary_beta_slow", "rotary_beta_fast", "yarn"),
+    ):
+        if spec.rotary_scaling == scaling and getattr(spec, low) >= getattr(spec, high):
+            raise SpecError(
+                f"{low} {getattr(spec, low)} has to be less than {high} {getattr(spec, high)}"
+            )
+    if spec.rotary_scaling == "dynamic" and spec.rotary_dim < 4:
+        raise SpecError(
+            f"rotary_dim {spec.rotary_dim} with rotary_scaling = 'dynamic', which needs at least 4"
+        )
+
+
+def packing(spec: AttentionFields) -> None:
+    """A packed projection has one input, and one bias or none."""
+    if not spec.packed_qkv:
+        return
+    if spec.cross:
+        raise SpecError(
+            "packed_qkv = true with cross = true: key and query are different inputs; "
+            "leave packed_qkv out"
+        )
+    with_bias = [name for name in "qkv" if spec.bias == "all" or name in spec.bias.split(",")]
+    if with_bias not in ([], ["q", "k", "v"]):
+        raise SpecError(
+            f"packed_qkv = true with bias = {spec.bias!r}: the one projection has a bias for q, k "
+            'and v or none; set bias to "all", "none", "out" or "q,k,v"'
         )
 
 
@@ -178,7 +216,7 @@ def parse_bias(bias: object) -> str:
 
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
-    dimensions, choices, numbers, cross_attention, positions,
+    dimensions, choices, numbers, cross_attention, positions, packing,
 )  # fmt: skip
 """Checked in this order, after `check_types` and the derived values."""
 

@@ -90,6 +90,8 @@ class Subject:
 
     def input_values(self) -> dict[str, Input]:
         """Every input by name: its shape with dynamic axes by name, its type, its range."""
+        if self.spec is not None:
+            return self.spec.inputs()
         return {name: self._input(name, tensor) for name, tensor in self.inputs.items()}
 
     def _input(self, name: str, tensor: Tensor) -> Input:

@@ -26,7 +26,21 @@ FEATURES = {
         "rotary": "half", "rotary_scaling": "llama3", "rotary_factor": 8.0,
         "rotary_original_len": 64,
     },
+    "llama3 of its own": {
+        "rotary": "half", "rotary_scaling": "llama3", "rotary_factor": 8.0,
+        "rotary_original_len": 64, "rotary_low_freq": 2.0, "rotary_high_freq": 3.0,
+    },
     "yarn": {"rotary": "half", **_YARN},
+    "yarn of gpt-oss": {
+        "rotary": "half", **_YARN, "rotary_truncate": False, "rotary_beta_fast": 8.0,
+        "rotary_beta_slow": 0.5, "rotary_magnitude": 1.5,
+    },
+    "position ids": {"rotary": "interleaved", "position_ids": True},
+    "packed": {"packed_qkv": True},
+    "packed without biases": {"packed_qkv": True, "bias": "out"},
+    "learned key": {"add_bias_kv": True},
+    "key of 0": {"add_zero_attn": True},
+    "both keys": {"add_bias_kv": True, "add_zero_attn": True, "softcap": 0.8},
     "window": {"window_left": 2},
     "window of one key": {"window_left": 0, "window_right": 0, "causal": False},
     "window to the right of 0": {"window_left": 3, "window_right": 0, "causal": False},
@@ -40,7 +54,7 @@ FEATURES = {
     "everything": {
         "bias": "q,v", "qk_norm": "rms", "rotary": "interleaved", "rotary_dim": 4, **_YARN,
         "window_left": 4, "softcap": 0.8, "alibi": True, "relative_buckets": 4,
-        "relative_max_distance": 6, "sinks": True,
+        "relative_max_distance": 6, "sinks": True, "add_bias_kv": True, "position_ids": True,
     },
 }  # fmt: skip
 """Features with which a query sees no key after its own, so that a sequence can be fed in pieces:
@@ -56,6 +70,16 @@ SEEING_AHEAD = {
     "rotary on both sides": {"rotary": "half", "causal": False},
     "sinks on both sides": {"sinks": True, "causal": False, "softcap": 2.0},
 }  # fmt: skip
+
+_DYNAMIC = {
+    "rotary": "half", "rotary_scaling": "dynamic", "rotary_factor": 3.0, "rotary_original_len": 6,
+}  # fmt: skip
+GROWING = {
+    "dynamic": _DYNAMIC,
+    "dynamic within its context": {**_DYNAMIC, "rotary_original_len": 64},
+    "dynamic with position ids": {**_DYNAMIC, "position_ids": True},
+}
+"""Features whose keys depend on the length at which they were made."""
 
 
 def exact_module(spec: AttentionSpec, seed: int = 0) -> Attention:

@@ -30,6 +30,8 @@ def whole_sequence(module: Attention) -> Inputs:
 def piece_of(whole: Inputs, past: dict[str, Tensor], start: int, stop: int) -> Inputs:
     """The inputs of the queries from start to stop, whose keys reach up to stop."""
     piece = {"query": whole["query"][:, start:stop], **past}
+    if "position_ids" in whole:
+        piece["position_ids"] = whole["position_ids"][:, start:stop]
     if "attn_mask" in whole:
         mask = whole["attn_mask"][..., :stop]
         piece["attn_mask"] = mask if mask.shape[2] == 1 else mask[:, :, start:stop]

@@ -15,28 +15,38 @@ from numpy.typing import NDArray
 from attn_export.spec import AttentionSpec
 
 
-def frequencies(spec: AttentionSpec) -> list[float]:
-    """The angle by which each pair turns in one step."""
+def frequencies(spec: AttentionSpec, length: int = 0) -> list[float]:
+    """The angle by which each pair turns in one step, in a sequence of that length."""
     R, base = spec.rotary_dim, spec.rotary_theta
     plain = [1.0 / base ** (2 * i / R) for i in range(R // 2)]
     if spec.rotary_scaling == "linear":
         return [frequency / spec.rotary_factor for frequency in plain]
     if spec.rotary_scaling == "llama3":
-        return [_llama3(f, spec.rotary_factor, spec.rotary_original_len) for f in plain]
+        return [_llama3(f, spec) for f in plain]
     if spec.rotary_scaling == "yarn":
-        return _yarn(plain, R, base, spec.rotary_factor, spec.rotary_original_len)
+        return _yarn(plain, spec)
+    if spec.rotary_scaling == "dynamic":
+        longest = max(length, spec.rotary_original_len)
+        stretched = spec.rotary_factor * longest / spec.rotary_original_len
+        base *= (stretched - (spec.rotary_factor - 1)) ** (R / (R - 2))
+        return [1.0 / base ** (2 * i / R) for i in range(R // 2)]
     return plain
 
 
 def magnitude(spec: AttentionSpec) -> float:
     """YaRN's attention_factor."""
-    if spec.rotary_scaling != "yarn" or spec.rotary_factor <= 1:
+    if spec.rotary_scaling != "yarn":
+        return 1.0
+    if spec.rotary_magnitude is not None:
+        return spec.rotary_magnitude
+    if spec.rotary_factor <= 1:
         return 1.0
     return 0.1 * math.log(spec.rotary_factor) + 1.0
 
 
-def _llama3(frequency: float, factor: float, old_context_len: int) -> float:
-    low_freq_factor, high_freq_factor = 1.0, 4.0
+def _llama3(frequency: float, spec: AttentionSpec) -> float:
+    factor, old_context_len = spec.rotary_factor, spec.rotary_original_len
+    low_freq_factor, high_freq_factor = spec.rotary_low_freq, spec.rotary_high_freq
     wavelength = 2 * math.pi / frequency
     if wavelength < old_context_len / high_freq_factor:
         return frequency
@@ -46,12 +56,17 @@ def _llama3(frequency: float, factor: float, old_context_len: int) -> float:
     return (1 - smooth) * frequency / factor + smooth * frequency
 
 
-def _yarn(plain: list[float], dim: int, base: float, factor: float, length: int) -> list[float]:
+def _yarn(plain: list[float], spec: AttentionSpec) -> list[float]:
+    dim, base, factor = spec.rotary_dim, spec.rotary_theta, spec.rotary_factor
+    length = spec.rotary_original_len
+
     def correction_dim(rotations: float) -> float:
         return dim * math.log(length / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low = float(max(math.floor(correction_dim(32)), 0))
-    high = float(min(math.ceil(correction_dim(1)), dim - 1))
+    low, high = correction_dim(spec.rotary_beta_fast), correction_dim(spec.rotary_beta_slow)
+    if spec.rotary_truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = float(max(low, 0)), float(min(high, dim - 1))
     if low == high:
         high += 0.001
     scaled = []
@@ -61,15 +76,24 @@ def _yarn(plain: list[float], dim: int, base: float, factor: float, length: int)
     return scaled
 
 
-def rotated(x: NDArray[np.float64], spec: AttentionSpec, start: int) -> NDArray[np.float64]:
-    """[B, H, L, D]: pairs as complex numbers, times e^(i * position * frequency)."""
+def rotated(
+    x: NDArray[np.float64], spec: AttentionSpec, start: int | NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """[B, H, L, D]: pairs as complex numbers, times e^(i * position * frequency).
+
+    `start` is the position of the first, or the positions of all, [B, L].
+    """
     R = spec.rotary_dim
     if spec.rotary == "half":
         first, second = np.arange(R // 2), np.arange(R // 2, R)
     else:
         first, second = np.arange(0, R, 2), np.arange(1, R, 2)
-    places = np.arange(start, start + x.shape[2])[:, None]
-    turned = (x[..., first] + 1j * x[..., second]) * np.exp(1j * places * frequencies(spec))
+    if isinstance(start, int):
+        places = np.arange(start, start + x.shape[2])[:, None]
+    else:
+        places = start[:, None, :, None]
+    angles = places * np.array(frequencies(spec, int(places.max()) + 1))
+    turned = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles)
     result = x.copy()
     result[..., first] = turned.real * magnitude(spec)
     result[..., second] = turned.imag * magnitude(spec)

@@ -34,12 +34,14 @@ def slow_attention(module: Attention, inputs: Inputs) -> dict[str, Array]:
     v = _project(module, "v_proj", _or_query(inputs, "value"), spec.num_kv_heads)
     q, k = _normed(module, "q_norm", q), _normed(module, "k_norm", k)
     if spec.rotary != "none":
-        past = inputs["past_key"].shape[2] if spec.cache == "append" else 0
-        q, k = (published.rotated(x, spec, past) for x in (q, k))
+        start = inputs["past_key"].shape[2] if spec.cache == "append" else 0
+        if spec.position_ids:
+            start = inputs["position_ids"].numpy()
+        q, k = (published.rotated(x, spec, start) for x in (q, k))
     if spec.cache == "append":
         k = np.concatenate([inputs["past_key"].double().numpy(), k], axis=2)
         v = np.concatenate([inputs["past_value"].double().numpy(), v], axis=2)
-    attended, weights = _attend(module, q, k, v, inputs.get("attn_mask"))
+    attended, weights = _attend(module, q, *_with_added(module, k, v), inputs.get("attn_mask"))
     joined = np.concatenate([attended[:, h] for h in range(spec.num_heads)], axis=-1)
     outputs = {"output": _linear(module, "out_proj", joined), "attn_weights": weights}
     if spec.cache == "append":
@@ -52,12 +54,14 @@ def _attend(
 ) -> tuple[Array, Array]:
     spec = module.spec
     B, H, L, D = q.shape
-    Hkv, S, Dv = k.shape[1], k.shape[2], v.shape[3]
+    Hkv, Dv = k.shape[1], v.shape[3]
+    more = int(spec.add_bias_kv) + int(spec.add_zero_attn)
+    S = k.shape[2] - more
     past = S - L
     scale = D**-0.5 if spec.scale is None else spec.scale
     added = _added(mask, (B, H, L, S))
     by_position = _added_by_position(module)
-    attended, weights = np.zeros((B, H, L, Dv)), np.zeros((B, H, L, S))
+    attended, weights = np.zeros((B, H, L, Dv)), np.zeros((B, H, L, S + more))
     for b, h, i in product(range(B), range(H), range(L)):
         g = h // (H // Hkv)
         scores = {}
@@ -71,6 +75,10 @@ def _attend(
             if spec.softcap is not None:
                 score = spec.softcap * math.tanh(score / spec.softcap)
             scores[j] = score + max(added[b, h, i, j], -1e30) + by_position(h, offset)
+        for j in range(S, S + more):  # keys of no token, which nothing hides
+            score = scale * _dot(q[b, h, i], k[b, g, j])
+            cap = spec.softcap
+            scores[j] = score if cap is None else cap * math.tanh(score / cap)
         sink = float(module.state_dict()["sinks"][h]) if spec.sinks else -math.inf
         highest = max([*scores.values(), sink]) if scores else 0.0
         total = sum(math.exp(score - highest) for score in [*scores.values(), sink])
@@ -78,6 +86,20 @@ def _attend(
             weights[b, h, i, j] = math.exp(score - highest) / total
             attended[b, h, i] += weights[b, h, i, j] * v[b, g, j]
     return attended, weights
+
+
+def _with_added(module: Attention, k: Array, v: Array) -> tuple[Array, Array]:
+    """Keys and values with the learned ones and those of 0 after them."""
+    state = {key: tensor.double().numpy() for key, tensor in module.state_dict().items()}
+    B = k.shape[0]
+    if module.spec.add_bias_kv:
+        one = [state[f"added_keys.{name}"][None, :, None] for name in ("bias_k", "bias_v")]
+        k, v = (
+            np.concatenate([x, x_1.repeat(B, 0)], 2) for x, x_1 in zip((k, v), one, strict=True)
+        )
+    if module.spec.add_zero_attn:
+        k, v = (np.concatenate([x, np.zeros_like(x[:, :, :1])], axis=2) for x in (k, v))
+    return k, v
 
 
 def _added_by_position(module: Attention) -> Callable[[int, int], float]:
@@ -138,6 +160,13 @@ def _project(module: Attention, name: str, x: Array, heads: int) -> Array:
 
 def _linear(module: Attention, name: str, x: Array) -> Array:
     state = {key: tensor.double().numpy() for key, tensor in module.state_dict().items()}
+    if module.spec.packed_qkv and name != "out_proj":
+        D, Dv = module.spec.head_dim, module.spec.v_head_dim
+        q, k = module.spec.num_heads * D, module.spec.num_kv_heads * D
+        v = module.spec.num_kv_heads * Dv
+        rows = {"q_proj": (0, q), "k_proj": (q, q + k), "v_proj": (q + k, q + k + v)}[name]
+        parts = {key.split(".")[1]: x for key, x in state.items() if key.startswith("qkv_proj.")}
+        state = {f"{name}.{part}": x[slice(*rows)] for part, x in parts.items()}
     bias = state.get(f"{name}.bias", np.zeros(1))
     return np.einsum("bie,oe->bio", x, state[f"{name}.weight"]) + bias
 
@@ -150,12 +179,15 @@ def draw_inputs(
 ) -> Inputs:
     """Seeded float64 inputs of a spec; a mask forbids about a third of what it could allow."""
     random = torch.Generator().manual_seed(seed)
-    sizes = {
+    sizes: dict[str, int] = {
         "batch": B, "query_len": L, "past_len": P, "total_len": P + L, "key_len": key_len,
     }  # fmt: skip
     inputs = {}
     for name, axes in spec.input_shapes().items():
         shape = [axis if isinstance(axis, int) else sizes[axis] for axis in axes]
+        if name == "position_ids":
+            inputs[name] = torch.randint(0, 20, shape, generator=random)
+            continue
         inputs[name] = torch.randn(shape, generator=random, dtype=torch.float64)
         if name == "attn_mask":
             allowed = torch.rand(shape, generator=random) > 0.35

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from attn_export import Attention, Subject, build
-from attn_export.errors import SpecError
 
 E, H = 24, 3
 WIDTHS = {"self": {}, "cross": {"kdim": 20, "vdim": 28}}
@@ -82,10 +81,24 @@ def test_it_owns_its_weights():
     assert ours.out_proj.weight.any()
 
 
-@pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}])
-def test_what_it_cannot_say_is_refused_by_name(options: dict):
-    with pytest.raises(SpecError, match=r"add_zero_attn|bias_k"):
-        Attention.from_torch(nn.MultiheadAttention(E, H, **options))
+@pytest.mark.parametrize(
+    "options",
+    [{"add_bias_kv": True}, {"add_zero_attn": True}, {"add_bias_kv": True, "add_zero_attn": True}],
+    ids=str,
+)
+@pytest.mark.parametrize("widths", WIDTHS.values(), ids=WIDTHS)
+def test_keys_of_no_token_are_as_in_pytorch(options: dict, widths: dict):
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(E, H, batch_first=True, **widths, **options).eval()
+    ours = Attention.from_torch(theirs, cross=True, attn_mask="bool[B,1,1,S]", attn_weights=True)
+    tensors = drawn(widths, 4, 6)
+    padding = (
+        torch.arange(6) >= torch.tensor([6, 4, 0])[:, None]
+    )  # the last sees only what is added
+    wanted, weights = theirs(*tensors, key_padding_mask=padding, average_attn_weights=False)
+    output, own = ours(*tensors, attn_mask=~padding[:, None, None])
+    torch.testing.assert_close(output, wanted, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(own, weights, rtol=2e-6, atol=2e-6)
 
 
 def test_the_module_of_pytorch_exports_through_it(tmp_path: Path):

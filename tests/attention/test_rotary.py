@@ -11,7 +11,7 @@ import torch
 from features import exact_module, feature_spec
 from slow import draw_inputs, make_module, outputs_of
 
-from attn_export.attention.positions import inverse_frequencies, rotary_magnitude, rotate
+from attn_export.attention.rotary import Rotary, inverse_frequencies, rotary_magnitude
 from attn_export.spec import AttentionSpec
 
 PAIRINGS = ("half", "interleaved")
@@ -23,13 +23,9 @@ def rotary_spec(**changes: object) -> AttentionSpec:
 
 
 def turn(x: torch.Tensor, spec: AttentionSpec, start: int) -> torch.Tensor:
-    return rotate(
-        x,
-        inverse_frequencies(spec),
-        start,
-        interleaved=spec.rotary == "interleaved",
-        magnitude=rotary_magnitude(spec),
-    )
+    rotary = Rotary(spec).double()
+    rotary.inv_freq = inverse_frequencies(spec)
+    return rotary(x, rotary.turns(torch.arange(start, start + x.shape[2])))
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -114,6 +110,10 @@ MODELS = {
         "rotary_dim": 128, "rotary_scaling": "yarn", "rotary_factor": 16.0,
         "rotary_original_len": 4096,
     },
+    "gpt-oss, yarn": {
+        "rotary_dim": 64, "rotary_theta": 150000.0, "rotary_scaling": "yarn",
+        "rotary_factor": 32.0, "rotary_original_len": 4096, "rotary_truncate": False,
+    },
     "small, yarn": {
         "rotary_dim": 8, "rotary_scaling": "yarn", "rotary_factor": 2.0,
         "rotary_original_len": 256,
@@ -190,5 +190,13 @@ def test_frequencies_are_no_part_of_a_checkpoint() -> None:
     spec = rotary_spec(rotary_scaling="llama3", rotary_factor=8.0)
     module = make_module(spec, torch.float32)
     assert not [name for name in module.state_dict() if "freq" in name]
-    assert torch.equal(module.inv_freq, inverse_frequencies(spec).float())
-    assert not hasattr(make_module(feature_spec({})), "inv_freq")
+    assert torch.equal(module.rotary.inv_freq, inverse_frequencies(spec).float())
+    assert make_module(feature_spec({})).rotary is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_frequencies_stay_precise_in_a_module_of_few_bits(dtype: torch.dtype) -> None:
+    spec = rotary_spec(rotary_scaling="llama3", rotary_factor=8.0)
+    module = make_module(spec, dtype)
+    assert module.q_proj.weight.dtype == dtype
+    assert torch.equal(module.rotary.inv_freq, inverse_frequencies(spec).float())

@@ -19,6 +19,13 @@ FEATURES: dict[str, dict[str, object]] = {
     "rotary yarn": {
         "rotary": "half", "rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_len": 32,
     },
+    "rotary dynamic": {
+        "rotary": "half", "rotary_scaling": "dynamic", "rotary_factor": 2.0,
+        "rotary_original_len": 20,
+    },
+    "position ids": {"rotary": "half", "position_ids": True},
+    "packed qkv": {"packed_qkv": True},
+    "added keys": {"add_bias_kv": True, "add_zero_attn": True, "attn_weights": True},
     "window": {"window_left": 3},
     "symmetric window": {"window_left": 2, "window_right": 2},
     "softcap": {"softcap": 1.0},

@@ -17,9 +17,10 @@ IR_LIMIT = {23: 11, 24: 12}
 OWN_OPERATORS = frozenset(
     {
         "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
-        "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual", "LayerNormalization",
-        "LessOrEqual", "MatMul", "Mul", "Neg", "RMSNormalization", "Range", "Reshape", "Shape",
-        "Sin", "Slice", "Squeeze", "Sub", "Transpose", "Trilu", "Unsqueeze", "Where",
+        "Div", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual", "LayerNormalization",
+        "LessOrEqual", "MatMul", "Mul", "Neg", "Pow", "RMSNormalization", "Range", "ReduceMax",
+        "Reshape", "Shape", "Sin", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Trilu",
+        "Unsqueeze", "Where",
     }
 )  # fmt: skip
 """What our own module exports to in the standard dialect."""

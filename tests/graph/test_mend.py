@@ -1,0 +1,357 @@
+"""Mending what ONNX Runtime refuses or computes otherwise than PyTorch, pass by pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from attention_graphs import (
+    DV,
+    D,
+    H,
+    attention_model,
+    check_against_torch,
+    draw,
+    named,
+    output,
+    qkv,
+    run_ort,
+    torch_attention,
+)
+from ir_graphs import FLOAT, model_of, node_of, operators, shape_of, value, weight
+
+from attn_export.graph import mend
+
+BOOL = ir.DataType.BOOL
+B, L, S = "batch", "query_len", "key_len"
+
+SPREAD = ["Shape", "Concat", "Expand"]
+MASKS = [
+    ([L, S], []), ([B, H, L, S], []), ([B, 1, L, S], []), ([1, H, L, S], []), ([1, 1, L, S], []),
+    ([H, L, S], ["Unsqueeze"]), ([1, L, S], ["Unsqueeze"]),
+    ([1, S], SPREAD), ([B, 1, 1, S], SPREAD), ([B, H, 1, S], SPREAD), ([1, H, 1, S], SPREAD),
+    ([1, 1, 1, S], SPREAD), ([H, 1, S], SPREAD), ([1, 1, S], SPREAD),
+    ([L, 1], SPREAD), ([B, 1, L, 1], SPREAD), ([B, H, L, 1], SPREAD), ([H, L, 1], SPREAD),
+    ([1, 1], ["Shape", *SPREAD]), ([1, 1, 1, 1], ["Shape", *SPREAD]),
+    ([B, 1, 1, 1], ["Shape", *SPREAD]),
+]  # fmt: skip
+"""Every shape that PyTorch broadcasts, and the nodes that it takes to write it out."""
+
+
+def mask_model(shape: Sequence[str | int], dtype: ir.DataType = BOOL) -> ir.Model:
+    return attention_model(value("m", *shape, dtype=dtype))
+
+
+# -- masks of every shape ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [BOOL, FLOAT])
+@pytest.mark.parametrize(("shape", "nodes"), MASKS, ids=[str(row[0]) for row in MASKS])
+def test_a_mask_is_written_out_with_few_nodes_and_means_what_pytorch_means(shape, nodes, dtype):
+    model = mask_model(shape, dtype)
+    mend.spread_masks(model)
+    assert operators(model) == [*nodes, "Attention"]
+    assert len(node_of(model, "Attention").inputs[3].shape) in (2, 4)
+    check_against_torch(model)
+
+
+@pytest.mark.parametrize("shape", [shape for shape, nodes in MASKS if "Expand" in nodes])
+def test_onnxruntime_still_refuses_what_is_mended(shape):
+    model = mask_model(shape)
+    with pytest.raises(Exception, match="inconsistent"):
+        run_ort(model, draw(model, named(2, 3, 5)))
+
+
+def test_a_mask_of_fixed_sizes_is_written_out_to_a_constant_target():
+    inputs = [value("q", 2, H, 3, D), value("k", 2, H, 5, D), value("v", 2, H, 5, DV)]
+    model = attention_model(value("m", 2, 1, 1, 5, dtype=BOOL), inputs=inputs)
+    mend.spread_masks(model)
+    assert operators(model) == ["Expand", "Attention"]
+    mask = node_of(model, "Attention").inputs[3]
+    assert shape_of(mask) == [2, 1, 3, 5]
+    given = draw(model, {"batch": 2, "query_len": 3})
+    np.testing.assert_allclose(run_ort(model, given)[0], torch_attention(given), atol=2e-6)
+
+
+def test_one_query_of_fixed_size_needs_no_more_rows():
+    inputs = [value("q", B, H, 1, D), *qkv()[1:]]
+    model = attention_model(value("m", B, 1, 1, S, dtype=BOOL), inputs=inputs)
+    mend.spread_masks(model)
+    assert operators(model) == ["Attention"]
+
+
+def test_the_axes_of_a_written_out_mask_keep_their_names():
+    model = mask_model([B, 1, 1, S])
+    mend.spread_masks(model)
+    assert shape_of(node_of(model, "Attention").inputs[3]) == [B, 1, L, S]
+
+
+def test_a_mask_of_unknown_shape_stays_as_it_is():
+    model = mask_model([])
+    model.graph.inputs[3].shape = None
+    mend.mend_attention(model)
+    assert operators(model) == ["Attention"]
+    model = mask_model([None, None])
+    mend.spread_masks(model)
+    assert operators(model) == ["Attention"]
+
+
+def test_a_mask_of_one_key_grows_to_past_and_new_ones():
+    inputs = [*qkv(), value("m", B, 1, L, 1, dtype=BOOL)]
+    past = [value("past_key", B, H, "past_len", D), value("past_value", B, H, "past_len", DV)]
+    outputs = [output(), value("present_key"), value("present_value")]
+    for present, dim in zip(outputs[1:], (D, DV), strict=True):
+        present.shape = ir.Shape([B, H, "total_len", dim])
+    model = model_of(
+        [*inputs, *past], outputs, [ir.node("Attention", [*inputs, *past], outputs=outputs)]
+    )
+    mend.spread_masks(model)
+    assert operators(model) == ["Shape", "Shape", "Add", "Concat", "Expand", "Attention"]
+    assert shape_of(node_of(model, "Attention").inputs[3]) == [B, 1, L, "total_len"]
+    for P in (0, 1, 6):
+        given = draw(model, named(2, 3, 4) | {"past_len": P})
+        whole = {
+            "q": given["q"],
+            "k": np.concatenate([given["past_key"], given["k"]], axis=2),
+            "v": np.concatenate([given["past_value"], given["v"]], axis=2),
+            "m": given["m"],
+        }
+        np.testing.assert_allclose(run_ort(model, given)[0], torch_attention(whole), atol=2e-6)
+
+
+def test_attention_of_rank_3_gets_its_rows_from_the_right_axis():
+    inputs = [value("q", B, L, H * D), value("k", B, S, H * D), value("v", B, S, H * DV)]
+    model = attention_model(
+        value("m", B, 1, 1, S, dtype=BOOL), {"q_num_heads": H, "kv_num_heads": H}, inputs
+    )
+    model.graph.outputs[0].shape = ir.Shape([B, L, H * DV])
+    mend.spread_masks(model)
+    given = draw(model, named(2, 3, 5))
+    split = {
+        name: array.reshape(2, -1, H, array.shape[-1] // H).swapaxes(1, 2)
+        for name, array in given.items()
+        if name != "m"
+    }
+    wanted = torch_attention({**split, "m": given["m"]}).swapaxes(1, 2).reshape(2, 3, -1)
+    np.testing.assert_allclose(run_ort(model, given)[0], wanted, atol=2e-6)
+
+
+def test_the_layers_of_a_model_share_one_mask():
+    from onnx_ir.passes import common
+
+    inputs, mask = qkv(), value("m", B, 1, 1, S, dtype=BOOL)
+    inputs[2].shape = ir.Shape([B, H, S, D])
+    between, y = value("between", B, H, L, D), value("y", B, H, L, D)
+    nodes = [
+        ir.node("Attention", [*inputs, mask], outputs=[between]),
+        ir.node("Attention", [between, *inputs[1:], mask], outputs=[y]),
+    ]
+    model = model_of([*inputs, mask], [y], nodes)
+    mend.mend_attention(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    assert operators(model) == [*SPREAD, "Attention", "Attention"]
+
+
+# -- float masks of huge values ---------------------------------------------------------------
+
+LOWEST = np.finfo(np.float32).min
+
+
+def set_rows(number: float):
+    """A change of inputs: the first row of the mask is `number`, half of the next ones are."""
+
+    def change(inputs):
+        inputs["m"][..., 1:, ::2] = number
+        inputs["m"][..., 0, :] = number
+
+    return change
+
+
+def test_onnxruntime_still_takes_finfo_min_for_minus_infinity():
+    model = mask_model([L, S], FLOAT)
+    inputs = draw(model, named(2, 3, 5))
+    inputs["m"][:] = LOWEST
+    assert not run_ort(model, inputs)[0].any()
+    assert torch_attention(inputs).all()
+
+
+@pytest.mark.parametrize("number", [LOWEST, -3e38, -1e31, -1e30, -1e9, -1e4, -np.inf, 0.0])
+@pytest.mark.parametrize("shape", [[L, S], [B, 1, L, S], [B, 1, 1, S]], ids=str)
+def test_masked_rows_are_what_they_are_in_pytorch_whatever_masks_them(shape, number):
+    model = mask_model(shape, FLOAT)
+    mend.mend_attention(model)
+    assert operators(model)[:3] == ["Clip", "Equal", "Where"]
+    check_against_torch(model, set_rows(number))
+
+
+def made_mask(*nodes: ir.Node, constants: Sequence[ir.Value] = ()) -> ir.Model:
+    """Attention with a mask that the last of the nodes makes of the input m, bool."""
+    inputs = [*qkv(), value("m", L, S, dtype=BOOL)]
+    for old in {v for node in nodes for v in node.inputs if v is not None and v.name == "m"}:
+        old.replace_all_uses_with(inputs[3])
+    mask, y = nodes[-1].outputs[0], output()
+    for node in nodes:
+        node.outputs[0].dtype, node.outputs[0].shape = FLOAT, ir.Shape([L, S])
+    attention = ir.node("Attention", [*inputs[:3], mask], outputs=[y])
+    return model_of(inputs, [y], [*nodes, attention], constants)
+
+
+def one_minus_mask_times(number: float) -> ir.Model:
+    """`(1 - mask) * number`, as Hugging Face writes it."""
+    one, low = weight("one", np.float32(1)), weight("low", np.float32(number))
+    cast = ir.node("Cast", [value("m")], {"to": FLOAT})
+    inverse = ir.node("Sub", [one, cast.outputs[0]])
+    times = ir.node("Mul", [inverse.outputs[0], low])
+    return made_mask(cast, inverse, times, constants=[one, low])
+
+
+def where_mask_else(number: float) -> ir.Model:
+    zero, low = weight("zero", np.float32(0)), weight("low", np.float32(number))
+    return made_mask(ir.node("Where", [value("m"), zero, low]), constants=[zero, low])
+
+
+@pytest.mark.parametrize("make", [one_minus_mask_times, where_mask_else])
+@pytest.mark.parametrize(
+    ("number", "clamped"), [(LOWEST, True), (-1e38, True), (-1e9, False), (-np.inf, False)]
+)
+def test_a_mask_made_in_the_graph_is_clamped_if_a_huge_constant_is_in_its_making(
+    make, number, clamped
+):
+    model = make(number)
+    mend.clamp_masks(model)
+    assert ("Clip" in operators(model)) == clamped
+    if number == -np.inf and make is one_minus_mask_times:
+        return  # 0 * inf, in PyTorch as well
+    for sizes in [(2, 3, 5), (1, 1, 1), (1, 4, 1)]:
+        inputs = draw(model, named(*sizes))
+        inputs["m"][0] = False
+        mask = np.where(inputs["m"], np.float32(0), np.float32(number))
+        np.testing.assert_allclose(
+            run_ort(model, inputs)[0], torch_attention({**inputs, "m": mask}), atol=2e-6
+        )
+
+
+def test_a_bias_that_is_a_weight_or_computed_of_the_input_is_not_clamped():
+    bias = weight("bias", np.random.default_rng(0).standard_normal((H, 1, 1)).astype(np.float32))
+    x = value("q", B, H, L, D)
+    inputs, y = [x, *qkv()[1:]], output()
+    scores = ir.node("MatMul", [x, x])
+    added = ir.node("Add", [bias, scores.outputs[0]])
+    for node in (scores, added):
+        node.outputs[0].dtype, node.outputs[0].shape = FLOAT, ir.Shape([B, H, L, S])
+    attention = ir.node("Attention", [*inputs, added.outputs[0]], outputs=[y])
+    model = model_of(inputs, [y], [scores, added, attention], [bias])
+    mend.mend_attention(model)
+    assert operators(model) == ["MatMul", "Add", "Attention"]
+
+
+# -- batches ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("single", ["q", "k", "v", "kv"])
+def test_what_has_a_batch_of_1_is_repeated_for_the_others(single):
+    inputs = [value(v.name, 1 if v.name in single else B, *v.shape[1:]) for v in qkv()]
+    model = attention_model(inputs=inputs)
+    with pytest.raises(Exception, match=r"inconsistent batch_size|dimension|batch"):
+        run_ort(model, draw(model, named(2, 3, 5)))
+    mend.spread_batches(model)
+    expands = operators(model).count("Expand")
+    assert expands == len(single)
+    for sizes in [(2, 3, 5), (1, 1, 1), (3, 1, 4)]:
+        given = draw(model, named(*sizes))
+        whole = {n: np.broadcast_to(a, (sizes[0], *a.shape[1:])).copy() for n, a in given.items()}
+        np.testing.assert_allclose(run_ort(model, given)[0], torch_attention(whole), atol=2e-6)
+
+
+def test_equal_batches_are_left_alone():
+    for batch in (1, B):
+        model = attention_model(inputs=[value(v.name, batch, *v.shape[1:]) for v in qkv()])
+        mend.spread_batches(model)
+        assert operators(model) == ["Attention"]
+
+
+# -- scales -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, -2.0])
+def test_a_scale_that_is_not_positive_moves_into_the_query(scale):
+    model = attention_model(attributes={"scale": scale})
+    with pytest.raises(Exception, match="scale must be greater than 0"):
+        run_ort(model, draw(model, named(2, 3, 5)))
+    mend.make_scales_positive(model)
+    assert operators(model) == ["Mul", "Attention"]
+    check_against_torch(model, scale=scale)
+
+
+@pytest.mark.parametrize("attributes", [{}, {"scale": 0.3}])
+def test_a_positive_scale_stays(attributes):
+    model = attention_model(attributes=attributes)
+    mend.make_scales_positive(model)
+    assert operators(model) == ["Attention"]
+    assert node_of(model, "Attention").attributes.get_float("scale", 0) == pytest.approx(
+        attributes.get("scale", 0)
+    )
+
+
+# -- rotary caches ----------------------------------------------------------------------------
+
+
+def rotary_model(batch: str | int, *, rank: int = 4) -> ir.Model:
+    shape = [B, H, L, D] if rank == 4 else [B, L, H * D]
+    inputs = [value("x", *shape), *(value(n, batch, L, D // 2) for n in ("cos", "sin"))]
+    y = value("y", *shape)
+    node = ir.node("RotaryEmbedding", inputs, {"num_heads": H} if rank == 3 else {}, outputs=[y])
+    return model_of(inputs, [y], [node])
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_rotary_caches_of_batch_1_are_repeated_for_the_batch(rank):
+    model, whole = rotary_model(1, rank=rank), rotary_model(B, rank=rank)
+    with pytest.raises(Exception, match="expected to have the same shape"):
+        run_ort(model, draw(model, named(2, 3, 5)))
+    mend.spread_rotary_caches(model)
+    assert operators(model) == ["Shape", "Concat", "Expand"] * 2 + ["RotaryEmbedding"]
+    for batch, length in [(2, 3), (1, 1), (3, 1), (1, 5)]:
+        given = draw(model, named(batch, length, 1))
+        caches = {n: np.repeat(given[n], batch, axis=0) for n in ("cos", "sin")}
+        np.testing.assert_array_equal(run_ort(model, given), run_ort(whole, {**given, **caches}))
+
+
+def test_rotary_caches_with_the_batch_or_with_positions_stay():
+    model = rotary_model(B)
+    mend.spread_rotary_caches(model)
+    assert operators(model) == ["RotaryEmbedding"]
+    model = rotary_model(1)
+    node = node_of(model, "RotaryEmbedding")
+    node.resize_inputs(4)
+    node.replace_input_with(3, value("positions", B, L, dtype=ir.DataType.INT64))
+    mend.spread_rotary_caches(model)
+    assert operators(model) == ["RotaryEmbedding"]
+
+
+# -- all of them ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [BOOL, FLOAT])
+def test_what_is_mended_is_mended_once(dtype):
+    model = mask_model([B, 1, 1, S], dtype)
+    mend.mend_attention(model)
+    once = operators(model)
+    mend.mend_attention(model)
+    assert operators(model) == once
+
+
+def test_new_nodes_come_from_where_the_attention_comes_from():
+    model = mask_model([B, 1, 1, S], FLOAT)
+    node_of(model, "Attention").metadata_props["trace"] = "here"
+    mend.mend_attention(model)
+    assert [node.metadata_props.get("trace") for node in model.graph] == ["here"] * 7
+
+
+def test_operators_of_another_domain_are_not_touched():
+    model = mask_model([B, 1, 1, S])
+    node_of(model, "Attention").domain = "com.microsoft"
+    mend.mend_attention(model)
+    assert operators(model) == ["Attention"]
