@@ -20,6 +20,7 @@ from attn_export.capture import check_capture, fixed_axis
 from attn_export.errors import ExportError, one_line
 from attn_export.graph.axes import name_axes
 from attn_export.graph.canonical import canonicalize
+from attn_export.graph.narrow import narrow
 from attn_export.subject import Subject
 
 
@@ -34,10 +35,22 @@ class Exported:
 def export(subject: Subject) -> Exported:
     """Export a subject to the canonical graph.
 
+    Where something is bfloat16, it is so in the graph, which computes in float32.
+
     Raises:
         ExportError: If the module cannot be captured for every size that its axes may have,
             or has no ONNX form.
     """
+    narrow_dtypes = subject.narrow_dtypes()
+    if "bfloat16" not in narrow_dtypes.values():
+        return _exported(subject)
+    # Few runtimes compute in bfloat16, ONNX Runtime's CPU does not.
+    exported = _exported(subject.in_float32())
+    narrow(exported.model, narrow_dtypes)
+    return exported
+
+
+def _exported(subject: Subject) -> Exported:
     with _undisturbed():
         program = _capture(subject)
         check_capture(subject, program)

@@ -113,6 +113,13 @@ def is_floating(dtype: np.dtype) -> bool:
     return np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"
 
 
+def lowest_number(dtype: np.dtype) -> float:
+    """The lowest finite number of a floating point dtype."""
+    import ml_dtypes
+
+    return float(ml_dtypes.finfo(dtype).min)
+
+
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Field numbers and values of a protobuf message.
 

@@ -39,7 +39,9 @@ FLOORS = {
     "__main__": 7, "__init__": 7,
 }  # fmt: skip
 
-WITH_TORCH = ("attention/", "weights/", "subject/", "user_module", "export", "capture", "parity/oracle")
+WITH_TORCH = (
+    "attention/", "weights/", "subject/", "user_module", "export", "capture", "parity/oracle",
+)  # fmt: skip
 
 ONLY_IN = {
     "torch": WITH_TORCH,
@@ -47,7 +49,7 @@ ONLY_IN = {
     "onnx.reference": ("runtimes/onnx_reference",),
     "onnxscript": ("graph/canonical",),
     "onnx_ir": ("graph/", "export"),
-    "safetensors": ("weights/",),
+    "safetensors": ("weights/", "graph/save"),
     "click": ("cli/",),
     "rich": ("cli/", "report/"),
 }

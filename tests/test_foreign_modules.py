@@ -18,9 +18,13 @@ TOTAL = {"total_len": "past_len + query_len"}
 LOWEST = torch.finfo(torch.float32).min
 
 
+@pytest.fixture(autouse=True)
+def same_weights_every_time() -> None:
+    torch.manual_seed(0)
+
+
 def built(subject: Subject, folder: Path) -> tuple[Report, list[onnx.NodeProto]]:
     """The report and the nodes of a bundle."""
-    torch.manual_seed(0)
     report = build(subject, folder / "b", runtimes=["ort-cpu"])
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     return report, list(onnx.load(folder / "b" / "model.onnx").graph.node)
@@ -78,10 +82,12 @@ def masked(shape: list[str | int], dtype: torch.dtype = torch.bool, **options) -
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32], ids=["bool", "float"])
 @pytest.mark.parametrize(
-    "shape",
-    [["batch", 1, 1, "query_len"], [1, "query_len"], [H, 1, "query_len"], [H, "query_len", "query_len"]],
+    ("shape", "dtype"),
+    [
+        (["batch", 1, 1, "query_len"], torch.bool), ([1, "query_len"], torch.float32),
+        ([H, 1, "query_len"], torch.float32), ([H, "query_len", "query_len"], torch.bool),
+    ],
     ids=str,
 )  # fmt: skip
 def test_a_mask_that_pytorch_broadcasts_passes(shape, dtype, tmp_path):
@@ -93,7 +99,8 @@ def hide_key_0(mask: Tensor) -> Tensor:
     return mask & (torch.arange(mask.shape[-1]) > 0)
 
 
-@pytest.mark.parametrize("low", [LOWEST, -1e9, -torch.inf])
+# Not -1e9, which absorbs a score in float32 and not in the float64 truth: it has no one meaning.
+@pytest.mark.parametrize("low", [LOWEST, -torch.inf])
 def test_rows_without_any_key_pass_however_they_are_masked(low, tmp_path):
     def make(mask):
         return torch.where(hide_key_0(mask), 0.0, low)
@@ -144,15 +151,21 @@ def repeat_kv(x: Tensor, times: int) -> Tensor:
     return x.reshape(batch, heads * times, length, dim)
 
 
-SHARED = {
-    "enable_gqa": lambda q, k, v, **options: attend(q, k, v, enable_gqa=True, **options),
-    "repeat_interleave": lambda q, k, v, **options: attend(
-        q, *(x.repeat_interleave(H // x.shape[1], dim=1) for x in (k, v)), **options
-    ),
-    "repeat_kv": lambda q, k, v, **options: attend(
-        q, *(repeat_kv(x, H // x.shape[1]) for x in (k, v)), **options
-    ),
-}
+def gqa(q, k, v, attn_mask):
+    return attend(q, k, v, attn_mask=attn_mask, enable_gqa=True)
+
+
+def interleaved(q, k, v, attn_mask):
+    times = H // k.shape[1]
+    return attend(q, *(x.repeat_interleave(times, dim=1) for x in (k, v)), attn_mask=attn_mask)
+
+
+def hugging_face(q, k, v, attn_mask):
+    return attend(q, *(repeat_kv(x, H // x.shape[1]) for x in (k, v)), attn_mask=attn_mask)
+
+
+def expanded(q, k, v, attn_mask):
+    return attend(q, *(x.expand(-1, H, -1, -1) for x in (k, v)), attn_mask=attn_mask)
 
 
 class Cached(nn.Module):
@@ -196,10 +209,11 @@ def test_a_cache_becomes_the_past_of_one_attention(mask, tmp_path):
     assert operators(nodes).count("Concat") == mask  # for the shape of the mask
 
 
-@pytest.mark.parametrize("how", SHARED)
-@pytest.mark.parametrize("kv_heads", [2, 1])
+@pytest.mark.parametrize(
+    ("kv_heads", "how"), [(2, gqa), (1, gqa), (2, interleaved), (2, hugging_face), (1, expanded)]
+)
 def test_a_cache_of_shared_heads_too_however_they_are_shared(kv_heads, how, tmp_path):
-    _, nodes = built(cached(Cached(kv_heads, SHARED[how]), kv_heads), tmp_path)
+    _, nodes = built(cached(Cached(kv_heads, how), kv_heads), tmp_path)
     assert len(with_past(nodes)) == 1
     assert operators(nodes).count("Expand") == 1  # of the mask
 
@@ -219,12 +233,7 @@ def test_is_causal_beside_a_cache_keeps_what_it_means_in_pytorch(tmp_path):
         return attend(q, k, v, is_causal=True)
 
     # Only the keys up to the query's own number are seen: mostly the past.
-    class Wrapped(Cached):
-        def forward(self, x, past_key, past_value):
-            y, k, v = super().forward(x, past_key, past_value)
-            return y + x.sum(), k, v
-
-    _, nodes = built(cached(Wrapped(attend=causal), mask=False), tmp_path)
+    _, nodes = built(cached(Cached(attend=causal), mask=False), tmp_path)
     assert len(attentions(nodes)) == 1
     assert with_past(nodes) == []
 
@@ -233,7 +242,7 @@ def test_every_layer_of_a_model_has_its_cache(tmp_path):
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList([Cached(2, SHARED["enable_gqa"]) for _ in range(2)])
+            self.layers = nn.ModuleList([Cached(2, gqa) for _ in range(2)])
 
         def forward(self, x, attn_mask, key_0, value_0, key_1, value_1):
             y, *first = self.layers[0](x, key_0, value_0, attn_mask)
@@ -275,7 +284,7 @@ def test_a_cache_with_the_length_in_front_of_the_heads_stays_a_concat(tmp_path):
 
     subject = cached(LengthFirst())
     past = {name: subject.inputs[name].transpose(1, 2) for name in ("past_key", "past_value")}
-    axes = subject.axes | dict.fromkeys(past, {0: "batch", 1: "past_len"})
+    axes = subject.axes | {name: {0: "batch", 1: "past_len"} for name in past}
     subject = Subject(subject.module, subject.inputs | past, axes, OUTPUTS, relations=TOTAL)
     _, nodes = built(subject, tmp_path)
     assert len(attentions(nodes)) == 1

@@ -15,7 +15,7 @@ from attn_export.cases.draw import draw_inputs
 from attn_export.cases.sizes import Sizes, axis_names, with_sums
 from attn_export.nouns import Case
 from attn_export.spec import AttentionSpec, Input, MaskSpec
-from attn_export.tensorfile import is_floating
+from attn_export.tensorfile import is_floating, lowest_number
 
 PROBE_SIZES: Sizes = {
     "batch": 2, "query_len": 3, "past_len": 2, "total_len": 5, "key_len": 4,
@@ -114,7 +114,10 @@ def _mask_probes(mask: MaskSpec) -> Iterator[_Probe]:
         return change
 
     def lowest(inputs: Inputs) -> None:
-        inputs["attn_mask"][first] = np.finfo(inputs["attn_mask"].dtype).min
+        values = inputs["attn_mask"]
+        # A row of nothing but float16's lowest has no bits left for its scores.
+        keys = slice(1, None) if values.dtype == np.float16 else slice(None)
+        values[first][..., keys] = lowest_number(values.dtype)
 
     yield _Probe("fully_masked_rows", "a row with nothing to attend to gives 0", fully_masked)
     yield _Probe("one_visible_key", "a row with one key gives its value", one_visible)

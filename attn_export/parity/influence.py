@@ -13,8 +13,12 @@ CLEARLY = 100
 """How many times the allowed error an output has to move for the input to matter to it."""
 
 
-def check_influence(goldens: Sequence[Golden]) -> None:
+def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None:
     """Compare the truth of the base case with that of the cases that change one input.
+
+    Args:
+        goldens: All cases with their truth.
+        clearly: How many times the allowed error an output has to move.
 
     Raises:
         ExportError: If an input changes no output, or an output reacts to no input.
@@ -23,7 +27,9 @@ def check_influence(goldens: Sequence[Golden]) -> None:
     base = by_name[BASE]
     reacting: set[str] = set()
     for name in base.case.inputs:
-        moved = {out for out in base.expected if _moves(base, by_name[f"{CHANGED}{name}"], out)}
+        moved = {
+            out for out in base.expected if _moves(base, by_name[f"{CHANGED}{name}"], out, clearly)
+        }
         if not moved:
             raise ExportError(
                 f"the input {name} changes no output, so no case could show a mistake with it; "
@@ -38,11 +44,11 @@ def check_influence(goldens: Sequence[Golden]) -> None:
             )
 
 
-def _moves(base: Golden, changed: Golden, output: str) -> bool:
+def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
     allowed = base.allowed[output]
     before, after = base.expected[output], changed.expected[output]
     if allowed is None:
         return bool((before != after).any())
     if not before.any():
         return bool(after.any())
-    return measure(after, before).whole > CLEARLY * allowed.whole
+    return measure(after, before).whole > clearly * allowed.whole

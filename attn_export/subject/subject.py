@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any, Self
@@ -21,6 +23,9 @@ from attn_export.subject.output_shapes import infer_output_shapes
 from attn_export.subject.tensors import to_torch
 from attn_export.subject.trees import InputTree, name_outputs
 from attn_export.tensorfile import DTYPES
+
+NARROW = (torch.float16, torch.bfloat16)
+"""Types in which rounding hides mistakes."""
 
 INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
 """float64 graphs are good to 1e-7 only in ONNX Runtime: their constants pass through float32."""
@@ -116,6 +121,30 @@ class Subject:
             return {name: tuple(tensor.shape) for name, tensor in outputs.items()}
 
         return infer_output_shapes(shapes, self.input_values(), self.relations)
+
+    def narrow_dtypes(self) -> dict[str, str]:
+        """The names of weights, inputs and outputs in float16 or bfloat16, and their types."""
+        state: dict[str, Tensor] = {}
+        state.update(self.module.named_parameters(remove_duplicate=False))
+        state.update(self.module.named_buffers(remove_duplicate=False))
+        if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):
+            return {}
+        with torch.inference_mode():
+            state |= self.call(self.module, self.inputs) | self.inputs
+        return {name: _dtype(t) for name, t in state.items() if t.dtype in NARROW}
+
+    def in_float32(self) -> Subject:
+        """The same with its weights and inputs widened to float32."""
+        spec = dataclasses.replace(self.spec, dtype="float32") if self.spec else None
+        wide = {n: t.float() if t.dtype in NARROW else t for n, t in self.inputs.items()}
+        return Subject(
+            copy.deepcopy(self.module).float(),
+            self.tree.rebuild(wide),
+            self.axes,
+            self.outputs,
+            relations=self.relations,
+            spec=spec,
+        )
 
     def plan(self) -> Plan:
         """The cases that it is tried with."""

@@ -18,9 +18,9 @@ OWN_OPERATORS = frozenset(
     {
         "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
         "Div", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual", "LayerNormalization",
-        "LessOrEqual", "MatMul", "Mul", "Neg", "Pow", "RMSNormalization", "Range", "ReduceMax",
-        "Reshape", "Shape", "Sin", "Slice", "Split", "Squeeze", "Sub", "Transpose", "Trilu",
-        "Unsqueeze", "Where",
+        "LessOrEqual", "MatMul", "Max", "Mul", "Neg", "Pow", "RMSNormalization", "Range",
+        "ReduceMax", "Reshape", "Shape", "Sin", "Slice", "Split", "Squeeze", "Sub", "Transpose",
+        "Trilu", "Unsqueeze", "Where",
     }
 )  # fmt: skip
 """What our own module exports to in the standard dialect."""

@@ -1,0 +1,122 @@
+"""float16 and bfloat16: judged in their own precision, and settled in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from conftest import small_spec
+from onnx import TensorProto
+from torch import nn
+
+from attn_export import Subject, build, verify
+from attn_export.attention import canonical
+from attn_export.cli import run
+from attn_export.nouns import Report
+
+NARROW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+WIDE = "in float32"
+FEATURES = {
+    "plain": {},
+    "a float mask": {"attn_mask": "float[B,H,L,S]", "attn_weights": True},
+    "rotary, norms, window": {"rotary": "half", "qk_norm": "rms", "window_left": 3},
+    "alibi, sinks, softcap": {"alibi": True, "sinks": True, "softcap": 2.0},
+    "relative bias": {"relative_buckets": 8, "relative_max_distance": 16, "qk_norm": "layer"},
+    "cross": {"cross": True, "causal": False, "cache": "none", "kdim": 24},
+}
+
+both = pytest.mark.parametrize("dtype", NARROW)
+
+
+def graphs(report: Report) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for verdict in report.verdicts:
+        found[verdict.graph] = found.get(verdict.graph, 0) + 1
+    return found
+
+
+@both
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
+def test_a_feature_passes_in_few_bits_and_in_float32(dtype: str, feature: dict, tmp_path: Path):
+    report = build(small_spec(dtype=dtype, **feature), tmp_path / "b", runtimes=["ort-cpu"])
+    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
+    assert graphs(report).keys() == {WIDE, "model.onnx"}
+    assert len(set(graphs(report).values())) == 1
+
+
+@pytest.fixture(scope="module", params=NARROW)
+def narrow_bundle(request, tmp_path_factory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("narrow") / "b"
+    spec = small_spec(dtype=request.param, rotary="half")
+    assert build(spec, folder, runtimes=["ort-cpu"]).passed
+    return request.param, folder
+
+
+def test_weights_inputs_and_outputs_are_of_the_type(narrow_bundle):
+    dtype, folder = narrow_bundle
+    graph = onnx.load(folder / "model.onnx").graph
+    wanted = NARROW[dtype]
+    kinds = {
+        value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)
+    }
+    assert {kind for name, kind in kinds.items() if name != "attn_mask"} == {wanted}
+    held = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    assert {held[f"{name}_proj.{part}"] for name in "qkv" for part in ("weight", "bias")} == {
+        wanted
+    }
+    assert held["rotary.inv_freq"] == TensorProto.FLOAT
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["inputs"]["query"]["dtype"] == dtype
+
+
+def test_its_golden_vectors_can_be_replayed(narrow_bundle):
+    _, folder = narrow_bundle
+    assert verify(folder, runtimes=["ort-cpu"]).passed
+
+
+def test_bfloat16_says_that_it_is_cast(narrow_bundle):
+    dtype, folder = narrow_bundle
+    notes = json.loads((folder / "report.json").read_text())["notes"]
+    assert any("cast to float32 in the graph" in note for note in notes) == (dtype == "bfloat16")
+
+
+@both
+def test_a_scale_that_bfloat16_cannot_see_is_caught_in_float32(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    right = canonical.attention_node
+
+    def wrong(*inputs, scale, **options):
+        return right(*inputs, scale=scale * 1.003, **options)
+
+    monkeypatch.setattr(canonical, "attention_node", wrong)
+    report = build(small_spec(dtype=dtype), tmp_path / "b", runtimes=["ort-cpu"])
+    assert report.exit_code == 6
+    failed = {v.graph for v in report.verdicts if v.status == "failed"}
+    assert WIDE in failed
+    assert dtype != "bfloat16" or failed == {WIDE}
+
+
+@both
+def test_a_module_of_the_users_may_be_of_few_bits(dtype: str, tmp_path: Path):
+    kind = getattr(torch, dtype)
+    module = nn.Sequential(nn.Linear(16, 8), nn.GELU()).to(kind).eval()
+    subject = Subject(
+        module,
+        {"input": torch.randn(2, 3, 16, dtype=kind)},
+        {"input": {0: "batch", 1: "len"}},
+        ["y"],
+    )
+    report = build(subject, tmp_path / "b", runtimes=["ort-cpu"])
+    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
+
+
+def test_the_command_line_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sizes = ["--embed-dim", "16", "--num-heads", "2", "--runtime", "ort-cpu"]
+    assert run(["build", *sizes, "--dtype", "float16", "--output", str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().out
+    assert "in float32" in said
+    assert "model.onnx" in said
