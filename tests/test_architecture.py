@@ -32,7 +32,7 @@ FLOORS = {
     "attention/": 1, "weights/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
     "parity/measures": 1, "parity/gate": 1, "parity/__init__": 1,
     "bundle": 2, "subject/": 2, "user_module": 3,
-    "capture": 3, "export": 3, "parity/": 3,
+    "export/": 3, "parity/": 3, "blame": 1,
     "report/": 4,
     "jobs/": 5,
     "cli/": 6,
@@ -40,7 +40,8 @@ FLOORS = {
 }  # fmt: skip
 
 WITH_TORCH = (
-    "attention/", "weights/", "subject/", "user_module", "export", "capture", "parity/oracle",
+    "attention/", "weights/", "subject/", "user_module", "export/", "parity/oracle",
+    "parity/widened",
 )  # fmt: skip
 
 ONLY_IN = {
@@ -48,7 +49,7 @@ ONLY_IN = {
     "onnxruntime": ("runtimes/ort_cpu", "runtimes/ort_cuda"),
     "onnx.reference": ("runtimes/onnx_reference",),
     "onnxscript": ("graph/canonical",),
-    "onnx_ir": ("graph/", "export"),
+    "onnx_ir": ("graph/", "export/"),
     "safetensors": ("weights/", "graph/save"),
     "click": ("cli/",),
     "rich": ("cli/", "report/"),

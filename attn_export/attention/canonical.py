@@ -26,9 +26,9 @@ _EXPORTING: ContextVar[bool] = ContextVar("attn_export_canonical", default=False
 
 
 @contextmanager
-def emit_canonical_attention() -> Iterator[None]:
+def emit_canonical_attention(*, emit: bool = True) -> Iterator[None]:
     """Make `Attention` modules emit the ONNX node instead of computing, within the block."""
-    token = _EXPORTING.set(True)
+    token = _EXPORTING.set(emit)
     try:
         yield
     finally:

@@ -47,7 +47,9 @@ def _draw(name: str, wanted: Input, sizes: Sizes, rng: np.random.Generator) -> n
     size, dtype = concrete(wanted.shape, sizes), numpy_dtype(wanted.dtype)
     if dtype == np.bool_:
         # A last axis of 1 that is no number of keys may as well be all False.
-        return _visible(rng, size, with_first=wanted.shape[-1:] != (1,))
+        mixed = wanted.first is None or wanted.shape[-1:] == (1,)
+        drawn = _visible(rng, size, with_first=not mixed)
+        return drawn if wanted.first is not False else ~drawn
     if np.issubdtype(dtype, np.integer):
         return rng.integers(wanted.low, wanted.high, size, dtype, endpoint=True)
     if not is_floating(dtype):

@@ -176,6 +176,7 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, set the runtimes to work on them, and meanwhile ask for the truth."""
         from attn_export.cases.golden import write_golden, write_inputs
+        from attn_export.cases.probes import BASE
         from attn_export.parity.influence import check_influence
         from attn_export.parity.oracle import Oracle
 
@@ -191,7 +192,8 @@ class _Work:
         # In few bits the allowed error is a large part of all: the wide run has settled it.
         check_influence(goldens, *([1.0] if subject.narrow_dtypes() else []))
         write_golden(folder, goldens)
-        return goldens, plan.notes
+        base = next(case for case in plan.cases if case.name == BASE)
+        return goldens, (*plan.notes, *oracle.notes(base))
 
     def write(self, subject: Subject, exported: Exported, report: Report) -> None:
         """Write what belongs into the bundle beside the graph and the golden vectors."""

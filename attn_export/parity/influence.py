@@ -47,6 +47,11 @@ def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None
 def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
     allowed = base.allowed[output]
     before, after = base.expected[output], changed.expected[output]
+    if before.shape != after.shape:
+        raise ExportError(
+            f"the shape of {output} depends on values: {list(before.shape)} and "
+            f"{list(after.shape)} for inputs of the same sizes; give it a shape of its own"
+        )
     if allowed is None:
         return bool((before != after).any())
     if not before.any():

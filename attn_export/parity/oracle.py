@@ -18,6 +18,7 @@ from attn_export.cases.draw import generator
 from attn_export.errors import ExportError, one_line
 from attn_export.nouns import Allowed, Arrays, Case, Golden
 from attn_export.parity.measures import Measures, eps, measure
+from attn_export.parity.widened import ComputeInFloat64
 from attn_export.subject import Subject
 from attn_export.subject.tensors import to_numpy, to_torch
 from attn_export.tensorfile import is_floating
@@ -33,6 +34,15 @@ CONDITION_RUNS = 4
 
 MEANINGLESS = 1.0
 """An output of zeros has this relative error: where it is allowed, nothing can fail."""
+
+STEP = 2.0**-22
+"""Of the steps that show how precise the truth is: a few of those of float32."""
+
+POOR = 1e-9
+"""A truth that is worse is worth a note."""
+
+PLACES = 3
+"""How many lines of the module a note names."""
 
 ONE_THREAD_BELOW = 4_000_000
 """Modules with fewer parameters run on one thread: on matrices this small, handing work over
@@ -53,6 +63,8 @@ class Oracle:
         except Exception as error:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         size = sum(parameter.numel() for parameter in subject.module.parameters())
+        # Ours asks for nothing less than its inputs have.
+        self._widening = contextlib.nullcontext() if subject.spec else ComputeInFloat64()
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
 
     def golden(self, case: Case) -> Golden:
@@ -95,11 +107,53 @@ class Oracle:
                 {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in inputs.items()}
             )
             try:
-                return to_numpy(self._subject.call(self._precise, tensors))
+                with self._widening:
+                    return to_numpy(self._subject.call(self._precise, tensors))
             except ExportError as error:
                 raise ExportError(
                     f"in its float64 copy, {error}; constants have to be buffers, or of x.dtype"
                 ) from error
+
+    def notes(self, case: Case) -> tuple[str, ...]:
+        """What a reader should know of the truth of a user's module."""
+        if isinstance(self._widening, contextlib.nullcontext):
+            return ()
+        precision = self.precision(case)
+        places = [place for place in self._widening.places if place]
+        found = f"{precision:.0e} in relative L2"
+        if places:
+            shown = ", ".join(places[:PLACES]) + (" …" if len(places) > PLACES else "")
+            return (
+                f"the module asks for float32 or less at {shown}; its truth computes there in "
+                f"float64, with a precision of {found}",
+            )
+        if precision > POOR:
+            return (f"the float64 truth is itself good to {found} only",)
+        return ()
+
+    def precision(self, case: Case) -> float:
+        """How good the truth itself is, in relative L2.
+
+        f(x + δ) + f(x − δ) − 2 f(x) with δ a random `STEP` of x is of the order of δ² for a smooth
+        function in float64. Parts that compute in fewer bits leave their rounding there.
+        """
+        noise = {
+            name: STEP * generator("precision", name).uniform(-1, 1, array.shape)
+            for name, array in case.inputs.items()
+            if is_floating(array.dtype)
+        }
+
+        def moved(sign: int) -> dict[str, np.ndarray]:
+            x = case.inputs
+            moved = {n: x[n].astype(np.float64) * (1 + sign * d) for n, d in noise.items()}
+            return self.truth({**x, **moved})
+
+        before, at, after = (moved(sign) for sign in (-1, 0, 1))
+        return max(
+            measure((before[name] + after[name]) / 2, t).whole
+            for name, t in at.items()
+            if is_floating(t.dtype)
+        )
 
     def _truths(self, runs: list[Arrays]) -> list[dict[str, np.ndarray]]:
         """The truth for each of several inputs of the same shapes.

@@ -17,9 +17,13 @@ class Input:
         dtype: As numpy names it, or ``"bfloat16"``.
         low: The least value of an integer input.
         high: The largest value of an integer input, itself included.
+        first: Of a bool input, what every row of its last axis starts with: a mask in which True
+            means "may attend" starts with True, one in which it means "hidden" with False. None
+            where rows start differently.
     """
 
     shape: Shape
     dtype: str = "float32"
     low: int = 0
     high: int = 0
+    first: bool | None = True

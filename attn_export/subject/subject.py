@@ -39,7 +39,8 @@ class Subject:
         inputs: Example inputs by the names of `module.forward`'s parameters: tensors, tuples,
             lists and dicts of them, and constants. Axes that are dynamic need example sizes of 2
             or more. Integer inputs are tried with values between the least and the largest of
-            the example.
+            the example; a bool input starts its rows as the example does, so that a mask never
+            hides everything by accident.
         axes: For each input its dynamic axes: ``{"query": {0: "batch", 1: "query_len"}}``.
             Axes of one name have one size. A tensor within a tuple or dict is named by its place:
             ``cache.0.1`` is ``cache[0][1]``.
@@ -104,7 +105,7 @@ class Subject:
         shape = tuple(axes.get(axis, size) for axis, size in enumerate(tensor.shape))
         whole = not (tensor.is_floating_point() or tensor.dtype == torch.bool)
         span = (int(tensor.min()), int(tensor.max())) if whole and tensor.numel() else (0, 0)
-        return Input(shape, _dtype(tensor), *span)
+        return Input(shape, _dtype(tensor), *span, _first(tensor))
 
     def output_shapes(self) -> dict[str, Shape]:
         """The shape of every output; dynamic axes by name.
@@ -234,6 +235,14 @@ def _make_norms_matter(module: nn.Module) -> None:
 
 def _named_axes(shape: Shape) -> dict[int, str]:
     return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
+
+
+def _first(tensor: Tensor) -> bool | None:
+    """What all rows of a bool tensor start with, or None."""
+    if tensor.dtype != torch.bool or not tensor.dim() or not tensor.numel():
+        return None
+    starts = set(tensor[..., 0].flatten().tolist())
+    return bool(starts.pop()) if len(starts) == 1 else None
 
 
 def _dtype(tensor: Tensor) -> str:

@@ -274,6 +274,20 @@ def a_mask_made_of_the_keys(graph: Cached) -> None:
     graph.nodes[2:2] = [size, mask]
 
 
+def a_mask_made_of_the_keys_in_a_branch(graph: Cached) -> None:
+    """As `torch.cond` exports to: what a branch reads is no input of the node that has it."""
+    branches = {}
+    for name in ("then_branch", "else_branch"):
+        size = ir.node("Shape", [graph.presents[0]])
+        mask = ir.node("Expand", [graph.inputs[5], size.outputs[0]])
+        branches[name] = ir.Graph([], mask.outputs, nodes=[size, mask], name=name)
+    condition = value("condition", dtype=ir.DataType.BOOL)
+    chosen = ir.node("If", [condition], branches)
+    graph.inputs.append(condition)
+    graph.attention.replace_input_with(3, chosen.outputs[0])
+    graph.nodes.insert(2, chosen)
+
+
 def a_query_that_is_the_keys(graph: Cached) -> None:
     graph.attention.replace_input_with(0, graph.presents[0])
 
@@ -284,7 +298,7 @@ def a_query_that_is_the_keys(graph: Cached) -> None:
         prefix_of_weights, past_that_is_computed, three_parts, nobody_wants_the_present,
         nobody_wants_the_present_value, pasts_of_two_lengths, pasts_of_unknown_lengths,
         a_past_of_unknown_shape, only_keys_are_joined, one_concat_for_both, another_axis,
-        a_mask_made_of_the_keys, a_query_that_is_the_keys,
+        a_mask_made_of_the_keys, a_mask_made_of_the_keys_in_a_branch, a_query_that_is_the_keys,
     ],
 )  # fmt: skip
 def test_a_concat_stays(change: Callable[[Cached], None]):
@@ -330,10 +344,10 @@ class Repeated:
         size = integers(f"{source.name}_size", 0, H, -1, source.shape[3])
         self.initializers.append(size)
         fold = ir.node("Reshape", [expand.outputs[0], size])
-        if axis == 1:  # [B, times, G, S, D]: 0 would keep `times`
-            fold.attributes["allowzero"] = ir.AttrInt64("allowzero", 0)
-        if shapes and axis == 2:
-            expand.outputs[0].shape = ir.Shape([*source.shape[:2], times, *source.shape[2:]])
+        if shapes:
+            shape = [*source.shape]
+            shape.insert(axis, times)
+            expand.outputs[0].shape = ir.Shape(shape)
         fold.outputs[0].shape = ir.Shape([B, H, S, source.shape[3]])
         self.nodes += [lift, expand, fold]
         return fold.outputs[0]
@@ -357,6 +371,42 @@ def test_heads_that_are_repeated_one_by_one_are_shared(heads, shapes):
 def test_heads_that_are_repeated_as_a_whole_stay():
     model = Repeated(axis=1).model
     assert "Expand" in fuse_heads(model)
+
+
+def a_target_of_unknown_sizes(model: ir.Model) -> None:
+    given = value("given", 5, dtype=ir.DataType.INT64)
+    model.graph.inputs.append(given)
+    for node in model.graph:
+        if node.op_type == "Expand":
+            node.outputs[0].shape = None
+            node.replace_input_with(1, given)
+
+
+def a_reshape_that_mixes(model: ir.Model) -> None:
+    for node in model.graph:
+        if node.op_type == "Reshape":
+            B, H, S, dim = node.outputs[0].shape
+            node.outputs[0].shape = ir.Shape([B, H, dim, S])
+
+
+def keys_and_values_of_different_heads(model: ir.Model) -> None:
+    single = ir.node("Expand", [value("single", B, 1, S, DV), integers("t", 1, H, 1, 1)])
+    single.outputs[0].shape = ir.Shape([B, H, S, DV])
+    attention = node_of(model, "Attention")
+    model.graph.insert_before(attention, single)
+    attention.replace_input_with(2, single.outputs[0])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [a_target_of_unknown_sizes, a_reshape_that_mixes, keys_and_values_of_different_heads],
+)
+def test_heads_stay_repeated(change: Callable[[ir.Model], None]):
+    model = Repeated().model
+    change(model)
+    before = [v.name for v in node_of(model, "Attention").inputs]
+    fuse_cache.share_heads(model)
+    assert [v.name for v in node_of(model, "Attention").inputs] == before
 
 
 def expand_model(source: ir.Value) -> ir.Model:

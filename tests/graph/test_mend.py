@@ -122,11 +122,17 @@ def test_a_mask_of_one_key_grows_to_past_and_new_ones():
 
 
 def test_attention_of_rank_3_gets_its_rows_from_the_right_axis():
-    inputs = [value("q", B, L, H * D), value("k", B, S, H * D), value("v", B, S, H * DV)]
-    model = attention_model(
-        value("m", B, 1, 1, S, dtype=BOOL), {"q_num_heads": H, "kv_num_heads": H}, inputs
-    )
-    model.graph.outputs[0].shape = ir.Shape([B, L, H * DV])
+    x = value("q", B, L, H * D)
+    inputs = [x, value("k", B, S, H * D), value("v", B, S, H * DV), value("m", B, 1, 1, S)]
+    inputs[3].dtype = BOOL
+    # Its length has a name that no input has, so that it is asked for its own.
+    q, y = value("between", B, "length", H * D), value("y", B, L, H * DV)
+    heads = {"q_num_heads": H, "kv_num_heads": H}
+    nodes = [
+        ir.node("Identity", [x], outputs=[q]),
+        ir.node("Attention", [q, *inputs[1:]], heads, outputs=[y]),
+    ]
+    model = model_of(inputs, [y], nodes)
     mend.spread_masks(model)
     given = draw(model, named(2, 3, 5))
     split = {
@@ -245,6 +251,19 @@ def test_a_bias_that_is_a_weight_or_computed_of_the_input_is_not_clamped():
     model = model_of(inputs, [y], [scores, added, attention], [bias])
     mend.mend_attention(model)
     assert operators(model) == ["MatMul", "Add", "Attention"]
+
+
+def test_a_float_that_only_chooses_does_not_count():
+    x, zero, low = value("x", L, S), weight("zero", np.float32(0)), weight("low", np.float32(-1e9))
+    chosen = ir.node("Cast", [x], {"to": BOOL})
+    mask = ir.node("Where", [chosen.outputs[0], zero, low])
+    for node, dtype in ((chosen, BOOL), (mask, FLOAT)):
+        node.outputs[0].dtype, node.outputs[0].shape = dtype, ir.Shape([L, S])
+    inputs, y = [*qkv(), x], output()
+    attention = ir.node("Attention", [*inputs[:3], mask.outputs[0]], outputs=[y])
+    model = model_of(inputs, [y], [chosen, mask, attention], [zero, low])
+    mend.mend_attention(model)
+    assert operators(model) == ["Cast", "Where", "Attention"]
 
 
 # -- batches ----------------------------------------------------------------------------------

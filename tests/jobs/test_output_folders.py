@@ -85,13 +85,12 @@ def test_a_gate_that_lets_everything_through_is_refused(gate: float, bundle: Pat
 @pytest.mark.parametrize(
     ("forward", "told"),
     [
-        (lambda x: x @ torch.eye(8), "in its float64 copy, the module raised.*buffers"),
         (lambda x: x.unflatten(1, (-1, 2)).sum(2), "the module raised at|narrowed|capture"),
         (lambda x: {"y": x, "about": "me"}, "returns str in dict; it has to return a tensor"),
         (lambda x: (x, 3), "returns int in tuple; it has to return a tensor"),
         (lambda x: (x, (x, x)), "returns 3 tensors, but outputs names 1: y"),
     ],
-    ids=["a constant of float32", "even lengths only", "a text", "a number", "too many"],
+    ids=["even lengths only", "a text", "a number", "too many"],
 )
 def test_what_a_users_module_does_wrong_is_told_in_one_line(forward, told: str, tmp_path: Path):
     class Theirs(nn.Module):

@@ -16,8 +16,10 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from attn_export.attention.canonical import OPSET, emit_canonical_attention
-from attn_export.capture import check_capture, fixed_axis
-from attn_export.errors import ExportError, one_line
+from attn_export.errors import ExportError
+from attn_export.export.advice import not_captured, not_translated
+from attn_export.export.capture import check_capture
+from attn_export.export.refusals import fixed_axis
 from attn_export.graph.axes import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.narrow import narrow
@@ -53,7 +55,7 @@ def export(subject: Subject) -> Exported:
 def _exported(subject: Subject) -> Exported:
     with _undisturbed():
         program = _capture(subject)
-        check_capture(subject, program)
+        check_capture(subject, program, lambda: _capture(subject, emit=False))
         model = _translate(subject, program)
         name_axes(model, subject.axes)
         origins = canonicalize(model, subject.outputs, subject.relations)
@@ -62,7 +64,7 @@ def _exported(subject: Subject) -> Exported:
     return Exported(model, origins)
 
 
-def _capture(subject: Subject) -> ExportedProgram:
+def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     # Dim.DYNAMIC rather than named Dims: those cannot say total_len = past_len + query_len.
     # What they would refuse is refused by `check_capture` instead.
     dynamic = {
@@ -72,7 +74,7 @@ def _capture(subject: Subject) -> ExportedProgram:
     shapes = subject.tree.rebuild(dynamic, constants=False)
     arguments = subject.tree.rebuild(subject.inputs)
     try:
-        with emit_canonical_attention():
+        with emit_canonical_attention(emit=emit):
             return torch.export.export(
                 subject.module, (), arguments, dynamic_shapes=shapes, strict=False
             )
@@ -93,7 +95,7 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
             verbose=False,
         )
     except Exception as error:
-        raise ExportError(f"the module has no ONNX form: {_cause(error)}") from error
+        raise not_translated(error, program) from error
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing")
     return onnx_program.model
@@ -130,11 +132,4 @@ def _not_captured(subject: Subject, error: Exception) -> ExportError:
     )
     if fixed and fixed[1] in subject.axes:
         return fixed_axis(subject, fixed[1], int(fixed[2]), fixed[3])
-    return ExportError(f"torch.export cannot capture the module: {_cause(error)}")
-
-
-def _cause(error: BaseException) -> str:
-    """What the first cause of an error says: the exporter wraps errors in pages of advice."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return one_line(error)
+    return not_captured(error)

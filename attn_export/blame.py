@@ -1,0 +1,114 @@
+"""Which line of the user's own files is to blame."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from itertools import pairwise, zip_longest
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+Line = tuple[str, int]
+
+STDLIB, OURS = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parent
+INSTALLED = ("site-packages", "dist-packages")
+"""Folders of packages: within the standard library's folder, but not of it."""
+TOOLS = ("torch", "onnxscript", "onnx_ir", "onnx", "numpy", "sympy")
+"""Packages that only pass errors on."""
+RAISED = ("", 0)
+
+
+def is_theirs(file: str) -> bool:
+    """Whether a file is neither torch's, nor Python's, nor ours."""
+    path = Path(file).resolve()
+    if file.startswith("<") or path.is_relative_to(OURS):
+        return False
+    packages = [after for part, after in pairwise(path.parts) if part in INSTALLED]
+    if packages:
+        return packages[-1] not in TOOLS
+    return not path.is_relative_to(STDLIB)
+
+
+def line_of(error: BaseException) -> str:
+    """The innermost line of theirs that an error, or what caused it, passed through.
+
+    ``file.py:12``, or "" where there is none.
+    """
+    found: list[Line] = []
+    at: BaseException | None = error
+    while at is not None:
+        frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(at.__traceback__)]
+        # What torch says of the code that it was translating.
+        frames += _frames_in(str(at))
+        found += [frame for frame in frames if is_theirs(frame[0])]
+        at = at.__cause__
+    return show(found[-1]) if found else ""
+
+
+def line_in(trace: str) -> str:
+    """The innermost line of theirs in the text of a stack trace, or ""."""
+    found = [frame for frame in _frames_in(trace) if is_theirs(frame[0])]
+    return show(found[-1]) if found else ""
+
+
+def _frames_in(text: str) -> list[Line]:
+    return [(file, int(n)) for file, n in re.findall(r'File "([^"]+)", line (\d+)', text)]
+
+
+def branching_line(one: Callable[[], object], other: Callable[[], object]) -> str:
+    """The line from which two runs of their code go different ways.
+
+    Or the line at which only one of them raises; "" where both go the same way.
+    """
+    first, second = _lines_of(one), _lines_of(other)
+    last: Line | None = None
+    for a, b in zip_longest(first, second):
+        if a != b:
+            return show(last) if last else ""
+        last = a
+    return ""
+
+
+def show(line: Line) -> str:
+    """``file.py:12``."""
+    return f"{Path(line[0]).name}:{line[1]}"
+
+
+def _lines_of(run: Callable[[], object]) -> list[Line]:
+    """The lines of theirs that a run passes, in order; an error ends them with `RAISED`."""
+    lines: list[Line] = []
+
+    def on_line(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            lines.append((frame.f_code.co_filename, frame.f_lineno))
+        return on_line
+
+    known: dict[str, bool] = {}
+
+    def on_call(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ARG001
+        file = frame.f_code.co_filename
+        if file not in known:
+            known[file] = is_theirs(file)
+        return on_line if known[file] else None
+
+    with _tracing(on_call):
+        try:
+            run()
+        except Exception:
+            lines.append(RAISED)
+    return lines
+
+
+@contextlib.contextmanager
+def _tracing(trace: Any) -> Iterator[None]:
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

@@ -1,0 +1,73 @@
+"""What to write instead, for constructs that `torch.export` or ONNX cannot take."""
+
+from __future__ import annotations
+
+import re
+
+from torch.export import ExportedProgram
+
+from attn_export.blame import line_in, line_of
+from attn_export.errors import ExportError, one_line
+
+ADVICE = (
+    (
+        r"argument 'is_causal' must be bool, not SymBool",
+        "is_causal depends on a size",
+        "pass a plain bool, or make the causal mask from the sizes and pass it as attn_mask",
+    ),
+    (
+        r"data-dependent|Could not extract specialized",
+        "a branch or a size depends on the values of a tensor",
+        "use torch.where or a mask instead, or make the value a constant of the module",
+    ),
+    (
+        r"only 4D query, key, and value",
+        "F.scaled_dot_product_attention of inputs that are not 4-D",
+        "reshape them to [B, H, L, D], and the result back",
+    ),
+    (
+        r"requires q_num_heads = kv_num_heads",
+        "F.scaled_dot_product_attention broadcasts key and value over the heads",
+        "pass enable_gqa=True, or expand them to the query's heads",
+    ),
+    (
+        r"\.numpy\(\) is not supported|can't call numpy\(\)",
+        "numpy inside the module",
+        "use torch operations",
+    ),
+)
+"""What an error says, the construct, and what to write instead."""
+
+
+def not_captured(error: Exception) -> ExportError:
+    """For an error of `torch.export`."""
+    return _explained(error, "torch.export cannot capture the module")
+
+
+def not_translated(error: Exception, program: ExportedProgram) -> ExportError:
+    """For an error of `torch.onnx.export`, which names the node that it could not translate."""
+    named = re.search(r"translating node %(\w+)", " ".join(map(str, _chain(error))))
+    traces = {
+        node.name: str(node.meta.get("stack_trace", "")) for node in program.graph.nodes if named
+    }
+    trace = traces.get(named[1], "") if named else ""
+    return _explained(error, "the module has no ONNX form", line_in(trace))
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and its causes."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    return chain
+
+
+def _explained(error: Exception, what: str, line: str = "") -> ExportError:
+    line = line or line_of(error)
+    at = f" at {line}" if line else ""
+    chain = _chain(error)
+    said = " ".join(map(str, chain))
+    for pattern, construct, instead in ADVICE:
+        if re.search(pattern, said):
+            return ExportError(f"{what}{at}: {construct}; {instead}")
+    return ExportError(f"{what}{at}: {one_line(chain[-1])}")

@@ -1,0 +1,153 @@
+"""Proof that a captured program is the module at every size, not only at the traced one.
+
+`torch.export` drops guards silently: `if x.shape[1] > 8`, traced at 6, becomes the False
+branch for all sizes. Narrowed ranges are read from the program; branches on 0, 1 and on
+equal sizes leave no trace there, so the program is run and compared in numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.export import ExportedProgram
+
+from attn_export.cases.draw import draw_inputs
+from attn_export.cases.sizes import Sizes, axis_names, lattice
+from attn_export.errors import ExportError, one_line
+from attn_export.export.refusals import branch_at, example_sizes, fixed_axis
+from attn_export.subject import Subject
+from attn_export.subject.tensors import to_torch
+
+TRACE_MINIMUM = 2
+"""`torch.export` assumes dynamic sizes of at least 2, which holds for 0 and 1 as well unless
+the numbers below say otherwise."""
+
+
+def check_capture(
+    subject: Subject, program: ExportedProgram, in_torch: Callable[[], ExportedProgram]
+) -> None:
+    """Compare what was captured with what was asked for.
+
+    Args:
+        subject: Whose module it is.
+        program: What was captured.
+        in_torch: Captures it again, with our own attention as PyTorch operations: a program that
+            holds ONNX nodes cannot be run here.
+
+    Raises:
+        ExportError: If an axis is fixed or narrowed (it is named, with its range), if the program
+            computes something else than the module at some size, or if the module is no function.
+    """
+    _check_ranges(subject, program)
+    if subject.spec is not None:
+        return  # ours: every one of its sizes is compared by the judge, on every runtime
+    _check_repeatable(subject)
+    _check_numbers(subject, in_torch() if _emits_onnx_nodes(program) else program)
+
+
+def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
+    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    leaves = zip(subject.tree.names, program.graph_signature.user_inputs, strict=True)
+    for name, node_name in leaves:
+        if name is None:  # a constant
+            continue
+        shape = placeholders[str(node_name)].meta["val"].shape
+        for axis, label in subject.axes[name].items():
+            size = shape[axis]
+            if not isinstance(size, torch.SymInt):
+                raise fixed_axis(subject, name, axis, str(size))
+            allowed = program.range_constraints.get(size.node.expr)
+            if allowed is None:
+                continue
+            # A sum of axes, such as total_len, has the sum of their minima.
+            lowest = TRACE_MINIMUM * len(size.node.expr.free_symbols)
+            bounded = not _is_unbounded(allowed.upper)
+            if int(allowed.lower) > lowest or bounded:
+                beyond = int(allowed.upper) + 1 if bounded else max(int(allowed.lower) - 1, 0)
+                at = branch_at(subject, {label: beyond})
+                raise ExportError(
+                    f"axis {label!r} ({name}.shape[{axis}]) was narrowed to "
+                    f"[{allowed.lower}, {allowed.upper}]{at}: the module takes another branch "
+                    "outside that range, which the graph would not have; remove the branch on the "
+                    "size"
+                )
+
+
+def _is_unbounded(bound: object) -> bool:
+    # Infinity is sympy's own or one of torch's, which are different objects.
+    return str(bound) in {"int_oo", "oo"}
+
+
+def _emits_onnx_nodes(program: ExportedProgram) -> bool:
+    """Whether the program holds ONNX nodes, which cannot be run here."""
+    return any("onnx_symbolic" in str(node.target) for node in program.graph.nodes)
+
+
+def _check_repeatable(subject: Subject) -> None:
+    """A module that draws random numbers or changes its inputs is no function of them."""
+    given = {name: tensor.clone() for name, tensor in subject.inputs.items()}
+    with torch.inference_mode():
+        first = {n: t.clone() for n, t in subject.call(subject.module, given).items()}
+        for name, tensor in subject.inputs.items():
+            if not _same(given[name], tensor):
+                raise ExportError(
+                    f"the module changes its input {name} in place; work on a copy of it"
+                )
+        second = subject.call(subject.module, {n: t.clone() for n, t in given.items()})
+    for name, tensor in first.items():
+        if not _same(second[name], tensor):
+            raise ExportError(
+                f"the module gives another {name} for the same inputs; take out what is random or "
+                "kept between calls"
+            )
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and torch.allclose(
+        one, other, rtol=1e-4, atol=1e-5, equal_nan=True
+    )
+
+
+def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
+    captured = program.module(check_guards=False)
+    names = axis_names(subject.input_values(), subject.relations)
+    for sizes in lattice(names, subject.relations):
+        difference = _difference(subject, captured, sizes)
+        if difference:
+            raise _differs(subject, captured, sizes, difference)
+
+
+def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> str:
+    """What the captured program does otherwise than the module at these sizes, or ""."""
+    words = ("capture", str(sizes))
+    inputs = to_torch(draw_inputs(subject.input_values(), sizes, seed_words=words))
+    with torch.inference_mode():
+        wanted = subject.call(subject.module, inputs)
+        try:
+            got = subject.call(captured, inputs)
+        except Exception as error:
+            return one_line(error)
+    for name, tensor in wanted.items():
+        if got[name].shape != tensor.shape:
+            return f"{name} is {list(got[name].shape)}, not {list(tensor.shape)}"
+        if not _same(got[name], tensor):
+            return f"{name} differs from the module's"
+    return ""
+
+
+def _differs(subject: Subject, captured: torch.nn.Module, sizes: Sizes, what: str) -> ExportError:
+    """Names the one axis that is to blame where one alone is, and the line that branches."""
+    example = example_sizes(subject)
+    alone = [
+        {**example, name: size}
+        for name, size in sizes.items()
+        if not subject.relations and name in example
+    ]
+    guilty = next((s for s in alone if _difference(subject, captured, s)), sizes)
+    shown = {n: s for n, s in guilty.items() if guilty is sizes or s != example[n]}
+    at = ", ".join(f"{name} = {size}" for name, size in shown.items())
+    return ExportError(
+        f"the captured program is not the module at {at}: {what}; a branch on a size"
+        f"{branch_at(subject, guilty)} was captured for one side only; write it without the branch"
+    )

@@ -1,0 +1,54 @@
+"""What is said of an axis that a module does not leave free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from attn_export.blame import branching_line
+from attn_export.cases.draw import draw_inputs
+from attn_export.cases.sizes import Sizes, with_sums
+from attn_export.errors import ExportError
+from attn_export.subject import Subject
+from attn_export.subject.tensors import to_torch
+
+
+def fixed_axis(subject: Subject, name: str, axis: int, size: str) -> ExportError:
+    """The error for an axis that the module allows one size only."""
+    label = subject.axes[name].get(axis)
+    at = branch_at(subject, {label: int(size) + 1}) if label and size.isdigit() else ""
+    return ExportError(
+        f"axis {label!r} ({name}.shape[{axis}]) was fixed at {size} by the module{at}; write it so "
+        "that it works for every size, or do not name the axis"
+    )
+
+
+def branch_at(subject: Subject, changed: Sizes) -> str:
+    """`` (file.py:12)``: the line of the module at which these sizes go another way.
+
+    Args:
+        subject: Whose module is run: at the example's sizes, and at others.
+        changed: The sizes that differ from the example's.
+    """
+
+    def run(sizes: Sizes) -> Callable[[], object]:
+        drawn = draw_inputs(subject.input_values(), sizes, seed_words=("branch",))
+        return lambda: subject.call(subject.module, to_torch(drawn))
+
+    example = example_sizes(subject)
+    other = with_sums({**example, **changed}, subject.relations)
+    with torch.inference_mode():
+        line = branching_line(run(example), run(other))
+    return f" ({line})" if line else ""
+
+
+def example_sizes(subject: Subject) -> dict[str, int]:
+    """The sizes of the example's dynamic axes."""
+    sizes = {
+        label: subject.inputs[name].shape[axis]
+        for name, axes in subject.axes.items()
+        for axis, label in axes.items()
+    }
+    free = {name: size for name, size in sizes.items() if name not in subject.relations}
+    return with_sums(free, subject.relations)

@@ -1,0 +1,68 @@
+"""The float64 truth of modules that ask for float32 within.
+
+Many norms and softmaxes compute in float32 whatever the type of their input. A float64 copy of
+such a module is good to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
+every such request is answered in float64, and the places are kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from attn_export.blame import is_theirs, show
+
+LESS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class ComputeInFloat64(TorchDispatchMode):
+    """Answers every operation in float64.
+
+    Attributes:
+        places: Where the module asked for less, as ``file.py:12``, in order.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places: dict[str, None] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one operation."""
+        given = (args, dict(kwargs or {}))
+        args, options = tree_map_only(torch.dtype, self._wide_dtype, given)
+        if func._schema.is_mutable:  # what is written into has to stay what it is
+            return func(*args, **options)
+        wide_args, wide_options = tree_map_only(Tensor, _wide, (args, options))
+        return tree_map_only(Tensor, _wide, func(*wide_args, **wide_options))
+
+    def _wide_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        if dtype not in LESS:
+            return dtype
+        self.places[_place()] = None
+        return torch.float64
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.dtype in LESS else tensor
+
+
+def _place() -> str:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if is_theirs(frame.f_code.co_filename):
+            return show((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,125 @@
+"""Which attention of a checkpoint is meant."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from attn_export.errors import WeightsError
+from attn_export.weights.layouts import Layout, recognise
+from attn_export.weights.source import Source
+from attn_export.weights.words import listed, shown
+
+CROSS, DECODER, ENCODER = "cross", "decoder", "encoder"
+
+CROSS_NAMES: Final = frozenset({
+    "encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention",
+    "src_attn", "enc_attn", "enc_dec_attention", "multihead_attn",
+})  # fmt: skip
+"""How modules call the attention of a decoder to the encoder."""
+TOWERS: Final = frozenset({
+    "vision_tower", "vision_model", "visual", "vision_encoder", "audio_tower", "audio_model",
+})  # fmt: skip
+"""Encoders of pictures and sound beside a language model."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Found:
+    """One attention of a checkpoint.
+
+    Attributes:
+        prefix: What its tensors' names start with, with the dot.
+        layout: How it is stored.
+        layer: Its number, None where the prefix has none.
+        role: `CROSS`, `DECODER`, `ENCODER` or "" where the prefix does not say.
+    """
+
+    prefix: str
+    layout: Layout
+    layer: int | None
+    role: str
+
+    @property
+    def shown(self) -> str:
+        """The prefix as ``--layer`` takes it."""
+        return self.prefix.removesuffix(".") or "(no prefix)"
+
+
+def choose(source: Source, layer: str | None, wanted: str | None) -> Found:
+    """One attention.
+
+    Args:
+        source: The checkpoint.
+        layer: A number or a prefix; layer 0, or the only one, without it.
+        wanted: `CROSS`, `DECODER` or `ENCODER`, by which to choose where there are several.
+
+    Raises:
+        WeightsError: If there is none, or more than one that may be meant.
+    """
+    every = [_found(prefix, layout) for prefix, layout in recognise(source.files).items()]
+    every.sort(key=lambda found: (found.layer is None, found.layer or 0, found.prefix))
+    if not every:
+        raise WeightsError(
+            f"{source.path} has no attention of a known layout; its tensors are "
+            f"{listed(source.files)}"
+        )
+    matching = _matching(every, layer)
+    if not matching:
+        raise WeightsError(
+            f"{source.path} has no attention {shown(layer or 'of layer 0')!r}; give one of these "
+            f"as --layer: {listed(found.shown for found in every)}"
+        )
+    meant = _meant(matching, wanted)
+    if len(meant) != 1:
+        raise WeightsError(
+            f"{source.path} has {len(matching)} attentions that may be meant; give one of these "
+            f"as --layer: {listed(found.shown for found in meant or matching)}"
+        )
+    return meant[0]
+
+
+def _found(prefix: str, layout: Layout) -> Found:
+    words = prefix.split(".")
+    layer = next((number for number in map(_number, words) if number is not None), None)
+    if CROSS_NAMES.intersection(words):
+        role = CROSS
+    else:
+        role = next((word for word in words if word in (DECODER, ENCODER)), "")
+    return Found(prefix, layout, layer, role)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def _matching(every: Sequence[Found], layer: str | None) -> list[Found]:
+    """Those of a number or a prefix; without either layer 0, or the only one."""
+    if layer is None and len(every) == 1:
+        return list(every)
+    number = 0 if layer is None else _number(layer)
+    if number is None:
+        return _with_prefix(every, f"{layer}")
+    numbered = [found for found in every if found.layer == number]
+    beside = [found for found in numbered if not TOWERS.intersection(found.prefix.split("."))]
+    unnumbered = [found for found in every if found.layer is None and layer is None]
+    return beside or numbered or unnumbered
+
+
+def _with_prefix(every: Sequence[Found], layer: str) -> list[Found]:
+    """Those of exactly this prefix, else those whose prefix ends with it, else starts with it."""
+    wanted = layer.strip(".") + "."
+    exact = [found for found in every if found.prefix == wanted]
+    ending = [found for found in every if found.prefix.endswith(f".{wanted}")]
+    return exact or ending or [found for found in every if found.prefix.startswith(wanted)]
+
+
+def _meant(matching: Sequence[Found], wanted: str | None) -> list[Found]:
+    """Of an encoder and a decoder, those that are wanted."""
+    if len(matching) == 1 or wanted is None:
+        return list(matching)
+    if wanted == CROSS:
+        return [found for found in matching if found.role == CROSS]
+    own = [found for found in matching if found.role != CROSS]
+    other = ENCODER if wanted == DECODER else DECODER
+    return [found for found in own if found.role != other] or own

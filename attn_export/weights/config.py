@@ -1,0 +1,111 @@
+"""What a config.json says of one attention, in the fields of our spec.
+
+The keys and their defaults are those of the `configuration_*.py` of Hugging Face's transformers:
+authors leave out keys that have the default of their model's class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attn_export.errors import WeightsError
+from attn_export.weights.source import read_json
+from attn_export.weights.words import shown
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Config:
+    """A config.json.
+
+    Attributes:
+        path: The file.
+        values: Its keys; of a model with pictures those of its language model.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+
+    @classmethod
+    def beside(cls, path: Path) -> Config | None:
+        """The config at a path, or None if there is no such file.
+
+        Raises:
+            WeightsError: If it is not JSON.
+        """
+        if not path.is_file():
+            return None
+        values = read_json(path, "the config")
+        inner = values.get("text_config")
+        if isinstance(inner, dict):
+            values = {"model_type": values.get("model_type"), **inner}
+        return cls(path, values)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
+        """The same with what the model's class has where a key is left out."""
+        return Config(self.path, {**defaults, **self.values})
+
+    @property
+    def model_type(self) -> str:
+        """The family of models, "" where it does not say."""
+        return str(self.values.get("model_type") or "")
+
+    def has(self, key: str) -> bool:
+        """Whether a key is there and not null."""
+        return self.values.get(key) is not None
+
+    def whole(self, key: str) -> int:
+        """A whole number.
+
+        Raises:
+            WeightsError: If it is missing or is no whole number.
+        """
+        value = self.values.get(key)
+        # Beyond that an int has no float; what a spec takes is far below.
+        if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 2**50:
+            raise self.wrong(key, "a whole number")
+        return value
+
+    def number(self, key: str) -> float:
+        """A positive number.
+
+        Raises:
+            WeightsError: If it is missing or is no positive finite number.
+        """
+        return self.positive(key, self.values.get(key))
+
+    def positive(self, key: str, value: object) -> float:
+        """A value of the file that has to be a positive number.
+
+        Raises:
+            WeightsError: If it is not.
+        """
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= 1e300 or not math.isfinite(value):  # type: ignore[operator,arg-type]
+            raise self.wrong(key, "a positive number", value)
+        return float(value)  # type: ignore[arg-type]
+
+    def flag(self, key: str) -> bool:
+        """True or false; false if it is missing or null.
+
+        Raises:
+            WeightsError: If it is anything else.
+        """
+        value = self.values.get(key)
+        if not isinstance(value, (bool, type(None))):
+            raise self.wrong(key, "true or false")
+        return bool(value)
+
+    def wrong(self, key: str, wanted: str, value: object = None) -> WeightsError:
+        """The error of a key that is missing or has no value that can be used."""
+        value = self.values.get(key) if value is None else value
+        if value is None:
+            return WeightsError(f"{self.path} has no {key!r}; it has to be {wanted}")
+        return WeightsError(f"{self.path}: {key} has to be {wanted}; got {shown(repr(value))}")
+
+    def refused(self, key: str, value: object, why: str) -> WeightsError:
+        """The error of a value that our attention cannot be."""
+        return WeightsError(f"{self.path}: {key} = {shown(repr(value))} is not supported: {why}")

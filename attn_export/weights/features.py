@@ -1,0 +1,147 @@
+"""What the attention of a family of models is beyond its dimensions: a function for each feature.
+
+Each returns fields of the spec. Sources are the `modeling_*.py` and `configuration_*.py` of Hugging
+Face's transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attn_export.weights.choice import CROSS, ENCODER
+from attn_export.weights.config import Config
+from attn_export.weights.layer import Layer
+
+
+def causal(_: Layer) -> dict[str, Any]:
+    """A decoder: no key after the query's own."""
+    return {"causal": True}
+
+
+def by_role(layer: Layer) -> dict[str, Any]:
+    """Of an encoder and a decoder: what the prefix says."""
+    if layer.role == CROSS:
+        return {"cross": True}
+    return {} if layer.role == ENCODER else {"causal": True}
+
+
+def window(layer: Layer) -> dict[str, Any]:
+    """`sliding_window` counts the query's own key too."""
+    if not layer.config.values.get("sliding_window"):
+        return {}
+    return {"window_left": layer.config.whole("sliding_window") - 1}
+
+
+def window_of_some(layer: Layer) -> dict[str, Any]:
+    """The window of the layers that have one."""
+    return window(layer) if layer.slides else {}
+
+
+def qwen_window(layer: Layer) -> dict[str, Any]:
+    """The window of those layers, if it is in use at all."""
+    return window_of_some(layer) if layer.config.flag("use_sliding_window") else {}
+
+
+def query_scale(layer: Layer) -> dict[str, Any]:
+    """The scale that Gemma states as the width it is made for."""
+    return {"scale": layer.config.number("query_pre_attn_scalar") ** -0.5}
+
+
+def softcap(layer: Layer) -> dict[str, Any]:
+    """Gemma 2's cap on the scores, null for none."""
+    key = "attn_logit_softcapping"
+    return {"softcap": layer.config.number(key)} if layer.config.has(key) else {}
+
+
+def head_norm(layer: Layer) -> dict[str, Any]:
+    """RMSNorm of every query and key head."""
+    return {"qk_norm": "rms", "norm_eps": layer.config.number("rms_norm_eps")}
+
+
+def causal_only(layer: Layer) -> dict[str, Any]:
+    """A decoder that could be used on both sides, which is not known well enough."""
+    key = "use_bidirectional_attention"
+    if layer.config.flag(key):
+        raise layer.config.refused(key, True, "give SPEC.toml and take config.json away")
+    return {"causal": True}
+
+
+def gemma3_sides(layer: Layer) -> dict[str, Any]:
+    """EmbeddingGemma sees both sides, half of its window each."""
+    if not layer.config.flag("use_bidirectional_attention"):
+        return {"causal": True, **window_of_some(layer)}
+    if not layer.slides:
+        return {}
+    each = layer.config.whole("sliding_window") // 2
+    return {"window_left": each, "window_right": each}
+
+
+def sinks(_: Layer) -> dict[str, Any]:
+    """gpt-oss's learned score for no key."""
+    return {"sinks": True}
+
+
+def falcon(layer: Layer) -> dict[str, Any]:
+    """Hkv by two flags. Its ALiBi is not that of the paper."""
+    config = layer.config
+    if config.flag("alibi"):
+        raise config.refused("alibi", True, "Falcon multiplies its ALiBi by the scale as well")
+    if config.flag("new_decoder_architecture"):
+        key = "num_kv_heads"
+        return {
+            "causal": True,
+            "num_kv_heads": config.whole(key) if config.has(key) else layer.heads,
+        }
+    return {"causal": True, "num_kv_heads": 1 if config.flag("multi_query") else layer.heads}
+
+
+def gpt2_scale(layer: Layer) -> dict[str, Any]:
+    """1/sqrt(D), unless flags take it away or divide it by the layer's number."""
+    config = layer.config
+    divided = config.flag("scale_attn_by_inverse_layer_idx")
+    if config.flag("scale_attn_weights") and not divided:
+        return {}
+    scale = layer.head_dim**-0.5 if config.flag("scale_attn_weights") else 1.0
+    return {"scale": scale / (layer.number + 1 if divided else 1)}
+
+
+def alibi(_: Layer) -> dict[str, Any]:
+    """ALiBi with the slopes of the paper."""
+    return {"alibi": True}
+
+
+def bert(layer: Layer) -> dict[str, Any]:
+    """Both sides, or a decoder by its flag."""
+    key = "position_embedding_type"
+    kind = layer.config.values.get(key)
+    if kind not in (None, "absolute"):
+        raise layer.config.refused(key, kind, "only absolute positions leave attention as it is")
+    if layer.role == CROSS:
+        return {"cross": True}
+    return {"causal": layer.config.flag("is_decoder")}
+
+
+def t5(layer: Layer) -> dict[str, Any]:
+    """No scale; a learned bias by distance, but not between decoder and encoder."""
+    fields = {**by_role(layer), "scale": 1.0}
+    if layer.role == CROSS:
+        return fields
+    return fields | {
+        "relative_buckets": layer.config.whole("relative_attention_num_buckets"),
+        "relative_max_distance": layer.config.whole("relative_attention_max_distance"),
+    }
+
+
+def even(_: Config, number: int) -> bool:
+    """Every other layer, from the first."""
+    return number % 2 == 0
+
+
+def gemma3_slides(config: Config, number: int) -> bool:
+    """All but every sixth layer, or so."""
+    return (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
+
+
+def qwen_slides(config: Config, number: int) -> bool:
+    """The layers from one on."""
+    return number >= config.whole("max_window_layers")

@@ -1,0 +1,168 @@
+"""The spec of one attention of a checkpoint with a config.json, and whether another one agrees."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attn_export.errors import SpecError, WeightsError
+from attn_export.spec import AttentionSpec
+from attn_export.weights.choice import ENCODER, Found
+from attn_export.weights.config import Config
+from attn_export.weights.families import FAMILIES, Family, family_of
+from attn_export.weights.layer import Layer, slides
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Known:
+    """What a config.json says.
+
+    Attributes:
+        spec: The attention.
+        fields: The fields that it was made from, without derived ones.
+        keys: Which key says a dimension, by the field of the spec.
+        biases_said: Whether it says which biases there are; otherwise the tensors did.
+    """
+
+    spec: AttentionSpec
+    fields: Mapping[str, Any]
+    keys: Mapping[str, str]
+    biases_said: bool
+
+
+def known(config: Config, found: Found, biases: str) -> Known:
+    """What a config.json says of one attention.
+
+    Args:
+        config: The file.
+        found: The attention.
+        biases: Which biases the checkpoint has, for where the config does not say.
+
+    Raises:
+        WeightsError: If a key is missing or wrong, or says what our attention cannot be.
+    """
+    family = family_of(config.model_type)
+    if family is None:
+        raise WeightsError(
+            f"{config.path} has model_type {config.model_type!r}; known: {', '.join(FAMILIES)}; "
+            "give SPEC.toml for others"
+        )
+    config = config.with_defaults(family.defaults)
+    fields, keys = _dimensions(config, family, found)
+    head_dim = fields.get("head_dim", fields["embed_dim"] // max(fields["num_heads"], 1))
+    number = found.layer or 0
+    layer = Layer(
+        config, found.role, number, fields["num_heads"], head_dim,
+        slides(config, family.slides, number),
+    )  # fmt: skip
+    for rule in family.rules:
+        fields |= rule(layer)
+    said = family.bias
+    if said is None and config.has(family.bias_key):
+        said = "all" if config.flag(family.bias_key) else "none"
+    fields["bias"] = biases if said is None else said
+    try:
+        spec = AttentionSpec.from_dict(fields)
+    except SpecError as error:
+        raise WeightsError(f"{config.path}: {error}") from error
+    return Known(spec, fields, keys, said is not None)
+
+
+def _dimensions(
+    config: Config, family: Family, found: Found
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """E, H and where they are there Hkv and D; and the key that says each."""
+    side = "encoder" if found.role == ENCODER else "decoder"
+    fields: dict[str, Any] = {}
+    keys = {}
+    for field in ("embed_dim", "num_heads"):
+        names = [name.format(side=side) for name in getattr(family, field)]
+        keys[field] = next((name for name in names if config.has(name)), names[0])
+        fields[field] = config.whole(keys[field])
+    keys |= {"num_kv_heads": keys["num_heads"], "head_dim": "head_dim"}
+    for field in ("num_kv_heads", "head_dim"):
+        name = getattr(family, field)
+        if name and config.has(name):
+            keys[field], fields[field] = name, config.whole(name)
+    return fields, keys
+
+
+FREE: Final = frozenset({
+    "cross", "kdim", "vdim", "v_head_dim", "causal", "attn_mask", "cache", "attn_weights",
+    "position_ids", "packed_qkv", "dropout", "dtype", "scale", "rotary_magnitude",
+})  # fmt: skip
+"""What a config does not decide, or what is compared in another way."""
+
+SCALED: Final = {
+    "rotary_factor": ("linear", "dynamic", "llama3", "yarn"),
+    "rotary_original_len": ("dynamic", "llama3", "yarn"),
+    "rotary_low_freq": ("llama3",), "rotary_high_freq": ("llama3",),
+    "rotary_beta_fast": ("yarn",), "rotary_beta_slow": ("yarn",), "rotary_truncate": ("yarn",),
+}  # fmt: skip
+"""The ways of scaling in which a field means something."""
+
+
+def check_agrees(spec: AttentionSpec, said: Known, config: Config) -> str | None:
+    """That a spec does not contradict a config.json.
+
+    Returns:
+        What a reader should know of a mask that has to come from outside, or None.
+
+    Raises:
+        WeightsError: If they do; names the field and both values.
+    """
+    theirs = said.spec
+    for field in _compared(spec, said):
+        ours, other = getattr(spec, field), getattr(theirs, field)
+        if not _same(ours, other):
+            raise _contradiction(config, field, ours, other)
+    for field, ours, other in (
+        ("scale", spec.softmax_scale, theirs.softmax_scale),
+        ("rotary_magnitude", _magnitude(spec), _magnitude(theirs)),
+    ):
+        if not _same(ours, other):
+            raise _contradiction(config, field, ours, other)
+    if spec.causal == theirs.causal:
+        return None
+    if spec.causal or spec.mask is None:
+        raise _contradiction(config, "causal", spec.causal, theirs.causal)
+    return "the model is causal and the spec is not: attn_mask has to hide later keys"
+
+
+def _compared(spec: AttentionSpec, said: Known) -> list[str]:
+    """The fields that mean something in either spec."""
+    both = (spec, said.spec)
+    unused = {
+        "rotary_": all(not s.has_rotary for s in both),
+        "norm_eps": all(s.qk_norm == "none" for s in both),
+        "relative_": all(not s.relative_buckets for s in both),
+        "bias": not said.biases_said,
+    }
+    for field, kinds in SCALED.items():
+        unused[field] = all(s.rotary_scaling not in kinds for s in both)
+    off = tuple(start for start, is_unused in unused.items() if is_unused)
+    names = [field.name for field in dataclasses.fields(spec)]
+    return [name for name in names if name not in FREE and not name.startswith(off)]
+
+
+def _magnitude(spec: AttentionSpec) -> float:
+    """YaRN's factor on queries and keys (Peng et al. 2023, eq. 22), else 1."""
+    if spec.rotary_scaling != "yarn":
+        return 1.0
+    usual = 0.1 * math.log(spec.rotary_factor) + 1.0
+    return usual if spec.rotary_magnitude is None else spec.rotary_magnitude
+
+
+def _same(ours: object, theirs: object) -> bool:
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-6)
+    return ours == theirs
+
+
+def _contradiction(config: Config, field: str, ours: object, theirs: object) -> WeightsError:
+    return WeightsError(
+        f"{field} is {ours!r} in the spec and {theirs!r} by {config.path}; change the spec, or "
+        "leave it out"
+    )

@@ -1,0 +1,156 @@
+"""How checkpoints name and pack the tensors of one attention: a row for each layout.
+
+Names are relative to the attention's prefix, such as ``model.layers.0.self_attn.``. Sources are the
+`modeling_*.py` of Hugging Face's transformers, `torch.nn.MultiheadAttention`, "The Annotated
+Transformer" and the tutorials that most code of that kind goes back to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import Final
+
+ROWS: Final = "rows"
+"""All rows of q, then those of k, then those of v."""
+GROUPS: Final = "groups"
+"""For each K/V head: the rows of its query heads, its key, its value. With as many K/V heads as
+query heads that is ``[H, 3, D]``."""
+
+
+ADDED_KEYS: Final = "added_keys."
+"""Where `Attention` keeps the key and value of `add_bias_kv`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Layout:
+    """One way to store an attention.
+
+    Attributes:
+        name: What messages call it.
+        weights: The weights of q, k and v, or the one that packs them.
+        biases: The biases of q, k and v, or the one that packs them.
+        out: The weight and the bias of the output projection.
+        packing: How one tensor packs three, `ROWS` or `GROUPS`.
+        conv1d: Whether weights may be stored `[in, out]`, as GPT-2's Conv1D does.
+        others: What lies under the same prefix and is no part of attention.
+        added_keys: What comes before ``bias_k`` and ``bias_v``; torch keeps them as `[1, 1, E]`.
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    biases: tuple[str, ...]
+    out: tuple[str, str]
+    packing: str = ROWS
+    conv1d: bool = False
+    others: tuple[str, ...] = ()
+    added_keys: str = ADDED_KEYS
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The weights without which it is not this layout."""
+        return (*self.weights, self.out[0])
+
+
+def _linear(module: str) -> tuple[str, str]:
+    return f"{module}.weight", f"{module}.bias"
+
+
+def _apart(name: str, *modules: str, others: tuple[str, ...] = ()) -> Layout:
+    """A layout of four modules: q, k, v and out."""
+    (q, k, v, out) = map(_linear, modules)
+    return Layout(name, (q[0], k[0], v[0]), (q[1], k[1], v[1]), out, others=others)
+
+
+def _packed(name: str, module: str, out: str, packing: str, *, conv1d: bool = False) -> Layout:
+    """A layout of one module for q, k and v, and one for out."""
+    weight, bias = _linear(module)
+    return Layout(name, (weight,), (bias,), _linear(out), packing, conv1d)
+
+
+def _norm(module: str) -> tuple[str, ...]:
+    """The names of a LayerNorm; gamma and beta are those of TensorFlow."""
+    return tuple(f"{module}.{part}" for part in ("weight", "bias", "gamma", "beta"))
+
+
+LAYOUTS: Final = (
+    # Llama, Mistral, Qwen, Gemma, gpt-oss; Whisper, BART, GPT-J, CLIP and our own.
+    _apart("q_proj … o_proj", "q_proj", "k_proj", "v_proj", "o_proj"),
+    _apart("q_proj … out_proj", "q_proj", "k_proj", "v_proj", "out_proj"),
+    _packed("Phi-3", "qkv_proj", "o_proj", ROWS),
+    _packed("qkv_proj, out_proj", "qkv_proj", "out_proj", ROWS),
+    _packed("GPT-NeoX, BLOOM and Falcon", "query_key_value", "dense", GROUPS),
+    # nanoGPT keeps GPT-2's names and stores [out, in].
+    _packed("GPT-2", "c_attn", "c_proj", ROWS, conv1d=True),
+    _apart(
+        "BERT", "self.query", "self.key", "self.value", "output.dense",
+        others=_norm("output.LayerNorm"),
+    ),
+    _apart("T5", "q", "k", "v", "o"),
+    Layout(
+        "torch.nn.MultiheadAttention",
+        ("in_proj_weight",), ("in_proj_bias",), _linear("out_proj"), added_keys="",
+    ),
+    Layout(
+        "torch.nn.MultiheadAttention",
+        ("q_proj_weight", "k_proj_weight", "v_proj_weight"), ("in_proj_bias",), _linear("out_proj"),
+        added_keys="",
+    ),
+    _apart("The Annotated Transformer", "linears.0", "linears.1", "linears.2", "linears.3"),
+    *(
+        _apart("w_q … " + out, "w_q", "w_k", "w_v", out, others=_norm("layer_norm"))
+        for out in ("fc", "w_o", "w_concat")
+    ),
+    _apart("w_qs … fc", "w_qs", "w_ks", "w_vs", "fc", others=_norm("layer_norm")),
+    *(
+        _apart("q_linear … " + out, "q_linear", "k_linear", "v_linear", out)
+        for out in ("out", "o_linear")
+    ),
+)  # fmt: skip
+
+BUFFERS: Final = (
+    "bias", "masked_bias", "mask", "inv_freq", "rotary_emb.inv_freq", "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+)  # fmt: skip
+"""What modules keep beside their weights: causal masks and rotary tables."""
+
+Q_NORM, K_NORM = _linear("q_norm"), _linear("k_norm")
+SINKS: Final = "sinks"
+RELATIVE: Final = ("relative_attention_bias.weight", "score_bias.relative_attention_bias.weight")
+"""T5's name for it, and ours."""
+
+_BY_REQUIRED: Final = {
+    name: [layout for layout in LAYOUTS if name in layout.required]
+    for name in sorted({name for layout in LAYOUTS for name in layout.required})
+}
+_LONGEST_TAIL: Final = max(name.count(".") for name in _BY_REQUIRED) + 1
+
+
+def recognise(names: Collection[str]) -> dict[str, Layout]:
+    """Every attention of a checkpoint: its prefix, with its dot, and its layout.
+
+    More than half of the weights of q, k and v have to be there, so that what a damaged file lacks
+    is named rather than not seen. Where rows share names, the one with most of its names counts.
+
+    Args:
+        names: The tensors of the checkpoint.
+    """
+    present: dict[str, set[str]] = {}
+    for name in names:
+        words = name.split(".")
+        for length in range(1, min(_LONGEST_TAIL, len(words)) + 1):
+            tail = ".".join(words[-length:])
+            if tail in _BY_REQUIRED:
+                present.setdefault(name.removesuffix(tail), set()).add(tail)
+    best = {prefix: _best(tails) for prefix, tails in present.items()}
+    return {prefix: layout for prefix, layout in best.items() if layout is not None}
+
+
+def _best(tails: set[str]) -> Layout | None:
+    """The row that most of these names belong to, the first of several."""
+    fitting = [
+        layout
+        for layout in LAYOUTS
+        if 2 * sum(name in tails for name in layout.weights) > len(layout.weights)
+    ]
+    return max(fitting, key=lambda row: sum(n in tails for n in row.required), default=None)

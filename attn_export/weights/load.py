@@ -1,0 +1,158 @@
+"""One attention of a checkpoint: its spec and its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from attn_export.errors import WeightsError
+from attn_export.spec import AttentionSpec
+from attn_export.weights.choice import CROSS, DECODER, ENCODER, Found, choose
+from attn_export.weights.config import Config
+from attn_export.weights.families import GEMMA3, family_of
+from attn_export.weights.known import check_agrees, known
+from attn_export.weights.pooling import pool
+from attn_export.weights.shapes import Sizes, relative_bias_name
+from attn_export.weights.source import Source, open_source
+from attn_export.weights.unpack import read_weights
+from attn_export.weights.words import shown
+
+NO_FIELDS: Final[Mapping[str, Any]] = types.MappingProxyType({})
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One attention out of a checkpoint.
+
+    Attributes:
+        spec: What it is.
+        weights: The state dict of an `Attention` of that spec, in its dtype, on the CPU.
+        notes: What a reader should know: where it is from, what was converted or pooled.
+    """
+
+    spec: AttentionSpec
+    weights: dict[str, Tensor]
+    notes: tuple[str, ...]
+
+
+def load_checkpoint(
+    path: Path,
+    *,
+    layer: str | None = None,
+    spec: AttentionSpec | None = None,
+    fields: Mapping[str, Any] = NO_FIELDS,
+    pool_kv_heads: int | None = None,
+) -> Checkpoint:
+    """Read one attention of a safetensors checkpoint; nothing else of it is read.
+
+    Args:
+        path: A .safetensors file, a .safetensors.index.json, or a folder that holds either.
+        layer: A number, or a prefix such as "decoder.layers.3.self_attn". Default: layer 0, or the
+            only attention that is there.
+        spec: What the attention is. Default: what a config.json beside the weights says.
+        fields: Single fields of the spec to change, such as cache and attn_mask.
+        pool_kv_heads: How many K/V heads to pool to, after reading; the spec is that of the
+            checkpoint as it is.
+
+    Raises:
+        WeightsError: If the checkpoint is broken, if it holds no such attention, if there is no
+            spec for it, or if config.json, spec and tensors contradict each other.
+        SpecError: If the fields contradict each other or the spec.
+    """
+    source = open_source(Path(path))
+    config = Config.beside(source.config)
+    if spec is not None and fields:
+        spec = AttentionSpec.from_dict({**spec.to_dict(), **fields})
+    found = choose(source, layer, _wanted_role(spec, fields))
+    notes = [f"{found.shown} of {source.path.name}, stored as {found.layout.name}"]
+    if spec is not None:
+        sizes, more = _given(source, found, spec, config)
+    elif config is not None:
+        sizes, more = _said(source, found, config, fields)
+    else:
+        raise WeightsError(
+            f"nothing says what the attention in {source.path} is: give SPEC.toml, or put the "
+            "model's config.json beside it"
+        )
+    less_one = _stores_less_one(source, found, config)
+    weights, read = read_weights(source, found, sizes, less_one=less_one)
+    notes += [*more, *read, *_borrowed_bias(source, found, sizes.spec)]
+    made = sizes.spec
+    if pool_kv_heads is not None:
+        heads = made.num_kv_heads
+        made, weights = pool(weights, made, pool_kv_heads)
+        if heads != pool_kv_heads:
+            notes.append(f"K/V heads were pooled from {heads} to {pool_kv_heads} by their means")
+    return Checkpoint(made, weights, tuple(map(shown, notes)))
+
+
+def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str | None:
+    """Which attention of an encoder and a decoder is meant, None if nothing says so."""
+    if spec is None and not {"causal", "cross"} & fields.keys():
+        return None
+    cross = fields.get("cross", False) if spec is None else spec.cross
+    causal = fields.get("causal", False) if spec is None else spec.causal
+    if cross:
+        return CROSS
+    return DECODER if causal else ENCODER
+
+
+def _given(
+    source: Source, found: Found, spec: AttentionSpec, config: Config | None
+) -> tuple[Sizes, list[str]]:
+    """A spec that does not contradict the config, and notes on that."""
+    sizes = Sizes(spec, {}, "the spec")
+    if config is None:
+        return sizes, []
+    if family_of(config.model_type) is None:
+        note = f"config.json was not compared: its model_type {config.model_type!r} is not known"
+        return sizes, [note]
+    agreed = check_agrees(spec, known(config, found, _biases_there(source, found)), config)
+    return sizes, [agreed] if agreed else []
+
+
+def _said(
+    source: Source, found: Found, config: Config, fields: Mapping[str, Any]
+) -> tuple[Sizes, list[str]]:
+    """The spec that the config says with some fields changed, and notes on that."""
+    said = known(config, found, _biases_there(source, found))
+    notes = []
+    if not said.biases_said:
+        notes.append(f"config.json does not say which biases there are: {said.spec.bias}")
+    spec = AttentionSpec.from_dict({**said.fields, **fields})
+    keys = {field: key for field, key in said.keys.items() if field not in fields}
+    return Sizes(spec, keys, "config.json"), notes
+
+
+def _biases_there(source: Source, found: Found) -> str:
+    """Which projections have biases in the file, as `AttentionSpec.bias`."""
+    layout = found.layout
+    names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
+    pairs = zip(("q", "k", "v", "out"), (*names, layout.out[1]), strict=True)
+    there = [side for side, name in pairs if found.prefix + name in source.files]
+    return ",".join(there) or "none"
+
+
+def _stores_less_one(source: Source, found: Found, config: Config | None) -> bool:
+    """Whether this is Gemma 3: by its config, else by the norms that its layers have."""
+    if config is not None and config.model_type:
+        return config.model_type in GEMMA3
+    layer = found.prefix.removesuffix("self_attn.")
+    inside = {name.removeprefix(layer) for name in source.files if name.startswith(layer)}
+    # Gemma 3n and 4 have that norm as well, store weights as they are, and have these besides.
+    later = ("laurel.", "per_layer_input_gate.", "layer_scalar", "altup.")
+    return "pre_feedforward_layernorm.weight" in inside and not any(
+        name.startswith(later) for name in inside
+    )
+
+
+def _borrowed_bias(source: Source, found: Found, spec: AttentionSpec) -> list[str]:
+    name = relative_bias_name(found, source.files)
+    if not spec.relative_buckets or name is None or name.startswith(found.prefix):
+        return []
+    return ["the relative bias of block 0 is used: T5 stores it there for all layers"]

@@ -1,0 +1,169 @@
+"""Which tensors a spec expects of a layout, of which shapes, and why.
+
+Legend: E embed_dim, H num_heads, Hkv num_kv_heads, D head_dim, Dv v_head_dim.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+
+from attn_export.spec import AttentionSpec
+from attn_export.weights.choice import CROSS, Found
+from attn_export.weights.layouts import ADDED_KEYS, K_NORM, Q_NORM, RELATIVE, SINKS
+from attn_export.weights.packing import PARTS
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """A tensor that has to be there.
+
+    Attributes:
+        shape: Its shape.
+        why: The numbers that the shape comes from.
+        ours: Its name in our state dict, "" for one that packs several.
+    """
+
+    shape: tuple[int, ...]
+    why: str
+    ours: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sizes:
+    """The dimensions of a spec, and what they are called where they come from.
+
+    Attributes:
+        spec: The attention.
+        keys: The key of config.json that says a field.
+        origin: Where the numbers are from.
+    """
+
+    spec: AttentionSpec
+    keys: Mapping[str, str]
+    origin: str
+
+    def of(self, field: str) -> str:
+        """A field and its value, as in ``num_key_value_heads 4``."""
+        return f"{self.keys.get(field, field)} {getattr(self.spec, field)}"
+
+    def q(self) -> tuple[int, str]:
+        """Rows of the query projection."""
+        s = self.spec
+        return s.num_heads * s.head_dim, f"{self.of('num_heads')} * {self.of('head_dim')}"
+
+    def k(self) -> tuple[int, str]:
+        """Rows of the key projection."""
+        s = self.spec
+        return s.num_kv_heads * s.head_dim, f"{self.of('num_kv_heads')} * {self.of('head_dim')}"
+
+    def v(self) -> tuple[int, str]:
+        """Rows of the value projection."""
+        s = self.spec
+        return s.num_kv_heads * s.v_head_dim, f"{self.of('num_kv_heads')} * {self.v_width()}"
+
+    def v_width(self) -> str:
+        """Dv, which is D unless a spec says otherwise."""
+        is_derived = self.spec.v_head_dim == self.spec.head_dim
+        return self.of("head_dim" if is_derived else "v_head_dim")
+
+    def packed(self) -> tuple[int, str]:
+        """Rows of all three."""
+        s = self.spec
+        rows = (s.num_heads + s.num_kv_heads) * s.head_dim + s.num_kv_heads * s.v_head_dim
+        if s.v_head_dim != s.head_dim:
+            return rows, " + ".join(side[1] for side in (self.q(), self.k(), self.v()))
+        heads = f"({self.of('num_heads')} + 2 * {self.of('num_kv_heads')})"
+        return rows, f"{heads} * {self.of('head_dim')}"
+
+
+def wanted_tensors(found: Found, names: Collection[str], sizes: Sizes) -> dict[str, Wanted]:
+    """The tensors of a checkpoint that an attention needs, by their full names.
+
+    Args:
+        found: The attention.
+        names: The tensors of the checkpoint.
+        sizes: The spec.
+    """
+    wanted = _of_projections(found, sizes) | _of_features(found, sizes)
+    return {f"{found.prefix}{name}": tensor for name, tensor in wanted.items()} | _relative(
+        found, names, sizes
+    )
+
+
+def relative_bias_name(found: Found, names: Collection[str]) -> str | None:
+    """T5 keeps the bias of all layers in the first one."""
+    if found.role == CROSS:
+        return None
+    own = [found.prefix + tail for tail in RELATIVE]
+    words = found.prefix.split(".")
+    if "block" in words[:-1]:
+        words[words.index("block") + 1] = "0"
+        own.append(".".join(words) + RELATIVE[0])
+    return next((name for name in own if name in names), None)
+
+
+def _of_projections(found: Found, sizes: Sizes) -> dict[str, Wanted]:
+    layout, spec, say = found.layout, sizes.spec, sizes.of
+    inside = {"q": "embed_dim", "k": "kdim", "v": "vdim"}
+    wide = {side: say(field) for side, field in inside.items()}
+    if not spec.cross:
+        wide = dict.fromkeys(inside, say("embed_dim"))
+    rows = {"q": sizes.q(), "k": sizes.k(), "v": sizes.v()}
+    wanted = {}
+    if len(layout.weights) == 1:
+        count, why = sizes.packed()
+        shape = (count, spec.embed_dim)
+        wanted[layout.weights[0]] = Wanted(shape, f"{why}, {wide['q']}")
+    else:
+        for side, name in zip(PARTS, layout.weights, strict=True):
+            shape = (rows[side][0], getattr(spec, inside[side]))
+            why = f"{rows[side][1]}, {wide[side]}"
+            wanted[name] = Wanted(shape, why, f"{side}_proj.weight")
+    shape = (spec.embed_dim, spec.num_heads * spec.v_head_dim)
+    why = f"{say('embed_dim')}, {say('num_heads')} * {sizes.v_width()}"
+    wanted[layout.out[0]] = Wanted(shape, why, "out_proj.weight")
+    return wanted | _of_biases(found, sizes, rows)
+
+
+def _of_biases(
+    found: Found, sizes: Sizes, rows: Mapping[str, tuple[int, str]]
+) -> dict[str, Wanted]:
+    layout, spec = found.layout, sizes.spec
+    wanted = {}
+    if len(layout.biases) == 1 and any(map(spec.has_bias, PARTS)):
+        count, why = sizes.packed()
+        wanted[layout.biases[0]] = Wanted((count,), why)
+    elif len(layout.biases) > 1:
+        for side, name in zip(PARTS, layout.biases, strict=True):
+            if spec.has_bias(side):
+                wanted[name] = Wanted((rows[side][0],), rows[side][1], f"{side}_proj.bias")
+    if spec.has_bias("out"):
+        wanted[layout.out[1]] = Wanted((spec.embed_dim,), sizes.of("embed_dim"), "out_proj.bias")
+    return wanted
+
+
+def _of_features(found: Found, sizes: Sizes) -> dict[str, Wanted]:
+    spec = sizes.spec
+    wanted = {}
+    if spec.qk_norm != "none":
+        parts = 2 if spec.qk_norm == "layer" else 1
+        for name in (*Q_NORM[:parts], *K_NORM[:parts]):
+            wanted[name] = Wanted((spec.head_dim,), sizes.of("head_dim"), name)
+    if spec.sinks:
+        wanted[SINKS] = Wanted((spec.num_heads,), sizes.of("num_heads"), SINKS)
+    if spec.add_bias_kv:
+        place = found.layout.added_keys
+        for name, (rows, why) in (("bias_k", sizes.k()), ("bias_v", sizes.v())):
+            shape = (spec.num_kv_heads, rows // spec.num_kv_heads) if place else (1, 1, rows)
+            wanted[place + name] = Wanted(shape, why, ADDED_KEYS + name)
+    return wanted
+
+
+def _relative(found: Found, names: Collection[str], sizes: Sizes) -> dict[str, Wanted]:
+    spec = sizes.spec
+    if not spec.relative_buckets:
+        return {}
+    name = relative_bias_name(found, names) or found.prefix + RELATIVE[0]
+    why = f"{sizes.of('relative_buckets')}, {sizes.of('num_heads')}"
+    return {name: Wanted((spec.relative_buckets, spec.num_heads), why, RELATIVE[1])}

@@ -1,0 +1,175 @@
+"""Modules that cannot be exported as they are: the construct, its line, and what to write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attn_export import Attention, AttentionSpec, Subject, build
+from attn_export.blame import is_theirs
+from attn_export.errors import ExportError
+
+# fmt: off
+
+
+class Theirs(nn.Module):
+    def __init__(self, function: Callable[[nn.Linear, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(8, 8), function
+        self.ours = Attention(AttentionSpec(embed_dim=8, num_heads=2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)                                               # line
+
+
+def branch_on_values(m, x):
+    if x.sum() > 0:                                                                 # line
+        return x
+    return m.linear(x)
+
+
+def size_from_values(m, x):
+    n = int(x.abs().argmax())                                                       # line
+    return x[:, : 1 + n % 2]
+
+
+def causal_by_size(m, x):
+    q = m.linear(x)[:, None]
+    return F.scaled_dot_product_attention(q, q, q, is_causal=q.shape[2] > 1)        # line
+
+
+def five_axes(m, x):
+    q = m.linear(x)[:, None, None]
+    return F.scaled_dot_product_attention(q, q, q).squeeze(1)                       # line
+
+
+def two_axes(m, x):
+    q = m.linear(x)[0]
+    return F.scaled_dot_product_attention(q, q, q)                                  # line
+
+
+def broadcast_heads(m, x):
+    q = m.linear(x).unflatten(-1, (4, 2)).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, q[:, :1], q[:, :1])                    # line
+
+
+def numpy_inside(m, x):
+    return m.linear(x) + torch.from_numpy(np.sin(x.numpy()))                        # line
+
+
+def loop_over_tokens(m, x):
+    done = []
+    for i in range(x.shape[1]):                                                     # line
+        done.append(m.linear(x[:, i]))
+    return torch.stack(done, 1)
+
+
+def one_size(m, x):
+    return m.linear(x).view(2, 5, 8)                                                # line
+
+
+def not_batch_7(m, x):
+    if x.shape[0] != 7:                                                             # line
+        return m.linear(x)
+    return x
+
+
+def not_beyond_8(m, x):
+    if x.shape[1] > 8:                                                              # line
+        return x
+    return m.linear(x)
+
+
+def even_lengths(m, x):
+    if x.shape[1] % 2 == 0:                                                         # line
+        return x
+    return m.linear(x)
+
+
+def beside_our_attention(m, x):
+    y = m.ours(x)
+    if x.shape[1] == 1:                                                             # line
+        return y
+    return y + x
+
+
+def raises(m, x):
+    raise ValueError("mine")                                                        # line
+
+
+def random(m, x):
+    return m.linear(x) + torch.rand_like(x)
+
+
+def in_place(m, x):
+    return m.linear(x.add_(1))
+
+
+def size_of_values(m, x):
+    return x[x > 0]
+
+
+# fmt: on
+NOT_SIZED = "a branch or a size depends on the values of a tensor; use torch.where"
+TABLE = {
+    branch_on_values: NOT_SIZED,
+    size_from_values: NOT_SIZED,
+    causal_by_size: "is_causal depends on a size; pass a plain bool",
+    five_axes: "of inputs that are not 4-D; reshape them to",
+    two_axes: "of inputs that are not 4-D; reshape them to",
+    broadcast_heads: "broadcasts key and value over the heads; pass enable_gqa=True",
+    numpy_inside: "numpy inside the module; use torch operations",
+    loop_over_tokens: "axis 'query_len' (x.shape[1]) was fixed at 5 by the module",
+    one_size: "axis 'batch' (x.shape[0]) was fixed at 2 by the module",
+    not_batch_7: "not the module at batch = 7: y differs",
+    not_beyond_8: "axis 'query_len' (x.shape[1]) was narrowed to [2, 8]",
+    even_lengths: "not the module at query_len = 2: y differs",
+    beside_our_attention: "not the module at query_len = 1: y differs",
+    raises: "ValueError: mine",
+    random: "gives another y for the same inputs; take out what is random",
+    in_place: "changes its input x in place; work on a copy",
+    size_of_values: "the shape of y depends on values",
+}
+IN_FORWARD = {five_axes, two_axes, broadcast_heads}
+"""torch keeps only the lines of `forward` with a captured node."""
+WITHOUT_A_LINE = {random, in_place, size_of_values}
+
+
+def line_in(function: Callable[..., object]) -> str:
+    """Where the function has its comment."""
+    first = function.__code__.co_firstlineno
+    lines = Path(__file__).read_text().splitlines()[first - 1 : first + 6]
+    return f"{Path(__file__).name}:{first + next(i for i, s in enumerate(lines) if '# line' in s)}"
+
+
+@pytest.mark.parametrize("function", TABLE, ids=lambda function: function.__name__)
+def test_a_refusal_names_the_construct_its_line_and_what_to_write(function, tmp_path: Path):
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    axes = {"x": {0: "batch", 1: "query_len"}}
+    with pytest.raises(ExportError) as caught:
+        build(Subject(Theirs(function).eval(), {"x": x}, axes, ["y"]), tmp_path / "b")
+    said = str(caught.value)
+    assert TABLE[function] in said
+    place = Theirs.forward if function in IN_FORWARD else function
+    assert function in WITHOUT_A_LINE or line_in(place) in said
+    assert "\n" not in said
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("file", "theirs"),
+    [
+        (__file__, True), (torch.__file__, False), (F.__file__, False), ("<string>", False),
+        (np.__file__, False), (pytest.__file__, True), (build.__code__.co_filename, False),
+        (json.__file__, False),
+    ],
+)  # fmt: skip
+def test_lines_of_tools_are_nobodys(file: str, theirs: bool):
+    assert is_theirs(file) == theirs

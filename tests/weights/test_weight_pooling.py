@@ -1,0 +1,169 @@
+"""Pooling K/V heads: means of neighbours, in float64, and nothing where there is nothing to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from checkpoints import LLAMA, equal, random_weights, save, spec_of, under
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from attn_export.attention.module import Attention
+from attn_export.errors import WeightsError
+from attn_export.weights import load_checkpoint, pool
+
+
+@st.composite
+def specs_and_heads(draw):
+    """A spec, a number of heads to pool to, and the seed of its weights."""
+    kv_heads = draw(st.sampled_from([1, 2, 3, 4, 6, 7, 8, 12]))
+    spec = spec_of(
+        num_kv_heads=kv_heads, num_heads=kv_heads * draw(st.integers(1, 3)),
+        head_dim=draw(st.integers(1, 4)) * 2, v_head_dim=draw(st.integers(1, 5)),
+        bias=draw(st.sampled_from(["all", "none", "k", "q,v,out"])),
+        qk_norm=draw(st.sampled_from(["none", "rms", "layer"])), sinks=draw(st.booleans()),
+        add_bias_kv=draw(st.booleans()),
+        rotary=draw(st.sampled_from(["none", "half"])), causal=True,
+    )  # fmt: skip
+    after = draw(st.sampled_from([n for n in range(1, kv_heads + 1) if kv_heads % n == 0]))
+    return spec, after, draw(st.integers(0, 1000))
+
+
+def of_kv(name):
+    return name.startswith(("k_proj", "v_proj", "added_keys"))
+
+
+def mean_of_heads(tensor, before, after):
+    """One number at a time."""
+    width = tensor.shape[0] // before
+    each = before // after
+    rows = []
+    for head in range(after):
+        for d in range(width):
+            members = [tensor[(head * each + m) * width + d].double() for m in range(each)]
+            rows.append(sum(members) / each)
+    return torch.stack(rows).float()
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs_and_heads())
+def test_pooled_heads_are_the_means_of_their_neighbours_and_all_else_stays(drawn):
+    spec, after, seed = drawn
+    weights = random_weights(spec, seed)
+    pooled_spec, pooled = pool(weights, spec, after)
+    expected = {
+        name: mean_of_heads(t, spec.num_kv_heads, after) if of_kv(name) else t
+        for name, t in weights.items()
+    }  # fmt: skip
+    assert equal(pooled, expected)
+    assert pooled_spec.to_dict() == {**spec.to_dict(), "num_kv_heads": after}
+    Attention(pooled_spec).load_state_dict(pooled)
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs_and_heads(), st.sampled_from(["random", "-0.0", "tiny", "large"]))
+def test_equal_heads_pool_to_themselves_to_the_bit(drawn, kind):
+    spec, after, seed = drawn
+    small = spec_of(**{**spec.to_dict(), "num_kv_heads": after})
+    weights = random_weights(small, seed)
+    factor = {"random": 1.0, "-0.0": -0.0, "tiny": 1e-44, "large": 1e38}[kind]
+    weights = {name: (tensor.clamp(-3, 3) * factor) for name, tensor in weights.items()}
+    each = spec.num_kv_heads // after
+    repeated = {
+        name: t.unflatten(0, (after, -1)).repeat_interleave(each, 0).flatten(0, 1)
+        if of_kv(name) else t
+        for name, t in weights.items()
+    }  # fmt: skip
+    pooled_spec, pooled = pool(repeated, spec, after)
+    assert pooled_spec == small
+    assert equal(pooled, weights)
+
+
+@settings(max_examples=30, deadline=None)
+@given(specs_and_heads())
+def test_pooling_to_as_many_heads_changes_nothing(drawn):
+    spec, _, seed = drawn
+    weights = random_weights(spec, seed)
+    same_spec, same = pool(weights, spec, spec.num_kv_heads)
+    assert same_spec == spec
+    assert equal(same, weights)
+
+
+@settings(max_examples=30, deadline=None)
+@given(specs_and_heads())
+def test_pooling_twice_is_pooling_at_once(drawn):
+    spec, after, seed = drawn
+    weights = random_weights(spec, seed)
+    between = next(n for n in range(spec.num_kv_heads, 0, -1)
+                   if spec.num_kv_heads % n == 0 and n % after == 0)  # fmt: skip
+    _, at_once = pool(weights, spec, after)
+    middle_spec, middle = pool(weights, spec, between)
+    _, twice = pool(middle, middle_spec, after)
+    for name, tensor in at_once.items():
+        torch.testing.assert_close(twice[name], tensor)
+
+
+@settings(max_examples=30, deadline=None)
+@given(specs_and_heads())
+def test_one_projection_pools_as_three_do(drawn):
+    spec, after, seed = drawn
+    assume(spec.bias in ("all", "none"))
+    kinds = ("weight", "bias") if spec.bias == "all" else ("weight",)
+    weights = random_weights(spec, seed)
+    projections = [f"{side}_proj.{kind}" for side in "qkv" for kind in kinds]
+    together = {name: tensor for name, tensor in weights.items() if name not in projections}
+    for kind in kinds:
+        together[f"qkv_proj.{kind}"] = torch.cat([weights[f"{s}_proj.{kind}"] for s in "qkv"])
+    one = spec_of(**{**spec.to_dict(), "packed_qkv": True})
+    pooled_spec, pooled = pool(together, one, after)
+    assert (pooled_spec.packed_qkv, pooled_spec.num_kv_heads) == (True, after)
+    _, apart = pool(weights, spec, after)
+    for kind in kinds:
+        expected = torch.cat([apart[f"{s}_proj.{kind}"] for s in "qkv"])
+        assert torch.equal(pooled[f"qkv_proj.{kind}"], expected)
+    Attention(pooled_spec).load_state_dict(pooled)
+
+
+def test_an_attention_of_equal_heads_gives_the_same_output_pooled():
+    small = spec_of(
+        num_kv_heads=2, qk_norm="rms", rotary="half", head_dim=6, causal=True, bias="all"
+    )
+    weights = random_weights(small)
+    wide = spec_of(**{**small.to_dict(), "num_kv_heads": 6})
+    repeated = {
+        name: t.unflatten(0, (2, -1)).repeat_interleave(3, 0).flatten(0, 1)
+        if of_kv(name) else t
+        for name, t in weights.items()
+    }  # fmt: skip
+    before = Attention(wide)
+    before.load_state_dict(repeated)
+    pooled_spec, pooled = pool(repeated, wide, 2)
+    after = Attention(pooled_spec)
+    after.load_state_dict(pooled)
+    x = torch.randn(2, 5, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(after(x), before(x))
+
+
+@pytest.mark.parametrize("heads", [0, -1, 4, 5, 7, 12])
+def test_a_number_that_does_not_divide_is_an_error_with_both_values(heads):
+    spec = spec_of(num_kv_heads=6)
+    with pytest.raises(WeightsError) as error:
+        pool(random_weights(spec), spec, heads)
+    said = f"{heads} pooled K/V heads do not divide num_kv_heads 6; choose one of 1, 2, 3, 6"
+    assert str(error.value) == said
+
+
+def test_a_checkpoint_is_pooled_after_it_was_read_and_the_note_says_so(tmp_path):
+    spec = spec_of(num_kv_heads=6, bias="all")
+    weights = random_weights(spec)
+    path = save(tmp_path, under("layers.0.self_attn.", LLAMA(spec, weights)))
+    loaded = load_checkpoint(path, spec=spec, pool_kv_heads=2)
+    assert (loaded.spec, loaded.weights.keys()) == (pool(weights, spec, 2)[0], weights.keys())
+    assert equal(loaded.weights, pool(weights, spec, 2)[1])
+    assert "K/V heads were pooled from 6 to 2 by their means" in loaded.notes
+    unchanged = load_checkpoint(path, spec=spec, pool_kv_heads=6)
+    assert equal(unchanged.weights, weights)
+    assert not any("pooled" in note for note in unchanged.notes)
+    with pytest.raises(WeightsError, match="4 pooled K/V heads do not divide num_kv_heads 6"):
+        load_checkpoint(path, spec=spec, pool_kv_heads=4)
