@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from attn_export.cli.options import report_options, runtime_options, spec_options
+from attn_export.cli.source import Source
 from attn_export.errors import (
     INTERRUPTED,
     AttnExportError,
@@ -18,10 +19,7 @@ from attn_export.errors import (
     UsageError,
     one_line,
 )
-from attn_export.spec import VARIANTS, AttentionSpec
-
-if TYPE_CHECKING:
-    from attn_export.subject import Subject
+from attn_export.spec import VARIANTS
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -71,6 +69,21 @@ def cli() -> None:
 @click.option(
     "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."
 )
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A safetensors checkpoint, its index, or its folder; config.json beside it is read.",
+)
+@click.option(
+    "--layer", metavar="N", help="Which layer of it, or a prefix of tensor names.  [default: 0]"
+)
+@click.option(
+    "--pool-kv-heads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Mean-pool the key/value heads of the checkpoint to so many.",
+)
 @click.option("--dialect", "dialects", multiple=True, metavar="NAME", help="standard, or all.")
 @runtime_options
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of the weights.")
@@ -82,6 +95,9 @@ def build_command(
     spec_file: Path | None,
     variant: str | None,
     module: str | None,
+    weights: Path | None,
+    layer: str | None,
+    pool_kv_heads: int | None,
     output: Path | None,
     json_file: str | None,
     quiet: bool,
@@ -95,47 +111,25 @@ def build_command(
 ) -> int:
     """Build a bundle: export, check, run everywhere, judge.
 
-    From SPEC.toml, --variant, dimensions alone (options change single fields), or --module.
+    From SPEC.toml, --variant, dimensions alone (options change single fields), --weights, or
+    --module.
     """
     from attn_export.jobs.build import build
     from attn_export.report.progress import progress
 
     changes = {name: value for name, value in fields.items() if value is not None}
     _check_writable(json_file)
-    name, subject = _what(spec_file, variant, module, changes)
-    output = output or Path("models") / name
+    source = Source(spec_file, variant, module, weights, layer, pool_kv_heads)
+    source.check(changes)
+    output = output or Path("models") / source.name
     with progress(quiet=quiet) as bar:
+        subject = source.read(changes, bar)
         report = build(
-            subject, output, name=name, dialects=dialects or ("all",), runtimes=runtimes,
+            subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
             require=require, atol=atol, rtol=rtol, seed=seed, progress=bar,
         )  # fmt: skip
     place = output if report.passed else output.with_name(output.name + ".failed")
     return _render(report, json_file, quiet=quiet, place=place)
-
-
-def _what(
-    spec_file: Path | None, variant: str | None, module: str | None, changes: dict[str, Any]
-) -> tuple[str, AttentionSpec | Subject]:
-    """The name of what is built, and the spec or subject."""
-    given = [str(source) for source in (spec_file, variant, module) if source]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} are given; choose one")
-    if module:
-        if changes:
-            flags = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
-            raise UsageError(f"{flags} with --module {module}, which brings its own; leave it out")
-        from attn_export.user_module import load_subject
-
-        return module.rpartition(":")[2], load_subject(module)
-    if spec_file:
-        return spec_file.stem, AttentionSpec.from_toml(spec_file, **changes)
-    if variant:
-        return variant, AttentionSpec.variant(variant, **changes)
-    if not changes:
-        raise UsageError(
-            "nothing to build; give SPEC.toml, --variant mha|mqa|gqa or --module PATH.py:FUNCTION"
-        )
-    return "attention", AttentionSpec.from_dict(changes)
 
 
 @cli.command("verify")

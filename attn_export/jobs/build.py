@@ -193,7 +193,7 @@ class _Work:
         check_influence(goldens, *([1.0] if subject.narrow_dtypes() else []))
         write_golden(folder, goldens)
         base = next(case for case in plan.cases if case.name == BASE)
-        return goldens, (*plan.notes, *oracle.notes(base))
+        return goldens, (*subject.notes, *plan.notes, *oracle.notes(base))
 
     def write(self, subject: Subject, exported: Exported, report: Report) -> None:
         """Write what belongs into the bundle beside the graph and the golden vectors."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from inspect import signature
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -16,19 +16,23 @@ from attn_export.attention import Attention
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.plan import Plan, plan_cases
 from attn_export.cases.sizes import TRACED_SIZES
-from attn_export.errors import ExportError, UsageError, one_line
+from attn_export.errors import ExportError, one_line
 from attn_export.graph.checks import Expected
 from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.subject.checks import (
+    check_axes,
+    check_inputs,
+    check_relations,
+    dtype_of,
+    refuse_train_mode,
+)
 from attn_export.subject.output_shapes import infer_output_shapes
 from attn_export.subject.tensors import to_torch
 from attn_export.subject.trees import InputTree, name_outputs
-from attn_export.tensorfile import DTYPES
+from attn_export.weights import load_checkpoint
 
 NARROW = (torch.float16, torch.bfloat16)
 """Types in which rounding hides mistakes."""
-
-INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
-"""float64 graphs are good to 1e-7 only in ONNX Runtime: their constants pass through float32."""
 
 
 class Subject:
@@ -47,6 +51,7 @@ class Subject:
         outputs: Names for the tensors that the module returns, in order; of a dict, its keys.
         relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
         spec: The spec behind the module, if it is ours.
+        notes: What a reader of the report should know of it.
 
     Raises:
         UsageError: If names or axes do not fit together.
@@ -62,17 +67,20 @@ class Subject:
         *,
         relations: Mapping[str, str] | None = None,
         spec: AttentionSpec | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.module = module
+        self.notes = tuple(notes)
         self.tree = InputTree.of(inputs)
         self.inputs = dict(self.tree.tensors)
         self.axes = {name: dict(axes.get(name, {})) for name in self.inputs}
         self.outputs = tuple(outputs)
         self.relations = dict(relations or {})
         self.spec = spec
-        self._check_names(inputs, axes)
-        self._check_axes()
-        _refuse_train_mode(module)
+        check_inputs(module, inputs, self.inputs, axes)
+        check_axes(self.inputs, self.axes)
+        check_relations(self.relations, self.axes)
+        refuse_train_mode(module)
 
     @classmethod
     def from_spec(cls, spec: AttentionSpec, *, seed: int = 0) -> Self:
@@ -84,6 +92,46 @@ class Subject:
             torch.manual_seed(seed)
             module = Attention(spec).eval()
             _make_norms_matter(module)
+        return cls._of(module)
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: Path | str,
+        *,
+        layer: str | int | None = None,
+        spec: AttentionSpec | None = None,
+        pool_kv_heads: int | None = None,
+        **fields: Any,
+    ) -> Self:
+        """One attention of a safetensors checkpoint.
+
+        Args:
+            path: A ``.safetensors`` file, a ``.safetensors.index.json``, or the folder of either.
+            layer: Its number, or a prefix such as ``"decoder.layers.3.self_attn"``. Default: 0.
+            spec: What it is. Default: what `config.json` beside the weights says.
+            pool_kv_heads: To how many key/value heads those of the checkpoint are mean-pooled.
+            fields: Single fields of the spec to change.
+
+        Raises:
+            WeightsError: If the checkpoint is broken or holds something else; names all of it.
+            SpecError: If the fields contradict each other or the spec.
+        """
+        found = load_checkpoint(
+            Path(path),
+            layer=None if layer is None else str(layer),
+            spec=spec,
+            fields=fields,
+            pool_kv_heads=pool_kv_heads,
+        )
+        with torch.random.fork_rng(devices=[]):
+            module = Attention(found.spec).eval()
+        module.load_state_dict(found.weights)
+        return cls._of(module, found.notes)
+
+    @classmethod
+    def _of(cls, module: Attention, notes: tuple[str, ...] = ()) -> Self:
+        spec = module.spec
         inputs = spec.inputs()
         return cls(
             module,
@@ -92,6 +140,7 @@ class Subject:
             list(spec.output_shapes()),
             relations=spec.relations,
             spec=spec,
+            notes=notes,
         )
 
     def input_values(self) -> dict[str, Input]:
@@ -105,7 +154,7 @@ class Subject:
         shape = tuple(axes.get(axis, size) for axis, size in enumerate(tensor.shape))
         whole = not (tensor.is_floating_point() or tensor.dtype == torch.bool)
         span = (int(tensor.min()), int(tensor.max())) if whole and tensor.numel() else (0, 0)
-        return Input(shape, _dtype(tensor), *span, _first(tensor))
+        return Input(shape, dtype_of(tensor), *span, _first(tensor))
 
     def output_shapes(self) -> dict[str, Shape]:
         """The shape of every output; dynamic axes by name.
@@ -132,7 +181,7 @@ class Subject:
             return {}
         with torch.inference_mode():
             state |= self.call(self.module, self.inputs) | self.inputs
-        return {name: _dtype(t) for name, t in state.items() if t.dtype in NARROW}
+        return {name: dtype_of(t) for name, t in state.items() if t.dtype in NARROW}
 
     def in_float32(self) -> Subject:
         """The same with its weights and inputs widened to float32."""
@@ -179,49 +228,6 @@ class Subject:
             raise ExportError(f"the module raised at {at}: {one_line(error)}") from error
         return name_outputs(returned, self.outputs)
 
-    def _check_names(
-        self, inputs: Mapping[str, Any], axes: Mapping[str, Mapping[int, str]]
-    ) -> None:
-        try:
-            signature(self.module.forward).bind(**inputs)
-        except TypeError as error:
-            raise UsageError(
-                f"the inputs {', '.join(inputs)} do not fit {type(self.module).__name__}"
-                f".forward{signature(self.module.forward)}: {error}"
-            ) from error
-        for name, tensor in self.inputs.items():
-            if _dtype(tensor) not in INPUT_DTYPES:
-                raise UsageError(
-                    f"{name} is {_dtype(tensor)}; inputs are one of {', '.join(INPUT_DTYPES)}"
-                )
-        for name in axes:
-            if name not in self.inputs:
-                known = ", ".join(self.inputs)
-                raise UsageError(f"axes names the input {name!r}, which is not one of: {known}")
-
-    def _check_axes(self) -> None:
-        sizes: dict[str, tuple[int, str]] = {}
-        for name, axis, label in self._dynamic_axes():
-            shape, here = self.inputs[name].shape, f"{name}.shape[{axis}]"
-            if not 0 <= axis < len(shape):
-                raise UsageError(f"{name} has {len(shape)} axes, so axis {axis} cannot be named")
-            size, there = sizes.setdefault(label, (shape[axis], here))
-            if size != shape[axis]:
-                raise UsageError(
-                    f"axis {label!r} is {size} in {there} and {shape[axis]} in {here}; give both "
-                    "one size or two names"
-                )
-            if size < 2:
-                raise UsageError(
-                    f"axis {label!r} ({here}) has size {size} in the example, which the exporter "
-                    "would fix; give an example of 2 or more"
-                )
-
-    def _dynamic_axes(self) -> Iterator[tuple[str, int, str]]:
-        for name, dynamic in self.axes.items():
-            for axis, label in dynamic.items():
-                yield name, axis, label
-
 
 def _make_norms_matter(module: nn.Module) -> None:
     """Give normalisations weights that show: those of 1 and 0 hide that they were left out."""
@@ -243,17 +249,3 @@ def _first(tensor: Tensor) -> bool | None:
         return None
     starts = set(tensor[..., 0].flatten().tolist())
     return bool(starts.pop()) if len(starts) == 1 else None
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _refuse_train_mode(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        if part.training:
-            where = f"{name} ({type(part).__name__})" if name else type(part).__name__
-            raise ExportError(
-                f"{where} is in train mode, where dropout and the like change its outputs; "
-                "call .eval() on the module first"
-            )

@@ -1,0 +1,104 @@
+"""What a subject has to obey: names, types and axes that fit together, a module that is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+from torch import Tensor, nn
+
+from attn_export.errors import ExportError, UsageError
+from attn_export.tensorfile import DTYPES
+
+Axes = Mapping[str, Mapping[int, str]]
+
+INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
+"""float64 graphs are good to 1e-7 only in ONNX Runtime: their constants pass through float32."""
+
+
+def check_inputs(
+    module: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], axes: Axes
+) -> None:
+    """The inputs are those of the module, of types that travel; axes name inputs.
+
+    Raises:
+        UsageError: If not.
+    """
+    try:
+        signature(module.forward).bind(**arguments)
+    except TypeError as error:
+        raise UsageError(
+            f"the inputs {', '.join(arguments)} do not fit {type(module).__name__}"
+            f".forward{signature(module.forward)}: {error}"
+        ) from error
+    for name, tensor in tensors.items():
+        if dtype_of(tensor) not in INPUT_DTYPES:
+            raise UsageError(
+                f"{name} is {dtype_of(tensor)}; inputs are one of {', '.join(INPUT_DTYPES)}"
+            )
+    for name in axes:
+        if name not in tensors:
+            known = ", ".join(tensors)
+            raise UsageError(f"axes names the input {name!r}, which is not one of: {known}")
+
+
+def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> None:
+    """Axes exist, those of one name have one size, and the example's sizes are free.
+
+    Raises:
+        UsageError: If not.
+    """
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, dynamic in axes.items():
+        for axis, label in dynamic.items():
+            shape, here = tensors[name].shape, f"{name}.shape[{axis}]"
+            if not 0 <= axis < len(shape):
+                raise UsageError(f"{name} has {len(shape)} axes, so axis {axis} cannot be named")
+            size, there = sizes.setdefault(label, (shape[axis], here))
+            if size != shape[axis]:
+                raise UsageError(
+                    f"axis {label!r} is {size} in {there} and {shape[axis]} in {here}; give both "
+                    "one size or two names"
+                )
+            if size < 2:
+                raise UsageError(
+                    f"axis {label!r} ({here}) has size {size} in the example, which the exporter "
+                    "would fix; give an example of 2 or more"
+                )
+
+
+def check_relations(relations: Mapping[str, str], axes: Axes) -> None:
+    """Sums are of axes that there are, or of whole numbers.
+
+    Raises:
+        UsageError: If not.
+    """
+    known = {label for dynamic in axes.values() for label in dynamic.values()}
+    for name, expression in relations.items():
+        for term in (part.strip() for part in expression.split("+")):
+            if not term.isdigit() and (term not in known or term in relations):
+                raise UsageError(
+                    f"relations[{name!r}] = {expression!r}: {term!r} is no axis of an input; write "
+                    f"a sum of {', '.join(sorted(known - relations.keys()))}"
+                )
+
+
+def refuse_train_mode(module: nn.Module) -> None:
+    """No part of the module trains.
+
+    Raises:
+        ExportError: If one does; names it.
+    """
+    for name, part in module.named_modules():
+        if part.training:
+            where = f"{name} ({type(part).__name__})" if name else type(part).__name__
+            raise ExportError(
+                f"{where} is in train mode, where dropout and the like change its outputs; "
+                "call .eval() on the module first"
+            )
+
+
+def dtype_of(tensor: Tensor) -> str:
+    """A tensor's dtype as numpy names it."""
+    return str(tensor.dtype).removeprefix("torch.")
