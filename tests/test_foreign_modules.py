@@ -234,8 +234,7 @@ def test_is_causal_beside_a_cache_keeps_what_it_means_in_pytorch(tmp_path):
 
     # Only the keys up to the query's own number are seen: mostly the past.
     _, nodes = built(cached(Cached(attend=causal), mask=False), tmp_path)
-    assert len(attentions(nodes)) == 1
-    assert with_past(nodes) == []
+    assert (len(attentions(nodes)), with_past(nodes)) == (1, [])
 
 
 def test_every_layer_of_a_model_has_its_cache(tmp_path):
@@ -287,8 +286,7 @@ def test_a_cache_with_the_length_in_front_of_the_heads_stays_a_concat(tmp_path):
     axes = subject.axes | {name: {0: "batch", 1: "past_len"} for name in past}
     subject = Subject(subject.module, subject.inputs | past, axes, OUTPUTS, relations=TOTAL)
     _, nodes = built(subject, tmp_path)
-    assert len(attentions(nodes)) == 1
-    assert with_past(nodes) == []
+    assert (len(attentions(nodes)), with_past(nodes)) == (1, [])
 
 
 def test_a_cache_whose_present_nobody_wants_passes(tmp_path):

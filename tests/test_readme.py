@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -59,11 +60,17 @@ def test_every_exit_code_is_in_the_table_with_its_error():
     assert listed == codes | {0}
 
 
+def test_its_tables_are_those_of_the_code(tmp_path: Path):
+    path = ROOT / "scripts" / "update_readme"
+    namespace = runpy.run_path(str(path), run_name="not main")
+    assert namespace["updated"](README) == README, "run .venv/bin/python scripts/update_readme"
+
+
 def test_every_command_and_every_field_of_the_spec_is_mentioned():
     for name in commands.commands:
         assert f"scripts/attn-export {name}" in README
     documented = set(re.findall(r"`(\w+)`", README))
-    hidden = {"dropout", "dtype"}  # training only; one value so far
+    hidden = {"dropout"}  # training only
     assert set(AttentionSpec.__dataclass_fields__) - hidden <= documented
 
 

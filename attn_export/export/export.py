@@ -9,10 +9,13 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from inspect import Parameter, Signature
+from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from attn_export.attention.canonical import OPSET, emit_canonical_attention
@@ -74,7 +77,7 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     shapes = subject.tree.rebuild(dynamic, constants=False)
     arguments = subject.tree.rebuild(subject.inputs)
     try:
-        with emit_canonical_attention(emit=emit):
+        with emit_canonical_attention(emit=emit), _signature(subject.module, arguments):
             return torch.export.export(
                 subject.module, (), arguments, dynamic_shapes=shapes, strict=False
             )
@@ -99,6 +102,29 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing")
     return onnx_program.model
+
+
+@contextlib.contextmanager
+def _signature(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Let `forward` say that it takes just these arguments, each by its name.
+
+    `torch.export` cannot find the shapes of what goes into ``**kwargs``.
+    """
+    forward, own = module.forward, "forward" in vars(module)
+
+    def named(**arguments: Any) -> Any:
+        return forward(**arguments)
+
+    parameters = [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
+    named.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    module.forward = named
+    try:
+        yield
+    finally:
+        if own:
+            module.forward = forward
+        else:
+            del module.forward
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from attn_export.graph.mend import dims, given
+from attn_export.graph.mend import dims, given, nodes_of
 
 Size = int | ir.SymbolicDim
 
@@ -37,9 +37,9 @@ def fuse_attention(model: ir.Model) -> None:
 
 def drop_whole_slices(model: ir.Model) -> None:
     """Leave out slices of everything, as `x[:, :, None]` makes them."""
-    for node in list(model.graph):
-        source, out = (node.inputs[0], node.outputs[0]) if node.op_type == "Slice" else (None,) * 2
-        if source is None or out is None or out.is_graph_output() or not _is_whole(node):
+    for node in nodes_of(model, "Slice"):
+        source, out = node.inputs[0], node.outputs[0]
+        if source is None or out.is_graph_output() or not _is_whole(node):
             continue
         out.replace_all_uses_with(source)
         model.graph.remove(node, safe=True)
@@ -52,8 +52,8 @@ def share_heads(model: ir.Model) -> None:
     memory, and `expand` of a single head. Query head h uses K/V head h // q_per_kv then, which is
     what the operator means as well.
     """
-    for node in model.graph:
-        if node.op_type != "Attention" or given(node, 4) is not None:
+    for node in nodes_of(model, "Attention"):
+        if given(node, 4) is not None:
             continue
         key, value = (_before_repeating(x) for x in node.inputs[1:3])
         if key is None or value is None or dims(key)[HEADS] != dims(value)[HEADS]:
@@ -69,8 +69,8 @@ def fuse_caches(model: ir.Model) -> None:
     those after i. Nor where nobody else reads what is concatenated: ONNX Runtime refuses a past
     without a present.
     """
-    for node in list(model.graph):
-        if node.op_type != "Attention" or given(node, 4) is not None:
+    for node in nodes_of(model, "Attention"):
+        if given(node, 4) is not None:
             continue
         joins = [_cache_concat(node.inputs[index]) for index in (1, 2)]
         if node.attributes.get_int("is_causal", 0) or not _fit(node, joins):
@@ -170,7 +170,7 @@ def _before_repeating(value: ir.Value | None) -> ir.Value | None:
     if source is None or len(dims(source)) != 4 or _numbers(lift.inputs[1]) != [HEADS + 1]:
         return None
     B, G, S, D = dims(source)
-    if not isinstance(heads, int) or not isinstance(G, int) or heads % G:
+    if not isinstance(heads, int) or not isinstance(G, int):
         return None
     # The exporter does not always note the shape in between; its target is a constant then.
     repeated = _are([B, G, heads // G, S, D], dims(expand.outputs[0]))

@@ -90,7 +90,7 @@ def spread_batches(model: ir.Model) -> None:
 
     Learned queries are such. PyTorch broadcasts the batch, the operator does not.
     """
-    for node in _of_type(model, "Attention"):
+    for node in nodes_of(model, "Attention"):
         parts = [value for value in node.inputs[:3] if value is not None and dims(value)]
         whole = [value for value in parts if dims(value)[0] != 1]
         if len(parts) < 3 or not whole or given(node, 4) is not None:
@@ -104,7 +104,7 @@ def spread_batches(model: ir.Model) -> None:
 
 def make_scales_positive(model: ir.Model) -> None:
     """Move the sign of a scale that is 0 or less into the query: ONNX Runtime refuses it."""
-    for node in _of_type(model, "Attention"):
+    for node in nodes_of(model, "Attention"):
         scale = node.attributes.get_float("scale", 1.0)
         query = node.inputs[0]
         if scale > 0 or query is None or query.dtype is None:
@@ -120,7 +120,7 @@ def spread_rotary_caches(model: ir.Model) -> None:
 
     The operator asks for `[B, L, .]`; ONNX Runtime refuses others where B is not 1.
     """
-    for node in _of_type(model, "RotaryEmbedding"):
+    for node in nodes_of(model, "RotaryEmbedding"):
         turned = node.inputs[0]
         if turned is None or given(node, 3) is not None or dims(turned)[:1] in ((), (1,)):
             continue
@@ -164,13 +164,14 @@ def _is_clamped(node: ir.Node) -> bool:
 
 def _masks(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
     """Every Attention that has a mask, and the mask."""
-    for node in _of_type(model, "Attention"):
+    for node in nodes_of(model, "Attention"):
         mask = given(node, 3)
         if mask is not None:
             yield node, mask
 
 
-def _of_type(model: ir.Model, op_type: str) -> list[ir.Node]:
+def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
+    """The nodes of an ONNX operator, as they are now: the graph may be changed meanwhile."""
     return [node for node in model.graph if node.op_type == op_type and node.domain == ""]
 
 

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import torch
-from ir_graphs import model_of, value
+from ir_graphs import model_of, value, weight
 
 Arrays = dict[str, np.ndarray]
 Shape = Sequence[str | int]
@@ -32,6 +32,11 @@ def output(name: str = "y") -> ir.Value:
     return value(name, "batch", H, "query_len", DV)
 
 
+def integers(name: str, *numbers: int) -> ir.Value:
+    """A constant of int64."""
+    return weight(name, np.array(numbers, np.int64))
+
+
 def attention_model(
     mask: ir.Value | None = None,
     attributes: Mapping[str, object] | None = None,
@@ -42,6 +47,44 @@ def attention_model(
     given = [*inputs, mask] if mask is not None else [*inputs]
     node = ir.node("Attention", given, attributes, outputs=[y], name="attention")
     return model_of(given, [y], [node])
+
+
+class Cached:
+    """A graph that appends k and v to a past and attends to all of it. Its parts may be changed.
+
+    Attributes:
+        inputs: q, k, v, past_key, past_value, m.
+        joins: The two Concat nodes.
+        attention: The node that reads them.
+    """
+
+    def __init__(self, axis: int = 2, heads: int = H, **attributes: object) -> None:
+        self.inputs = [
+            *qkv(heads),
+            value("past_key", "batch", heads, "past_len", D),
+            value("past_value", "batch", heads, "past_len", DV),
+            value("m", "batch", 1, "query_len", "total_len", dtype=ir.DataType.BOOL),
+        ]
+        q, k, v, past_key, past_value, m = self.inputs
+        self.presents = [
+            value("present_key", "batch", heads, "total_len", D),
+            value("present_value", "batch", heads, "total_len", DV),
+        ]
+        self.joins = [
+            ir.node("Concat", [past, new], {"axis": axis}, outputs=[present])
+            for past, new, present in zip(
+                (past_key, past_value), (k, v), self.presents, strict=True
+            )
+        ]
+        self.y = output()
+        given = [q, *self.presents] + ([] if "is_causal" in attributes else [m])
+        self.attention = ir.node("Attention", given, attributes, outputs=[self.y])
+        self.nodes = [*self.joins, self.attention]
+        self.outputs = [self.y, *self.presents]
+        self.initializers: list[ir.Value] = []
+
+    def model(self) -> ir.Model:
+        return model_of(self.inputs, self.outputs, self.nodes, self.initializers)
 
 
 def draw(model: ir.Model, sizes: Mapping[str, int], seed: int = 0) -> Arrays:

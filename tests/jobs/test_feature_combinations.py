@@ -2,51 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
+from combined import SENSELESS, TABLE
 
 from attn_export import AttentionSpec, build
 from attn_export.errors import SpecError
-
-FEATURES: dict[str, dict[str, object]] = {
-    "biases of q and v": {"bias": "q,v"},
-    "rms norm": {"qk_norm": "rms"},
-    "layer norm": {"qk_norm": "layer"},
-    "rotary": {"rotary": "half"},
-    "rotary interleaved": {"rotary": "interleaved", "rotary_dim": 4},
-    "rotary yarn": {
-        "rotary": "half", "rotary_scaling": "yarn", "rotary_factor": 4.0, "rotary_original_len": 32,
-    },
-    "rotary dynamic": {
-        "rotary": "half", "rotary_scaling": "dynamic", "rotary_factor": 2.0,
-        "rotary_original_len": 20,
-    },
-    "position ids": {"rotary": "half", "position_ids": True},
-    "packed qkv": {"packed_qkv": True},
-    "added keys": {"add_bias_kv": True, "add_zero_attn": True, "attn_weights": True},
-    "window": {"window_left": 3},
-    "symmetric window": {"window_left": 2, "window_right": 2},
-    "softcap": {"softcap": 1.0},
-    "alibi": {"alibi": True},
-    "relative bias": {"relative_buckets": 8, "relative_max_distance": 16},
-    "sinks": {"sinks": True},
-}  # fmt: skip
-
-CACHES = {"no cache": "none", "cache": "append"}
-MASKS: dict[str, dict[str, object]] = {
-    "no mask": {},
-    "padding": {"attn_mask": "bool[B,1,1,S]"},
-    "causal": {"causal": True},
-}
-
-TABLE = {
-    f"{feature}, {cache}, {mask}": {**FEATURES[feature], "cache": CACHES[cache], **MASKS[mask]}
-    for feature, cache, mask in itertools.product(FEATURES, CACHES, MASKS)
-}
-
-SENSELESS = {name for name in TABLE if name.startswith("symmetric") and name.endswith("causal")}
 
 
 @pytest.mark.parametrize("name", sorted(TABLE.keys() - SENSELESS))

@@ -89,5 +89,22 @@ def has_rotary(spec: AttentionSpec) -> bool:
     return spec.has_rotary
 
 
+def counts_positions(spec: AttentionSpec) -> bool:
+    """Rotary positions follow the past, and are no input."""
+    return spec.has_rotary and not spec.position_ids
+
+
+def takes_positions(spec: AttentionSpec) -> bool:
+    return spec.position_ids
+
+
+def scaling_is(scaling: str) -> Applies:
+    return lambda spec: spec.rotary_scaling == scaling
+
+
+def has_added_keys(spec: AttentionSpec) -> bool:
+    return spec.added_keys > 0
+
+
 def hides_something(spec: AttentionSpec) -> bool:
     return spec.mask is not None or spec.causal or spec.window_left is not None

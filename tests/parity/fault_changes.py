@@ -5,10 +5,12 @@ A change gets the value of a step and all steps so far, and returns what is wron
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy_positions as positions
 from numpy_attention import Change, softmax
 
 Array = np.ndarray
@@ -139,6 +141,16 @@ def past_of_first_row(parts: list[tuple[Array, Array]], at: At) -> list[tuple[Ar
 
 def from_position(start: int, keys: Array) -> Array:
     return np.where(np.arange(keys.shape[2])[:, None] < start, keys, np.float32(0))
+
+
+# -- positions
+
+
+def frequencies_of(**changes: Any) -> Change:
+    """The frequencies of another spec."""
+    return lambda _, at: positions.frequencies(
+        dataclasses.replace(at["spec"], **changes), at["length"]
+    )
 
 
 # -- softmax and precision

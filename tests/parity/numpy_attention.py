@@ -2,7 +2,7 @@
 that is right, and into which faults can be planted.
 
 Legend: B batch, H query heads, Hkv key/value heads, L query length, S key length (past
-included), P past length, D head width, Dv value head width.
+included), n keys of no token, P past length, D head width, Dv value head width.
 
 Every intermediate value has a name and passes through `Steps.set`, where a fault can change it.
 """
@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy_added_keys as added_keys
+import numpy_packing as packing
 import numpy_positions as positions
 
 from attn_export.spec import AttentionSpec
@@ -56,22 +58,24 @@ def run(
         faults: What to do wrong, by step.
     """
     at = Steps(faults or {}, spec=spec, inputs=inputs)
-    w = at.set("parameters", dict(parameters))
+    w = at.set("parameters", _apart(at, parameters))
     with np.errstate(all="ignore"):  # -inf - -inf in rows that are masked, and faults' overflows
         at["P"] = inputs["past_key"].shape[2] if spec.has_cache else 0
         sources = [inputs["key"], inputs["value"]] if spec.cross else [inputs["query"]] * 2
+        _set_turning(at)
         q = at.set("q", _heads(at, w, "q", inputs["query"], spec.num_heads))  # [B, H, L, D]
         new_k = _heads(at, w, "k", sources[0], spec.num_kv_heads)  # [B, Hkv, S - P, D]
         new_v = _project(w, "v_proj", sources[1], spec.num_kv_heads)
         present = _with_past(at, new_k, new_v)  # [B, Hkv, S, D], [B, Hkv, S, Dv]
-        k, v = at.set("k", present[0]), at.set("v", present[1])
+        at.set("k", present[0]), at.set("v", present[1])
+        at.set("added_pairs", added_keys.added_pairs(at))
+        k, v = added_keys.with_added(at)  # [B, Hkv, S + n, D], [B, Hkv, S + n, Dv]
         head = at.set("kv_head", np.arange(spec.num_heads) // spec.q_per_kv)  # [H]
         scale = np.float32(at.set("scale", spec.softmax_scale))
-        scores = at.set("products", (q @ k[:, head].swapaxes(-1, -2)) * scale)  # [B, H, L, S]
+        scores = at.set("products", (q @ k[:, head].swapaxes(-1, -2)) * scale)  # + n
         if spec.softcap is not None:
             scores = at.set("capped", capped(scores, at.set("softcap", spec.softcap)))
-        visible, added = _mask(at, spec, inputs, scores.shape)
-        added = at.set("all_added", added + _of_positions(at, w, scores.shape))
+        visible, added = _of_all_keys(at, w, scores.shape)
         scores = np.where(visible, scores + added, at.set("hidden_score", np.float32(-np.inf)))
         at.set("nothing", ~visible.any(axis=-1, keepdims=True))
         at.set("scores", scores)
@@ -142,6 +146,32 @@ def _project(w: Mapping[str, np.ndarray], name: str, x: np.ndarray, heads: int) 
     return np.stack(np.split(y, heads, axis=-1), axis=1)  # [B, heads, len, width]
 
 
+def _apart(at: Steps, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The parameters, those of a packed projection under the names of three."""
+    if not at["spec"].packed_qkv:
+        return dict(parameters)
+    rows = packing.rows_in_order(at["spec"], "qkv")
+    return {
+        name: array
+        for kind in ("weight", "bias")
+        for name, array in packing.apart(parameters, at.set(f"rows_of_{kind}", rows)).items()
+        if name.endswith(kind)
+    } | {name: array for name, array in parameters.items() if not name.endswith(("weight", "bias"))}
+
+
+def _set_turning(at: Steps) -> None:
+    """Where the queries are, and by how much one position turns."""
+    spec = at["spec"]
+    if not spec.has_rotary:
+        return
+    counted = np.arange(at["P"], at["P"] + at["inputs"]["query"].shape[1])
+    position = at.set("positions", at["inputs"].get("position_ids", counted))  # [L] or [B, L]
+    length = at.set("length", int(position.max()) + 1)
+    at.set("inv_freq", positions.frequencies(spec, length))
+    at.set("layout", spec.rotary)
+    at.set("magnitude", positions.magnitude(spec))
+
+
 def _heads(
     at: Steps, w: Mapping[str, np.ndarray], of: str, x: np.ndarray, heads: int
 ) -> np.ndarray:
@@ -151,10 +181,9 @@ def _heads(
     if spec.qk_norm != "none":
         x = at.set(f"normed_{of}", normed(at, of, x))
     if spec.has_rotary:
-        inv_freq = at.set("inv_freq", positions.frequencies(spec))
-        start, layout = at.set(f"start_{of}", at["P"]), at.set("layout", spec.rotary)
-        factor = at.set("magnitude", positions.magnitude(spec))
-        x = at.set(f"rotated_{of}", positions.rotated(x, inv_freq, start, layout, factor))
+        position = at.set(f"positions_{of}", at["positions"])
+        turning = (at["inv_freq"], position, at["layout"], at["magnitude"])
+        x = at.set(f"rotated_{of}", positions.rotated(x, *turning))
     return x
 
 
@@ -165,6 +194,21 @@ def _with_past(at: Steps, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.
     parts = at.set("parts", parts)
     k, v = at.set("kv", [np.concatenate(both, axis=2) for both in zip(*parts, strict=True)])
     return k, v
+
+
+def _of_all_keys(
+    at: Steps, w: Mapping[str, np.ndarray], shape: tuple[int, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which keys a query sees, and what is added to their scores: `[B, H, L, S + n]` both."""
+    n = at["spec"].added_keys
+    at["shape"] = (*shape[:-1], shape[-1] - n)  # [B, H, L, S]
+    visible, added = _mask(at, at["spec"], at["inputs"], at["shape"])
+    added = added + _of_positions(at, w, at["shape"])
+    columns = np.zeros((*shape[:-1], n))
+    sees = at.set("sees_added_keys", columns == 0)
+    bias = at.set("bias_of_added_keys", columns)
+    visible = at.set("all_visible", added_keys.widened(visible, sees))
+    return visible, at.set("all_added", added_keys.widened(added, bias))
 
 
 def _of_positions(

@@ -11,37 +11,70 @@ import numpy as np
 
 from attn_export.spec import AttentionSpec
 
-LOW_TURNS, HIGH_TURNS = 1, 4
-"""Llama 3: pairs with fewer turns in the trained context are stretched, with more are kept."""
 
-SLOW_TURNS, FAST_TURNS = 1, 32
-"""YaRN's beta_slow and beta_fast."""
+def frequencies(spec: AttentionSpec, length: int) -> np.ndarray:
+    """Radians from one position to the next, float32 `[R/2]`, stretched as the spec says.
 
-
-def frequencies(spec: AttentionSpec) -> np.ndarray:
-    """Radians from one position to the next, float32 `[R/2]`, stretched as the spec says."""
+    Args:
+        length: Of the sequence so far, to which "dynamic" stretches.
+    """
+    if spec.rotary_scaling == "dynamic":
+        longest = max(length, spec.rotary_original_len)
+        return of_base(spec, stretched_base(spec, longest))
     plain = [spec.rotary_theta ** (-2 * i / spec.rotary_dim) for i in range(spec.rotary_dim // 2)]
     stretched = {"none": _kept, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
     return np.float32(stretched[spec.rotary_scaling](spec, plain))
 
 
+def of_base(spec: AttentionSpec, base: float | np.ndarray) -> np.ndarray:
+    """base^(-2i/R), float32 `[.., R/2]`."""
+    pairs = np.arange(spec.rotary_dim // 2)
+    return np.float32(np.power(np.asarray(base)[..., None], -2 * pairs / spec.rotary_dim))
+
+
+def stretched_base(
+    spec: AttentionSpec, length: int | np.ndarray, power: float | None = None
+) -> float | np.ndarray:
+    """Dynamic NTK: the base of a sequence of that length, whether or not it is a long one.
+
+    Args:
+        length: Any number of them.
+        power: Instead of R/(R - 2).
+    """
+    R, factor = spec.rotary_dim, spec.rotary_factor
+    grown = factor * length / spec.rotary_original_len - (factor - 1)
+    return spec.rotary_theta * grown ** (R / (R - 2) if power is None else power)
+
+
 def magnitude(spec: AttentionSpec) -> float:
     """YaRN's factor on rotated queries and keys."""
-    return 1 + 0.1 * math.log(spec.rotary_factor) if spec.rotary_scaling == "yarn" else 1.0
+    if spec.rotary_scaling != "yarn":
+        return 1.0
+    if spec.rotary_magnitude is not None:
+        return spec.rotary_magnitude
+    return 1 + 0.1 * math.log(spec.rotary_factor)
 
 
 def rotated(
-    x: np.ndarray, inv_freq: np.ndarray, start: int, layout: str, factor: float
+    x: np.ndarray, inv_freq: np.ndarray, position: np.ndarray, layout: str, factor: float
 ) -> np.ndarray:
-    """Pairs of the first R elements as complex numbers, turned by their position."""
-    R = 2 * len(inv_freq)
+    """Pairs of the first R elements as complex numbers, turned by their position.
+
+    Args:
+        x: `[B, H, L, D]`.
+        inv_freq: `[R/2]`, or `[.., L, R/2]` where each position has its own.
+        position: `[L]`, or `[B, L]` where each row has its own.
+        layout: Which elements are a pair.
+        factor: On what was turned.
+    """
+    R = 2 * inv_freq.shape[-1]
     pairs = {
         "half": (np.s_[..., : R // 2], np.s_[..., R // 2 : R]),
         "interleaved": (np.s_[..., 0:R:2], np.s_[..., 1:R:2]),
     }
     real, imaginary = pairs[layout]
-    position = np.arange(start, start + x.shape[2], dtype=np.float32)
-    turn = np.exp(1j * np.multiply.outer(position, inv_freq)) * factor  # [L, R/2]
+    angle = position.astype(np.float32)[..., None] * inv_freq  # [L, R/2] or [B, L, R/2]
+    turn = np.exp(1j * (angle if angle.ndim == 2 else angle[:, None])) * factor
     turned = (x[real] + 1j * x[imaginary]) * turn.astype(np.complex64)
     y = x.copy()
     y[real], y[imaginary] = turned.real, turned.imag
@@ -104,14 +137,16 @@ def _linear(spec: AttentionSpec, plain: list[float]) -> list[float]:
 
 
 def _llama3(spec: AttentionSpec, plain: list[float]) -> list[float]:
+    low, high = spec.rotary_low_freq, spec.rotary_high_freq
+
     def one(f: float) -> float:
         wavelength = 2 * math.pi / f
-        if wavelength > spec.rotary_original_len / LOW_TURNS:
+        if wavelength > spec.rotary_original_len / low:
             return f / spec.rotary_factor
-        if wavelength < spec.rotary_original_len / HIGH_TURNS:
+        if wavelength < spec.rotary_original_len / high:
             return f
         turns = spec.rotary_original_len / wavelength
-        smooth = (turns - LOW_TURNS) / (HIGH_TURNS - LOW_TURNS)
+        smooth = (turns - low) / (high - low)
         return (1 - smooth) * f / spec.rotary_factor + smooth * f
 
     return [one(f) for f in plain]
@@ -121,10 +156,13 @@ def _yarn(spec: AttentionSpec, plain: list[float]) -> list[float]:
     """As in the published code: the ramp is linear in the number of the pair."""
     R, context = spec.rotary_dim, spec.rotary_original_len
 
-    def pair(turns: int) -> float:
+    def pair(turns: float) -> float:
         """The i with theta^(-2i/R) * context = 2 pi turns."""
         return R / 2 * math.log(context / (2 * math.pi * turns), spec.rotary_theta)
 
-    first, last = max(math.floor(pair(FAST_TURNS)), 0), min(math.ceil(pair(SLOW_TURNS)), R - 1)
+    first, last = pair(spec.rotary_beta_fast), pair(spec.rotary_beta_slow)
+    if spec.rotary_truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, R - 1)
     stretched = np.interp(range(len(plain)), [first, last], [0, 1])
     return [f * (1 - s) + f / spec.rotary_factor * s for f, s in zip(plain, stretched, strict=True)]

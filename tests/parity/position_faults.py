@@ -1,35 +1,27 @@
-"""Faults in what positions do: rotary, windows, ALiBi, T5's relative bias."""
+"""Faults in what positions do: rotary, windows, ALiBi, T5's relative bias.
+
+How rotary positions are stretched, and position ids, are in `stretch_faults`.
+"""
 
 from __future__ import annotations
-
-import dataclasses
-from typing import Any
 
 import fault_changes as c
 import numpy as np
 import numpy_positions as positions
-from fault import Applies, Fault, both, has_cache, has_rotary, is_causal, no
+from fault import Applies, Fault, both, counts_positions, has_cache, has_rotary, is_causal, no
 from fault_changes import Array, At
-from numpy_attention import Change
 
 from attn_export.spec import AttentionSpec
 
 # -- changes
 
 
-def frequencies_of(**changes: Any) -> Change:
-    """The frequencies of another spec."""
-    return lambda _, at: positions.frequencies(dataclasses.replace(at["spec"], **changes))
+def theta_one_more(inv_freq: Array, at: At) -> Array:
+    return c.frequencies_of(rotary_theta=at["spec"].rotary_theta + 1)(inv_freq, at)
 
 
-def theta_one_more(_: Array, at: At) -> Array:
-    theta = at["spec"].rotary_theta + 1
-    return positions.frequencies(dataclasses.replace(at["spec"], rotary_theta=theta))
-
-
-def all_of_head(_: Array, at: At) -> Array:
-    width = at["spec"].head_dim
-    return positions.frequencies(dataclasses.replace(at["spec"], rotary_dim=width))
+def all_of_head(inv_freq: Array, at: At) -> Array:
+    return c.frequencies_of(rotary_dim=at["spec"].head_dim)(inv_freq, at)
 
 
 def wide_exponent(_: Array, at: At) -> Array:
@@ -37,14 +29,19 @@ def wide_exponent(_: Array, at: At) -> Array:
     return all_of_head(_, at)[: at["spec"].rotary_dim // 2]
 
 
+def from_0(position: Array, at: At) -> Array:
+    return position - at["P"]
+
+
 def past_once_more(parts: list[tuple[Array, Array]], at: At) -> list[tuple[Array, ...]]:
     past_key, past_value = parts[0]
-    turned = positions.rotated(past_key, at["inv_freq"], 0, at["layout"], at["magnitude"])
+    counted = np.arange(at["P"])
+    turned = positions.rotated(past_key, at["inv_freq"], counted, at["layout"], at["magnitude"])
     return [(turned, past_value), *parts[1:]]
 
 
 def without_past(_: Array, at: At) -> Array:
-    return positions.offsets(0, at["products"].shape)
+    return positions.offsets(0, at["shape"])
 
 
 def signed(_: Array, at: At) -> Array:
@@ -93,10 +90,6 @@ def layout_is(layout: str) -> Applies:
     return lambda spec: spec.rotary == layout and spec.rotary_dim > 2
 
 
-def scaling_is(scaling: str) -> Applies:
-    return lambda spec: spec.rotary_scaling == scaling
-
-
 def is_partial(spec: AttentionSpec) -> bool:
     return spec.has_rotary and spec.rotary_dim < spec.head_dim
 
@@ -131,13 +124,12 @@ ROTARY = (
     Fault("rotary_half_for_interleaved", "pairs i and i + R/2",
           {"layout": c.value(lambda _: "half")}, layout_is("interleaved")),
     Fault("rotary_ignores_past", "new keys and queries start at 0",
-          {"start_q": c.value(lambda _: 0), "start_k": c.value(lambda _: 0)},
-          both(has_rotary, has_cache)),
+          {"positions_q": from_0, "positions_k": from_0}, both(counts_positions, has_cache)),
     Fault("rotary_of_queries_ignores_past", "queries start at 0",
-          {"start_q": c.value(lambda _: 0)}, both(has_rotary, has_cache)),
+          {"positions_q": from_0}, both(counts_positions, has_cache)),
     Fault("rotary_one_late", "positions count from 1",
-          {"start_q": c.value(lambda P: P + 1), "start_k": c.value(lambda P: P + 1)},
-          both(has_rotary, has_cache)),
+          {"positions_q": c.value(lambda p: p + 1), "positions_k": c.value(lambda p: p + 1)},
+          both(counts_positions, has_cache)),
     Fault("rotary_of_past_twice", "the cache is rotated already",
           {"parts": past_once_more}, both(has_rotary, has_cache)),
     # Without a cache only differences of positions are seen, and two wrong signs are right.
@@ -145,21 +137,10 @@ ROTARY = (
           {"inv_freq": c.value(np.negative)}, both(has_rotary, has_cache)),
     Fault("rotary_of_keys_backwards", "k by -angle",
           {"rotated_k": lambda _, at: positions.rotated(
-              at.get("normed_k", at["projected_k"]), -at["inv_freq"], at["P"],
+              at.get("normed_k", at["projected_k"]), -at["inv_freq"], at["positions"],
               at["layout"], at["magnitude"])}, has_rotary),
     Fault("rotary_on_all_of_head", "R = D", {"inv_freq": all_of_head}, is_partial),
     Fault("rotary_exponent_of_head", "theta^(-2i/D)", {"inv_freq": wide_exponent}, is_partial),
-    *(Fault(f"no_{scaling}_scaling", "plain frequencies",
-            {"inv_freq": frequencies_of(rotary_scaling="none")}, scaling_is(scaling))
-      for scaling in ("linear", "llama3", "yarn")),
-    Fault("linear_for_llama3", "every pair stretched",
-          {"inv_freq": frequencies_of(rotary_scaling="linear")}, scaling_is("llama3")),
-    Fault("linear_for_yarn", "every pair stretched",
-          {"inv_freq": frequencies_of(rotary_scaling="linear")}, scaling_is("yarn")),
-    Fault("no_yarn_magnitude", "1 for 0.1 ln(factor) + 1",
-          {"magnitude": c.value(lambda _: 1.0)}, scaling_is("yarn")),
-    Fault("yarn_magnitude_on_scores_once", "its root on q and k",
-          {"magnitude": c.value(np.sqrt)}, scaling_is("yarn")),
 )  # fmt: skip
 
 WINDOW = (

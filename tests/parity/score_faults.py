@@ -39,19 +39,19 @@ def without_bias(name: str) -> Change:
 
 def norm_after_rotary(x: Array, at: At) -> Array:
     turned = rotated(
-        at["projected_q"], at["inv_freq"], at["start_q"], at["layout"], at["magnitude"]
+        at["projected_q"], at["inv_freq"], at["positions"], at["layout"], at["magnitude"]
     )
     return normed(at, "q", turned)
 
 
 def cap_after_mask(_: Array, at: At) -> Array:
-    added = np.where(at["visible"], at["products"] + at["all_added"], np.float32(-np.inf))
+    added = np.where(at["all_visible"], at["products"] + at["all_added"], np.float32(-np.inf))
     return capped(added, at["softcap"])
 
 
 def cap_after_bias(_: Array, at: At) -> Array:
     scores = capped(at["products"] + at["all_added"], at["softcap"])
-    return np.where(at["visible"], scores, np.float32(-np.inf))
+    return np.where(at["all_visible"], scores, np.float32(-np.inf))
 
 
 # -- where they apply
