@@ -13,7 +13,7 @@ import torch
 from torch.export import ExportedProgram
 
 from attn_export.cases.draw import draw_inputs
-from attn_export.cases.sizes import Sizes, axis_names, lattice
+from attn_export.cases.sizes import Sizes, axis_names, lattice, with_sums
 from attn_export.errors import ExportError, one_line
 from attn_export.export.refusals import branch_at, example_sizes, fixed_axis
 from attn_export.subject import Subject
@@ -48,6 +48,7 @@ def check_capture(
 
 def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    minima = with_sums(dict.fromkeys(example_sizes(subject), TRACE_MINIMUM), subject.relations)
     leaves = zip(subject.tree.names, program.graph_signature.user_inputs, strict=True)
     for name, node_name in leaves:
         if name is None:  # a constant
@@ -60,11 +61,14 @@ def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
             allowed = program.range_constraints.get(size.node.expr)
             if allowed is None:
                 continue
-            # A sum of axes, such as total_len, has the sum of their minima.
-            lowest = TRACE_MINIMUM * len(size.node.expr.free_symbols)
+            # A sum of axes, such as total_len, has the sum of their minima, be it known to be one
+            # or only to be no less.
+            lowest = max(minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
             bounded = not _is_unbounded(allowed.upper)
             if int(allowed.lower) > lowest or bounded:
                 beyond = int(allowed.upper) + 1 if bounded else max(int(allowed.lower) - 1, 0)
+                if int(allowed.lower) <= lowest and _raises(subject, {label: beyond}):
+                    continue
                 at = branch_at(subject, {label: beyond})
                 raise ExportError(
                     f"axis {label!r} ({name}.shape[{axis}]) was narrowed to "
@@ -72,6 +76,18 @@ def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
                     "outside that range, which the graph would not have; remove the branch on the "
                     "size"
                 )
+
+
+def _raises(subject: Subject, changed: Sizes) -> bool:
+    """Whether the module ends here too, as at the end of its table of positions."""
+    sizes = with_sums({**example_sizes(subject), **changed}, subject.relations)
+    inputs = to_torch(draw_inputs(subject.input_values(), sizes, seed_words=("beyond",)))
+    try:
+        with torch.inference_mode():
+            subject.call(subject.module, inputs)
+    except ExportError:
+        return True
+    return False
 
 
 def _is_unbounded(bound: object) -> bool:
@@ -111,6 +127,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
     captured = program.module(check_guards=False)
+    captured.validate_inputs = False  # it refuses sums below 4, as if their terms were at least 2
     names = axis_names(subject.input_values(), subject.relations)
     for sizes in lattice(names, subject.relations):
         difference = _difference(subject, captured, sizes)

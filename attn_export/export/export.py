@@ -61,6 +61,7 @@ def _exported(subject: Subject) -> Exported:
         check_capture(subject, program, lambda: _capture(subject, emit=False))
         model = _translate(subject, program)
         name_axes(model, subject.axes)
+        _name_shared_weights(model, subject)
         origins = canonicalize(model, subject.outputs, subject.relations)
     model.producer_name, model.producer_version = "attn-export", None
     model.graph.name = "attention"
@@ -83,6 +84,17 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
             )
     except Exception as error:
         raise _not_captured(subject, error) from error
+
+
+def _name_shared_weights(model: ir.Model, subject: Subject) -> None:
+    """Call a weight that several parts share by its first name, as `named_parameters` does."""
+    named = subject.module.named_parameters(remove_duplicate=False)
+    first: dict[int, str] = {}
+    for name, parameter in named:
+        known = first.setdefault(id(parameter), name)
+        held = model.graph.initializers
+        if known != name and name in held and known not in held:
+            held[name].name = known
 
 
 def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:

@@ -46,7 +46,12 @@ def canonicalize(
     fold_weight_transposes(model)
     reshape_by_position(model)
     expand_by_position(model)
-    fold_constants(model, onnx_shape_inference=False)
+    fold_constants(
+        model,
+        onnx_shape_inference=False,
+        # What is computed from weights would lose their names; runtimes fold it as they load.
+        should_fold=lambda node: False if _reads(node, parameters) else None,
+    )
     common.IdentityEliminationPass()(model)
     fuse_attention(model)
     mend_attention(model)
@@ -232,6 +237,10 @@ def strip_metadata(model: ir.Model) -> None:
     for part in (model, model.graph):
         part.metadata_props.clear()
         part.doc_string = None
+
+
+def _reads(node: ir.Node, names: Set[str]) -> bool:
+    return any(value is not None and value.name in names for value in node.inputs)
 
 
 def _constant(model: ir.Model, name: str, numbers: list[int]) -> ir.Value:

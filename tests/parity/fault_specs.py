@@ -52,6 +52,35 @@ SPECS = {
         num_kv_heads=4, causal=False, cache="none", relative_buckets=16,
         relative_max_distance=32, scale=1.0, bias="none", attn_weights=True,
     ),
+    "packed_position_ids": small_spec(packed_qkv=True, rotary="half", position_ids=True),
+    "packed_added_keys_weights": small_spec(
+        num_kv_heads=4, v_head_dim=6, causal=False, cache="none", packed_qkv=True, bias="q,k,v",
+        add_bias_kv=True, add_zero_attn=True, attn_mask="float[B,H,L,S]", attn_weights=True,
+    ),
+    # Only far keys reach beyond this length.
+    "dynamic": small_spec(
+        rotary="half", rotary_scaling="dynamic", rotary_factor=4.0, rotary_original_len=128,
+        attn_mask="none", bias="none", packed_qkv=True,
+    ),
+    "dynamic_position_ids": small_spec(
+        rotary="interleaved", rotary_dim=6, rotary_scaling="dynamic", rotary_factor=2.0,
+        rotary_original_len=24, position_ids=True, causal=False, cache="none",
+    ),
+    # The second pair is kept by half.
+    "llama3_bounds_bias_key": small_spec(
+        rotary="half", rotary_scaling="llama3", rotary_factor=8.0, rotary_original_len=1024,
+        rotary_low_freq=0.125, rotary_high_freq=32.0, add_bias_kv=True, softcap=2.0,
+    ),
+    # The ramp goes from pair 1.01 to pair 2.51; by default it goes from 0 to 3.
+    "yarn_bounds_zero_key": small_spec(
+        rotary="half", rotary_scaling="yarn", rotary_factor=32.0, rotary_original_len=1024,
+        rotary_beta_fast=16.0, rotary_beta_slow=0.5, rotary_truncate=False,
+        rotary_magnitude=1.5, add_zero_attn=True, sinks=True, attn_mask="none", bias="none",
+    ),
+    "alibi_window_added_keys": small_spec(
+        causal=False, cache="none", alibi=True, window_left=4, window_right=2,
+        add_bias_kv=True, add_zero_attn=True, attn_mask="none",
+    ),
     "cross_norm_softcap_sinks": small_spec(
         cross=True, kdim=24, causal=False, cache="none", qk_norm="rms", norm_eps=1e-2,
         softcap=1.0, sinks=True, attn_mask="bool[B,1,1,S]",

@@ -9,11 +9,13 @@ from __future__ import annotations
 import fault_changes as c
 import ml_dtypes
 import numpy as np
+from added_key_faults import ADDED_KEYS
 from fault import (
     Fault,
     both,
     float_mask,
     gives_weights,
+    has_added_keys,
     has_bias,
     has_cache,
     has_norm,
@@ -26,17 +28,25 @@ from fault import (
     scales,
     shares_some_heads,
 )
+from packing_faults import PACKING
 from position_faults import POSITIONS
 from score_faults import SCORES
+from stretch_faults import STRETCHED
 
 from attn_export.spec import AttentionSpec
 
 
 def key_bias_shows(spec: AttentionSpec) -> bool:
     """q·b is the same for every new key, and softmax does not see what is added to all scores:
-    without a past, a norm or a rotation, nothing that comes out depends on the key bias.
+    without a past, keys of no token, a norm or a rotation, nothing that comes out depends on the
+    key bias.
     """
-    return spec.has_cache or has_norm(spec) or has_rotary(spec)
+    return spec.has_cache or has_added_keys(spec) or has_norm(spec) or has_rotary(spec)
+
+
+def masks_rows(spec: AttentionSpec) -> bool:
+    """Some case masks whole rows, and no added key is left to see."""
+    return mask_has("S")(spec) and not has_added_keys(spec)
 
 
 def scores_overflow(spec: AttentionSpec) -> bool:
@@ -96,7 +106,8 @@ MASK = (
         "mask_lowest_is_masked",
         "finfo.min taken for -inf",
         {"mask": c.value(c.lowest_to_inf)},
-        float_mask,
+        # Beside a key that nothing hides, both weigh 0.
+        both(float_mask, no(has_added_keys)),
     ),
     Fault(
         "masked_is_minus_10",
@@ -142,13 +153,13 @@ MASKED_ROWS = (
         "masked_row_is_mean",
         "mean(V)",
         {"attn_weights": c.masked_rows(lambda S: 1 / S)},
-        mask_has("S"),
+        masks_rows,
     ),
     Fault(
-        "masked_row_is_nan", "0/0", {"attn_weights": c.masked_rows(lambda _: np.nan)}, mask_has("S")
+        "masked_row_is_nan", "0/0", {"attn_weights": c.masked_rows(lambda _: np.nan)}, masks_rows
     ),
     Fault(
-        "masked_row_is_first_value", "V[0]", {"attn_weights": c.first_of_masked_rows}, mask_has("S")
+        "masked_row_is_first_value", "V[0]", {"attn_weights": c.first_of_masked_rows}, masks_rows
     ),
 )
 
@@ -259,6 +270,6 @@ OUTPUTS = (
 
 FAULTS = (
     *SCALE, *HEADS, *MASK, *CAUSAL, *MASKED_ROWS, *BIAS, *CACHE, *SOFTMAX, *PRECISION, *OUTPUTS,
-    *POSITIONS, *SCORES,
+    *POSITIONS, *STRETCHED, *SCORES, *PACKING, *ADDED_KEYS,
 )  # fmt: skip
 """All of them."""

@@ -151,12 +151,8 @@ def _apart(at: Steps, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndar
     if not at["spec"].packed_qkv:
         return dict(parameters)
     rows = packing.rows_in_order(at["spec"], "qkv")
-    return {
-        name: array
-        for kind in ("weight", "bias")
-        for name, array in packing.apart(parameters, at.set(f"rows_of_{kind}", rows)).items()
-        if name.endswith(kind)
-    } | {name: array for name, array in parameters.items() if not name.endswith(("weight", "bias"))}
+    of_kind = {kind: at.set(f"rows_of_{kind}", rows) for kind in ("weight", "bias")}
+    return packing.apart(parameters, of_kind)
 
 
 def _set_turning(at: Steps) -> None:
@@ -200,7 +196,7 @@ def _of_all_keys(
     at: Steps, w: Mapping[str, np.ndarray], shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Which keys a query sees, and what is added to their scores: `[B, H, L, S + n]` both."""
-    n = at["spec"].added_keys
+    n = len(at["added_pairs"])
     at["shape"] = (*shape[:-1], shape[-1] - n)  # [B, H, L, S]
     visible, added = _mask(at, at["spec"], at["inputs"], at["shape"])
     added = added + _of_positions(at, w, at["shape"])

@@ -25,9 +25,7 @@ def rows_in_order(spec: AttentionSpec, order: str) -> Arrays:
     """Which rows of the packed projection are whose, where they lie in an order such as "qkv"."""
     counts = widths(spec)
     ends = np.cumsum([counts[side] for side in order])
-    return {
-        side: np.arange(end - counts[side], end) for side, end in zip(order, ends, strict=True)
-    }
+    return {side: np.arange(end - counts[side], end) for side, end in zip(order, ends, strict=True)}
 
 
 def rows_by_kv_head(spec: AttentionSpec) -> Arrays:
@@ -38,11 +36,18 @@ def rows_by_kv_head(spec: AttentionSpec) -> Arrays:
     return {side: part.ravel() for side, part in zip("qkv", parts, strict=True)}
 
 
-def apart(parameters: Mapping[str, np.ndarray], rows: Mapping[str, np.ndarray]) -> Arrays:
-    """The parameters under the names that they have where the projections are apart."""
+def apart(
+    parameters: Mapping[str, np.ndarray], rows: Mapping[str, Mapping[str, np.ndarray]]
+) -> Arrays:
+    """The parameters under the names that they have where the projections are apart.
+
+    Args:
+        parameters: The module's.
+        rows: Whose rows are which, for the weight and for the bias.
+    """
     found = {name: array for name, array in parameters.items() if not name.startswith(PACKED)}
-    for kind in ("weight", "bias"):
+    for kind, of in rows.items():
         packed = parameters.get(PACKED + kind)
         if packed is not None:
-            found |= {f"{side}_proj.{kind}": packed[rows[side]] for side in "qkv"}
+            found |= {f"{side}_proj.{kind}": packed[of[side]] for side in "qkv"}
     return found
