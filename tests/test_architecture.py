@@ -48,7 +48,7 @@ ONLY_IN = {
     "torch": WITH_TORCH,
     "onnxruntime": ("runtimes/ort_cpu", "runtimes/ort_cuda"),
     "onnx.reference": ("runtimes/onnx_reference",),
-    "onnxscript": ("graph/canonical",),
+    "onnxscript": ("graph/canonical", "export/attention_form"),
     "onnx_ir": ("graph/", "export/"),
     "safetensors": ("weights/", "graph/save"),
     "click": ("cli/",),

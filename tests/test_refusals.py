@@ -50,16 +50,6 @@ def five_axes(m, x):
     return F.scaled_dot_product_attention(q, q, q).squeeze(1)                       # line
 
 
-def two_axes(m, x):
-    q = m.linear(x)[0]
-    return F.scaled_dot_product_attention(q, q, q)                                  # line
-
-
-def broadcast_heads(m, x):
-    q = m.linear(x).unflatten(-1, (4, 2)).transpose(1, 2)
-    return F.scaled_dot_product_attention(q, q[:, :1], q[:, :1])                    # line
-
-
 def numpy_inside(m, x):
     return m.linear(x) + torch.from_numpy(np.sin(x.numpy()))                        # line
 
@@ -123,8 +113,6 @@ TABLE = {
     size_from_values: NOT_SIZED,
     causal_by_size: "is_causal depends on a size; pass a plain bool",
     five_axes: "of inputs that are not 4-D; reshape them to",
-    two_axes: "of inputs that are not 4-D; reshape them to",
-    broadcast_heads: "broadcasts key and value over the heads; pass enable_gqa=True",
     numpy_inside: "numpy inside the module; use torch operations",
     loop_over_tokens: "axis 'query_len' (x.shape[1]) was fixed at 5 by the module",
     one_size: "axis 'batch' (x.shape[0]) was fixed at 2 by the module",
@@ -137,7 +125,7 @@ TABLE = {
     in_place: "changes its input x in place; work on a copy",
     size_of_values: "the shape of y depends on values",
 }
-IN_FORWARD = {five_axes, two_axes, broadcast_heads}
+IN_FORWARD = {five_axes}
 """torch keeps only the lines of `forward` with a captured node."""
 WITHOUT_A_LINE = {random, in_place, size_of_values}
 

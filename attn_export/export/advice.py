@@ -26,11 +26,6 @@ ADVICE = (
         "reshape them to [B, H, L, D], and the result back",
     ),
     (
-        r"requires q_num_heads = kv_num_heads",
-        "F.scaled_dot_product_attention broadcasts key and value over the heads",
-        "pass enable_gqa=True, or expand them to the query's heads",
-    ),
-    (
         r"\.numpy\(\) is not supported|can't call numpy\(\)",
         "numpy inside the module",
         "use torch operations",

@@ -21,6 +21,7 @@ from torch.export import Dim, ExportedProgram
 from attn_export.attention.canonical import OPSET, emit_canonical_attention
 from attn_export.errors import ExportError
 from attn_export.export.advice import not_captured, not_translated
+from attn_export.export.attention_form import TRANSLATIONS
 from attn_export.export.capture import check_capture
 from attn_export.export.refusals import fixed_axis
 from attn_export.graph.axes import name_axes
@@ -107,6 +108,7 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
             # The exporter's optimiser renames weights and fuses rotary embeddings wrongly for
             # batches over 1; `canonicalize` does what is wanted of it.
             optimize=False,
+            custom_translation_table=TRANSLATIONS,
             verbose=False,
         )
     except Exception as error:

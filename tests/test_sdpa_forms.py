@@ -1,0 +1,73 @@
+"""Every way to call `F.scaled_dot_product_attention` becomes one `Attention` node that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attn_export import Subject, build
+
+Axes = dict[int, str]
+TOKENS: Axes = {0: "batch", 1: "query_len"}
+
+
+def heads(x: Tensor, count: int = 4) -> Tensor:
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def square_mask(x: Tensor) -> Tensor:
+    return torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
+
+
+FORMS: dict[str, tuple[Callable[[nn.Linear, Tensor], Tensor], tuple[int, ...], Axes]] = {
+    "[B, L, D]": (lambda f, x: F.scaled_dot_product_attention(f(x), x, x), (2, 5, 8), TOKENS),
+    "[L, D]": (lambda f, x: F.scaled_dot_product_attention(f(x), x, x), (5, 8), {0: "query_len"}),
+    "[B, L, D] with a mask and a scale": (
+        lambda f, x: F.scaled_dot_product_attention(f(x), x, x, square_mask(x), scale=0.3),
+        (2, 5, 8), TOKENS,
+    ),
+    "one K/V head, broadcast": (
+        lambda f, x: F.scaled_dot_product_attention(
+            heads(f(x)), heads(x)[:, :1], heads(x)[:, :1]
+        ),
+        (2, 5, 8), TOKENS,
+    ),
+    "enable_gqa with a head for each": (
+        lambda f, x: F.scaled_dot_product_attention(
+            heads(f(x)), heads(x), heads(x), enable_gqa=True, is_causal=True
+        ),
+        (2, 5, 8), TOKENS,
+    ),
+    "enable_gqa with shared heads": (
+        lambda f, x: F.scaled_dot_product_attention(
+            heads(f(x)), heads(x)[:, 1:3], heads(x)[:, 1:3], enable_gqa=True
+        ),
+        (2, 5, 8), TOKENS,
+    ),
+}  # fmt: skip
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Callable[[nn.Linear, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.linear, x)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_is_one_node_and_passes(name: str, tmp_path: Path):
+    function, shape, axes = FORMS[name]
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    subject = Subject(Calls(function).eval(), {"x": x}, {"x": axes}, ["y"])
+    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"]).passed
+    nodes = [node.op_type for node in onnx.load(tmp_path / "b" / "model.onnx").graph.node]
+    assert nodes.count("Attention") == 1
+    assert "Softmax" not in nodes
