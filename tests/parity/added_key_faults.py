@@ -12,9 +12,11 @@ from fault import (
     gives_weights,
     has_added_keys,
     has_cache,
+    has_right,
     has_rotary,
     mask_has,
     one_width,
+    several_kv_heads,
 )
 from fault_changes import Array, Arrays, At
 from numpy_added_keys import Pair, widened
@@ -118,17 +120,9 @@ def has_zero(spec: AttentionSpec) -> bool:
     return spec.add_zero_attn
 
 
-def several_kv_heads(spec: AttentionSpec) -> bool:
-    return spec.num_kv_heads > 1
-
-
 def hides_last(spec: AttentionSpec) -> bool:
     """Some case hides the last key."""
     return spec.causal or mask_has("S")(spec)
-
-
-def has_right(spec: AttentionSpec) -> bool:
-    return spec.window_right is not None
 
 
 def has(field: str) -> Applies:

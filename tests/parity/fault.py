@@ -65,6 +65,10 @@ def shares_some_heads(spec: AttentionSpec) -> bool:
     return spec.q_per_kv > 1 and spec.num_kv_heads > 1
 
 
+def several_kv_heads(spec: AttentionSpec) -> bool:
+    return spec.num_kv_heads > 1
+
+
 def one_width(spec: AttentionSpec) -> bool:
     return spec.head_dim == spec.v_head_dim
 
@@ -100,6 +104,10 @@ def takes_positions(spec: AttentionSpec) -> bool:
 
 def scaling_is(scaling: str) -> Applies:
     return lambda spec: spec.rotary_scaling == scaling
+
+
+def has_right(spec: AttentionSpec) -> bool:
+    return spec.window_right is not None
 
 
 def has_added_keys(spec: AttentionSpec) -> bool:

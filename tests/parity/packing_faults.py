@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy_packing as packing
-from fault import Fault, both, has_bias, one_width
+from fault import Fault, both, has_bias, one_width, several_kv_heads
 from fault_changes import Array, At
 from numpy_attention import Change
 
@@ -37,11 +37,7 @@ def is_packed(spec: AttentionSpec) -> bool:
     return spec.packed_qkv
 
 
-def several_kv_heads(spec: AttentionSpec) -> bool:
-    """One K/V head after its query heads is one part after another."""
-    return spec.num_kv_heads > 1
-
-
+# With one K/V head, head by head is one part after another.
 PACKING = (
     Fault("packed_keys_first", "k, q, v", everywhere(in_order("kqv")), is_packed),
     Fault("packed_values_before_keys", "q, v, k", everywhere(in_order("qvk")), is_packed),

@@ -8,7 +8,17 @@ from __future__ import annotations
 import fault_changes as c
 import numpy as np
 import numpy_positions as positions
-from fault import Applies, Fault, both, counts_positions, has_cache, has_rotary, is_causal, no
+from fault import (
+    Applies,
+    Fault,
+    both,
+    counts_positions,
+    has_cache,
+    has_right,
+    has_rotary,
+    is_causal,
+    no,
+)
 from fault_changes import Array, At
 
 from attn_export.spec import AttentionSpec
@@ -96,10 +106,6 @@ def is_partial(spec: AttentionSpec) -> bool:
 
 def has_left(spec: AttentionSpec) -> bool:
     return spec.window_left is not None
-
-
-def has_right(spec: AttentionSpec) -> bool:
-    return spec.window_right is not None
 
 
 def has_alibi(spec: AttentionSpec) -> bool:

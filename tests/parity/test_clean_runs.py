@@ -35,6 +35,10 @@ SPECS = {
     "mha_causal_no_bias_no_mask": small_spec(
         num_kv_heads=4, attn_mask="none", cache="none", bias=False
     ),
+    "packed_dynamic_position_ids_added_keys": small_spec(
+        packed_qkv=True, rotary="half", rotary_scaling="dynamic", rotary_factor=4.0,
+        rotary_original_len=32, position_ids=True, add_bias_kv=True, add_zero_attn=True,
+    ),
 }  # fmt: skip
 SCALES = (0.02, 1.0, 8.0)
 SEEDS = range(4)
@@ -53,7 +57,10 @@ def cases(subject: Subject) -> Iterator[Case]:
         )
         name = f"B{B}_L{L}_P{P}_S{S}_scale{scale:g}_seed{seed}"
         drawn = draw_inputs(subject.input_values(), sizes, seed_words=("clean", name))
-        inputs = {n: a if n == "attn_mask" else a * np.float32(scale) for n, a in drawn.items()}
+        inputs = {
+            name: array if name in ("attn_mask", "position_ids") else array * np.float32(scale)
+            for name, array in drawn.items()
+        }
         yield Case(name, "shape", sizes, inputs, "random inputs")
 
 

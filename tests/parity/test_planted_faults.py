@@ -123,12 +123,44 @@ BLIND = [
 ]
 
 
+BLIND_ELSEWHERE = [
+    (batch_of_one, "packed_position_ids", "position_ids_of_row_0", "row 0 is all there is"),
+    (one_query, "packed_position_ids", "position_ids_of_first_query", "there is one query"),
+    (no_past, "packed_position_ids", "position_ids_after_past", "there is no past to be added"),
+    *(
+        (random_shapes, "dynamic", name, "no random shape is as long as the original context")
+        for name in (
+            "no_dynamic_scaling",
+            "dynamic_power_of_1",
+            "dynamic_length_without_past",
+            "dynamic_past_regrown",
+        )
+    ),
+]
+
+
 @pytest.mark.parametrize(
     ("shapes", "fault_name", "why"), BLIND, ids=[f"{s.__name__}-{f}" for s, f, _ in BLIND]
 )
 def test_some_shapes_alone_are_blind_to_a_fault(shapes, fault_name, why):
     """Why there is a lattice, and why there are probes beside it."""
-    spec_name, fault = "gqa_causal_cache_bool_mask", BY_NAME[fault_name]
+    assert_blind("gqa_causal_cache_bool_mask", shapes, fault_name, why)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "spec_name", "fault_name", "why"),
+    BLIND_ELSEWHERE,
+    ids=[f"{s.__name__}-{f}" for s, _, f, _ in BLIND_ELSEWHERE],
+)
+def test_some_shapes_alone_are_blind_to_a_fault_of_positions(shapes, spec_name, fault_name, why):
+    assert_blind(spec_name, shapes, fault_name, why)
+
+
+def assert_blind(
+    spec_name: str, shapes: Callable[[Mapping[str, int]], bool], fault_name: str, why: str
+) -> None:
+    """The cases of some shapes do not notice what others do."""
+    fault = BY_NAME[fault_name]
     seen = list(verdicts_of(spec_name, fault, lambda c: c.kind == "shape" and shapes(c.sizes)))
     assert seen
     assert not is_caught(seen), f"not blind after all, though {why}"

@@ -1,0 +1,183 @@
+"""K/V heads that are pooled in another way than by their mean: the judge has to catch it.
+
+Legend: Hkv key/value heads of the checkpoint, n of them after pooling.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import small_spec
+from safetensors.torch import save_file
+from torch import Tensor
+
+from attn_export.nouns import Golden, Verdict
+from attn_export.parity.judge import judge
+from attn_export.parity.oracle import Oracle
+from attn_export.spec import AttentionSpec
+from attn_export.subject import Subject
+from attn_export.weights import load_checkpoint
+from attn_export.weights.packing import as_apart, as_packed
+
+Weights = dict[str, Tensor]
+Heads = Callable[[Tensor], Tensor]
+"""One K/V head for each block of them: `[n, Hkv / n, D, ...]` to `[n, D, ...]`."""
+
+KV_HEADS = 2
+
+SPECS = {
+    "mha_biases_rotary": small_spec(embed_dim=64, num_heads=8, num_kv_heads=8, rotary="half"),
+    "gqa_packed_learned_key": small_spec(
+        embed_dim=64, num_heads=8, packed_qkv=True, num_kv_heads=4, add_bias_kv=True,
+    ),
+    "norm_no_biases_weights": small_spec(
+        num_kv_heads=4, qk_norm="rms", norm_eps=1e-2, bias="none", cache="none", causal=False,
+        attn_mask="none", attn_weights=True,
+    ),
+}  # fmt: skip
+
+
+def mean(heads: Tensor) -> Tensor:
+    return heads.double().mean(1).float()
+
+
+def first(heads: Tensor) -> Tensor:
+    return heads[:, 0]
+
+
+def last(heads: Tensor) -> Tensor:
+    return heads[:, -1]
+
+
+def total(heads: Tensor) -> Tensor:
+    return heads.sum(1)
+
+
+def median(heads: Tensor) -> Tensor:
+    return heads.median(1).values
+
+
+def mean_of_strided(heads: Tensor) -> Tensor:
+    """The mean of every n-th head, as if K/V heads were tiled: h uses h % n."""
+    n, each = heads.shape[:2]
+    return mean(heads.flatten(0, 1).unflatten(0, (each, n)).transpose(0, 1))
+
+
+def mean_in_bfloat16(heads: Tensor) -> Tensor:
+    return heads.bfloat16().mean(1).float()
+
+
+ALL = ("k_proj.", "v_proj.", "added_keys.")
+FAULTS: dict[str, tuple[Heads, tuple[str, ...]]] = {
+    "pooled_by_first_head": (first, ALL),
+    "pooled_by_last_head": (last, ALL),
+    "pooled_by_sum": (total, ALL),
+    "pooled_by_median": (median, ALL),
+    "pooled_by_strides": (mean_of_strided, ALL),
+    "pooled_in_bfloat16": (mean_in_bfloat16, ALL),
+    "keys_pooled_by_first_head": (first, ("k_proj.",)),
+    "values_pooled_by_first_head": (first, ("v_proj.",)),
+    "value_bias_pooled_by_first_head": (first, ("v_proj.bias",)),
+    "learned_key_pooled_by_first_head": (first, ("added_keys.bias_k",)),
+    "learned_value_pooled_by_first_head": (first, ("added_keys.bias_v",)),
+}
+"""How, and which weights; all others are pooled by their mean."""
+
+
+def pooled(weights: Weights, spec: AttentionSpec, how: Heads, which: tuple[str, ...]) -> Weights:
+    """K/V heads pooled as `how` says, apart from `attn_export.weights.pooling`."""
+    found = {}
+    for name, tensor in as_apart(weights, spec).items():
+        if name.startswith(ALL):
+            blocks = tensor.unflatten(0, (KV_HEADS, spec.num_kv_heads // KV_HEADS, -1))
+            tensor = (how if name.startswith(which) else mean)(blocks).flatten(0, 1)
+        found[name] = tensor
+    return as_packed(found) if spec.packed_qkv else found
+
+
+def subject_of(spec: AttentionSpec, weights: Weights) -> Subject:
+    subject = Subject.from_spec(spec)
+    subject.module.load_state_dict(weights)
+    return subject
+
+
+@functools.cache
+def checkpoint(spec_name: str) -> Weights:
+    """What is in the file: the weights of the spec as it is."""
+    return dict(Subject.from_spec(SPECS[spec_name], seed=1).module.state_dict())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@functools.cache
+def truth(spec_name: str, folder: Path) -> tuple[AttentionSpec, list[Golden]]:
+    """The checkpoint, loaded and pooled by the package: what all its cases should give."""
+    path = folder / f"{spec_name}.safetensors"
+    save_file({f"self_attn.{name}": t.clone() for name, t in checkpoint(spec_name).items()}, path)
+    loaded = load_checkpoint(path, spec=SPECS[spec_name], pool_kv_heads=KV_HEADS)
+    subject = subject_of(loaded.spec, loaded.weights)
+    oracle = Oracle(subject)
+    return loaded.spec, [oracle.golden(case) for case in subject.plan().cases]
+
+
+def verdicts_of(
+    spec_name: str, folder: Path, how: Heads, which: tuple[str, ...] = ALL
+) -> Iterator[Verdict]:
+    """What the judge says of a module with weights that are pooled so."""
+    spec, goldens = truth(spec_name, folder)
+    weights = pooled(checkpoint(spec_name), SPECS[spec_name], how, which)
+    oracle = Oracle(subject_of(spec, weights))
+    for golden in goldens:
+        yield from judge("pooled", "none", golden, oracle.eager(golden.case.inputs))
+
+
+@pytest.mark.parametrize("spec_name", SPECS)
+def test_heads_pooled_by_their_mean_pass_every_case(spec_name, folder):
+    verdicts = list(verdicts_of(spec_name, folder, mean))
+    spec, goldens = truth(spec_name, folder)
+    assert [v for v in verdicts if v.status != "passed"] == []
+    assert len(verdicts) == len(goldens) * len(spec.output_shapes())
+
+
+def changes_something(spec_name: str, name: str) -> bool:
+    """Not every spec has biases, or a learned key."""
+    how, which = FAULTS[name]
+    right, wrong = (
+        pooled(checkpoint(spec_name), SPECS[spec_name], of, which) for of in (mean, how)
+    )
+    return any(not torch.equal(right[weight], wrong[weight]) for weight in right)
+
+
+PLANTED = [(spec, name) for name in FAULTS for spec in SPECS if changes_something(spec, name)]
+
+
+def test_each_fault_is_planted_somewhere():
+    assert {name for _, name in PLANTED} == set(FAULTS)
+
+
+@pytest.mark.parametrize(("spec_name", "name"), PLANTED)
+def test_heads_pooled_in_another_way_are_caught(spec_name, name, folder):
+    verdicts = verdicts_of(spec_name, folder, *FAULTS[name])
+    assert any(v.status == "failed" for v in verdicts), "nobody noticed"
+
+
+@pytest.mark.parametrize("spec_name", SPECS)
+def test_heads_that_are_not_pooled_are_caught(spec_name, folder):
+    """Their means are no approximation within what is allowed."""
+    spec = SPECS[spec_name]
+    oracle = Oracle(subject_of(spec, checkpoint(spec_name)))
+    seen = set()
+    for golden in truth(spec_name, folder)[1]:
+        inputs = dict(golden.case.inputs)
+        for name in {"past_key", "past_value"} & inputs.keys():
+            inputs[name] = inputs[name].repeat(spec.num_kv_heads // KV_HEADS, axis=1)
+        output = {"output": oracle.eager(inputs)["output"]}
+        seen |= {v.status for v in judge("all", "none", golden, output) if v.output == "output"}
+    assert "failed" in seen
