@@ -15,8 +15,8 @@ from attn_export.jobs.check import check
 
 SPECS = sorted((ROOT / "models").glob("*.toml"))
 LARGE = {"llama-3-8b", "falcon-7b", "gpt-oss-20b", "mistral-7b", "phi-3-mini"}
-FAR = {"gpt-oss-20b", "t5-base-decoder", "gemma-3-1b"}
-"""Models that have a case beyond their window, or beyond their last bucket."""
+FAR = {"gpt-oss-20b", "t5-base-decoder", "gemma-3-1b", "qwen2-0.5b", "falcon-7b"}
+"""Models that have a case beyond their window, their last bucket, or the others' positions."""
 TOO_FAR = {"gemma-2-2b", "mistral-7b", "phi-3-mini"}
 """Models whose windows end too far away for one."""
 FEW_SHAPES = {"phi-3-mini": 20}

@@ -24,7 +24,7 @@ from attn_export.spec.rules import divisors
 
 VARIANTS: Final = ("mha", "mqa", "gqa")
 
-POSITIONS: Final = 255
+POSITIONS: Final = 4095
 """The largest of the position ids that are tried."""
 
 

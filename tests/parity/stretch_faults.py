@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 
 import fault_changes as c
+import ml_dtypes
 import numpy as np
 import numpy_positions as positions
 from fault import (
@@ -82,6 +83,14 @@ def counted(position: Array, at: At) -> Array:
 
 def counted_from_first(position: Array, _: At) -> Array:
     return position[:, :1] + np.arange(position.shape[1])
+
+
+def rounded_to(kind: type) -> Callable[[Array], Array]:
+    return lambda positions: positions.astype(np.float32).astype(kind).astype(np.int64)
+
+
+def is_dynamic(spec: AttentionSpec) -> bool:
+    return spec.rotary_scaling == "dynamic"
 
 
 def default_of(field: str) -> object:
@@ -187,6 +196,10 @@ POSITION_IDS = (
           {"positions": lambda p, at: p + at["P"]}, both(takes_positions, has_cache)),
     Fault("position_ids_in_8_bits", "128 becomes -128",
           {"positions": c.value(lambda p: p.astype(np.int8))}, reaches_128),
+    # Positions of "dynamic" go a little beyond its context, which is short here.
+    *(Fault(f"position_ids_in_{kind.__name__}", "rounded to its few bits",
+            {"positions": c.value(rounded_to(kind))}, both(takes_positions, no(is_dynamic)))
+      for kind in (ml_dtypes.bfloat16, np.float16)),
 )  # fmt: skip
 
 STRETCHED = (*SCALING, *DYNAMIC, *BOUNDS, *POSITION_IDS)

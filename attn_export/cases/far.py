@@ -1,0 +1,105 @@
+"""The one case with far keys: beyond windows, the last bucket, the context; large positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from attn_export.cases.draw import concrete, draw_inputs
+from attn_export.cases.sizes import Sizes, with_sums
+from attn_export.nouns import Case
+from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.tensorfile import numpy_dtype
+
+FAR_BYTES = 8 * 2**20
+"""What the case may take."""
+
+GROWN_BYTES = 24 * 2**20
+"""What it may take where a base grows with the length: no other case would show that."""
+
+POSITIONS = ((2050, 2 * 2**20), (258, 4 * 2**20))
+"""How far rotary positions are tried where nothing else asks for more, and what that may take:
+beyond what float16 and bfloat16 can count to, or bytes and short tables."""
+
+
+def far_case(
+    inputs: Mapping[str, Input],
+    output_shapes: Mapping[str, Shape],
+    spec: AttentionSpec,
+    relations: Mapping[str, str],
+) -> tuple[Case | None, str]:
+    """The case that reaches as far as there is room, and a note where that is not far enough.
+
+    Args:
+        inputs: Every input by name.
+        output_shapes: The shape of every output.
+        spec: Its windows, buckets and positions are reached.
+        relations: Axes that others add up to.
+    """
+    ends = _ends(spec)
+    wanted = {end: GROWN_BYTES if what == GROWS else FAR_BYTES for end, what in ends.items()}
+    if spec.has_rotary and spec.has_cache and not spec.position_ids:
+        for reach, room in POSITIONS:
+            wanted.setdefault(reach, room)
+    for reach in sorted(wanted, reverse=True):
+        sizes = _sizes(spec, relations, reach)
+        if case_bytes(sizes, inputs, output_shapes) <= wanted[reach]:
+            return _far_keys(inputs, spec, sizes, reach), _note(ends, reach)
+    return None, _note(ends, 0)
+
+
+GROWS = "the growth of the rotary base"
+
+
+def _ends(spec: AttentionSpec) -> dict[int, str]:
+    """How many keys away something changes, and what."""
+    ends = {
+        spec.window_left or 0: "the end of the window",
+        spec.window_right or 0: "the end of the window",
+    }
+    if spec.relative_buckets:
+        ends[spec.relative_max_distance] = "the last of the relative positions"
+    if spec.rotary_scaling == "dynamic" and not spec.position_ids:
+        ends[spec.rotary_original_len] = GROWS
+    return {end: what for end, what in ends.items() if end}
+
+
+def _note(ends: Mapping[int, str], reached: int) -> str:
+    missed = {end: what for end, what in ends.items() if end > reached}
+    if not missed:
+        return ""
+    shown = " nor ".join(f"{what}, {end} keys away" for end, what in sorted(missed.items()))
+    return f"no case reaches {shown}: at these dimensions it would be too large"
+
+
+def _sizes(spec: AttentionSpec, relations: Mapping[str, str], reach: int) -> Sizes:
+    """One row; two queries after a long past, or many queries where there is none."""
+    past = reach + 2 if spec.has_cache else 0
+    if not past:
+        return with_sums({"batch": 1, "query_len": reach + 4}, relations)
+    return with_sums({"batch": 1, "query_len": 2, "past_len": past}, relations)
+
+
+def _far_keys(inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, reach: int) -> Case:
+    """Queries that have keys beyond a reach, none of them masked."""
+    drawn = draw_inputs(inputs, sizes, seed_words=("probe", "far_keys"))
+    if spec.mask:
+        drawn["attn_mask"][...] = True if spec.mask.dtype == "bool" else 0.0
+    return Case("far_keys", "probe", sizes, drawn, f"keys more than {reach} away")
+
+
+def case_bytes(
+    sizes: Sizes,
+    inputs: Mapping[str, Input],
+    output_shapes: Mapping[str, Shape],
+) -> int:
+    """What a case takes on disk: its inputs, and its outputs twice (truth and eager)."""
+    widths = {name: numpy_dtype(wanted.dtype).itemsize for name, wanted in inputs.items()}
+    width = max(widths.values())
+    taken = sum(
+        widths[name] * math.prod(concrete(wanted.shape, sizes)) for name, wanted in inputs.items()
+    )
+    # An axis of which nothing is known counts as the longest one.
+    known = {**sizes, "": max(sizes.values(), default=1)}
+    outputs = sum(width * math.prod(concrete(shape, known)) for shape in output_shapes.values())
+    return taken + 2 * outputs
