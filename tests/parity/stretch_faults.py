@@ -89,10 +89,6 @@ def rounded_to(kind: type) -> Callable[[Array], Array]:
     return lambda positions: positions.astype(np.float32).astype(kind).astype(np.int64)
 
 
-def is_dynamic(spec: AttentionSpec) -> bool:
-    return spec.rotary_scaling == "dynamic"
-
-
 def default_of(field: str) -> object:
     return next(f.default for f in dataclasses.fields(AttentionSpec) if f.name == field)
 
@@ -117,7 +113,6 @@ def reaches_128(spec: AttentionSpec) -> bool:
 
 
 is_dynamic = scaling_is("dynamic")
-
 
 SCALING = (
     *(Fault(f"no_{scaling}_scaling", "plain frequencies",
