@@ -172,6 +172,30 @@ def check_command(model: Path) -> int:
     return 0
 
 
+@cli.command("lower")
+@click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+@click.option("--dialect", required=True, metavar="NAME", help="standard or portable.")
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="OUT.onnx",
+    help="The file to write.",
+)
+def lower_command(model: Path, dialect: str, output: Path) -> int:
+    """Rewrite the Attention nodes of any ONNX file.
+
+    standard: ai.onnx Attention, opset 23 or 24. portable: opset 18, without Attention, for
+    runtimes that have no such operator.
+    """
+    from attn_export.jobs.lower import lower_file
+
+    found = lower_file(model, output, dialect)
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
+    click.echo(f"{output}: {dialect}: {counts}")
+    return 0
+
+
 @cli.command("runtimes")
 def runtimes_command() -> int:
     """List the runtimes: which can run here, and why not."""

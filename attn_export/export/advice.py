@@ -30,8 +30,13 @@ ADVICE = (
         "numpy inside the module",
         "use torch operations",
     ),
+    (
+        r"Found <class '(?:\w+\.)*(\w+)'> in output",
+        r"it returns a \1",
+        "return the tensors in it, as tuples, lists or dicts, or none of it (use_cache=False)",
+    ),
 )
-"""What an error says, the construct, and what to write instead."""
+"""What an error says, the construct (of which \\1 is a part), and what to write instead."""
 
 
 def not_captured(error: Exception) -> ExportError:
@@ -63,6 +68,7 @@ def _explained(error: Exception, what: str, line: str = "") -> ExportError:
     chain = _chain(error)
     said = " ".join(map(str, chain))
     for pattern, construct, instead in ADVICE:
-        if re.search(pattern, said):
-            return ExportError(f"{what}{at}: {construct}; {instead}")
+        found = re.search(pattern, said)
+        if found:
+            return ExportError(f"{what}{at}: {found.expand(construct)}; {instead}")
     return ExportError(f"{what}{at}: {one_line(chain[-1])}")

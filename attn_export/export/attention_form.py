@@ -39,7 +39,7 @@ def scaled_dot_product_attention(
     if missing:
         axes: Any = op.Constant(value_ints=missing)
         query, key, value = (op.Unsqueeze(x, axes) for x in (query, key, value))
-    options = {} if scale is None else {"scale": scale}
+    options: dict[str, Any] = {} if scale is None else {"scale": scale}
     attended, *_ = op.Attention(
         query, key, value, attn_mask, None, None, is_causal=int(is_causal), **options
     )

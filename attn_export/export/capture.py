@@ -8,6 +8,7 @@ equal sizes leave no trace there, so the program is run and compared in numbers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -47,35 +48,44 @@ def check_capture(
 
 
 def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
-    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     minima = with_sums(dict.fromkeys(example_sizes(subject), TRACE_MINIMUM), subject.relations)
-    leaves = zip(subject.tree.names, program.graph_signature.user_inputs, strict=True)
-    for name, node_name in leaves:
-        if name is None:  # a constant
+    for name, axis, label, size in _dynamic_axes(subject, program):
+        if not isinstance(size, torch.SymInt):
+            raise fixed_axis(subject, name, axis, str(size))
+        allowed = program.range_constraints.get(size.node.expr)
+        if allowed is None:
             continue
-        shape = placeholders[str(node_name)].meta["val"].shape
-        for axis, label in subject.axes[name].items():
-            size = shape[axis]
-            if not isinstance(size, torch.SymInt):
-                raise fixed_axis(subject, name, axis, str(size))
-            allowed = program.range_constraints.get(size.node.expr)
-            if allowed is None:
-                continue
-            # A sum of axes, such as total_len, has the sum of their minima, be it known to be one
-            # or only to be no less.
-            lowest = max(minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
-            bounded = not _is_unbounded(allowed.upper)
-            if int(allowed.lower) > lowest or bounded:
-                beyond = int(allowed.upper) + 1 if bounded else max(int(allowed.lower) - 1, 0)
-                if int(allowed.lower) <= lowest and _raises(subject, {label: beyond}):
-                    continue
-                at = branch_at(subject, {label: beyond})
-                raise ExportError(
-                    f"axis {label!r} ({name}.shape[{axis}]) was narrowed to "
-                    f"[{allowed.lower}, {allowed.upper}]{at}: the module takes another branch "
-                    "outside that range, which the graph would not have; remove the branch on the "
-                    "size"
-                )
+        # A sum of axes, such as total_len, has the sum of their minima, be it known to be that
+        # sum or only to be no less.
+        lowest = max(minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
+        narrow, bounded = int(allowed.lower) > lowest, not _is_unbounded(allowed.upper)
+        beyond = int(allowed.upper) + 1 if bounded else max(int(allowed.lower) - 1, 0)
+        if narrow or (bounded and not _raises(subject, {label: beyond})):
+            at = branch_at(subject, {label: beyond})
+            raise ExportError(
+                f"axis {label!r} ({name}.shape[{axis}]) was narrowed to "
+                f"[{allowed.lower}, {allowed.upper}]{at}: the module takes another branch "
+                "outside that range, which the graph would not have; remove the branch on the "
+                "size"
+            )
+
+
+def _dynamic_axes(
+    subject: Subject, program: ExportedProgram
+) -> list[tuple[str, int, str, int | torch.SymInt]]:
+    """Every input, axis and its name, with its size in the program; sums of axes come last.
+
+    What narrows a sum is mostly one of its terms, which the reader should hear of.
+    """
+    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    leaves = zip(subject.tree.names, program.graph_signature.user_inputs, strict=True)
+    found = [
+        (name, axis, label, placeholders[str(node)].meta["val"].shape[axis])
+        for name, node in leaves
+        if name is not None  # a constant has none
+        for axis, label in subject.axes[name].items()
+    ]
+    return sorted(found, key=lambda entry: entry[2] in subject.relations)
 
 
 def _raises(subject: Subject, changed: Sizes) -> bool:
@@ -126,7 +136,7 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
-    captured = program.module(check_guards=False)
+    captured: Any = program.module(check_guards=False)
     captured.validate_inputs = False  # it refuses sums below 4, as if their terms were at least 2
     names = axis_names(subject.input_values(), subject.relations)
     for sizes in lattice(names, subject.relations):

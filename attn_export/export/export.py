@@ -76,7 +76,7 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
         name: dict.fromkeys(axes, Dim.DYNAMIC) if axes else None
         for name, axes in subject.axes.items()
     }
-    shapes = subject.tree.rebuild(dynamic, constants=False)
+    shapes = subject.tree.dynamic_shapes(dynamic)
     arguments = subject.tree.rebuild(subject.inputs)
     try:
         with emit_canonical_attention(emit=emit), _signature(subject.module, arguments):

@@ -17,6 +17,7 @@ from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
 from attn_export.graph.axes import name_sums_of_axes
+from attn_export.graph.constants import constant_name
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.mend import mend_attention
 
@@ -187,8 +188,7 @@ def name_constants(model: ir.Model, keep: Set[str]) -> None:
         tensor = value.const_value
         if tensor is None or name in keep or tensor.size > 16:
             continue
-        held = "_".join(f"{x:g}" for x in tensor.numpy().ravel().tolist())
-        new = f"{tensor.dtype.name.lower()}{list(tensor.shape)}_{held}".replace(", ", "x")
+        new = constant_name(tensor)
         if new not in taken:
             value.name = new
             taken.add(new)

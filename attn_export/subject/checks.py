@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError, UsageError
@@ -66,6 +67,23 @@ def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> None:
                     f"axis {label!r} ({here}) has size {size} in the example, which the exporter "
                     "would fix; give an example of 2 or more"
                 )
+
+
+def check_integers(tensors: Mapping[str, Tensor]) -> None:
+    """Integers differ: what is drawn lies within their range, and has to show what they do.
+
+    Raises:
+        UsageError: If not.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() or tensor.dtype == torch.bool or not tensor.numel():
+            continue
+        low, high = int(tensor.min()), int(tensor.max())
+        if low == high:
+            raise UsageError(
+                f"{name} is {low} everywhere in the example, and integers are tried within the "
+                "range of the example; give one with other values as well"
+            )
 
 
 def check_relations(relations: Mapping[str, str], axes: Axes) -> None:

@@ -22,6 +22,7 @@ from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.subject.checks import (
     check_axes,
     check_inputs,
+    check_integers,
     check_relations,
     dtype_of,
     refuse_train_mode,
@@ -80,6 +81,8 @@ class Subject:
         check_inputs(module, inputs, self.inputs, axes)
         check_axes(self.inputs, self.axes)
         check_relations(self.relations, self.axes)
+        if spec is None:  # that of a spec says what its integers may be
+            check_integers(self.inputs)
         refuse_train_mode(module)
 
     @classmethod

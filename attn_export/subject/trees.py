@@ -7,7 +7,7 @@ libraries register their caches and outputs with it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from torch import Tensor
@@ -56,19 +56,30 @@ class InputTree:
             names.append(name if isinstance(leaf, Tensor) else None)
         return cls(tensors, tuple(names), tuple(leaf for _, leaf in leaves), structure)
 
-    def rebuild(self, values: Mapping[str, Any], *, constants: bool = True) -> dict[str, Any]:
+    def rebuild(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments again, with a value for each tensor.
 
         Args:
             values: By the names of the tensors.
-            constants: Whether constants are put back, or None in their place.
         """
         leaves = [
-            values[name] if name is not None else (constant if constants else None)
+            values[name] if name is not None else constant
             for name, constant in zip(self.names, self.constants, strict=True)
         ]
         rebuilt: dict[str, Any] = pytree.tree_unflatten(leaves, self.structure)
         return rebuilt
+
+    def dynamic_shapes(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
+        """What `torch.export` takes as ``dynamic_shapes``, with a value for each tensor.
+
+        It wants the parts of a class of someone else's, such as a cache, as they are flattened.
+
+        Args:
+            shapes: By the names of the tensors.
+        """
+        leaves = iter([shapes[name] if name is not None else None for name in self.names])
+        built: dict[str, Any] = _flattened(self.rebuild(self.tensors), leaves)
+        return built
 
 
 def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
@@ -95,6 +106,16 @@ def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
             f"{', '.join(names)}"
         )
     return dict(zip(names, found, strict=True))
+
+
+def _flattened(node: Any, leaves: Iterator[Any]) -> Any:
+    kind = pytree._get_node_type(node)
+    if kind not in pytree.SUPPORTED_NODES:
+        return next(leaves)
+    known = pytree.SUPPORTED_NODES[kind]
+    parts, context = known.flatten_fn(node)
+    done = type(parts)(_flattened(part, leaves) for part in parts)
+    return known.unflatten_fn(done, context) if kind in pytree.BUILTIN_TYPES else done
 
 
 def _step(key: Any) -> str:

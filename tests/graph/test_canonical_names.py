@@ -63,11 +63,11 @@ def test_weights_keep_the_names_of_the_module():
 
 
 def test_constants_that_look_alike_keep_names_of_their_own():
-    near = [weight(f"val_{i}", np.array([2**24 + i])) for i in range(2)]
+    near = [weight(f"val_{i}", np.array([2.0**24 + i])) for i in range(2)]
     model = model_of([], [], [], near)
     canonical.name_constants(model, keep=set())
     held = {n: v.const_value.numpy().item() for n, v in model.graph.initializers.items()}
-    assert held == {"int64[1]_1.67772e+07": 2**24, "val_1": 2**24 + 1}
+    assert held == {"double[1]_1.67772e+07": 2**24, "val_1": 2**24 + 1}
 
 
 def scoped(*scopes: str) -> ir.Model:

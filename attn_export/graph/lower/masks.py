@@ -1,0 +1,155 @@
+"""Which keys a query may see, in operators of opset 18."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from attn_export.errors import GraphError
+from attn_export.graph.lower.build import Builder
+from attn_export.graph.lower.read import AttentionNode
+
+
+@dataclasses.dataclass(frozen=True)
+class Allowed:
+    """Broadcasts to the scores, `[B, H, L, S]` or `[B, Hkv, r, L, S]`.
+
+    Attributes:
+        keys: Bool: which keys may be seen. None for all.
+        added: Float: what is added to the scores. None for nothing.
+        may_hide_all: Whether a row may see nothing.
+    """
+
+    keys: ir.Value | None
+    added: ir.Value | None
+    may_hide_all: bool
+
+
+def allowed_keys(op: Builder, a: AttentionNode, query: ir.Value, key: ir.Value) -> Allowed:
+    """Everything that hides keys, in one.
+
+    Args:
+        op: Makes the nodes.
+        a: The node.
+        query: `[B, H, L, D]`.
+        key: `[B, Hkv, S, D]`, with the past.
+    """
+    parts: list[ir.Value] = []
+    added = None
+    if a.mask is not None:
+        mask = _of_all_keys(op, a, _before_expand(a.mask), key)
+        mask = _grouped(op, a, mask)
+        if mask.dtype == ir.DataType.BOOL:
+            parts.append(mask)
+        else:
+            added = mask
+            parts.append(op("Greater", mask, op.number(-np.inf, a.dtype)))
+    if a.causal or a.valid_keys is not None:
+        S = op("Squeeze", op.size(key, 2))
+        keys = op("Range", op.scalar_int(0), S, op.scalar_int(1))  # [S]
+        if a.causal:
+            parts.append(op("LessOrEqual", keys, _last_visible(op, a, query)))
+        if a.valid_keys is not None:
+            parts.append(op("Less", keys, _over_scores(op, a, a.valid_keys)))
+    together = None
+    for part in parts:
+        together = part if together is None else op("And", together, part)
+    return Allowed(together, added, a.mask is not None or a.valid_keys is not None)
+
+
+def _last_visible(op: Builder, a: AttentionNode, query: ir.Value) -> ir.Value:
+    """The last key that each query may see: `[L, 1]`, or with one for every row of the batch."""
+    L = op.size(query, 2)
+    rows = op("Range", op.scalar_int(0), op("Squeeze", L), op.scalar_int(1))
+    column = op("Unsqueeze", rows, op.ints(1))  # [L, 1]
+    if a.past_key is not None:
+        return op("Add", column, op.size(a.past_key, 2))
+    if a.valid_keys is not None:  # the queries are the last of the valid keys
+        return op("Add", column, op("Sub", _over_scores(op, a, a.valid_keys), L))
+    return column
+
+
+def _over_scores(op: Builder, a: AttentionNode, of_batch: ir.Value) -> ir.Value:
+    """`[B]` as int64 `[B, 1, 1, 1]`, or `[B, 1, 1, 1, 1]` where the scores are grouped."""
+    if of_batch.dtype != ir.DataType.INT64:
+        of_batch = op("Cast", of_batch, to=ir.DataType.INT64)
+    return op("Unsqueeze", of_batch, op.ints(*range(1, 4 if a.q_per_kv == 1 else 5)))
+
+
+def _before_expand(mask: ir.Value) -> ir.Value:
+    """What was expanded: Where broadcasts, and not every runtime has a dynamic Expand."""
+    producer = mask.producer()
+    if producer is None or producer.op_type != "Expand" or producer.inputs[0] is None:
+        return mask
+    source = producer.inputs[0]
+    # The last axis has to be all keys already.
+    if source.shape is None or mask.shape is None or source.shape[-1] != mask.shape[-1]:
+        return mask
+    return source if len(source.shape) == len(mask.shape) else mask
+
+
+def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, key: ir.Value) -> ir.Value:
+    """The mask with its last axis as long as the keys: a shorter one hides the rest."""
+    length = None if mask.shape is None else mask.shape[-1]
+    if mask.shape is None:
+        raise GraphError(f"{a.node.name}: the shape of {mask.name} is not known; declare it")
+    if length == 1 or not _may_be_shorter(a, length, key):
+        return mask
+    kept = mask
+    if mask.dtype == ir.DataType.BOOL:  # not every runtime pads bool
+        zero, hidden = op.number(0.0, a.dtype), op.number(-np.inf, a.dtype)
+        kept = op("Where", mask, zero, hidden)
+        kept.dtype, kept.shape = a.dtype, mask.shape
+    missing = op("Sub", op.size(key, 2), op("Shape", mask, start=-1))
+    before = op.ints(*[0] * (2 * len(mask.shape) - 1))
+    pads = op("Concat", before, missing, axis=0)
+    padded = op("Pad", kept, pads, op.number(-np.inf, a.dtype))
+    padded.dtype, padded.shape = a.dtype, ir.Shape([*list(mask.shape)[:-1], None])
+    return padded
+
+
+def _may_be_shorter(a: AttentionNode, length: int | ir.SymbolicDim | None, key: ir.Value) -> bool:
+    """Whether a mask may end before the keys do: only where its length has another name."""
+    present = a.node.outputs[1] if len(a.node.outputs) > 1 else None
+    scores = a.node.outputs[3] if len(a.node.outputs) > 3 else None
+    known = [key.shape[2] if key.shape is not None else None]
+    known += [x.shape[2] for x in (present,) if x is not None and x.shape is not None]
+    known += [x.shape[3] for x in (scores,) if x is not None and x.shape is not None]
+    new, past = a.key.shape, a.past_key.shape if a.past_key is not None else None
+    if past is not None and new is not None and isinstance(length, ir.SymbolicDim):
+        terms = sorted(str(length.value).replace(" ", "").split("+"))
+        together = [str(getattr(s, "value", s)) for s in (past[2], new[-2])]
+        if terms == sorted(together):
+            return False
+    return not any(
+        size == length and (isinstance(size, int) or getattr(size, "value", None)) for size in known
+    )
+
+
+def _grouped(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
+    """A mask over heads in groups: `[.., H, L, S]` as `[.., Hkv, r, L, S]`."""
+    shape = mask.shape
+    assert shape is not None
+    if a.q_per_kv == 1 or len(shape) < 3:
+        return mask
+    heads = shape[-3]
+    kind = mask.dtype
+    if heads == 1:
+        spread = op("Unsqueeze", mask, op.ints(len(shape) - 2))
+    elif heads == a.num_heads:
+        rank = len(shape)
+        first = list(range(rank - 3))
+        last = op("Transpose", mask, perm=[*first, rank - 2, rank - 1, rank - 3])
+        target = op.ints(*[0] * (rank - 1), a.num_kv_heads, a.q_per_kv)
+        parts = op("Reshape", last, target)  # [.., L, S, Hkv, r]
+        spread = op("Transpose", parts, perm=[*first, rank - 1, rank, rank - 3, rank - 2])
+    else:
+        raise GraphError(
+            f"{a.node.name}: the heads of {mask.name} are "
+            f"{getattr(heads, 'value', heads) or '?'!r}; give 1 or {a.num_heads}"
+        )
+    if kind is not None:
+        spread.dtype = kind
+    return spread

@@ -1,0 +1,95 @@
+"""A graph of a newer opset in opset 18."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+import onnx_ir as ir
+
+from attn_export.errors import GraphError
+from attn_export.graph.lower.build import Builder
+
+OPSET, IR_VERSION = 18, 8
+
+ONLY_TYPES_ADDED = frozenset(
+    {
+        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Constant", "ConstantOfShape",
+        "Cos", "Cosh", "Elu", "Equal", "Flatten", "HardSigmoid", "HardSwish", "Identity", "If",
+        "IsInf", "IsNaN", "Loop", "Mish", "Pad", "ReduceMax", "ReduceMin", "Reshape", "Round",
+        "Scan", "Selu", "Shape", "Sin", "Sinh", "Size", "Softplus", "Softsign", "Squeeze", "Tan",
+        "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+"""Operators whose versions after 18 only take more types: https://onnx.ai/onnx/operators/."""
+
+NEW_ATTRIBUTES = frozenset({"saturate", "round_mode"})
+"""Attributes of `Cast` after 18, for types that opset 18 does not have."""
+
+
+def to_opset18(model: ir.Model) -> None:
+    """Declare opset 18, once every operator has a form in it.
+
+    Raises:
+        GraphError: If one has none.
+    """
+    for node in list(model.graph):
+        if node.domain in ("", "ai.onnx"):
+            _convert(model, node)
+    model.graph.opset_imports[""] = OPSET
+    model.ir_version = IR_VERSION
+
+
+def _convert(model: ir.Model, node: ir.Node) -> None:
+    decompose = DECOMPOSED.get(node.op_type)
+    if decompose is not None:
+        decompose(model, node)
+        return
+    used = model.graph.opset_imports.get("", OPSET)
+    try:
+        then = onnx.defs.get_schema(node.op_type, OPSET)
+    except onnx.defs.SchemaError as error:
+        raise GraphError(
+            f"{node.name}: {node.op_type} has no form in opset {OPSET}; keep the standard dialect"
+        ) from error
+    now = onnx.defs.get_schema(node.op_type, used)
+    if now.since_version != then.since_version and node.op_type not in ONLY_TYPES_ADDED:
+        raise GraphError(
+            f"{node.name}: {node.op_type} means something else in opset {OPSET}; keep the standard "
+            "dialect"
+        )
+    for name in NEW_ATTRIBUTES:
+        node.attributes.pop(name, None)
+
+
+def _rms_normalization(model: ir.Model, node: ir.Node) -> None:
+    """X / sqrt(mean(x²) + ε) · weight (Zhang and Sennrich 2019), in the stash type."""
+    x, weight = node.inputs[0], node.inputs[1]
+    assert x is not None
+    assert weight is not None
+    op, out = Builder(model, node), node.outputs[0]
+    kind = x.dtype or out.dtype or ir.DataType.FLOAT
+    stash = ir.DataType(node.attributes.get_int("stash_type", ir.DataType.FLOAT))
+    if node.attributes.get_int("axis", -1) != -1:
+        raise GraphError(f"{node.name} normalises more than the last axis; normalise one")
+    wide = x if stash == kind else op("Cast", x, to=stash)
+    mean = op("ReduceMean", op("Mul", wide, wide), op.ints(-1), keepdims=1)
+    eps = op.number(node.attributes.get_float("epsilon", 1e-5), stash)
+    normed = op("Div", wide, op("Sqrt", op("Add", mean, eps)))
+    narrow = normed if stash == kind else op("Cast", normed, to=kind)
+    _take_over(model, node, op("Mul", narrow, weight))
+
+
+def _take_over(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
+    out = node.outputs[0]
+    value.shape, value.type = out.shape, out.type
+    name, is_output = out.name, out.is_graph_output()
+    out.replace_all_uses_with(value, replace_graph_outputs=True)
+    if is_output:
+        out.name, value.name = f"{name}_before", name
+    model.graph.remove(node, safe=True)
+
+
+DECOMPOSED: dict[str, Callable[[ir.Model, ir.Node], None]] = {
+    "RMSNormalization": _rms_normalization,
+}

@@ -1,0 +1,123 @@
+"""An `Attention` node as plain values: what every dialect starts from.
+
+https://onnx.ai/onnx/operators/onnx__Attention.html, opsets 23 and 24.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import onnx_ir as ir
+
+from attn_export.errors import GraphError
+
+RAW, CAPPED, MASKED, WEIGHTS = range(4)
+"""`qk_matmul_output_mode`: which scores the fourth output is."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionNode:
+    """One node.
+
+    Attributes:
+        packed: Whether queries, keys and values are 3-D, `[B, L, H·D]`.
+        num_heads: H.
+        num_kv_heads: Hkv.
+        head_dim: D.
+        v_head_dim: Dv.
+        softcap: 0 for none.
+        precision: The type that softmax computes in, or None.
+        mode: What `scores` is.
+    """
+
+    node: ir.Node
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    mask: ir.Value | None
+    past_key: ir.Value | None
+    past_value: ir.Value | None
+    valid_keys: ir.Value | None
+    packed: bool
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    scale: float
+    softcap: float
+    causal: bool
+    precision: ir.DataType | None
+    mode: int
+    dtype: ir.DataType
+
+    @property
+    def q_per_kv(self) -> int:
+        """H // Hkv."""
+        return self.num_heads // self.num_kv_heads
+
+    def output(self, index: int) -> ir.Value | None:
+        """An output that somebody reads: attention, present key and value, scores."""
+        if index >= len(self.node.outputs):
+            return None
+        value = self.node.outputs[index]
+        return value if value.name and (value.uses() or value.is_graph_output()) else None
+
+
+def read_attention(node: ir.Node) -> AttentionNode:
+    """Read a node.
+
+    Raises:
+        GraphError: If heads or widths are not known, or it has something newer than opset 24.
+    """
+    known = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale",
+             "softcap", "softmax_precision"}  # fmt: skip
+    for name in node.attributes:
+        if name not in known:
+            raise GraphError(
+                f"{node.name}: the attribute {name} is newer than opset 24; export at opset 24"
+            )
+    query, key, value, mask, past_key, past_value, valid_keys = (
+        node.inputs[i] if i < len(node.inputs) else None for i in range(7)
+    )
+    if query is None or key is None or value is None:
+        raise GraphError(f"{node.name} lacks queries, keys or values; export it again")
+    if query.dtype is None:
+        raise GraphError(f"the type of {query.name} is not known; declare it")
+    packed = len(_shape(node, query)) == 3
+    if packed:
+        H, Hkv = (node.attributes.get_int(f"{side}_num_heads", 0) for side in ("q", "kv"))
+        widths = [_fixed(node, x, 2) for x in (query, value)]
+        D, Dv = widths[0] // max(H, 1), widths[1] // max(Hkv, 1)
+    else:
+        H, Hkv = (_fixed(node, x, 1) for x in (query, key))
+        D, Dv = _fixed(node, query, 3), _fixed(node, value, 3)
+    if not H or not Hkv or H % Hkv:
+        raise GraphError(f"{node.name} has {H} query heads and {Hkv} K/V heads; give a multiple")
+    precision = node.attributes.get_int("softmax_precision", 0)
+    return AttentionNode(
+        node, query, key, value, mask, past_key, past_value, valid_keys,
+        packed=packed, num_heads=H, num_kv_heads=Hkv, head_dim=D, v_head_dim=Dv,
+        scale=node.attributes.get_float("scale", 1.0 / math.sqrt(D)),
+        softcap=node.attributes.get_float("softcap", 0.0),
+        causal=bool(node.attributes.get_int("is_causal", 0)),
+        precision=ir.DataType(precision) if precision else None,
+        mode=node.attributes.get_int("qk_matmul_output_mode", RAW),
+        dtype=query.dtype,
+    )  # fmt: skip
+
+
+def _shape(node: ir.Node, value: ir.Value) -> ir.Shape:
+    if value.shape is None:
+        raise GraphError(f"{node.name}: the shape of {value.name} is not known; declare it")
+    return value.shape
+
+
+def _fixed(node: ir.Node, value: ir.Value, axis: int) -> int:
+    size = _shape(node, value)[axis]
+    if not isinstance(size, int):
+        raise GraphError(
+            f"{node.name}: axis {axis} of {value.name}, heads or their width, is "
+            f"{size.value or '?'!r}; give it a size"
+        )
+    return size

@@ -1,0 +1,98 @@
+"""`attn-export lower`: any ONNX file in another dialect, judged by the same golden vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from conftest import small_spec
+
+from attn_export import AttentionSpec, build, verify
+from attn_export.cli import run
+from attn_export.graph import save
+
+FEATURES: dict[str, dict[str, object]] = {
+    "plain": {},
+    "mha, no cache": {"num_kv_heads": 4, "cache": "none", "attn_mask": "none"},
+    "weights, float mask": {"attn_weights": True, "attn_mask": "float[B,H,L,S]"},
+    "rotary, rms": {"rotary": "half", "qk_norm": "rms", "window_left": 3},
+    "sinks, softcap, alibi": {"sinks": True, "softcap": 2.0, "alibi": True},
+    "added keys": {"add_bias_kv": True, "add_zero_attn": True, "attn_weights": True},
+    "position ids": {"rotary": "interleaved", "position_ids": True},
+    "dynamic": {"rotary": "half", "rotary_scaling": "dynamic", "rotary_original_len": 20},
+    "cross": {"cross": True, "causal": False, "cache": "none", "kdim": 24},
+    "relative bias": {"relative_buckets": 8, "relative_max_distance": 16, "causal": False},
+    "float16": {"dtype": "float16"},
+    "bfloat16": {"dtype": "bfloat16", "rotary": "half"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
+def test_the_portable_form_passes_the_same_judge(feature: dict, tmp_path: Path):
+    bundle = tmp_path / "b"
+    assert build(small_spec(**feature), bundle, runtimes=["ort-cpu"]).passed
+    lowered = tmp_path / "portable.onnx"
+    source = str(bundle / "model.onnx")
+    assert run(["lower", source, "--dialect", "portable", "--output", str(lowered)]) == 0
+    model = onnx.load(lowered)
+    assert {entry.version for entry in model.opset_import} == {18}
+    assert not any(node.op_type == "Attention" for node in model.graph.node)
+    assert run(["check", str(lowered)]) == 0
+    report = verify(bundle, graph=lowered, runtimes=["ort-cpu"])
+    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
+
+
+def test_a_scale_that_is_lowered_wrongly_is_caught(bundle: Path, tmp_path: Path):
+    lowered = tmp_path / "p.onnx"
+    source = str(bundle / "model.onnx")
+    assert run(["lower", source, "--dialect", "portable", "--output", str(lowered)]) == 0
+    model = onnx.load(lowered)
+    (scale,) = [t for t in model.graph.initializer if t.name.startswith("float[]_0.35")]
+    scale.CopyFrom(
+        onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(scale) * 1.07, scale.name)
+    )
+    onnx.save(model, lowered)
+    assert verify(bundle, graph=lowered, runtimes=["ort-cpu"]).exit_code == 6
+
+
+def test_weights_in_a_file_are_shared_beside_it_and_copied_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(save, "EXTERNAL_ABOVE", 1)
+    bundle = tmp_path / "b"
+    spec = AttentionSpec(embed_dim=64, num_heads=4)
+    assert build(spec, bundle, runtimes=["ort-cpu"]).passed
+    source, copy = str(bundle / "model.onnx"), tmp_path / "b2"
+    copy.mkdir()
+    for output in (tmp_path / "elsewhere.onnx", bundle / "beside.onnx"):
+        assert run(["lower", source, "--dialect", "portable", "--output", str(output)]) == 0
+    beside = onnx.load(bundle / "beside.onnx", load_external_data=False)
+    assert {e.value for t in beside.graph.initializer for e in t.external_data
+            if e.key == "location"} == {"weights.safetensors"}  # fmt: skip
+    (bundle / "beside.onnx").unlink()
+    assert verify(bundle, graph=tmp_path / "elsewhere.onnx", runtimes=["ort-cpu"]).passed
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["{m}", "--dialect", "nowhere", "--output", "o.onnx"], 2, "unknown dialect 'nowhere'"),
+        (["{m}", "--dialect", "portable", "--output", "{m}"], 2, "is the file to lower"),
+        (["none.onnx", "--dialect", "portable", "--output", "o.onnx"], 4, "cannot read none.onnx"),
+        (["{m}", "--dialect", "portable", "--output", "no/such/o.onnx"], 2, "cannot write no/such"),
+        (["{m}", "--dialect", "portable"], 2, "--output"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    arguments: list[str], code: int, told: str, bundle: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    given = [word.format(m=bundle / "model.onnx") for word in arguments]
+    assert run(["lower", *given]) == code
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+    assert not list(tmp_path.iterdir())
