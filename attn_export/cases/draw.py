@@ -55,7 +55,7 @@ def _draw(name: str, wanted: Input, sizes: Sizes, rng: np.random.Generator) -> n
     if not is_floating(dtype):
         raise ValueError(f"cannot draw values for {name} of type {dtype}")
     values = rng.standard_normal(size)
-    if name == "attn_mask":
+    if name == "attn_mask" or wanted.hides:
         values = np.where(_visible(rng, size, with_first=True), values, -np.inf)
     return np.asarray(values.astype(dtype))
 

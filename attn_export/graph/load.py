@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.errors import GraphError
+from attn_export.errors import GraphError, one_line
 
 if TYPE_CHECKING:
     import onnx
+    import onnx_ir as ir
 
 
 def load_proto(path: Path) -> onnx.ModelProto:
@@ -32,3 +33,18 @@ def load_proto(path: Path) -> onnx.ModelProto:
     if not model.ir_version or not model.graph.output:
         raise GraphError(f"{path} is no ONNX model: it has no graph with outputs")
     return model
+
+
+def load_graph(path: Path) -> ir.Model:
+    """Read an ONNX file as a graph to work on; external data is read where it is used.
+
+    Raises:
+        GraphError: If the file cannot be read or is no ONNX model.
+    """
+    load_proto(path)  # says in one line what is wrong with most files
+    import onnx_ir as ir
+
+    try:
+        return ir.load(path)
+    except Exception as error:
+        raise GraphError(f"{path} is no sound ONNX model: {one_line(error)}") from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +59,32 @@ def save_graph(model: ir.Model, path: Path) -> list[str]:
         for name, value in weights.items():
             value.const_value = in_memory[name]
     return [path.name, WEIGHTS]
+
+
+def replace_graph(model: ir.Model, output: Path, *, beside: bool) -> None:
+    """Write a graph with its weights as one file, or two; nothing half-written after a failure.
+
+    Args:
+        model: Its weights may lie in files.
+        output: The `.onnx` file.
+        beside: Whether those files are beside `output`, and are pointed to.
+
+    Raises:
+        OSError: If the folder cannot be written.
+    """
+    data = None
+    if not beside:
+        model = ir.external_data.load_to_model(model)
+        held = (value.const_value for value in model.graph.initializers.values())
+        if sum(tensor.nbytes for tensor in held if tensor is not None) > EXTERNAL_ABOVE:
+            data = f"{output.name}.data"
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        ir.save(model, folder / output.name, **({"external_data": data} if data else {}))
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):
+            path.replace(output.parent / path.name)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def tensor_places(path: Path) -> dict[str, tuple[int, int]]:

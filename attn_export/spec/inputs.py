@@ -20,6 +20,7 @@ class Input:
         first: Of a bool input, what every row of its last axis starts with: a mask in which True
             means "may attend" starts with True, one in which it means "hidden" with False. None
             where rows start differently.
+        hides: Whether a floating point input is a mask with -inf in it, besides `attn_mask`.
     """
 
     shape: Shape
@@ -27,3 +28,4 @@ class Input:
     low: int = 0
     high: int = 0
     first: bool | None = True
+    hides: bool = False

@@ -45,7 +45,7 @@ class Subject:
             lists and dicts of them, and constants. Axes that are dynamic need example sizes of 2
             or more. Integer inputs are tried with values between the least and the largest of
             the example; a bool input starts its rows as the example does, so that a mask never
-            hides everything by accident.
+            hides everything by accident, and a float input holds -inf where the example does.
         axes: For each input its dynamic axes: ``{"query": {0: "batch", 1: "query_len"}}``.
             Axes of one name have one size. A tensor within a tuple or dict is named by its place:
             ``cache.0.1`` is ``cache[0][1]``.
@@ -157,7 +157,7 @@ class Subject:
         shape = tuple(axes.get(axis, size) for axis, size in enumerate(tensor.shape))
         whole = not (tensor.is_floating_point() or tensor.dtype == torch.bool)
         span = (int(tensor.min()), int(tensor.max())) if whole and tensor.numel() else (0, 0)
-        return Input(shape, dtype_of(tensor), *span, _first(tensor))
+        return Input(shape, dtype_of(tensor), *span, _first(tensor), _hides(tensor))
 
     def output_shapes(self) -> dict[str, Shape]:
         """The shape of every output; dynamic axes by name.
@@ -244,6 +244,10 @@ def _make_norms_matter(module: nn.Module) -> None:
 
 def _named_axes(shape: Shape) -> dict[int, str]:
     return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
+
+
+def _hides(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and bool((tensor == -torch.inf).any())
 
 
 def _first(tensor: Tensor) -> bool | None:

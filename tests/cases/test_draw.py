@@ -123,3 +123,9 @@ def test_an_empty_axis_gives_an_empty_array():
     inputs = {"past_key": Input(("batch", 2, "past_len", 8))}
     drawn = draw_inputs(inputs, {"batch": 2, "past_len": 0}, seed_words=())
     assert drawn["past_key"].shape == (2, 2, 0, 8)
+
+
+def test_a_float_mask_of_any_name_hides_keys_but_the_first():
+    drawn = draw_inputs({"bias": Input((200, 9), hides=True)}, {}, seed_words=())["bias"]
+    assert np.isfinite(drawn[:, 0]).all()
+    assert np.isneginf(drawn[:, 1:]).mean() == pytest.approx(1 - VISIBLE, abs=0.05)

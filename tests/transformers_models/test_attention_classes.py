@@ -1,0 +1,52 @@
+"""The attention classes of `transformers`, alone: every kind of mask, with a cache and without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from real_classes import FAMILIES, TOKENS, B, Built, D, E, L, layer
+
+from attn_export import Subject
+
+CLASSES = [
+    ("llama", "sdpa", "bool[B,1,1,S]", True), ("llama", "eager", "float[B,1,L,S]", False),
+    ("qwen3", "sdpa", "float[B,1,L,S]", True), ("qwen3", "eager", "float[B,1,1,S]", True),
+    ("mistral", "sdpa", "bool[B,1,L,S]", False), ("mistral", "sdpa", "float[B,1,1,S]", True),
+    ("gemma2", "eager", "float[B,1,L,S]", True), ("gemma2", "eager", "float[B,1,1,S]", False),
+    ("gemma3", "sdpa", "bool[B,1,L,S]", True), ("gemma3", "eager", "float[B,1,L,S]", False),
+    ("gpt2", "sdpa", "float[B,1,1,S]", False), ("gpt2", "eager", "float[B,1,L,S]", True),
+    ("bert", "sdpa", "bool[B,1,1,S]", True), ("bert", "eager", "float[B,1,1,S]", False),
+    ("bert", "sdpa", None, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation", "mask", "cache"),
+    CLASSES,
+    ids=lambda value: {True: "cache", False: "no cache", None: "no mask"}.get(value, value),
+)
+def test_an_attention_class_passes(name, implementation, mask, cache, tmp_path):
+    built = Built(layer(name, implementation, mask, cache=cache), tmp_path)
+    fused = implementation == "sdpa"
+    assert built.count("Attention") == fused
+    assert built.with_past == (fused and cache)
+    assert built.count("Softmax") == (not fused)
+
+
+def test_a_class_itself_is_a_module_to_build(tmp_path):
+    torch.manual_seed(0)
+    family = FAMILIES["llama"]
+    subject = Subject(
+        family.attention(family.configured("sdpa"), layer_idx=0).eval(),
+        inputs={
+            "hidden_states": torch.randn(B, L, E),
+            "position_embeddings": (torch.randn(B, L, D), torch.randn(B, L, D)),
+            "attention_mask": None,  # is causal then
+        },
+        axes={
+            "hidden_states": TOKENS, "position_embeddings.0": TOKENS,
+            "position_embeddings.1": TOKENS,
+        },
+        outputs=["output"],
+    )  # fmt: skip
+    assert Built(subject, tmp_path).count("Attention") == 1

@@ -1,0 +1,60 @@
+"""What of `transformers` cannot be exported as it is: the line, and what to write instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from real_classes import IDS, TOKENS, B, L, decoder, layer, model
+from transformers import DynamicCache
+
+from attn_export import Subject, build
+from attn_export.errors import AttnExportError
+
+
+def softcap() -> Subject:
+    return layer("gemma2", "sdpa", "bool[B,1,L,S]", cache=False)
+
+
+def causal_by_size() -> Subject:
+    # Without a mask, queries of a length over 1 see the first L keys only, those of 1 see all.
+    return layer("llama", "sdpa", None, cache=True)
+
+
+def windows() -> Subject:
+    return decoder("mistral", windows=True)
+
+
+def cache_in_the_outputs() -> Subject:
+    return Subject(model("llama"), {"input_ids": IDS}, {"input_ids": TOKENS}, ["hidden"])
+
+
+def cache_in_the_inputs() -> Subject:
+    inputs = {"input_ids": IDS, "past_key_values": DynamicCache()}
+    return Subject(model("llama"), inputs, {"input_ids": TOKENS}, ["hidden"])
+
+
+def mask_of_ones() -> Subject:
+    inputs = {"input_ids": IDS, "attention_mask": torch.ones(B, L, dtype=torch.int64)}
+    return Subject(model("bert"), inputs, dict.fromkeys(inputs, TOKENS), ["hidden", "pooled"])
+
+
+REFUSED: dict[Callable[[], Subject], str] = {
+    softcap: r"sdpa_attention.py:\d+: .*does not support `softcap`. Try using `eager`",
+    causal_by_size: r"at query_len = 1: output differs .* a branch on a size "
+    r"\(sdpa_attention.py:\d+\) .* write it without the branch",
+    windows: r"axis 'past_len' \(past.0.0.shape\[2\]\) was narrowed to \[6, int_oo\] "
+    r"\(cache_utils.py:\d+\)",
+    cache_in_the_outputs: r"it returns a DynamicCache; return the tensors in it, .*use_cache=False",
+    cache_in_the_inputs: r"past_key_values is DynamicCache; inputs are tensors, tuples,",
+    mask_of_ones: r"attention_mask is 1 everywhere in the example, and integers are tried within",
+}
+
+
+@pytest.mark.parametrize("subject", REFUSED, ids=lambda function: function.__name__)
+def test_what_cannot_be_exported_is_named_with_what_to_write(subject, tmp_path):
+    with pytest.raises(AttnExportError) as caught:
+        build(subject(), tmp_path / "b", runtimes=["ort-cpu"])
+    assert re.search(REFUSED[subject], str(caught.value)), str(caught.value)
