@@ -80,7 +80,7 @@ def replace_graph(model: ir.Model, output: Path, *, beside: bool) -> None:
             data = f"{output.name}.data"
     folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
-        ir.save(model, folder / output.name, **({"external_data": data} if data else {}))
+        ir.save(model, folder / output.name, external_data=data)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):
             path.replace(output.parent / path.name)
     finally:
