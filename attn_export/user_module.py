@@ -33,9 +33,9 @@ def load_subject(reference: str) -> Subject:
         if not callable(function):
             raise UsageError(f"{path} has no function {name!r}")
         subject = function()
-    except AttnExportError:
+    except (AttnExportError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # sys.exit in a user's file is not ours to obey
         line = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(line.filename).name}:{line.lineno}"
         raise ExportError(f"{reference} raised at {where}: {one_line(error)}") from error
@@ -48,11 +48,13 @@ def load_subject(reference: str) -> Subject:
 
 def _run(path: Path) -> ModuleType:
     """The file as a module, which may import what lies beside it."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A name of its own, and what lies beside it found last: a file may be called json.py.
+    name = f"attn_export_user_module_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.parent.absolute()))
-    sys.modules[path.stem] = module
+    sys.path.append(str(path.parent.absolute()))
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

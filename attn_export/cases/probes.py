@@ -138,11 +138,19 @@ def _after_padding(inputs: Inputs, padding: list[int]) -> np.ndarray:
     return np.asarray(np.maximum(np.arange(S - L, S) - np.array(padding)[:, None], 0))
 
 
+def _own_key(inputs: Inputs) -> int:
+    """The key of the second query, where the queries are the last of the keys."""
+    S: int = inputs["attn_mask"].shape[-1]
+    L: int = inputs["query"].shape[1] if "query" in inputs else S
+    return max(min(S - L + 1, S - 1), 0)
+
+
 def _redrawn(name: str, wanted: Input, other: np.ndarray) -> Change:
     def change(inputs: Inputs) -> None:
         if name == "attn_mask":
-            # Small masks can be drawn alike twice. Key 1 is seen by more than one query.
-            key = inputs[name][..., min(1, inputs[name].shape[-1] - 1)]
+            # Small masks can be drawn alike twice. The second query's own key is seen even where
+            # windows end at once, and by more than one query where they do not.
+            key = inputs[name][..., _own_key(inputs)]
             key[...] = ~key if key.dtype == np.bool_ else np.where(np.isfinite(key), -np.inf, 0.0)
         elif other.dtype == np.bool_ and np.array_equal(other, inputs[name]):
             inputs[name] = ~other

@@ -7,6 +7,7 @@ equal sizes leave no trace there, so the program is run and compared in numbers.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.export import ExportedProgram
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.sizes import Sizes, axis_names, lattice, with_sums
 from attn_export.errors import ExportError, one_line
+from attn_export.export.guards import broken_guards
 from attn_export.export.refusals import branch_at, example_sizes, fixed_axis
 from attn_export.subject import Subject
 from attn_export.subject.tensors import to_torch
@@ -141,6 +143,11 @@ def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
     names = axis_names(subject.input_values(), subject.relations)
     for sizes in lattice(names, subject.relations):
         difference = _difference(subject, captured, sizes)
+        if difference:
+            raise _differs(subject, captured, sizes, difference)
+    for sizes in broken_guards(subject, program, example_sizes(subject)):
+        with contextlib.suppress(ExportError):  # where the module itself raises, it has no branch
+            difference = _difference(subject, captured, sizes)
         if difference:
             raise _differs(subject, captured, sizes, difference)
 

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from inspect import Parameter, Signature
+from itertools import zip_longest
 from typing import Any
 
 import onnx_ir as ir
@@ -48,12 +49,37 @@ def export(subject: Subject) -> Exported:
             or has no ONNX form.
     """
     narrow_dtypes = subject.narrow_dtypes()
+    if narrow_dtypes and subject.spec is None:
+        _refuse_look_at_dtype(subject)
     if "bfloat16" not in narrow_dtypes.values():
         return _exported(subject)
     # Few runtimes compute in bfloat16, ONNX Runtime's CPU does not.
     exported = _exported(subject.in_float32())
     narrow(exported.model, narrow_dtypes)
     return exported
+
+
+def _refuse_look_at_dtype(subject: Subject) -> None:
+    """A module that does other things in few bits is not what is settled in float32."""
+    with _undisturbed():
+        own, wide = (_operations(_capture(s)) for s in (subject, subject.in_float32()))
+    if own != wide:
+        other = next((a for a, b in zip_longest(own, wide) if a != b), None)
+        raise ExportError(
+            f"the module does other things in {next(iter(subject.narrow_dtypes().values()))} than "
+            f"in float32 ({other or 'it ends early'}); write it without looking at the dtype"
+        )
+
+
+def _operations(program: ExportedProgram) -> list[str]:
+    """What a program does, but for changes of type: operators and their numbers."""
+    found = []
+    for node in program.graph.nodes:
+        name = str(node.target)
+        if node.op == "call_function" and not re.search(r"\._?to(_copy)?\b|_assert", name):
+            numbers = [x for x in node.args if isinstance(x, (bool, int, float))]
+            found.append(f"{name}{numbers or ''}")
+    return found
 
 
 def _exported(subject: Subject) -> Exported:
@@ -63,7 +89,10 @@ def _exported(subject: Subject) -> Exported:
         model = _translate(subject, program)
         name_axes(model, subject.axes)
         _name_shared_weights(model, subject)
-        origins = canonicalize(model, subject.outputs, subject.relations)
+        order = subject.outputs if subject.spec else subject.returned_order()
+        origins = canonicalize(model, order, subject.relations)
+        outputs = {value.name: value for value in model.graph.outputs}
+        model.graph.outputs[:] = [outputs[name] for name in subject.outputs]
     model.producer_name, model.producer_version = "attn-export", None
     model.graph.name = "attention"
     return Exported(model, origins)

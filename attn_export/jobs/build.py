@@ -185,12 +185,13 @@ class _Work:
         written = [(c.name, write_inputs(folder, i, c)) for i, c in enumerate(plan.cases)]
         self.pool.start(self.folder, list(subject.inputs), written, self.out)
         self.progress.expect(len(plan.cases) * (1 + len(self.pool.workers)))
-        oracle, goldens = Oracle(subject), []
+        narrow = bool(subject.narrow_dtypes())
+        oracle, goldens = Oracle(subject, settled=narrow), []
         for case in plan.cases:
             goldens.append(oracle.golden(case))
             self.progress.advance(f"float64 truth: {case.name}")
         # In few bits the allowed error is a large part of all: the wide run has settled it.
-        check_influence(goldens, *([1.0] if subject.narrow_dtypes() else []))
+        check_influence(goldens, *([1.0] if narrow else []))
         write_golden(folder, goldens)
         base = next(case for case in plan.cases if case.name == BASE)
         return goldens, (*subject.notes, *plan.notes, *oracle.notes(base))

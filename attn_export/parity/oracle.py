@@ -54,10 +54,16 @@ class Oracle:
 
     Args:
         subject: Whose module is asked; it is copied to float64 once.
+        settled: Whether what it means was settled in float32: a case that rounding to few bits
+            drowns is then no evidence, but nothing is wrong either.
+
+    Attributes:
+        silent: The outputs of such cases, as ``case output``.
     """
 
-    def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+    def __init__(self, subject: Subject, *, settled: bool = False) -> None:
+        self._subject, self._settled = subject, settled
+        self.silent: list[str] = []
         try:
             self._precise = copy.deepcopy(subject.module).double()
         except Exception as error:
@@ -89,7 +95,10 @@ class Oracle:
             else:
                 conditions = [measure(run[name], t) for run in perturbed]
                 allowed[name] = found = _allowed(measure(e, t), conditions, eps(e.dtype))
-                if found.whole >= MEANINGLESS:
+                if found.whole >= MEANINGLESS and self._settled:
+                    allowed[name] = None
+                    self.silent.append(f"{case.name} {name}")
+                elif found.whole >= MEANINGLESS:
                     unusable[name] = "rounding alone changes all of the output: no evidence"
         with np.errstate(over="ignore"):  # beyond the range of the dtype is infinite in it
             expected = {name: t.astype(eager[name].dtype) for name, t in truth.items()}
@@ -115,7 +124,16 @@ class Oracle:
                 ) from error
 
     def notes(self, case: Case) -> tuple[str, ...]:
-        """What a reader should know of the truth of a user's module."""
+        """What a reader should know of the truth."""
+        if self.silent:
+            drowned = (
+                f"{len(self.silent)} outputs say nothing in so few bits, since rounding alone "
+                f"changes all of them ({self.silent[0]} …); they were settled in float32"
+            )
+            return (drowned, *self._notes(case))
+        return self._notes(case)
+
+    def _notes(self, case: Case) -> tuple[str, ...]:
         if isinstance(self._widening, contextlib.nullcontext):
             return ()
         precision = self.precision(case)
@@ -149,11 +167,12 @@ class Oracle:
             return self.truth({**x, **moved})
 
         before, at, after = (moved(sign) for sign in (-1, 0, 1))
-        return max(
+        found = [
             measure((before[name] + after[name]) / 2, t).whole
             for name, t in at.items()
             if is_floating(t.dtype)
-        )
+        ]
+        return max(found, default=0.0)
 
     def _truths(self, runs: list[Arrays]) -> list[dict[str, np.ndarray]]:
         """The truth for each of several inputs of the same shapes.

@@ -177,6 +177,12 @@ def rotary_scaling(spec: AttentionFields) -> None:
             raise SpecError(
                 f"{low} {getattr(spec, low)} has to be less than {high} {getattr(spec, high)}"
             )
+    only_itself = spec.window_left == 0 and (spec.causal or spec.window_right == 0)
+    if spec.position_ids and only_itself:
+        raise SpecError(
+            "position_ids = true with window_left = 0, where a query sees its own key only and "
+            "positions change nothing; leave position_ids out"
+        )
     if spec.rotary_scaling == "dynamic" and spec.rotary_dim < 4:
         raise SpecError(
             f"rotary_dim {spec.rotary_dim} with rotary_scaling = 'dynamic', which needs at least 4"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -38,7 +38,17 @@ def check_inputs(
             raise UsageError(
                 f"{name} is {dtype_of(tensor)}; inputs are one of {', '.join(INPUT_DTYPES)}"
             )
-    for name in axes:
+    if not isinstance(axes, Mapping):
+        raise UsageError(f"axes is {{'input': {{0: 'batch'}}}}, by input; got {axes!r}")
+    for name, dynamic in axes.items():
+        if not isinstance(dynamic, Mapping):
+            raise UsageError(f"axes[{name!r}] is {{0: 'batch', …}}; got {dynamic!r}")
+        for axis, label in dynamic.items():
+            if not isinstance(axis, int) or not isinstance(label, str) or not label:
+                raise UsageError(
+                    f"axes[{name!r}] gives names to axes by number, as in {{0: 'batch'}}; "
+                    f"got {axis!r}: {label!r}"
+                )
         if name not in tensors:
             known = ", ".join(tensors)
             raise UsageError(f"axes names the input {name!r}, which is not one of: {known}")
@@ -86,20 +96,59 @@ def check_integers(tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def check_relations(relations: Mapping[str, str], axes: Axes) -> None:
-    """Sums are of axes that there are, or of whole numbers.
+def check_outputs(
+    module: nn.Module, tensors: Mapping[str, Tensor], outputs: object
+) -> tuple[str, ...]:
+    """Names of outputs and inputs are texts that nothing else in the graph has.
 
     Raises:
         UsageError: If not.
     """
-    known = {label for dynamic in axes.values() for label in dynamic.values()}
+    if isinstance(outputs, str) or not isinstance(outputs, Sequence):
+        raise UsageError(f"outputs is a list of names, such as ['output']; got {outputs!r}")
+    names = list(outputs)
+    held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"outputs is a list of names; got {name!r} in it")
+        if names.count(name) > 1:
+            raise UsageError(f"outputs names {name!r} twice; give each a name of its own")
+        if name in tensors:
+            raise UsageError(f"{name!r} is an input and an output; give the output another name")
+    for name in (*tensors, *names):
+        if name in held:
+            raise UsageError(f"{name!r} is a weight of the module too; rename the input or output")
+    return tuple(names)
+
+
+def check_relations(
+    relations: Mapping[str, str], tensors: Mapping[str, Tensor], axes: Axes
+) -> None:
+    """Sums are of axes that there are, or of whole numbers, and the example obeys them.
+
+    Raises:
+        UsageError: If not.
+    """
+    known = {
+        label: tensors[name].shape[axis]
+        for name, dynamic in axes.items()
+        for axis, label in dynamic.items()
+    }
     for name, expression in relations.items():
-        for term in (part.strip() for part in expression.split("+")):
-            if not term.isdigit() and (term not in known or term in relations):
+        terms = [part.strip() for part in str(expression).split("+")]
+        for term in terms:
+            number = term.isascii() and term.isdigit()
+            if not number and (term not in known or term in relations):
                 raise UsageError(
                     f"relations[{name!r}] = {expression!r}: {term!r} is no axis of an input; write "
-                    f"a sum of {', '.join(sorted(known - relations.keys()))}"
+                    f"a sum of {', '.join(sorted(known.keys() - relations.keys()))}"
                 )
+        total = sum(known[term] if term in known else int(term) for term in terms)
+        if known.get(name, total) != total:
+            raise UsageError(
+                f"relations[{name!r}] = {expression!r} is {total} in the example, where {name!r} "
+                f"is {known[name]}; give an example that obeys it"
+            )
 
 
 def refuse_train_mode(module: nn.Module) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention
 from attn_export.cases.draw import draw_inputs
@@ -23,6 +24,7 @@ from attn_export.subject.checks import (
     check_axes,
     check_inputs,
     check_integers,
+    check_outputs,
     check_relations,
     dtype_of,
     refuse_train_mode,
@@ -72,15 +74,16 @@ class Subject:
     ) -> None:
         self.module = module
         self.notes = tuple(notes)
-        self.tree = InputTree.of(inputs)
+        # Copies: inputs that share memory, or are one tensor, would be traced as one.
+        self.tree = InputTree.of(tree_map_only(Tensor, _copy, dict(inputs)))
         self.inputs = dict(self.tree.tensors)
-        self.axes = {name: dict(axes.get(name, {})) for name in self.inputs}
-        self.outputs = tuple(outputs)
         self.relations = dict(relations or {})
         self.spec = spec
         check_inputs(module, inputs, self.inputs, axes)
+        self.axes = {name: dict(axes.get(name, {})) for name in self.inputs}
+        self.outputs = check_outputs(module, self.inputs, outputs)
         check_axes(self.inputs, self.axes)
-        check_relations(self.relations, self.axes)
+        check_relations(self.relations, self.inputs, self.axes)
         if spec is None:  # that of a spec says what its integers may be
             check_integers(self.inputs)
         refuse_train_mode(module)
@@ -187,10 +190,14 @@ class Subject:
         return {name: dtype_of(t) for name, t in state.items() if t.dtype in NARROW}
 
     def in_float32(self) -> Subject:
-        """The same with its weights and inputs widened to float32."""
+        """The same with its weights and inputs widened to float32.
+
+        Raises:
+            ExportError: If the module does not run so.
+        """
         spec = dataclasses.replace(self.spec, dtype="float32") if self.spec else None
         wide = {n: t.float() if t.dtype in NARROW else t for n, t in self.inputs.items()}
-        return Subject(
+        twin = Subject(
             copy.deepcopy(self.module).float(),
             self.tree.rebuild(wide),
             self.axes,
@@ -198,6 +205,22 @@ class Subject:
             relations=self.relations,
             spec=spec,
         )
+        try:
+            with torch.inference_mode():
+                twin.call(twin.module, twin.inputs)
+        except ExportError as error:
+            raise ExportError(
+                f"in its float32 copy, {error}; write .to(x.dtype) for types that are fixed, and "
+                "make constants buffers"
+            ) from error
+        return twin
+
+    def returned_order(self) -> tuple[str, ...]:
+        """The names of the outputs in the order in which the module returns them."""
+        with torch.inference_mode():
+            returned = self.module(**self.tree.rebuild(self.inputs))
+        by_name = isinstance(returned, Mapping) and set(returned) == set(self.outputs)
+        return tuple(returned) if by_name else self.outputs
 
     def plan(self) -> Plan:
         """The cases that it is tried with."""
@@ -244,6 +267,10 @@ def _make_norms_matter(module: nn.Module) -> None:
 
 def _named_axes(shape: Shape) -> dict[int, str]:
     return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
 
 
 def _hides(tensor: Tensor) -> bool:

@@ -99,6 +99,8 @@ def open_source(path: Path) -> Source:
         path = _in_folder(path)
     if path.suffix in PICKLES:
         raise WeightsError(f"{path} is a pickle by its name; {CONVERT}")
+    if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+        raise WeightsError(f"{path} is no file; give a .safetensors file, its index or its folder")
     if path.suffix == ".json":
         return Source(path, _read_index(path))
     with _opened(path) as handle:
