@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import traceback
 from pathlib import Path
 from types import ModuleType
 
+from attn_export.blame import line_of
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
 from attn_export.subject import Subject
 
@@ -36,8 +36,9 @@ def load_subject(reference: str) -> Subject:
     except (AttnExportError, KeyboardInterrupt):
         raise
     except BaseException as error:  # sys.exit in a user's file is not ours to obey
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(line.filename).name}:{line.lineno}"
+        where = line_of(error) or path.name
+        if isinstance(error, SyntaxError) and error.filename:
+            where = f"{Path(error.filename).name}:{error.lineno}"
         raise ExportError(f"{reference} raised at {where}: {one_line(error)}") from error
     if not isinstance(subject, Subject):
         raise UsageError(

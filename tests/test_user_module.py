@@ -31,7 +31,8 @@ WRONG = [
     ("x.py:f", "def f(): return 3", 2, "returned int, not an attn_export.Subject"),
     ("x.py:f", "def f():\n    return 1 / 0", 3, "raised at x.py:2: ZeroDivisionError"),
     ("x.py:f", "import no_such_package", 3, "ModuleNotFoundError: No module named"),
-    ("x.py:f", "def f(:", 3, "SyntaxError"),
+    ("x.py:f", "x = 1\ndef f(:", 3, "raised at x.py:2: SyntaxError"),
+    ("x.py:f", "def f(argument): pass", 3, "raised at x.py: TypeError: f() missing 1 required"),
     (
         "x.py:f",
         "import torch\nfrom attn_export import Subject\ndef f():\n"

@@ -12,6 +12,9 @@ from attn_export.parity.measures import measure
 CLEARLY = 100
 """How many times the allowed error an output has to move for the input to matter to it."""
 
+ENOUGH = 0.1
+"""Where that would be more than this part of the output, this part is enough."""
+
 
 def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None:
     """Compare the truth of the base case with that of the cases that change one input.
@@ -56,4 +59,6 @@ def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
         return bool((before != after).any())
     if not before.any():
         return bool(after.any())
-    return measure(after, before).whole > clearly * allowed.whole
+    # No output moves by much more than all of itself.
+    enough = min(clearly * allowed.whole, max(ENOUGH, allowed.whole))
+    return measure(after, before).whole > enough

@@ -41,6 +41,9 @@ STEP = 2.0**-22
 POOR = 1e-9
 """A truth that is worse is worth a note."""
 
+FAR = 256
+"""How many eps from its truth a module is worth a note."""
+
 PLACES = 3
 """How many lines of the module a note names."""
 
@@ -70,7 +73,7 @@ class Oracle:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         size = sum(parameter.numel() for parameter in subject.module.parameters())
         # Ours asks for nothing less than its inputs have.
-        self._widening = contextlib.nullcontext() if subject.spec else ComputeInFloat64()
+        self._widening = None if subject.spec else ComputeInFloat64()
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
 
     def golden(self, case: Case) -> Golden:
@@ -116,7 +119,7 @@ class Oracle:
                 {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in inputs.items()}
             )
             try:
-                with self._widening:
+                with self._widening or contextlib.nullcontext():
                     return to_numpy(self._subject.call(self._precise, tensors))
             except ExportError as error:
                 raise ExportError(
@@ -134,10 +137,26 @@ class Oracle:
         return self._notes(case)
 
     def _notes(self, case: Case) -> tuple[str, ...]:
-        if isinstance(self._widening, contextlib.nullcontext):
+        if self._widening is None:
             return ()
+        return (*self._far_from_truth(case), *self._precision_notes(case))
+
+    def _far_from_truth(self, case: Case) -> tuple[str, ...]:
+        eager, truth = self.eager(case.inputs), self.truth(case.inputs)
+        for name, e in eager.items():
+            if is_floating(e.dtype):
+                off = measure(e, truth[name]).whole
+                if off > FAR * eps(e.dtype):
+                    return (
+                        f"{name} of the module itself is {off:.0e} from its float64 truth, more "
+                        f"than its type explains; {SAFETY} times that is allowed to runtimes",
+                    )
+        return ()
+
+    def _precision_notes(self, case: Case) -> tuple[str, ...]:
         precision = self.precision(case)
-        places = [place for place in self._widening.places if place]
+        asked = self._widening.places if self._widening else {}
+        places = [place for place in asked if place]
         found = f"{precision:.0e} in relative L2"
         if places:
             shown = ", ".join(places[:PLACES]) + (" …" if len(places) > PLACES else "")

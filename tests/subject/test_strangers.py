@@ -119,6 +119,12 @@ def test_a_case_that_few_bits_drown_fails_nothing(tmp_path: Path):
     assert any("say nothing in so few bits" in note for note in report.notes)
 
 
+def test_a_module_that_rounds_within_is_said_to_be_far_from_its_truth(tmp_path: Path):
+    report = built(lambda f, x: f(x.to(torch.bfloat16).float()), tmp_path)
+    assert report.passed
+    assert any("from its float64 truth, more than its type explains" in n for n in report.notes)
+
+
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "outputs as text": ({"outputs": "scores"}, "outputs is a list of names"),
     "a number as output": ({"outputs": [3]}, "got 3 in it"),
