@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 
+Size = int | ir.SymbolicDim
+
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -39,13 +41,32 @@ def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
 
 def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
     """Give axes such as ``past_len + query_len`` their one name, everywhere."""
-    names = {_terms(expression): name for name, expression in relations.items()}
+    names = {terms(expression): name for name, expression in relations.items()}
     for shape in _shapes(model):
         for axis, dim in enumerate(shape):
             if isinstance(dim, ir.SymbolicDim) and dim.value:
-                name = names.get(_terms(str(dim.value)))
+                name = names.get(terms(str(dim.value)))
                 if name is not None:
                     shape[axis] = ir.SymbolicDim(name)
+
+
+def known_equal(one: Size | None, other: Size | None) -> bool:
+    """Whether two sizes are known to be equal: two of which nothing is known are not."""
+    return one == other and getattr(one, "value", one) is not None
+
+
+def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None:
+    """A graph input and the axis of it that has this symbolic size."""
+    for value in model.graph.inputs:
+        for axis, dim in enumerate(value.shape or ()):
+            if isinstance(dim, ir.SymbolicDim) and known_equal(dim, size):
+                return value, axis
+    return None
+
+
+def terms(expression: str) -> tuple[str, ...]:
+    """The terms of a sum, in an order of their own: "a + b" equals "b + a"."""
+    return tuple(sorted(term.strip() for term in expression.split("+")))
 
 
 def _rename(model: ir.Model, old: str, new: str) -> None:
@@ -59,8 +80,3 @@ def _shapes(model: ir.Model) -> Iterator[ir.Shape]:
     for value in (*model.graph.inputs, *(v for node in model.graph for v in node.outputs)):
         if value.shape is not None:
             yield value.shape
-
-
-def _terms(expression: str) -> tuple[str, ...]:
-    """The terms of a sum, in an order of their own: "a + b" equals "b + a"."""
-    return tuple(sorted(term.strip() for term in expression.split("+")))

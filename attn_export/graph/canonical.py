@@ -16,8 +16,8 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
-from attn_export.graph.axes import name_sums_of_axes
-from attn_export.graph.constants import constant_name
+from attn_export.graph.axes import axis_of_an_input, known_equal, name_sums_of_axes
+from attn_export.graph.constants import constant_name, ints
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.mend import mend_attention
 
@@ -119,7 +119,7 @@ def reshape_by_position(model: ir.Model) -> None:
         target = _positional(before.shape, after.shape)
         if target is None:
             continue
-        node.replace_input_with(1, _constant(model, f"{after.name}_shape", target))
+        node.replace_input_with(1, ints(model, *target))
         node.attributes.pop("allowzero", None)
 
 
@@ -137,10 +137,10 @@ def expand_by_position(model: ir.Model) -> None:
         grown = [
             axis for axis in range(len(after.shape)) if _grows(before.shape, after.shape, axis)
         ]
-        sources = {axis: _axis_of_an_input(model, after.shape[axis]) for axis in grown}
+        sources = {axis: axis_of_an_input(model, after.shape[axis]) for axis in grown}
         if any(source is None for source in sources.values()):
             continue
-        one = _constant(model, f"{after.name}_one", [1])
+        one = ints(model, 1)
         parts: list[ir.Value] = []
         for axis in range(len(after.shape)):
             source = sources.get(axis)
@@ -243,31 +243,10 @@ def _reads(node: ir.Node, names: Set[str]) -> bool:
     return any(value is not None and value.name in names for value in node.inputs)
 
 
-def _constant(model: ir.Model, name: str, numbers: list[int]) -> ir.Value:
-    """A new int64 initialiser."""
-    value = ir.val(name, const_value=ir.tensor(np.array(numbers, dtype=np.int64), name=name))
-    model.graph.register_initializer(value)
-    return value
-
-
 def _grows(before: ir.Shape, after: ir.Shape, axis: int) -> bool:
     """Whether an Expand really changes `axis` of its output (counted from the right)."""
     own = axis - len(after) + len(before)
-    return not _same(after[axis], before[own] if own >= 0 else 1)
-
-
-def _same(one: int | ir.SymbolicDim, other: int | ir.SymbolicDim) -> bool:
-    """Whether two sizes are known to be equal: two of which nothing is known are not."""
-    return one == other and not (isinstance(one, ir.SymbolicDim) and one.value is None)
-
-
-def _axis_of_an_input(model: ir.Model, size: int | ir.SymbolicDim) -> tuple[ir.Value, int] | None:
-    """A graph input and the axis of it that has this symbolic size."""
-    for value in model.graph.inputs:
-        for axis, dim in enumerate(value.shape or ()):
-            if isinstance(dim, ir.SymbolicDim) and _same(dim, size):
-                return value, axis
-    return None
+    return not known_equal(after[axis], before[own] if own >= 0 else 1)
 
 
 def _positional(before: ir.Shape, after: ir.Shape) -> list[int] | None:
@@ -276,7 +255,7 @@ def _positional(before: ir.Shape, after: ir.Shape) -> list[int] | None:
     for axis, size in enumerate(after):
         if isinstance(size, int):
             target.append(size)
-        elif axis < len(before) and _same(size, before[axis]):
+        elif axis < len(before) and known_equal(size, before[axis]):
             target.append(0)
         else:
             target.append(-1)

@@ -1,8 +1,30 @@
-"""What small constants are called: by what they hold."""
+"""Small constants: held once, and called by what they hold."""
 
 from __future__ import annotations
 
+import numpy as np
 import onnx_ir as ir
+
+
+def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
+    """An initializer that holds `array`: the same one for all who ask for it."""
+    tensor = ir.tensor(array)
+    name, held = constant_name(tensor), model.graph.initializers
+    # Names have six digits: other values of one name get names of their own.
+    while name in held:
+        known = held[name].const_value
+        if known is not None and known.numpy().tobytes() == array.tobytes():
+            return held[name]
+        name += "_"
+    tensor.name = name
+    value = ir.val(name, const_value=tensor)
+    model.graph.register_initializer(value)
+    return value
+
+
+def ints(model: ir.Model, *numbers: int) -> ir.Value:
+    """A constant int64 `[n]`."""
+    return constant(model, np.array(numbers, np.int64))
 
 
 def constant_name(tensor: ir.TensorProtocol) -> str:

@@ -13,9 +13,8 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from attn_export.graph.axes import Size, known_equal
 from attn_export.graph.mend import dims, given, nodes_of
-
-Size = int | ir.SymbolicDim
 
 LAYOUT = frozenset(
     {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
@@ -115,7 +114,7 @@ def _fit(node: ir.Node, joins: Sequence[ir.Node | None]) -> bool:
     if key is None or value is None or key is value:
         return False
     lengths = [dims(past)[LENGTH] for join in (key, value) if (past := join.inputs[0]) is not None]
-    if not _same(*lengths):
+    if not known_equal(*lengths):
         return False
     outputs = [join.outputs[0] for join in (key, value)]
     read = all(out.is_graph_output() or len(out.uses()) > 1 for out in outputs)
@@ -199,12 +198,7 @@ def _made_by(value: ir.Value, *op_types: str) -> list[ir.Node]:
 
 def _are(sizes: Sequence[Size], others: Sequence[Size]) -> bool:
     """Whether all sizes are known to be equal."""
-    return len(sizes) == len(others) and all(map(_same, sizes, others))
-
-
-def _same(one: Size, other: Size) -> bool:
-    """Whether two sizes are known to be equal: two of which nothing is known are not."""
-    return one == other and not (isinstance(one, ir.SymbolicDim) and one.value is None)
+    return len(sizes) == len(others) and all(map(known_equal, sizes, others))
 
 
 def _numbers(value: ir.Value | None) -> list[int] | None:

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-MASK_FLOOR = -1e30
-"""Finite values of a float mask are clamped to this, as in `attention.masking`."""
+from attn_export.graph.axes import axis_of_an_input
+from attn_export.graph.constants import constant, ints
+from attn_export.spec.mask import MASK_FLOOR
 
 PASSED_ON = frozenset(
     {
@@ -51,8 +52,8 @@ def clamp_masks(model: ir.Model) -> None:
     for node, mask in _masks(model):
         if mask.dtype != ir.DataType.FLOAT or not _may_be_huge(mask):
             continue
-        floor = _constant(model, np.array(MASK_FLOOR, np.float32))
-        lowest = _constant(model, np.array(-np.inf, np.float32))
+        floor = constant(model, np.array(MASK_FLOOR, np.float32))
+        lowest = constant(model, np.array(-np.inf, np.float32))
         clipped = _insert(node, ir.node("Clip", [mask, floor]), mask)
         hidden = _insert(node, ir.node("Equal", [mask, lowest]), mask, ir.DataType.BOOL)
         kept = _insert(node, ir.node("Where", [hidden, mask, clipped]), mask)
@@ -79,7 +80,7 @@ def spread_masks(model: ir.Model) -> None:
         if grown:
             node.replace_input_with(3, _expanded(model, node, mask, grown, full))
         elif rank == 3:
-            first = _constant(model, np.array([0], np.int64))
+            first = ints(model, 0)
             lifted = _insert(node, ir.node("Unsqueeze", [mask, first]), mask)
             lifted.shape = ir.Shape([1, *dims(mask)])
             node.replace_input_with(3, lifted)
@@ -110,7 +111,7 @@ def make_scales_positive(model: ir.Model) -> None:
         if scale > 0 or query is None or query.dtype is None:
             continue
         # -1 or 0: multiplying by them is exact.
-        sign = _constant(model, np.array(np.sign(scale), query.dtype.numpy()))
+        sign = constant(model, np.array(np.sign(scale), query.dtype.numpy()))
         node.replace_input_with(0, _insert(node, ir.node("Mul", [query, sign]), query))
         node.attributes["scale"] = ir.AttrFloat32("scale", -scale or 1.0)
 
@@ -207,14 +208,10 @@ def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> Size:
     """The size of an axis: of an input that has it too, so that it is the same for all layers."""
     dim = dims(value)[axis] if dims(value) else ir.SymbolicDim(None)
     if isinstance(dim, int):
-        return Size(dim, _constant(model, np.array([dim], np.int64)))
+        return Size(dim, ints(model, dim))
     # Of rank 3 where it has three axes, and of rank 4 where nothing is known.
     axis %= len(dims(value)) or 4
-    if dim.value is not None:
-        for source in model.graph.inputs:
-            if dim in dims(source):
-                value, axis = source, dims(source).index(dim)
-                break
+    value, axis = axis_of_an_input(model, dim) or (value, axis)
     shape = ir.node("Shape", [value], {"start": axis, "end": axis + 1})
     return Size(dim, _insert(node, shape, None, ir.DataType.INT64, ir.Shape([1])))
 
@@ -226,9 +223,9 @@ def _expanded(
     sizes = {axis: size.dim for axis, size in grown.items()}
     if all(isinstance(size, int) for size in sizes.values()):
         numbers = [sizes.get(axis, 1) for axis in range(rank)]
-        target = _constant(model, np.array(numbers, np.int64))
+        target = ints(model, *numbers)
     else:
-        one = _constant(model, np.array([1], np.int64))
+        one = ints(model, 1)
         parts = [grown[axis].value if axis in grown else one for axis in range(rank)]
         concat = ir.node("Concat", parts, {"axis": 0})
         target = _insert(node, concat, None, ir.DataType.INT64, ir.Shape([rank]))
@@ -236,16 +233,6 @@ def _expanded(
     before = [1] * (rank - len(dims(value))) + list(dims(value))
     out.shape = ir.Shape([sizes.get(axis, before[axis]) for axis in range(rank)])
     return out
-
-
-def _constant(model: ir.Model, array: np.ndarray) -> ir.Value:
-    """An initializer that holds `array`: the same one for all who ask for it."""
-    name = f"mend_{array.dtype}{list(array.shape)}_{array.ravel().tolist()}"
-    found = model.graph.initializers.get(name)
-    if found is None:
-        found = ir.val(name, const_value=ir.tensor(array, name=name))
-        model.graph.register_initializer(found)
-    return found
 
 
 def _insert(

@@ -10,6 +10,10 @@ from attn_export.errors import SpecError
 
 MASK_AXES: Final = ("B", "H", "L", "S")
 
+MASK_FLOOR: Final = -1e30
+"""Finite values of a float mask are clamped to this: runtimes differ below it (ONNX
+Runtime takes finfo.min for "masked", PyTorch does not), and agree above it."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MaskSpec:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.constants import constant_name
+from attn_export.graph.constants import constant, ints
 
 
 class Builder:
@@ -21,6 +21,7 @@ class Builder:
 
     def __init__(self, model: ir.Model, before: ir.Node) -> None:
         self._model, self._before = model, before
+        self._names = {node.name for node in model.graph}
 
     def __call__(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         """One node with one output, which is returned."""
@@ -41,15 +42,15 @@ class Builder:
 
     def ints(self, *numbers: int) -> ir.Value:
         """A constant int64 `[n]`."""
-        return self._constant(np.array(numbers, np.int64))
+        return ints(self._model, *numbers)
 
     def scalar_int(self, number: int) -> ir.Value:
         """A constant int64 scalar."""
-        return self._constant(np.array(number, np.int64))
+        return constant(self._model, np.array(number, np.int64))
 
     def number(self, value: float, dtype: ir.DataType) -> ir.Value:
         """A constant scalar of a floating point type."""
-        return self._constant(np.array(value).astype(dtype.numpy()))
+        return constant(self._model, np.array(value).astype(dtype.numpy()))
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
         """The size of an axis, int64 `[1]`: constant where it is known."""
@@ -58,23 +59,19 @@ class Builder:
             return self.ints(known)
         return self("Shape", value, start=axis, end=axis + 1)
 
-    def _constant(self, array: np.ndarray) -> ir.Value:
-        tensor = ir.tensor(array)
-        name, known = constant_name(tensor), self._model.graph.initializers
-        # Names have six digits: other values of one name get names of their own.
-        while name in known:
-            held = known[name].const_value
-            if held is not None and held.numpy().tobytes() == array.tobytes():
-                return known[name]
-            name += "_"
-        tensor.name = name
-        value = ir.val(name, const_value=tensor)
-        self._model.graph.register_initializer(value)
-        return value
-
     def _fresh(self, suffix: str) -> str:
-        names = {node.name for node in self._model.graph}
-        base = f"{self._before.name}{suffix}"
-        if base not in names:
-            return base
-        return next(f"{base}_{i}" for i in range(2, len(names) + 3) if f"{base}_{i}" not in names)
+        base = name = f"{self._before.name}{suffix}"
+        number = 2
+        while name in self._names:
+            name, number = f"{base}_{number}", number + 1
+        self._names.add(name)
+        return name
+
+
+def take_over(old: ir.Value, new: ir.Value) -> None:
+    """Let `new` be what `old` was, for its readers; a graph output keeps its name."""
+    new.shape, new.dtype = old.shape, old.dtype or new.dtype
+    name, is_output = old.name, old.is_graph_output()
+    old.replace_all_uses_with(new, replace_graph_outputs=True)
+    if is_output:
+        old.name, new.name = f"{name}_before", name

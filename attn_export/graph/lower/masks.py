@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
+from attn_export.graph.axes import Size, known_equal, terms
 from attn_export.graph.lower.build import Builder
 from attn_export.graph.lower.read import AttentionNode
 
@@ -110,22 +111,19 @@ def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, key: ir.Value) -
     return padded
 
 
-def _may_be_shorter(a: AttentionNode, length: int | ir.SymbolicDim | None, key: ir.Value) -> bool:
+def _may_be_shorter(a: AttentionNode, length: Size | None, key: ir.Value) -> bool:
     """Whether a mask may end before the keys do: only where its length has another name."""
-    present = a.node.outputs[1] if len(a.node.outputs) > 1 else None
-    scores = a.node.outputs[3] if len(a.node.outputs) > 3 else None
-    known = [key.shape[2] if key.shape is not None else None]
-    known += [x.shape[2] for x in (present,) if x is not None and x.shape is not None]
-    known += [x.shape[3] for x in (scores,) if x is not None and x.shape is not None]
-    new, past = a.key.shape, a.past_key.shape if a.past_key is not None else None
+    known = [_axis(key, 2), _axis(a.output(1), 2), _axis(a.output(3), 3)]
+    past, new = _axis(a.past_key, 2), _axis(a.key, -2)
     if past is not None and new is not None and isinstance(length, ir.SymbolicDim):
-        terms = sorted(str(length.value).replace(" ", "").split("+"))
-        together = [str(getattr(s, "value", s)) for s in (past[2], new[-2])]
-        if terms == sorted(together):
+        together = " + ".join(str(getattr(s, "value", s)) for s in (past, new))
+        if terms(str(length.value)) == terms(together):
             return False
-    return not any(
-        size == length and (isinstance(size, int) or getattr(size, "value", None)) for size in known
-    )
+    return not any(known_equal(size, length) for size in known)
+
+
+def _axis(value: ir.Value | None, axis: int) -> Size | None:
+    return None if value is None or value.shape is None else value.shape[axis]
 
 
 def _grouped(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:

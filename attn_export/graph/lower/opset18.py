@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
-from attn_export.graph.lower.build import Builder
+from attn_export.graph.lower.build import Builder, take_over
 
 OPSET, IR_VERSION = 18, 8
 
@@ -77,16 +77,7 @@ def _rms_normalization(model: ir.Model, node: ir.Node) -> None:
     eps = op.number(node.attributes.get_float("epsilon", 1e-5), stash)
     normed = op("Div", wide, op("Sqrt", op("Add", mean, eps)))
     narrow = normed if stash == kind else op("Cast", normed, to=kind)
-    _take_over(model, node, op("Mul", narrow, weight))
-
-
-def _take_over(model: ir.Model, node: ir.Node, value: ir.Value) -> None:
-    out = node.outputs[0]
-    value.shape, value.type = out.shape, out.type
-    name, is_output = out.name, out.is_graph_output()
-    out.replace_all_uses_with(value, replace_graph_outputs=True)
-    if is_output:
-        out.name, value.name = f"{name}_before", name
+    take_over(out, op("Mul", narrow, weight))
     model.graph.remove(node, safe=True)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.lower.build import Builder
+from attn_export.graph.lower.build import Builder, take_over
 from attn_export.graph.lower.masks import Allowed, allowed_keys
 from attn_export.graph.lower.read import (
     CAPPED,
@@ -127,11 +127,6 @@ def _own(op: Builder, a: AttentionNode, present: ir.Value, new: ir.Value) -> ir.
 
 def _replace(a: AttentionNode, index: int, value: ir.Value) -> None:
     old = a.output(index)
-    if old is None:
-        return
-    value.shape, value.dtype = old.shape, old.dtype or a.dtype
-    name, is_output = old.name, old.is_graph_output()
-    old.replace_all_uses_with(value, replace_graph_outputs=True)
-    if is_output:
-        old.name = f"{name}_before"
-        value.name = name
+    if old is not None:
+        value.dtype = a.dtype
+        take_over(old, value)
