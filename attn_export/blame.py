@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import sys
 import sysconfig
@@ -23,6 +24,7 @@ TOOLS = ("torch", "onnxscript", "onnx_ir", "onnx", "numpy", "sympy")
 RAISED = ("", 0)
 
 
+@functools.cache  # asked for every frame, and to resolve a path asks the disk
 def is_theirs(file: str) -> bool:
     """Whether a file is neither torch's, nor Python's, nor ours."""
     path = Path(file).resolve()
@@ -88,13 +90,8 @@ def _lines_of(run: Callable[[], object]) -> list[Line]:
             lines.append((frame.f_code.co_filename, frame.f_lineno))
         return on_line
 
-    known: dict[str, bool] = {}
-
     def on_call(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ARG001
-        file = frame.f_code.co_filename
-        if file not in known:
-            known[file] = is_theirs(file)
-        return on_line if known[file] else None
+        return on_line if is_theirs(frame.f_code.co_filename) else None
 
     with _tracing(on_call):
         try:

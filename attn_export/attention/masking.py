@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MASK_FLOOR = -1e30
-"""Finite values of a float mask are clamped to this: runtimes differ below it (ONNX
-Runtime takes finfo.min for "masked", PyTorch does not), and agree above it."""
+from attn_export.spec.mask import MASK_FLOOR
 
 MASK_FLOOR_FLOAT16 = -6e4
-"""The same for float16, which ends at 65504."""
+"""`MASK_FLOOR` for float16, which ends at 65504."""
 
 
 def clamp_mask(mask: Tensor | None) -> Tensor | None:

@@ -8,7 +8,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-LOW = (torch.float16, torch.bfloat16)
+NARROW = (torch.float16, torch.bfloat16)
+"""Types of few bits, in which rounding hides mistakes."""
 
 
 class WideBuffers(nn.Module):
@@ -30,6 +31,6 @@ class WideBuffers(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, exact in self._exact.items():
             buffer = self.get_buffer(name)
-            if buffer.dtype in LOW:
+            if buffer.dtype in NARROW:
                 setattr(self, name, exact.to(device=buffer.device, dtype=torch.float32))
         return self

@@ -7,20 +7,17 @@ equal sizes leave no trace there, so the program is run and compared in numbers.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 
-from attn_export.cases.draw import draw_inputs
-from attn_export.cases.sizes import Sizes, axis_names, lattice, with_sums
+from attn_export.cases.sizes import Sizes, lattice
 from attn_export.errors import ExportError, one_line
 from attn_export.export.guards import broken_guards
-from attn_export.export.refusals import branch_at, example_sizes, fixed_axis
+from attn_export.export.refusals import branch_at, fixed_axis
 from attn_export.subject import Subject
-from attn_export.subject.tensors import to_torch
 
 TRACE_MINIMUM = 2
 """`torch.export` assumes dynamic sizes of at least 2, which holds for 0 and 1 as well unless
@@ -50,7 +47,7 @@ def check_capture(
 
 
 def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
-    minima = with_sums(dict.fromkeys(example_sizes(subject), TRACE_MINIMUM), subject.relations)
+    minima = subject.sizes_with(dict.fromkeys(subject.example_sizes, TRACE_MINIMUM))
     for name, axis, label, size in _dynamic_axes(subject, program):
         if not isinstance(size, torch.SymInt):
             raise fixed_axis(subject, name, axis, str(size))
@@ -92,8 +89,7 @@ def _dynamic_axes(
 
 def _raises(subject: Subject, changed: Sizes) -> bool:
     """Whether the module ends here too, as at the end of its table of positions."""
-    sizes = with_sums({**example_sizes(subject), **changed}, subject.relations)
-    inputs = to_torch(draw_inputs(subject.input_values(), sizes, seed_words=("beyond",)))
+    inputs = subject.draw(subject.sizes_with(changed), "beyond")
     try:
         with torch.inference_mode():
             subject.call(subject.module, inputs)
@@ -140,22 +136,22 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
     captured: Any = program.module(check_guards=False)
     captured.validate_inputs = False  # it refuses sums below 4, as if their terms were at least 2
-    names = axis_names(subject.input_values(), subject.relations)
-    for sizes in lattice(names, subject.relations):
+    for sizes in lattice(subject.example_sizes, subject.relations):
         difference = _difference(subject, captured, sizes)
         if difference:
             raise _differs(subject, captured, sizes, difference)
-    for sizes in broken_guards(subject, program, example_sizes(subject)):
-        with contextlib.suppress(ExportError):  # where the module itself raises, it has no branch
+    for sizes in broken_guards(subject, program):
+        try:
             difference = _difference(subject, captured, sizes)
+        except ExportError:
+            continue  # where the module itself raises, it has no branch
         if difference:
             raise _differs(subject, captured, sizes, difference)
 
 
 def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> str:
     """What the captured program does otherwise than the module at these sizes, or ""."""
-    words = ("capture", str(sizes))
-    inputs = to_torch(draw_inputs(subject.input_values(), sizes, seed_words=words))
+    inputs = subject.draw(sizes, "capture", str(sizes))
     with torch.inference_mode():
         wanted = subject.call(subject.module, inputs)
         try:
@@ -172,9 +168,9 @@ def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> st
 
 def _differs(subject: Subject, captured: torch.nn.Module, sizes: Sizes, what: str) -> ExportError:
     """Names the one axis that is to blame where one alone is, and the line that branches."""
-    example = example_sizes(subject)
+    example = subject.example_sizes
     alone = [
-        {**example, name: size}
+        subject.sizes_with({name: size})
         for name, size in sizes.items()
         if not subject.relations and name in example
     ]

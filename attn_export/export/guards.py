@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from torch.export import ExportedProgram
 
-from attn_export.cases.sizes import Sizes, with_sums
+from attn_export.cases.sizes import Sizes
 from attn_export.subject import Subject
 
 SIZE = re.compile(r"L((?:\['?[^\]]+'?\])+)\.size\(\)\[(\d+)\]")
@@ -22,13 +22,12 @@ LARGEST = 1 << 20
 """How many elements of the dynamic axes together a size that breaks a guard may have."""
 
 
-def broken_guards(subject: Subject, program: ExportedProgram, example: Sizes) -> Iterator[Sizes]:
+def broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
     """For every guard the least of the sizes tried that break it, if one does.
 
     Args:
-        subject: Whose axes give the guard its words.
+        subject: Whose axes give the guard its words, and whose example the sizes not in it.
         program: What was captured.
-        example: The sizes of the example.
     """
     for guard in getattr(program, "_guards_code", []):
         axes: dict[str, str] = {}
@@ -45,16 +44,16 @@ def broken_guards(subject: Subject, program: ExportedProgram, example: Sizes) ->
 
         code = SIZE.sub(worded, guard)
         if axes and "L[" not in code:
-            found = _breaking(code, axes, subject, example)
+            found = _breaking(code, axes, subject)
             if found is not None:
                 yield found
 
 
-def _breaking(code: str, axes: dict[str, str], subject: Subject, example: Sizes) -> Sizes | None:
+def _breaking(code: str, axes: dict[str, str], subject: Subject) -> Sizes | None:
     numbers = {int(n) for n in re.findall(r"\d+", re.sub(r"\bs\d+\b", "", code)) if len(n) < 7}
     near = {n + step for n in numbers for step in (-1, 0, 1)} | {math.isqrt(n) + 1 for n in numbers}
     tried = sorted({n for n in near if 1 <= n <= LARGEST} | set(ORDINARY))
-    free = [label for label in example if label not in subject.relations]
+    free = [label for label in subject.example_sizes if label not in subject.relations]
     varied = [label for label in free if label in axes or set(axes) & subject.relations.keys()]
     combinations = [
         dict(zip(varied, sizes, strict=True))
@@ -62,7 +61,7 @@ def _breaking(code: str, axes: dict[str, str], subject: Subject, example: Sizes)
         if math.prod(sizes) <= LARGEST
     ]
     for changed in sorted(combinations, key=lambda sizes: math.prod(sizes.values())):
-        sizes = with_sums({**example, **changed}, subject.relations)
+        sizes = subject.sizes_with(changed)
         values = {variable: sizes[label] for label, variable in axes.items()}
         try:
             holds = eval(code, {"__builtins__": {}, "math": math, "min": min, "max": max}, values)

@@ -7,11 +7,9 @@ from collections.abc import Callable
 import torch
 
 from attn_export.blame import branching_line
-from attn_export.cases.draw import draw_inputs
-from attn_export.cases.sizes import Sizes, with_sums
+from attn_export.cases.sizes import Sizes
 from attn_export.errors import ExportError
 from attn_export.subject import Subject
-from attn_export.subject.tensors import to_torch
 
 
 def fixed_axis(subject: Subject, name: str, axis: int, size: str) -> ExportError:
@@ -33,22 +31,9 @@ def branch_at(subject: Subject, changed: Sizes) -> str:
     """
 
     def run(sizes: Sizes) -> Callable[[], object]:
-        drawn = draw_inputs(subject.input_values(), sizes, seed_words=("branch",))
-        return lambda: subject.call(subject.module, to_torch(drawn))
+        inputs = subject.draw(sizes, "branch")
+        return lambda: subject.call(subject.module, inputs)
 
-    example = example_sizes(subject)
-    other = with_sums({**example, **changed}, subject.relations)
     with torch.inference_mode():
-        line = branching_line(run(example), run(other))
+        line = branching_line(run(subject.example_sizes), run(subject.sizes_with(changed)))
     return f" ({line})" if line else ""
-
-
-def example_sizes(subject: Subject) -> dict[str, int]:
-    """The sizes of the example's dynamic axes."""
-    sizes = {
-        label: subject.inputs[name].shape[axis]
-        for name, axes in subject.axes.items()
-        for axis, label in axes.items()
-    }
-    free = {name: size for name, size in sizes.items() if name not in subject.relations}
-    return with_sums(free, subject.relations)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attn_export.attention.wide import NARROW
 from attn_export.blame import is_theirs, show
 
-LESS = (torch.float32, torch.float16, torch.bfloat16)
+LESS = (torch.float32, *NARROW)
 
 
 class ComputeInFloat64(TorchDispatchMode):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attn_export.cases.sizes import Sizes
 from attn_export.errors import ExportError, UsageError
 from attn_export.tensorfile import DTYPES
 
@@ -54,19 +55,22 @@ def check_inputs(
             raise UsageError(f"axes names the input {name!r}, which is not one of: {known}")
 
 
-def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> None:
+def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
     """Axes exist, those of one name have one size, and the example's sizes are free.
+
+    Returns:
+        The size of every axis in the example, by its name.
 
     Raises:
         UsageError: If not.
     """
-    sizes: dict[str, tuple[int, str]] = {}
+    found: dict[str, tuple[int, str]] = {}
     for name, dynamic in axes.items():
         for axis, label in dynamic.items():
             shape, here = tensors[name].shape, f"{name}.shape[{axis}]"
             if not 0 <= axis < len(shape):
                 raise UsageError(f"{name} has {len(shape)} axes, so axis {axis} cannot be named")
-            size, there = sizes.setdefault(label, (shape[axis], here))
+            size, there = found.setdefault(label, (shape[axis], here))
             if size != shape[axis]:
                 raise UsageError(
                     f"axis {label!r} is {size} in {there} and {shape[axis]} in {here}; give both "
@@ -77,6 +81,7 @@ def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> None:
                     f"axis {label!r} ({here}) has size {size} in the example, which the exporter "
                     "would fix; give an example of 2 or more"
                 )
+    return {label: size for label, (size, _) in found.items()}
 
 
 def check_integers(tensors: Mapping[str, Tensor]) -> None:
@@ -121,19 +126,16 @@ def check_outputs(
     return tuple(names)
 
 
-def check_relations(
-    relations: Mapping[str, str], tensors: Mapping[str, Tensor], axes: Axes
-) -> None:
+def check_relations(relations: Mapping[str, str], known: Sizes) -> None:
     """Sums are of axes that there are, or of whole numbers, and the example obeys them.
+
+    Args:
+        relations: The sums by the names of their axes.
+        known: The sizes of the example.
 
     Raises:
         UsageError: If not.
     """
-    known = {
-        label: tensors[name].shape[axis]
-        for name, dynamic in axes.items()
-        for axis, label in dynamic.items()
-    }
     for name, expression in relations.items():
         terms = [part.strip() for part in str(expression).split("+")]
         for term in terms:

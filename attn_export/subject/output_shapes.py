@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-import numpy as np
+from attn_export.cases.sizes import Sizes, with_sums
+from attn_export.spec import Shape
 
-from attn_export.cases.draw import draw_inputs
-from attn_export.cases.sizes import axis_names, with_sums
-from attn_export.spec import Input, Shape
-
-Run = Callable[[dict[str, np.ndarray]], Mapping[str, tuple[int, ...]]]
-"""Runs the module and gives the shapes of its outputs."""
+Run = Callable[[Sizes], Mapping[str, tuple[int, ...]]]
+"""Runs the module at these sizes and gives the shapes of its outputs."""
 
 
 def infer_output_shapes(
-    run: Run, inputs: Mapping[str, Input], relations: Mapping[str, str]
+    run: Run, axes: Iterable[str], relations: Mapping[str, str]
 ) -> dict[str, Shape]:
     """Name the axes of a module's outputs by running it at two sets of sizes.
 
     An axis is the one whose size it has both times; "" where it is none.
     """
     # Each axis has a size of its own that ends alike, so that a sum of two is no third.
-    free = [name for name in axis_names(inputs, relations) if name not in relations]
+    free = sorted(set(axes) - relations.keys())
     found: list[Mapping[str, tuple[int, ...]]] = []
     rounds: list[dict[str, int]] = []
     for base in (2, 3):
         sizes = {name: base * 2 + 1 + 5 * index * base for index, name in enumerate(free)}
         rounds.append(with_sums(sizes, relations))
-        found.append(run(draw_inputs(inputs, rounds[-1], seed_words=("shapes",))))
+        found.append(run(rounds[-1]))
     by_sizes = {(rounds[0][name], rounds[1][name]): name for name in rounds[0]}
     return {
         name: tuple(

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention
+from attn_export.attention.wide import NARROW
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.plan import Plan, plan_cases
-from attn_export.cases.sizes import TRACED_SIZES
+from attn_export.cases.sizes import TRACED_SIZES, Sizes, with_sums
 from attn_export.errors import ExportError, one_line
 from attn_export.graph.checks import Expected
 from attn_export.spec import AttentionSpec, Input, Shape
@@ -29,13 +29,11 @@ from attn_export.subject.checks import (
     dtype_of,
     refuse_train_mode,
 )
+from attn_export.subject.example import input_like
 from attn_export.subject.output_shapes import infer_output_shapes
 from attn_export.subject.tensors import to_torch
-from attn_export.subject.trees import InputTree, name_outputs
+from attn_export.subject.trees import InputTree, is_named, name_outputs
 from attn_export.weights import load_checkpoint
-
-NARROW = (torch.float16, torch.bfloat16)
-"""Types in which rounding hides mistakes."""
 
 
 class Subject:
@@ -55,6 +53,9 @@ class Subject:
         relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
         spec: The spec behind the module, if it is ours.
         notes: What a reader of the report should know of it.
+
+    Attributes:
+        example_sizes: The sizes of the dynamic axes in the example, sums of them included.
 
     Raises:
         UsageError: If names or axes do not fit together.
@@ -82,8 +83,10 @@ class Subject:
         check_inputs(module, inputs, self.inputs, axes)
         self.axes = {name: dict(axes.get(name, {})) for name in self.inputs}
         self.outputs = check_outputs(module, self.inputs, outputs)
-        check_axes(self.inputs, self.axes)
-        check_relations(self.relations, self.inputs, self.axes)
+        sizes = check_axes(self.inputs, self.axes)
+        check_relations(self.relations, sizes)
+        free = {label: size for label, size in sizes.items() if label not in self.relations}
+        self.example_sizes = with_sums(free, self.relations)
         if spec is None:  # that of a spec says what its integers may be
             check_integers(self.inputs)
         refuse_train_mode(module)
@@ -153,14 +156,19 @@ class Subject:
         """Every input by name: its shape with dynamic axes by name, its type, its range."""
         if self.spec is not None:
             return self.spec.inputs()
-        return {name: self._input(name, tensor) for name, tensor in self.inputs.items()}
+        return {name: input_like(x, self.axes[name]) for name, x in self.inputs.items()}
 
-    def _input(self, name: str, tensor: Tensor) -> Input:
-        axes = self.axes[name]
-        shape = tuple(axes.get(axis, size) for axis, size in enumerate(tensor.shape))
-        whole = not (tensor.is_floating_point() or tensor.dtype == torch.bool)
-        span = (int(tensor.min()), int(tensor.max())) if whole and tensor.numel() else (0, 0)
-        return Input(shape, dtype_of(tensor), *span, _first(tensor), _hides(tensor))
+    def sizes_with(self, changed: Sizes) -> dict[str, int]:
+        """The example's sizes, but for those that change, and for the sums of them."""
+        return with_sums({**self.example_sizes, **changed}, self.relations)
+
+    def draw(self, sizes: Sizes, *seed_words: str | int) -> dict[str, Tensor]:
+        """Random inputs of these sizes, the same from the same words.
+
+        Raises:
+            KeyError: If `sizes` lacks an axis.
+        """
+        return to_torch(draw_inputs(self.input_values(), sizes, seed_words=seed_words))
 
     def output_shapes(self) -> dict[str, Shape]:
         """The shape of every output; dynamic axes by name.
@@ -171,12 +179,12 @@ class Subject:
         if self.spec is not None:
             return self.spec.output_shapes()
 
-        def shapes(arrays: dict[str, np.ndarray]) -> dict[str, tuple[int, ...]]:
+        def shapes_at(sizes: Sizes) -> dict[str, tuple[int, ...]]:
             with torch.inference_mode():
-                outputs = self.call(self.module, to_torch(arrays))
+                outputs = self.call(self.module, self.draw(sizes, "shapes"))
             return {name: tuple(tensor.shape) for name, tensor in outputs.items()}
 
-        return infer_output_shapes(shapes, self.input_values(), self.relations)
+        return infer_output_shapes(shapes_at, self.example_sizes, self.relations)
 
     def narrow_dtypes(self) -> dict[str, str]:
         """The names of weights, inputs and outputs in float16 or bfloat16, and their types."""
@@ -219,8 +227,7 @@ class Subject:
         """The names of the outputs in the order in which the module returns them."""
         with torch.inference_mode():
             returned = self.module(**self.tree.rebuild(self.inputs))
-        by_name = isinstance(returned, Mapping) and set(returned) == set(self.outputs)
-        return tuple(returned) if by_name else self.outputs
+        return tuple(returned) if is_named(returned, self.outputs) else self.outputs
 
     def plan(self) -> Plan:
         """The cases that it is tried with."""
@@ -271,15 +278,3 @@ def _named_axes(shape: Shape) -> dict[int, str]:
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().clone()
-
-
-def _hides(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and bool((tensor == -torch.inf).any())
-
-
-def _first(tensor: Tensor) -> bool | None:
-    """What all rows of a bool tensor start with, or None."""
-    if tensor.dtype != torch.bool or not tensor.dim() or not tensor.numel():
-        return None
-    starts = set(tensor[..., 0].flatten().tolist())
-    return bool(starts.pop()) if len(starts) == 1 else None

@@ -82,6 +82,11 @@ class InputTree:
         return built
 
 
+def is_named(returned: Any, names: Sequence[str]) -> bool:
+    """Whether what a module returned is a dict whose keys, in any order, are the names."""
+    return isinstance(returned, Mapping) and set(returned) == set(names)
+
+
 def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """The tensors that a module returned, by their names.
 
@@ -90,7 +95,7 @@ def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
     Raises:
         UsageError: If there is something else than tensors, or another number of them.
     """
-    if isinstance(returned, Mapping) and set(returned) == set(names):
+    if is_named(returned, names):
         found = [returned[name] for name in names]
     else:
         found = [leaf for leaf in pytree.tree_leaves(returned) if leaf is not None]
