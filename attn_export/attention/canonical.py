@@ -1,6 +1,7 @@
 """Attention as the one `Attention` node of the canonical graph, while exporting.
 
-ai.onnx `Attention`, opset 23: https://onnx.ai/onnx/operators/onnx__Attention.html.
+ai.onnx `Attention`, opset 23: https://onnx.ai/onnx/operators/onnx__Attention.html. A cache that
+is written in place takes opset 24: https://onnx.ai/onnx/operators/onnx__TensorScatter.html.
 The exporter would otherwise take `scaled_dot_product_attention` apart, and the cache
 and the causal mask with it; every dialect is a rewrite of this node instead.
 """
@@ -17,7 +18,11 @@ from torch import Tensor
 from attn_export.attention import masking
 
 OPSET = 23
-"""The first opset with `Attention`; its later versions add nothing that is used here."""
+"""The first opset with `Attention`."""
+
+IN_PLACE_OPSET = 24
+"""The first opset with `TensorScatter`, and with an `Attention` that is told how many keys count
+in each row."""
 
 SOFTMAX_OUTPUT = 3
 """`qk_matmul_output_mode` of `Attention`: the fourth output is the softmax."""
@@ -47,12 +52,13 @@ def attention_node(
     attn_mask: Tensor | None,
     past_key: Tensor | None,
     past_value: Tensor | None,
+    past_length: Tensor | None = None,
     *,
     causal: bool,
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Emit one `Attention` node.
+    """Emit one `Attention` node, behind two `TensorScatter` where the cache is written in place.
 
     Args:
         query: `[B, H, L, D]`.
@@ -61,6 +67,7 @@ def attention_node(
         attn_mask: Bool or float, broadcasts to `[B, H, L, S]`.
         past_key: `[B, Hkv, P, D]` or None.
         past_value: `[B, Hkv, P, Dv]` or None.
+        past_length: How many keys each row of the past holds, `[B]`, if it is a buffer of S.
         causal: Whether query i sees keys up to P + i only.
         scale: Factor on the scores.
         softcap: Scores become softcap * tanh(score / softcap) before the mask.
@@ -70,14 +77,17 @@ def attention_node(
         `[B, H, L, S]`. Outputs that nobody uses are dropped from the node later.
     """
     B, H, L, _ = query.shape
-    Hkv, S, D = key.shape[1], key.shape[2], key.shape[3]
-    if past_key is not None:
-        S = S + past_key.shape[2]
-    Dv = value.shape[3]
+    parts = [past_key, past_value]
+    if past_key is not None and past_value is not None and past_length is not None:
+        key, value = write(past_key, key, past_length), write(past_value, value, past_length)
+        parts = [None, None, past_length + L]
+    Hkv, S, D, Dv = key.shape[1], key.shape[2], key.shape[3], value.shape[3]
+    if parts[0] is not None:
+        S = S + parts[0].shape[2]
     shapes = ((B, H, L, Dv), (B, Hkv, S, D), (B, Hkv, S, Dv), (B, H, L, S))
     attended, present_key, present_value, weights = torch.onnx.ops.symbolic_multi_out(
         "Attention",
-        (query, key, value, _spread_over_queries(attn_mask, L), past_key, past_value),
+        (query, key, value, _spread_over_queries(attn_mask, L), *parts),
         {
             "is_causal": int(causal),
             "scale": scale,
@@ -86,9 +96,23 @@ def attention_node(
         },
         dtypes=(query.dtype,) * 4,
         shapes=shapes,
-        version=OPSET,
+        version=OPSET if past_length is None else IN_PLACE_OPSET,
     )
+    if past_length is not None:  # what was written is what is present
+        present_key, present_value = key, value
     return attended, present_key, present_value, weights
+
+
+def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
+    """Emit a `TensorScatter` node: `in_place.written`, of the same arguments."""
+    return torch.onnx.ops.symbolic(
+        "TensorScatter",
+        (past, new, past_length),
+        {"mode": "linear", "axis": -2},
+        dtype=past.dtype,
+        shape=past.shape,
+        version=IN_PLACE_OPSET,
+    )
 
 
 def sink_attention_nodes(

@@ -7,10 +7,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attn_export.attention import canonical
+from attn_export.attention import canonical, in_place, masking
 from attn_export.attention.added_keys import AddedKeys
 from attn_export.attention.functional import scaled_dot_product_attention
-from attn_export.attention.masking import clamp_mask
 from attn_export.attention.rotary import Rotary
 from attn_export.attention.score_bias import ScoreBias
 from attn_export.attention.torch_multihead import spec_of, weights_of
@@ -82,6 +81,7 @@ class Attention(nn.Module):
         attn_mask: Tensor | None = None,
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
+        past_length: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         """Attend.
@@ -92,34 +92,35 @@ class Attention(nn.Module):
             value: `[B, S, vdim]`, cross-attention only.
             attn_mask: Of the type and shape that the spec gives. Bool: True = may attend.
                 Float: added; -inf = may not attend, other values are clamped to >= -1e30.
-            past_key: `[B, Hkv, P, D]`, with a cache; P may be 0.
-            past_value: `[B, Hkv, P, Dv]`, with a cache.
+            past_key: `[B, Hkv, P, D]`, with a cache; P may be 0. `[B, Hkv, S, D]`, with one that
+                is written in place: S is its capacity, and what it does not hold is finite.
+            past_value: `[B, Hkv, P, Dv]` or `[B, Hkv, S, Dv]`, likewise.
+            past_length: How many keys each row of such a cache holds, int64 `[B]`, at most S - L.
             position_ids: The position of every query, int64 `[B, L]`, where the spec has them.
 
         Returns:
             `output [B, L, E]`; with a cache or weights a tuple of it, `present_key
             [B, Hkv, S, D]`, `present_value [B, Hkv, S, Dv]` and `attn_weights [B, H, L, S]`,
-            as far as the spec asks for them, in this order.
+            as far as the spec asks for them, in this order. Inputs stay as they are.
 
         Raises:
             ValueError: If an input that the spec names is missing, one that it does not name is
                 given, or one has another rank, width or kind than the spec says.
+            RuntimeError: If a cache has no room for L more keys.
         """
         self._check_inputs(
             key=key, value=value, attn_mask=attn_mask, past_key=past_key, past_value=past_value,
-            position_ids=position_ids,
+            past_length=past_length, position_ids=position_ids,
         )  # fmt: skip
-        P = 0 if past_key is None else past_key.shape[2]
         q, k, v = self._projected(query, key, value)  # [B, H or Hkv, L or S - P, D or Dv]
         q, k = self.q_norm(q), self.k_norm(k)
+        queries, S = _places(q, k, past_key, past_length)
         if self.rotary is not None:
-            if position_ids is None:
-                position_ids = torch.arange(P, P + q.shape[2], device=q.device)
-            turns = self.rotary.turns(position_ids)
+            turns = self.rotary.turns(queries if position_ids is None else position_ids)
             q, k = self.rotary(q, turns), self.rotary(k, turns)
-        attn_mask = self.score_bias(clamp_mask(attn_mask), q.shape[2], k.shape[2] + P, q)
+        attn_mask = self.score_bias(masking.clamp_mask(attn_mask), queries, S, q)
         attend = self._attend_in_graph if canonical.emitting() else self._attend
-        attended, *rest = attend(q, k, v, attn_mask, past_key, past_value)
+        attended, *rest = attend(q, k, v, attn_mask, past_key, past_value, past_length)
         output = self.out_proj(attended.transpose(1, 2).flatten(2))  # [B, L, E]
         return (output, *rest) if rest else output
 
@@ -142,13 +143,12 @@ class Attention(nn.Module):
         attn_mask: Tensor | None,
         past_key: Tensor | None,
         past_value: Tensor | None,
+        past_length: Tensor | None,
     ) -> list[Tensor]:
         """Attention [B, H, L, Dv], then what else the spec asks for."""
-        k, v = _after(past_key, k), _after(past_value, v)  # [B, Hkv, S, ...]
-        present, causal = [k, v] if self.spec.has_cache else [], self.spec.causal
-        if self.added_keys is not None:
-            k, v, attn_mask = self.added_keys(k, v, attn_mask, q.shape[2], causal=causal)
-            causal = False
+        k, v = _after(past_key, k, past_length), _after(past_value, v, past_length)
+        present = [k, v] if self.spec.has_cache else []
+        k, v, attn_mask, causal = self._with_mask(k, v, attn_mask, q.shape[2], past_length)
         attended, weights = scaled_dot_product_attention(
             q,
             k,
@@ -171,19 +171,19 @@ class Attention(nn.Module):
         attn_mask: Tensor | None,
         past_key: Tensor | None,
         past_value: Tensor | None,
+        past_length: Tensor | None,
     ) -> list[Tensor]:
         """The same as `_attend`, as one ONNX node."""
-        causal = self.spec.causal
         how: dict[str, Any] = {"scale": self.spec.softmax_scale, "softcap": self.spec.softcap}
         if self.sinks is None and self.added_keys is None:
             attended, present_key, present_value, weights = canonical.attention_node(
-                q, k, v, attn_mask, past_key, past_value, causal=causal, **how
-            )
+                q, k, v, attn_mask, past_key, past_value, past_length,
+                causal=self.spec.causal, **how,
+            )  # fmt: skip
         else:
-            present_key, present_value = k, v = _after(past_key, k), _after(past_value, v)
-            if self.added_keys is not None:
-                k, v, attn_mask = self.added_keys(k, v, attn_mask, q.shape[2], causal=causal)
-                causal = False
+            k, v = _after(past_key, k, past_length), _after(past_value, v, past_length)
+            present_key, present_value = k, v
+            k, v, attn_mask, causal = self._with_mask(k, v, attn_mask, q.shape[2], past_length)
             if self.sinks is not None:
                 attended, weights = canonical.sink_attention_nodes(
                     q, k, v, attn_mask, self.sinks, causal=causal, **how
@@ -194,6 +194,19 @@ class Attention(nn.Module):
                 )
         present = [present_key, present_value] if self.spec.has_cache else []
         return [attended, *present, *([weights] if self.spec.attn_weights else [])]
+
+    def _with_mask(
+        self, k: Tensor, v: Tensor, mask: Tensor | None, L: int, past_length: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
+        """All keys and values, what hides them, and whether a causal mask does so besides."""
+        causal = self.spec.causal
+        if past_length is not None:
+            shown = in_place.visible(past_length, L, k.shape[2], causal=causal)
+            mask, causal = masking.restrict(mask, shown), False
+        if self.added_keys is not None:
+            k, v, mask = self.added_keys(k, v, mask, L, causal=causal)
+            causal = False
+        return k, v, mask, causal
 
     def _check_inputs(self, **given: Tensor | None) -> None:
         wanted = self.spec.input_shapes()
@@ -217,6 +230,8 @@ class Attention(nn.Module):
         if name == "attn_mask" and (tensor.dtype == torch.bool) != is_bool:
             # A mask of zeros and ones would otherwise be added to the scores.
             raise ValueError(f"attn_mask is {tensor.dtype}, the spec has {self.spec.attn_mask}")
+        if name == "past_length" and tensor.dtype != torch.int64:
+            raise ValueError(f"past_length is {tensor.dtype}, the spec has torch.int64")
 
     @staticmethod
     def _heads(x: Tensor, heads: int) -> Tensor:
@@ -228,9 +243,24 @@ class Attention(nn.Module):
         return ", ".join(f"{key}={value!r}" for key, value in self.spec.to_dict().items())
 
 
-def _after(past: Tensor | None, new: Tensor) -> Tensor:
-    """Keys or values with those of the past before them, along the length."""
-    return new if past is None else torch.cat([past, new], dim=2)
+def _places(
+    q: Tensor, k: Tensor, past_key: Tensor | None, past_length: Tensor | None
+) -> tuple[Tensor, int]:
+    """The positions of the queries, `[L]` or `[B, L]`, and the number of keys S."""
+    L, held = q.shape[2], 0 if past_key is None else past_key.shape[2]
+    if past_length is not None:
+        return in_place.positions(past_length, L), held
+    return torch.arange(held, held + L, device=q.device), held + k.shape[2]
+
+
+def _after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:
+    """Keys or values with those of the past before them, along the length: `[B, Hkv, S, .]`."""
+    if past is None:
+        return new
+    if past_length is None:
+        return torch.cat([past, new], dim=2)
+    write = canonical.write if canonical.emitting() else in_place.written
+    return write(past, new, past_length)
 
 
 def _head_norm(spec: AttentionSpec) -> nn.Module:

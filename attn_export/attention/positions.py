@@ -1,6 +1,6 @@
 """Distances between queries and keys: ALiBi, T5's relative bias, windows.
 
-Legend: L queries at positions P … P + L - 1, S keys at 0 … S - 1.
+Legend: L queries, S keys at positions 0 … S - 1.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import torch
 from torch import Tensor
 
 
-def distances(L: int, S: int, device: torch.device) -> Tensor:
-    """Key position minus query position, int64 `[L, S]`; the queries are the last L of S."""
-    queries = torch.arange(S - L, S, device=device)
-    return torch.arange(S, device=device)[None, :] - queries[:, None]
+def distances(queries: Tensor, S: int) -> Tensor:
+    """Key position minus query position, int64 `[L, S]` or `[B, L, S]`.
+
+    Args:
+        queries: Their positions, `[L]`, or `[B, L]` where every row has its own.
+        S: How many keys there are.
+    """
+    return torch.arange(S, device=queries.device) - queries[..., None]
 
 
 def window(offsets: Tensor, left: int | None, right: int | None) -> Tensor | None:

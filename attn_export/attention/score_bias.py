@@ -43,29 +43,39 @@ class ScoreBias(WideBuffers):
             )
             self.register_buffer("buckets", table, persistent=False)
 
-    def forward(self, mask: Tensor | None, L: int, S: int, like: Tensor) -> Tensor | None:
+    def forward(self, mask: Tensor | None, queries: Tensor, S: int, like: Tensor) -> Tensor | None:
         """The mask with windows and biases; the same mask where the spec has none.
 
         Args:
             mask: Bool or float, broadcasts to `[B, H, L, S]`.
-            L: Query length; the queries are the last L of S positions.
+            queries: Their positions among the keys, `[L]`, or `[B, L]` where rows differ.
             S: Key length.
-            like: Of the dtype and device that a bias should have.
+            like: Of the dtype that a bias should have.
         """
         spec = self.spec
         if not (spec.alibi or spec.relative_buckets or self._has_window()):
             return mask
-        offsets = distances(L, S, like.device)
-        mask = masking.restrict(mask, window(offsets, spec.window_left, spec.window_right))
+        offsets = distances(queries, S)  # [L, S] or [B, L, S]
+        mask = masking.restrict(mask, self._window(offsets))
         if spec.alibi:
-            lost = offsets.abs().to(self.slopes.dtype) * self.slopes  # [H, L, S]
-            mask = masking.add_bias(mask, -lost[None].to(like.dtype))
+            lost = offsets.abs().to(self.slopes.dtype).unsqueeze(-3) * self.slopes  # [.., H, L, S]
+            mask = masking.add_bias(mask, -_with_batch(lost).to(like.dtype))
         if spec.relative_buckets:
             far = spec.relative_max_distance
             by_offset = self.relative_attention_bias.weight.index_select(0, self.buckets)
-            bias = functional.embedding(offsets.clamp(-far, far) + far, by_offset)  # [L, S, H]
-            mask = masking.add_bias(mask, bias.permute(2, 0, 1)[None])  # [1, H, L, S]
+            bias = functional.embedding(offsets.clamp(-far, far) + far, by_offset)  # [.., L, S, H]
+            mask = masking.add_bias(mask, _with_batch(bias.movedim(-1, -3)))
         return mask
+
+    def _window(self, offsets: Tensor) -> Tensor | None:
+        """What the window shows, bool `[L, S]` or `[B, 1, L, S]`; None without one."""
+        shown = window(offsets, self.spec.window_left, self.spec.window_right)
+        return shown if shown is None or shown.dim() == 2 else shown.unsqueeze(1)
 
     def _has_window(self) -> bool:
         return self.spec.window_left is not None or self.spec.window_right is not None
+
+
+def _with_batch(bias: Tensor) -> Tensor:
+    """`[H, L, S]` as `[1, H, L, S]`; `[B, H, L, S]` as it is."""
+    return bias if bias.dim() == 4 else bias.unsqueeze(0)

@@ -27,6 +27,11 @@ def concrete(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape)
 
 
+def highest(wanted: Input, sizes: Sizes) -> int:
+    """The largest value of an integer input at some sizes."""
+    return sizes[wanted.high] if isinstance(wanted.high, str) else wanted.high
+
+
 def draw_inputs(
     inputs: Mapping[str, Input], sizes: Sizes, *, seed_words: tuple[str | int, ...]
 ) -> Arrays:
@@ -51,7 +56,7 @@ def _draw(name: str, wanted: Input, sizes: Sizes, rng: np.random.Generator) -> n
         drawn = _visible(rng, size, with_first=not mixed)
         return drawn if wanted.first is not False else ~drawn
     if np.issubdtype(dtype, np.integer):
-        return rng.integers(wanted.low, wanted.high, size, dtype, endpoint=True)
+        return rng.integers(wanted.low, highest(wanted, sizes), size, dtype, endpoint=True)
     if not is_floating(dtype):
         raise ValueError(f"cannot draw values for {name} of type {dtype}")
     values = rng.standard_normal(size)

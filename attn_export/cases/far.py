@@ -26,7 +26,7 @@ def far_case(
     inputs: Mapping[str, Input],
     output_shapes: Mapping[str, Shape],
     spec: AttentionSpec,
-    relations: Mapping[str, str],
+    sums: Mapping[str, str],
 ) -> tuple[Case | None, str]:
     """The case that reaches as far as there is room, and a note where that is not far enough.
 
@@ -34,7 +34,7 @@ def far_case(
         inputs: Every input by name.
         output_shapes: The shape of every output.
         spec: Its windows, buckets and positions are reached.
-        relations: Axes that others add up to.
+        sums: Sizes that others add up to.
     """
     ends = _ends(spec)
     wanted = {end: GROWN_BYTES if what == GROWS else FAR_BYTES for end, what in ends.items()}
@@ -42,7 +42,7 @@ def far_case(
         for reach, room in POSITIONS:
             wanted.setdefault(reach, room)
     for reach in sorted(wanted, reverse=True):
-        sizes = _sizes(spec, relations, reach)
+        sizes = _sizes(spec, sums, reach)
         if case_bytes(sizes, inputs, output_shapes) <= wanted[reach]:
             return _far_keys(inputs, spec, sizes, reach), _note(ends, reach)
     return None, _note(ends, 0)
@@ -72,12 +72,12 @@ def _note(ends: Mapping[int, str], reached: int) -> str:
     return f"no case reaches {shown}: at these dimensions it would be too large"
 
 
-def _sizes(spec: AttentionSpec, relations: Mapping[str, str], reach: int) -> Sizes:
+def _sizes(spec: AttentionSpec, sums: Mapping[str, str], reach: int) -> Sizes:
     """One row; two queries after a long past, or many queries where there is none."""
     past = reach + 2 if spec.has_cache else 0
     if not past:
-        return with_sums({"batch": 1, "query_len": reach + 4}, relations)
-    return with_sums({"batch": 1, "query_len": 2, "past_len": past}, relations)
+        return with_sums({"batch": 1, "query_len": reach + 4}, sums)
+    return with_sums({"batch": 1, "query_len": 2, "past_len": past}, sums)
 
 
 def _far_keys(inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, reach: int) -> Case:
@@ -85,6 +85,8 @@ def _far_keys(inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, re
     drawn = draw_inputs(inputs, sizes, seed_words=("probe", "far_keys"))
     if spec.mask:
         drawn["attn_mask"][...] = True if spec.mask.dtype == "bool" else 0.0
+    if spec.in_place:
+        drawn["past_length"][...] = sizes["past_len"]
     return Case("far_keys", "probe", sizes, drawn, f"keys more than {reach} away")
 
 

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.errors import BundleError, one_line
-from attn_export.nouns import Allowed, Case, Golden
+from attn_export.nouns import Allowed, Case, Golden, StoredCase
 
 INDEX = "index.json"
 
 
-def write_inputs(folder: Path, number: int, case: Case) -> Path:
-    """Write the inputs of a case, and return its folder."""
+def write_inputs(folder: Path, number: int, case: Case) -> StoredCase:
+    """Write the inputs of a case."""
     from attn_export.tensorfile import write_tensors
 
     case_folder = folder / f"test_data_set_{number}"
     case_folder.mkdir(parents=True)
     write_tensors(case_folder, "input", case.inputs)
-    return case_folder
+    return StoredCase(case.name, case_folder, case.sizes, case.kind)
 
 
 def write_golden(folder: Path, goldens: Sequence[Golden]) -> None:
@@ -59,17 +59,20 @@ def read_golden(folder: Path) -> list[Golden]:
         raise BundleError(f"the golden vectors in {folder} cannot be read: {error}") from error
 
 
-def case_folders(folder: Path) -> tuple[list[str], list[tuple[str, Path]]]:
-    """The names of the inputs, and the name and folder of every case, from the index alone.
+def case_folders(folder: Path) -> tuple[list[str], list[StoredCase]]:
+    """The names of the inputs, and every case, from the index alone.
 
     Raises:
         BundleError: If there is no index.
     """
     index = _read_index(folder)
     try:
-        cases = [(entry["name"], folder / entry["folder"]) for entry in index["cases"]]
+        cases = [
+            StoredCase(entry["name"], folder / entry["folder"], dict(entry["sizes"]), entry["kind"])
+            for entry in index["cases"]
+        ]
         return list(index["inputs"]), cases
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"{folder / INDEX} was changed: {one_line(error)}") from error
 
 

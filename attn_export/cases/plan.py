@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from attn_export.cases.decode import decode_case
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.far import case_bytes, far_case
 from attn_export.cases.probes import probe_cases
@@ -28,7 +29,7 @@ def plan_cases(
     inputs: Mapping[str, Input],
     output_shapes: dict[str, Shape],
     spec: AttentionSpec | None,
-    relations: Mapping[str, str],
+    sums: Mapping[str, str],
 ) -> Plan:
     """Choose the shapes and probes, within `GOLDEN_BYTES`.
 
@@ -36,24 +37,25 @@ def plan_cases(
         inputs: Every input by name.
         output_shapes: The shape of every output, for the room that its truth takes.
         spec: What the module means, if it is ours.
-        relations: Axes that others add up to.
+        sums: Sizes that others add up to.
     """
-    names = axis_names(inputs, relations)
-    probes = probe_cases(inputs, spec, relations)
+    names = axis_names(inputs, sums)
+    probes = probe_cases(inputs, spec, sums)
     notes: list[str] = []
     if spec is not None:
-        far, note = far_case(inputs, output_shapes, spec, relations)
-        probes += [far] if far else []
-        notes += [note] if note else []
+        for choose in (far_case, decode_case):
+            case, note = choose(inputs, output_shapes, spec, sums)
+            probes += [case] if case else []
+            notes += [note] if note else []
     room = GOLDEN_BYTES - sum(case_bytes(case.sizes, inputs, output_shapes) for case in probes)
-    wanted = lattice(names, relations)
+    wanted = lattice(names, sums)
     chosen = _within(room, wanted, inputs, output_shapes)
     if len(chosen) < len(wanted):
         notes.append(
             f"{len(wanted) - len(chosen)} of {len(wanted)} shapes left out: at these dimensions "
             f"their golden vectors would take more than {GOLDEN_BYTES >> 20} MiB"
         )
-    shape_cases = [_shape_case(sizes, inputs, relations) for sizes in chosen]
+    shape_cases = [_shape_case(sizes, inputs, sums) for sizes in chosen]
     return Plan((*shape_cases, *probes), tuple(notes))
 
 

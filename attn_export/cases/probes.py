@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from attn_export.cases.draw import draw_inputs
+from attn_export.cases.draw import Arrays as Inputs
+from attn_export.cases.draw import draw_inputs, highest
+from attn_export.cases.in_place import FAR_APART, empty_and_full, keys_of_rows, loud_rest
 from attn_export.cases.sizes import Sizes, axis_names, with_sums
 from attn_export.nouns import Case
 from attn_export.spec import AttentionSpec, Input, MaskSpec
@@ -28,7 +30,9 @@ CHANGED = "changed_"
 
 SHARP, LARGE, SMALL = 3.0, 14.0, 0.02
 
-Inputs = dict[str, np.ndarray]
+PADDING = np.array([2, 1])
+"""How many keys of each row of the batch are padding, in the cases with some."""
+
 Change = Callable[[Inputs], None]
 
 
@@ -37,43 +41,46 @@ class _Probe:
     name: str
     about: str
     change: Change
+    sizes: Sizes = dataclasses.field(default_factory=dict)
+    """Those that are not `PROBE_SIZES`."""
 
 
 def probe_cases(
     inputs: Mapping[str, Input],
     spec: AttentionSpec | None,
-    relations: Mapping[str, str],
+    sums: Mapping[str, str],
 ) -> list[Case]:
     """The probes that apply.
 
     Args:
         inputs: Every input by name.
         spec: What the module means, if it is ours; without it only general probes apply.
-        relations: Axes that others add up to.
+        sums: Sizes that others add up to.
     """
-    names = axis_names(inputs, relations)
-    sizes = with_sums({name: PROBE_SIZES.get(name, 3) for name in names}, relations)
-
-    def draw(seed: str) -> Inputs:
-        return draw_inputs(inputs, sizes, seed_words=("probe", seed))
-
+    names = axis_names(inputs, sums)
+    small: Sizes = {name: PROBE_SIZES.get(name, 3) for name in names}
     cases = []
-    for probe in _probes(inputs, draw, spec):
-        drawn = draw(BASE)
+    for probe in _probes(inputs, with_sums(small, sums), spec):
+        sizes = with_sums({**small, **probe.sizes}, sums)
+        drawn = draw_inputs(inputs, sizes, seed_words=("probe", BASE))
         probe.change(drawn)
         cases.append(Case(probe.name, "probe", sizes, drawn, probe.about))
     return cases
 
 
 def _probes(
-    inputs: Mapping[str, Input], draw: Callable[[str], Inputs], spec: AttentionSpec | None
+    inputs: Mapping[str, Input], sizes: Sizes, spec: AttentionSpec | None
 ) -> Iterator[_Probe]:
     yield _Probe(BASE, "what the changed_* cases are compared with", lambda _: None)
+    in_place = spec is not None and spec.in_place
+    others = draw_inputs(inputs, sizes, seed_words=("probe", "changed"))
     for name, wanted in inputs.items():
         yield _Probe(
             f"{CHANGED}{name}",
             f"{name} matters to the outputs",
-            _redrawn(name, wanted, draw("changed")[name]),
+            _mask_changed(in_place=in_place)
+            if name == "attn_mask"
+            else _redrawn(name, others[name], wanted.low, highest(wanted, sizes)),
         )
     yield _Probe(
         "large_logits", f"inputs times {LARGE:g}: softmax close to one-hot", _scaled(LARGE)
@@ -88,10 +95,18 @@ def _probes(
     if spec.causal:
         yield _Probe("causal_future", "keys after the query's own are hidden", _loud_future)
     if spec.mask:
-        yield from _mask_probes(spec.mask)
+        yield from _mask_probes(spec.mask, in_place=in_place)
+    if in_place:
+        yield _Probe("beyond_length", "what a row does not hold is never seen", loud_rest)
+        yield _Probe(
+            "empty_and_full",
+            "rows of a batch have lengths of their own",
+            empty_and_full,
+            {"past_len": FAR_APART},
+        )
 
 
-def _mask_probes(mask: MaskSpec) -> Iterator[_Probe]:
+def _mask_probes(mask: MaskSpec, *, in_place: bool) -> Iterator[_Probe]:
     first = tuple(0 if axis in "BHL" else slice(None) for axis in mask.axes)
     masked = False if mask.dtype == "bool" else -np.inf
     visible = True if mask.dtype == "bool" else 0.0
@@ -103,13 +118,19 @@ def _mask_probes(mask: MaskSpec) -> Iterator[_Probe]:
         inputs["attn_mask"][...] = masked
         inputs["attn_mask"][..., 0] = visible
 
-    def padded(side: slice, less: slice) -> Change:
+    def padded(*, left: bool) -> Change:
         def change(inputs: Inputs) -> None:
             inputs["attn_mask"][...] = visible
-            inputs["attn_mask"][0, ..., side] = masked
-            inputs["attn_mask"][1, ..., less] = masked
-            if "position_ids" in inputs and side.start is None:
-                inputs["position_ids"][...] = _after_padding(inputs, [side.stop, less.stop])
+            keys = keys_of_rows(inputs, in_place=in_place)
+            for row, padding in enumerate(PADDING):
+                end = keys[row]
+                side = slice(None, padding) if left else slice(end - padding, end)
+                inputs["attn_mask"][row, ..., side] = masked
+            if "position_ids" in inputs and left:
+                L = inputs["query"].shape[1]
+                # Each row counts from the end of its padding.
+                first = (keys - L - PADDING)[:, None]
+                inputs["position_ids"][...] = np.maximum(first + np.arange(L), 0)
 
         return change
 
@@ -122,41 +143,37 @@ def _mask_probes(mask: MaskSpec) -> Iterator[_Probe]:
     yield _Probe("fully_masked_rows", "a row with nothing to attend to gives 0", fully_masked)
     yield _Probe("one_visible_key", "a row with one key gives its value", one_visible)
     if mask.axes[0] == "B" and len(mask.axes) == 4:
-        yield _Probe(
-            "left_padding", "rows of a batch start late", padded(slice(None, 2), slice(None, 1))
-        )
-        yield _Probe(
-            "right_padding", "rows of a batch end early", padded(slice(-2, None), slice(-1, None))
-        )
+        yield _Probe("left_padding", "rows of a batch start late", padded(left=True))
+        yield _Probe("right_padding", "rows of a batch end early", padded(left=False))
     if mask.dtype == "float":
         yield _Probe("lowest_float", "finfo.min is a low score, not a masked key", lowest)
 
 
-def _after_padding(inputs: Inputs, padding: list[int]) -> np.ndarray:
-    """The positions of the queries, where each row counts from the end of its padding."""
-    L, S = inputs["position_ids"].shape[1], inputs["attn_mask"].shape[-1]
-    return np.asarray(np.maximum(np.arange(S - L, S) - np.array(padding)[:, None], 0))
-
-
-def _own_key(inputs: Inputs) -> int:
-    """The key of the second query, where the queries are the last of the keys."""
+def _own_key(inputs: Inputs, *, in_place: bool) -> int:
+    """The key of the second query of row 0, where the queries are the last of the keys."""
     S: int = inputs["attn_mask"].shape[-1]
+    if in_place:
+        return int(inputs["past_length"][0]) + 1
     L: int = inputs["query"].shape[1] if "query" in inputs else S
     return max(min(S - L + 1, S - 1), 0)
 
 
-def _redrawn(name: str, wanted: Input, other: np.ndarray) -> Change:
+def _mask_changed(*, in_place: bool) -> Change:
     def change(inputs: Inputs) -> None:
-        if name == "attn_mask":
-            # Small masks can be drawn alike twice. The second query's own key is seen even where
-            # windows end at once, and by more than one query where they do not.
-            key = inputs[name][..., _own_key(inputs)]
-            key[...] = ~key if key.dtype == np.bool_ else np.where(np.isfinite(key), -np.inf, 0.0)
-        elif other.dtype == np.bool_ and np.array_equal(other, inputs[name]):
+        # Small masks can be drawn alike twice. The second query's own key is seen even where
+        # windows end at once, and by more than one query where they do not.
+        key = inputs["attn_mask"][..., _own_key(inputs, in_place=in_place)]
+        key[...] = ~key if key.dtype == np.bool_ else np.where(np.isfinite(key), -np.inf, 0.0)
+
+    return change
+
+
+def _redrawn(name: str, other: np.ndarray, low: int, high: int) -> Change:
+    def change(inputs: Inputs) -> None:
+        if other.dtype == np.bool_ and np.array_equal(other, inputs[name]):
             inputs[name] = ~other
         elif np.issubdtype(other.dtype, np.integer) and np.array_equal(other, inputs[name]):
-            span = wanted.high - wanted.low + 1
-            inputs[name] = ((other - wanted.low + 1) % span + wanted.low).astype(other.dtype)
+            inputs[name] = ((other - low + 1) % (high - low + 1) + low).astype(other.dtype)
         else:
             inputs[name] = other
 

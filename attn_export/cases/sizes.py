@@ -52,9 +52,14 @@ def lattice(axes: Iterable[str], relations: Mapping[str, str] | None = None) -> 
 
 
 def axis_names(inputs: Mapping[str, Input], relations: Mapping[str, str]) -> list[str]:
-    """The dynamic axes of some inputs, and those that are sums of them."""
+    """The dynamic axes of some inputs, what bounds their integers, and sums of them."""
     found = {axis for wanted in inputs.values() for axis in wanted.shape if isinstance(axis, str)}
-    return sorted(found | set(relations))
+    return sorted(found | bounds(inputs) | set(relations))
+
+
+def bounds(inputs: Mapping[str, Input]) -> set[str]:
+    """The sizes up to which integers go."""
+    return {wanted.high for wanted in inputs.values() if isinstance(wanted.high, str)}
 
 
 def with_sums(sizes: Sizes, relations: Mapping[str, str]) -> dict[str, int]:

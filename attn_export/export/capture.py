@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from attn_export.cases.sizes import Sizes, lattice
+from attn_export.cases.sizes import Sizes, lattice, with_sums
 from attn_export.errors import ExportError, one_line
 from attn_export.export.guards import broken_guards
 from attn_export.export.refusals import branch_at, fixed_axis
@@ -47,7 +47,7 @@ def check_capture(
 
 
 def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
-    minima = subject.sizes_with(dict.fromkeys(subject.example_sizes, TRACE_MINIMUM))
+    minima = with_sums(dict.fromkeys(subject.example_sizes, TRACE_MINIMUM), subject.relations)
     for name, axis, label, size in _dynamic_axes(subject, program):
         if not isinstance(size, torch.SymInt):
             raise fixed_axis(subject, name, axis, str(size))

@@ -133,7 +133,7 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
             program,
             dynamo=True,
             input_names=list(subject.inputs),
-            opset_version=OPSET,
+            opset_version=_opset(program),
             # The exporter's optimiser renames weights and fuses rotary embeddings wrongly for
             # batches over 1; `canonicalize` does what is wanted of it.
             optimize=False,
@@ -145,6 +145,12 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing")
     return onnx_program.model
+
+
+def _opset(program: ExportedProgram) -> int:
+    """The least opset that has the ONNX nodes which our own attention emitted."""
+    versions = [node.kwargs.get("version") for node in program.graph.nodes]
+    return max([OPSET, *(version for version in versions if isinstance(version, int))])
 
 
 @contextlib.contextmanager

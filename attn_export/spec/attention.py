@@ -66,6 +66,11 @@ class AttentionSpec(AttentionFields):
         return self.cache != "none"
 
     @property
+    def in_place(self) -> bool:
+        """Whether new keys are written into a buffer, after `past_length` others in each row."""
+        return self.cache == "in-place"
+
+    @property
     def has_rotary(self) -> bool:
         """Whether queries and keys are rotated by their positions."""
         return self.rotary != "none"
@@ -79,7 +84,7 @@ class AttentionSpec(AttentionFields):
         """The name of S: the axis over which softmax runs."""
         if self.cross:
             return "key_len"
-        return "total_len" if self.has_cache else "query_len"
+        return {"none": "query_len", "append": "total_len", "in-place": "capacity"}[self.cache]
 
     @property
     def added_keys(self) -> int:
@@ -89,11 +94,25 @@ class AttentionSpec(AttentionFields):
     @property
     def relations(self) -> dict[str, str]:
         """Axes that other axes add up to: ``total_len = past_len + query_len``."""
-        found = {"total_len": "past_len + query_len"} if self.has_cache else {}
+        found = {"total_len": "past_len + query_len"} if self.cache == "append" else {}
         if self.added_keys and self.attn_weights:
             keys = found.get("total_len", self.key_axis)
             found["weights_len"] = f"{keys} + {self.added_keys}"
         return found
+
+    @property
+    def sums(self) -> dict[str, str]:
+        """Sizes that others add up to where inputs are made: those of `relations`, and capacity.
+
+        The graph leaves the capacity free. What is tried has room for a past of `past_len`, which
+        is no axis then, but the most that `past_length` can say.
+        """
+        if not self.in_place:
+            return self.relations
+        capacity = "past_len + query_len"
+        return {"capacity": capacity} | {
+            name: terms.replace("capacity", capacity) for name, terms in self.relations.items()
+        }
 
     def inputs(self) -> dict[str, Input]:
         """Every graph input by name, in order."""
@@ -101,7 +120,11 @@ class AttentionSpec(AttentionFields):
         return {
             name: Input(shape, dtypes.get(name, self.dtype))
             for name, shape in self.input_shapes().items()
-        } | ({"position_ids": self._position_ids()} if self.position_ids else {})
+        } | self._integers()
+
+    def _integers(self) -> dict[str, Input]:
+        found = {"past_length": Input(("batch",), "int64", 0, "past_len")} if self.in_place else {}
+        return found | ({"position_ids": self._position_ids()} if self.position_ids else {})
 
     def _position_ids(self) -> Input:
         # Beyond the length from which on "dynamic" changes, often but not always.
@@ -120,8 +143,11 @@ class AttentionSpec(AttentionFields):
             }  # fmt: skip
             shapes["attn_mask"] = tuple(names[axis] for axis in self.mask.axes)
         if self.has_cache:
-            shapes["past_key"] = ("batch", self.num_kv_heads, "past_len", self.head_dim)
-            shapes["past_value"] = ("batch", self.num_kv_heads, "past_len", self.v_head_dim)
+            past = "capacity" if self.in_place else "past_len"
+            shapes["past_key"] = ("batch", self.num_kv_heads, past, self.head_dim)
+            shapes["past_value"] = ("batch", self.num_kv_heads, past, self.v_head_dim)
+        if self.in_place:
+            shapes["past_length"] = ("batch",)
         if self.position_ids:
             shapes["position_ids"] = ("batch", "query_len")
         return shapes

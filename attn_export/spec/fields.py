@@ -30,7 +30,10 @@ class AttentionFields:
         scale: Factor on the scores. Default 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
         causal: Whether query i sees keys up to P + i only.
         attn_mask: ``"none"`` or dtype and shape, such as ``"bool[B,1,1,S]"``.
-        cache: ``"none"`` or ``"append"`` (`past_*` in, `present_*` = past + new out).
+        cache: ``"none"``, ``"append"`` (`past_*` in, `present_*` = past + new out) or
+            ``"in-place"``: `past_*` are buffers of a fixed capacity, `past_length` `[B]` says how
+            many keys each row holds, and `present_*` are the buffers with the new keys written
+            after those. What lies beyond is never seen, but has to be finite.
         attn_weights: Whether the softmax weights `[B, H, L, S]` are an output.
         qk_norm: Normalisation of every query and key head: ``"none"``, ``"rms"`` (Qwen3, Gemma 3)
             or ``"layer"``, with learned weights.
@@ -39,7 +42,8 @@ class AttentionFields:
             as in Llama) or ``"interleaved"`` (pairs are 2i and 2i + 1, as in GPT-J).
         rotary_dim: R, how many of the first of D elements are rotated. Default D.
         rotary_theta: The base of the wavelengths.
-        rotary_scaling: ``"none"``, ``"linear"``, ``"dynamic"`` (NTK), ``"llama3"`` or ``"yarn"``.
+        rotary_scaling: ``"none"``, ``"linear"``, ``"dynamic"`` (NTK, by the longest row of a
+            batch), ``"llama3"`` or ``"yarn"``.
         rotary_factor: By how much the context is stretched.
         rotary_original_len: The context that the model was trained with.
         rotary_low_freq: llama3: pairs that turn less often than this in it are stretched.

@@ -16,7 +16,8 @@ class Input:
         shape: Its axes; dynamic ones by name.
         dtype: As numpy names it, or ``"bfloat16"``.
         low: The least value of an integer input.
-        high: The largest value of an integer input, itself included.
+        high: The largest value of an integer input, itself included, or the name of the size
+            that it is.
         first: Of a bool input, what every row of its last axis starts with: a mask in which True
             means "may attend" starts with True, one in which it means "hidden" with False. None
             where rows start differently.
@@ -26,6 +27,6 @@ class Input:
     shape: Shape
     dtype: str = "float32"
     low: int = 0
-    high: int = 0
+    high: int | str = 0
     first: bool | None = True
     hides: bool = False

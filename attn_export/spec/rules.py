@@ -10,7 +10,7 @@ from typing import Final
 from attn_export.errors import SpecError
 from attn_export.spec.fields import DERIVED, AttentionFields
 
-CACHES: Final = ("none", "append")
+CACHES: Final = ("none", "append", "in-place")
 DTYPES: Final = ("float32", "float16", "bfloat16")
 NORMS: Final = ("none", "rms", "layer")
 ROTARIES: Final = ("none", "half", "interleaved")
@@ -121,7 +121,7 @@ def cross_attention(spec: AttentionFields) -> None:
         )
     if spec.cross and spec.cache != "none":
         raise SpecError(
-            f"cache = {spec.cache!r} with cross = true: cross-attention has no keys to append; "
+            f"cache = {spec.cache!r} with cross = true: cross-attention has no new keys; "
             'set cache = "none"'
         )
 

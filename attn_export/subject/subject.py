@@ -16,7 +16,7 @@ from attn_export.attention import Attention
 from attn_export.attention.wide import NARROW
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.plan import Plan, plan_cases
-from attn_export.cases.sizes import TRACED_SIZES, Sizes, with_sums
+from attn_export.cases.sizes import TRACED_SIZES, Sizes, bounds, with_sums
 from attn_export.errors import ExportError, one_line
 from attn_export.graph.checks import Expected
 from attn_export.spec import AttentionSpec, Input, Shape
@@ -55,7 +55,8 @@ class Subject:
         notes: What a reader of the report should know of it.
 
     Attributes:
-        example_sizes: The sizes of the dynamic axes in the example, sums of them included.
+        sums: The relations, and what else sizes add up to where inputs are made (`spec.sums`).
+        example_sizes: The sizes of the example: of its dynamic axes, and what else `sums` is of.
 
     Raises:
         UsageError: If names or axes do not fit together.
@@ -85,8 +86,11 @@ class Subject:
         self.outputs = check_outputs(module, self.inputs, outputs)
         sizes = check_axes(self.inputs, self.axes)
         check_relations(self.relations, sizes)
-        free = {label: size for label, size in sizes.items() if label not in self.relations}
-        self.example_sizes = with_sums(free, self.relations)
+        self.sums = self.relations if spec is None else spec.sums
+        if spec is not None:  # whose example has the traced sizes, also of what is no axis
+            sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
+        free = {label: size for label, size in sizes.items() if label not in self.sums}
+        self.example_sizes = with_sums(free, self.sums)
         if spec is None:  # that of a spec says what its integers may be
             check_integers(self.inputs)
         refuse_train_mode(module)
@@ -141,10 +145,10 @@ class Subject:
     @classmethod
     def _of(cls, module: Attention, notes: tuple[str, ...] = ()) -> Self:
         spec = module.spec
-        inputs = spec.inputs()
+        inputs, sizes = spec.inputs(), with_sums(TRACED_SIZES, spec.sums)
         return cls(
             module,
-            to_torch(draw_inputs(inputs, TRACED_SIZES, seed_words=("example",))),
+            to_torch(draw_inputs(inputs, sizes, seed_words=("example",))),
             {name: _named_axes(wanted.shape) for name, wanted in inputs.items()},
             list(spec.output_shapes()),
             relations=spec.relations,
@@ -160,7 +164,7 @@ class Subject:
 
     def sizes_with(self, changed: Sizes) -> dict[str, int]:
         """The example's sizes, but for those that change, and for the sums of them."""
-        return with_sums({**self.example_sizes, **changed}, self.relations)
+        return with_sums({**self.example_sizes, **changed}, self.sums)
 
     def draw(self, sizes: Sizes, *seed_words: str | int) -> dict[str, Tensor]:
         """Random inputs of these sizes, the same from the same words.
@@ -235,7 +239,7 @@ class Subject:
             self.input_values(),
             self.output_shapes(),
             self.spec,
-            self.relations,
+            self.sums,
         )
 
     def expected(self) -> Expected:

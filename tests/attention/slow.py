@@ -33,31 +33,52 @@ def slow_attention(module: Attention, inputs: Inputs) -> dict[str, Array]:
     k = _project(module, "k_proj", _or_query(inputs, "key"), spec.num_kv_heads)
     v = _project(module, "v_proj", _or_query(inputs, "value"), spec.num_kv_heads)
     q, k = _normed(module, "q_norm", q), _normed(module, "k_norm", k)
+    held = _held(inputs)
     if spec.rotary != "none":
-        start = inputs["past_key"].shape[2] if spec.cache == "append" else 0
+        places = held[:, None] + np.arange(q.shape[2])
         if spec.position_ids:
-            start = inputs["position_ids"].numpy()
-        q, k = (published.rotated(x, spec, start) for x in (q, k))
-    if spec.cache == "append":
-        k = np.concatenate([inputs["past_key"].double().numpy(), k], axis=2)
-        v = np.concatenate([inputs["past_value"].double().numpy(), v], axis=2)
-    attended, weights = _attend(module, q, *_with_added(module, k, v), inputs.get("attn_mask"))
+            places = inputs["position_ids"].numpy()
+        q, k = (published.rotated(x, spec, places) for x in (q, k))
+    k, v = _after_past(inputs, "past_key", k), _after_past(inputs, "past_value", v)
+    all_keys = _with_added(module, k, v)
+    attended, weights = _attend(module, q, *all_keys, inputs.get("attn_mask"), held)
     joined = np.concatenate([attended[:, h] for h in range(spec.num_heads)], axis=-1)
     outputs = {"output": _linear(module, "out_proj", joined), "attn_weights": weights}
-    if spec.cache == "append":
+    if spec.cache != "none":
         outputs |= {"present_key": k, "present_value": v}
     return outputs
 
 
+def _held(inputs: Inputs) -> NDArray[np.int64]:
+    """How many keys of the past each row of the batch has: `[B]`."""
+    if "past_length" in inputs:
+        return inputs["past_length"].numpy()
+    past = inputs["past_key"].shape[2] if "past_key" in inputs else 0
+    return np.full(inputs["query"].shape[0], past)
+
+
+def _after_past(inputs: Inputs, name: str, new: Array) -> Array:
+    """Old and new keys or values; where the cache is a buffer, one new key after another."""
+    if name not in inputs:
+        return new
+    past = inputs[name].double().numpy()
+    if "past_length" not in inputs:
+        return np.concatenate([past, new], axis=2)
+    buffer = past.copy()
+    for b, i in product(range(new.shape[0]), range(new.shape[2])):
+        buffer[b, :, int(inputs["past_length"][b]) + i] = new[b, :, i]
+    return buffer
+
+
 def _attend(
-    module: Attention, q: Array, k: Array, v: Array, mask: torch.Tensor | None
-) -> tuple[Array, Array]:
+    module: Attention, q: Array, k: Array, v: Array, mask: torch.Tensor | None,
+    held: NDArray[np.int64],
+) -> tuple[Array, Array]:  # fmt: skip
     spec = module.spec
     B, H, L, D = q.shape
     Hkv, Dv = k.shape[1], v.shape[3]
     more = int(spec.add_bias_kv) + int(spec.add_zero_attn)
     S = k.shape[2] - more
-    past = S - L
     scale = D**-0.5 if spec.scale is None else spec.scale
     added = _added(mask, (B, H, L, S))
     by_position = _added_by_position(module)
@@ -65,8 +86,8 @@ def _attend(
     for b, h, i in product(range(B), range(H), range(L)):
         g = h // (H // Hkv)
         scores = {}
-        for j in range(S):
-            offset = j - (past + i)
+        for j in range(S if spec.cross else held[b] + L):
+            offset = j - (held[b] + i)
             if added[b, h, i, j] == -math.inf or (spec.causal and offset > 0):
                 continue
             if not published.window_shows(offset, spec.window_left, spec.window_right):
@@ -177,16 +198,23 @@ def _linear(module: Attention, name: str, x: Array) -> Array:
 def draw_inputs(
     spec: AttentionSpec, B: int, L: int, P: int = 0, key_len: int = 5, seed: int = 0
 ) -> Inputs:
-    """Seeded float64 inputs of a spec; a mask forbids about a third of what it could allow."""
+    """Seeded float64 inputs of a spec; a mask forbids about a third of what it could allow.
+
+    A buffer has room for P + L keys, and each of its rows holds 0 to P.
+    """
     random = torch.Generator().manual_seed(seed)
     sizes: dict[str, int] = {
         "batch": B, "query_len": L, "past_len": P, "total_len": P + L, "key_len": key_len,
+        "capacity": P + L,
     }  # fmt: skip
     inputs = {}
     for name, axes in spec.input_shapes().items():
         shape = [axis if isinstance(axis, int) else sizes[axis] for axis in axes]
         if name == "position_ids":
             inputs[name] = torch.randint(0, 20, shape, generator=random)
+            continue
+        if name == "past_length":
+            inputs[name] = torch.randint(0, P + 1, shape, generator=random)
             continue
         inputs[name] = torch.randn(shape, generator=random, dtype=torch.float64)
         if name == "attn_mask":

@@ -27,7 +27,8 @@ def test_slopes_by_hand() -> None:
 
 
 def bias(L: int, S: int, heads: int = 4) -> torch.Tensor:
-    added = ScoreBias(feature_spec({"alibi": True}, num_heads=heads))(None, L, S, torch.zeros(1))
+    module = ScoreBias(feature_spec({"alibi": True}, num_heads=heads))
+    added = module(None, torch.arange(S - L, S), S, torch.zeros(1))
     assert added is not None
     return added
 

@@ -108,4 +108,4 @@ def test_the_module_of_pytorch_exports_through_it(tmp_path: Path):
         ours, example.inputs, example.axes, example.outputs, relations=ours.spec.relations,
         spec=ours.spec,
     )  # fmt: skip
-    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"]).passed
+    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed

@@ -61,7 +61,7 @@ def test_bias_is_the_weight_of_the_bucket(causal: bool, L: int, S: int) -> None:
     bias = ScoreBias(feature_spec(feature, causal=causal))
     weight = bias.relative_attention_bias.weight.detach()
     assert weight.shape == (8, 4)
-    added = bias(None, L, S, torch.zeros(1))
+    added = bias(None, torch.arange(S - L, S), S, torch.zeros(1))
     assert added.shape == (1, 4, L, S)
     for i, j in product(range(L), range(S)):
         bucket = published.t5_bucket(j - (S - L + i), 8, 20, both_sides=not causal)
@@ -71,7 +71,7 @@ def test_bias_is_the_weight_of_the_bucket(causal: bool, L: int, S: int) -> None:
 def test_bias_of_far_keys_is_that_of_the_last_bucket() -> None:
     feature = {"relative_buckets": 4, "relative_max_distance": 5}
     bias = ScoreBias(feature_spec(feature, causal=True))
-    added = bias(None, 1, 300, torch.zeros(1))[0, :, 0]
+    added = bias(None, torch.tensor([299]), 300, torch.zeros(1))[0, :, 0]
     wanted = bias.relative_attention_bias.weight[3].detach()[:, None].expand(4, 295)
     assert torch.equal(added[:, :295], wanted)
 

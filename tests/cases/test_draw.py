@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_export.cases.draw import VISIBLE, concrete, draw_inputs, generator
+from attn_export.cases.draw import VISIBLE, concrete, draw_inputs, generator, highest
 from attn_export.spec import Input
 
 QUERY = Input(("batch", "query_len", 8))
@@ -99,6 +99,14 @@ def test_integers_fill_their_range_to_both_ends(dtype):
     drawn = draw_inputs({"ids": Input((200, 5), dtype, 3, 6)}, {}, seed_words=())["ids"]
     assert drawn.dtype == dtype
     assert set(drawn.ravel().tolist()) == {3, 4, 5, 6}
+
+
+def test_integers_reach_the_size_that_bounds_them():
+    wanted = Input((200,), "int64", 2, "key_len")
+    drawn = draw_inputs({"ids": wanted}, SIZES, seed_words=())["ids"]
+    assert set(drawn.tolist()) == {2, 3, 4, 5}
+    assert highest(wanted, SIZES) == SIZES["key_len"]
+    assert highest(Input((1,), "int64", 0, 7), SIZES) == 7
 
 
 @pytest.mark.parametrize(("shape", "found"), [((50, 1), {True, False}), ((50, "key_len"), {True})])

@@ -77,9 +77,9 @@ def test_everything_but_the_inputs_comes_back(folder):
 def test_the_index_alone_says_where_the_inputs_of_every_case_lie(folder):
     names, cases = case_folders(folder)
     assert names == ["query", "attn_mask"]
-    assert [name for name, _ in cases] == [one.case.name for one in GOLDENS]
-    for (_, place), one in zip(cases, GOLDENS, strict=True):
-        assert same(read_tensors(place, "input", names), one.case.inputs)
+    for stored, one in zip(cases, GOLDENS, strict=True):
+        assert (stored.name, stored.sizes) == (one.case.name, one.case.sizes)
+        assert same(read_tensors(stored.folder, "input", names), one.case.inputs)
 
 
 def test_the_layout_is_that_of_the_backend_tests_of_onnx(folder):

@@ -7,13 +7,14 @@ from conftest import small_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_export.cases.sizes import TRACED_SIZES, axis_names, lattice, tokens, with_sums
+from attn_export.cases.sizes import TRACED_SIZES, axis_names, bounds, lattice, tokens, with_sums
 from attn_export.spec import AttentionSpec, Input
 
 SPECS = {
     "cached, masked": {},
     "cached, no mask": {"attn_mask": "none"},
     "cached, a mask without batch": {"attn_mask": "float[L,S]"},
+    "cached in place, masked": {"cache": "in-place"},
     "no cache, masked": {"cache": "none"},
     "no cache, no mask": {"cache": "none", "attn_mask": "none"},
     "cross, masked": {"cross": True, "causal": False, "cache": "none"},
@@ -29,8 +30,8 @@ unknown_names = st.lists(
 
 
 def shapes_of(spec: AttentionSpec) -> list[dict[str, int]]:
-    names = axis_names(spec.inputs(), spec.relations)
-    return [dict(sizes) for sizes in lattice(names, spec.relations)]
+    names = axis_names(spec.inputs(), spec.sums)
+    return [dict(sizes) for sizes in lattice(names, spec.sums)]
 
 
 @pytest.fixture(params=SPECS.values(), ids=SPECS.keys())
@@ -94,9 +95,15 @@ def test_corners_of_a_cached_layer_are_there(batch, query_len, past_len):
 
 def test_sizes_add_up(spec):
     for sizes in shapes_of(spec):
-        assert sizes == with_sums(sizes, spec.relations)
+        assert sizes == with_sums(sizes, spec.sums)
         if spec.has_cache:
-            assert sizes["total_len"] == sizes["past_len"] + sizes["query_len"]
+            assert sizes[spec.key_axis] == sizes["past_len"] + sizes["query_len"]
+
+
+def test_what_bounds_an_integer_is_a_size():
+    inputs = {"x": Input(("frames",), "int64", 0, "steps"), "y": Input(("batch",), "int64", 0, 5)}
+    assert bounds(inputs) == {"steps"}
+    assert axis_names(inputs, {}) == ["batch", "frames", "steps"]
 
 
 def test_the_traced_sizes_are_distinct_at_least_2_and_add_up():

@@ -23,12 +23,12 @@ LLAMA = {
 
 
 def plan_of(spec: AttentionSpec) -> Plan:
-    return plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.relations)
+    return plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
 
 
 def wanted_of(spec: AttentionSpec) -> list[dict[str, int]]:
-    names = axis_names(spec.inputs(), spec.relations)
-    return [dict(sizes) for sizes in lattice(names, spec.relations)]
+    names = axis_names(spec.inputs(), spec.sums)
+    return [dict(sizes) for sizes in lattice(names, spec.sums)]
 
 
 def bytes_of(plan: Plan, spec: AttentionSpec) -> int:
@@ -49,7 +49,7 @@ def bytes_of(plan: Plan, spec: AttentionSpec) -> int:
     "changes",
     [
         {}, {"attn_mask": "none"}, {"cache": "none"}, {"cache": "none", "attn_mask": "none"},
-        CROSS, {"attn_weights": True}, {"attn_mask": "float[L,S]"},
+        CROSS, {"attn_weights": True}, {"attn_mask": "float[L,S]"}, {"cache": "in-place"},
     ],
     ids=str,
 )  # fmt: skip
@@ -59,7 +59,7 @@ def test_a_small_layer_gets_every_shape_and_every_probe_without_a_note(changes):
     shapes = [case for case in plan.cases if case.kind == "shape"]
     probes = [case.name for case in plan.cases if case.kind == "probe"]
     assert [dict(case.sizes) for case in shapes] == wanted_of(spec)
-    assert probes == [p.name for p in probe_cases(spec.inputs(), spec, spec.relations)]
+    assert probes == [p.name for p in probe_cases(spec.inputs(), spec, spec.sums)]
     assert plan.notes == ()
     assert list(plan.cases[: len(shapes)]) == shapes
 
@@ -148,7 +148,7 @@ def test_a_large_layer_has_a_note_of_what_was_left_out(llama, llama_plan):
 def test_golden_vectors_stay_within_the_budget_at_any_dimensions(heads, width, cross, weights, kib):
     changes = {"embed_dim": heads * width, "num_heads": heads, "num_kv_heads": 1, "cache": "none"}
     spec = small_spec(**changes, cross=cross, causal=False, attn_weights=weights)
-    probes = probe_cases(spec.inputs(), spec, spec.relations)
+    probes = probe_cases(spec.inputs(), spec, spec.sums)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan_module, "GOLDEN_BYTES", kib << 10)
         plan = plan_of(spec)

@@ -13,13 +13,14 @@ from attn_export.spec import Input
 
 PLAIN = {"attn_mask": "none", "cache": "none"}
 CROSS = {"cross": True, "causal": False, "cache": "none"}
+IN_PLACE = {"cache": "in-place"}
 PADDING = {"left_padding", "right_padding"}
 MASK = {"fully_masked_rows", "one_visible_key"}
 
 
 def probes_of(**changes: object) -> dict[str, Case]:
     spec = small_spec(**changes)
-    cases = probe_cases(spec.inputs(), spec, spec.relations)
+    cases = probe_cases(spec.inputs(), spec, spec.sums)
     assert len({case.name for case in cases}) == len(cases)
     return {case.name: case for case in cases}
 
@@ -54,6 +55,8 @@ def changed_inputs(probes: dict[str, Case], name: str) -> set[str]:
          {"kv_head_blocks", "causal_future", *MASK}),
         ({**CROSS, "attn_mask": "none"}, "query key value", {"kv_head_blocks"}),
         (CROSS, "query key value attn_mask", {"kv_head_blocks", *MASK, *PADDING}),
+        (IN_PLACE, "query attn_mask past_key past_value past_length",
+         {"kv_head_blocks", "causal_future", *MASK, *PADDING, "beyond_length", "empty_and_full"}),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )  # fmt: skip

@@ -92,7 +92,7 @@ def appended_to_present(present: Array, at: At) -> Array:
 def offset_of_added(at: At) -> Array:
     """`[L, n]`, as if positions went on."""
     *_, L, S = at["shape"]
-    return positions.offsets(at["P"], (L, S + len(at["added_pairs"])))[:, S:]
+    return positions.offsets(at["P"], (L, S + len(at["added_pairs"])))[..., S:]
 
 
 def lowered_by_alibi(bias: Array, at: At) -> Array:

@@ -41,7 +41,12 @@ def no(condition: Applies) -> Applies:
 
 
 def has_cache(spec: AttentionSpec) -> bool:
-    return spec.has_cache
+    """One that is appended to; faults of one that is written in place are its own."""
+    return spec.has_cache and not spec.in_place
+
+
+def in_place(spec: AttentionSpec) -> bool:
+    return spec.in_place
 
 
 def is_causal(spec: AttentionSpec) -> bool:
@@ -49,7 +54,7 @@ def is_causal(spec: AttentionSpec) -> bool:
 
 
 def is_causal_with_past(spec: AttentionSpec) -> bool:
-    return spec.causal and spec.has_cache
+    return spec.causal and has_cache(spec)
 
 
 def float_mask(spec: AttentionSpec) -> bool:
@@ -104,6 +109,10 @@ def takes_positions(spec: AttentionSpec) -> bool:
 
 def scaling_is(scaling: str) -> Applies:
     return lambda spec: spec.rotary_scaling == scaling
+
+
+def has_left(spec: AttentionSpec) -> bool:
+    return spec.window_left is not None
 
 
 def has_right(spec: AttentionSpec) -> bool:

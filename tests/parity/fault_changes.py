@@ -86,8 +86,8 @@ def lowest_to_inf(mask: Array) -> Array:
     return np.where(mask == np.finfo(mask.dtype).min, -np.inf, mask)
 
 
-def causal(diagonal: Callable[[int], int]) -> Change:
-    return lambda seen, at: np.tril(np.ones_like(seen), diagonal(at["P"]))
+def causal(diagonal: Callable[[Any], Any]) -> Change:
+    return lambda _, at: positions.offsets(diagonal(at["P"]), at["shape"]) <= 0
 
 
 def only_causal(visible: Array, at: At) -> Array:

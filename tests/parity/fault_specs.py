@@ -81,6 +81,16 @@ SPECS = {
         causal=False, cache="none", alibi=True, window_left=4, window_right=2,
         add_bias_kv=True, add_zero_attn=True, attn_mask="none",
     ),
+    "in_place": small_spec(cache="in-place"),
+    "in_place_rotary_window_alibi_weights": small_spec(
+        cache="in-place", num_kv_heads=4, rotary="half", window_left=4, alibi=True,
+        attn_mask="none", attn_weights=True, bias="q,v",
+    ),
+    "in_place_sinks_both_sides": small_spec(
+        cache="in-place", causal=False, sinks=True, relative_buckets=8,
+        relative_max_distance=20, window_left=9, window_right=1, attn_mask="float[B,1,1,S]",
+        bias="none",
+    ),
     "cross_norm_softcap_sinks": small_spec(
         cross=True, kdim=24, causal=False, cache="none", qk_norm="rms", norm_eps=1e-2,
         softcap=1.0, sinks=True, attn_mask="bool[B,1,1,S]",

@@ -28,6 +28,7 @@ from fault import (
     scales,
     shares_some_heads,
 )
+from in_place_faults import IN_PLACE
 from packing_faults import PACKING
 from position_faults import POSITIONS
 from score_faults import SCORES
@@ -106,8 +107,8 @@ MASK = (
         "mask_lowest_is_masked",
         "finfo.min taken for -inf",
         {"mask": c.value(c.lowest_to_inf)},
-        # Beside a key that nothing hides, both weigh 0.
-        both(float_mask, no(has_added_keys)),
+        # Beside a key that nothing hides, or a sink, both weigh 0.
+        both(float_mask, no(has_added_keys), no(lambda spec: spec.sinks)),
     ),
     Fault(
         "masked_is_minus_10",
@@ -270,6 +271,6 @@ OUTPUTS = (
 
 FAULTS = (
     *SCALE, *HEADS, *MASK, *CAUSAL, *MASKED_ROWS, *BIAS, *CACHE, *SOFTMAX, *PRECISION, *OUTPUTS,
-    *POSITIONS, *STRETCHED, *SCORES, *PACKING, *ADDED_KEYS,
+    *POSITIONS, *STRETCHED, *SCORES, *PACKING, *ADDED_KEYS, *IN_PLACE,
 )  # fmt: skip
 """All of them."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy_added_keys as added_keys
+import numpy_in_place as in_place
 import numpy_packing as packing
 import numpy_positions as positions
 
@@ -60,7 +61,7 @@ def run(
     at = Steps(faults or {}, spec=spec, inputs=inputs)
     w = at.set("parameters", _apart(at, parameters))
     with np.errstate(all="ignore"):  # -inf - -inf in rows that are masked, and faults' overflows
-        at["P"] = inputs["past_key"].shape[2] if spec.has_cache else 0
+        at["P"] = _past(at)
         sources = [inputs["key"], inputs["value"]] if spec.cross else [inputs["query"]] * 2
         _set_turning(at)
         q = at.set("q", _heads(at, w, "q", inputs["query"], spec.num_heads))  # [B, H, L, D]
@@ -160,7 +161,8 @@ def _set_turning(at: Steps) -> None:
     spec = at["spec"]
     if not spec.has_rotary:
         return
-    counted = np.arange(at["P"], at["P"] + at["inputs"]["query"].shape[1])
+    counted = np.arange(at["inputs"]["query"].shape[1])  # [L]
+    counted = counted + (at["P"][:, 0, 0] if spec.in_place else at["P"])  # [L] or [B, L]
     position = at.set("positions", at["inputs"].get("position_ids", counted))  # [L] or [B, L]
     length = at.set("length", int(position.max()) + 1)
     at.set("inv_freq", positions.frequencies(spec, length))
@@ -183,7 +185,17 @@ def _heads(
     return x
 
 
+def _past(at: Steps) -> Any:
+    """P: a number, or `[B, 1, 1, 1]` where it differs from row to row."""
+    if at["spec"].in_place:
+        return in_place.past_of_rows(at)
+    return at["inputs"]["past_key"].shape[2] if at["spec"].has_cache else 0
+
+
 def _with_past(at: Steps, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    if at["spec"].in_place:
+        k, v = at.set("kv", in_place.written(at, k, v))
+        return k, v
     parts = [(k, v)]
     if at["spec"].has_cache:
         parts.insert(0, (at["inputs"]["past_key"], at["inputs"]["past_value"]))
@@ -219,7 +231,8 @@ def _of_positions(
     if spec.relative_buckets:
         bucket = positions.buckets(offset, spec, both_sides=not spec.causal)
         learned = w["score_bias.relative_attention_bias.weight"].T  # [H, buckets]
-        added = added + learned[:, at.set("bucket", bucket)]  # [H, L, S]
+        of_heads = learned[:, at.set("bucket", bucket)]  # [H, L, S] or [H, B, 1, L, S]
+        added = added + (of_heads[:, :, 0].swapaxes(0, 1) if spec.in_place else of_heads)
     return added
 
 
@@ -237,9 +250,10 @@ def _mask(
     if mask.dtype != np.bool_:
         added = np.where(visible, np.maximum(mask, np.float32(LOWEST_SCORE)), np.float32(0))
     added = at.set("added", added)
-    ones = np.ones(shape[-2:], np.bool_)
+    if spec.in_place:
+        visible = visible & in_place.counted(at, shape)
     if spec.causal:
-        visible = visible & at.set("causal", np.tril(ones, at["P"]))
+        visible = visible & at.set("causal", positions.offsets(at["P"], shape) <= 0)
     offset = at.set("window_offset", positions.offsets(at["P"], shape))
     if spec.window_left is not None:
         visible = visible & (offset >= -at.set("window_left", spec.window_left))

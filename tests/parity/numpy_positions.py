@@ -81,8 +81,8 @@ def rotated(
     return y
 
 
-def offsets(P: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Position of the key minus position of the query, `[L, S]`."""
+def offsets(P: int | np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Position of the key minus position of the query, `[L, S]`, or as P is `[B, 1, L, S]`."""
     i, j = np.indices(shape[-2:])
     return j - (i + P)
 

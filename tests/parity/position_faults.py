@@ -14,6 +14,7 @@ from fault import (
     both,
     counts_positions,
     has_cache,
+    has_left,
     has_right,
     has_rotary,
     is_causal,
@@ -102,10 +103,6 @@ def layout_is(layout: str) -> Applies:
 
 def is_partial(spec: AttentionSpec) -> bool:
     return spec.has_rotary and spec.rotary_dim < spec.head_dim
-
-
-def has_left(spec: AttentionSpec) -> bool:
-    return spec.window_left is not None
 
 
 def has_alibi(spec: AttentionSpec) -> bool:

@@ -39,6 +39,7 @@ SPECS = {
         packed_qkv=True, rotary="half", rotary_scaling="dynamic", rotary_factor=4.0,
         rotary_original_len=32, position_ids=True, add_bias_kv=True, add_zero_attn=True,
     ),
+    "in_place_rotary": small_spec(cache="in-place", rotary="half"),
 }  # fmt: skip
 SCALES = (0.02, 1.0, 8.0)
 SEEDS = range(4)
@@ -52,13 +53,13 @@ SHAPES = (  # B, L, P, S of cross-attention
 def cases(subject: Subject) -> Iterator[Case]:
     """Every shape at every scale of the inputs, from several seeds."""
     for (B, L, P, S), scale, seed in itertools.product(SHAPES, SCALES, SEEDS):
-        sizes = with_sums(
-            {"batch": B, "query_len": L, "past_len": P, "key_len": S}, subject.relations
-        )
+        sizes = with_sums({"batch": B, "query_len": L, "past_len": P, "key_len": S}, subject.sums)
         name = f"B{B}_L{L}_P{P}_S{S}_scale{scale:g}_seed{seed}"
         drawn = draw_inputs(subject.input_values(), sizes, seed_words=("clean", name))
         inputs = {
-            name: array if name in ("attn_mask", "position_ids") else array * np.float32(scale)
+            name: array
+            if name in ("attn_mask", "position_ids", "past_length")
+            else array * np.float32(scale)
             for name, array in drawn.items()
         }
         yield Case(name, "shape", sizes, inputs, "random inputs")

@@ -39,7 +39,7 @@ SPECS = {
 
 def case_of(subject: Subject, B: int = 2, L: int = 3, P: int = 2, S: int = 4) -> Case:
     sizes = {"batch": B, "query_len": L, "past_len": P, "key_len": S}
-    sizes = with_sums(sizes, subject.relations)
+    sizes = with_sums(sizes, subject.sums)
     words = ("oracle", B, L, P, S)
     inputs = draw_inputs(subject.input_values(), sizes, seed_words=words)
     return Case("case", "shape", sizes, inputs, "random inputs")

@@ -127,6 +127,10 @@ BLIND_ELSEWHERE = [
     (batch_of_one, "packed_position_ids", "position_ids_of_row_0", "row 0 is all there is"),
     (one_query, "packed_position_ids", "position_ids_of_first_query", "there is one query"),
     (no_past, "packed_position_ids", "position_ids_after_past", "there is no past to be added"),
+    (batch_of_one, "in_place", "one_length_for_all_rows", "row 0 is all there is"),
+    (batch_of_one, "in_place", "written_where_row_0_is", "row 0 is all there is"),
+    (no_past, "in_place", "written_at_0", "all rows begin at 0"),
+    (no_past, "in_place", "causal_from_end_of_capacity", "there is no rest"),
     *(
         (random_shapes, "dynamic", name, "no random shape is as long as the original context")
         for name in (

@@ -27,6 +27,10 @@ REFUSED = [
     ({"kdim": 16}, ["kdim 16", "embed_dim 32", "cross = true"]),
     ({"vdim": 12}, ["vdim 12", "embed_dim 32", "cross = true"]),
     ({"cross": True, "causal": True}, ["causal = true", "cross = true", "attn_mask"]),
+    (
+        {"cross": True, "cache": "in-place"},
+        ["cache = 'in-place'", "cross = true", 'cache = "none"'],
+    ),
     ({"cross": True, "cache": "append"}, ["cache = 'append'", "cross = true", 'cache = "none"']),
     ({"scale": 0}, ["scale has to be positive and finite", "0"]),
     ({"scale": -0.5}, ["scale has to be positive and finite", "-0.5"]),
@@ -35,7 +39,7 @@ REFUSED = [
     ({"dropout": 1.0}, ["dropout has to be at least 0 and less than 1", "1.0"]),
     ({"dropout": -0.1}, ["dropout has to be at least 0 and less than 1", "-0.1"]),
     ({"dropout": math.nan}, ["dropout has to be at least 0 and less than 1", "nan"]),
-    ({"cache": "static"}, ["cache has to be one of none, append", "'static'"]),
+    ({"cache": "static"}, ["cache has to be one of none, append, in-place", "'static'"]),
     ({"dtype": "float64"}, ["dtype has to be one of float32", "'float64'"]),
     ({"dtype": "two\nlines"}, ["dtype has to be one of float32", "two"]),
     # types

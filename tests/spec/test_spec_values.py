@@ -45,7 +45,21 @@ DERIVED = {
     "cache": ({"cache": "append"}, {
         "has_cache": True, "key_axis": "total_len",
         "relations": {"total_len": "past_len + query_len"},
+        "sums": {"total_len": "past_len + query_len"}, "in_place": False,
     }),
+    "cache in place": ({"cache": "in-place"}, {
+        "has_cache": True, "in_place": True, "key_axis": "capacity", "relations": {},
+        "sums": {"capacity": "past_len + query_len"},
+    }),
+    "cache in place, added keys": (
+        {"cache": "in-place", "add_bias_kv": True, "attn_weights": True},
+        {
+            "relations": {"weights_len": "capacity + 1"},
+            "sums": {
+                "capacity": "past_len + query_len", "weights_len": "past_len + query_len + 1",
+            },
+        },
+    ),
     "mask": ({"attn_mask": " bool[B, 1,1 ,S]"}, {
         "attn_mask": "bool[B,1,1,S]", "mask": MaskSpec("bool", ("B", "1", "1", "S")),
     }),
@@ -91,6 +105,26 @@ SHAPES = {
             "present_key": ("batch", 2, "total_len", 8),
             "present_value": ("batch", 2, "total_len", 3),
             "attn_weights": ("batch", 4, "query_len", "total_len"),
+        },
+    ),
+    "a cache in place": (
+        {
+            "num_kv_heads": 2, "cache": "in-place", "attn_mask": "bool[B,1,1,S]", "v_head_dim": 3,
+            "attn_weights": True, "rotary": "half", "position_ids": True,
+        },
+        {
+            "query": ("batch", "query_len", 32),
+            "attn_mask": ("batch", 1, 1, "capacity"),
+            "past_key": ("batch", 2, "capacity", 8),
+            "past_value": ("batch", 2, "capacity", 3),
+            "past_length": ("batch",),
+            "position_ids": ("batch", "query_len"),
+        },
+        {
+            "output": ("batch", "query_len", 32),
+            "present_key": ("batch", 2, "capacity", 8),
+            "present_value": ("batch", 2, "capacity", 3),
+            "attn_weights": ("batch", 4, "query_len", "capacity"),
         },
     ),
     "weights without a cache": (

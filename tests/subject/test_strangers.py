@@ -31,7 +31,7 @@ class Does(nn.Module):
 def built(function: Callable[..., Any], folder: Path, outputs: Any = ("y",), x: Tensor = X) -> Any:
     module = Does(function, x.dtype).eval()
     subject = Subject(module, {"x": x}, {"x": TOKENS}, list(outputs))
-    return build(subject, folder / "b", runtimes=["ort-cpu"])
+    return build(subject, folder / "b", runtimes=["ort-cpu"], dialects=["standard"])
 
 
 BRANCHES: dict[str, Callable[[Tensor], bool]] = {
@@ -88,7 +88,7 @@ class Attends(nn.Module):
 def test_examples_that_share_memory_are_inputs_of_their_own(parts: Any, tmp_path: Path):
     inputs = dict(zip("qkv", parts, strict=True))
     subject = Subject(Attends().eval(), inputs, dict.fromkeys("qkv", TOKENS), ["y"])
-    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"]).passed
+    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
 
 
 def test_a_dict_is_named_by_its_keys_whatever_their_order(tmp_path: Path):
@@ -106,7 +106,7 @@ def test_a_window_of_one_key_has_a_mask_that_matters(mask: str, tmp_path: Path):
     spec = AttentionSpec(
         embed_dim=16, num_heads=2, causal=True, window_left=0, cache="append", attn_mask=mask
     )
-    assert build(spec, tmp_path / "b", runtimes=["ort-cpu"]).passed
+    assert build(spec, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
 
 
 def test_a_case_that_few_bits_drown_fails_nothing(tmp_path: Path):
@@ -114,7 +114,7 @@ def test_a_case_that_few_bits_drown_fails_nothing(tmp_path: Path):
         embed_dim=16, num_heads=4, head_dim=6, bias="q,v", add_bias_kv=True, cache="append",
         dtype="bfloat16",
     )  # fmt: skip
-    report = build(spec, tmp_path / "b", runtimes=["ort-cpu"])
+    report = build(spec, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"])
     assert report.passed
     assert any("say nothing in so few bits" in note for note in report.notes)
 

@@ -45,7 +45,7 @@ def nested(**changes: Any) -> Subject:
 
 
 def test_nested_inputs_and_outputs_go_through_the_build(tmp_path: Path):
-    report = build(nested(), tmp_path / "b", runtimes=["ort-cpu"])
+    report = build(nested(), tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"])
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
     assert list(manifest["inputs"]) == ["tokens", "state.pair.0", "state.pair.1"]
@@ -107,4 +107,4 @@ class Echo(nn.Module):
 
 def test_outputs_that_are_an_input_or_each_other_are_outputs_of_their_own(tmp_path: Path):
     subject = Subject(Echo().eval(), {"x": X}, {"x": BATCH}, ["same", "twice", "again", "third"])
-    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"]).passed
+    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
