@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.errors import BundleError, OutputError
+from attn_export.nouns import GraphFile
 
 MANIFEST = "manifest.json"
-FORMAT = "attn-export-bundle/1"
+FORMAT = "attn-export-bundle/2"
 GOLDEN = "golden"
 REPORT = "report.json"
 SPEC = "spec.toml"
@@ -116,6 +117,20 @@ class Bundle:
     def graphs(self) -> list[Path]:
         """The ONNX files."""
         return [self.folder / name for name in self.manifest["graphs"]]
+
+
+def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
+    """The graphs that a manifest names, and how each is run."""
+    return [
+        GraphFile(
+            name,
+            entry["dialect"],
+            entry["fixed"],
+            {value: tuple(order) for value, order in entry["layouts"].items()},
+            entry["bound"],
+        )
+        for name, entry in manifest["graphs"].items()
+    ]
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attn_export.errors import ParityError, RuntimeFailure
@@ -17,6 +18,9 @@ Status = Literal["passed", "failed", "unusable", "error", "not run"]
 """Of a verdict. ``unusable``: the eager reference itself has NaN where the truth is finite.
 ``error``: the runtime gave no output for the case."""
 
+DECODE = "decode"
+"""The kind of a case that a runtime takes step by step, its outputs put together."""
+
 Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run"]
 """Of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
 
@@ -27,7 +31,7 @@ class Case:
 
     Attributes:
         name: Unique within a bundle.
-        kind: ``"shape"`` (from the lattice) or ``"probe"`` (about meaning).
+        kind: ``"shape"`` (from the lattice), ``"probe"`` (about meaning) or `DECODE`.
         sizes: The size of every dynamic axis.
         inputs: By name, in the order of the graph's inputs.
         about: What the case shows, in a few words.
@@ -38,6 +42,44 @@ class Case:
     sizes: Mapping[str, int]
     inputs: Arrays
     about: str
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredCase:
+    """A case on disk.
+
+    Attributes:
+        name: Unique within a bundle.
+        folder: Where its inputs lie.
+        sizes: The size of every dynamic axis.
+        kind: As of `Case`.
+    """
+
+    name: str
+    folder: Path
+    sizes: Mapping[str, int]
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphFile:
+    """A graph on disk, and how it differs from the signature that its bundle states.
+
+    Attributes:
+        name: The file's name.
+        dialect: The form of the graph.
+        fixed: Dynamic axes that have one size in it: ``{"query_len": 1}``.
+        layouts: Inputs and outputs whose axes it holds in another order: ``{"past_value":
+            (0, 1, 3, 2)}``.
+        bound: Outputs that a caller may put into the buffer of an input: ``{"present_key":
+            "past_key"}``.
+    """
+
+    name: str
+    dialect: str = "standard"
+    fixed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    layouts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    bound: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

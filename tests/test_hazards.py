@@ -168,7 +168,9 @@ def test_a_fully_masked_row_is_0_in_eager_in_the_truth_and_on_every_runtime(
     from attn_export.tensorfile import read_tensors
 
     spec = small_spec(attn_mask=mask, attn_weights=True)
-    report = build(spec, tmp_path / "b", runtimes=["ort-cpu", "onnx-reference"])
+    report = build(
+        spec, tmp_path / "b", runtimes=["ort-cpu", "onnx-reference"], dialects=["standard"]
+    )
     assert report.passed
     folder = tmp_path / "b" / "golden"
     golden = next(g for g in read_golden(folder) if g.case.name == "fully_masked_rows")
@@ -192,14 +194,16 @@ def test_a_module_that_gives_nan_does_not_pass(tmp_path: Path):
             return x.sqrt()  # NaN for every negative input, in the truth as well
 
     # NaN where the truth has NaN is right; what must not pass is NaN where it has none.
-    report = build(subject_of(Root()), tmp_path / "b", runtimes=["ort-cpu"])
+    report = build(subject_of(Root()), tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"])
     assert report.passed
 
     class Overflow(nn.Module):
         def forward(self, x):
             return (x * 1e30) * (x * 1e30) * 1e-60  # finite in float64 only
 
-    report = build(subject_of(Overflow()), tmp_path / "c", runtimes=["ort-cpu"])
+    report = build(
+        subject_of(Overflow()), tmp_path / "c", runtimes=["ort-cpu"], dialects=["standard"]
+    )
     assert report.exit_code == 6
     assert {v.status for v in report.verdicts if v.case == "base"} == {"unusable"}
 
@@ -241,7 +245,9 @@ def test_a_module_in_train_mode_is_refused_by_the_name_of_the_part():
 
 def test_a_module_with_dropout_passes_in_eval_mode(tmp_path: Path):
     module = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
-    assert build(subject_of(module), tmp_path / "b", runtimes=["ort-cpu"]).passed
+    assert build(
+        subject_of(module), tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]
+    ).passed
 
 
 # -- B >= 2, and capture of what cannot be captured -------------------------------------------

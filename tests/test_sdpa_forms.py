@@ -67,7 +67,7 @@ def test_a_form_is_one_node_and_passes(name: str, tmp_path: Path):
     function, shape, axes = FORMS[name]
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     subject = Subject(Calls(function).eval(), {"x": x}, {"x": axes}, ["y"])
-    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"]).passed
+    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
     nodes = [node.op_type for node in onnx.load(tmp_path / "b" / "model.onnx").graph.node]
     assert nodes.count("Attention") == 1
     assert "Softmax" not in nodes

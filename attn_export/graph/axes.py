@@ -69,6 +69,17 @@ def terms(expression: str) -> tuple[str, ...]:
     return tuple(sorted(term.strip() for term in expression.split("+")))
 
 
+def fix_axis(model: ir.Model, name: str, size: int) -> None:
+    """Give a dynamic axis one size, everywhere, also within sums: "past_len + 1"."""
+    for shape in _shapes(model):
+        for axis, dim in enumerate(shape):
+            if isinstance(dim, ir.SymbolicDim) and dim.value:
+                fixed = SYMBOL.sub(
+                    lambda found: str(size) if found[0] == name else found[0], str(dim.value)
+                )
+                shape[axis] = int(fixed) if fixed.isdigit() else ir.SymbolicDim(fixed)
+
+
 def _rename(model: ir.Model, old: str, new: str) -> None:
     for shape in _shapes(model):
         for axis, dim in enumerate(shape):

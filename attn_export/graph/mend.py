@@ -222,7 +222,7 @@ def _expanded(
     """`value` with some axes of size 1 grown, as an Expand in front of `node`."""
     sizes = {axis: size.dim for axis, size in grown.items()}
     if all(isinstance(size, int) for size in sizes.values()):
-        numbers = [sizes.get(axis, 1) for axis in range(rank)]
+        numbers = [int(str(sizes.get(axis, 1))) for axis in range(rank)]
         target = ints(model, *numbers)
     else:
         one = ints(model, 1)

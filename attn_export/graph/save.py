@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ INLINE_BELOW = 1024
 
 
 def save_graph(model: ir.Model, path: Path) -> list[str]:
-    """Write a graph, and its weights beside it where they are large.
+    """Write one graph, and its weights beside it where they are large.
 
     Args:
         model: Its initialisers are left as they are.
@@ -30,35 +31,59 @@ def save_graph(model: ir.Model, path: Path) -> list[str]:
     Returns:
         The names of the files written.
     """
-    weights = {
-        name: value
-        for name, value in model.graph.initializers.items()
-        if value.const_value is not None and value.const_value.nbytes >= INLINE_BELOW
-    }
-    in_memory = {name: value.const_value for name, value in weights.items()}
-    if sum(t.nbytes for t in in_memory.values() if t is not None) <= EXTERNAL_ABOVE:
-        ir.save(model, path)
-        return [path.name]
-    import safetensors.numpy  # needed for large weights only
+    return save_graphs({path.name: model}, path.parent)
 
-    # safetensors writes an array in the order in which it lies in memory.
-    arrays = {
-        name: np.ascontiguousarray(t.numpy()) for name, t in in_memory.items() if t is not None
-    }
-    safetensors.numpy.save_file(arrays, path.parent / WEIGHTS)
-    places = tensor_places(path.parent / WEIGHTS)
+
+def save_graphs(models: Mapping[str, ir.Model], folder: Path) -> list[str]:
+    """Write graphs of the same weights; those lie once beside them, where they are large.
+
+    Args:
+        models: By the names of their files. Their initialisers are left as they are.
+        folder: It exists.
+
+    Returns:
+        The names of the files written.
+    """
+    weights: dict[str, ir.TensorProtocol] = {}
+    for model in models.values():
+        for name, tensor in _weights(model).items():
+            held = weights.setdefault(name, tensor)
+            assert held is tensor or held.tobytes() == tensor.tobytes(), f"two weights {name}"
+    if len(models) == 1 and sum(t.nbytes for t in weights.values()) <= EXTERNAL_ABOVE:
+        weights = {}
+    if weights:
+        import safetensors.numpy  # needed for large weights only
+
+        # safetensors writes an array in the order in which it lies in memory.
+        arrays = {name: np.ascontiguousarray(t.numpy()) for name, t in weights.items()}
+        safetensors.numpy.save_file(arrays, folder / WEIGHTS)
+        (folder / WEIGHTS).chmod(0o644)  # safetensors leaves it to its owner alone
+    places = tensor_places(folder / WEIGHTS) if weights else {}
+    for name, model in models.items():
+        _save_pointing(model, folder / name, places)
+    return [*models, *([WEIGHTS] if weights else [])]
+
+
+def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
+    """The initialisers that are not small."""
+    held = {name: value.const_value for name, value in model.graph.initializers.items()}
+    return {n: t for n, t in held.items() if t is not None and t.nbytes >= INLINE_BELOW}
+
+
+def _save_pointing(model: ir.Model, path: Path, places: Mapping[str, tuple[int, int]]) -> None:
+    """Write a graph whose weights are pointed to, where they have a place in the file beside."""
+    external = {name: t for name, t in _weights(model).items() if name in places}
     try:
-        for name, value in weights.items():
-            offset, length = places[name]
+        for name, tensor in external.items():
+            value = model.graph.initializers[name]
             value.const_value = ir.ExternalTensor(
-                WEIGHTS, offset, length, value.dtype or ir.DataType.FLOAT,
+                WEIGHTS, *places[name], tensor.dtype,
                 name=name, shape=value.shape or ir.Shape([]), base_dir=path.parent,
             )  # fmt: skip
         ir.save(model, path)
     finally:
-        for name, value in weights.items():
-            value.const_value = in_memory[name]
-    return [path.name, WEIGHTS]
+        for name, tensor in external.items():
+            model.graph.initializers[name].const_value = tensor
 
 
 def replace_graph(model: ir.Model, output: Path, *, beside: bool) -> None:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, MODEL, REPORT, SPEC, staging, write_manifest
 from attn_export.environment import environment, versions
-from attn_export.errors import GraphError, UsageError
-from attn_export.nouns import Report
+from attn_export.jobs.forms import (
+    Form,
+    check_dialects,
+    first_graphs,
+    forms_of,
+    manifest_entry,
+    save_checked,
+)
+from attn_export.nouns import GraphFile, Report
 from attn_export.parity.gate import Gate
 from attn_export.report.data import to_json
 from attn_export.report.progress import Progress
@@ -24,16 +31,12 @@ if TYPE_CHECKING:
     from attn_export.nouns import Golden, RuntimeRun, Verdict
     from attn_export.subject import Subject
 
-DIALECTS = ("standard",)
+STANDARD = "standard"
 WIDE = "in float32"
 CAST_NOTE = (
     "weights, inputs and outputs are bfloat16 and are cast to float32 in the graph: few runtimes "
     "compute in bfloat16, and ONNX Runtime on the CPU does not"
 )
-ORT_NEEDED = "1.28"
-"""The first ONNX Runtime whose CPU `Attention` passes every case: measured on 1.22 to 1.31, of
-which 1.22 lacks the opset, and 1.23 to 1.27 give NaN or numbers out of nowhere for a fully masked
-row."""
 
 
 def build(
@@ -74,18 +77,18 @@ def build(
         GraphError: If a check refuses the graph.
     """
     selection = Selection.of(runtimes, require)
-    _check_dialects(dialects)
+    dialects = check_dialects(dialects)
     limits, progress = limits or Limits.default(), progress or Progress()
     with staging(Path(output or Path("models") / name)) as stage:
         # The runtimes' processes import their SDKs while this one imports torch.
-        with scratch() as out, Pool(selection, [MODEL], limits) as pool:
+        with scratch() as out, Pool(selection, first_graphs(dialects), limits) as pool:
             progress.phase("importing torch")
             subject = _subject_of(subject, seed)
             settled = _settled(subject, selection, limits, progress)
-            work = _Work(stage.folder, out, pool, Gate(atol, rtol), progress)
+            work = _Work(stage.folder, out, pool, Gate(atol, rtol), progress, dialects)
             judged = work.judge(subject)
             report = _report(name, settled, judged)
-            work.write(subject, judged.exported, report)
+            work.write(subject, judged, report)
         stage.publish(failed=not report.passed)
     return report
 
@@ -105,8 +108,9 @@ def _settled(
     """
     if not subject.narrow_dtypes():
         return None
-    with scratch() as folder, scratch() as out, Pool(selection, [MODEL], limits) as pool:
-        judged = _Work(folder, out, pool, Gate(), progress).judge(subject.in_float32())
+    one = (STANDARD,)
+    with scratch() as folder, scratch() as out, Pool(selection, [GraphFile(MODEL)], limits) as pool:
+        judged = _Work(folder, out, pool, Gate(), progress, one).judge(subject.in_float32())
     return judged.under(WIDE)
 
 
@@ -125,18 +129,20 @@ def _report(name: str, settled: _Judged | None, judged: _Judged) -> Report:
 
 @dataclasses.dataclass(frozen=True)
 class _Judged:
-    """What came of one graph."""
+    """What came of one subject."""
 
     exported: Exported
+    forms: tuple[Form, ...]
     runs: tuple[RuntimeRun, ...]
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...]
+    dtypes: Mapping[str, str]
 
     def under(self, graph: str) -> _Judged:
         """The same, with another name for the graph."""
         runs = tuple(dataclasses.replace(run, graph=graph) for run in self.runs)
         verdicts = tuple(dataclasses.replace(v, graph=graph) for v in self.verdicts)
-        return _Judged(self.exported, runs, verdicts, self.notes)
+        return _Judged(self.exported, self.forms, runs, verdicts, self.notes, self.dtypes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,32 +152,33 @@ class _Work:
     pool: Pool
     gate: Gate
     progress: Progress
+    dialects: tuple[str, ...]
 
     def judge(self, subject: Subject) -> _Judged:
         """Export, check, run in all cases, compare."""
         from attn_export.parity.replay import judge_pool
 
         exported = self._export(subject)
+        forms, left_out = self._lower(exported, subject)
         goldens, notes = self._golden(subject)
         runs, verdicts = judge_pool(self.pool, goldens, self.out, self.gate, self.progress.advance)
         if "bfloat16" in subject.narrow_dtypes().values():
             notes = (*notes, CAST_NOTE)
-        return _Judged(exported, runs, verdicts, notes)
+        dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
+        return _Judged(exported, tuple(forms), runs, verdicts, (*notes, *left_out), dtypes)
 
     def _export(self, subject: Subject) -> Exported:
         self.progress.phase("exporting")
         from attn_export.export import export
-        from attn_export.graph.checks import check_graph
-        from attn_export.graph.save import save_graph
 
-        exported = export(subject)
-        save_graph(exported.model, self.folder / MODEL)
-        self.progress.phase("checking the graph")
-        findings = check_graph(self.folder / MODEL, subject.expected())
-        if findings:
-            first, *more = (f"{finding.check}: {finding.message}" for finding in findings)
-            raise GraphError(first + (f" (and {len(more)} more findings)" if more else ""))
-        return exported
+        return export(subject)
+
+    def _lower(self, exported: Exported, subject: Subject) -> tuple[list[Form], tuple[str, ...]]:
+        self.progress.phase("checking the graphs")
+        forms, left_out = forms_of(exported, subject.expected(), self.dialects)
+        save_checked(forms, self.folder)
+        self.pool.add(form.file for form in forms)
+        return forms, left_out
 
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, set the runtimes to work on them, and meanwhile ask for the truth."""
@@ -182,9 +189,11 @@ class _Work:
 
         plan = subject.plan()
         folder = self.folder / GOLDEN
-        written = [(c.name, write_inputs(folder, i, c)) for i, c in enumerate(plan.cases)]
-        self.pool.start(self.folder, list(subject.inputs), written, self.out)
-        self.progress.expect(len(plan.cases) * (1 + len(self.pool.workers)))
+        written = [write_inputs(folder, i, case) for i, case in enumerate(plan.cases)]
+        spec = subject.spec  # only ours has cases that are decoded, for which axes are needed
+        axes = {**spec.input_shapes(), **spec.output_shapes()} if spec else {}
+        self.pool.start(self.folder, list(subject.inputs), axes, written, self.out)
+        self.progress.expect(len(plan.cases) + self.pool.expected())
         narrow = bool(subject.narrow_dtypes())
         oracle, goldens = Oracle(subject, settled=narrow), []
         for case in plan.cases:
@@ -196,8 +205,8 @@ class _Work:
         base = next(case for case in plan.cases if case.name == BASE)
         return goldens, (*subject.notes, *plan.notes, *oracle.notes(base))
 
-    def write(self, subject: Subject, exported: Exported, report: Report) -> None:
-        """Write what belongs into the bundle beside the graph and the golden vectors."""
+    def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
+        """Write what belongs into the bundle beside the graphs and the golden vectors."""
         folder = self.folder
         if subject.spec is not None:
             (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
@@ -206,21 +215,15 @@ class _Work:
         manifest: dict[str, Any] = {
             "name": report.name,
             "versions": versions(),
-            "needs": {
-                "opset": exported.model.opset_imports[""],
-                "ir_version": exported.model.ir_version,
-                "onnxruntime": ORT_NEEDED,
-            },
             "graphs": {
-                MODEL: {
-                    "dialect": expected.dialect,
-                    "attentions": expected.attentions,
-                    "ours": expected.ours,
-                    "nodes": exported.origins,
-                }
+                form.file.name: manifest_entry(form, judged.exported.origins)
+                for form in judged.forms
             },
             "inputs": _signature(subject),
-            "outputs": {name: {"shape": list(shape)} for name, shape in expected.outputs.items()},
+            "outputs": {
+                name: {"dtype": judged.dtypes[name], "shape": list(shape)}
+                for name, shape in expected.outputs.items()
+            },
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         write_manifest(folder, manifest)
@@ -231,9 +234,3 @@ def _signature(subject: Subject) -> dict[str, dict[str, Any]]:
         name: {"dtype": wanted.dtype, "shape": list(wanted.shape)}
         for name, wanted in subject.input_values().items()
     }
-
-
-def _check_dialects(names: Sequence[str]) -> None:
-    for name in names:
-        if name not in (*DIALECTS, "all"):
-            raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(DIALECTS)}, all")

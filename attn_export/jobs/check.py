@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle import MANIFEST, read_manifest
-from attn_export.graph.checks import Expected, Finding, check_graph
+from attn_export.bundle import MANIFEST, graph_files, read_manifest
+from attn_export.graph.checks import Expected, Finding, check_graph, expected_of
 
 
 def check(path: Path | str) -> list[Finding]:
@@ -31,10 +31,11 @@ def check(path: Path | str) -> list[Finding]:
 def expected_by(manifest: dict[str, Any], name: str) -> Expected:
     """What a manifest says of one of its graphs."""
     graph = manifest["graphs"][name]
-    return Expected(
+    (file,) = (file for file in graph_files(manifest) if file.name == name)
+    whole = Expected(
         inputs={name: tuple(entry["shape"]) for name, entry in manifest["inputs"].items()},
         outputs={name: tuple(entry["shape"]) for name, entry in manifest["outputs"].items()},
-        dialect=graph["dialect"],
         attentions=graph["attentions"],
         ours=graph["ours"],
     )
+    return expected_of(file, whole)

@@ -7,22 +7,23 @@ from pathlib import Path
 
 from attn_export.errors import OutputError, UsageError
 from attn_export.graph.load import load_graph
-from attn_export.graph.lower import DIALECTS, lower
+from attn_export.graph.lower import check_dialects, lower
 from attn_export.graph.save import replace_graph
 
 
-def lower_file(model: Path | str, output: Path | str, dialect: str) -> dict[str, int]:
+def lower_file(model: Path | str, output: Path | str, dialect: str) -> dict[Path, dict[str, int]]:
     """Write a graph in a dialect.
 
     External data is pointed to where `output` lies beside `model`, and copied elsewhere.
 
     Args:
         model: Any ONNX file with ai.onnx `Attention` nodes, whoever made it.
-        output: The file to write.
+        output: The file to write. In the dialect ``ort``, where there is a KV cache, the graph
+            for a single query goes to ``OUTPUT.decode.onnx``.
         dialect: One of `DIALECTS`.
 
     Returns:
-        How often each operator occurs in it.
+        How often each operator occurs, for every file.
 
     Raises:
         UsageError: If the dialect is unknown, or `output` is `model`.
@@ -30,13 +31,23 @@ def lower_file(model: Path | str, output: Path | str, dialect: str) -> dict[str,
         OutputError: If `output` cannot be written.
     """
     model, output = Path(model), Path(output)
-    if dialect not in DIALECTS:
-        raise UsageError(f"unknown dialect {dialect!r}; choose from {', '.join(DIALECTS)}")
-    if output.exists() and model.exists() and output.samefile(model):
-        raise UsageError(f"{output} is the file to lower; choose another --output")
-    lowered = lower(load_graph(model), dialect)
+    check_dialects([dialect])
+    forms = lower(load_graph(model), dialect)
+    files = {_named(output, regime): lowered.model for regime, lowered in forms.items()}
+    for path in files:
+        if path.exists() and model.exists() and path.samefile(model):
+            raise UsageError(f"{path} is the file to lower; choose another --output")
+    beside = output.absolute().parent == model.absolute().parent
     try:
-        replace_graph(lowered, output, beside=output.absolute().parent == model.absolute().parent)
+        for path, lowered in files.items():
+            replace_graph(lowered, path, beside=beside)
     except OSError as error:
         raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
-    return dict(Counter(node.op_type for node in lowered.graph))
+    return {
+        path: dict(Counter(node.op_type for node in lowered.graph))
+        for path, lowered in files.items()
+    }
+
+
+def _named(output: Path, regime: str) -> Path:
+    return output.with_suffix(f".{regime}{output.suffix}") if regime else output

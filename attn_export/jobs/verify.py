@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from attn_export.bundle import GOLDEN, read_bundle, read_manifest
+from attn_export.bundle import GOLDEN, graph_files, read_bundle, read_manifest
 from attn_export.cases.golden import case_folders, read_golden
 from attn_export.environment import environment
 from attn_export.errors import GraphError
-from attn_export.nouns import Report
+from attn_export.nouns import GraphFile, Report
 from attn_export.parity.gate import Gate
 from attn_export.report.progress import Progress
 from attn_export.runtimes.pool import Pool, Selection
@@ -32,7 +32,8 @@ def verify(
 
     Args:
         bundle: The bundle's folder.
-        graph: An ONNX file to run instead of the bundle's own.
+        graph: An ONNX file to run instead of the bundle's own; one that is called as one of
+            these is run as that is.
         runtimes: Which to run. Default ort-cpu, and ort-cuda where there is a GPU.
         require: Which have to run: one that cannot is a failure.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
@@ -48,24 +49,25 @@ def verify(
     selection = Selection.of(runtimes, require)
     folder, progress = Path(bundle), progress or Progress()
     manifest = read_manifest(folder)
-    graphs = [Path(graph)] if graph else [folder / name for name in manifest["graphs"]]
-    for path in graphs:
-        if graph and not path.is_file():
-            raise GraphError(f"cannot read {path}: no such file")
-    with (
-        scratch() as out,
-        Pool(selection, [path.name for path in graphs], limits or Limits.default()) as pool,
-    ):
+    forms = graph_files(manifest)
+    other = Path(graph) if graph else None
+    if other is not None:
+        if not other.is_file():
+            raise GraphError(f"cannot read {other}: no such file")
+        forms = [form for form in forms if form.name == other.name] or [GraphFile(other.name)]
+    with scratch() as out, Pool(selection, forms, limits or Limits.default()) as pool:
         inputs, cases = case_folders(folder / GOLDEN)
-        pool.start(graphs[0].parent.absolute(), inputs, cases, out)
+        ends = {**manifest["inputs"], **manifest["outputs"]}
+        axes = {name: entry["shape"] for name, entry in ends.items()}
+        pool.start((other.parent if other else folder).absolute(), inputs, axes, cases, out)
         # While the runtimes start and run (numpy is imported only from here on): is everything
         # in the bundle as it was written?
         read_bundle(folder)
-        if graph:
-            _refuse_unreadable(graphs[0])
+        if other is not None:
+            _refuse_unreadable(other)
         goldens = read_golden(folder / GOLDEN)
         made_with = environment()
-        progress.expect(len(cases) * len(pool.workers))
+        progress.expect(pool.expected())
         from attn_export.parity.replay import judge_pool
 
         runs, verdicts = judge_pool(pool, goldens, out, Gate(atol, rtol), progress.advance)

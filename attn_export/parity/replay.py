@@ -36,16 +36,19 @@ def judge_pool(
     numbered = {golden.case.name: (i, golden) for i, golden in enumerate(goldens)}
     assert len(numbered) == len(goldens), "two cases of one name"
     for (name, graph), worker in pool.workers.items():
-        verdicts += _judge_worker(worker, graph, numbered, out, gate, advance)
+        given = pool.expected_of(graph)
+        verdicts += _judge_worker(worker, graph, given, numbered, out, gate, advance)
         # What can run here has to: only an absent runtime may be forgiven.
         facts = {"version": worker.runtime.version(), **worker.facts}
-        runs.append(RuntimeRun(name, graph, worker.outcome, worker.reason, True, facts))
+        required = worker.outcome != "not run"
+        runs.append(RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts))
     return tuple(runs), tuple(verdicts)
 
 
 def _judge_worker(
     worker: Worker,
     graph: str,
+    given: int,
     goldens: Mapping[str, tuple[int, Golden]],
     out: Path,
     gate: Gate,
@@ -63,9 +66,11 @@ def _judge_worker(
             outputs = read_outputs(outputs_of(out, name, graph, number), served.outputs)
             verdicts += judge(name, graph, golden, outputs, gate)
         advance(f"{name}: {served.case}")
-    if worker.outcome == "ran" and served_count < len(goldens):
+    if worker.outcome == "ran" and served_count < given:
         worker.outcome = "crashed"
-        worker.reason = f"served {served_count} of {len(goldens)} cases"
+        worker.reason = f"served {served_count} of {given} cases"
+    if worker.outcome == "ran" and not given:
+        worker.outcome, worker.reason = "not run", "no case has the sizes that it is for"
     if worker.outcome == "refused":
         # It ran, but not where it should have: none of it counts.
         return [dataclasses.replace(v, status="error", message=worker.reason) for v in verdicts]

@@ -26,9 +26,9 @@ def print_report(report: Report, console: Console) -> None:
         table.add_row(*_row(summary))
     if ran:
         console.print(table)
-    for summary in summaries(report):
-        if summary.run.outcome != "ran":
-            console.print(_not_ran(summary), highlight=False, soft_wrap=True)
+    # The same reason holds for all graphs.
+    for line in dict.fromkeys(_not_ran(s) for s in summaries(report) if s.run.outcome != "ran"):
+        console.print(line, highlight=False, soft_wrap=True)
     failed = problems(report)
     for verdict in failed[:SHOWN]:
         where = f"{verdict.runtime} {verdict.case} {verdict.output}".strip()

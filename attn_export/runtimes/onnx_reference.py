@@ -17,6 +17,7 @@ class OnnxReference:
     """`onnx-reference`."""
 
     name = "onnx-reference"
+    dialects = frozenset({"standard", "portable"})
 
     def version(self) -> str | None:
         """The version of onnx."""
@@ -44,7 +45,11 @@ class ReferenceEngine:
 
         self._evaluator = ReferenceEvaluator(onnx.load(graph))
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        bound: Mapping[str, str],  # noqa: ARG002 (numpy gives new arrays)
+    ) -> dict[str, np.ndarray]:
         """Run once. Masked rows divide 0 by 0 inside; the result is what is judged."""
         import numpy as np
 

@@ -21,6 +21,7 @@ class OrtCpu:
     """`ort-cpu`."""
 
     name = "ort-cpu"
+    dialects = frozenset({"standard", "portable", "ort"})
 
     def version(self) -> str | None:
         """The version of onnxruntime or onnxruntime-gpu."""
@@ -45,6 +46,8 @@ class OrtCpu:
 class OrtEngine:
     """An ONNX Runtime session."""
 
+    device = "cpu"
+
     def __init__(self, graph: Path, options: Any, providers: list[Any]) -> None:
         import onnxruntime
 
@@ -53,8 +56,12 @@ class OrtEngine:
         ends = (*self.session.get_inputs(), *self.session.get_outputs())
         self._types = [end.type for end in ends]
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(
+        self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
+    ) -> dict[str, np.ndarray]:
         """Run once."""
+        if bound:
+            return self._run_in_place(inputs, bound)
         if any(kind == BFLOAT16 for kind in self._types):
             return self._run_with_bfloat16(inputs)
         outputs = self.session.run(self._names, dict(inputs))
@@ -73,6 +80,30 @@ class OrtEngine:
         }
         outputs = self.session.run_with_ort_values(self._names, fed)
         return {name: _to_numpy(out) for name, out in zip(self._names, outputs, strict=True)}
+
+    def _run_in_place(
+        self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
+    ) -> dict[str, np.ndarray]:
+        """Run once, some outputs in the buffers of inputs, as a decoding loop does."""
+        from onnxruntime import OrtValue
+
+        # A value on the CPU shares the memory of its array, which may be a file's.
+        values = {
+            name: OrtValue.ortvalue_from_numpy(array.copy(), self.device)
+            for name, array in inputs.items()
+        }
+        binding = self.session.io_binding()
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in self._names:
+            if name in bound:
+                binding.bind_ortvalue_output(name, values[bound[name]])
+            else:
+                binding.bind_output(name)
+        self.session.run_with_iobinding(binding)
+        # Copies: an array of a value on the CPU is a view of its memory.
+        outputs = [value.numpy().copy() for value in binding.get_outputs()]
+        return dict(zip(self._names, outputs, strict=True))
 
     def facts(self) -> Facts:
         """The execution providers of the session."""

@@ -50,6 +50,8 @@ class OrtCuda(OrtCpu):
 class CudaEngine(OrtEngine):
     """A session that knows which provider runs which node."""
 
+    device = "cuda"
+
     def facts(self) -> Facts:
         """The providers, and how many nodes of which operator each runs."""
         return super().facts() | {"tf32": False, "nodes": self._operators_by_provider()}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+from attn_export.nouns import DECODE, GraphFile, StoredCase
 from attn_export.runtimes.catalogue import DEFAULT, runtime
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
@@ -42,7 +43,7 @@ class Selection:
 
 @dataclasses.dataclass(frozen=True)
 class Absent:
-    """A runtime that cannot run here."""
+    """A runtime that does not run a graph."""
 
     runtime: str
     graph: str
@@ -55,27 +56,22 @@ class Pool:
 
     Args:
         selection: Which runtimes.
-        graphs: The names of the graphs' files.
+        graphs: The graphs that are known by now.
         limits: For each process.
 
     Attributes:
         workers: The processes, by runtime and graph.
-        absent: The runtimes that cannot run here.
+        absent: What does not run, and why.
     """
 
-    def __init__(self, selection: Selection, graphs: Sequence[str], limits: Limits) -> None:
+    def __init__(self, selection: Selection, graphs: Iterable[GraphFile], limits: Limits) -> None:
         self.workers: dict[tuple[str, str], Worker] = {}
         self.absent: list[Absent] = []
+        self._selection, self._limits = selection, limits
+        self._forms: dict[str, GraphFile] = {}
+        self._cases: dict[str, list[StoredCase]] = {}
         self._stack = ExitStack()
-        for graph in graphs:
-            for kind in selection.runtimes:
-                reason = kind.unavailable()
-                if reason:
-                    required = kind.name in selection.required
-                    self.absent.append(Absent(kind.name, graph, reason, required))
-                else:
-                    worker = self._stack.enter_context(Worker(kind, limits))
-                    self.workers[kind.name, graph] = worker
+        self.add(graphs)
 
     def __enter__(self) -> Self:
         return self
@@ -83,24 +79,67 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def add(self, graphs: Iterable[GraphFile]) -> None:
+        """Start processes for graphs that turned out later; of those known, note the form."""
+        for form in graphs:
+            known = form.name in self._forms
+            self._forms[form.name] = form
+            if not known:
+                for kind in self._selection.runtimes:
+                    self._add(kind, form)
+
+    def _add(self, kind: Runtime, form: GraphFile) -> None:
+        reason, required = kind.unavailable(), kind.name in self._selection.required
+        if form.dialect not in kind.dialects:
+            reason, required = f"it is not for the {form.dialect} dialect", False
+        if reason:
+            self.absent.append(Absent(kind.name, form.name, reason, required))
+        else:
+            worker = self._stack.enter_context(Worker(kind, self._limits))
+            self.workers[kind.name, form.name] = worker
+
     def start(
-        self, folder: Path, inputs: Sequence[str], cases: Iterable[tuple[str, Path]], out: Path
+        self,
+        folder: Path,
+        inputs: Sequence[str],
+        axes: Mapping[str, Sequence[str | int]],
+        cases: Iterable[StoredCase],
+        out: Path,
     ) -> None:
         """Hand over graphs and cases; returns at once.
 
         Args:
             folder: Where the graphs lie.
             inputs: The names of the inputs, in the order of their files.
-            cases: The name of every case and the folder of its inputs.
+            axes: Those of every input and output, by name.
+            cases: Of which a graph gets those whose sizes it takes.
             out: A folder for the outputs, which `outputs_of` finds there.
         """
         listed = list(cases)
+        for name, form in self._forms.items():
+            self._cases[name] = [case for case in listed if _takes(form, case)]
+        numbers = {case.name: number for number, case in enumerate(listed)}
         for (name, graph), worker in self.workers.items():
             files = [
-                (case, source, outputs_of(out, name, graph, number))
-                for number, (case, source) in enumerate(listed)
+                (case.name, case.folder, outputs_of(out, name, graph, numbers[case.name]))
+                for case in self._cases[graph]
             ]
-            worker.start(folder / graph, inputs, files)
+            decodes = [case.name for case in self._cases[graph] if case.kind == DECODE]
+            worker.start(folder / graph, inputs, files, self._forms[graph], axes, decodes)
+
+    def expected_of(self, graph: str) -> int:
+        """How many cases each runtime was given for a graph."""
+        return len(self._cases[graph])
+
+    def expected(self) -> int:
+        """How many cases were given to all processes together."""
+        return sum(self.expected_of(graph) for _, graph in self.workers)
+
+
+def _takes(form: GraphFile, case: StoredCase) -> bool:
+    if case.kind == DECODE:  # in steps of as many tokens as it takes
+        return True
+    return all(case.sizes.get(axis, size) == size for axis, size in form.fixed.items())
 
 
 def outputs_of(out: Path, runtime_name: str, graph: str, number: int) -> Path:

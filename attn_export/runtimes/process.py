@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import json
-import os
-import queue
-import signal
-import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
-from attn_export.nouns import Outcome
+from attn_export.nouns import GraphFile, Outcome
+from attn_export.runtimes.child import Child
 from attn_export.runtimes.protocol import Facts, Limits, Runtime
 
 CaseFiles = tuple[str, Path, Path]
 """The name of a case, the folder of its inputs, and the folder for its outputs."""
-
-TAIL = 300
-"""How many characters of what a crashed process said are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,19 +49,8 @@ class Worker:
             "seconds_limit": limits.seconds,
             "memory_limit_mib": limits.memory_mib,
         }
-        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         memory = limits.memory_mib or 0
-        self._process = subprocess.Popen(
-            worker_command(runtime.name, memory, limits.threads),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            # Ctrl-C is for the process that the user started; it ends this one.
-            start_new_session=True,
-            text=True,
-        )
-        threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
+        self._child = Child(worker_command(runtime.name, memory, limits.threads))
 
     def __enter__(self) -> Self:
         return self
@@ -82,22 +61,47 @@ class Worker:
     @property
     def pid(self) -> int:
         """The process."""
-        return self._process.pid
+        return self._child.pid
 
-    def start(self, graph: Path, inputs: Sequence[str], cases: Sequence[CaseFiles]) -> None:
-        """Give it its graph and cases; the inputs have to lie on disk by now."""
+    def start(
+        self,
+        graph: Path,
+        inputs: Sequence[str],
+        cases: Sequence[CaseFiles],
+        form: GraphFile | None = None,
+        axes: Mapping[str, Sequence[str | int]] | None = None,
+        decodes: Collection[str] = (),
+    ) -> None:
+        """Give it its graph and cases; the inputs have to lie on disk by now.
+
+        Args:
+            graph: The file.
+            inputs: The names of the inputs, in the order of their files.
+            cases: What to run.
+            form: In which order of axes it takes inputs and gives outputs, and which of these
+                share a buffer. Default: as the cases have them.
+            axes: Those of every input and output, by name, if any case is decoded.
+            decodes: The names of cases that are run step by step.
+        """
+        form = form or GraphFile(graph.name)
         job = {
             "graph": str(graph),
+            "layouts": {name: list(order) for name, order in form.layouts.items()},
+            "bound": dict(form.bound),
+            "fixed": dict(form.fixed),
+            "axes": {name: list(names) for name, names in (axes or {}).items()},
             "inputs": list(inputs),
             "cases": [
-                {"name": name, "inputs": str(source), "outputs": str(target)}
+                {
+                    "name": name,
+                    "inputs": str(source),
+                    "outputs": str(target),
+                    "decode": name in decodes,
+                }
                 for name, source, target in cases
             ],
         }
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # Has it ended? `served` finds out how.
-            self._process.stdin.write(json.dumps(job) + "\n")
-            self._process.stdin.flush()
+        self._child.tell(job)  # Has it ended? `served` finds out how.
 
     def served(self) -> Iterator[Served]:
         """The cases as they are served. Afterwards `outcome` and `reason` hold."""
@@ -107,13 +111,12 @@ class Worker:
         }  # fmt: skip
         while True:
             try:
-                event = self._events.get(timeout=self.limits.seconds)
-            except queue.Empty:
-                self.outcome = "hung"
-                self.reason = f"gave no sign of life for {self.limits.seconds:g} s"
+                event = self._child.hear(self.limits.seconds)
+            except TimeoutError as error:
+                self.outcome, self.reason = "hung", str(error)
                 return
             if event is None:
-                self.outcome, self.reason = "crashed", self._how_it_died()
+                self.outcome, self.reason = "crashed", self._child.how_it_died()
                 return
             if event["event"] == "case":
                 yield Served(event["name"], event.get("outputs", 0), event.get("error", ""))
@@ -124,23 +127,9 @@ class Worker:
 
     def close(self) -> None:
         """End the process and what it started."""
-        if self._process.poll() is None:
-            _kill(self._process)
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout, self._stderr):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
+        self._child.close()
 
     # -- what it says ----------------------------------------------------------------
-
-    def _listen(self, stream: IO[str]) -> None:
-        try:
-            for line in stream:
-                self._events.put(json.loads(line))
-        except ValueError:
-            pass  # It printed garbage, or the stream was closed: both end the conversation.
-        self._events.put(None)
 
     def _note_facts(self, event: dict[str, Any]) -> None:
         self.facts.update(event["facts"])
@@ -153,23 +142,9 @@ class Worker:
             ("refused", event["objection"]) if event["objection"] else ("ran", "")
         )
 
-    def _how_it_died(self) -> str:
-        code = self._process.wait()
-        self._stderr.seek(0)
-        said = self._stderr.read().decode(errors="replace").strip().splitlines()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"ended with {how}" + (f": {said[-1][-TAIL:]}" if said else "")
-
 
 def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:
     """The command that starts a runtime's process."""
     # -P: what lies in the current folder, a numpy.py say, is not for this process.
     module = "attn_export.runtimes.worker"
     return [sys.executable, "-P", "-m", module, name, str(memory_mib), str(threads)]
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()

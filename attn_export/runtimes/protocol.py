@@ -47,8 +47,14 @@ class Limits:
 class Engine(Protocol):
     """A graph, loaded. Lives in the runtime's own process."""
 
-    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def run(
+        self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
+    ) -> dict[str, np.ndarray]:
         """Run once; the outputs by the graph's own names, in its order.
+
+        Args:
+            inputs: By name.
+            bound: Outputs to put into the buffer of an input, where the engine can.
 
         Raises:
             Exception: Whatever the engine raises; it becomes this case's error.
@@ -68,6 +74,8 @@ class Runtime(Protocol):
     """One engine that can run a graph."""
 
     name: str
+    dialects: frozenset[str]
+    """The forms of a graph that it can be given."""
 
     def version(self) -> str | None:
         """The installed version, or None. Read without importing the SDK."""

@@ -7,28 +7,34 @@ files, so that a runner in any language can do the same.
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+import numpy as np
 
 from attn_export.errors import one_line
 from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.conversation import (
+    Voice,
+    jobs_from_stdin,
+    limit_memory,
+    outcome_of,
+    private_stdout,
+)
+from attn_export.runtimes.stepwise import decode
 from attn_export.tensorfile import read_tensors, write_tensors
 
-OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
+Arrays = dict[str, np.ndarray]
 
 
 def main() -> None:
     """Serve one graph, then end."""
     name, memory_mib, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    say = Voice(_private_stdout())
-    jobs = _jobs_from_stdin()
-    _limit_memory(memory_mib)
+    say = Voice(private_stdout())
+    jobs = jobs_from_stdin()
+    limit_memory(memory_mib)
     engine_kind = runtime(name)
     try:
         engine_kind.prepare()
@@ -38,19 +44,7 @@ def main() -> None:
             return
         _serve(engine_kind.load(Path(job["graph"]), threads), job, say)
     except Exception as error:
-        say("failed", outcome=_outcome(error), reason=one_line(error))
-
-
-class Voice:
-    """Says events to the process that asked."""
-
-    def __init__(self, channel: TextIO) -> None:
-        self._channel = channel
-
-    def __call__(self, event: str, **values: Any) -> None:
-        """Say one event."""
-        self._channel.write(json.dumps({"event": event, **values}) + "\n")
-        self._channel.flush()
+        say("failed", outcome=outcome_of(error), reason=one_line(error))
 
 
 def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
@@ -59,9 +53,9 @@ def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
         started = time.perf_counter()
         try:
             inputs = read_tensors(Path(case["inputs"]), "input", job["inputs"])
-            outputs = engine.run(inputs)
+            outputs = _outputs(engine, inputs, job, whole_decode=case["decode"])
         except Exception as error:
-            if _outcome(error) == "out of memory":
+            if outcome_of(error) == "out of memory":
                 raise
             say("case", name=case["name"], error=one_line(error))
             continue
@@ -77,42 +71,31 @@ def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
     say("done", objection=engine.objection())
 
 
-def _private_stdout() -> TextIO:
-    """The pipe to the other process; what engines print to stdout goes to stderr instead."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    return channel
+def _outputs(engine: Any, inputs: Arrays, job: dict[str, Any], *, whole_decode: bool) -> Arrays:
+    def run(inputs: Arrays) -> Arrays:
+        return _in_order(engine.run(_laid_out(inputs, job), job["bound"]), job)
+
+    if not whole_decode:
+        return run(inputs)
+    return decode(run, inputs, job["axes"], single=job["fixed"].get("query_len") == 1)
 
 
-def _jobs_from_stdin() -> queue.Queue[dict[str, Any] | None]:
-    """Jobs as they come. When the other process is gone, so is this one, whatever it is doing."""
-    jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
-
-    def listen() -> None:
-        for line in sys.stdin:
-            jobs.put(json.loads(line))
-        os._exit(0)
-
-    threading.Thread(target=listen, daemon=True).start()
-    return jobs
+def _laid_out(inputs: Arrays, job: dict[str, Any]) -> Arrays:
+    """Inputs in the order of axes in which the graph holds them."""
+    return inputs | {
+        name: np.ascontiguousarray(inputs[name].transpose(order))
+        for name, order in job["layouts"].items()
+        if name in inputs
+    }
 
 
-def _limit_memory(mib: int) -> None:
-    if mib <= 0:
-        return
-    import resource
-
-    # RLIMIT_DATA counts what is allocated, not mapped files; RLIMIT_AS would refuse CUDA, which
-    # reserves far more address space than it uses.
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = mib << 20 if hard == resource.RLIM_INFINITY else min(mib << 20, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-
-
-def _outcome(error: Exception) -> str:
-    if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
-        return "out of memory"
-    return "refused"
+def _in_order(outputs: Arrays, job: dict[str, Any]) -> Arrays:
+    """Outputs in their usual order of axes."""
+    return outputs | {
+        name: outputs[name].transpose(np.argsort(order))
+        for name, order in job["layouts"].items()
+        if name in outputs
+    }
 
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ FAULTS: tuple[Fault, ...] = (
           ("1 Softmax nodes", "taken apart", "export it again"), also=("expected_operators",)),
     Fault("an operator of another domain", "expected_operators",
           edit.after_attention("FastGelu", domain="com.microsoft"),
-          ("FastGelu of com.microsoft", "ai.onnx only", "lower it")),
+          ("FastGelu of com.microsoft", "not in the standard dialect", "lower it")),
     Fault("a foreign operator", "expected_operators", edit.after_attention("Relu"),
           ("Relu", "not an operator of this module", "export it again")),
     Fault("an opset that onnx does not know", "opset_and_ir", edit.opset(999),

@@ -5,21 +5,28 @@ from __future__ import annotations
 import onnx_ir as ir
 import pytest
 import torch
+from conftest import small_spec
 from small_graphs import PLAIN, exported, operators
 from torch import nn
 
+from attn_export.attention import canonical
+from attn_export.errors import ExportError
 from attn_export.export import export
 from attn_export.graph.checks import check_graph
 from attn_export.graph.save import save_graph
 from attn_export.subject import Subject
 
 CROSS = {"cross": True, "causal": False, "cache": "none"}
+IN_PLACE = {"cache": "in-place", "attn_mask": "none"}
 
 PROJECTIONS = {"MatMul": 4, "Add": 4, "Reshape": 4, "Transpose": 4, "Attention": 1}
 SPREAD = {"Shape": 1, "Concat": 1, "Expand": 1}
 """A mask with one row, written out for all L."""
 CLAMP = {"Clip": 1, "Equal": 1, "Where": 1}
 """A float mask's finite values, kept above -1e30."""
+
+WRITTEN = {"TensorScatter": 2, "Shape": 1, "Squeeze": 1, "Add": 5}
+"""A cache that is written in place, and how many keys count: past_length + L."""
 
 COUNTS = [
     ("gqa", {}, PROJECTIONS | SPREAD),
@@ -32,6 +39,8 @@ COUNTS = [
     ("a full float mask", {"attn_mask": "float[B,H,L,S]"}, PROJECTIONS | CLAMP),
     ("a float mask of one row", {"attn_mask": "float[1,1,1,S]"}, PROJECTIONS | SPREAD | CLAMP),
     ("a mask of rank 3", {"attn_mask": "bool[H,L,S]"}, PROJECTIONS | {"Unsqueeze": 1}),
+    ("in place", IN_PLACE, PROJECTIONS | WRITTEN),
+    ("in place, masked", {"cache": "in-place"}, PROJECTIONS | WRITTEN | SPREAD),
     ("cross", {**CROSS, "kdim": 24, "vdim": 40}, PROJECTIONS | SPREAD),
 ]
 
@@ -78,6 +87,44 @@ def test_the_attention_node_has_the_outputs_that_the_spec_asks_for(changes, outp
     (node,) = (n for n in exported(**changes)[1].model.graph if n.op_type == "Attention")
     assert [output.name for output in node.outputs] == outputs
     assert ("qk_matmul_output_mode" in node.attributes) == ("attn_weights" in outputs)
+
+
+def test_a_cache_in_place_is_two_scatters_and_one_attention_that_counts_keys():
+    model = exported(**IN_PLACE)[1].model
+    scatters = [n for n in model.graph if n.op_type == "TensorScatter"]
+    for name, scatter in zip(("key", "value"), scatters, strict=True):
+        past, _, places = scatter.inputs
+        assert (past.name, places.name) == (f"past_{name}", "past_length")
+        assert scatter.outputs[0].name == f"present_{name}"
+        assert scatter.attributes.get_string("mode") == "linear"
+        assert scatter.attributes.get_int("axis") == -2
+    (attention,) = (n for n in model.graph if n.op_type == "Attention")
+    names = [None if value is None else value.name for value in attention.inputs]
+    assert names[1:6] == ["present_key", "present_value", None, None, None]
+    assert attention.inputs[6].producer().inputs[0].name == "past_length"
+    assert attention.attributes.get_int("is_causal") == 1
+    assert {node.version for node in (*scatters, attention)} == {24}
+
+
+def test_a_capacity_that_is_not_free_is_refused(monkeypatch: pytest.MonkeyPatch):
+    right = canonical.write
+
+    def narrow(past, new, past_length):
+        torch._check(past.shape[2] >= 4)  # L and P of at least 2 would explain it, were it a sum
+        return right(past, new, past_length)
+
+    monkeypatch.setattr(canonical, "write", narrow)
+    subject = Subject.from_spec(small_spec(**IN_PLACE))
+    with pytest.raises(ExportError, match=r"axis 'capacity' \(past_key.shape\[2\]\) was narrowed"):
+        export(subject)
+
+
+@pytest.mark.parametrize("changes", [IN_PLACE, {**IN_PLACE, "sinks": True}, {}], ids=str)
+def test_only_a_cache_in_place_takes_opset_24(changes):
+    model = exported(**changes)[1].model
+    assert model.opset_imports == {"": 24 if changes else 23}
+    assert model.ir_version == 10
+    assert sum(node.op_type == "Attention" for node in model.graph) == 1
 
 
 def test_exporting_twice_gives_the_same_bytes():

@@ -45,4 +45,15 @@ TABLE = {
     for feature, cache, mask in itertools.product(FEATURES, CACHES, MASKS)
 }
 
+IN_PLACE: dict[tuple[str, ...], tuple[str, ...]] = {
+    ("rotary", "rms norm", "biases of q and v"): (),
+    ("rotary interleaved", "layer norm", "window"): ("padding", "causal"),
+    ("rotary linear", "softcap", "added keys"): ("padding", "causal"),
+    ("rotary llama3", "alibi"): ("causal",),
+    ("rotary yarn", "sinks"): ("causal",),
+    ("rotary dynamic", "packed qkv"): ("causal",),
+    ("position ids", "relative bias", "symmetric window"): ("padding",),
+}
+"""Features that are built together with a cache that is written in place, and their masks."""
+
 SENSELESS = {name for name in TABLE if name.startswith("symmetric") and name.endswith("causal")}

@@ -26,6 +26,7 @@ FEATURES = {
     "alibi, sinks, softcap": {"alibi": True, "sinks": True, "softcap": 2.0},
     "relative bias": {"relative_buckets": 8, "relative_max_distance": 16, "qk_norm": "layer"},
     "cross": {"cross": True, "causal": False, "cache": "none", "kdim": 24},
+    "in place": {"cache": "in-place", "rotary": "half"},
 }
 
 both = pytest.mark.parametrize("dtype", NARROW)

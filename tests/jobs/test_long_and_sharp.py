@@ -49,7 +49,7 @@ class Built:
 
     def judged(self, case: Case) -> tuple[Golden, list[Verdict]]:
         golden = Oracle(self.subject).golden(case)
-        return golden, judge("ort-cpu", "model.onnx", golden, self.engine.run(case.inputs))
+        return golden, judge("ort-cpu", "model.onnx", golden, self.engine.run(case.inputs, {}))
 
 
 @pytest.fixture(scope="module")
@@ -140,5 +140,5 @@ def test_what_few_bits_give_is_outside_the_bound_of_float32(L, folder):
         name: array.astype(np.float16) if array.dtype == np.float32 else array
         for name, array in golden.case.inputs.items()
     }
-    outputs = {name: array.astype(np.float32) for name, array in few.engine.run(inputs).items()}
+    outputs = {name: array.astype(np.float32) for name, array in few.engine.run(inputs, {}).items()}
     assert {v.status for v in judge("ort-cpu", "few bits", golden, outputs)} == {"failed"}

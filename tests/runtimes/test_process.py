@@ -55,11 +55,11 @@ def gone(pid: int) -> bool:
 @pytest.mark.parametrize("name", ["ort-cpu", "onnx-reference"])
 def test_each_engine_runs_every_case_through_one_loaded_graph(bundle: Path, name: str, tmp_path):
     inputs, cases = case_folders(bundle / "golden")
-    files = [(case, source, tmp_path / case) for case, source in cases]
+    files = [(case.name, case.folder, tmp_path / case.name) for case in cases]
     with Worker(runtime(name), LIMITS) as worker:
         worker.start(bundle / "model.onnx", inputs, files)
         served = list(worker.served())
-    assert [s.case for s in served] == [case for case, _ in cases]
+    assert [s.case for s in served] == [case.name for case in cases]
     assert (worker.outcome, worker.reason) == ("ran", "")
     assert {s.outputs for s in served} == {3}
     assert not any(s.error for s in served)
@@ -119,7 +119,7 @@ def test_a_case_that_fails_does_not_take_the_next_one_with_it(bundle: Path, tmp_
         dtype = np.bool_ if name == "attn_mask" else np.float32
         write_tensors(broken, "scratch", {name: np.ones(shape, dtype)})
         (broken / "scratch_0.pb").rename(broken / f"input_{number}.pb")
-    files = [("wrong", broken, tmp_path / "a"), (cases[0][0], cases[0][1], tmp_path / "b")]
+    files = [("wrong", broken, tmp_path / "a"), (cases[0].name, cases[0].folder, tmp_path / "b")]
     with Worker(runtime("ort-cpu"), LIMITS) as worker:
         worker.start(bundle / "model.onnx", inputs, files)
         wrong, right = worker.served()
@@ -160,7 +160,9 @@ def test_what_an_engine_prints_to_stdout_does_not_disturb_the_conversation(
     monkeypatch.setattr(process, "worker_command", lambda *_: [sys.executable, "-c", noisy])
     inputs, cases = case_folders(bundle / "golden")
     with Worker(runtime("ort-cpu"), LIMITS) as worker:
-        worker.start(bundle / "model.onnx", inputs, [(*cases[0], tmp_path / "out")])
+        worker.start(
+            bundle / "model.onnx", inputs, [(cases[0].name, cases[0].folder, tmp_path / "out")]
+        )
         assert len(list(worker.served())) == 1
     assert worker.outcome == "ran"
 

@@ -56,7 +56,7 @@ def built(
 ) -> Built:
     """Build it for ONNX Runtime, and fail with the first verdict that is not `passed`."""
     subject = Subject(module.eval(), inputs, axes, outputs, **options)
-    report = build(subject, folder / "bundle", runtimes=["ort-cpu"])
+    report = build(subject, folder / "bundle", runtimes=["ort-cpu"], dialects=["standard"])
     wrong = [verdict for verdict in report.verdicts if verdict.status != "passed"]
     assert report.passed, wrong[:1] or report.runs
     return Built(folder / "bundle", report)

@@ -187,7 +187,7 @@ def test_what_from_torch_gives_passes_with_its_spec(tmp_path: Path):
     ours = Attention.from_torch(pytorchs(True), attn_mask="float[B,H,L,S]", attn_weights=True)
     like = Subject.from_spec(ours.spec)
     subject = Subject(ours, like.inputs, like.axes, like.outputs, spec=ours.spec)
-    assert build(subject, tmp_path / "bundle", runtimes=["ort-cpu"]).passed
+    assert build(subject, tmp_path / "bundle", runtimes=["ort-cpu"], dialects=["standard"]).passed
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from attn_export.nouns import GraphFile
 from attn_export.spec import Shape
 
 
@@ -18,7 +19,7 @@ class Expected:
     Attributes:
         inputs: Name and shape of every input; dynamic axes by name.
         outputs: Name and shape of every output.
-        dialect: ``"standard"``.
+        dialect: The form of the graph: ``"standard"``, ``"portable"`` or ``"ort"``.
         attentions: How many `Attention` nodes there have to be; None where it is not known.
         ours: Whether the graph is of our own module, whose operators are all known.
     """
@@ -28,6 +29,33 @@ class Expected:
     dialect: str = "standard"
     attentions: int | None = None
     ours: bool = False
+
+
+def expected_of(file: GraphFile, whole: Expected) -> Expected:
+    """What is expected of one graph of a bundle.
+
+    Args:
+        file: How it differs.
+        whole: What is expected of the graph in the standard dialect.
+    """
+
+    def own(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        fixed = {
+            name: tuple(file.fixed.get(str(axis), axis) for axis in shape)
+            for name, shape in shapes.items()
+        }
+        return {
+            name: tuple(shape[axis] for axis in file.layouts.get(name, range(len(shape))))
+            for name, shape in fixed.items()
+        }
+
+    return dataclasses.replace(
+        whole,
+        inputs=own(whole.inputs),
+        outputs=own(whole.outputs),
+        dialect=file.dialect,
+        attentions=whole.attentions if file.dialect == "standard" else None,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

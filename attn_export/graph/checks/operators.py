@@ -9,9 +9,11 @@ import onnx
 
 from attn_export.graph.checks.model import Checked
 
-STANDARD_OPSETS = (23, 24)
+OPSETS = {"standard": (23, 24), "portable": (18,), "ort": (23, 24)}
+"""Of ai.onnx, by dialect."""
+
 ATTENTION_SINCE = 23
-IR_LIMIT = {23: 11, 24: 12}
+IR_LIMIT = {18: 8, 23: 11, 24: 12}
 """The newest IR version that belongs to an opset; a newer one shuts out runtimes for nothing."""
 
 OWN_OPERATORS = frozenset(
@@ -20,10 +22,24 @@ OWN_OPERATORS = frozenset(
         "Div", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual", "LayerNormalization",
         "LessOrEqual", "MatMul", "Max", "Mul", "Neg", "Pow", "RMSNormalization", "Range",
         "ReduceMax", "Reshape", "Shape", "Sin", "Slice", "Split", "Squeeze", "Sub", "Transpose",
-        "Trilu", "Unsqueeze", "Where",
+        "TensorScatter", "Trilu", "Unsqueeze", "Where",
     }
 )  # fmt: skip
 """What our own module exports to in the standard dialect."""
+
+PORTABLE_OPERATORS = (OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
+    "Identity", "Less", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
+}  # fmt: skip
+
+ORT_OPERATORS = OWN_OPERATORS | PORTABLE_OPERATORS | {
+    "GroupQueryAttention", "If", "MultiHeadAttention", "Or",
+}  # fmt: skip
+
+OPERATORS = {"standard": OWN_OPERATORS, "portable": PORTABLE_OPERATORS, "ort": ORT_OPERATORS}
+"""What our own module becomes, by dialect."""
+
+DOMAINS = {"ort": ("", "ai.onnx", "com.microsoft")}
+"""Whose operators a dialect has; by default those of ONNX."""
 
 
 def attention_count(graph: Checked) -> Iterator[str]:
@@ -40,11 +56,14 @@ def attention_count(graph: Checked) -> Iterator[str]:
 
 def expected_operators(graph: Checked) -> Iterator[str]:
     """Only operators that belong here."""
+    if graph.expected is None:
+        return
+    dialect = graph.expected.dialect
     for domain, names in sorted(_by_domain(graph.proto).items()):
-        if domain not in ("", "ai.onnx") and graph.expected is not None:
-            yield f"{', '.join(names)} of {domain}: the standard dialect has ai.onnx only; lower it"
-        elif graph.expected is not None and graph.expected.ours:
-            strange = [name for name in names if name not in OWN_OPERATORS]
+        if domain not in DOMAINS.get(dialect, ("", "ai.onnx")):
+            yield f"{', '.join(names)} of {domain}: not in the {dialect} dialect; lower it"
+        elif graph.expected.ours:
+            strange = [name for name in names if name not in OPERATORS[dialect]]
             if strange:
                 yield f"{', '.join(strange)}: not an operator of this module; export it again"
 
@@ -59,8 +78,9 @@ def opset_and_ir(graph: Checked) -> Iterator[str]:
     uses_attention = "Attention" in _by_domain(graph.proto).get("", ())
     if uses_attention and opset < ATTENTION_SINCE:
         yield f"Attention at opset {opset}, which has none; declare opset {ATTENTION_SINCE}"
-    if graph.expected is not None and opset not in STANDARD_OPSETS:
-        yield f"opset {opset}, the standard dialect has {STANDARD_OPSETS}; export it again"
+    wanted = OPSETS[graph.expected.dialect] if graph.expected is not None else (opset,)
+    if graph.expected is not None and opset not in wanted:
+        yield f"opset {opset}, the {graph.expected.dialect} dialect has {wanted}; export it again"
     limit = IR_LIMIT.get(opset)
     if limit is not None and ir_version > limit:
         yield f"IR version {ir_version} with opset {opset}, which goes with {limit}; lower it"
@@ -68,8 +88,17 @@ def opset_and_ir(graph: Checked) -> Iterator[str]:
 
 def _by_domain(model: onnx.ModelProto) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for node in model.graph.node:
+    for node in _nodes(model.graph):
         names = found.setdefault(node.domain, [])
         if node.op_type not in names:
             names.append(node.op_type)
     return found
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph, and of the branches within them."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _nodes(attribute.g)

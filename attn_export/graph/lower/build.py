@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.constants import constant, ints
+from attn_export.graph.mend import dims
 
 
 class Builder:
@@ -22,31 +23,67 @@ class Builder:
     def __init__(self, model: ir.Model, before: ir.Node) -> None:
         self._model, self._before = model, before
         self._names = {node.name for node in model.graph}
+        self._add: Callable[[ir.Node], None] = lambda node: model.graph.insert_before(before, node)
 
     def __call__(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         """One node with one output, which is returned."""
         return self.several(op_type, inputs, 1, **attributes)[0]
 
     def several(
-        self, op_type: str, inputs: Sequence[ir.Value | None], count: int, **attributes: Any
+        self,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        count: int,
+        domain: str = "",
+        **attributes: Any,
     ) -> Sequence[ir.Value]:
         """One node with several outputs."""
         node = ir.node(
-            op_type, inputs, attributes, num_outputs=count, name=self._fresh(f"/{op_type}")
-        )
+            op_type, inputs, attributes, domain=domain, num_outputs=count,
+            name=self._fresh(f"/{op_type}"),
+        )  # fmt: skip
         for index, output in enumerate(node.outputs):
             output.name = f"{node.name}.{index or 'out'}"
         node.metadata_props.update(self._before.metadata_props)
-        self._model.graph.insert_before(self._before, node)
+        if domain:
+            self._model.graph.opset_imports.setdefault(domain, 1)
+        self._add(node)
         return node.outputs
+
+    def either(
+        self,
+        condition: ir.Value,
+        then: Callable[[Builder], Sequence[ir.Value]],
+        otherwise: Callable[[Builder], Sequence[ir.Value]],
+        dtype: ir.DataType,
+    ) -> Sequence[ir.Value]:
+        """An `If`: what `then` makes where a bool scalar is True, else what `otherwise` makes.
+
+        Args:
+            condition: The scalar.
+            then: Makes the nodes and gives the outputs.
+            otherwise: As many outputs.
+            dtype: Of all outputs.
+        """
+        branches: dict[str, Any] = {}
+        count = 0
+        for name, make in (("then_branch", then), ("else_branch", otherwise)):
+            inner, nodes = Builder(self._model, self._before), list[ir.Node]()
+            inner._names, inner._add = self._names, nodes.append
+            outputs = make(inner)
+            count = len(outputs)
+            for output in outputs:
+                output.dtype = dtype
+            branches[name] = ir.Graph([], outputs, nodes=nodes, name=f"{self._before.name}/{name}")
+        return self.several("If", [condition], count, **branches)
 
     def ints(self, *numbers: int) -> ir.Value:
         """A constant int64 `[n]`."""
         return ints(self._model, *numbers)
 
-    def scalar_int(self, number: int) -> ir.Value:
-        """A constant int64 scalar."""
-        return constant(self._model, np.array(number, np.int64))
+    def scalar_int(self, number: int, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
+        """A constant scalar of an integer type."""
+        return constant(self._model, np.array(number, dtype.numpy()))
 
     def number(self, value: float, dtype: ir.DataType) -> ir.Value:
         """A constant scalar of a floating point type."""
@@ -54,7 +91,7 @@ class Builder:
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
         """The size of an axis, int64 `[1]`: constant where it is known."""
-        known = None if value.shape is None else value.shape[axis]
+        known = dims(value)[axis] if dims(value) else None
         if isinstance(known, int):
             return self.ints(known)
         return self("Shape", value, start=axis, end=axis + 1)
@@ -70,7 +107,7 @@ class Builder:
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
     """Let `new` be what `old` was, for its readers; a graph output keeps its name."""
-    new.shape, new.dtype = old.shape, old.dtype or new.dtype
+    new.shape, new.type = old.shape, old.type or new.type
     name, is_output = old.name, old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     if is_output:

@@ -2,43 +2,165 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.errors import GraphError, UsageError
+from attn_export.graph.axes import fix_axis
+from attn_export.graph.lower.cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.opset18 import to_opset18
+from attn_export.graph.lower.ort import (
+    decodes,
+    holds_values_transposed,
+    lower_for_decoding,
+    lower_for_prefill,
+)
 from attn_export.graph.lower.portable import lower_to_portable
+from attn_export.graph.lower.read import AttentionNode, read_attention
+from attn_export.graph.mend import dims, nodes_of, spread_masks
 
-STANDARD, PORTABLE = "standard", "portable"
+STANDARD, PORTABLE, ORT = "standard", "portable", "ort"
+
+DECODE = "decode"
+"""The form of a graph for one query a row."""
 
 
-def lower(model: ir.Model, dialect: str) -> ir.Model:
-    """A copy of a graph in a dialect; the same weights, in memory or on disk.
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """A graph in a dialect, and how it differs from what it was made of.
+
+    Attributes:
+        model: The graph.
+        fixed: Axes that have one size in it: ``{"query_len": 1}``.
+        layouts: Inputs and outputs whose axes are in another order: ``{"past_value":
+            (0, 1, 3, 2)}``.
+        bound: Outputs that may lie in the buffer of an input: ``{"present_key": "past_key"}``.
+    """
+
+    model: ir.Model
+    fixed: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    layouts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    bound: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
+    """A graph in a dialect; the same weights, in memory or on disk.
 
     Args:
         model: With ai.onnx `Attention` nodes, whoever made it. It is left alone.
         dialect: One of `DIALECTS`.
 
+    Returns:
+        The graph under ``""``; in the dialect ``ort``, where there is a KV cache, also one for
+        a single query under ``"decode"``.
+
     Raises:
         UsageError: If there is no such dialect.
         GraphError: If the dialect cannot say what the graph does; names the node.
     """
-    form = DIALECTS.get(dialect)
-    if form is None:
-        raise UsageError(f"unknown dialect {dialect!r}; choose from {', '.join(DIALECTS)}")
-    lowered = model.clone()
-    if any(value.shape is None for value in _read_by_attention(lowered)):
-        lowered = _with_shapes(lowered)
-    form(lowered)
-    common.RemoveUnusedNodesPass()(lowered)
-    common.RemoveUnusedOpsetsPass()(lowered)
-    return lowered
+    (dialect,) = check_dialects([dialect])
+    form = DIALECTS[dialect]
+    source = model.clone()
+    _refuse_other_domains(source, dialect)
+    if any(value.shape is None for value in _read_by_attention(source)):
+        source = _with_shapes(source)
+    return {regime: _finished(lowered) for regime, lowered in form(source).items()}
+
+
+def check_dialects(names: Iterable[str]) -> tuple[str, ...]:
+    """These dialects, each once.
+
+    Raises:
+        UsageError: If there is no dialect of a name.
+    """
+    for name in names:
+        if name not in DIALECTS:
+            raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(DIALECTS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _standard(model: ir.Model) -> dict[str, Lowered]:
+    return {"": Lowered(model, bound=_bound(model))}
+
+
+def _portable(model: ir.Model) -> dict[str, Lowered]:
+    bound = _bound(model)
+    for node in nodes_of(model, "Attention"):
+        lower_to_portable(model, node)
+    to_opset18(model)
+    return {"": Lowered(model, bound=bound)}
+
+
+def _ort(model: ir.Model) -> dict[str, Lowered]:
+    spread_masks(model)  # ONNX Runtime refuses those of one row for all queries
+    bound, layouts = _bound(model), _layouts(model)
+    found = {"": Lowered(model.clone(), {}, layouts, bound)}
+    for node in nodes_of(found[""].model, "Attention"):
+        lower_for_prefill(found[""].model, node)
+    length = _length_of_queries(model)
+    if length:
+        single = found[DECODE] = Lowered(model.clone(), {length: 1}, layouts, bound)
+        fix_axis(single.model, length, 1)
+        for node in nodes_of(single.model, "Attention"):
+            lower_for_decoding(single.model, node)
+    return found
+
+
+DIALECTS: dict[str, Callable[[ir.Model], dict[str, Lowered]]] = {
+    STANDARD: _standard, PORTABLE: _portable, ORT: _ort,
+}  # fmt: skip
+
+
+def _refuse_other_domains(model: ir.Model, dialect: str) -> None:
+    for node in model.graph:
+        if node.domain not in ("", "ai.onnx") and dialect != ORT:
+            raise GraphError(
+                f"{node.name}: {node.op_type} of {node.domain} is not in the {dialect} dialect; "
+                "give the graph before it was lowered"
+            )
+
+
+def _attentions(model: ir.Model) -> list[AttentionNode]:
+    return [read_attention(node) for node in nodes_of(model, "Attention")]
+
+
+def _bound(model: ir.Model) -> dict[str, str]:
+    """The caches that are written in place, where the buffers are the caller's."""
+    found = {}
+    for a in _attentions(model):
+        cache = in_place_cache(a)
+        pairs = [] if cache is None else [(cache.past_key, a.key), (cache.past_value, a.value)]
+        for past, present in pairs:
+            if is_bound(past, present):
+                found[str(present.name)] = str(past.name)
+    return found
+
+
+def _layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for a in _attentions(model):
+        cache = in_place_cache(a)
+        if cache is not None and holds_values_transposed(a, cache):
+            found |= dict.fromkeys((str(cache.past_value.name), str(a.value.name)), TRANSPOSED)
+    return found
+
+
+def _length_of_queries(model: ir.Model) -> str:
+    """The axis of the queries of all nodes with a cache; "" where there is none, or no one name."""
+    lengths = set()
+    for a in _attentions(model):
+        if decodes(a):
+            size = dims(a.query)[-2]
+            lengths.add(size.value if isinstance(size, ir.SymbolicDim) else None)
+    known = {dim.value for x in model.graph.inputs for dim in dims(x) if not isinstance(dim, int)}
+    return str(lengths.pop()) if len(lengths) == 1 and lengths <= known - {None} else ""
 
 
 def _read_by_attention(model: ir.Model) -> list[ir.Value]:
-    nodes = (node for node in model.graph if node.op_type == "Attention")
+    nodes = nodes_of(model, "Attention")
     return [value for node in nodes for value in node.inputs if value is not None]
 
 
@@ -51,21 +173,7 @@ def _with_shapes(model: ir.Model) -> ir.Model:
     return inferred
 
 
-def _standard(model: ir.Model) -> None:
-    """ai.onnx only: what it is already, or not at all."""
-    for node in model.graph:
-        if node.domain not in ("", "ai.onnx"):
-            raise GraphError(
-                f"{node.name}: {node.op_type} of {node.domain} is not in the standard dialect; "
-                "give the graph before it was lowered"
-            )
-
-
-def _portable(model: ir.Model) -> None:
-    _standard(model)
-    for node in [node for node in model.graph if node.op_type == "Attention"]:
-        lower_to_portable(model, node)
-    to_opset18(model)
-
-
-DIALECTS: dict[str, Callable[[ir.Model], None]] = {STANDARD: _standard, PORTABLE: _portable}
+def _finished(lowered: Lowered) -> Lowered:
+    common.RemoveUnusedNodesPass()(lowered.model)
+    common.RemoveUnusedOpsetsPass()(lowered.model)
+    return lowered

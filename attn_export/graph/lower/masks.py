@@ -28,55 +28,58 @@ class Allowed:
     may_hide_all: bool
 
 
-def allowed_keys(op: Builder, a: AttentionNode, query: ir.Value, key: ir.Value) -> Allowed:
+def allowed_keys(
+    op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value, *, grouped: bool
+) -> Allowed:
     """Everything that hides keys, in one.
 
     Args:
         op: Makes the nodes.
         a: The node.
-        query: `[B, H, L, D]`.
-        key: `[B, Hkv, S, D]`, with the past.
+        L: How many queries, int64 `[1]`.
+        S: How many keys, those of the past included, int64 `[1]`.
+        grouped: Whether the scores are `[B, Hkv, r, L, S]`.
     """
+    grouped = grouped and a.q_per_kv > 1
     parts: list[ir.Value] = []
     added = None
     if a.mask is not None:
-        mask = _of_all_keys(op, a, _before_expand(a.mask), key)
-        mask = _grouped(op, a, mask)
+        mask = _of_all_keys(op, a, _before_expand(a.mask), S)
+        mask = _grouped(op, a, mask) if grouped else mask
         if mask.dtype == ir.DataType.BOOL:
             parts.append(mask)
         else:
             added = mask
             parts.append(op("Greater", mask, op.number(-np.inf, a.dtype)))
     if a.causal or a.valid_keys is not None:
-        S = op("Squeeze", op.size(key, 2))
-        keys = op("Range", op.scalar_int(0), S, op.scalar_int(1))  # [S]
+        keys = op("Range", op.scalar_int(0), op("Squeeze", S), op.scalar_int(1))  # [S]
         if a.causal:
-            parts.append(op("LessOrEqual", keys, _last_visible(op, a, query)))
+            parts.append(op("LessOrEqual", keys, _last_visible(op, a, L, grouped=grouped)))
         if a.valid_keys is not None:
-            parts.append(op("Less", keys, _over_scores(op, a, a.valid_keys)))
+            parts.append(op("Less", keys, _over_scores(op, a.valid_keys, grouped=grouped)))
     together = None
     for part in parts:
         together = part if together is None else op("And", together, part)
     return Allowed(together, added, a.mask is not None or a.valid_keys is not None)
 
 
-def _last_visible(op: Builder, a: AttentionNode, query: ir.Value) -> ir.Value:
+def _last_visible(op: Builder, a: AttentionNode, L: ir.Value, *, grouped: bool) -> ir.Value:
     """The last key that each query may see: `[L, 1]`, or with one for every row of the batch."""
-    L = op.size(query, 2)
     rows = op("Range", op.scalar_int(0), op("Squeeze", L), op.scalar_int(1))
     column = op("Unsqueeze", rows, op.ints(1))  # [L, 1]
     if a.past_key is not None:
         return op("Add", column, op.size(a.past_key, 2))
     if a.valid_keys is not None:  # the queries are the last of the valid keys
-        return op("Add", column, op("Sub", _over_scores(op, a, a.valid_keys), L))
+        valid = _over_scores(op, a.valid_keys, grouped=grouped)
+        return op("Add", column, op("Sub", valid, L))
     return column
 
 
-def _over_scores(op: Builder, a: AttentionNode, of_batch: ir.Value) -> ir.Value:
+def _over_scores(op: Builder, of_batch: ir.Value, *, grouped: bool) -> ir.Value:
     """`[B]` as int64 `[B, 1, 1, 1]`, or `[B, 1, 1, 1, 1]` where the scores are grouped."""
     if of_batch.dtype != ir.DataType.INT64:
         of_batch = op("Cast", of_batch, to=ir.DataType.INT64)
-    return op("Unsqueeze", of_batch, op.ints(*range(1, 4 if a.q_per_kv == 1 else 5)))
+    return op("Unsqueeze", of_batch, op.ints(*range(1, 5 if grouped else 4)))
 
 
 def _before_expand(mask: ir.Value) -> ir.Value:
@@ -91,19 +94,19 @@ def _before_expand(mask: ir.Value) -> ir.Value:
     return source if len(source.shape) == len(mask.shape) else mask
 
 
-def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, key: ir.Value) -> ir.Value:
+def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> ir.Value:
     """The mask with its last axis as long as the keys: a shorter one hides the rest."""
     length = None if mask.shape is None else mask.shape[-1]
     if mask.shape is None:
         raise GraphError(f"{a.node.name}: the shape of {mask.name} is not known; declare it")
-    if length == 1 or not _may_be_shorter(a, length, key):
+    if length == 1 or not may_be_shorter(a, length):
         return mask
     kept = mask
     if mask.dtype == ir.DataType.BOOL:  # not every runtime pads bool
         zero, hidden = op.number(0.0, a.dtype), op.number(-np.inf, a.dtype)
         kept = op("Where", mask, zero, hidden)
         kept.dtype, kept.shape = a.dtype, mask.shape
-    missing = op("Sub", op.size(key, 2), op("Shape", mask, start=-1))
+    missing = op("Sub", S, op("Shape", mask, start=-1))
     before = op.ints(*[0] * (2 * len(mask.shape) - 1))
     pads = op("Concat", before, missing, axis=0)
     padded = op("Pad", kept, pads, op.number(-np.inf, a.dtype))
@@ -111,10 +114,10 @@ def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, key: ir.Value) -
     return padded
 
 
-def _may_be_shorter(a: AttentionNode, length: Size | None, key: ir.Value) -> bool:
+def may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
     """Whether a mask may end before the keys do: only where its length has another name."""
-    known = [_axis(key, 2), _axis(a.output(1), 2), _axis(a.output(3), 3)]
     past, new = _axis(a.past_key, 2), _axis(a.key, -2)
+    known = [_axis(a.output(1), 2), _axis(a.output(3), 3), new if a.past_key is None else None]
     if past is not None and new is not None and isinstance(length, ir.SymbolicDim):
         together = " + ".join(str(getattr(s, "value", s)) for s in (past, new))
         if terms(str(length.value)) == terms(together):
@@ -130,7 +133,7 @@ def _grouped(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
     """A mask over heads in groups: `[.., H, L, S]` as `[.., Hkv, r, L, S]`."""
     shape = mask.shape
     assert shape is not None
-    if a.q_per_kv == 1 or len(shape) < 3:
+    if len(shape) < 3:
         return mask
     heads = shape[-3]
     kind = mask.dtype

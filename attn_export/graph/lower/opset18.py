@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from attn_export.errors import GraphError
 from attn_export.graph.lower.build import Builder, take_over
+from attn_export.graph.mend import dims, given
 
 OPSET, IR_VERSION = 18, 8
 
@@ -81,6 +82,35 @@ def _rms_normalization(model: ir.Model, node: ir.Node) -> None:
     model.graph.remove(node, safe=True)
 
 
+def _tensor_scatter(model: ir.Model, node: ir.Node) -> None:
+    """`new` written into a copy of `past` along one axis, from a place of each row on."""
+    past, new = node.inputs[0], node.inputs[1]
+    if past is None or new is None or not dims(past):
+        raise GraphError(f"{node.name}: the shape of its cache is not known; declare it")
+    op, place = Builder(model, node), given(node, 2)
+    axis = node.attributes.get_int("axis", -2) % len(dims(past))
+    along = [_coordinates(op, new, i, axis) for i in range(axis + 1)]
+    if place is not None:
+        along[axis] = op("Add", along[axis], op("Unsqueeze", place, op.ints(*range(1, axis + 1))))
+    if node.attributes.get_string("mode", "linear") == "circular":
+        along[axis] = op("Mod", along[axis], op.size(past, axis))
+    grid = along[0]
+    for other in along[1:]:
+        grid = op("Add", grid, other)
+    nothing = op("Mul", grid, op.scalar_int(0))  # not every runtime has a dynamic Expand
+    spread = [op("Unsqueeze", op("Add", nothing, c), op.ints(-1)) for c in along]
+    take_over(node.outputs[0], op("ScatterND", past, op("Concat", *spread, axis=-1), new))
+    model.graph.remove(node, safe=True)
+
+
+def _coordinates(op: Builder, x: ir.Value, axis: int, last: int) -> ir.Value:
+    """0, 1, 2 … along an axis of `x`; the shape has the axes up to `last`, all others 1."""
+    size = op("Squeeze", op.size(x, axis))
+    numbers = op("Range", op.scalar_int(0), size, op.scalar_int(1))
+    return op("Unsqueeze", numbers, op.ints(*(i for i in range(last + 1) if i != axis)))
+
+
 DECOMPOSED: dict[str, Callable[[ir.Model, ir.Node], None]] = {
     "RMSNormalization": _rms_normalization,
+    "TensorScatter": _tensor_scatter,
 }

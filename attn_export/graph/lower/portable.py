@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.lower.build import Builder, take_over
+from attn_export.graph.lower.build import Builder
+from attn_export.graph.lower.heads import as_output, heads_first, replace_output
 from attn_export.graph.lower.masks import Allowed, allowed_keys
 from attn_export.graph.lower.read import (
     CAPPED,
@@ -28,44 +29,59 @@ def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
         GraphError: If heads or widths of the node are not known.
     """
     a = read_attention(node)
-    op = Builder(model, node)
-    query, key, value = _heads_first(op, a)
+    for index, value in enumerate(attend(Builder(model, node), a)):
+        replace_output(a, index, value)
+    model.graph.remove(node, safe=True)
+
+
+def attend(op: Builder, a: AttentionNode) -> list[ir.Value]:
+    """The outputs of a node: attention, present key and value, and scores if they are wanted."""
+    query, key, value = heads_first(op, a)
     present_key, present_value = key, value
     if a.past_key is not None and a.past_value is not None:
         present_key = op("Concat", a.past_key, key, axis=2)  # [B, Hkv, S, D]
         present_value = op("Concat", a.past_value, value, axis=2)
-    scores = _scores(op, a, query, present_key)  # [B, H, L, S] or [B, Hkv, r, L, S]
+    attended, scores = decomposed(op, a, query, present_key, present_value)
+    present = [_own(op, a, present_key, key), _own(op, a, present_value, value)]
+    wanted = [] if a.output(3) is None else [_ungrouped(op, a, scores)]
+    return [as_output(op, a, attended), *present, *wanted]
+
+
+def decomposed(
+    op: Builder,
+    a: AttentionNode,
+    query: ir.Value,
+    key: ir.Value,
+    value: ir.Value,
+    *,
+    transposed: bool = False,
+) -> tuple[ir.Value, ir.Value]:
+    """The attention `[B, H, L, Dv]`, and the scores that the node's fourth output is.
+
+    Args:
+        op: Makes the nodes.
+        a: The node.
+        query: `[B, H, L, D]`.
+        key: `[B, Hkv, S, D]`, with the past.
+        value: `[B, Hkv, S, Dv]`, with the past.
+        transposed: Whether it is `[B, Hkv, Dv, S]` instead.
+    """
+    scores = _scores(op, a, query, key)  # [B, H, L, S] or [B, Hkv, r, L, S]
     stages = {RAW: scores}
-    if a.softcap:
-        cap = op.number(a.softcap, a.dtype)
-        scores = op("Mul", op("Tanh", op("Div", scores, cap)), cap)
-    stages[CAPPED] = scores
-    allowed = allowed_keys(op, a, query, present_key)
-    scores = _masked(op, a, scores, allowed)
-    stages[MASKED] = scores
+    scores = stages[CAPPED] = capped(op, a, scores)
+    allowed = allowed_keys(op, a, op.size(query, 2), op.size(key, 2), grouped=True)
+    scores = stages[MASKED] = _masked(op, a, scores, allowed)
     weights = stages[WEIGHTS] = _softmax(op, a, scores, allowed)
-    attended = _attended(op, a, weights, present_value)
-    _replace(a, 0, attended)
-    _replace(a, 1, _own(op, a, present_key, key))
-    _replace(a, 2, _own(op, a, present_value, value))
-    if a.output(3) is not None:
-        _replace(a, 3, _ungrouped(op, a, stages[a.mode]))
-    model.graph.remove(node, safe=True)
+    attended = _attended(op, a, weights, value, transposed=transposed)
+    return attended, stages[a.mode]
 
 
-def _heads_first(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """`[B, H, L, D]`, `[B, Hkv, S - P, D]` and `[B, Hkv, S - P, Dv]`."""
-    if not a.packed:
-        return a.query, a.key, a.value
-    found = []
-    for x, heads, width in (
-        (a.query, a.num_heads, a.head_dim),
-        (a.key, a.num_kv_heads, a.head_dim),
-        (a.value, a.num_kv_heads, a.v_head_dim),
-    ):
-        split = op("Reshape", x, op.ints(0, 0, heads, width))
-        found.append(op("Transpose", split, perm=[0, 2, 1, 3]))
-    return found[0], found[1], found[2]
+def capped(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
+    """The scores, or softcap · tanh(scores / softcap) where the node has one."""
+    if not a.softcap:
+        return scores
+    cap = op.number(a.softcap, a.dtype)
+    return op("Mul", op("Tanh", op("Div", scores, cap)), cap)
 
 
 def _scores(op: Builder, a: AttentionNode, query: ir.Value, key: ir.Value) -> ir.Value:
@@ -99,16 +115,17 @@ def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, allowed: Allowed) 
     return op("Where", allowed.keys, weights, op.number(0.0, a.dtype))
 
 
-def _attended(op: Builder, a: AttentionNode, weights: ir.Value, value: ir.Value) -> ir.Value:
+def _attended(
+    op: Builder, a: AttentionNode, weights: ir.Value, value: ir.Value, *, transposed: bool
+) -> ir.Value:
     if a.q_per_kv > 1:
-        grouped = op("MatMul", weights, op("Unsqueeze", value, op.ints(2)))
-        attended = op("Reshape", grouped, op.ints(0, a.num_heads, -1, a.v_head_dim))
-    else:
-        attended = op("MatMul", weights, value)  # [B, H, L, Dv]
-    if not a.packed:
+        value = op("Unsqueeze", value, op.ints(2))
+    if transposed:  # right before MatMul, where runtimes read it in place
+        value = op("Transpose", value, perm=[0, 1, 3, 2] if a.q_per_kv == 1 else [0, 1, 2, 4, 3])
+    attended = op("MatMul", weights, value)
+    if a.q_per_kv == 1:
         return attended
-    joined = op("Transpose", attended, perm=[0, 2, 1, 3])
-    return op("Reshape", joined, op.ints(0, 0, a.num_heads * a.v_head_dim))
+    return op("Reshape", attended, op.ints(0, a.num_heads, -1, a.v_head_dim))
 
 
 def _ungrouped(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
@@ -123,10 +140,3 @@ def _ungrouped(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
 def _own(op: Builder, a: AttentionNode, present: ir.Value, new: ir.Value) -> ir.Value:
     """A value that may be an output: not what somebody else gives."""
     return op("Identity", present) if present is new and not a.packed else present
-
-
-def _replace(a: AttentionNode, index: int, value: ir.Value) -> None:
-    old = a.output(index)
-    if old is not None:
-        value.dtype = a.dtype
-        take_over(old, value)

@@ -1,0 +1,122 @@
+"""A KV cache that is written in place: `TensorScatter` in front of an `Attention` node."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from attn_export.graph.axes import Size, known_equal
+from attn_export.graph.lower.build import Builder, take_over
+from attn_export.graph.lower.read import AttentionNode
+from attn_export.graph.mend import dims, given
+
+SAME_NUMBER = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators that leave one number what it is."""
+
+LENGTH = 2
+"""The axis of `[B, Hkv, capacity, D]` along which a cache grows."""
+
+TRANSPOSED = (0, 1, 3, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlaceCache:
+    """The cache of one node, `past + new` of which the node reads.
+
+    Attributes:
+        past_key: `[B, Hkv, capacity, D]`.
+        past_value: `[B, Hkv, capacity, Dv]`.
+        new_key: `[B, Hkv, L, D]`.
+        new_value: `[B, Hkv, L, Dv]`.
+        lengths: How many keys each row holds before, int64 `[B]`.
+    """
+
+    past_key: ir.Value
+    past_value: ir.Value
+    new_key: ir.Value
+    new_value: ir.Value
+    lengths: ir.Value
+
+
+def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
+    """The cache of a node, if both parts are written at one place and the node reads up to it."""
+    keys, values = _scatter(a.key), _scatter(a.value)
+    if a.packed or a.past_key is not None or a.valid_keys is None:
+        return None
+    if keys is None or values is None:
+        return None
+    (past_key, new_key, lengths), (past_value, new_value, other) = keys, values
+    new = dims(new_key)[LENGTH] if dims(new_key) else None
+    if lengths is not other or not dims(a.query) or not known_equal(dims(a.query)[LENGTH], new):
+        return None
+    if not _is_sum(a.valid_keys, lengths, dims(a.query)[LENGTH]):
+        return None
+    return InPlaceCache(past_key, past_value, new_key, new_value, lengths)
+
+
+def is_bound(past: ir.Value, present: ir.Value) -> bool:
+    """Whether the caller gives `past` and gets `present`, and nobody else reads `past`."""
+    return past.is_graph_input() and len(past.uses()) == 1 and present.is_graph_output()
+
+
+def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
+    """Let the caller hold V as `[B, Hkv, Dv, capacity]`; V with the new values, in that order."""
+    past, present = cache.past_value, a.value
+    scatter = present.producer()
+    assert scatter is not None  # that is how the cache was found
+    past.shape = present.shape = ir.Shape([dims(past)[axis] for axis in TRANSPOSED])
+    new = op("Transpose", cache.new_value, perm=TRANSPOSED)
+    value = op("TensorScatter", past, new, cache.lengths, axis=3)
+    take_over(present, value)
+    return value
+
+
+def _scatter(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+    """Past, new and the place, of the `TensorScatter` that made a `[B, Hkv, capacity, D]`."""
+    node = value.producer()
+    if node is None or node.op_type != "TensorScatter" or len(dims(value)) != 4:
+        return None
+    attributes, place = node.attributes, given(node, 2)
+    if attributes.get_int("axis", -2) % 4 != LENGTH:
+        return None
+    if attributes.get_string("mode", "linear") != "linear" or place is None:
+        return None
+    past, new = node.inputs[0], node.inputs[1]
+    return None if past is None or new is None else (past, new, place)
+
+
+def _is_sum(total: ir.Value, lengths: ir.Value, new: Size) -> bool:
+    """Whether `total` is `lengths` and the number of new keys, as far as its making tells."""
+    node = _source(total).producer()
+    if node is None or node.op_type != "Add":
+        return False
+    one, other = (_source(x) for x in node.inputs if x is not None)
+    if other is _source(lengths):
+        one, other = other, one
+    return one is _source(lengths) and _is_length(other, new)
+
+
+def _is_length(value: ir.Value, size: Size) -> bool:
+    if value.const_value is not None:
+        return value.const_value.size == 1 and value.const_value.numpy().item() == size
+    node = value.producer()
+    index = 0
+    if node is not None and node.op_type == "Gather":
+        indices, value_of = node.inputs[1], node.inputs[0]
+        if indices is None or indices.const_value is None or value_of is None:
+            return False
+        index, node = int(indices.const_value.numpy().item()), _source(value_of).producer()
+    if node is None or node.op_type != "Shape" or node.inputs[0] is None:
+        return False
+    known = dims(node.inputs[0])[node.attributes.get_int("start", 0) :]
+    return len(known) > index and known_equal(known[index], size)
+
+
+def _source(value: ir.Value) -> ir.Value:
+    """Where a number comes from, through what leaves it as it is."""
+    node = value.producer()
+    while node is not None and node.op_type in SAME_NUMBER and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value

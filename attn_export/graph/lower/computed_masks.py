@@ -1,0 +1,116 @@
+"""Masks that a graph computes itself, from sizes alone: what they hide, a node can say by itself.
+
+A mask is not recognised by its pattern, of which there are as many as authors, but by its values:
+the nodes that make it are run at several sizes, and next to every number that occurs in them, so
+that a window, or a rule that begins at some length, is seen. What cannot be run stays.
+
+- All visible: the mask goes.
+- Causal (key j for query i if j <= P + i): the mask goes, and `is_causal` says it.
+- Causal and something that is computed from data, such as padding: `is_causal` says the first part,
+  and the second stays as the mask.
+
+Hidden is what is False or -inf. Of float32 also what is at most `HIDING`, where nothing else hides
+keys: each row sees its own key then, beside which the weight of another is exactly 0 as long as no
+score reaches 4e8. Were a row hidden by others, its weights would be spread over such keys, and
+-1e4 is within the reach of scores: those masks stay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from attn_export.graph.lower.mask_parts import without_causal_part
+from attn_export.graph.lower.mask_values import MaskMaker
+from attn_export.graph.lower.read import MASKED, AttentionNode, read_attention
+from attn_export.graph.lower.trials import Trial, Trials
+from attn_export.graph.mend import nodes_of
+
+Array = np.ndarray[Any, Any]
+
+HIDING = -1e9
+"""The largest finite float32 that hides a key from a row which sees another."""
+
+SMALL = 16
+"""Constants of more elements are tables: their lengths are of interest, not their values."""
+
+LONGEST = 1_000_000
+"""Numbers from here on are no lengths: ends of slices, and values of masks."""
+
+MOST_NUMBERS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a mask is replaced by.
+
+    Attributes:
+        mask: None for nothing.
+        causal: Whether the node has to be causal.
+    """
+
+    mask: ir.Value | None
+    causal: bool
+
+
+def recognise_masks(model: ir.Model) -> None:
+    """Take out of every `Attention` the part of its mask that it can say itself."""
+    known: dict[object, Found | None] = {}
+    for node in nodes_of(model, "Attention"):
+        found = _known(model, node, known)
+        if found is None:
+            continue
+        if found.causal:
+            node.attributes["is_causal"] = ir.AttrInt64("is_causal", 1)
+        node.replace_input_with(3, found.mask)
+        while node.inputs[-1] is None:
+            node.resize_inputs(len(node.inputs) - 1)
+    if any(known.values()):
+        # What made the mask would count as readers of the cache.
+        common.RemoveUnusedNodesPass()(model)
+
+
+def _known(model: ir.Model, node: ir.Node, known: dict[object, Found | None]) -> Found | None:
+    """What becomes of a mask: layers that share one are asked once."""
+    try:
+        a = read_attention(node)
+        if a.mask is None or (a.output(3) is not None and a.mode == MASKED):
+            return None
+        trials = Trials(model, a)
+        key = (a.mask, a.causal, a.valid_keys, trials.sizes_of_node())
+        if key not in known:
+            known[key] = _found(a, a.mask, trials)
+        return known[key]
+    except Exception:  # whatever is odd about a graph that others made: its mask stays
+        return None
+
+
+def _found(a: AttentionNode, mask: ir.Value, trials: Trials) -> Found | None:
+    lengths = None if trials.cache is None else trials.cache.lengths
+    maker = MaskMaker(mask, lengths, trials.is_known)
+    if a.valid_keys is not None and trials.cache is None:
+        return None
+    chosen = _trials(maker, trials)
+    if chosen is None:
+        return None
+    if mask in maker.tainted:
+        if a.causal or not trials.appends:
+            return None
+        rest = without_causal_part(maker, trials, chosen)
+        return None if rest is None else Found(rest, causal=True)
+    redundant = causal = True
+    for trial, values in _values(maker, mask, trials, chosen):
+        shown, hidden = _read(values, trial, finite=mask.dtype == ir.DataType.FLOAT)
+        redundant = redundant and bool(shown[trial.shown].all())
+        seen, later = trial.shown & trial.causal, trial.shown & ~trial.causal
+        causal = causal and bool(shown[seen].all() and hidden[later].all())
+        if not redundant and not causal:
+            return None
+    if redundant:
+        return Found(None, causal=False)
+    return Found(None, causal=True) if trials.appends else None

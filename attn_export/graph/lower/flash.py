@@ -1,0 +1,104 @@
+"""Attention without `H·L·S` scores in memory: the flash kernels of ONNX Runtime's own operators.
+
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. On the CPU
+`MultiHeadAttention` has one where nothing is hidden, `GroupQueryAttention` one that is causal.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from attn_export.graph.lower.build import Builder
+from attn_export.graph.lower.cache import InPlaceCache
+from attn_export.graph.lower.heads import as_given, as_output, heads_apart, side_by_side
+from attn_export.graph.lower.masks import allowed_keys
+from attn_export.graph.lower.read import AttentionNode
+
+MICROSOFT = "com.microsoft"
+INT32 = ir.DataType.INT32
+
+
+def full(op: Builder, a: AttentionNode) -> ir.Value:
+    """Every query sees every key. The attention, as the node gives it."""
+    query, key, value = side_by_side(op, a)
+    if a.q_per_kv > 1:  # it shares no heads; they are small beside the scores
+        key, value = _repeated(op, a, key, a.head_dim), _repeated(op, a, value, a.v_head_dim)
+    attended = op(
+        "MultiHeadAttention", query, key, value,
+        domain=MICROSOFT, num_heads=a.num_heads, scale=a.scale,
+    )  # fmt: skip
+    return as_given(op, a, attended)
+
+
+def causal(op: Builder, a: AttentionNode) -> list[ir.Value]:
+    """Query i sees keys up to P + i that the mask allows. Attention, present key and value.
+
+    With a past, batches of one row only, or queries that are the first.
+    """
+    query, key, value = side_by_side(op, a)
+    L = op.size(query, 1)
+    total = L if a.past_key is None else op("Add", op.size(a.past_key, 2), L)
+    last = op("Cast", op("Sub", total, op.ints(1)), to=INT32)
+    bias = _bias(op, a, L, total)
+    given = [
+        query, key, value, a.past_key, a.past_value,
+        op("Expand", last, op.size(query, 0)), op("Squeeze", op("Cast", total, to=INT32)),
+        *([None, None, None, bias] if bias is not None else []),
+    ]  # fmt: skip
+    attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a))
+    if bias is None:
+        return [as_given(op, a, attended), *present]
+    attended = _nothing_gives_zero(op, a, heads_apart(op, a, attended), bias)
+    return [as_output(op, a, attended), *present]
+
+
+def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Value]:
+    """One query a row, which sees all keys of its row. Attention, present key and value.
+
+    It writes the new keys itself, into the buffer of the past if that is bound as the present.
+    """
+    query, key, value = (
+        op("Reshape", op("Transpose", x, perm=[0, 2, 1, 3]), op.ints(0, 0, -1))
+        for x in (a.query, cache.new_key, cache.new_value)
+    )
+    last = op("Cast", cache.lengths, to=INT32)
+    longest = op("ReduceMax", last, keepdims=0)
+    total = op("Add", longest, op.scalar_int(1, INT32))
+    given = [query, key, value, cache.past_key, cache.past_value, last, total]
+    attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a))
+    return [as_given(op, a, attended), *present]
+
+
+def _attributes(a: AttentionNode) -> dict[str, float]:
+    return {
+        "num_heads": a.num_heads, "kv_num_heads": a.num_kv_heads, "scale": a.scale,
+        **({"softcap": a.softcap} if a.softcap else {}),
+    }  # fmt: skip
+
+
+def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value | None:
+    """What is added to the scores, `[B or 1, H or 1, L, S]`; -inf hides a key."""
+    if a.mask is None:
+        return None
+    allowed = allowed_keys(op, a, L, S, grouped=False)
+    assert allowed.keys is not None
+    shown = allowed.added if allowed.added is not None else op.number(0.0, a.dtype)
+    bias = op("Where", allowed.keys, shown, op.number(-np.inf, a.dtype))
+    return op("Expand", bias, op("Concat", op.ints(1, 1), L, S, axis=0))
+
+
+def _nothing_gives_zero(
+    op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value
+) -> ir.Value:
+    """0 for the rows in which every key is hidden: some of its kernels give NaN."""
+    best = op("ReduceMax", bias, op.ints(-1), keepdims=1)  # [B or 1, H or 1, L, 1]
+    seen = op("Greater", best, op.number(-np.inf, a.dtype))
+    return op("Where", seen, attended, op.number(0.0, a.dtype))
+
+
+def _repeated(op: Builder, a: AttentionNode, x: ir.Value, width: int) -> ir.Value:
+    """`[B, S, Hkv·D]` as `[B, S, H·D]`, each head beside its copies."""
+    split = op("Reshape", x, op.ints(0, 0, a.num_kv_heads, 1, width))
+    copies = op("Expand", split, op.ints(1, 1, 1, a.q_per_kv, 1))
+    return op("Reshape", copies, op.ints(0, 0, a.num_heads * width))

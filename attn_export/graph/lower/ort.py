@@ -1,0 +1,206 @@
+"""The form of each `Attention` node that is fastest in ONNX Runtime, for many queries or one.
+
+Where no form is better, the node stays: ONNX Runtime has the operator itself.
+docs/performance.md says what each form is chosen by.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+
+from attn_export.graph.axes import known_equal
+from attn_export.graph.lower import flash
+from attn_export.graph.lower.build import Builder, take_over
+from attn_export.graph.lower.cache import (
+    InPlaceCache,
+    in_place_cache,
+    is_bound,
+    transpose_value_cache,
+)
+from attn_export.graph.lower.decode import fold
+from attn_export.graph.lower.heads import replace_output
+from attn_export.graph.lower.masks import may_be_shorter
+from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
+from attn_export.graph.lower.read import AttentionNode, read_attention
+from attn_export.graph.mend import dims
+
+Branch = Callable[[Builder], Sequence[ir.Value]]
+
+FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
+
+
+def lower_for_prefill(model: ir.Model, node: ir.Node) -> None:
+    """Any number of queries.
+
+    Raises:
+        GraphError: If heads or widths of the node are not known.
+    """
+    a = read_attention(node)
+    op, cache = Builder(model, node), in_place_cache(a)
+    if cache is not None and holds_values_transposed(a, cache):
+        value = transpose_value_cache(op, a, cache)
+        _finish(model, a, [_into_cache(op, a, cache, value)])
+    elif cache is not None and _may_be_flash_causal(a, cache.new_key):
+        _finish(model, a, [_first_or(op, a, cache, lambda inner: _otherwise(inner, a, 1))])
+    elif _may_be_flash_full(a):
+        _finish(model, a, [flash.full(op, a)])
+    elif _may_be_flash_causal(a, a.key) and a.valid_keys is None:
+        _finish(model, a, _appended(op, a) if a.past_key is not None else flash.causal(op, a))
+    elif not _runs_as_it_is(a):
+        lower_to_portable(model, node)
+
+
+def lower_for_decoding(model: ir.Model, node: ir.Node) -> None:
+    """One query.
+
+    Raises:
+        GraphError: If heads or widths of the node are not known.
+    """
+    a = read_attention(node)
+    op, cache = Builder(model, node), in_place_cache(a)
+    if dims(a.query)[-2] != 1 or not decodes(a) or a.packed or not _plain(a):
+        lower_for_prefill(model, node)
+        return
+    # A single query is the last, and sees all keys that there are.
+    a = dataclasses.replace(a, causal=False)
+    if cache is not None:
+        if holds_values_transposed(a, cache):
+            value = transpose_value_cache(op, a, cache)
+            _finish(model, a, [fold(op, a, a.key, value, transposed=True)])
+        elif _fits_in_place(a, cache):
+            attended, *present = flash.in_place(op, a, cache)
+            take_over(a.key, present[0])
+            take_over(a.value, present[1])
+            _finish(model, a, [attended])
+        else:
+            _finish(model, a, [fold(op, a, a.key, a.value)])
+    elif a.q_per_kv > 1 and a.past_key is not None and a.past_value is not None:
+        key = op("Concat", a.past_key, a.key, axis=2)
+        value = op("Concat", a.past_value, a.value, axis=2)
+        _finish(model, a, [fold(op, a, key, value), key, value])
+    else:
+        lower_for_prefill(model, node)
+
+
+def decodes(a: AttentionNode) -> bool:
+    """Whether a node has a cache to which it appends one key for every query."""
+    cache = in_place_cache(a)
+    new = a.key if cache is None else cache.new_key
+    cached = cache is not None or a.past_key is not None
+    return cached and bool(dims(new)) and known_equal(dims(new)[-2], dims(a.query)[-2])
+
+
+def holds_values_transposed(a: AttentionNode, cache: InPlaceCache) -> bool:
+    """Whether V is held as `[B, Hkv, Dv, capacity]`, in both graphs: shared heads gain by it."""
+    whole = a.value.is_graph_output() and len(a.value.uses()) == 1
+    return a.q_per_kv > 1 and _plain(a) and whole and is_bound(cache.past_value, a.value)
+
+
+def _plain(a: AttentionNode) -> bool:
+    """Whether nobody asks for the scores, nor for a softmax of another type."""
+    return a.output(3) is None and a.precision in (None, a.dtype)
+
+
+def _may_be_flash_full(a: AttentionNode) -> bool:
+    unseen = a.output(1) is None and a.output(2) is None
+    hides = a.causal or a.mask is not None or a.valid_keys is not None or a.past_key is not None
+    return _plain(a) and unseen and not hides and not a.softcap and a.dtype == FLOAT
+
+
+def _may_be_flash_causal(a: AttentionNode, new_key: ir.Value) -> bool:
+    """Whether the kernel says it: as many new keys as queries, of one width."""
+    same_width = a.head_dim == a.v_head_dim
+    if not (a.causal and same_width and _plain(a) and a.dtype in (FLOAT, FLOAT16)):
+        return False
+    if a.mask is not None and (a.dtype != FLOAT or not _is_of_scores(a)):
+        return False
+    return bool(dims(new_key)) and known_equal(dims(new_key)[-2], dims(a.query)[-2])
+
+
+def _is_of_scores(a: AttentionNode) -> bool:
+    """Whether the mask is as long as the keys, as far as its shape tells."""
+    assert a.mask is not None
+    keys = dims(a.mask)[-1] if len(dims(a.mask)) in (2, 4) else 1
+    return keys != 1 and not may_be_shorter(a, keys)
+
+
+def _fits_in_place(a: AttentionNode, cache: InPlaceCache) -> bool:
+    """Whether contrib GroupQueryAttention may write the cache itself."""
+    bound = is_bound(cache.past_key, a.key) and is_bound(cache.past_value, a.value)
+    alone = len(a.key.uses()) == 1 and len(a.value.uses()) == 1
+    return (
+        a.q_per_kv == 1 and a.mask is None and a.head_dim == a.v_head_dim and bound and alone
+        and a.dtype == FLOAT
+    )  # fmt: skip
+
+
+def _into_cache(op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Value) -> ir.Value:
+    """Queries on a cache whose V is `[B, Hkv, Dv, capacity]`."""
+
+    def whole(inner: Builder) -> list[ir.Value]:
+        return [decomposed(inner, a, a.query, a.key, value, transposed=True)[0]]
+
+    if not _may_be_flash_causal(a, cache.new_key):
+        return whole(op)[0]
+    return _first_or(op, a, cache, whole)
+
+
+def _first_or(op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Branch) -> ir.Value:
+    """Queries on an empty cache see only each other; `otherwise` serves those of a later chunk."""
+
+    def of_the_first(inner: Builder) -> Sequence[ir.Value]:
+        new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value, valid_keys=None)
+        if a.mask is not None:
+            new = dataclasses.replace(new, mask=_beginning(inner, a, a.mask))
+        return flash.causal(inner, new)[:1]
+
+    longest = op("ReduceMax", cache.lengths, keepdims=0)
+    first = op("Equal", longest, op.scalar_int(0))
+    (attended,) = op.either(first, of_the_first, otherwise, a.dtype)
+    return attended
+
+
+def _beginning(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
+    """The mask of the first L keys."""
+    kept = op("Slice", mask, op.ints(0), op.size(a.query, 2), op.ints(-1))
+    kept.type, kept.shape = mask.type, ir.Shape([*dims(mask)[:-1], dims(a.query)[2]])
+    return kept
+
+
+def _appended(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
+    """The kernel takes several queries after a past in batches of one row only."""
+    assert a.past_key is not None
+    none = op("Equal", op.size(a.past_key, 2), op.ints(0))
+    single = op("Equal", op.size(a.query, 0), op.ints(1))
+    fits = op("Squeeze", op("Or", none, single))
+    kernel, other = (lambda inner: flash.causal(inner, a)), (lambda inner: _otherwise(inner, a, 3))
+    return op.either(fits, kernel, other, a.dtype)
+
+
+def _runs_as_it_is(a: AttentionNode) -> bool:
+    """Whether ONNX Runtime means the same by the node as the text of the operator.
+
+    It takes masks of all queries and keys, in 2 or 4 axes. A single query it lets see all new keys.
+    """
+    if a.causal and a.past_key is not None and not decodes(a):
+        return False
+    if a.mask is None:
+        return True
+    return _is_of_scores(a) and known_equal(dims(a.mask)[-2], dims(a.query)[-2])
+
+
+def _otherwise(op: Builder, a: AttentionNode, count: int) -> Sequence[ir.Value]:
+    """What no kernel does: the node as it is, or taken apart."""
+    if not _runs_as_it_is(a):
+        return attend(op, a)[:count]
+    attributes = {name: held.value for name, held in a.node.attributes.items()}
+    return op.several("Attention", a.node.inputs, count, **attributes)
+
+
+def _finish(model: ir.Model, a: AttentionNode, outputs: Sequence[ir.Value]) -> None:
+    for index, value in enumerate(outputs):
+        replace_output(a, index, value)
+    model.graph.remove(a.node, safe=True)

@@ -1,0 +1,186 @@
+"""Sizes at which a mask is tried, and which keys are to be seen there."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from attn_export.graph.axes import SYMBOL, Size
+from attn_export.graph.lower.cache import InPlaceCache, in_place_cache
+from attn_export.graph.lower.read import AttentionNode
+from attn_export.graph.mend import dims, nodes_of
+
+FIRST = ((3, 4, 2), (1, 1, 0), (1, 5, 0), (2, 1, 6), (1, 7, 2), (3, 2, 5))
+"""B, L, P that are always tried: one row and more, one query, L above and below P."""
+
+MOST = 5_000_000
+"""The most scores of one trial. What would take more is not tried, and so is not known."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One choice of sizes.
+
+    Attributes:
+        sizes: Of every axis that an input has, by name.
+        queries: L.
+        keys: S.
+        past: How many keys each row holds before, `[B]`.
+        causal: Which keys stand no later than the query, `[B, 1, L, S]`.
+        shown: Which keys the node shows without its mask, `[B, 1, L, S]`.
+    """
+
+    sizes: Mapping[str, int]
+    queries: int
+    keys: int
+    past: np.ndarray
+    causal: np.ndarray
+    shown: np.ndarray
+
+
+class Trials:
+    """Makes the trials of one node.
+
+    Args:
+        model: Whose node it is.
+        a: The node.
+    """
+
+    def __init__(self, model: ir.Model, a: AttentionNode) -> None:
+        self._a, self.cache = a, in_place_cache(a)
+        self._totals = dict(_totals(model))
+        shapes = [dims(value) for value in model.graph.inputs]
+        self._free = [
+            name
+            for name in dict.fromkeys(_symbol(size) for shape in shapes for size in shape)
+            if name and name not in self._totals
+        ]
+
+    @property
+    def appends(self) -> bool:
+        """Whether every query has a new key of its own, so that the node means P + i."""
+        new = self._a.key if self.cache is None else self.cache.new_key
+        own = dims(new) and dims(new)[-2] == dims(self._a.query)[-2]
+        return bool(own) and (self.cache is not None or self._a.valid_keys is None)
+
+    def first(self) -> list[Trial]:
+        """Trials of small sizes."""
+        return self._of(FIRST)
+
+    def beyond(self, numbers: Iterable[int], tables: Iterable[int]) -> list[Trial] | None:
+        """Trials on both sides of each number, and up to the end of each table.
+
+        Returns:
+            None if some would be larger than `MOST`.
+        """
+        sizes: list[tuple[int, int, int]] = []
+        for n in sorted(set(numbers)):
+            sizes += [(1, 1, n + 1), (1, 2, n), (1, n + 1, 0), (1, n, 1)]
+        for n in sorted(set(tables)):
+            sizes += [(1, 1, n - 1), (1, 2, n - 2), (1, n, 0)]
+        if any(self._scores(*each) > MOST for each in sizes):
+            return None
+        return self._of(sizes)
+
+    def size(self, size: Size, sizes: Mapping[str, int]) -> int | None:
+        """A size in a trial; None if that is not known."""
+        if isinstance(size, int):
+            return size
+        if size.value is None:
+            return None
+        name = str(size.value)
+        if name in self._totals:
+            parts = [self.size(part, sizes) for part in self._totals[name]]
+            return None if None in parts else sum(part for part in parts if part is not None)
+        if name in sizes:
+            return sizes[name]
+        if SYMBOL.fullmatch(name):
+            return None
+        found = size.evaluate({part: self._named(part, sizes) for part in SYMBOL.findall(name)})
+        return int(found) if isinstance(found, int) else None
+
+    def _named(self, name: str, sizes: Mapping[str, int]) -> int:
+        found = self.size(ir.SymbolicDim(name), sizes)
+        if found is None:
+            raise KeyError(name)
+        return found
+
+    def _of(self, sizes: Iterable[tuple[int, int, int]]) -> list[Trial]:
+        found: dict[tuple[tuple[str, int], ...], Trial] = {}
+        for B, L, P in sizes:
+            named = self._bind(B, L, P)
+            key = tuple(named.items())
+            queries, keys = self._lengths(named)
+            fits = self.cache is None or P + queries <= keys
+            if key not in found and fits:
+                found[key] = self._trial(named, P)
+        return list(found.values())
+
+    def _bind(self, B: int, L: int, P: int) -> dict[str, int]:
+        """A size for every name that inputs have: those of no meaning here get odd ones."""
+        a = self._a
+        known = {_symbol(dims(a.query)[0]): B, _symbol(dims(a.query)[-2]): L}
+        if a.past_key is not None:
+            known[_symbol(dims(a.past_key)[-2])] = P
+        elif self.cache is not None:
+            known.setdefault(_symbol(dims(a.key)[-2]), P + L + 1)
+        return {name: known.get(name, 2 + index) for index, name in enumerate(self._free)}
+
+    def _scores(self, B: int, L: int, P: int) -> int:
+        sizes = self._bind(B, L, P)
+        L, S = self._lengths(sizes)
+        return L * S
+
+    def _lengths(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        a = self._a
+        past = 0 if a.past_key is None else self._known(dims(a.past_key)[-2], sizes)
+        return (
+            self._known(dims(a.query)[-2], sizes),
+            past + self._known(dims(a.key)[-2], sizes),
+        )
+
+    def _known(self, size: Size, sizes: Mapping[str, int]) -> int:
+        found = self.size(size, sizes)
+        if found is None:
+            raise KeyError(str(size))
+        return found
+
+    def _trial(self, sizes: Mapping[str, int], P: int) -> Trial:
+        a = self._a
+        B = self._known(dims(a.query)[0], sizes)
+        L, S = self._lengths(sizes)
+        if a.past_key is not None:
+            past = np.full(B, self._known(dims(a.past_key)[-2], sizes))
+        elif self.cache is not None:  # rows of different lengths
+            past = np.maximum(P - np.arange(B), 0)
+        else:
+            past = np.zeros(B, np.int64)
+        keys, rows = np.arange(S), np.arange(L)[:, None]
+        before = past.reshape(B, 1, 1, 1)
+        causal = keys <= before + rows
+        shown = causal if a.causal else np.ones_like(causal)
+        if a.valid_keys is not None:
+            shown = shown & (keys < before + L)
+        return Trial(sizes, L, S, past, causal, shown)
+
+
+def _totals(model: ir.Model) -> Iterator[tuple[str, tuple[Size, Size]]]:
+    """Names of the length of past and new keys together, and of both."""
+    for node in nodes_of(model, "Attention"):
+        past, new = node.inputs[4] if len(node.inputs) > 4 else None, node.inputs[1]
+        present = node.outputs[1] if len(node.outputs) > 1 else None
+        if past is None or new is None or present is None:
+            continue
+        if dims(past) and dims(new) and dims(present):
+            name, parts = _symbol(dims(present)[-2]), (dims(past)[-2], dims(new)[-2])
+            if name and name not in map(_symbol, parts):
+                yield name, parts
+
+
+def _symbol(size: Size) -> str:
+    """The name of an axis that has one."""
+    name = "" if isinstance(size, int) else str(size.value or "")
+    return name if SYMBOL.fullmatch(name) else ""

@@ -1,0 +1,158 @@
+"""The graphs of a bundle: one in every dialect that fits, of the same weights, each checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_export.bundle import MODEL
+from attn_export.errors import GraphError, UsageError
+from attn_export.nouns import GraphFile
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+    from attn_export.export import Exported
+    from attn_export.graph.checks import Expected
+
+ALL = "all"
+DIALECTS = ("standard", "portable", "ort")
+"""Spelled out: what `graph.lower` imports would make the command line slow."""
+
+ORT_NEEDED = "1.28"
+"""The first ONNX Runtime whose CPU `Attention` passes every case: measured on 1.22 to 1.31, of
+which 1.22 lacks the opset, and 1.23 to 1.27 give NaN or numbers out of nowhere for a fully masked
+row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """A graph in a dialect.
+
+    Attributes:
+        file: What it is called, and how it is run.
+        model: The graph.
+        expected: What it has to look like.
+    """
+
+    file: GraphFile
+    model: ir.Model
+    expected: Expected
+
+
+def check_dialects(names: Sequence[str]) -> tuple[str, ...]:
+    """The dialects that are named, each once; those of ``"all"`` are optional.
+
+    Raises:
+        UsageError: If there is no dialect of a name.
+    """
+    for name in names:
+        if name not in (*DIALECTS, ALL):
+            raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(DIALECTS)}, {ALL}")
+    return tuple(dict.fromkeys(names))
+
+
+def first_graphs(dialects: Sequence[str]) -> list[GraphFile]:
+    """The graph that is there whatever is exported: its runtimes can start early."""
+    first = DIALECTS[0] if ALL in dialects else dialects[0]
+    return [GraphFile(file_name(first), first)]
+
+
+def forms_of(
+    exported: Exported, expected: Expected, dialects: Sequence[str]
+) -> tuple[list[Form], tuple[str, ...]]:
+    """The graph in every dialect.
+
+    Args:
+        exported: The canonical graph.
+        expected: What that has to look like.
+        dialects: As `check_dialects` gives them.
+
+    Returns:
+        The graphs, and notes on the dialects that do not fit.
+
+    Raises:
+        GraphError: If a dialect that is named does not fit.
+    """
+    forms: list[Form] = []
+    notes: list[str] = []
+    for dialect in DIALECTS if ALL in dialects else dialects:
+        try:
+            forms += _in_dialect(exported.model, expected, dialect)
+        except GraphError as error:
+            if dialect in dialects:
+                raise
+            notes.append(f"not in the {dialect} dialect: {error}")
+    return forms, tuple(notes)
+
+
+def _in_dialect(model: ir.Model, expected: Expected, dialect: str) -> list[Form]:
+    from attn_export.graph.checks import expected_of
+    from attn_export.graph.lower import lower
+
+    found = []
+    for regime, lowered in lower(model, dialect).items():
+        file = GraphFile(
+            file_name(dialect, regime), dialect, lowered.fixed, lowered.layouts, lowered.bound
+        )
+        found.append(Form(file, lowered.model, expected_of(file, expected)))
+    return found
+
+
+def file_name(dialect: str, regime: str = "") -> str:
+    """What a graph is called: ``model.onnx``, ``model.ort.decode.onnx``."""
+    parts = ["" if dialect == "standard" else dialect, regime]
+    return ".".join([Path(MODEL).stem, *filter(None, parts), "onnx"])
+
+
+def save_checked(forms: Sequence[Form], folder: Path) -> None:
+    """Write the graphs and their weights, and check each as it lies there.
+
+    Raises:
+        GraphError: If a check refuses one.
+    """
+    from attn_export.graph.checks import check_graph
+    from attn_export.graph.save import save_graphs
+
+    save_graphs({form.file.name: form.model for form in forms}, folder)
+    for form in forms:
+        findings = check_graph(folder / form.file.name, form.expected)
+        if findings:
+            first, *more = (f"{finding.check}: {finding.message}" for finding in findings)
+            where = "" if form.file.name == MODEL else f"{form.file.name}: "
+            raise GraphError(where + first + (f" (and {len(more)} more findings)" if more else ""))
+
+
+def manifest_entry(form: Form, origins: Mapping[str, str]) -> dict[str, Any]:
+    """What a manifest says of a graph.
+
+    Args:
+        form: The graph.
+        origins: Where each node of the canonical graph came from.
+    """
+    needs: dict[str, object] = {
+        "opset": form.model.opset_imports[""],
+        "ir_version": form.model.ir_version,
+    }
+    if form.file.dialect != "portable":
+        needs["onnxruntime"] = ORT_NEEDED
+    named = {str(node.name): _origin(str(node.name), origins) for node in form.model.graph}
+    return {
+        "dialect": form.file.dialect,
+        "needs": needs,
+        "fixed": dict(form.file.fixed),
+        "layouts": {name: list(order) for name, order in form.file.layouts.items()},
+        "bound": dict(form.file.bound),
+        "attentions": form.expected.attentions,
+        "ours": form.expected.ours,
+        "nodes": {name: origin for name, origin in named.items() if origin},
+    }
+
+
+def _origin(name: str, origins: Mapping[str, str]) -> str:
+    """Of a node, or of the one in whose place it was put: ``Attention/MatMul``."""
+    while name and name not in origins:
+        name = name.rpartition("/")[0]
+    return origins.get(name, "")

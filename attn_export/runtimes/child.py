@@ -1,0 +1,99 @@
+"""A process that this one started and speaks with: JSON, one object a line, over pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+TAIL = 300
+"""How many characters of what a crashed process said are kept."""
+
+
+class Child:
+    """One process. Nobody who waits for it spins: a thread blocks on its pipe.
+
+    Args:
+        command: What to start.
+        environment: Its environment; this process's own where None.
+    """
+
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            # Ctrl-C is for the process that the user started; it ends this one.
+            start_new_session=True,
+            text=True,
+            env=environment,
+        )
+        threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send one object. Has it ended? `hear` finds out."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+
+    def hear(self, seconds: float) -> dict[str, Any] | None:
+        """The next object that it sends; None when it has ended.
+
+        Raises:
+            TimeoutError: If nothing comes for so long.
+        """
+        try:
+            return self._said.get(timeout=seconds)
+        except queue.Empty as error:
+            raise TimeoutError(f"gave no sign of life for {seconds:g} s") from error
+
+    def how_it_died(self) -> str:
+        """Exit code or signal, and the last line that it wrote to stderr. Waits for its end."""
+        code = self._process.wait()
+        self._stderr.seek(0)
+        said = self._stderr.read().decode(errors="replace").strip().splitlines()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"ended with {how}" + (f": {said[-1][-TAIL:]}" if said else "")
+
+    def close(self) -> None:
+        """End the process and what it started."""
+        if self._process.poll() is None:
+            _kill(self._process)
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout, self._stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+    def _listen(self, stream: IO[str]) -> None:
+        try:
+            for line in stream:
+                self._said.put(json.loads(line))
+        except ValueError:
+            pass  # It printed garbage, or the stream was closed: both end the conversation.
+        self._said.put(None)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()

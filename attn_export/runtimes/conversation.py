@@ -1,0 +1,64 @@
+"""The other end of `Child`: how a process that was started hears and speaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from typing import Any, TextIO
+
+OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
+
+
+class Voice:
+    """Says events to the process that asked."""
+
+    def __init__(self, channel: TextIO) -> None:
+        self._channel = channel
+
+    def __call__(self, event: str, **values: Any) -> None:
+        """Say one event."""
+        self._channel.write(json.dumps({"event": event, **values}) + "\n")
+        self._channel.flush()
+
+
+def private_stdout() -> TextIO:
+    """The pipe to the other process; what engines print to stdout goes to stderr instead."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return channel
+
+
+def jobs_from_stdin() -> queue.Queue[dict[str, Any] | None]:
+    """Jobs as they come. When the other process is gone, so is this one, whatever it is doing."""
+    jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
+
+    def listen() -> None:
+        for line in sys.stdin:
+            jobs.put(json.loads(line))
+        os._exit(0)
+
+    threading.Thread(target=listen, daemon=True).start()
+    return jobs
+
+
+def limit_memory(mib: int) -> None:
+    """Let this process allocate so much; anything for 0."""
+    if mib <= 0:
+        return
+    import resource
+
+    # RLIMIT_DATA counts what is allocated, not mapped files; RLIMIT_AS would refuse CUDA, which
+    # reserves far more address space than it uses.
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = mib << 20 if hard == resource.RLIM_INFINITY else min(mib << 20, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def outcome_of(error: Exception) -> str:
+    """Whether an engine refused, or had too little memory."""
+    if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
+        return "out of memory"
+    return "refused"

@@ -1,0 +1,125 @@
+"""A whole decode in a runtime: one sequence, fed step by step into buffers that grow.
+
+What comes out is put together to what the whole sequence gives at once, so that it is compared
+with the same truth: every row of every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+Axes = Mapping[str, Sequence[str | int]]
+
+BATCH, NEW, ROOM = "batch", "query_len", "capacity"
+PAST, PRESENT, LENGTHS = "past_", "present_", "past_length"
+
+BLOCK = 64
+"""By how many keys the buffers grow."""
+
+PROMPT, CHUNK, EVERY = 5, 3, 10
+"""Tokens of the prompt; after it single tokens, but of each `EVERY` so many at once."""
+
+
+def decode(run: Callable[[Arrays], Arrays], inputs: Arrays, axes: Axes, *, single: bool) -> Arrays:
+    """Decode a sequence.
+
+    Args:
+        run: Runs the graph once.
+        inputs: Of the whole sequence; its buffers, of which nothing is held, are as long as it.
+        axes: The names of the axes of every input and output.
+        single: Whether the graph takes one token at a time only.
+
+    Returns:
+        What one run on `inputs` should give.
+
+    Raises:
+        ValueError: If an output of a step has not the sizes of the step.
+        Exception: Whatever `run` raises.
+    """
+    total = inputs["query"].shape[axes["query"].index(NEW)]
+    rooms = {n: axes[n].index(ROOM) for n in inputs if n.startswith(PAST) and ROOM in axes[n]}
+    caches = {name: _fit(inputs[name], at, 0) for name, at in rooms.items()}
+    held = capacity = 0
+    steps: dict[str, list[np.ndarray]] = {}
+    for count in _counts(total, single=single):
+        if held + count > capacity:
+            capacity += BLOCK
+            caches = {name: _fit(caches[name], at, capacity) for name, at in rooms.items()}
+        outputs = run(_piece(inputs, axes, held, count, capacity) | caches)
+        _check(outputs, axes, {NEW: count, ROOM: capacity}, held)
+        for name, array in outputs.items():
+            if NEW in axes.get(name, ()):
+                part = _keys_as_whole(array, axes[name], capacity, total)
+                steps.setdefault(name, []).append(part)
+        caches = {name: outputs[PRESENT + name.removeprefix(PAST)] for name in rooms}
+        held += count
+    return {
+        name: np.concatenate(steps[name], axes[name].index(NEW))
+        if name in steps
+        else _keys_as_whole(last, axes.get(name, ()), capacity, total)
+        for name, last in outputs.items()
+    }
+
+
+def _counts(total: int, *, single: bool) -> Iterator[int]:
+    """How many tokens each step has."""
+    done = 0
+    while done < total:
+        chunk = CHUNK if done % EVERY == PROMPT - CHUNK else 1
+        wanted = 1 if single else chunk if done else PROMPT
+        count = min(wanted, total - done)
+        yield count
+        done += count
+
+
+def _piece(inputs: Arrays, axes: Axes, held: int, count: int, capacity: int) -> Arrays:
+    """The inputs of some new tokens, but for the caches; masks have room for `capacity` keys."""
+    keys = held + count
+    piece = {}
+    for name, array in inputs.items():
+        part = array
+        for at, axis in enumerate(axes[name]):
+            if axis == NEW:
+                part = part.take(range(held, keys), axis=at)
+            elif axis == ROOM:
+                part = _fit(_fit(part, at, keys), at, capacity)
+        piece[name] = part
+    return piece | {LENGTHS: np.full_like(inputs[LENGTHS], held)}
+
+
+def _check(outputs: Arrays, axes: Axes, sizes: Mapping[str, int], held: int) -> None:
+    """Raise ValueError for an output of other sizes: cut and put together it might look right."""
+    for name, array in outputs.items():
+        named = axes.get(name, array.shape)
+        wanted = [
+            sizes.get(str(axis), size) for axis, size in zip(named, array.shape, strict=False)
+        ]
+        if len(named) != array.ndim or list(array.shape) != wanted:
+            raise ValueError(
+                f"{name} is {list(array.shape)} where its axes are {list(named)}, after "
+                f"{held} tokens, with {sizes[NEW]} new ones and room for {sizes[ROOM]}"
+            )
+
+
+def _keys_as_whole(
+    array: np.ndarray, axes: Sequence[str | int], capacity: int, total: int
+) -> np.ndarray:
+    """An output with as many keys as the whole has; learned ones stay behind them."""
+    for at, axis in enumerate(axes):
+        if isinstance(axis, str) and axis not in (BATCH, NEW):
+            keys, learned = np.split(array, [capacity], axis=at)
+            array = np.concatenate([_fit(keys, at, total), learned], axis=at)
+    return array
+
+
+def _fit(array: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """An array of another size along an axis: cut, or with zeros behind it."""
+    shape = list(array.shape)
+    shape[axis] = size
+    fitted = np.zeros(shape, array.dtype)
+    kept = tuple(slice(min(sizes)) for sizes in zip(array.shape, shape, strict=True))
+    fitted[kept] = array[kept]
+    return fitted

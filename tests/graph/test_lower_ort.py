@@ -1,0 +1,84 @@
+"""`Attention` nodes in ONNX Runtime's own operators: what the reference evaluator gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from attention_forms import FORMS, IN_PLACE, SIZES, Form, attributes, session
+from onnx.reference import ReferenceEvaluator
+from onnxruntime import InferenceSession, OrtValue
+
+from attn_export.graph.lower import DECODE, Lowered, lower
+
+FLASH = {
+    f"{sharing}, {rank}, {name}": Form(
+        heads=heads, packed=rank == "3-D", widths=(8, 8), own_keys=True, **options  # type: ignore[arg-type]
+    )
+    for sharing, heads in {"mha": (4, 4), "gqa": (4, 2), "mqa": (4, 1)}.items()
+    for rank in ("3-D", "4-D")
+    for name, options in {
+        "causal": {"attributes": attributes(is_causal=1)},
+        "causal, softcap, scale": {"attributes": attributes(is_causal=1, softcap=0.7, scale=0.3)},
+        "causal, padding": {"attributes": attributes(is_causal=1), "mask": ("B", 1, "L", "S")},
+        "causal, float mask": {
+            "attributes": attributes(is_causal=1), "mask": ("L", "S"), "mask_type": "float",
+        },
+        "causal, past": {"attributes": attributes(is_causal=1), "past": True, "outputs": 3},
+        "causal, past, mask of each head": {
+            "attributes": attributes(is_causal=1), "past": True, "outputs": 3,
+            "mask": ("B", 4, "L", "S"),
+        },
+        "half, causal": {"attributes": attributes(is_causal=1), "half": True},
+    }.items()
+}  # fmt: skip
+ALL = FORMS | IN_PLACE | FLASH
+
+
+def lowered(form: Form) -> dict[str, Lowered]:
+    return lower(ir.from_proto(form.model()), "ort")
+
+
+def bound_run(
+    engine: InferenceSession, inputs: dict[str, np.ndarray], form: Lowered
+) -> list[np.ndarray]:
+    """The outputs, in their usual layout; caches lie in one buffer where the form says so."""
+    given = {name: laid_out(form, name, array) for name, array in inputs.items()}
+    values = {name: OrtValue.ortvalue_from_numpy(array) for name, array in given.items()}
+    binding = engine.io_binding()
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    names = [output.name for output in engine.get_outputs()]
+    for name in names:
+        if name in form.bound:
+            binding.bind_ortvalue_output(name, values[form.bound[name]])
+        else:
+            binding.bind_output(name)
+    engine.run_with_iobinding(binding)
+    outputs = dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
+    return [laid_out(form, name, array) for name, array in outputs.items()]
+
+
+def laid_out(form: Lowered, name: str, array: np.ndarray) -> np.ndarray:
+    """In the order of axes of the form; that of two axes swapped is its own inverse."""
+    order = form.layouts.get(name)
+    return np.ascontiguousarray(array.transpose(order)) if order else array.copy()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_form_gives_what_the_reference_gives(name: str):
+    form = ALL[name]
+    reference, tolerance = ReferenceEvaluator(form.model()), 4e-3 if form.half else 2e-6
+    forms = lowered(form)
+    for regime, one in forms.items():
+        engine = session(one.model)
+        for B, L, N, P in SIZES:
+            L = 1 if regime == DECODE else L
+            if "short" in form.mask and N + P * form.past < 2:
+                continue
+            inputs = form.draw(B, L, 1 if regime == DECODE and form.new == "N" else N, P)
+            with np.errstate(all="ignore"):
+                wanted = reference.run(None, inputs)
+            for got, other in zip(bound_run(engine, inputs, one), wanted, strict=True):
+                assert got.dtype == other.dtype
+                np.testing.assert_allclose(got, other, rtol=tolerance, atol=tolerance)
