@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         MultiHeadAttention,
         MultiQueryAttention,
     )
+    from attn_export.decoding.session import DecodeSession
     from attn_export.jobs.build import build
     from attn_export.jobs.verify import verify
     from attn_export.nouns import Report
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attention": "attn_export.attention",
     "AttentionSpec": "attn_export.spec",
+    "DecodeSession": "attn_export.decoding.session",
     "GroupedQueryAttention": "attn_export.attention",
     "MultiHeadAttention": "attn_export.attention",
     "MultiQueryAttention": "attn_export.attention",
@@ -37,6 +39,7 @@ _HOMES = {
 __all__ = [
     "Attention",
     "AttentionSpec",
+    "DecodeSession",
     "GroupedQueryAttention",
     "MultiHeadAttention",
     "MultiQueryAttention",

@@ -31,6 +31,7 @@ FLOORS = {
     "scratch": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
     "parity/measures": 1, "parity/gate": 1, "parity/__init__": 1,
+    "bench/": 3, "bench/peers_export": 4, "decoding/": 3,
     "bundle": 2, "subject/": 2, "user_module": 3,
     "export/": 3, "parity/": 3, "blame": 1,
     "report/": 4,
@@ -41,15 +42,18 @@ FLOORS = {
 
 WITH_TORCH = (
     "attention/", "weights/", "subject/", "user_module", "export/", "parity/oracle",
-    "parity/widened",
+    "parity/widened", "bench/peers_plain", "bench/peers_spec", "bench/peers_roofs",
+    "bench/peers_export",
 )  # fmt: skip
 
 ONLY_IN = {
     "torch": WITH_TORCH,
-    "onnxruntime": ("runtimes/ort_cpu", "runtimes/ort_cuda"),
+    "onnxruntime": ("runtimes/ort_cpu", "runtimes/ort_cuda", "bench/ort_graph", "decoding/bound"),
+    "openvino": ("bench/openvino_graph",),
+    "matplotlib": ("report/bench_chart",),
     "onnx.reference": ("runtimes/onnx_reference",),
     "onnxscript": ("graph/canonical", "export/attention_form"),
-    "onnx_ir": ("graph/", "export/"),
+    "onnx_ir": ("graph/", "export/", "jobs/forms"),
     "safetensors": ("weights/", "graph/save"),
     "click": ("cli/",),
     "rich": ("cli/", "report/"),
@@ -175,6 +179,9 @@ def loaded_by(code: str) -> set[str]:
         ("attn_export.jobs.check", "torch onnx_ir onnxscript onnxruntime rich"),
         ("attn_export.runtimes.catalogue", "torch onnx onnxruntime"),
         ("attn_export.runtimes.worker", "torch onnx onnxruntime"),
+        ("attn_export.jobs.bench", "torch onnx_ir onnxruntime rich matplotlib openvino"),
+        ("attn_export.bench.worker", "torch onnx onnxruntime"),
+        ("attn_export.report.bench_chart", "torch onnx matplotlib"),
         ("attn_export.report.terminal", "torch numpy onnx"),
         ("attn_export.parity.replay", "torch onnx onnxruntime"),
     ],
@@ -227,7 +234,7 @@ def test_a_command_works_where_there_is_no_torch(arguments, bundle, without_torc
 # -- the public interface ---------------------------------------------------------------------
 
 PUBLIC = [
-    "Attention", "AttentionSpec", "GroupedQueryAttention", "MultiHeadAttention",
+    "Attention", "AttentionSpec", "DecodeSession", "GroupedQueryAttention", "MultiHeadAttention",
     "MultiQueryAttention", "Report", "Subject", "build", "verify",
 ]  # fmt: skip
 

@@ -25,14 +25,15 @@ FEW_SHAPES = {"phi-3-mini": 20}
 
 def test_the_models_are_the_ones_that_the_project_promises():
     assert {path.stem for path in SPECS} == LARGE | {
-        "mha", "mqa", "gqa", "cross", "bert-base", "whisper-small-cross", "gpt2", "qwen3-0.6b",
+        "mha", "mqa", "gqa", "gqa-in-place", "cross", "bert-base", "whisper-small-cross", "gpt2",
+        "qwen3-0.6b",
         "gemma-2-2b", "gpt-neox-410m", "bloom-560m", "t5-base-decoder", "qwen2-0.5b",
         "llama-3.2-1b", "gemma-3-1b", "bart-base-cross", "whisper-small-encoder",
     }  # fmt: skip
 
 
 def shapes_of(spec: AttentionSpec) -> list:
-    return lattice(axis_names(spec.inputs(), spec.relations), spec.relations)
+    return lattice(axis_names(spec.inputs(), spec.sums), spec.sums)
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from attn_export.cli.bench import bench_command
 from attn_export.cli.options import report_options, runtime_options, spec_options
 from attn_export.cli.source import Source
 from attn_export.errors import (
@@ -84,7 +85,13 @@ def cli() -> None:
     metavar="N",
     help="Mean-pool the key/value heads of the checkpoint to so many.",
 )
-@click.option("--dialect", "dialects", multiple=True, metavar="NAME", help="standard, or all.")
+@click.option(
+    "--dialect",
+    "dialects",
+    multiple=True,
+    metavar="NAME",
+    help="standard, portable, ort, or all that fit.  [all]",
+)
 @runtime_options
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of the weights.")
 @click.option(
@@ -174,7 +181,7 @@ def check_command(model: Path) -> int:
 
 @cli.command("lower")
 @click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
-@click.option("--dialect", required=True, metavar="NAME", help="standard or portable.")
+@click.option("--dialect", required=True, metavar="NAME", help="standard, portable, ort.")
 @click.option(
     "--output",
     required=True,
@@ -186,14 +193,18 @@ def lower_command(model: Path, dialect: str, output: Path) -> int:
     """Rewrite the Attention nodes of any ONNX file.
 
     standard: ai.onnx Attention, opset 23 or 24. portable: opset 18, without Attention, for
-    runtimes that have no such operator.
+    runtimes that have no such operator. ort: the fastest forms in ONNX Runtime; with a KV cache,
+    a graph for one query a step goes to OUT.decode.onnx.
     """
     from attn_export.jobs.lower import lower_file
 
-    found = lower_file(model, output, dialect)
-    counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
-    click.echo(f"{output}: {dialect}: {counts}")
+    for path, found in lower_file(model, output, dialect).items():
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
+        click.echo(f"{path}: {dialect}: {counts}")
     return 0
+
+
+cli.add_command(bench_command)
 
 
 @cli.command("runtimes")

@@ -73,7 +73,7 @@ SPEC_OPTIONS = {
     "softcap": (float, "Scores become softcap * tanh(score / softcap)."),
     "relative_buckets": (click.IntRange(min=0), "Buckets of T5's relative bias."),
     "relative_max_distance": (click.IntRange(min=1), "Distances that share the last bucket."),
-    "cache": (click.Choice(CACHES), "KV cache: none, or append (past in, present out)."),
+    "cache": (click.Choice(CACHES), "KV cache: none, appended to, or buffers written in place."),
     "dtype": (click.Choice(DTYPES), "Of weights, inputs and outputs.  [default: float32]"),
 }
 SPEC_FLAGS = {

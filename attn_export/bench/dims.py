@@ -1,0 +1,101 @@
+"""The sizes of one attention, and what it has to compute and read at least."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from attn_export.bench.arrays import Feed
+from attn_export.bench.results import Work
+
+FLOAT32 = 4
+"""Bytes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Dims:
+    """One attention, with all its sizes; float32.
+
+    Attributes:
+        batch: B.
+        query_len: L, new tokens.
+        key_len: S, the past included; more than L means that there is a cache.
+        num_heads: H.
+        num_kv_heads: Hkv.
+        head_dim: D.
+        embed_dim: E of the whole layer; 0 for attention alone, without projections.
+        causal: Whether query i sees keys up to P + i only.
+    """
+
+    batch: int = 1
+    query_len: int
+    key_len: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    embed_dim: int = 0
+    causal: bool = False
+
+    @property
+    def past_len(self) -> int:
+        """P, tokens in the cache before the run."""
+        return self.key_len - self.query_len
+
+    @property
+    def work(self) -> Work:
+        """Two matrix products over what each query sees, and the projections."""
+        B, L, S = self.batch, self.query_len, self.key_len
+        pairs = L * self.past_len + L * (L + 1) / 2 if self.causal else L * S
+        weights = self.embed_dim * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
+        flops = 4 * B * self.num_heads * self.head_dim * pairs + 2 * B * L * weights
+        cache = 2 * B * self.num_kv_heads * S * self.head_dim
+        return Work(flops, FLOAT32 * (cache + weights), B * L)
+
+    @property
+    def score_bytes(self) -> int:
+        """Memory of all scores [B, H, L, S], where they are written out."""
+        return FLOAT32 * self.batch * self.num_heads * self.query_len * self.key_len
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The axes by name."""
+        return {
+            "batch": self.batch, "query_len": self.query_len, "past_len": self.past_len,
+            "total_len": self.key_len, "capacity": self.key_len,
+        }  # fmt: skip
+
+    def new(self) -> dict[str, Feed]:
+        """What comes with every run: query, and key and value of attention alone."""
+        B, L, D = self.batch, self.query_len, self.head_dim
+        if self.embed_dim:
+            return {"query": Feed((B, L, self.embed_dim))}
+        heads = {"query": self.num_heads, "key": self.num_kv_heads, "value": self.num_kv_heads}
+        if self.past_len:
+            return {name: Feed((B, H, L, D)) for name, H in heads.items()}
+        return {name: Feed((B, L, H * D)) for name, H in heads.items()}
+
+    def cache(self, length: int) -> Feed:
+        """Keys or values of so many tokens."""
+        return Feed((self.batch, self.num_kv_heads, length, self.head_dim))
+
+    def inputs(self, *, in_place: bool) -> dict[str, Feed]:
+        """Everything that a graph takes."""
+        if not self.past_len:
+            return self.new()
+        past = self.cache(self.key_len if in_place else self.past_len)
+        found = {**self.new(), "past_key": past, "past_value": past}
+        if in_place:
+            found["past_length"] = Feed((self.batch,), "int64", self.past_len)
+        return found
+
+    def outputs(self) -> dict[str, Feed]:
+        """Everything that a graph gives."""
+        query = self.new()["query"]
+        if not self.past_len:
+            return {"output": query}
+        present = self.cache(self.key_len)
+        return {"output": query, "present_key": present, "present_value": present}
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values, which the constructor takes."""
+        return dataclasses.asdict(self)

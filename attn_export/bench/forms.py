@@ -1,0 +1,43 @@
+"""One of our own graphs, and what it takes to run it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from attn_export.bench.arrays import Feed
+from attn_export.bench.results import Candidate, Work
+from attn_export.nouns import GraphFile
+
+
+def takes(graph: GraphFile, sizes: Mapping[str, int]) -> bool:
+    """Whether a graph is made for these sizes."""
+    return all(sizes.get(axis, size) == size for axis, size in graph.fixed.items())
+
+
+def as_candidate(
+    name: str,
+    folder: Path,
+    graph: GraphFile,
+    inputs: Mapping[str, Feed],
+    outputs: Mapping[str, Feed],
+    work: Work,
+) -> Candidate:
+    """A graph in ONNX Runtime.
+
+    Args:
+        name: What it is called in the contest.
+        folder: Where the graph lies.
+        graph: Its file, its layouts, and what is written in place.
+        inputs: As the bundle states them.
+        outputs: Likewise.
+        work: What one run has to do.
+    """
+    options = {
+        "file": str(folder / graph.name),
+        "inputs": {name: feed.to_json() for name, feed in inputs.items()},
+        "outputs": {name: feed.to_json() for name, feed in outputs.items()},
+        "layouts": {name: list(axes) for name, axes in graph.layouts.items()},
+        "bound": dict(graph.bound),
+    }
+    return Candidate(name, "ours", "graph", options, work)

@@ -1,0 +1,136 @@
+"""The regimes of `scripts/bench_peers` and what is to be reached in each."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from attn_export.bench.dims import Dims
+from attn_export.bench.results import Contest, Measured
+
+HEADS, HEAD_DIM, EMBED_DIM = 16, 64, 1024
+STATIC, BARE, ROOF, MEMORY = "torch static cache", "bare export, ORT", "sgemm roof", "memory growth"
+PREFILL_PEERS = ("torch SDPA", "torch.compile", BARE, "OpenVINO f32")
+MIB = 1 << 20
+OURS = "ours"
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """What is to be reached.
+
+    Attributes:
+        against: The peer; ``"best peer"``, ``"sgemm roof"``, or ``"memory growth"``.
+        limit: Of the ratio of medians, at most; of the roof, at least; of memory, MiB at most.
+    """
+
+    against: str
+    limit: float
+
+    def figure(self, contest: Contest) -> float:
+        """What was measured; NaN where something did not run."""
+        ours = contest.named(OURS)
+        if ours is None:
+            return float("nan")
+        if self.against == ROOF:
+            return contest.fraction(ours)
+        if self.against == MEMORY:
+            return float("nan") if ours.growth is None else ours.growth / MIB
+        return contest.ratio(ours, *self._peers)
+
+    def peer(self, contest: Contest) -> Measured | None:
+        """The one that it is measured against, if it ran."""
+        return contest.best_peer(*self._peers)
+
+    @property
+    def _peers(self) -> tuple[str, ...]:
+        return PREFILL_PEERS if self.against == "best peer" else (self.against,)
+
+    def met(self, contest: Contest) -> bool:
+        """Whether it was reached; not where it was not measured."""
+        figure = self.figure(contest)
+        return figure >= self.limit if self.against == ROOF else figure <= self.limit
+
+    @property
+    def text(self) -> str:
+        """The limit with its sign and unit."""
+        if self.against == MEMORY:
+            return f"≤ {self.limit:g} MiB"
+        return f"{'≥' if self.against == ROOF else '≤'} {self.limit:.2f}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Regime:
+    """One contest and its goals. Those of the whole layer are shown beside those of the core."""
+
+    name: str
+    dims: Dims
+    goals: tuple[Goal, ...]
+
+    @property
+    def of_layer(self) -> bool:
+        """Whether projections are part of it."""
+        return bool(self.dims.embed_dim)
+
+
+def regimes() -> list[Regime]:
+    """All of them: each for attention alone, then for the whole layer."""
+    cores = [*_decode(), *_prefill(), *_short()]
+    found = []
+    for core in cores:
+        found.append(core)
+        layer = dataclasses.replace(core.dims, embed_dim=EMBED_DIM)
+        found.append(Regime(f"{core.name}, layer", layer, core.goals))
+    return found
+
+
+def _decode() -> list[Regime]:
+    rows = (  # Hkv, S, against the static cache, against the bare export
+        ("MHA", 16, 4096, 0.80, 0.40),
+        ("GQA", 4, 4096, 0.80, 0.25),
+        ("GQA", 4, 8192, 0.80, 0.25),
+        ("MQA", 1, 8192, 0.35, 0.08),
+    )
+    return [
+        Regime(
+            f"decode {kind}, B 8, S {S}",
+            _dims(batch=8, query_len=1, key_len=S, num_kv_heads=Hkv, causal=True),
+            (Goal(STATIC, static), Goal(BARE, bare)),
+        )
+        for kind, Hkv, S, static, bare in rows
+    ]
+
+
+def _prefill() -> list[Regime]:
+    rows = (  # causal, L, against the best peer, memory
+        (False, 2048, 0.98, None),
+        (False, 8192, 0.85, 300),
+        (True, 2048, 1.03, None),
+        (True, 8192, 1.03, 320),
+    )
+    found = []
+    for causal, L, ratio, memory in rows:
+        goals = (Goal("best peer", ratio), *((Goal(MEMORY, memory),) if memory else ()))
+        kind = "causal" if causal else "full"
+        found.append(Regime(f"prefill {kind}, L {L}", _dims(query_len=L, causal=causal), goals))
+    return found
+
+
+def _short() -> list[Regime]:
+    return [
+        Regime(f"short prefill, L {L}", _dims(query_len=L), (Goal(ROOF, 0.90),))
+        for L in (128, 256, 512)
+    ]
+
+
+def _dims(
+    *,
+    query_len: int,
+    key_len: int = 0,
+    batch: int = 1,
+    num_kv_heads: int = HEADS,
+    causal: bool = False,
+) -> Dims:
+    return Dims(
+        batch=batch, query_len=query_len, key_len=key_len or query_len, num_heads=HEADS,
+        num_kv_heads=num_kv_heads, head_dim=HEAD_DIM, causal=causal,
+    )  # fmt: skip

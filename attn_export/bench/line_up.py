@@ -1,0 +1,115 @@
+"""Who takes part in a regime of `scripts/bench_peers`: ours, the peers, the roofs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attn_export.bench.dims import Dims
+from attn_export.bench.exported import make_graph
+from attn_export.bench.forms import as_candidate
+from attn_export.bench.goals import BARE, OURS, ROOF, STATIC, Regime
+from attn_export.bench.graphs import save_core
+from attn_export.bench.lowering import form_for, lowered_forms
+from attn_export.bench.results import Candidate
+from attn_export.bench.roofs import gemm_roofs, missing, read_roofs
+from attn_export.errors import AttnExportError, one_line
+
+DIALECT = "ort"
+ALONE_FROM = 1 << 30
+"""Bytes of scores from which a graph that writes them out lives for its own turns only."""
+
+
+def line_up(regime: Regime, folder: Path) -> list[Candidate]:
+    """The candidates of a regime.
+
+    Args:
+        regime: What is measured.
+        folder: For graphs; what is there already is used again.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    dims = regime.dims
+    peers = [*_torch(dims), *_exported(dims, folder)]
+    return [_ours(dims, folder), *peers, *_roofs(regime, folder)]
+
+
+def _ours(dims: Dims, folder: Path) -> Candidate:
+    try:
+        return _lowered(dims, folder)
+    except (AttnExportError, RuntimeError) as error:
+        return Candidate(OURS, "ours", "graph", {}, dims.work, reason=one_line(error))
+
+
+def _lowered(dims: Dims, folder: Path) -> Candidate:
+    canonical = folder / "ours.onnx"
+    if dims.embed_dim:
+        make_graph({"what": "canonical", "spec": layer_spec(dims)}, canonical)
+    else:
+        save_core(dims, canonical)
+    form = form_for(lowered_forms(canonical, DIALECT, folder), dims.sizes)
+    in_place = bool(dims.past_len) and "past_length" in _inputs_of(folder / form.name)
+    return as_candidate(
+        OURS, folder, form, dims.inputs(in_place=in_place), dims.outputs(), dims.work
+    )
+
+
+def layer_spec(dims: Dims) -> dict[str, Any]:
+    """The spec of a whole layer, without biases."""
+    return {
+        "embed_dim": dims.embed_dim, "num_heads": dims.num_heads,
+        "num_kv_heads": dims.num_kv_heads, "head_dim": dims.head_dim, "bias": "none",
+        "causal": dims.causal, "cache": "in-place" if dims.past_len else "none",
+    }  # fmt: skip
+
+
+def _torch(dims: Dims) -> list[Candidate]:
+    reason = missing("torch")
+
+    def plain(name: str, *, static: bool, compiled: bool) -> Candidate:
+        options = {"dims": dims.to_json(), "static": static, "compile": compiled}
+        return Candidate(name, "peer", "plain", options, dims.work, reason=reason)
+
+    if not dims.past_len:
+        eager = plain("torch SDPA", static=False, compiled=False)
+        return [eager, plain("torch.compile", static=False, compiled=True)]
+    return [
+        plain("torch SDPA", static=False, compiled=False),
+        plain(STATIC, static=True, compiled=False),
+        plain("torch.compile", static=True, compiled=True),
+    ]
+
+
+def _exported(dims: Dims, folder: Path) -> list[Candidate]:
+    """The bare exporter's graph in ONNX Runtime and in OpenVINO."""
+    file = folder / "bare.onnx"
+    alone = dims.score_bytes >= ALONE_FROM
+    inputs = {name: feed.to_json() for name, feed in dims.inputs(in_place=False).items()}
+    outputs = {name: feed.to_json() for name, feed in dims.outputs().items()}
+    job = {"what": "bare", "dims": dims.to_json()}
+    bare = {"file": str(file), "inputs": inputs, "outputs": outputs, "export": job}
+    found = [
+        Candidate(BARE, "peer", "graph", bare, dims.work, alone=alone, reason=missing("torch"))
+    ]
+    if not dims.past_len:
+        reason = missing("openvino") or missing("torch")
+        options = {"file": str(file), "inputs": inputs, "export": job}
+        openvino = Candidate(
+            "OpenVINO f32", "peer", "openvino", options, dims.work, alone=alone, reason=reason
+        )
+        found.append(openvino)
+    return found
+
+
+def _roofs(regime: Regime, folder: Path) -> list[Candidate]:
+    if regime.dims.past_len:
+        return read_roofs(folder)
+    if any(goal.against == ROOF for goal in regime.goals):
+        width = regime.dims.num_heads * regime.dims.head_dim
+        return gemm_roofs(folder, (regime.dims.query_len, width, width))
+    return gemm_roofs(folder)
+
+
+def _inputs_of(file: Path) -> set[str]:
+    import onnx
+
+    return {value.name for value in onnx.load(file, load_external_data=False).graph.input}

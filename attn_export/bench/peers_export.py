@@ -1,0 +1,152 @@
+"""Graphs that need torch to be made: `python -m attn_export.bench.peers_export JOB.json FILE`.
+
+The bare ones are what `torch.onnx.export(dynamo=True)` gives for a plain module with its default
+options, and nothing else done to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_export.attention import Attention
+from attn_export.bench.dims import Dims
+from attn_export.bench.feeds import feeds_of
+from attn_export.bench.peers_plain import PlainAttention, tensor
+from attn_export.spec import AttentionSpec
+
+Axes = Mapping[str, Mapping[int, str]]
+EXAMPLE = {"batch": 2, "query_len": 5, "past_len": 7, "total_len": 12, "key_len": 6}
+
+
+def bare_plain(dims: Dims, file: Path) -> None:
+    """Export `PlainAttention`."""
+    example = Dims(**{**dims.to_json(), "batch": 2, "query_len": 5, "key_len": 5})
+    if dims.past_len:
+        # One new token in the example too: as plain code would be exported for decoding.
+        example = Dims(**{**dims.to_json(), "batch": 2, "query_len": 1, "key_len": 8})
+    feeds = example.inputs(in_place=False)
+    inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
+    heads = bool(dims.past_len)
+    axes: dict[str, dict[int, str]] = {}
+    for name in inputs:
+        past = name.startswith("past_")
+        wide = heads and (past or not dims.embed_dim)
+        length = "past_len" if past else "query_len"
+        # The new token of a decoding step is always one.
+        axes[name] = {0: "batch"} if heads and not past else {0: "batch", 2 if wide else 1: length}
+    names = list(dims.outputs())
+    _bare(PlainAttention(dims).eval(), inputs, axes, names, file)
+
+
+def bare_spec(spec: AttentionSpec, file: Path) -> None:
+    """Export the `Attention` of a spec as the plain module that it is."""
+    inputs, axes = _example(spec)
+    _bare(Attention(spec).eval(), inputs, axes, list(spec.output_shapes()), file)
+
+
+def canonical(spec: AttentionSpec, file: Path) -> None:
+    """Export a spec as attn-export does, to its canonical graph."""
+    from attn_export.export import export
+    from attn_export.graph.save import save_graph
+    from attn_export.subject import Subject
+
+    save_graph(export(Subject.from_spec(spec)).model, file)
+
+
+def dialect_times(spec: AttentionSpec, dialect: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of one more dialect, and of a whole export, in turn and after one run of each."""
+    from attn_export.export import export
+    from attn_export.graph.lower import lower
+    from attn_export.subject import Subject
+
+    model = export(Subject.from_spec(spec)).model
+    module, (inputs, axes) = Attention(spec).eval(), _example(spec)
+    names = list(spec.output_shapes())
+    calls: dict[str, Callable[[], object]] = {
+        "lower": lambda: lower(model, dialect),
+        "torch.onnx.export": lambda: _program(module, inputs, axes, names),
+    }
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    with _silence():
+        for number in range(rounds + 1):
+            for name, call in calls.items():
+                started = time.perf_counter()
+                call()
+                if number:
+                    found[name].append(time.perf_counter() - started)
+    return found
+
+
+def _example(spec: AttentionSpec) -> tuple[dict[str, Tensor], Axes]:
+    sizes = {**EXAMPLE, "capacity": EXAMPLE["total_len"]}
+    feeds = feeds_of(spec.inputs(), sizes)
+    inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
+    axes = {
+        name: {axis: size for axis, size in enumerate(wanted.shape) if isinstance(size, str)}
+        for name, wanted in spec.inputs().items()
+    }
+    return inputs, axes
+
+
+def _bare(
+    module: nn.Module, inputs: Mapping[str, Tensor], axes: Axes, names: list[str], file: Path
+) -> None:
+    with _silence():
+        program = _program(module, inputs, axes, names)
+        # Written beside and renamed: whoever finds the file finds all of it.
+        beside = file.with_name(f"{file.stem}.part.onnx")
+        program.save(str(beside), external_data=False)
+    beside.replace(file)
+
+
+def _program(module: nn.Module, inputs: Mapping[str, Tensor], axes: Axes, names: list[str]) -> Any:
+    parameters = list(inputs)
+    return torch.onnx.export(
+        module,
+        (),
+        kwargs=dict(inputs),
+        dynamo=True,
+        input_names=parameters,
+        output_names=names,
+        dynamic_shapes={name: dict(axes[name]) for name in parameters},
+        verbose=False,
+    )
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def main() -> None:
+    """Do one job and write one file."""
+    job, file = json.loads(sys.argv[1]), Path(sys.argv[2])
+    if job["what"] == "bare":
+        bare_plain(Dims(**job["dims"]), file)
+        return
+    spec = AttentionSpec.from_dict(job["spec"])
+    if job["what"] == "bare spec":
+        bare_spec(spec, file)
+    elif job["what"] == "canonical":
+        canonical(spec, file)
+    else:
+        file.write_text(json.dumps(dialect_times(spec, job["dialect"], job["rounds"])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Attention as one would write it in PyTorch, to be measured against and exported bare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attn_export.bench.arrays import Feed, filled
+from attn_export.bench.dims import Dims
+from attn_export.bench.prepared import Prepared
+
+
+class PlainAttention(nn.Module):
+    """Projections where there are any, a cache that grows by concatenation, and SDPA.
+
+    Args:
+        dims: Its widths. Batch and lengths are those of the inputs.
+    """
+
+    q_proj: nn.Module
+    k_proj: nn.Module
+    v_proj: nn.Module
+    out_proj: nn.Module
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__()
+        self.dims = dims
+        E, q, kv = dims.embed_dim, dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
+        widths = {"q_proj": (E, q), "k_proj": (E, kv), "v_proj": (E, kv), "out_proj": (q, E)}
+        for name, (wide, out) in widths.items():
+            self.add_module(name, nn.Linear(wide, out, bias=False) if E else nn.Identity())
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Attend; with a past also the keys and values with the new ones behind them."""
+        q, k, v = self._heads(query, key, value)
+        present: tuple[Tensor, ...] = ()
+        if past_key is not None and past_value is not None:
+            k, v = torch.cat([past_key, k], dim=2), torch.cat([past_value, v], dim=2)
+            present = (k, v)
+        # One new token sees everything, which needs no mask.
+        causal = self.dims.causal and past_key is None
+        output = self._joined(self._attend(q, k, v, causal))
+        return (output, *present) if present else output
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+        shared = self.dims.num_heads != self.dims.num_kv_heads
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=shared)
+
+    def _heads(
+        self, query: Tensor, key: Tensor | None, value: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as [B, heads, L, D]."""
+        found = (self.q_proj(query),
+                 self.k_proj(query if key is None else key),
+                 self.v_proj(query if value is None else value))  # fmt: skip
+        if query.dim() == 4:
+            return found
+        q, k, v = (x.unflatten(-1, (-1, self.dims.head_dim)).transpose(1, 2) for x in found)
+        return q, k, v
+
+    def _joined(self, attended: Tensor) -> Tensor:
+        """As wide as the query."""
+        if not self.dims.embed_dim and self.dims.past_len:
+            return attended
+        joined: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2))
+        return joined
+
+
+class StaticAttention(PlainAttention):
+    """The same with a cache of fixed capacity, written in place."""
+
+    def __init__(self, dims: Dims) -> None:
+        super().__init__(dims)
+        self.keys, self.values = (tensor(dims.cache(dims.key_len), seed) for seed in (1, 2))
+        self.place = torch.arange(dims.past_len, dims.key_len)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        past_key: Tensor | None = None,  # noqa: ARG002 (the past is in the cache already)
+        past_value: Tensor | None = None,  # noqa: ARG002
+    ) -> Tensor:
+        """Attend to the part of the cache that is filled."""
+        q, k, v = self._heads(query, key, value)
+        filled_len = self.dims.key_len
+        self.keys.index_copy_(2, self.place, k)
+        self.values.index_copy_(2, self.place, v)
+        k, v = self.keys[:, :, :filled_len], self.values[:, :, :filled_len]
+        return self._joined(self._attend(q, k, v, causal=False))
+
+
+def make(options: Mapping[str, Any], threads: int) -> Prepared:
+    """`PlainAttention` ready to run.
+
+    Args:
+        options: ``dims``; ``static``, whether the cache is; ``compile``, whether torch.compile is
+            used, which needs a C++ compiler and Python's headers.
+        threads: Threads for computing.
+    """
+    prepare_torch(threads)
+    dims = Dims(**options["dims"])
+    module = (StaticAttention if options["static"] else PlainAttention)(dims).eval()
+    feeds = dims.new() if options["static"] else dims.inputs(in_place=False)
+    inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
+    return ready(module, inputs, compiled=options["compile"])
+
+
+def prepare_torch(threads: int) -> None:
+    """So many threads, and float32 throughout."""
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision("highest")
+
+
+def tensor(feed: Feed, seed: int) -> Tensor:
+    """A tensor in memory like that of every other candidate."""
+    array = filled(feed, seed)
+    if feed.dtype == "bfloat16":
+        return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def ready(module: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool) -> Prepared:
+    """A module and its inputs, compiled where wanted."""
+    call: Callable[..., object] = torch.compile(module, dynamic=False) if compiled else module
+
+    def run() -> object:
+        with torch.inference_mode():
+            return call(**inputs)
+
+    if compiled:
+        run()  # its first call compiles, which is no part of what is measured
+    return Prepared(run, {"threads": torch.get_num_threads(), "precision": "highest"})

@@ -1,0 +1,29 @@
+"""What the machine can do in PyTorch: a bare GEMM, a bare read of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from attn_export.bench.arrays import Feed
+from attn_export.bench.peers_plain import prepare_torch, tensor
+from attn_export.bench.prepared import Prepared
+
+
+def make(options: Mapping[str, Any], threads: int) -> Prepared:
+    """A roof.
+
+    Args:
+        options: ``gemm``, the sizes [M, K, N] of a product; or ``read``, so many floats.
+        threads: Threads for computing.
+    """
+    prepare_torch(threads)
+    if "gemm" in options:
+        M, K, N = options["gemm"]
+        a, b = tensor(Feed((M, K)), 0), tensor(Feed((K, N)), 1)
+        out = torch.empty(M, N)
+        return Prepared(lambda: torch.mm(a, b, out=out))
+    numbers = tensor(Feed((options["read"],)), 0)
+    return Prepared(numbers.sum)

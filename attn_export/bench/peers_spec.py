@@ -1,0 +1,75 @@
+"""The layer of a spec in PyTorch: as it is, with a static cache, compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_export.attention import Attention
+from attn_export.bench.arrays import Feed
+from attn_export.bench.feeds import feeds_of
+from attn_export.bench.peers_plain import prepare_torch, ready, tensor
+from attn_export.bench.prepared import Prepared
+from attn_export.spec import AttentionSpec
+
+
+class StaticCache(Attention):
+    """`Attention` for one new token, its keys and values written in place."""
+
+    def hold(self, keys: Tensor, values: Tensor, past_len: int) -> None:
+        """Use these as the cache, of which so many rows are filled."""
+        self.keys, self.values = keys, values
+        self.place = torch.tensor([past_len])
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None,
+        past_key: Tensor | None,  # noqa: ARG002 (the past is in the cache already)
+        past_value: Tensor | None,  # noqa: ARG002
+        past_length: Tensor | None,
+    ) -> list[Tensor]:
+        self.keys.index_copy_(2, self.place, k)
+        self.values.index_copy_(2, self.place, v)
+        return super()._attend(q, self.keys, self.values, attn_mask, None, None, past_length)
+
+
+def make(options: Mapping[str, Any], threads: int) -> Prepared:
+    """A spec's module ready to run.
+
+    Args:
+        options: ``spec``; ``sizes`` of its axes; ``static``; ``compile``.
+        threads: Threads for computing.
+
+    Raises:
+        SpecError: If the spec cannot be said so.
+    """
+    prepare_torch(threads)
+    sizes = options["sizes"]
+    spec = AttentionSpec.from_dict(options["spec"])
+    if options["static"]:
+        # One new token sees everything: without a causal mask PyTorch is faster.
+        spec = dataclasses.replace(spec, causal=False)
+    module = (StaticCache if options["static"] else Attention)(spec).eval()
+    feeds = feeds_of(spec.inputs(), sizes)
+    inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
+    if isinstance(module, StaticCache):
+        past = inputs["past_key"], inputs["past_value"]
+        keys, values = (tensor(_longer(x), seed) for seed, x in enumerate(past))
+        module.hold(keys, values, sizes["past_len"])
+        # The past is there for its length; its rows are never read.
+        inputs["past_key"], inputs["past_value"] = (
+            buffer[:, :, : sizes["past_len"]] for buffer in (keys, values)
+        )
+    return ready(module, inputs, compiled=options["compile"])
+
+
+def _longer(past: Tensor) -> Feed:
+    B, Hkv, P, D = past.shape
+    return Feed((B, Hkv, P + 1, D), str(past.dtype).removeprefix("torch."))

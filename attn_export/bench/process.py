@@ -1,0 +1,116 @@
+"""A candidate in a process of its own: prepared once, then given turns."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from attn_export.bench.results import Candidate, Measured
+from attn_export.nouns import Outcome
+from attn_export.runtimes.child import Child
+from attn_export.runtimes.protocol import Facts, Limits
+
+MOST_RUNS = 2000
+"""In one turn, however short they are."""
+
+
+class Contestant:
+    """One candidate. Its process blocks on a pipe between its turns.
+
+    Args:
+        candidate: What to run.
+        limits: For its process.
+    """
+
+    def __init__(self, candidate: Candidate, limits: Limits) -> None:
+        self.candidate = candidate
+        self._limits = limits
+        self._child: Child | None = None
+        self._seconds: list[float] = []
+        self._latency = 0.0
+        self._growth: int | None = None
+        self._facts: Facts = {}
+        self._outcome: Outcome = "not run"
+        self._reason = candidate.reason
+        if not candidate.reason and not candidate.alone:
+            self._start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still have turns."""
+        return not self._reason
+
+    @property
+    def pid(self) -> int | None:
+        """Its process, if it has one now."""
+        return self._child.pid if self._child else None
+
+    def prepare(self) -> None:
+        """Load, allocate, bind, run twice."""
+        if not self.alive:
+            return
+        if self._child is None:
+            self._start()
+        event = self._ask({"do": "prepare", "options": dict(self.candidate.options)})
+        if event is not None:
+            self._outcome, self._latency = "ran", event["latency"]
+            if self._growth is None:
+                self._growth = event["growth"]
+            self._facts = event["facts"]
+
+    def turn(self, seconds: float) -> None:
+        """Run for about so long, once at least."""
+        if self.candidate.alone and self._child is None:
+            self.prepare()
+        if not self.alive:
+            return
+        runs = min(max(1, round(seconds / max(self._latency, 1e-6))), MOST_RUNS)
+        # The others have had the caches meanwhile; where a run takes long, that is no matter.
+        event = self._ask({"do": "run", "runs": runs, "warm": self._latency < seconds})
+        if event is not None:
+            self._seconds += event["seconds"]
+            self._latency = sorted(event["seconds"])[runs // 2]
+        if self.candidate.alone:
+            self.close()
+
+    def measured(self) -> Measured:
+        """What came of it. Times of one that failed later are not kept."""
+        seconds = tuple(self._seconds) if self.alive else ()
+        return Measured(
+            self.candidate, seconds, self._growth, self._outcome, self._reason, self._facts
+        )
+
+    def close(self) -> None:
+        """End its process."""
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+
+    def _start(self) -> None:
+        limits = self._limits
+        command = worker_command(self.candidate.kind, limits.memory_mib or 0, limits.threads)
+        self._child = Child(command)
+
+    def _ask(self, job: dict[str, Any]) -> dict[str, Any] | None:
+        """Its answer; None where it failed, which ends it."""
+        assert self._child is not None
+        self._child.tell(job)
+        try:
+            event = self._child.hear(self._limits.seconds)
+        except TimeoutError as error:
+            self._outcome, self._reason = "hung", str(error)
+        else:
+            if event is not None and event["event"] != "failed":
+                return event
+            if event is None:
+                self._outcome, self._reason = "crashed", self._child.how_it_died()
+            else:
+                self._outcome, self._reason = event["outcome"], event["reason"]
+        self.close()
+        return None
+
+
+def worker_command(kind: str, memory_mib: int, threads: int) -> list[str]:
+    """The command that starts a candidate's process."""
+    module = "attn_export.bench.worker"
+    return [sys.executable, "-P", "-m", module, kind, str(memory_mib), str(threads)]

@@ -1,0 +1,74 @@
+"""The roofs: how fast this machine multiplies matrices, and how fast it reads memory.
+
+Each is tried in PyTorch and in ONNX Runtime, as candidates of the same interleaved run; the
+better one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from attn_export.bench.arrays import Feed
+from attn_export.bench.graphs import save_gemm, save_read
+from attn_export.bench.results import Candidate, Work
+
+LARGE = 2048
+"""M, K and N of a GEMM that is large enough to be as fast as any."""
+
+READ_MIB = 512
+"""Well beyond the last cache of most processors."""
+
+ROWS = 64
+"""ONNX Runtime sums rows in parallel."""
+
+
+def gemm_roofs(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -> list[Candidate]:
+    """A product [M, K] x [K, N], in both libraries.
+
+    Args:
+        folder: Where the graph is written.
+        sizes: M, K and N.
+    """
+    M, K, N = sizes
+    name = "sgemm" if M == K == N else f"sgemm {M}x{K}x{N}"
+    work = Work(flops=2.0 * M * K * N)
+    graph = {
+        "file": str(save_gemm(folder / f"gemm-{M}-{K}-{N}.onnx")),
+        "inputs": {"a": Feed((M, K)).to_json(), "b": Feed((K, N)).to_json()},
+        "outputs": {"c": Feed((M, N)).to_json()},
+    }
+    return [
+        _in_torch(f"{name}, torch", {"gemm": list(sizes)}, work),
+        Candidate(f"{name}, ORT", "roof", "graph", graph, work),
+    ]
+
+
+def read_roofs(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
+    """The sum over a buffer, in both libraries.
+
+    Args:
+        folder: Where the graph is written.
+        mib: The size of the buffer.
+    """
+    work = Work(bytes=float(mib << 20))
+    floats = (mib << 20) // 4
+    graph = {
+        "file": str(save_read(folder / "read.onnx")),
+        "inputs": {"x": Feed((ROWS, floats // ROWS)).to_json()},
+        "outputs": {"sum": Feed((ROWS,)).to_json()},
+    }
+    return [
+        _in_torch("memory read, torch", {"read": floats}, work),
+        Candidate("memory read, ORT", "roof", "graph", graph, work),
+    ]
+
+
+def _in_torch(name: str, options: dict[str, object], work: Work) -> Candidate:
+    return Candidate(name, "roof", "roof", options, work, reason=missing("torch"))
+
+
+def missing(package: str) -> str:
+    """Why a package cannot be used here, or "" where it can. Does not import it."""
+    return "" if find_spec(package) else f"{package} is not installed"

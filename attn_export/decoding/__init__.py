@@ -1,0 +1,1 @@
+"""Decoding with a bundle: prompt and steps, numpy in and out."""

@@ -1,0 +1,102 @@
+"""A graph in ONNX Runtime whose inputs and outputs lie in buffers that stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_export.errors import RuntimeFailure, one_line
+from attn_export.tensorfile import numpy_dtype
+
+ERRORS_ONLY = 3
+ONNX_BFLOAT16 = 16
+
+
+def load_session(graph: Path, threads: int | None) -> Any:
+    """An ONNX Runtime session on the CPU. Its threads spin: steps follow each other closely.
+
+    Raises:
+        RuntimeFailure: If ONNX Runtime is missing or refuses the graph.
+    """
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise RuntimeFailure("onnxruntime is not installed; pip install onnxruntime") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    options.log_severity_level = ERRORS_ONLY
+    try:
+        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise RuntimeFailure(f"ONNX Runtime refuses {graph}: {one_line(error)}") from error
+
+
+class BoundGraph:
+    """A session with a buffer for every input and output.
+
+    Args:
+        session: Of ONNX Runtime.
+        manifest: The bundle's, for shapes and types.
+        sizes: Of every dynamic axis.
+        caches: The buffers of the caches, by input.
+        bound: Outputs that lie in the buffer of an input.
+
+    Attributes:
+        sizes: Of every dynamic axis.
+        inputs: The buffers to write into, but for the caches.
+        outputs: The buffers to read from, but for those of inputs; the next run overwrites them.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        manifest: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        caches: Mapping[str, np.ndarray],
+        bound: Mapping[str, str],
+    ) -> None:
+        self.sizes = dict(sizes)
+        self._session, self._binding = session, session.io_binding()
+        held = {name: entry for name, entry in manifest["inputs"].items() if name not in caches}
+        self.inputs = {name: self._buffer(e["shape"], e["dtype"]) for name, e in held.items()}
+        self.outputs = {
+            name: self._buffer(entry["shape"], entry["dtype"])
+            for name, entry in manifest["outputs"].items()
+            if name not in bound
+        }
+        # The values do not own their memory: the arrays have to live as long.
+        self._caches = dict(caches)
+        values = {n: _value_on(a) for n, a in (*caches.items(), *self.inputs.items())}
+        for name, value in values.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name, source in bound.items():
+            self._binding.bind_ortvalue_output(name, values[source])
+        for name, array in self.outputs.items():
+            self._binding.bind_ortvalue_output(name, _value_on(array))
+
+    def run(self) -> None:
+        """Run once.
+
+        Raises:
+            RuntimeFailure: If ONNX Runtime does not.
+        """
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:
+            raise RuntimeFailure(f"ONNX Runtime failed: {one_line(error)}") from error
+
+    def _buffer(self, axes: list[str | int], dtype: str) -> np.ndarray:
+        shape = [self.sizes[axis] if isinstance(axis, str) else axis for axis in axes]
+        return np.zeros(shape, numpy_dtype(dtype))
+
+
+def _value_on(array: np.ndarray) -> Any:
+    """A value of ONNX Runtime in the memory of an array."""
+    from onnxruntime import OrtValue
+
+    if array.dtype.name == "bfloat16":  # its interface to numpy knows none
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ONNX_BFLOAT16)
+    return OrtValue.ortvalue_from_numpy(array)

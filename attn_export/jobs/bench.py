@@ -1,0 +1,132 @@
+"""Measures a bundle's own graphs against PyTorch and the bare exporter's graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+from attn_export.bench.bundle_line_up import RUNTIME, Entrants, Manifest
+from attn_export.bench.interleave import measure, steps
+from attn_export.bench.machine import machine
+from attn_export.bench.results import BenchReport, Candidate, Contest, Measured
+from attn_export.bundle import SPEC, read_bundle
+from attn_export.cases.sizes import with_sums
+from attn_export.errors import RuntimeFailure, UsageError
+from attn_export.report.progress import Progress
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.protocol import Limits
+from attn_export.scratch import scratch
+from attn_export.spec import AttentionSpec
+
+BATCH, PREFILL, DECODE = (1,), (512,), (2048,)
+ROUNDS = 5
+TURN_SECONDS = 0.2
+HUNG_AFTER = 300.0
+"""Seconds: torch.compile may take a minute or two."""
+
+KEYS = ("past_len", "capacity", "key_len")
+"""Axes that let one new token look at many."""
+
+
+def bench(
+    bundle: Path | str,
+    *,
+    batch: Sequence[int] = (),
+    prefill: Sequence[int] = (),
+    decode: Sequence[int] = (),
+    rounds: int = ROUNDS,
+    threads: int | None = None,
+    turn_seconds: float = TURN_SECONDS,
+    progress: Progress | None = None,
+) -> BenchReport:
+    """Measure every graph of a bundle beside its peers and the machine's roofs.
+
+    Args:
+        bundle: The bundle's folder.
+        batch: B; default 1.
+        prefill: L, new tokens without a past; default 512, unless only `decode` is given.
+        decode: S, keys that one new token sees; default 2048 where the graphs allow it, unless
+            only `prefill` is given.
+        rounds: Turns of each candidate.
+        threads: For computing, on all sides; default all cores.
+        turn_seconds: How long a turn is about.
+        progress: Told what is going on.
+
+    Raises:
+        UsageError: If the graphs have no axis for what is asked for.
+        RuntimeFailure: If ONNX Runtime is not installed.
+        BundleError: If a file of the bundle is missing or was changed.
+    """
+    progress = progress or Progress()
+    opened = read_bundle(Path(bundle))
+    reason = runtime(RUNTIME).unavailable()
+    if reason:
+        raise RuntimeFailure(f"bench needs ONNX Runtime: {reason}")
+    limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
+    limits = dataclasses.replace(limits, threads=threads or limits.threads)
+    spec = AttentionSpec.from_toml(opened.folder / SPEC) if _has_spec(opened.manifest) else None
+    with scratch() as folder:
+        entrants = Entrants(opened.folder, folder, opened.manifest, spec)
+        rows = _regimes(opened.manifest, spec, batch, prefill, decode)
+        planned = [
+            (name, sizes, entrants.at(sizes, decode=sizes["query_len"] == 1))
+            for name, sizes in rows
+        ]
+        progress.expect(sum(steps(candidates, rounds) for _, _, candidates in planned))
+        contests = []
+        for name, sizes, candidates in planned:
+            contests.append(
+                Contest(name, sizes, _measure(candidates, rounds, turn_seconds, limits, progress))
+            )
+    name = opened.manifest["name"]
+    return BenchReport(name, tuple(contests), limits.threads, rounds, machine())
+
+
+def _measure(
+    candidates: Sequence[Candidate],
+    rounds: int,
+    turn_seconds: float,
+    limits: Limits,
+    progress: Progress,
+) -> tuple[Measured, ...]:
+    return measure(
+        candidates, rounds=rounds, turn_seconds=turn_seconds, limits=limits,
+        advance=progress.advance,
+    )  # fmt: skip
+
+
+def _has_spec(manifest: Manifest) -> bool:
+    return SPEC in manifest["files"]
+
+
+def _regimes(
+    manifest: Manifest,
+    spec: AttentionSpec | None,
+    batch: Sequence[int],
+    prefill: Sequence[int],
+    decode: Sequence[int],
+) -> list[tuple[str, dict[str, int]]]:
+    """The name of each contest, and the sizes of all axes in it."""
+    axes = {axis for entry in manifest["inputs"].values() for axis in entry["shape"]}
+    can_decode = any(axis in axes for axis in KEYS)
+    if decode and not can_decode:
+        raise UsageError("--decode: the graphs have no cache; leave it out")
+    if not prefill and not decode:
+        prefill, decode = PREFILL, DECODE if can_decode else ()
+    found = []
+    for B in batch or BATCH:
+        for L in prefill:
+            found.append((f"prefill, B {B}, L {L}", _sizes(spec, B, L, L)))
+        for S in decode:
+            found.append((f"decode, B {B}, S {S}", _sizes(spec, B, 1, S)))
+    return found
+
+
+def _sizes(spec: AttentionSpec | None, B: int, L: int, S: int) -> dict[str, int]:
+    sizes = {
+        "batch": B, "query_len": L, "past_len": S - L, "total_len": S, "key_len": S, "capacity": S,
+    }  # fmt: skip
+    if spec is None:
+        return sizes
+    return with_sums(sizes, {k: v for k, v in spec.relations.items() if k not in sizes})

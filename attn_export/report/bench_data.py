@@ -1,0 +1,82 @@
+"""What a benchmark measured, as JSON and in words."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from attn_export.bench.results import BenchReport, Contest, Measured
+
+FORMAT = "attn-export-bench/1"
+
+
+def bench_to_json(report: BenchReport) -> str:
+    """The report as JSON text, with a newline at the end. What was not measured is null."""
+    return json.dumps(bench_to_dict(report), indent=1, allow_nan=False) + "\n"
+
+
+def bench_to_dict(report: BenchReport) -> dict[str, Any]:
+    """The report as plain values."""
+    return {
+        "format": FORMAT,
+        "name": report.name,
+        "exit_code": report.exit_code,
+        "threads": report.threads,
+        "rounds": report.rounds,
+        "environment": report.environment,
+        "contests": [contest_to_dict(contest) for contest in report.contests],
+    }
+
+
+def contest_to_dict(contest: Contest) -> dict[str, Any]:
+    """One contest as plain values."""
+    return {
+        "name": contest.name,
+        "sizes": dict(contest.sizes),
+        "gflops_roof": finite(contest.flops_roof / 1e9),
+        "gbs_roof": finite(contest.bytes_roof / 1e9),
+        "candidates": [_candidate(contest, measured) for measured in contest.measured],
+    }
+
+
+def _candidate(contest: Contest, m: Measured) -> dict[str, Any]:
+    return {
+        "name": m.name,
+        "role": m.role,
+        "outcome": m.outcome,
+        "reason": m.reason,
+        "runs": len(m.seconds),
+        "median_ms": finite(m.median * 1e3),
+        "p95_ms": finite(m.p95 * 1e3),
+        "min_ms": finite(min(m.seconds, default=math.nan) * 1e3),
+        "tokens_per_second": finite(m.tokens_per_second) if m.candidate.work.tokens else None,
+        "peak_memory_growth_bytes": m.growth,
+        "gflops": finite(m.flops_per_second / 1e9),
+        "gbs": finite(m.bytes_per_second / 1e9),
+        "ratio_to_best_peer": None if m.role == "roof" else finite(contest.ratio(m)),
+        "fraction_of_roof": finite(contest.fraction(m)),
+    }
+
+
+def finite(value: float) -> float | None:
+    """The value to five digits; None for NaN and infinities."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def in_ms(m: Measured | None) -> str:
+    """The median in milliseconds with three digits, or a dash."""
+    return "-" if m is None or not m.ran else three_digits(m.median * 1e3)
+
+
+def three_digits(value: float) -> str:
+    """A number with about three digits, none of them in an exponent; NaN is a dash."""
+    if not math.isfinite(value):
+        return "-"
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{min(digits, 4)}f}"
+
+
+def in_mib(growth: int | None) -> str:
+    """Bytes as MiB, or a dash."""
+    return "-" if growth is None else f"{growth / 2**20:.0f}"

@@ -1,0 +1,142 @@
+"""docs/results/peers.md: what `scripts/bench_peers` measured, against its goals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from attn_export.bench.goals import BARE, MEMORY, ROOF, STATIC, Goal, Regime
+from attn_export.bench.results import BenchReport, Contest
+from attn_export.report.bench_data import in_mib, in_ms, three_digits
+
+PEERS = ("torch SDPA", STATIC, "torch.compile", BARE, "OpenVINO f32")
+OURS = "ours"
+DIALECT_LIMIT = 0.05
+DASH = "-"
+
+Seconds = Mapping[str, float]
+
+
+def peers_page(
+    report: BenchReport, regimes: Sequence[Regime], dialect: Seconds, command: str
+) -> str:
+    """The page as Markdown.
+
+    Args:
+        report: A contest for each regime, of its name.
+        regimes: What was to be reached.
+        dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
+        command: What was run.
+    """
+    made: Mapping[str, Any] = report.environment
+    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    lines = [
+        "# Against the peers",
+        "",
+        f"{report.threads} threads, float32, H 16, D 64; medians of {report.rounds} interleaved "
+        f"rounds. {made['processor']}, {made['cores']} cores, {made['system']}, Python "
+        f"{made['python']}; {versions}. Written by `{command}`; every figure is in "
+        "[peers.json](peers.json). What the columns mean: "
+        "[performance.md](../performance.md).",
+        "",
+        "![medians](peers.svg)",
+    ]
+    contests = {contest.name: contest for contest in report.contests}
+    run = [(regime, contests[regime.name]) for regime in regimes if regime.name in contests]
+    for title, of_layer in (("Attention alone", False), ("The whole layer, E 1024", True)):
+        part = [(r, c) for r, c in run if r.of_layer == of_layer]
+        if part:
+            lines += ["", f"## {title}", "", *_times(part), "", *_goals(part)]
+    lines += ["", "## Another dialect, once exported", "", *_dialect(dialect)]
+    return "\n".join([*lines, *_not_run(run)]) + "\n"
+
+
+def unmet(report: BenchReport, regimes: Sequence[Regime], dialect: Seconds) -> list[str]:
+    """The goals that were not reached, or not measured; those of whole layers are not counted."""
+    contests = {contest.name: contest for contest in report.contests}
+    found = [
+        f"{regime.name}, {goal.against}: {goal.figure(contests[regime.name]):.3g}, {goal.text}"
+        for regime in regimes
+        for goal in regime.goals
+        if regime.name in contests and not regime.of_layer and not goal.met(contests[regime.name])
+    ]
+    if dialect and _dialect_ratio(dialect) > DIALECT_LIMIT:
+        found.append(f"another dialect: {_dialect_ratio(dialect):.3g}, ≤ {DIALECT_LIMIT}")
+    return found
+
+
+def _times(part: Sequence[tuple[Regime, Contest]]) -> list[str]:
+    peers = [name for name in PEERS if any(m.name == name for _, c in part for m in c.measured)]
+    head = ["median ms", OURS, *peers, "GFLOP/s", "GB/s", "of roof", "MiB"]
+    lines = [_line(head), "|" + "---|" * len(head)]
+    for regime, contest in part:
+        ours = contest.named(OURS)
+        figures = [DASH] * 4
+        if ours is not None:
+            figures = [
+                three_digits(ours.flops_per_second / 1e9),
+                three_digits(ours.bytes_per_second / 1e9),
+                three_digits(contest.fraction(ours)),
+                in_mib(ours.growth),
+            ]
+        names = [in_ms(contest.named(name)) for name in peers]
+        lines.append(_line([regime.name, in_ms(ours), *names, *figures]))
+    return lines
+
+
+def _goals(part: Sequence[tuple[Regime, Contest]]) -> list[str]:
+    head = ["regime", "against", OURS, "theirs", "ratio", "goal", "met"]
+    lines = [_line(head), "|" + "---|" * len(head)]
+    for regime, contest in part:
+        for goal in regime.goals:
+            lines.append(_line([regime.name, *_goal_cells(goal, contest)]))
+    return lines
+
+
+def _goal_cells(goal: Goal, contest: Contest) -> list[str]:
+    figure, ours = goal.figure(contest), contest.named(OURS)
+    met = "not measured" if math.isnan(figure) else "yes" if goal.met(contest) else "**no**"
+    name, mine, theirs = goal.against, f"{in_ms(ours)} ms", ""
+    if goal.against == MEMORY:
+        return [name, f"{figure:.0f} MiB", DASH, DASH, goal.text, met]
+    if goal.against == ROOF:
+        rate = math.nan if ours is None else ours.flops_per_second / 1e9
+        mine, theirs = (f"{three_digits(x)} GFLOP/s" for x in (rate, contest.flops_roof / 1e9))
+    else:
+        peer = goal.peer(contest)
+        name = goal.against if peer is None else peer.name
+        theirs = f"{in_ms(peer)} ms"
+    return [name, mine, theirs, three_digits(figure), goal.text, met]
+
+
+def _dialect(dialect: Seconds) -> list[str]:
+    if not dialect:
+        return ["Not measured."]
+    lower, export = dialect["lower"], dialect["torch.onnx.export"]
+    ratio = _dialect_ratio(dialect)
+    head = ["`lower()`", "`torch.onnx.export`", "ratio", "goal", "met"]
+    met = "yes" if ratio <= DIALECT_LIMIT else "**no**"
+    cells = [f"{lower * 1e3:.1f} ms", f"{export * 1e3:.0f} ms", three_digits(ratio),
+             f"≤ {DIALECT_LIMIT}", met]  # fmt: skip
+    return [_line(head), "|" + "---|" * len(head), _line(cells)]
+
+
+def _dialect_ratio(dialect: Seconds) -> float:
+    return dialect["lower"] / dialect["torch.onnx.export"]
+
+
+def _not_run(part: Sequence[tuple[Regime, Contest]]) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for regime, contest in part:
+        for m in contest.measured:
+            if not m.ran:
+                reasons.setdefault(f"{m.name} {m.outcome}: {m.reason}", []).append(regime.name)
+    if not reasons:
+        return []
+    lines = [f"- {reason} ({'; '.join(names)})" for reason, names in reasons.items()]
+    return ["", "## Not run", "", *lines]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

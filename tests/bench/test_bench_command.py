@@ -1,0 +1,186 @@
+"""`attn-export bench` as a user meets it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Cli, small_spec
+
+from attn_export import build
+from attn_export.bench import bundle_line_up, interleave, roofs
+from attn_export.bench.arrays import Feed
+from attn_export.bench.feeds import feeds_of, known_feeds
+from attn_export.bench.work import work_of
+from attn_export.cli import run
+from attn_export.errors import UsageError
+from attn_export.jobs import bench as job
+from attn_export.spec import AttentionSpec, Input
+
+SMALL = ("--prefill", "16", "--decode", "24", "--rounds", "1", "--threads", "1")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small roofs, short turns, and nothing that has to be compiled."""
+    monkeypatch.setattr(
+        bundle_line_up,
+        "gemm_roofs",
+        functools.partial(bundle_line_up.gemm_roofs, sizes=(64, 64, 64)),
+    )
+    monkeypatch.setattr(
+        bundle_line_up, "read_roofs", functools.partial(bundle_line_up.read_roofs, mib=4)
+    )  # fmt: skip
+
+    def measured(candidates, **options):
+        some = [c for c in candidates if c.name != "torch.compile"]
+        return interleave.measure(some, **{**options, "turn_seconds": 0.01})
+
+    monkeypatch.setattr(job, "measure", measured)
+
+
+@pytest.fixture
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where torch is not installed."""
+    for place in (bundle_line_up, roofs):
+        monkeypatch.setattr(place, "missing", lambda name: f"{name} is not installed")
+
+
+def candidates(report: dict, number: int) -> dict:
+    return {c["name"]: c for c in report["contests"][number]["candidates"]}
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_table_every_figure_and_a_chart(bundle: Path, tmp_path: Path, capsys):
+    files = ("--json", str(tmp_path / "b.json"), "--chart", str(tmp_path / "b.svg"))
+    assert run(["bench", str(bundle), *SMALL, *files]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "\x1b" not in shown.out
+    assert all(len(line) <= 80 for line in shown.out.splitlines())
+    for word in ("median ms", "p95 ms", "tokens/s", "MiB", "to peer", "of roof",
+                 "prefill, B 1, L 16", "decode, B 1, S 24"):  # fmt: skip
+        assert word in shown.out
+    report = json.loads((tmp_path / "b.json").read_text())
+    assert (report["format"], report["threads"], report["rounds"]) == ("attn-export-bench/1", 1, 1)
+    decode = candidates(report, 1)
+    assert report["contests"][1]["sizes"]["past_len"] == 23
+    assert {"torch SDPA", "torch static cache", "bare export, ORT"} <= decode.keys()
+    ours = [c for c in decode.values() if c["role"] == "ours"]
+    assert ours
+    for candidate in (*ours, decode["bare export, ORT"]):
+        assert candidate["outcome"] == "ran", candidate["reason"]
+        for figure in ("median_ms", "p95_ms", "tokens_per_second", "ratio_to_best_peer",
+                       "fraction_of_roof"):  # fmt: skip
+            assert candidate[figure] > 0
+    assert (tmp_path / "b.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("changes", [{"cache": "none", "attn_mask": "none"}, {"cache": "in-place"}])
+def test_other_caches(changes: dict, tmp_path: Path, capsys):
+    build(small_spec(**changes), tmp_path / "b", name="b", runtimes=["ort-cpu"])
+    chart = tmp_path / "b.png"
+    assert run(["bench", str(tmp_path / "b"), *SMALL[:2], *SMALL[4:], "--json", "-",
+                "--chart", str(chart)]) == 0  # fmt: skip
+    report = json.loads(capsys.readouterr().out)
+    assert {c["outcome"] for c in candidates(report, 0).values()} == {"ran"}
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("quick", "no_torch")
+def test_without_a_spec_or_torch_the_peers_are_not_run_with_the_reason(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    assert run(["bench", str(bundle), *SMALL]) == 0
+    assert "torch SDPA not run: torch is not installed" in capsys.readouterr().out
+    monkeypatch.setattr(job, "_has_spec", lambda _: False)
+    assert run(["bench", str(bundle), *SMALL]) == 0
+    assert "torch SDPA not run: the bundle has no spec.toml" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("quick", "no_torch")
+def test_a_graph_that_does_not_run_is_exit_code_5(bundle: Path, monkeypatch, capsys):
+    monkeypatch.setattr(bundle_line_up, "known_feeds", lambda *_: {"output": Feed((1, 1, 1))})
+    assert run(["bench", str(bundle), "--quiet", *SMALL]) == 5
+    assert "refused" in capsys.readouterr().err
+
+
+def test_wrong_use_is_one_line_and_a_code(cli: Cli, bundle: Path, tmp_path: Path):
+    for arguments, code, told in (
+        (("nowhere",), 7, "no bundle"),
+        ((bundle, "--chart", "x.pdf"), 2, ".svg or .png"),
+        ((bundle, "--chart", "no/x.svg"), 2, "no such folder"),
+        ((bundle, "--json", "no/x.json"), 2, "no such folder"),
+        ((bundle, "--prefill", "0"), 2, "0"),
+        ((), 2, "BUNDLE"),
+    ):
+        done = cli("bench", *arguments)
+        assert (done.returncode, done.stdout) == (code, "")
+        assert done.stderr.count("\n") == 1
+        assert told in done.stderr
+    copy = Path(shutil.copytree(bundle, tmp_path / "copy"))
+    (copy / "model.onnx").write_bytes((copy / "model.onnx").read_bytes()[:-1])
+    assert cli("bench", copy).returncode == 7
+
+
+def test_decoding_needs_a_cache(tmp_path: Path, capsys):
+    spec = AttentionSpec(embed_dim=16, num_heads=2)
+    build(spec, tmp_path / "b", name="b", runtimes=["ort-cpu"])
+    assert run(["bench", str(tmp_path / "b"), "--decode", "8"]) == 2
+    assert "no cache" in capsys.readouterr().err
+
+
+def test_without_onnx_runtime_it_says_so_in_one_line(bundle: Path, monkeypatch, capsys):
+    from attn_export.runtimes import ort_cpu
+
+    monkeypatch.setattr(ort_cpu, "find_spec", lambda _: None)
+    assert run(["bench", str(bundle)]) == 5
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "onnxruntime is not installed" in said
+
+
+def test_the_parent_never_imports_torch(bundle: Path):
+    code = (
+        "import sys; from attn_export.jobs.bench import bench; from attn_export.bench import *\n"
+        "import attn_export.jobs.bench as job\n"
+        "job.measure = lambda candidates, **_: ()\n"
+        f"bench({str(bundle)!r}); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_feeds_hide_nothing_and_fill_the_past():
+    inputs = {
+        "query": Input(("batch", "query_len", 8)),
+        "attn_mask": Input(("batch", 1, 1, "total_len"), "bool"),
+        "past_length": Input(("batch",), "int64"),
+        "ids": Input(("batch",), "int64"),
+    }
+    sizes = {"batch": 2, "query_len": 1, "past_len": 6, "total_len": 7}
+    found = feeds_of(inputs, sizes)
+    assert found["query"] == Feed((2, 1, 8))
+    assert (found["attn_mask"].shape, found["attn_mask"].fill) == ((2, 1, 1, 7), 1)
+    assert (found["past_length"].fill, found["ids"].fill) == (6, 0)
+    assert list(known_feeds({"a": ("batch", 3), "b": ("other",)}, sizes)) == ["a"]
+    with pytest.raises(UsageError, match="'height'"):
+        feeds_of({"image": Input(("batch", "height"))}, sizes)
+
+
+def test_the_work_of_a_layer_is_that_of_its_projections_and_its_attention():
+    sizes = {"batch": 2, "query_len": 1, "past_len": 9, "key_len": 10}
+    spec = AttentionSpec(embed_dim=8, num_heads=2, num_kv_heads=1, causal=True, cache="append")
+    weights = 8 * 8 * 2 + 8 * 4 * 2
+    work = work_of(spec, sizes)
+    assert work.flops == 2 * 2 * (10 * 2 * 8 + weights)
+    assert work.bytes == 4 * (2 * 10 * 1 * 8 + weights)
+    assert np.isclose(work.tokens, 2)
+    windowed = AttentionSpec(embed_dim=8, num_heads=2, causal=True, window_left=3)
+    assert work_of(windowed, sizes).flops == 0

@@ -1,0 +1,95 @@
+"""Figures from known samples."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from attn_export.bench.results import BenchReport, Candidate, Contest, Measured, Work
+from attn_export.report.bench_data import bench_to_dict, in_mib, three_digits
+
+WORK = Work(flops=4e9, bytes=1e9, tokens=8)
+
+
+def measured(name: str, role: str, seconds: list[float], work: Work = WORK, **more) -> Measured:
+    candidate = Candidate(name, role, "graph", {}, work)
+    outcome = "ran" if seconds else "refused"
+    return Measured(candidate, tuple(seconds), outcome=outcome, **more)
+
+
+CONTEST = Contest(
+    "one",
+    {"batch": 8},
+    (
+        measured("ours", "ours", [0.2, 0.1, 0.3], growth=3 << 20),
+        measured("slow", "peer", [0.8]),
+        measured("quick", "peer", [0.4, 0.5, 0.3]),
+        measured("absent", "peer", [], reason="it said no"),
+        measured("gemm a", "roof", [1.0], Work(flops=40e9)),
+        measured("gemm b", "roof", [1.0], Work(flops=30e9)),
+        measured("read", "roof", [0.1], Work(bytes=1e9)),
+    ),
+)
+
+
+def test_median_p95_and_rates_are_those_of_the_samples():
+    many = measured("many", "ours", [float(x) for x in range(1, 101)])
+    assert (many.median, many.p95) == (50.5, 95.0)
+    assert measured("one", "ours", [7.0]).p95 == 7.0
+    ours = CONTEST.named("ours")
+    assert ours.median == 0.2
+    assert ours.tokens_per_second == pytest.approx(40)
+    assert ours.flops_per_second == pytest.approx(20e9)
+    assert ours.bytes_per_second == pytest.approx(5e9)
+
+
+def test_the_ratio_is_to_the_fastest_peer_or_to_those_named():
+    ours = CONTEST.named("ours")
+    assert CONTEST.best_peer().name == "quick"
+    assert CONTEST.ratio(ours) == pytest.approx(0.5)
+    assert CONTEST.ratio(ours, "slow") == pytest.approx(0.25)
+    assert math.isnan(CONTEST.ratio(ours, "absent"))
+    assert CONTEST.named("absent") is None
+
+
+def test_the_fraction_is_of_the_roof_that_limits():
+    assert CONTEST.flops_roof == pytest.approx(40e9)
+    assert CONTEST.bytes_roof == pytest.approx(10e9)
+    # 4 GFLOP need 0.1 s, 1 GB needs 0.1 s; it took 0.2 s.
+    assert CONTEST.fraction(CONTEST.named("ours")) == pytest.approx(0.5)
+    assert math.isnan(Contest("no roof", {}, CONTEST.measured[:3]).fraction(CONTEST.measured[0]))
+
+
+def test_what_did_not_run_is_null_with_its_reason():
+    report = BenchReport("r", (CONTEST,), 2, 5, {})
+    found = bench_to_dict(report)
+    assert found["format"] == "attn-export-bench/1"
+    (contest,) = found["contests"]
+    by_name = {candidate["name"]: candidate for candidate in contest["candidates"]}
+    assert by_name["absent"]["median_ms"] is None
+    assert by_name["absent"]["reason"] == "it said no"
+    assert by_name["ours"]["ratio_to_best_peer"] == 0.5
+    assert by_name["ours"]["peak_memory_growth_bytes"] == 3 << 20
+    assert by_name["gemm a"]["ratio_to_best_peer"] is None
+    assert by_name["gemm a"]["tokens_per_second"] is None
+    assert report.exit_code == 0
+
+
+def test_a_graph_of_ours_that_did_not_run_is_exit_code_5():
+    failed = Contest("two", {}, (measured("ours", "ours", [], reason="broken"),))
+    assert BenchReport("r", (CONTEST, failed), 2, 5, {}).exit_code == 5
+    assert BenchReport("r", (), 2, 5, {}).exit_code == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1234.5, "1,234"), (12.345, "12.3"), (0.12345, "0.123"), (0.00001, "0.0000"), (0, "0"),
+     (math.nan, "-")],
+)  # fmt: skip
+def test_numbers_have_about_three_digits(value: float, text: str):
+    assert three_digits(value) == text
+
+
+def test_memory_is_in_mib():
+    assert (in_mib(3 << 20), in_mib(None)) == ("3", "-")

@@ -1,0 +1,118 @@
+"""A candidate's process: prepared, given turns, and however it ends one outcome with a reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attn_export.bench import process
+from attn_export.bench.interleave import measure, steps
+from attn_export.bench.process import Contestant
+from attn_export.bench.results import Candidate, Work
+from attn_export.bench.roofs import gemm_roofs, read_roofs
+from attn_export.runtimes.protocol import Limits
+
+LIMITS = Limits(threads=1, seconds=120, memory_mib=None)
+TURN = 0.01
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def gemm(tmp_path: Path) -> Candidate:
+    """A small product in ONNX Runtime."""
+    return gemm_roofs(tmp_path, (32, 32, 32))[1]
+
+
+def test_candidates_take_turns_and_give_the_times_of_every_run(tmp_path: Path):
+    told: list[str] = []
+    candidates = [*gemm_roofs(tmp_path, (256, 256, 256)), *read_roofs(tmp_path, mib=8)]
+    found = measure(
+        candidates, rounds=2, turn_seconds=TURN, limits=LIMITS, advance=told.append
+    )  # fmt: skip
+    assert [m.name for m in found] == [c.name for c in candidates]
+    assert {m.outcome for m in found} == {"ran"}
+    assert all(len(m.seconds) >= 2 and min(m.seconds) > 0 for m in found)
+    assert len(told) == steps(candidates, 2)
+    # Every round has all of them in the same order.
+    turns = [line.split(":")[0] for line in told if "round" in line]
+    assert turns == [c.name for c in candidates] * 2
+    # No machine computes slower or faster than that.
+    assert all(1e8 < m.flops_per_second < 1e14 for m in found[:2])
+    assert all(1e8 < m.bytes_per_second < 1e13 for m in found[2:])
+    assert all(m.growth is not None and 0 <= m.growth < 1 << 30 for m in found)
+
+
+def test_between_its_turns_a_process_takes_no_time(gemm: Candidate):
+    contestant = Contestant(gemm, Limits(threads=2, seconds=60, memory_mib=None))
+    try:
+        contestant.prepare()
+        contestant.turn(TURN)
+        time.sleep(0.3)  # threads of ONNX Runtime spin for a while after a run
+        assert contestant.pid is not None
+        before = cpu_seconds(contestant.pid)
+        time.sleep(1)
+        assert cpu_seconds(contestant.pid) - before < 0.1
+    finally:
+        contestant.close()
+
+
+def test_a_refused_graph_does_not_stop_the_others(gemm: Candidate, tmp_path: Path):
+    absent = Candidate(
+        "absent", "peer", "graph", {**gemm.options, "file": str(tmp_path / "no.onnx")}, Work()
+    )
+    found = measure([absent, gemm], rounds=1, turn_seconds=TURN, limits=LIMITS)
+    assert found[0].outcome == "refused"
+    assert "no.onnx" in found[0].reason
+    assert found[0].seconds == ()
+    assert found[1].ran
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_process_that_crashes_is_not_run_with_the_reason(
+    alone: bool, gemm: Candidate, monkeypatch: pytest.MonkeyPatch
+):
+    program = "import sys; sys.stdin.readline(); sys.exit('libfoo.so is missing')"
+    monkeypatch.setattr(process, "worker_command", lambda *_: [sys.executable, "-c", program])
+    crashing = Candidate("crashing", "peer", "graph", gemm.options, Work(), alone=alone)
+    (found,) = measure([crashing], rounds=2, turn_seconds=TURN, limits=LIMITS)
+    assert (found.ran, found.outcome) == (False, "crashed")
+    assert "libfoo.so is missing" in found.reason
+
+
+def test_killed_between_its_turns_it_has_no_times(gemm: Candidate):
+    contestant = Contestant(gemm, LIMITS)
+    contestant.prepare()
+    contestant.turn(TURN)
+    assert contestant.measured().ran
+    os.kill(contestant.pid or 0, signal.SIGKILL)
+    contestant.turn(TURN)
+    found = contestant.measured()
+    assert (found.ran, found.outcome) == (False, "crashed")
+    assert "SIGKILL" in found.reason
+
+
+def test_what_cannot_be_tried_has_no_process_and_the_reason_given():
+    contestant = Contestant(Candidate("x", "peer", "plain", {}, Work(), reason="no torch"), LIMITS)
+    contestant.prepare()
+    contestant.turn(TURN)
+    found = contestant.measured()
+    assert (contestant.pid, found.outcome, found.reason) == (None, "not run", "no torch")
+
+
+def test_a_large_one_lives_for_its_own_turns_only(gemm: Candidate):
+    alone = Candidate(gemm.name, "peer", "graph", gemm.options, Work(), alone=True)
+    contestant = Contestant(alone, LIMITS)
+    assert contestant.pid is None
+    for _ in range(2):
+        contestant.turn(TURN)
+        assert contestant.pid is None
+    assert len(contestant.measured().seconds) >= 2
