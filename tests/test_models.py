@@ -39,15 +39,20 @@ def shapes_of(spec: AttentionSpec) -> list:
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_a_model_passes_and_its_bundle_verifies(path: Path, tmp_path: Path):
     spec = AttentionSpec.from_toml(path)
-    report = build(spec, tmp_path / path.stem, name=path.stem, runtimes=["ort-cpu"])
+    # Four sessions of a large model at a time are too much for a small machine.
+    dialects = ["standard"] if path.stem in LARGE else ["all"]
+    report = build(
+        spec, tmp_path / path.stem, name=path.stem, runtimes=["ort-cpu"], dialects=dialects
+    )
     assert report.passed
     cases = {verdict.case for verdict in report.verdicts}
     assert sum(case.startswith("shape_") for case in cases) >= FEW_SHAPES.get(path.stem, 30)
     assert sum(not case.startswith("shape_") for case in cases) >= 4
-    assert check(tmp_path / path.stem / "model.onnx") == []
+    for graph in (tmp_path / path.stem).glob("*.onnx"):
+        assert check(graph) == []
     assert verify(tmp_path / path.stem, runtimes=["ort-cpu"]).passed
     files = read_bundle(tmp_path / path.stem).manifest["files"]
-    assert ("weights.safetensors" in files) == (path.stem in LARGE)
+    assert "weights.safetensors" in files
     golden = tmp_path / path.stem / "golden"
     assert sum(f.stat().st_size for f in golden.rglob("*.pb")) <= 33 * 2**20
     assert ("far_keys" in cases) == (path.stem in FAR)

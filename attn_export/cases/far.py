@@ -9,7 +9,7 @@ from attn_export.cases.draw import concrete, draw_inputs
 from attn_export.cases.sizes import Sizes, with_sums
 from attn_export.nouns import Case
 from attn_export.spec import AttentionSpec, Input, Shape
-from attn_export.tensorfile import numpy_dtype
+from attn_export.tensorfile import is_floating, numpy_dtype
 
 FAR_BYTES = 8 * 2**20
 """What the case may take."""
@@ -97,7 +97,11 @@ def case_bytes(
 ) -> int:
     """What a case takes on disk: its inputs, and its outputs twice (truth and eager)."""
     widths = {name: numpy_dtype(wanted.dtype).itemsize for name, wanted in inputs.items()}
-    width = max(widths.values())
+    # Outputs are as wide as what they are computed from; integers and masks are not.
+    floating = [
+        widths[name] for name, wanted in inputs.items() if is_floating(numpy_dtype(wanted.dtype))
+    ]
+    width = max(floating, default=max(widths.values()))
     taken = sum(
         widths[name] * math.prod(concrete(wanted.shape, sizes)) for name, wanted in inputs.items()
     )

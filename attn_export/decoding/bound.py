@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import RuntimeFailure, one_line
+from attn_export.runtimes.ort_cpu import array_of
 from attn_export.tensorfile import numpy_dtype
 
 ERRORS_ONLY = 3
@@ -74,8 +75,16 @@ class BoundGraph:
             self._binding.bind_ortvalue_input(name, value)
         for name, source in bound.items():
             self._binding.bind_ortvalue_output(name, values[source])
+        self._order = [*bound, *self.outputs]  # a binding has its outputs as they were bound
+        # Of what `Attention` gives as its weights ONNX Runtime thinks that they have 0 keys, and
+        # refuses a buffer that has more.
+        believed = {output.name: output.shape for output in session.get_outputs()}
+        self._copied = [n for n, a in self.outputs.items() if not _fits(a.shape, believed[n])]
         for name, array in self.outputs.items():
-            self._binding.bind_ortvalue_output(name, _value_on(array))
+            if name in self._copied:
+                self._binding.bind_output(name)
+            else:
+                self._binding.bind_ortvalue_output(name, _value_on(array))
 
     def run(self) -> None:
         """Run once.
@@ -83,14 +92,24 @@ class BoundGraph:
         Raises:
             RuntimeFailure: If ONNX Runtime does not.
         """
+        for name in self._copied:  # or what the last run gave is its buffer
+            self._binding.bind_output(name)
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
             raise RuntimeFailure(f"ONNX Runtime failed: {one_line(error)}") from error
+        if self._copied:
+            made = dict(zip(self._order, self._binding.get_outputs(), strict=True))
+            for name in self._copied:
+                self.outputs[name][...] = array_of(made[name])
 
     def _buffer(self, axes: list[str | int], dtype: str) -> np.ndarray:
         shape = [self.sizes[axis] if isinstance(axis, str) else axis for axis in axes]
         return np.zeros(shape, numpy_dtype(dtype))
+
+
+def _fits(shape: tuple[int, ...], believed: list[int | str | None]) -> bool:
+    return all(not isinstance(b, int) or b == size for size, b in zip(shape, believed, strict=True))
 
 
 def _value_on(array: np.ndarray) -> Any:

@@ -194,10 +194,9 @@ class DecodeSession:
     def _with_room(self, batch: int, keys: int) -> Caches:
         capacity = -(-keys // self._block) * self._block
         if self._caches is None:
-            self._caches, self._ready = self._new_caches(batch, capacity), None
+            self._caches = self._new_caches(batch, capacity)
         elif keys > self._caches.capacity:
             self._caches.grow(capacity)
-            self._ready = None
         return self._caches
 
     def _new_caches(self, batch: int, capacity: int) -> Caches:
@@ -208,7 +207,10 @@ class DecodeSession:
         return Caches(axes, numpy_dtype(self._spec.dtype), batch, capacity)
 
     def _graph(self, sizes: Mapping[str, int], caches: Caches) -> BoundGraph:
-        """The graph for so many queries, bound to the buffers; kept while the sizes stay."""
+        """The graph for so many queries, bound to the buffers; kept while the sizes stay.
+
+        One of them is the capacity: with it the buffers change.
+        """
         sizes = with_sums(sizes, self._spec.relations)
         if self._ready is None or self._ready.sizes != sizes:
             session = self._sessions.get(sizes["query_len"]) or self._sessions[0]

@@ -79,7 +79,7 @@ class OrtEngine:
             for name, array in inputs.items()
         }
         outputs = self.session.run_with_ort_values(self._names, fed)
-        return {name: _to_numpy(out) for name, out in zip(self._names, outputs, strict=True)}
+        return {name: array_of(out) for name, out in zip(self._names, outputs, strict=True)}
 
     def _run_in_place(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
@@ -114,7 +114,8 @@ class OrtEngine:
         return ""
 
 
-def _to_numpy(value: Any) -> np.ndarray:
+def array_of(value: Any) -> np.ndarray:
+    """The array of a value on the CPU; it may be a view of the value's memory."""
     if value.data_type() != BFLOAT16:
         array: np.ndarray = value.numpy()
         return array

@@ -13,8 +13,9 @@ import pytest
 import torch
 from conftest import small_spec
 
-from attn_export import DecodeSession, Subject, build
+from attn_export import DecodeSession, Report, Subject, build
 from attn_export.cases import plan
+from attn_export.jobs import build as jobs_build
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import numpy_dtype
 
@@ -32,7 +33,7 @@ SPECS: dict[str, AttentionSpec] = {
             "num_kv_heads": 4, "v_head_dim": 6, "attn_weights": True,
             "attn_mask": "float[B,1,L,S]",
         },
-        "float16": {"dtype": "float16", "attn_mask": "none"},
+        "mqa, float16": {"num_kv_heads": 1, "dtype": "float16", "attn_mask": "none"},
         "learned keys": {
             "add_bias_kv": True, "add_zero_attn": True, "sinks": True, "attn_weights": True,
         },
@@ -44,16 +45,35 @@ SPECS: dict[str, AttentionSpec] = {
 _folders = tempfile.TemporaryDirectory(prefix="decoding-")
 
 
+JUDGED = ("gqa, rotary, mask", "mqa, window, positions", "mha, weights, float mask")
+"""Those that are built with a whole decode, in two runtimes; the others are only decoded with."""
+
+
+def bundle_of(name: str) -> Path:
+    """A bundle of one of `SPECS`."""
+    report_of(name)
+    return _folder(name)
+
+
 @functools.cache
-def bundle_of(name: str, dialects: tuple[str, ...] = ("all",)) -> Path:
-    """A bundle of one of `SPECS`, with few cases: other tests are about those."""
-    folder = Path(_folders.name) / str(bundle_of.cache_info().misses)
+def report_of(name: str) -> Report:
+    """Builds it, with few cases: other tests are about those."""
+    whole = name in JUDGED
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "lattice", lambda names, sums: [])
-        patch.setattr(plan, "decode_case", lambda *_: (None, ""))
-        report = build(SPECS[name], folder, dialects=dialects, runtimes=["ort-cpu"])
+        patch.setattr(plan, "lattice", lambda *_: [])
+        if not whole:
+            patch.setattr(plan, "decode_case", lambda *_: (None, ""))
+            patch.setattr(jobs_build, "_settled", lambda *_: None)
+        report = build(
+            SPECS[name], _folder(name), dialects=["all"] if whole else ["standard", "ort"],
+            runtimes=["ort-cpu", "onnx-reference"] if whole else ["ort-cpu"],
+        )  # fmt: skip
     assert report.passed
-    return folder
+    return report
+
+
+def _folder(name: str) -> Path:
+    return Path(_folders.name) / str(list(SPECS).index(name))
 
 
 @functools.cache

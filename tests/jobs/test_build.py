@@ -100,7 +100,7 @@ FEATURES: dict[str, dict[str, object]] = {
 def test_every_feature_passes_checks_and_judge_on_two_engines(
     changes: dict[str, object], tmp_path: Path
 ):
-    report = build(small_spec(**changes), tmp_path / "b", runtimes=BOTH)
+    report = build(small_spec(**changes), tmp_path / "b", runtimes=BOTH, dialects=["standard"])
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     by_runtime = {name: {v.case for v in report.verdicts if v.runtime == name} for name in BOTH}
     assert by_runtime["ort-cpu"] == by_runtime["onnx-reference"]
@@ -113,7 +113,8 @@ def test_a_bundle_holds_what_the_design_names(bundle: Path):
     names = {path.name for path in bundle.iterdir()}
     assert names == {"manifest.json", "spec.toml", "model.onnx", "golden", "report.json"}
     manifest = json.loads((bundle / "manifest.json").read_text())
-    assert manifest["needs"] == {"opset": 23, "ir_version": 10, "onnxruntime": "1.28"}
+    needs = manifest["graphs"]["model.onnx"]["needs"]
+    assert needs == {"opset": 23, "ir_version": 10, "onnxruntime": "1.28"}
     assert manifest["inputs"]["attn_mask"] == {
         "dtype": "bool",
         "shape": ["batch", 1, 1, "total_len"],
@@ -161,7 +162,14 @@ def test_the_same_spec_and_seed_give_the_same_bytes_and_another_seed_does_not(
     tmp_path: Path, bundle: Path
 ):
     for name, seed in (("same", 0), ("other", 1)):
-        build(small_spec(), tmp_path / name, name="small", runtimes=["ort-cpu"], seed=seed)
+        build(
+            small_spec(),
+            tmp_path / name,
+            name="small",
+            runtimes=["ort-cpu"],
+            seed=seed,
+            dialects=["standard"],
+        )
     same, other = (read_bundle(tmp_path / name).manifest["files"] for name in ("same", "other"))
     first = dict(read_bundle(bundle).manifest["files"])
     # The report has figures of this run's threads in it; everything else is the spec's.
@@ -184,7 +192,7 @@ def test_large_weights_lie_in_safetensors_and_the_bundle_verifies(
     from attn_export.graph import save
 
     monkeypatch.setattr(save, "EXTERNAL_ABOVE", 1000)
-    assert build(small_spec(), tmp_path / "b", runtimes=BOTH).passed
+    assert build(small_spec(), tmp_path / "b", runtimes=BOTH, dialects=["standard"]).passed
     assert (tmp_path / "b" / "weights.safetensors").is_file()
     assert verify(tmp_path / "b", runtimes=BOTH).passed
     (tmp_path / "b").rename(tmp_path / "moved")  # external data is found beside the graph
@@ -267,8 +275,8 @@ def test_a_module_of_the_users_is_built_with_its_own_names(tmp_path: Path):
     assert build(subject, tmp_path / "b", runtimes=BOTH).passed
     manifest = read_bundle(tmp_path / "b").manifest
     assert manifest["outputs"] == {
-        "mixed": {"shape": ["batch", "both", 4]},
-        "total": {"shape": ["batch", 8]},
+        "mixed": {"dtype": "float32", "shape": ["batch", "both", 4]},
+        "total": {"dtype": "float32", "shape": ["batch", 8]},
     }
     assert len(read_golden(tmp_path / "b" / "golden")) >= 30
 

@@ -1,0 +1,153 @@
+"""The buffers of a session: written in place, grown, reordered, and its own."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from decoded import Arrays, Sequence, close, open_session
+
+from attn_export import DecodeSession
+
+GQA = "gqa, rotary, mask"
+IN_PLACE = [GQA, "mha, weights, float mask", "mqa, float16"]
+"""Whose graphs write both caches into the buffers of their inputs."""
+
+
+def buffers(session: DecodeSession) -> Arrays:
+    assert session._caches is not None
+    return session._caches.arrays
+
+
+def addresses(session: DecodeSession) -> list[int]:
+    return [array.__array_interface__["data"][0] for array in buffers(session).values()]
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("dialect", ["ort", "standard"])
+def test_no_step_copies_the_cache_and_each_writes_into_it(name: str, dialect: str):
+    sequence = Sequence.random(name, 2, 96)
+    wanted = sequence.truth()
+    session = open_session(name, dialect, 32)
+    session.prefill(**sequence.piece(0, 5))
+    at, moves = addresses(session), 0
+    for start in range(5, 96):
+        before = {past: array.copy() for past, array in buffers(session).items()}
+        session.step(**sequence.piece(start, start + 1))
+        if start % 32:
+            assert addresses(session) == at
+        else:
+            assert addresses(session) != at
+            at, moves = addresses(session), moves + 1
+        assert not session._ready.outputs.keys() & {"present_key", "present_value"}
+        for past, held in before.items():
+            written = usual(session, past, buffers(session)[past])
+            close(name, written[:, :, start], wanted[past.replace("past", "present")][:, :, start])
+            np.testing.assert_array_equal(
+                written[:, :, :start], usual(session, past, held)[:, :, :start]
+            )
+            assert not written[:, :, start + 1 :].any()
+    assert moves == 2
+
+
+def usual(session: DecodeSession, name: str, array: np.ndarray) -> np.ndarray:
+    """A buffer with its axes as `[B, Hkv, S, D]`."""
+    return array.transpose(np.argsort(session._layouts.get(name, range(4))))
+
+
+def test_a_graph_that_gives_new_buffers_has_them_copied():
+    name = "learned keys"
+    sequence = Sequence.random(name, 2, 20)
+    session = open_session(name)
+    session.prefill(**sequence.piece(0, 19))
+    session.step(**sequence.piece(19, 20))
+    for past, array in buffers(session).items():
+        close(name, array[:, :, :20], sequence.truth()[past.replace("past", "present")])
+
+
+@pytest.mark.parametrize("name", [GQA, "mha, weights, float mask"])
+def test_what_a_step_gave_stays_as_it_was_and_what_was_given_is_the_callers(name: str):
+    sequence = Sequence.random(name, 2, 12)
+    session = open_session(name)
+    session.prefill(**sequence.piece(0, 5))
+    given = {n: array.copy() for n, array in sequence.piece(5, 6).items()}
+    kept = {n: array.copy() for n, array in given.items()}
+    first = session.step(**given)
+    copies = {n: array.copy() for n, array in first.items()}
+    own = [*session._ready.inputs.values(), *session._ready.outputs.values()]
+    for array in (*first.values(), *given.values()):
+        assert not any(np.shares_memory(array, buffer) for buffer in own)
+    for n, array in given.items():
+        np.testing.assert_array_equal(array, kept[n])
+        array[...] = 0
+    for start in range(6, 12):
+        second = session.step(**sequence.piece(start, start + 1))
+    for n, array in first.items():
+        np.testing.assert_array_equal(array, copies[n])
+        assert array.flags.writeable
+    close(name, second["output"], sequence.truth()["output"][:, 11:])
+
+
+# -- beam search ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Beams:
+    """What each row has been given so far."""
+
+    name: str
+    queries: np.ndarray
+    shown: np.ndarray
+
+    def reorder(self, rows: list[int]) -> None:
+        self.queries, self.shown = self.queries[rows], self.shown[rows]
+
+    def extend(self, rng: np.random.Generator) -> Arrays:
+        """Another random token for each row."""
+        rows = len(self.queries)
+        token = rng.standard_normal((rows, 1, 32)).astype(np.float32)
+        self.queries = np.concatenate([self.queries, token], axis=1)
+        self.shown = np.concatenate([self.shown, rng.random((rows, 1)) < 0.7], axis=1)
+        return {"query": token, "attn_mask": self.mask}
+
+    @property
+    def mask(self) -> np.ndarray:
+        return self.shown[:, None, None]
+
+    def last(self) -> np.ndarray:
+        """What each row gives at its last token, decoded alone."""
+        return np.concatenate([
+            Sequence(self.name, {"query": q[None], "attn_mask": m[None]}).truth()["output"][:, -1:]
+            for q, m in zip(self.queries, self.mask, strict=True)
+        ])  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", ["ort", "portable"])
+def test_beams_go_on_as_if_each_were_alone(dialect: str):
+    rng = np.random.default_rng(5)
+    prompt = rng.standard_normal((1, 6, 32)).astype(np.float32)
+    beams = Beams(GQA, prompt, np.ones((1, 6), np.bool_))
+    session = open_session(GQA, dialect, block=8)
+    session.prefill(prompt, attn_mask=beams.mask)
+    # Fanned out, duplicated and dropped, exchanged, fewer, and one again; growing in between.
+    for rows in ([0, 0, 0], [2, 0, 0, 1], [3, 2, 1, 0], [1, 1], [1, 0], [0]):
+        session.reorder(rows)
+        beams.reorder(rows)
+        assert session.lengths.tolist() == [beams.queries.shape[1]] * len(rows)
+        for _ in range(3):
+            close(GQA, session.step(**beams.extend(rng))["output"], beams.last())
+    assert session.capacity == 24
+
+
+def test_rows_keep_their_own_lengths_when_they_are_reordered():
+    sequence = Sequence.random(GQA, 3, 12)
+    wanted = sequence.truth()["output"]
+    session = open_session(GQA)
+    session.prefill(**sequence.piece(0, 9), lengths=[9, 2, 5])
+    session.reorder(np.array([1, 2, 1]))
+    assert session.lengths.tolist() == [2, 5, 2]
+    query = np.stack([sequence.inputs["query"][row, at] for row, at in ((1, 2), (2, 5), (1, 2))])
+    mask = sequence.inputs["attn_mask"][[1, 2, 1], ..., :6]
+    got = session.step(query[:, None], attn_mask=mask)["output"]
+    close(GQA, got[:, 0], np.stack([wanted[1, 2], wanted[2, 5], wanted[1, 2]]))

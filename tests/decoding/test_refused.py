@@ -1,0 +1,218 @@
+"""Every wrong use of a session is one line that says what to do, and leaves it as it was."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from decoded import Arrays, Sequence, bundle_of, close, open_session
+
+from attn_export import DecodeSession
+from attn_export.errors import AttnExportError, BundleError, RuntimeFailure, UsageError
+
+GQA, PLAIN = "gqa, rotary, mask", "not causal"
+SEQUENCE = Sequence.random(GQA, 2, 12)
+
+
+def refused(
+    error: type[AttnExportError],
+    said: str,
+    do: Callable[..., object],
+    *given: object,
+    **named: object,
+) -> None:
+    with pytest.raises(error, match=said) as caught:
+        do(*given, **named)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+# -- the bundle -------------------------------------------------------------------------------
+
+
+def test_a_bundle_without_such_a_cache_is_refused(bundle: Path):
+    refused(UsageError, r'build it with cache = "in-place"', DecodeSession, bundle)
+
+
+def test_a_dialect_that_is_not_there_is_refused_with_those_that_are():
+    said = "no portable graphs; it has ort, standard"
+    refused(UsageError, said, DecodeSession, bundle_of(PLAIN), dialect="portable")
+
+
+@pytest.mark.parametrize("block", [0, -4])
+def test_a_block_without_keys_is_refused(block: int):
+    said = f"blocks of {block}; give 1 or more"
+    refused(UsageError, said, DecodeSession, bundle_of(GQA), block=block)
+
+
+@pytest.mark.parametrize("file", ["model.ort.onnx", "spec.toml", "manifest.json"])
+def test_a_damaged_bundle_is_refused(file: str, tmp_path: Path):
+    folder = shutil.copytree(bundle_of(GQA), tmp_path / "b")
+    with (folder / file).open("ab") as damaged:
+        damaged.write(b" ")
+    refused(BundleError, f"{file} was changed", DecodeSession, folder)
+
+
+def test_a_folder_that_is_no_bundle_is_refused(tmp_path: Path):
+    refused(BundleError, "is no bundle", DecodeSession, tmp_path / "nothing")
+
+
+def test_without_onnx_runtime_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    refused(RuntimeFailure, "pip install onnxruntime", DecodeSession, bundle_of(GQA))
+
+
+# -- calls ------------------------------------------------------------------------------------
+
+
+def session_with(held: int) -> DecodeSession:
+    session = open_session(GQA)
+    if held:
+        session.prefill(**SEQUENCE.piece(0, held))
+    return session
+
+
+def test_a_step_or_an_order_before_the_prompt_is_refused():
+    session = session_with(0)
+    assert (session.capacity, session.lengths.tolist()) == (0, [])
+    refused(UsageError, "call prefill first", session.step, **SEQUENCE.piece(5, 6))
+    refused(UsageError, "call prefill first", session.reorder, [0])
+
+
+def changed(**changes: object) -> dict[str, object]:
+    """The next token's inputs but for some changes; those that are None are left out."""
+    given = {**SEQUENCE.piece(5, 6), **changes}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+TOKEN = SEQUENCE.piece(5, 6)
+WRONG: dict[str, tuple[dict[str, object], str]] = {
+    "other batch": (
+        {n: np.concatenate([x, x]) for n, x in TOKEN.items()},
+        "query has 4 rows, the cache 2; give as many, or call prefill",
+    ),
+    "no token": (changed(query=np.zeros((2, 0, 32), np.float32)), "which is empty; give one"),
+    "no row": (changed(query=np.zeros((0, 1, 32), np.float32)), "which is empty; give one"),
+    "two axes": (changed(query=TOKEN["query"][:, 0]), r"query is \[2, 32\]; give \[batch, query"),
+    "other width": (
+        changed(query=np.zeros((2, 1, 31), np.float32)),
+        r"query is \[2, 1, 31\], but should be \[2, 1, 32\]",
+    ),
+    "float64": (changed(query=TOKEN["query"].astype(np.float64)), "query is float64; give float32"),
+    "list of integers": (
+        changed(query=TOKEN["query"].astype(np.int64).tolist()), "query is int64; give float32",
+    ),
+    "ragged": (changed(query=[[[1.0], [1.0, 2.0]]]), "an input is no array: ValueError"),
+    "no mask": (changed(attn_mask=None), "attn_mask is missing; give query, attn_mask"),
+    "another input": (
+        changed(position_ids=np.zeros((2, 1), np.int64)), "position_ids is not wanted; give query",
+    ),
+    "a cache": (
+        changed(past_key=np.zeros((2, 2, 32, 8), np.float32)), "past_key is not wanted; give",
+    ),
+    "its lengths": (changed(past_length=np.array([5, 5])), "past_length is not wanted; give"),
+    "mask too short": (
+        changed(attn_mask=TOKEN["attn_mask"][..., :5]),
+        r"attn_mask is \[2, 1, 1, 5\], but should be \[2, 1, 1, 6\]",
+    ),
+    "mask of the capacity": (
+        changed(attn_mask=np.ones((2, 1, 1, 32), np.bool_)), r"should be \[2, 1, 1, 6\]",
+    ),
+    "float mask": (
+        changed(attn_mask=TOKEN["attn_mask"].astype(np.float32)), "attn_mask is float32; give bool",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "said"), WRONG.values(), ids=WRONG)
+def test_a_wrong_step_is_refused_and_the_right_one_goes_on(given: dict[str, object], said: str):
+    session = session_with(5)
+    refused(UsageError, said, session.step, **given)
+    assert session.lengths.tolist() == [5, 5]
+    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.truth()["output"][:, 5:6])
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[5], [5, 5, 5], [0, 5], [5, 6], [-1, 5], [2.0, 5.0], [[5, 5]], ["a", 5], [[1], [1, 2]],
+     list(range(500)), []],
+    ids=lambda x: str(x)[:20],
+)  # fmt: skip
+def test_wrong_lengths_of_prompts_are_refused_and_what_was_held_stays(lengths: object):
+    session = session_with(5)
+    said = r"lengths are .*; give 2 whole numbers from 1 to 5, one for each row"
+    refused(UsageError, said, session.prefill, **SEQUENCE.piece(0, 5), lengths=lengths)
+    assert session.lengths.tolist() == [5, 5]
+    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.truth()["output"][:, 5:6])
+
+
+@pytest.mark.parametrize("lengths", [[2, 3], [2, 2]])
+def test_padded_prompts_need_causal_attention(lengths: list[int]):
+    session, piece = open_session(PLAIN), Sequence.random(PLAIN, 2, 3).piece(0, 3)
+    said = "without causal attention .* prompts of one length"
+    refused(UsageError, said, session.prefill, **piece, lengths=lengths)
+    session.prefill(**piece, lengths=[3, 3])
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([0, 2], "rows 0 to 1"), ([-1], "rows 0 to 1"), ([], "give the number"),
+        ([0.5], "give the number"), ([True, False], "give the number"), (0, "give the number"),
+        ([[0], [1]], "give the number"), ([[0], [1, 0]], "give the number"),
+        (list(range(500)), "rows 0 to 1"),
+    ],
+    ids=lambda x: str(x)[:20],
+)  # fmt: skip
+def test_rows_that_are_not_there_are_refused(rows: object, said: str):
+    session = session_with(5)
+    refused(UsageError, said, session.reorder, rows)
+    close(GQA, session.step(**TOKEN)["output"], SEQUENCE.truth()["output"][:, 5:6])
+
+
+def test_what_onnx_runtime_says_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    session = session_with(5)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("it\nfailed")
+
+    session.step(**TOKEN)
+    monkeypatch.setattr(session._ready, "_session", type("S", (), {"run_with_iobinding": fail})())
+    session._ready._session.run_with_iobinding = fail
+    refused(RuntimeFailure, "RuntimeError: it failed", session.step, **SEQUENCE.piece(6, 7))
+
+
+# -- without torch ----------------------------------------------------------------------------
+
+ALONE = """
+import sys
+import numpy as np
+from attn_export import DecodeSession
+session = DecodeSession(sys.argv[1], block=4)
+token = np.zeros((2, 1, 32), np.float32)
+session.prefill(np.zeros((2, 3, 32), np.float32), lengths=[3, 1])
+for _ in range(3):
+    session.step(token)
+session.reorder([1, 0])
+assert session.lengths.tolist() == [4, 6], session.lengths
+assert not {"torch", "onnx", "onnx_ir", "rich", "click"} & set(sys.modules)
+"""
+
+
+def test_a_session_decodes_without_torch():
+    bundle = bundle_of("mqa, float16")
+    code = ALONE.replace("float32", "float16")
+    ran = subprocess.run([sys.executable, "-c", code, bundle], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_inputs_may_be_anything_that_becomes_the_right_array():
+    session = session_with(5)
+    given: Arrays = {name: np.asfortranarray(array) for name, array in TOKEN.items()}
+    given["attn_mask"] = given["attn_mask"].tolist()
+    close(GQA, session.step(**given)["output"], SEQUENCE.truth()["output"][:, 5:6])

@@ -1,0 +1,139 @@
+"""A sequence is fed step by step, and what comes out is put together again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from attn_export.runtimes.stepwise import BLOCK, decode
+
+Arrays = dict[str, np.ndarray]
+
+AXES = {
+    "query": ("batch", "query_len", 2),
+    "attn_mask": ("batch", 1, "query_len", "capacity"),
+    "past_key": ("batch", 1, "capacity", 2),
+    "past_length": ("batch",),
+    "position_ids": ("batch", "query_len"),
+    "output": ("batch", "query_len", 2),
+    "present_key": ("batch", 1, "capacity", 2),
+    "attn_weights": ("batch", 1, "query_len", "weights_len"),
+}
+
+
+def inputs_of(tokens: int) -> Arrays:
+    rng = np.random.default_rng(0)
+    return {
+        "query": rng.standard_normal((3, tokens, 2)).astype(np.float32),
+        "attn_mask": rng.random((3, 1, tokens, tokens)) < 0.7,
+        "past_key": np.full((3, 1, tokens, 2), np.nan, np.float32),
+        "past_length": np.zeros(3, np.int64),
+        "position_ids": rng.integers(0, 99, (3, tokens)),
+    }
+
+
+class Steps:
+    """Sums up what it is given, writes queries into the buffer, and remembers the steps."""
+
+    def __init__(self) -> None:
+        self.seen: list[Arrays] = []
+
+    def __call__(self, inputs: Arrays) -> Arrays:
+        self.seen.append(inputs)
+        query, held = inputs["query"], int(inputs["past_length"][0])
+        key = inputs["past_key"].copy()
+        key[:, 0, held : held + query.shape[1]] = query
+        weights = np.where(inputs["attn_mask"], np.float32(1), np.float32(0))
+        learned = np.full((*weights.shape[:-1], 1), 7, np.float32)
+        return {
+            "output": query + inputs["position_ids"][..., None].astype(np.float32),
+            "present_key": key,
+            "attn_weights": np.concatenate([weights, learned], axis=-1),
+        }
+
+    @property
+    def counts(self) -> list[int]:
+        return [step["query"].shape[1] for step in self.seen]
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("tokens", [3, 64, 65, 300])
+def test_the_outputs_are_those_of_the_whole(tokens: int, single: bool):
+    inputs, steps = inputs_of(tokens), Steps()
+    outputs = decode(steps, inputs, AXES, single=single)
+    wanted = inputs["query"] + inputs["position_ids"][..., None].astype(np.float32)
+    np.testing.assert_array_equal(outputs["output"], wanted)
+    np.testing.assert_array_equal(outputs["present_key"][:, 0], inputs["query"])
+    weights = outputs["attn_weights"]
+    assert weights.shape == (3, 1, tokens, tokens + 1)
+    assert (weights[..., -1] == 7).all()
+    ends = np.repeat(np.cumsum(steps.counts), steps.counts)[:, None]
+    seen = inputs["attn_mask"] & (np.arange(tokens) < ends)  # up to the end of a token's step
+    np.testing.assert_array_equal(weights[..., :-1], seen)
+    assert outputs["output"].dtype == outputs["present_key"].dtype == np.float32
+
+
+def test_there_are_a_prompt_tokens_and_chunks_and_only_tokens_where_one_is_taken():
+    steps, single = Steps(), Steps()
+    decode(steps, inputs_of(300), AXES, single=False)
+    decode(single, inputs_of(300), AXES, single=True)
+    assert steps.counts[:9] == [5, 1, 1, 1, 1, 1, 1, 1, 3]
+    assert steps.counts.count(3) == 29
+    assert sum(steps.counts) == sum(single.counts) == 300
+    assert set(single.counts) == {1}
+
+
+def test_the_buffers_grow_by_a_block_when_they_are_full_and_keep_what_they_hold():
+    steps, inputs = Steps(), inputs_of(300)
+    decode(steps, inputs, AXES, single=False)
+    held = 0
+    grown_over, grown_full = 0, 0
+    capacity = 0
+    for step in steps.seen:
+        room, count = step["past_key"].shape[2], step["query"].shape[1]
+        assert (step["past_length"] == held).all()
+        assert room == -(-(held + count) // BLOCK) * BLOCK
+        np.testing.assert_array_equal(step["past_key"][:, 0, :held], inputs["query"][:, :held])
+        assert (step["past_key"][:, 0, held:] == 0).all()
+        grown_over += room > capacity > held
+        grown_full += room > capacity == held > 0
+        held, capacity = held + count, room
+    assert capacity == 320
+    assert (grown_over, grown_full) == (1, 3), "a chunk over the edge, and full buffers"
+
+
+def test_masks_reach_up_to_the_keys_so_far_and_are_false_behind_them():
+    steps, inputs = Steps(), inputs_of(70)
+    decode(steps, inputs, AXES, single=False)
+    for step in steps.seen:
+        start = int(step["past_length"][0])
+        stop = start + step["query"].shape[1]
+        mask = step["attn_mask"]
+        assert mask.shape == (3, 1, stop - start, step["past_key"].shape[2])
+        np.testing.assert_array_equal(
+            mask[..., :stop], inputs["attn_mask"][:, :, start:stop, :stop]
+        )
+        assert not mask[..., stop:].any()
+
+
+@pytest.mark.parametrize("name", ["output", "present_key"])
+def test_an_output_that_is_longer_than_its_step_is_refused_with_the_step(name: str):
+    steps = Steps()
+
+    def run(inputs: Arrays) -> Arrays:
+        outputs = steps(inputs)
+        if inputs["past_length"][0] == 20:
+            at = AXES[name].index("query_len" if name == "output" else "capacity")
+            outputs[name] = np.concatenate([outputs[name]] * 2, axis=at)
+        return outputs
+
+    with pytest.raises(ValueError, match=rf"{name} is \[.*after 20 tokens, with 1 new ones"):
+        decode(run, inputs_of(40), AXES, single=False)
+
+
+def test_an_output_without_a_name_for_its_axes_is_that_of_the_last_step():
+    steps = Steps()
+    outputs = decode(
+        lambda x: steps(x) | {"more": x["past_length"]}, inputs_of(40), AXES, single=True
+    )
+    assert outputs["more"].tolist() == [39] * 3
