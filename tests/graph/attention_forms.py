@@ -216,6 +216,7 @@ IN_PLACE = {
             "plain": {"widths": (8, 8)},
             "causal": {"widths": (8, 8), "attributes": attributes(is_causal=1)},
             "causal, Dv 6": {"attributes": attributes(is_causal=1)},
+            "causal, D 6": {"widths": (6, 6), "attributes": attributes(is_causal=1)},
             "causal, padding": {
                 "widths": (8, 8), "attributes": attributes(is_causal=1), "mask": ("B", 1, "L", "S"),
             },

@@ -1,8 +1,8 @@
-"""Modules of users that compute their mask themselves, and what their masks are."""
+"""A module of a user that computes masks itself: one attention for each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -11,59 +11,76 @@ from torch.nn import functional as F
 from attn_export.subject import Subject
 
 H, D = 4, 8
-E = H * D
-LONGEST = 96
+TABLE = 96
 LOWEST = torch.finfo(torch.float32).min
 
-Mask = Callable[[Tensor, int, int], Tensor | None]
-"""Of the input `[B, L, E]` and the sizes L and P: the mask `[.., L, P + L]`."""
+Mask = Callable[["Masks", int, int], Tensor]
+"""Of the module and of L and P: the mask `[.., L, P + L]`."""
 
 
-class Computed(nn.Module):
-    """Self-attention with a cache that is concatenated, if there is one, under a mask of its own.
+class Masks(nn.Module):
+    """The same queries on a cache of its own for each mask, if there is one.
 
     Args:
-        mask: Makes the mask.
-        causal: What SDPA is told.
+        masks: What makes each mask.
     """
 
-    def __init__(self, mask: Mask, *, causal: bool = False) -> None:
+    def __init__(self, masks: Mapping[str, Mask]) -> None:
         super().__init__()
-        self.qkv, self.out = nn.Linear(E, 3 * E), nn.Linear(E, E)
-        self.mask, self.causal = mask, causal
-        self.register_buffer("seen", torch.ones(LONGEST, LONGEST).tril().bool())
-        self.register_buffer("bias", torch.full((LONGEST, LONGEST), -torch.inf).triu(1))
+        self.masks = masks
+        self.register_buffer("seen", torch.ones(TABLE, TABLE).tril().bool())
+        self.register_buffer("bias", torch.full((TABLE, TABLE), -torch.inf).triu(1))
 
-    def forward(
-        self,
-        x: Tensor,
-        padding: Tensor | None = None,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        q, k, v = (y.unflatten(-1, (H, D)).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
-        P = 0
-        if past_key is not None and past_value is not None:
-            P = past_key.shape[2]
-            k, v = torch.cat([past_key, k], dim=2), torch.cat([past_value, v], dim=2)
-        mask = self.mask(self if padding is None else padding, x.shape[1], P)
-        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal)
-        y = self.out(y.transpose(1, 2).flatten(2))
-        return y if past_key is None else (y, k, v)
+    def forward(self, q: Tensor, past: list[Tensor] | None = None) -> list[Tensor]:
+        found, new = [], q[:, :2]
+        for index, make in enumerate(self.masks.values()):
+            if past is None:
+                k = v = new
+                P = 0
+            else:
+                k, v = (torch.cat([x, new], dim=2) for x in past[2 * index : 2 * index + 2])
+                P = past[2 * index].shape[2]
+                found += [k, v]
+            mask = make(self, q.shape[2], P)
+            found.append(F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True))
+        return found
 
 
-def subject(mask: Mask, *, past: bool = False, padding: bool = False, causal: bool = False) -> Subject:
-    torch.manual_seed(0)
-    B, L, P = 2, 5, 3
-    inputs = {"x": torch.randn(B, L, E)}
-    axes = {"x": {0: "batch", 1: "query_len"}}
-    if padding:
-        inputs["padding"] = torch.ones(B, 1, 1, P + L if past else L, dtype=torch.bool)
-        axes["padding"] = {0: "batch", 3: "total_len" if past else "query_len"}
-    if past:
-        inputs |= {name: torch.randn(B, H, P, D) for name in ("past_key", "past_value")}
-        axes |= dict.fromkeys(("past_key", "past_value"), {0: "batch", 2: "past_len"})
-    outputs = ["y", *(["present_key", "present_value"] if past else [])]
-    relations = {"total_len": "past_len + query_len"} if past else {}
-    module = Computed(mask, causal=causal).eval()
-    return Subject(module, inputs, axes, outputs, relations=relations)
+def subject(masks: Mapping[str, Mask], *, past: bool = False) -> Subject:
+    """Each attention is an output that is named as its mask."""
+    random = torch.Generator().manual_seed(0)
+    inputs: dict[str, object] = {"q": torch.randn(2, H, 5, D, generator=random)}
+    axes = {"q": {0: "batch", 2: "query_len"}}
+    if not past:
+        return Subject(Masks(masks).eval(), inputs, axes, [*masks])
+    inputs["past"] = [torch.randn(2, 2, 3, D, generator=random) for _ in range(2 * len(masks))]
+    axes |= {f"past.{index}": {0: "batch", 2: "past_len"} for index in range(2 * len(masks))}
+    outputs = [f"{part}{name}" for name in masks for part in ("key ", "value ", "")]
+    relations = {"total_len": "past_len + query_len"}
+    return Subject(Masks(masks).eval(), inputs, axes, outputs, relations=relations)
+
+
+USUAL: dict[str, tuple[bool, Mask]] = {
+    "tril of ones": (True, lambda _, L, P: torch.tril(torch.ones(L, P + L), P) == 1),
+    "triu of -inf": (
+        True,
+        lambda _, L, P: torch.triu(torch.full((L, P + L), -torch.inf), diagonal=P + 1)[None, None],
+    ),
+    "arange": (
+        True, lambda _, L, P: torch.arange(P + L) <= torch.arange(P, P + L)[:, None],
+    ),
+    "a buffer": (True, lambda m, L, P: m.seen[P : P + L, : P + L]),
+    "a buffer of -inf": (True, lambda m, L, P: m.bias[None, None, P : P + L, : P + L]),
+    "masked_fill": (
+        True,
+        lambda _, L, P: torch.zeros(L, P + L).masked_fill(
+            ~torch.ones(L, P + L, dtype=torch.bool).tril(P), LOWEST
+        ),
+    ),
+    "window": (
+        False,
+        lambda _, L, P: torch.ones(L, P + L, dtype=torch.bool).tril(P).triu(P - 2),
+    ),
+    "diagonal 1": (False, lambda _, L, P: torch.ones(L, P + L, dtype=torch.bool).tril(P + 1)),
+}  # fmt: skip
+"""Masks as they are usually written, and whether they are causal."""

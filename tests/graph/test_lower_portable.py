@@ -108,7 +108,7 @@ def foreign_operator(model: onnx.ModelProto) -> None:
 
 
 def newer_operator(model: onnx.ModelProto) -> None:
-    model.graph.node.append(helper.make_node("Swish", ["Y"], ["Z"], "swish"))
+    model.graph.node.append(helper.make_node("AffineGrid", ["Y", "Y"], ["Z"], "grid"))
     model.opset_import[0].version = 24
 
 
@@ -117,7 +117,7 @@ def newer_operator(model: onnx.ModelProto) -> None:
     [
         (unknown_heads, "axis 1 of Q, heads or their width, is 'heads'; give it a size"),
         (foreign_operator, "FusedMatMul of com.microsoft is not in the portable dialect"),
-        (newer_operator, "swish: Swish has no form in opset 18; keep the standard dialect"),
+        (newer_operator, "grid: AffineGrid has no form in opset 18; keep the standard dialect"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

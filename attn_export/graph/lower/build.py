@@ -89,6 +89,10 @@ class Builder:
         """A constant scalar of a floating point type."""
         return constant(self._model, np.array(value).astype(dtype.numpy()))
 
+    def array(self, array: np.ndarray) -> ir.Value:
+        """A constant."""
+        return constant(self._model, array)
+
     def size(self, value: ir.Value, axis: int) -> ir.Value:
         """The size of an axis, int64 `[1]`: constant where it is known."""
         known = dims(value)[axis] if dims(value) else None

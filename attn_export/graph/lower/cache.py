@@ -67,6 +67,7 @@ def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) ->
     assert scatter is not None  # that is how the cache was found
     past.shape = present.shape = ir.Shape([dims(past)[axis] for axis in TRANSPOSED])
     new = op("Transpose", cache.new_value, perm=TRANSPOSED)
+    new.dtype, new.shape = a.dtype, ir.Shape([dims(cache.new_value)[x] for x in TRANSPOSED])
     value = op("TensorScatter", past, new, cache.lengths, axis=3)
     take_over(present, value)
     return value

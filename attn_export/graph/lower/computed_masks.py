@@ -7,7 +7,7 @@ that a window, or a rule that begins at some length, is seen. What cannot be run
 - All visible: the mask goes.
 - Causal (key j for query i if j <= P + i): the mask goes, and `is_causal` says it.
 - Causal and something that is computed from data, such as padding: `is_causal` says the first part,
-  and the second stays as the mask.
+  and the second stays as the mask (`mask_parts`).
 
 Hidden is what is False or -inf. Of float32 also what is at most `HIDING`, where nothing else hides
 keys: each row sees its own key then, beside which the weight of another is exactly 0 as long as no
@@ -18,7 +18,6 @@ score reaches 4e8. Were a row hidden by others, its weights would be spread over
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,23 +25,13 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.graph.lower.mask_parts import without_causal_part
-from attn_export.graph.lower.mask_values import MaskMaker
+from attn_export.graph.lower.mask_values import MaskMaker, over_scores
 from attn_export.graph.lower.read import MASKED, AttentionNode, read_attention
-from attn_export.graph.lower.trials import Trial, Trials
-from attn_export.graph.mend import nodes_of
-
-Array = np.ndarray[Any, Any]
+from attn_export.graph.lower.trials import Trials
+from attn_export.graph.mend import given, nodes_of
 
 HIDING = -1e9
 """The largest finite float32 that hides a key from a row which sees another."""
-
-SMALL = 16
-"""Constants of more elements are tables: their lengths are of interest, not their values."""
-
-LONGEST = 1_000_000
-"""Numbers from here on are no lengths: ends of slices, and values of masks."""
-
-MOST_NUMBERS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,46 +60,61 @@ def recognise_masks(model: ir.Model) -> None:
         while node.inputs[-1] is None:
             node.resize_inputs(len(node.inputs) - 1)
     if any(known.values()):
-        # What made the mask would count as readers of the cache.
+        # What made the mask would count as a reader of the cache.
         common.RemoveUnusedNodesPass()(model)
 
 
 def _known(model: ir.Model, node: ir.Node, known: dict[object, Found | None]) -> Found | None:
     """What becomes of a mask: layers that share one are asked once."""
+    if given(node, 3) is None:
+        return None
     try:
         a = read_attention(node)
-        if a.mask is None or (a.output(3) is not None and a.mode == MASKED):
-            return None
         trials = Trials(model, a)
-        key = (a.mask, a.causal, a.valid_keys, trials.sizes_of_node())
+        key = (a.mask, a.causal, a.valid_keys, a.output(3) is None, *trials.lengths)
         if key not in known:
-            known[key] = _found(a, a.mask, trials)
+            known[key] = None
+            known[key] = _found(model, a, trials)
         return known[key]
     except Exception:  # whatever is odd about a graph that others made: its mask stays
         return None
 
 
-def _found(a: AttentionNode, mask: ir.Value, trials: Trials) -> Found | None:
-    lengths = None if trials.cache is None else trials.cache.lengths
-    maker = MaskMaker(mask, lengths, trials.is_known)
-    if a.valid_keys is not None and trials.cache is None:
+def _found(model: ir.Model, a: AttentionNode, trials: Trials) -> Found | None:
+    of_others = a.valid_keys is not None and trials.cache is None
+    if a.mask is None or of_others or (a.output(3) is not None and a.mode == MASKED):
         return None
-    chosen = _trials(maker, trials)
-    if chosen is None:
+    maker = MaskMaker(a.mask, None if trials.cache is None else trials.cache.lengths, trials)
+    if a.mask not in maker.tainted:
+        return _whole(maker, trials)
+    if a.causal or not trials.appends:
         return None
-    if mask in maker.tainted:
-        if a.causal or not trials.appends:
-            return None
-        rest = without_causal_part(maker, trials, chosen)
-        return None if rest is None else Found(rest, causal=True)
+    rest = without_causal_part(model, maker, trials)
+    return None if rest is None else Found(rest, causal=True)
+
+
+def _whole(maker: MaskMaker, trials: Trials) -> Found | None:
+    """Of a mask that is computed from sizes alone."""
     redundant = causal = True
-    for trial, values in _values(maker, mask, trials, chosen):
-        shown, hidden = _read(values, trial, finite=mask.dtype == ir.DataType.FLOAT)
-        redundant = redundant and bool(shown[trial.shown].all())
+    evaluate = maker.evaluator([maker.mask])
+    for trial in maker.trials():
+        values = maker.tried(evaluate, trial)
+        if values is None:
+            continue
+        shown, hidden = _read(over_scores(values[maker.mask], trial))
+        redundant = redundant and bool((shown | ~trial.shown).all())
         seen, later = trial.shown & trial.causal, trial.shown & ~trial.causal
-        causal = causal and bool(shown[seen].all() and hidden[later].all())
+        causal = causal and bool(((shown | ~seen) & (hidden | ~later)).all())
         if not redundant and not causal:
             return None
     if redundant:
         return Found(None, causal=False)
     return Found(None, causal=True) if trials.appends else None
+
+
+def _read(mask: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """Which keys it shows, and which it hides."""
+    if mask.dtype == np.bool_:
+        return mask, ~mask
+    lowest = HIDING if mask.dtype == np.float32 else -np.inf
+    return mask == 0, mask <= lowest

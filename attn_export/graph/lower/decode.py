@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.lower.build import Builder
+from attn_export.graph.lower.heads import as_output, before_split, same_for_heads
 from attn_export.graph.lower.masks import Allowed, allowed_keys
 from attn_export.graph.lower.portable import capped
 from attn_export.graph.lower.read import AttentionNode
@@ -20,7 +21,7 @@ TURNED = [0, 1, 3, 2]
 def fold(
     op: Builder, a: AttentionNode, key: ir.Value, value: ir.Value, *, transposed: bool = False
 ) -> ir.Value:
-    """The attention `[B, H, 1, Dv]`.
+    """The attention, as the node gives it.
 
     Args:
         op: Makes the nodes.
@@ -29,7 +30,9 @@ def fold(
         value: `[B, Hkv, S, Dv]`, with the past.
         transposed: Whether it is `[B, Hkv, Dv, S]` instead.
     """
-    scaled = op("Mul", a.query, op.number(a.scale, a.dtype))
+    # With one query it does not matter whether the heads stand before it or behind.
+    query = before_split(a.query) or a.query
+    scaled = op("Mul", query, op.number(a.scale, a.dtype))
     rows = op("Reshape", scaled, op.ints(0, a.num_kv_heads, a.q_per_kv, a.head_dim))
     scores = _scores(op, a, rows, key)  # [B, Hkv, r, S]
     # Not grouped: a Transpose that is moved past Reshape would make what follows slow.
@@ -45,12 +48,14 @@ def fold(
         attended = op("Transpose", attended, perm=TURNED)
     else:
         attended = op("MatMul", weights, value)  # [B, Hkv, r, Dv]
-    attended = op("Reshape", attended, op.ints(0, a.num_heads, 1, a.v_head_dim))
-    if bias is None or a.mask is None:  # without one, a row sees at least its own key
-        return attended
-    best = op("ReduceMax", bias, op.ints(-1), keepdims=1)
-    seen = op("Greater", best, op.number(-np.inf, a.dtype))
-    return op("Where", seen, attended, op.number(0.0, a.dtype))
+    flat = a.gives_joined and (a.mask is None or same_for_heads(a))
+    shape = (1, a.num_heads * a.v_head_dim) if flat else (a.num_heads, 1, a.v_head_dim)
+    attended = op("Reshape", attended, op.ints(0, *shape))
+    if bias is not None and a.mask is not None:  # without one, a row sees at least its own key
+        best = op("ReduceMax", bias, op.ints(-1), keepdims=int(not flat))
+        seen = op("Greater", best, op.number(-np.inf, a.dtype))
+        attended = op("Where", seen, attended, op.number(0.0, a.dtype))
+    return attended if flat else as_output(op, a, attended)
 
 
 def _scores(op: Builder, a: AttentionNode, rows: ir.Value, key: ir.Value) -> ir.Value:

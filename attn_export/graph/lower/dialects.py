@@ -10,8 +10,10 @@ from onnx_ir.passes import common
 
 from attn_export.errors import GraphError, UsageError
 from attn_export.graph.axes import fix_axis
+from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.lower.cache import TRANSPOSED, in_place_cache, is_bound
-from attn_export.graph.lower.opset18 import to_opset18
+from attn_export.graph.lower.computed_masks import recognise_masks
+from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
     decodes,
     holds_values_transposed,
@@ -20,7 +22,8 @@ from attn_export.graph.lower.ort import (
 )
 from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
-from attn_export.graph.mend import dims, nodes_of, spread_masks
+from attn_export.graph.lower.tidy import tidy
+from attn_export.graph.mend import dims, given, nodes_of, spread_masks
 
 STANDARD, PORTABLE, ORT = "standard", "portable", "ort"
 
@@ -65,7 +68,8 @@ def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
     form = DIALECTS[dialect]
     source = model.clone()
     _refuse_other_domains(source, dialect)
-    if any(value.shape is None for value in _read_by_attention(source)):
+    _refuse_without_attention(source, dialect)
+    if any(value.shape is None for value in _of_known_shape(source)):
         source = _with_shapes(source)
     return {regime: _finished(lowered) for regime, lowered in form(source).items()}
 
@@ -91,10 +95,13 @@ def _portable(model: ir.Model) -> dict[str, Lowered]:
     for node in nodes_of(model, "Attention"):
         lower_to_portable(model, node)
     to_opset18(model)
+    tidy(model)
     return {"": Lowered(model, bound=bound)}
 
 
 def _ort(model: ir.Model) -> dict[str, Lowered]:
+    fuse_attention(model)
+    recognise_masks(model)
     spread_masks(model)  # ONNX Runtime refuses those of one row for all queries
     bound, layouts = _bound(model), _layouts(model)
     found = {"": Lowered(model.clone(), {}, layouts, bound)}
@@ -106,6 +113,8 @@ def _ort(model: ir.Model) -> dict[str, Lowered]:
         fix_axis(single.model, length, 1)
         for node in nodes_of(single.model, "Attention"):
             lower_for_decoding(single.model, node)
+    for lowered in found.values():
+        tidy(lowered.model)
     return found
 
 
@@ -123,6 +132,17 @@ def _refuse_other_domains(model: ir.Model, dialect: str) -> None:
             )
 
 
+def _refuse_without_attention(model: ir.Model, dialect: str) -> None:
+    """Not where only the opset changes: that too is the portable dialect."""
+    opset = model.graph.opset_imports.get("", OPSET)
+    if nodes_of(model, "Attention") or dialect == STANDARD:
+        return
+    if dialect == ORT or opset <= OPSET:
+        raise GraphError(
+            f"the graph has no Attention node; there is nothing to lower to the {dialect} dialect"
+        )
+
+
 def _attentions(model: ir.Model) -> list[AttentionNode]:
     return [read_attention(node) for node in nodes_of(model, "Attention")]
 
@@ -130,7 +150,9 @@ def _attentions(model: ir.Model) -> list[AttentionNode]:
 def _bound(model: ir.Model) -> dict[str, str]:
     """The caches that are written in place, where the buffers are the caller's."""
     found = {}
-    for a in _attentions(model):
+    # What is not known of others does not matter here.
+    for node in (n for n in nodes_of(model, "Attention") if given(n, 6) is not None):
+        a = read_attention(node)
         cache = in_place_cache(a)
         pairs = [] if cache is None else [(cache.past_key, a.key), (cache.past_value, a.value)]
         for past, present in pairs:
@@ -159,8 +181,9 @@ def _length_of_queries(model: ir.Model) -> str:
     return str(lengths.pop()) if len(lengths) == 1 and lengths <= known - {None} else ""
 
 
-def _read_by_attention(model: ir.Model) -> list[ir.Value]:
-    nodes = nodes_of(model, "Attention")
+def _of_known_shape(model: ir.Model) -> list[ir.Value]:
+    """Values of which the forms have to know the shape."""
+    nodes = [*nodes_of(model, "Attention"), *nodes_of(model, "RotaryEmbedding")]
     return [value for node in nodes for value in node.inputs if value is not None]
 
 

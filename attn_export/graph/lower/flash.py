@@ -6,14 +6,23 @@ https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. On 
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.lower.build import Builder
 from attn_export.graph.lower.cache import InPlaceCache
-from attn_export.graph.lower.heads import as_given, as_output, heads_apart, side_by_side
+from attn_export.graph.lower.heads import (
+    as_given,
+    as_output,
+    heads_apart,
+    same_for_heads,
+    side_by_side,
+)
 from attn_export.graph.lower.masks import allowed_keys
 from attn_export.graph.lower.read import AttentionNode
+from attn_export.graph.mend import dims
 
 MICROSOFT = "com.microsoft"
 INT32 = ir.DataType.INT32
@@ -43,14 +52,13 @@ def causal(op: Builder, a: AttentionNode) -> list[ir.Value]:
     bias = _bias(op, a, L, total)
     given = [
         query, key, value, a.past_key, a.past_value,
-        op("Expand", last, op.size(query, 0)), op("Squeeze", op("Cast", total, to=INT32)),
+        op("Expand", last, op.size(query, 0)), op("Cast", op("Squeeze", total), to=INT32),
         *([None, None, None, bias] if bias is not None else []),
     ]  # fmt: skip
     attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a))
     if bias is None:
         return [as_given(op, a, attended), *present]
-    attended = _nothing_gives_zero(op, a, heads_apart(op, a, attended), bias)
-    return [as_output(op, a, attended), *present]
+    return [_nothing_gives_zero(op, a, attended, bias), *present]
 
 
 def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Value]:
@@ -58,10 +66,8 @@ def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Valu
 
     It writes the new keys itself, into the buffer of the past if that is bound as the present.
     """
-    query, key, value = (
-        op("Reshape", op("Transpose", x, perm=[0, 2, 1, 3]), op.ints(0, 0, -1))
-        for x in (a.query, cache.new_key, cache.new_value)
-    )
+    new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
+    query, key, value = side_by_side(op, new)
     last = op("Cast", cache.lengths, to=INT32)
     longest = op("ReduceMax", last, keepdims=0)
     total = op("Add", longest, op.scalar_int(1, INT32))
@@ -79,22 +85,31 @@ def _attributes(a: AttentionNode) -> dict[str, float]:
 
 def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value | None:
     """What is added to the scores, `[B or 1, H or 1, L, S]`; -inf hides a key."""
-    if a.mask is None:
+    mask = a.mask
+    if mask is None:
         return None
+    if dims(a.query)[-2] == 1:  # a single query is the last
+        a = dataclasses.replace(a, causal=False)
     allowed = allowed_keys(op, a, L, S, grouped=False)
     assert allowed.keys is not None
     shown = allowed.added if allowed.added is not None else op.number(0.0, a.dtype)
+    # As it is causal, it has all queries and keys.
     bias = op("Where", allowed.keys, shown, op.number(-np.inf, a.dtype))
-    return op("Expand", bias, op("Concat", op.ints(1, 1), L, S, axis=0))
+    return bias if len(dims(mask)) == 4 else op("Unsqueeze", bias, op.ints(0, 1))
 
 
 def _nothing_gives_zero(
     op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value
 ) -> ir.Value:
-    """0 for the rows in which every key is hidden: some of its kernels give NaN."""
-    best = op("ReduceMax", bias, op.ints(-1), keepdims=1)  # [B or 1, H or 1, L, 1]
-    seen = op("Greater", best, op.number(-np.inf, a.dtype))
-    return op("Where", seen, attended, op.number(0.0, a.dtype))
+    """The attention as the node gives it, 0 for the rows in which every key is hidden.
+
+    Some kernels give NaN for them.
+    """
+    zero, best = op.number(0.0, a.dtype), op("ReduceMax", bias, op.ints(-1), keepdims=1)
+    seen = op("Greater", best, op.number(-np.inf, a.dtype))  # [B or 1, H or 1, L, 1]
+    if a.gives_joined and same_for_heads(a):
+        return op("Where", op("Squeeze", seen, op.ints(1)), attended, zero)
+    return as_output(op, a, op("Where", seen, heads_apart(op, a, attended), zero))
 
 
 def _repeated(op: Builder, a: AttentionNode, x: ir.Value, width: int) -> ir.Value:

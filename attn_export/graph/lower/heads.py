@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
+from attn_export.graph.axes import Size, known_equal
 from attn_export.graph.lower.build import Builder, take_over
 from attn_export.graph.lower.read import AttentionNode
+from attn_export.graph.mend import dims
+
+SWAPPED = [0, 2, 1, 3]
 
 
 def heads_first(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -13,7 +17,7 @@ def heads_first(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.V
     if not a.packed:
         return a.query, a.key, a.value
     query, key, value = (
-        op("Transpose", op("Reshape", x, op.ints(0, 0, heads, width)), perm=[0, 2, 1, 3])
+        op("Transpose", op("Reshape", x, op.ints(0, 0, heads, width)), perm=SWAPPED)
         for x, heads, width in _parts(a)
     )
     return query, key, value
@@ -23,38 +27,102 @@ def side_by_side(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.
     """`[B, L, H·D]`, `[B, S - P, Hkv·D]` and `[B, S - P, Hkv·Dv]`."""
     if a.packed:
         return a.query, a.key, a.value
-    query, key, value = (
-        op("Reshape", op("Transpose", x, perm=[0, 2, 1, 3]), op.ints(0, 0, heads * width))
-        for x, heads, width in _parts(a)
-    )
+    query, key, value = (joined(op, *part) for part in _parts(a))
     return query, key, value
+
+
+def joined(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
+    """`[B, H, L, D]` as `[B, L, H·D]`."""
+    whole = before_split(x)
+    if whole is not None:
+        return whole
+    return op("Reshape", op("Transpose", x, perm=SWAPPED), op.ints(0, 0, heads * width))
+
+
+def before_split(x: ir.Value) -> ir.Value | None:
+    """`[B, L, H·D]`, of which `[B, H, L, D]` was made, if it was."""
+    swapped = _only(x.producer(), "Transpose")
+    whole = None if swapped is None else _only(swapped.producer(), "Reshape")
+    if whole is None or len(dims(x)) != 4:
+        return None
+    (B, heads, L, width), axes = dims(x), _axes(whole)
+    if len(axes) != 3 or not isinstance(heads, int) or not isinstance(width, int):
+        return None
+    same = axes[2] == heads * width and known_equal(axes[0], B) and known_equal(axes[1], L)
+    return whole if same else None
+
+
+def joins_heads(a: AttentionNode) -> ir.Value | None:
+    """`[B, L, H·Dv]`, if that is what everybody makes of the attention."""
+    value = a.output(0)
+    for op_type in ("Transpose", "Reshape"):
+        uses = () if value is None or value.is_graph_output() else tuple(value.uses())
+        node = uses[0].node if len(uses) == 1 and uses[0].idx == 0 else None
+        if node is None or _only(node, op_type) is None or node.graph is not a.node.graph:
+            return None
+        value = node.outputs[0]
+    assert value is not None
+    B, _, L, _ = dims(a.query)
+    shape = dims(value)
+    same = len(shape) == 3 and shape[2] == a.num_heads * a.v_head_dim
+    return value if same and known_equal(shape[0], B) and known_equal(shape[1], L) else None
+
+
+def same_for_heads(a: AttentionNode) -> bool:
+    """Whether the mask hides the same keys from all heads, as far as its shape tells."""
+    return a.mask is not None and dims(a.mask)[:-2][1:] in ((), (1,))
+
+
+def _only(node: ir.Node | None, op_type: str) -> ir.Value | None:
+    """What a node of this type is given; a Transpose swaps heads and length."""
+    if node is None or node.op_type != op_type or node.domain:
+        return None
+    perm = node.attributes.get_ints("perm", ()) if op_type == "Transpose" else SWAPPED
+    return node.inputs[0] if list(perm) == SWAPPED else None
+
+
+def _axes(value: ir.Value) -> tuple[Size, ...]:
+    """The axes of a value; of a product that nobody noted, those of its factors."""
+    node = value.producer()
+    if dims(value) or node is None or node.op_type != "MatMul":
+        return dims(value)
+    left, right = (dims(x) if x is not None else () for x in node.inputs)
+    return (*left[:-1], right[-1]) if len(right) == 2 else ()
 
 
 def as_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """`[B, H, L, Dv]` as the node gives it: the heads side by side if those of the query are."""
-    if not a.packed:
+    if not a.gives_joined:
         return attended
-    joined = op("Transpose", attended, perm=[0, 2, 1, 3])
-    return op("Reshape", joined, op.ints(0, 0, a.num_heads * a.v_head_dim))
+    if dims(a.query)[-2] == 1:  # the heads are beside each other as it is
+        return op("Reshape", attended, op.ints(0, 1, a.num_heads * a.v_head_dim))
+    swapped = op("Transpose", attended, perm=SWAPPED)
+    return op("Reshape", swapped, op.ints(0, 0, a.num_heads * a.v_head_dim))
 
 
 def heads_apart(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """`[B, L, H·Dv]` as `[B, H, L, Dv]`."""
     split = op("Reshape", attended, op.ints(0, 0, a.num_heads, a.v_head_dim))
-    return op("Transpose", split, perm=[0, 2, 1, 3])
+    return op("Transpose", split, perm=SWAPPED)
 
 
 def as_given(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """`[B, L, H·Dv]` as the node gives it."""
-    return attended if a.packed else heads_apart(op, a, attended)
+    return attended if a.gives_joined else heads_apart(op, a, attended)
 
 
 def replace_output(a: AttentionNode, index: int, value: ir.Value) -> None:
     """Let `value` be an output of the node, if somebody reads it."""
-    old = a.output(index)
-    if old is not None:
-        value.dtype = a.dtype
-        take_over(old, value)
+    old = a.joined if index == 0 and a.joined is not None else a.output(index)
+    if old is None:
+        return
+    value.dtype = a.dtype
+    graph, node = a.node.graph, old.producer()
+    take_over(old, value)
+    while graph is not None and node is not None and node is not a.node:
+        before = node.inputs[0]
+        graph.remove(node, safe=True)
+        node = before.producer() if before is not None else None
 
 
 def _parts(a: AttentionNode) -> list[tuple[ir.Value, int, int]]:

@@ -1,8 +1,8 @@
-"""The nodes that make a mask, and what they give where only sizes, or made-up data, go in."""
+"""The nodes that make a mask, and what they give where sizes, and made-up data, go in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,23 +11,33 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.graph.axes import Size
+from attn_export.graph.lower.trials import Trial, Trials
 from attn_export.graph.mend import dims
 
 Array = np.ndarray[Any, Any]
-SizeOf = Callable[[Size], int | None]
+Values = Mapping[ir.Value, Array]
 
 MOST_NODES = 300
+
 NEVER = frozenset({"Attention", "Bernoulli", "Multinomial"})
 """Beside all that is random: what gives other values each time, or is no part of a mask."""
 
+SMALL = 16
+"""Constants of more elements are tables: their lengths are of interest, not their values."""
+
+NO_LENGTH = 1_000_000
+"""Numbers from here on are no lengths, but ends of slices and values of masks."""
+
+MOST_NUMBERS = 32
+
 
 class MaskMaker:
-    """Everything that a value is computed from.
+    """Everything that a mask is computed from.
 
     Args:
-        mask: The value.
-        lengths: A value that says how many keys each row holds: it is given in a trial.
-        known: Whether a size can be told in a trial: Shape of an axis of it ends the search.
+        mask: The mask.
+        lengths: A value that says how many keys each row holds, if there is one.
+        trials: Where it can be tried.
 
     Attributes:
         nodes: In an order in which they can run.
@@ -35,21 +45,19 @@ class MaskMaker:
         tainted: The values that are computed from it.
     """
 
-    def __init__(
-        self, mask: ir.Value, lengths: ir.Value | None, known: Callable[[Size], bool]
-    ) -> None:
-        self.mask, self.lengths, self._known = mask, lengths, known
+    def __init__(self, mask: ir.Value, lengths: ir.Value | None, trials: Trials) -> None:
+        self.mask, self._lengths, self._trials = mask, lengths, trials
         self.nodes: list[ir.Node] = []
         self.data: set[ir.Value] = set()
         self.tainted: set[ir.Value] = set()
         self._sized: set[ir.Value] = set()
-        self._constants: dict[str, Array] = {}
-        self._visit(mask)
+        self._constants: dict[ir.Value, Array] = {}
+        self._find()
 
-    def _visit(self, last: ir.Value) -> None:
+    def _find(self) -> None:
         """Depth first: a node is listed behind those that it reads."""
         done: set[ir.Value | ir.Node] = set()
-        stack: list[ir.Value | ir.Node] = [last]
+        stack: list[ir.Value | ir.Node] = [self.mask]
         while stack:
             item = stack.pop()
             if isinstance(item, ir.Node):
@@ -62,12 +70,12 @@ class MaskMaker:
                     stack += [node, *(value for value in node.inputs if value is not None)]
 
     def _maker_of(self, value: ir.Value) -> ir.Node | None:
-        """The node to go on with; None at what is given."""
-        node = value.producer()
-        if value is self.lengths or (node is not None and self._is_size(node)):
+        """The node to go on with; None where a value is given."""
+        node, constant = value.producer(), ir.convenience.get_const_tensor(value)
+        if value is self._lengths or (node is not None and self._is_size(node)):
             self._sized.add(value)
-        elif value.const_value is not None:
-            self._constants[str(value.name)] = value.const_value.numpy()
+        elif constant is not None:
+            self._constants[value] = constant.numpy()
         elif node is None or not _can_run(node) or len(self.nodes) > MOST_NODES:
             self.data.add(value)
             self.tainted.add(value)
@@ -82,81 +90,118 @@ class MaskMaker:
 
     def _is_size(self, node: ir.Node) -> bool:
         source = node.inputs[0] if node.op_type in ("Shape", "Size") and node.inputs else None
-        return source is not None and bool(dims(source)) and all(map(self._known, _asked(node)))
+        known = map(self._trials.is_known, _asked(node) if source is not None else ())
+        return source is not None and bool(dims(source)) and all(known)
+
+    def trials(self) -> Iterator[Trial]:
+        """Small sizes first, then those next to each number that occurs.
+
+        Raises:
+            ValueError: If those are too large, or too many.
+        """
+        first = self._trials.first()
+        yield from first
+        numbers, tables = self._numbers(first)
+        beyond = self._trials.beyond(numbers, tables)
+        if beyond is None or len(numbers) > MOST_NUMBERS:
+            raise ValueError("numbers of a mask are beyond what can be tried")
+        yield from beyond
+
+    def _numbers(self, trials: Sequence[Trial]) -> tuple[set[int], set[int]]:
+        """Numbers that do not follow from the sizes, and lengths of tables."""
+        free = [x for node in self.nodes for x in node.outputs if x.name and x not in self.tainted]
+        found = list(self._constants.values())
+        if len(trials) > 1:
+            evaluate = self.evaluator(free)
+            one, other = (evaluate(self.sizes(trial), {}) for trial in trials[:2])
+            found += [one[x] for x in free if np.array_equal(one[x], other[x])]
+        small = [array for array in found if array.size <= SMALL and array.dtype.kind in "iuf"]
+        numbers = {float(abs(number)) for array in small for number in array.ravel().tolist()}
+        lengths = {n for array in found if array.size > SMALL for n in array.shape}
+        return {int(np.ceil(n)) for n in numbers if 2 < n < NO_LENGTH}, lengths - {1}
+
+    def sizes(self, trial: Trial) -> dict[ir.Value, Array]:
+        """What follows from the sizes of a trial."""
+        return {
+            value: trial.past if value is self._lengths else _size(value, self._trials, trial)
+            for value in self._sized
+        }
 
     def evaluator(self, outputs: Sequence[ir.Value], cut: Collection[ir.Value] = ()) -> Evaluator:
-        """Runs the nodes that `outputs` need; the values in `cut` are given instead."""
-        wanted, nodes = set(outputs), list[ir.Node]()
+        """Runs the nodes that `outputs` need; data, and the values in `cut`, are given instead."""
+        wanted, nodes = set(outputs) - set(cut), list[ir.Node]()
         for node in reversed(self.nodes):
-            if wanted.intersection(node.outputs) - set(cut):
-                nodes.insert(0, node)
-                wanted.update(value for value in node.inputs if value is not None)
-        sized = [value for value in self._sized if value in wanted]
-        return Evaluator(self, nodes, outputs, sized, [value for value in cut if value in wanted])
+            if wanted.intersection(node.outputs):
+                nodes.append(node)
+                wanted |= {value for value in node.inputs if value is not None} - set(cut)
+        read = {value for node in nodes for value in node.inputs if value is not None}
+        made = {value for node in nodes for value in node.outputs} - set(cut)
+        constants = {x: array for x, array in self._constants.items() if x in read}
+        return Evaluator(nodes[::-1], read - made, outputs, constants)
 
-    def constants(self) -> dict[str, Array]:
-        """The constants that are read, by name."""
-        return self._constants
+    def tried(
+        self, evaluate: Evaluator, trial: Trial, given: Values | None = None
+    ) -> Values | None:
+        """What is made in a trial; None where a table ends before, and the mask is none."""
+        beyond = [n for x in self._constants.values() if x.size > SMALL for n in x.shape if n > 1]
+        try:
+            values = evaluate(self.sizes(trial), given or {})
+            over_scores(values[self.mask], trial)
+        except Exception:
+            if trial.keys > min(beyond, default=trial.keys):
+                return None
+            raise
+        return values
 
 
 class Evaluator:
-    """Some of the nodes of a maker, ready to run.
+    """Some nodes, ready to run.
 
     Args:
-        maker: Whose nodes.
         nodes: Which, in order.
+        inputs: What they read that none of them makes.
         outputs: What they are run for.
-        sized: What follows from the sizes.
-        given: What is handed in.
+        constants: Inputs that are always the same.
     """
 
     def __init__(
         self,
-        maker: MaskMaker,
         nodes: Sequence[ir.Node],
+        inputs: Collection[ir.Value],
         outputs: Sequence[ir.Value],
-        sized: Sequence[ir.Value],
-        given: Sequence[ir.Value],
+        constants: Values,
     ) -> None:
-        self._maker, self._sized = maker, sized
-        made = {value for node in nodes for value in node.outputs}
-        read = {value for node in nodes for value in node.inputs if value is not None}
-        leaves = [*sized, *given]
-        names = [str(value.name) for value in leaves]
-        read_constants = {str(value.name) for value in read - made - set(leaves)}
-        self._constants = {
-            name: array for name, array in maker.constants().items() if name in read_constants
-        }
-        inputs = [helper.make_empty_tensor_value_info(n) for n in [*names, *self._constants]]
+        self._inputs, self._outputs, self._constants = inputs, outputs, constants
         graph = helper.make_graph(
-            [ir.to_proto(node) for node in nodes], "mask", inputs,
+            [ir.to_proto(node) for node in nodes], "mask",
+            [helper.make_empty_tensor_value_info(str(value.name)) for value in inputs],
             [helper.make_empty_tensor_value_info(str(value.name)) for value in outputs],
         )  # fmt: skip
-        opset = _opset(nodes)
-        self._names = [str(value.name) for value in outputs]
-        self._run = ReferenceEvaluator(
-            helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
-        )
+        opset = helper.make_opsetid("", _opset(nodes))
+        self._model = ReferenceEvaluator(helper.make_model(graph, opset_imports=[opset]))
 
-    def __call__(
-        self, size_of: SizeOf, lengths: Array, given: Mapping[ir.Value, Array]
-    ) -> dict[str, Array]:
-        """What the outputs are, by name.
+    def __call__(self, sizes: Values, given: Values) -> dict[ir.Value, Array]:
+        """What the outputs are.
 
         Args:
-            size_of: A size in this trial.
-            lengths: How many keys each row holds.
-            given: The values of what was cut off.
+            sizes: What follows from the sizes of the trial.
+            given: The values of data, and of what was cut off.
         """
-        feeds = dict(self._constants)
-        for value in self._sized:
-            feeds[str(value.name)] = (
-                lengths if value is self._maker.lengths else _size(value, size_of)
-            )
-        feeds |= {str(value.name): array for value, array in given.items()}
+        known = {**self._constants, **sizes, **given}
+        feeds = {str(value.name): known[value] for value in self._inputs}
         with np.errstate(all="ignore"):
-            found = self._run.run(None, feeds)
-        return dict(zip(self._names, found, strict=True))
+            found = self._model.run(None, feeds)
+        return dict(zip(self._outputs, found, strict=True))
+
+
+def over_scores(mask: Array, trial: Trial) -> Array:
+    """A mask as `[B, H or 1, L, S]`.
+
+    Raises:
+        ValueError: If it does not fit.
+    """
+    heads = mask.shape[-3] if mask.ndim > 2 else 1
+    return np.broadcast_to(mask, (len(trial.past), heads, trial.queries, trial.keys))
 
 
 def _can_run(node: ir.Node) -> bool:
@@ -177,17 +222,13 @@ def _asked(node: ir.Node) -> tuple[Size, ...]:
     return whole[start:end]
 
 
-def _size(value: ir.Value, size_of: SizeOf) -> Array:
+def _size(value: ir.Value, trials: Trials, trial: Trial) -> Array:
     node = value.producer()
     assert node is not None
-    sizes = [size_of(size) for size in _asked(node)]
-    if None in sizes:
-        raise ValueError(f"a size of {value.name} is not known")
-    array = np.array(sizes, np.int64)
-    return array if node.op_type == "Shape" else array.prod()
+    array = np.array([trials.known(size, trial.sizes) for size in _asked(node)], np.int64)
+    return array if node.op_type == "Shape" else np.asarray(array.prod())
 
 
 def _opset(nodes: Sequence[ir.Node]) -> int:
     graph = nodes[0].graph if nodes else None
-    versions = graph.opset_imports if isinstance(graph, ir.Graph) else {}
-    return versions.get("", 23)
+    return graph.opset_imports.get("", 23) if isinstance(graph, ir.Graph) else 23

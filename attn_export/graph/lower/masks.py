@@ -44,7 +44,7 @@ def allowed_keys(
     parts: list[ir.Value] = []
     added = None
     if a.mask is not None:
-        mask = _of_all_keys(op, a, _before_expand(a.mask), S)
+        mask = _of_all_keys(op, a, before_expand(a.mask), S)
         mask = _grouped(op, a, mask) if grouped else mask
         if mask.dtype == ir.DataType.BOOL:
             parts.append(mask)
@@ -55,7 +55,8 @@ def allowed_keys(
         keys = op("Range", op.scalar_int(0), op("Squeeze", S), op.scalar_int(1))  # [S]
         if a.causal:
             parts.append(op("LessOrEqual", keys, _last_visible(op, a, L, grouped=grouped)))
-        if a.valid_keys is not None:
+        # The last query is the last valid key: causal says it too.
+        if a.valid_keys is not None and (not a.causal or a.past_key is not None):
             parts.append(op("Less", keys, _over_scores(op, a.valid_keys, grouped=grouped)))
     together = None
     for part in parts:
@@ -82,7 +83,7 @@ def _over_scores(op: Builder, of_batch: ir.Value, *, grouped: bool) -> ir.Value:
     return op("Unsqueeze", of_batch, op.ints(*range(1, 5 if grouped else 4)))
 
 
-def _before_expand(mask: ir.Value) -> ir.Value:
+def before_expand(mask: ir.Value) -> ir.Value:
     """What was expanded: Where broadcasts, and not every runtime has a dynamic Expand."""
     producer = mask.producer()
     if producer is None or producer.op_type != "Expand" or producer.inputs[0] is None:

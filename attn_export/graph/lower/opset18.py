@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
+from attn_export.graph.lower.activations import lower_gelu, lower_swish
 from attn_export.graph.lower.build import Builder, take_over
+from attn_export.graph.lower.rotary import lower_rotary
 from attn_export.graph.mend import dims, given
 
 OPSET, IR_VERSION = 18, 8
@@ -105,12 +108,19 @@ def _tensor_scatter(model: ir.Model, node: ir.Node) -> None:
 
 def _coordinates(op: Builder, x: ir.Value, axis: int, last: int) -> ir.Value:
     """0, 1, 2 … along an axis of `x`; the shape has the axes up to `last`, all others 1."""
-    size = op("Squeeze", op.size(x, axis))
-    numbers = op("Range", op.scalar_int(0), size, op.scalar_int(1))
+    size = dims(x)[axis]
+    if isinstance(size, int):
+        shape = [size if i == axis else 1 for i in range(last + 1)]
+        return op.array(np.arange(size).reshape(shape))
+    length = op("Squeeze", op.size(x, axis))
+    numbers = op("Range", op.scalar_int(0), length, op.scalar_int(1))
     return op("Unsqueeze", numbers, op.ints(*(i for i in range(last + 1) if i != axis)))
 
 
 DECOMPOSED: dict[str, Callable[[ir.Model, ir.Node], None]] = {
+    "Gelu": lower_gelu,
     "RMSNormalization": _rms_normalization,
+    "RotaryEmbedding": lower_rotary,
+    "Swish": lower_swish,
     "TensorScatter": _tensor_scatter,
 }

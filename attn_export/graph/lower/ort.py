@@ -21,8 +21,8 @@ from attn_export.graph.lower.cache import (
     transpose_value_cache,
 )
 from attn_export.graph.lower.decode import fold
-from attn_export.graph.lower.heads import replace_output
-from attn_export.graph.lower.masks import may_be_shorter
+from attn_export.graph.lower.heads import as_output, joins_heads, replace_output
+from attn_export.graph.lower.masks import before_expand, may_be_shorter
 from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
 from attn_export.graph.mend import dims
@@ -38,7 +38,7 @@ def lower_for_prefill(model: ir.Model, node: ir.Node) -> None:
     Raises:
         GraphError: If heads or widths of the node are not known.
     """
-    a = read_attention(node)
+    a = _read(node)
     op, cache = Builder(model, node), in_place_cache(a)
     if cache is not None and holds_values_transposed(a, cache):
         value = transpose_value_cache(op, a, cache)
@@ -59,7 +59,7 @@ def lower_for_decoding(model: ir.Model, node: ir.Node) -> None:
     Raises:
         GraphError: If heads or widths of the node are not known.
     """
-    a = read_attention(node)
+    a = _read(node)
     op, cache = Builder(model, node), in_place_cache(a)
     if dims(a.query)[-2] != 1 or not decodes(a) or a.packed or not _plain(a):
         lower_for_prefill(model, node)
@@ -83,6 +83,11 @@ def lower_for_decoding(model: ir.Model, node: ir.Node) -> None:
         _finish(model, a, [fold(op, a, key, value), key, value])
     else:
         lower_for_prefill(model, node)
+
+
+def _read(node: ir.Node) -> AttentionNode:
+    a = read_attention(node)
+    return a if a.packed else dataclasses.replace(a, joined=joins_heads(a))
 
 
 def decodes(a: AttentionNode) -> bool:
@@ -112,8 +117,7 @@ def _may_be_flash_full(a: AttentionNode) -> bool:
 
 def _may_be_flash_causal(a: AttentionNode, new_key: ir.Value) -> bool:
     """Whether the kernel says it: as many new keys as queries, of one width."""
-    same_width = a.head_dim == a.v_head_dim
-    if not (a.causal and same_width and _plain(a) and a.dtype in (FLOAT, FLOAT16)):
+    if not (a.causal and _of_its_widths(a) and _plain(a) and a.dtype in (FLOAT, FLOAT16)):
         return False
     if a.mask is not None and (a.dtype != FLOAT or not _is_of_scores(a)):
         return False
@@ -127,12 +131,17 @@ def _is_of_scores(a: AttentionNode) -> bool:
     return keys != 1 and not may_be_shorter(a, keys)
 
 
+def _of_its_widths(a: AttentionNode) -> bool:
+    """Whether contrib GroupQueryAttention takes heads of these widths."""
+    return a.head_dim == a.v_head_dim and a.head_dim % 8 == 0
+
+
 def _fits_in_place(a: AttentionNode, cache: InPlaceCache) -> bool:
     """Whether contrib GroupQueryAttention may write the cache itself."""
     bound = is_bound(cache.past_key, a.key) and is_bound(cache.past_value, a.value)
     alone = len(a.key.uses()) == 1 and len(a.value.uses()) == 1
     return (
-        a.q_per_kv == 1 and a.mask is None and a.head_dim == a.v_head_dim and bound and alone
+        a.q_per_kv == 1 and a.mask is None and _of_its_widths(a) and bound and alone
         and a.dtype == FLOAT
     )  # fmt: skip
 
@@ -141,7 +150,8 @@ def _into_cache(op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Va
     """Queries on a cache whose V is `[B, Hkv, Dv, capacity]`."""
 
     def whole(inner: Builder) -> list[ir.Value]:
-        return [decomposed(inner, a, a.query, a.key, value, transposed=True)[0]]
+        attended, _ = decomposed(inner, a, a.query, a.key, value, transposed=True)
+        return [as_output(inner, a, attended)]
 
     if not _may_be_flash_causal(a, cache.new_key):
         return whole(op)[0]
@@ -165,6 +175,7 @@ def _first_or(op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Bra
 
 def _beginning(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
     """The mask of the first L keys."""
+    mask = before_expand(mask)
     kept = op("Slice", mask, op.ints(0), op.size(a.query, 2), op.ints(-1))
     kept.type, kept.shape = mask.type, ir.Shape([*dims(mask)[:-1], dims(a.query)[2]])
     return kept
@@ -197,7 +208,8 @@ def _otherwise(op: Builder, a: AttentionNode, count: int) -> Sequence[ir.Value]:
     if not _runs_as_it_is(a):
         return attend(op, a)[:count]
     attributes = {name: held.value for name, held in a.node.attributes.items()}
-    return op.several("Attention", a.node.inputs, count, **attributes)
+    attended, *present = op.several("Attention", a.node.inputs, count, **attributes)
+    return [attended if a.packed else as_output(op, a, attended), *present]
 
 
 def _finish(model: ir.Model, a: AttentionNode, outputs: Sequence[ir.Value]) -> None:

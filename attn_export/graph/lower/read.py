@@ -30,6 +30,7 @@ class AttentionNode:
         softcap: 0 for none.
         precision: The type that softmax computes in, or None.
         mode: What `scores` is.
+        joined: What takes the place of the 4-D output, with the heads side by side.
     """
 
     node: ir.Node
@@ -51,6 +52,12 @@ class AttentionNode:
     precision: ir.DataType | None
     mode: int
     dtype: ir.DataType
+    joined: ir.Value | None = None
+
+    @property
+    def gives_joined(self) -> bool:
+        """Whether the attention is wanted as `[B, L, H·Dv]`."""
+        return self.packed or self.joined is not None
 
     @property
     def q_per_kv(self) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axes import SYMBOL, Size
-from attn_export.graph.lower.cache import InPlaceCache, in_place_cache
+from attn_export.graph.lower.cache import in_place_cache
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.mend import dims, nodes_of
 
@@ -60,6 +60,13 @@ class Trials:
         ]
 
     @property
+    def lengths(self) -> tuple[str, ...]:
+        """What the lengths of queries, keys and past are called."""
+        a = self._a
+        parts = (a.query, a.key, *([] if a.past_key is None else [a.past_key]))
+        return tuple(str(dims(part)[-2]) for part in parts)
+
+    @property
     def appends(self) -> bool:
         """Whether every query has a new key of its own, so that the node means P + i."""
         new = self._a.key if self.cache is None else self.cache.new_key
@@ -78,7 +85,7 @@ class Trials:
         """
         sizes: list[tuple[int, int, int]] = []
         for n in sorted(set(numbers)):
-            sizes += [(1, 1, n + 1), (1, 2, n), (1, n + 1, 0), (1, n, 1)]
+            sizes += [(1, 3, n + 1), (1, 1, n), (1, n + 1, 0), (1, n, 1)]
         for n in sorted(set(tables)):
             sizes += [(1, 1, n - 1), (1, 2, n - 2), (1, n, 0)]
         if any(self._scores(*each) > MOST for each in sizes):
@@ -93,20 +100,44 @@ class Trials:
             return None
         name = str(size.value)
         if name in self._totals:
-            parts = [self.size(part, sizes) for part in self._totals[name]]
-            return None if None in parts else sum(part for part in parts if part is not None)
+            return sum(self.known(part, sizes) for part in self._totals[name])
         if name in sizes:
             return sizes[name]
         if SYMBOL.fullmatch(name):
             return None
-        found = size.evaluate({part: self._named(part, sizes) for part in SYMBOL.findall(name)})
+        parts = {part: self.known(ir.SymbolicDim(part), sizes) for part in SYMBOL.findall(name)}
+        found = size.evaluate(parts)
         return int(found) if isinstance(found, int) else None
 
-    def _named(self, name: str, sizes: Mapping[str, int]) -> int:
-        found = self.size(ir.SymbolicDim(name), sizes)
+    def known(self, size: Size, sizes: Mapping[str, int]) -> int:
+        """A size in a trial.
+
+        Raises:
+            ValueError: If that is not known.
+        """
+        found = self.size(size, sizes)
         if found is None:
-            raise KeyError(name)
+            raise ValueError(f"the size {size} is not known")
         return found
+
+    def is_known(self, size: Size) -> bool:
+        """Whether a size can be told in a trial."""
+        try:
+            return self.size(size, self._bind(1, 1, 0)) is not None
+        except ValueError:
+            return False
+
+    def axis(self, found: Sequence[tuple[Trial, int]]) -> Size:
+        """What an axis is called that has these sizes in these trials."""
+        sizes = {size for _, size in found}
+        if len(sizes) == 1:
+            return sizes.pop()
+        mask = () if self._a.mask is None else dims(self._a.mask)
+        names = [ir.SymbolicDim(name) for name in (*self._free, *self._totals)]
+        for name in (*names, *(size for size in mask if self.is_known(size))):
+            if all(self.size(name, trial.sizes) == size for trial, size in found):
+                return name
+        return ir.SymbolicDim(None)
 
     def _of(self, sizes: Iterable[tuple[int, int, int]]) -> list[Trial]:
         found: dict[tuple[tuple[str, int], ...], Trial] = {}
@@ -136,24 +167,18 @@ class Trials:
 
     def _lengths(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         a = self._a
-        past = 0 if a.past_key is None else self._known(dims(a.past_key)[-2], sizes)
+        past = 0 if a.past_key is None else self.known(dims(a.past_key)[-2], sizes)
         return (
-            self._known(dims(a.query)[-2], sizes),
-            past + self._known(dims(a.key)[-2], sizes),
+            self.known(dims(a.query)[-2], sizes),
+            past + self.known(dims(a.key)[-2], sizes),
         )
-
-    def _known(self, size: Size, sizes: Mapping[str, int]) -> int:
-        found = self.size(size, sizes)
-        if found is None:
-            raise KeyError(str(size))
-        return found
 
     def _trial(self, sizes: Mapping[str, int], P: int) -> Trial:
         a = self._a
-        B = self._known(dims(a.query)[0], sizes)
+        B = self.known(dims(a.query)[0], sizes)
         L, S = self._lengths(sizes)
         if a.past_key is not None:
-            past = np.full(B, self._known(dims(a.past_key)[-2], sizes))
+            past = np.full(B, self.known(dims(a.past_key)[-2], sizes))
         elif self.cache is not None:  # rows of different lengths
             past = np.maximum(P - np.arange(B), 0)
         else:

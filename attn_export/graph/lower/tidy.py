@@ -1,0 +1,137 @@
+"""What is left to do after nodes were replaced: sizes are asked for once, and only where needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import common
+
+from attn_export.graph.axes import axis_of_an_input, known_equal
+from attn_export.graph.constants import constant, ints
+from attn_export.graph.mend import dims
+
+SHARED = frozenset(
+    {
+        "Add", "And", "Cast", "Concat", "Equal", "Expand", "Greater", "Less", "LessOrEqual", "Mul",
+        "Or", "Range", "ReduceMax", "Reshape", "Shape", "Squeeze", "Sub", "Unsqueeze", "Where",
+    }
+)  # fmt: skip
+"""Of these, one is enough where inputs and attributes are the same."""
+
+
+def tidy(model: ir.Model) -> None:
+    """All of this file."""
+    reshape_at_once(model)
+    sizes_of_inputs(model)
+    share_sizes(model.graph)
+    common.RemoveUnusedNodesPass()(model)
+    sink_into_branches(model)
+
+
+def reshape_at_once(model: ir.Model) -> None:
+    """Let a Transpose that moves only axes of 1 be part of the Reshape before it."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type != "Transpose" or not _moves_nothing(node):
+            continue
+        source = node.inputs[0]
+        assert source is not None
+        before = source.producer()
+        if before is not None and before.op_type == "Reshape" and before.inputs[0] is not None:
+            source = before.inputs[0]
+        target = _target(source, node.outputs[0])
+        if target is not None:
+            node.op_type = "Reshape"
+            node.attributes.clear()
+            node.resize_inputs(2)
+            node.replace_input_with(0, source)
+            node.replace_input_with(1, ints(model, *target))
+
+
+def _moves_nothing(node: ir.Node) -> bool:
+    source = node.inputs[0]
+    sizes = () if source is None else dims(source)
+    perm = [axis for axis in node.attributes.get_ints("perm", ()) if axis < len(sizes)]
+    moved = [axis for axis in perm if sizes[axis] != 1]
+    return bool(perm) and moved == sorted(moved)
+
+
+def _target(source: ir.Value, made: ir.Value) -> list[int] | None:
+    """The constant target of a Reshape: 0 for an axis that stays, -1 for one that is not known."""
+    target = []
+    for axis, size in enumerate(dims(made)):
+        stays = axis < len(dims(source)) and known_equal(size, dims(source)[axis])
+        target.append(size if isinstance(size, int) else 0 if stays else -1)
+    return target if target and target.count(-1) <= 1 else None
+
+
+def sizes_of_inputs(model: ir.Model) -> None:
+    """Ask inputs for sizes that they have too, so that all nodes ask the same, or nobody."""
+    for node in ir.traversal.RecursiveGraphIterator(model.graph):
+        source = node.inputs[0] if node.op_type in ("Shape", "Squeeze") else None
+        if source is None:
+            continue
+        if node.op_type == "Squeeze" and source.const_value is not None:
+            _be(model, node, source.const_value.numpy().squeeze())
+        if node.op_type == "Squeeze" or not dims(source):
+            continue
+        start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", 99)
+        axes = dims(source)[start:end]
+        if all(isinstance(size, int) for size in axes):
+            _be(model, node, np.array(axes, np.int64))
+        found = axis_of_an_input(model, axes[0]) if len(axes) == 1 else None
+        if found is not None:
+            value, axis = found
+            node.replace_input_with(0, value)
+            node.attributes["start"] = ir.AttrInt64("start", axis)
+            node.attributes["end"] = ir.AttrInt64("end", axis + 1)
+
+
+def _be(model: ir.Model, node: ir.Node, array: np.ndarray) -> None:
+    """Let the readers of a node read a constant."""
+    if node.outputs[0].is_graph_output() or len(node.inputs) > 1 or array.size > 1:
+        return
+    node.outputs[0].replace_all_uses_with(constant(model, array))
+
+
+def share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) -> None:
+    """Let nodes that compute the same from sizes be one, also those within branches.
+
+    Args:
+        graph: A graph.
+        known: What was computed around it.
+    """
+    known = dict(known or {})
+    for node in graph:
+        for branch in _branches(node):
+            share_sizes(branch, known)
+        if node.op_type not in SHARED or node.domain or len(node.outputs) != 1:
+            continue
+        attributes = {name: held.value for name, held in node.attributes.items()}
+        key = (node.op_type, *map(id, node.inputs), repr(sorted(attributes.items())))
+        out = node.outputs[0]
+        if key not in known:
+            known[key] = out
+        elif not out.is_graph_output():
+            out.replace_all_uses_with(known[key])
+            graph.remove(node, safe=True)
+
+
+def sink_into_branches(model: ir.Model) -> None:
+    """Move what only one branch of an `If` reads into that branch: the other does without it."""
+    graph = model.graph
+    for node in reversed(list(graph)):
+        readers = {use.node.graph for value in node.outputs for use in value.uses()}
+        if len(readers) != 1 or any(value.is_graph_output() for value in node.outputs):
+            continue
+        (inner,) = readers
+        if inner is not graph and isinstance(inner, ir.Graph):
+            graph.remove(node)
+            inner.insert_before(inner[0], node)
+
+
+def _branches(node: ir.Node) -> Iterator[ir.Graph]:
+    for attribute in node.attributes.values():
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
