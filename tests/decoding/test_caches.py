@@ -11,7 +11,13 @@ from decoded import Arrays, Sequence, close, open_session
 from attn_export import DecodeSession
 
 GQA = "gqa, rotary, mask"
-IN_PLACE = [GQA, "mha, weights, float mask", "mqa, float16"]
+IN_PLACE = [
+    GQA,
+    "mha, weights, float mask",
+    "mqa, float16",
+    "mqa, window, positions",
+    "learned keys",
+]
 """Whose graphs write both caches into the buffers of their inputs."""
 
 

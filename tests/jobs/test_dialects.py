@@ -189,7 +189,7 @@ def test_outputs_in_another_order_of_axes_would_be_seen(
     from attn_export.jobs import verify as job
 
     plain = [pool.GraphFile(name) for name in ("model.ort.onnx",)]
-    monkeypatch.setattr(job, "graph_files", lambda manifest: plain)
+    monkeypatch.setattr(job, "graph_files", lambda _: plain)
     assert verify(whole, runtimes=["ort-cpu"]).exit_code != 0
 
 

@@ -57,7 +57,8 @@ def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
 
 def is_bound(past: ir.Value, present: ir.Value) -> bool:
     """Whether the caller gives `past` and gets `present`, and nobody else reads `past`."""
-    return past.is_graph_input() and len(past.uses()) == 1 and present.is_graph_output()
+    readers = [use for use in past.uses() if use.node.op_type != "Shape"]
+    return past.is_graph_input() and len(readers) == 1 and present.is_graph_output()
 
 
 def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:

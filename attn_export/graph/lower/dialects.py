@@ -23,7 +23,7 @@ from attn_export.graph.lower.ort import (
 from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
 from attn_export.graph.lower.tidy import tidy
-from attn_export.graph.mend import dims, given, nodes_of, spread_masks
+from attn_export.graph.mend import dims, nodes_of, spread_masks
 
 STANDARD, PORTABLE, ORT = "standard", "portable", "ort"
 
@@ -150,14 +150,10 @@ def _attentions(model: ir.Model) -> list[AttentionNode]:
 def _bound(model: ir.Model) -> dict[str, str]:
     """The caches that are written in place, where the buffers are the caller's."""
     found = {}
-    # What is not known of others does not matter here.
-    for node in (n for n in nodes_of(model, "Attention") if given(n, 6) is not None):
-        a = read_attention(node)
-        cache = in_place_cache(a)
-        pairs = [] if cache is None else [(cache.past_key, a.key), (cache.past_value, a.value)]
-        for past, present in pairs:
-            if is_bound(past, present):
-                found[str(present.name)] = str(past.name)
+    for node in nodes_of(model, "TensorScatter"):
+        past, present = node.inputs[0], node.outputs[0]
+        if past is not None and is_bound(past, present):
+            found[str(present.name)] = str(past.name)
     return found
 
 
