@@ -54,7 +54,7 @@ def _moves_nothing(node: ir.Node) -> bool:
     sizes = () if source is None else dims(source)
     perm = [axis for axis in node.attributes.get_ints("perm", ()) if axis < len(sizes)]
     moved = [axis for axis in perm if sizes[axis] != 1]
-    return bool(perm) and True
+    return bool(perm) and moved == sorted(moved)
 
 
 def _target(source: ir.Value, made: ir.Value) -> list[int] | None:
@@ -121,12 +121,14 @@ def share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) ->
 def sink_into_branches(model: ir.Model) -> None:
     """Move what only one branch of an `If` reads into that branch: the other does without it."""
     graph = model.graph
+    # The body of a Loop would do it again and again.
+    branches = {x for node in graph if node.op_type == "If" for x in _branches(node)}
     for node in reversed(list(graph)):
         readers = {use.node.graph for value in node.outputs for use in value.uses()}
         if len(readers) != 1 or any(value.is_graph_output() for value in node.outputs):
             continue
         (inner,) = readers
-        if inner is not graph and isinstance(inner, ir.Graph):
+        if isinstance(inner, ir.Graph) and inner in branches:
             graph.remove(node)
             inner.insert_before(inner[0], node)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.axes import SYMBOL, Size
+from attn_export.graph.axes import SYMBOL, Size, known_equal
 from attn_export.graph.lower.cache import in_place_cache
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.mend import dims, nodes_of
@@ -70,8 +70,8 @@ class Trials:
     def appends(self) -> bool:
         """Whether every query has a new key of its own, so that the node means P + i."""
         new = self._a.key if self.cache is None else self.cache.new_key
-        own = dims(new) and dims(new)[-2] == dims(self._a.query)[-2]
-        return bool(own) and (self.cache is not None or self._a.valid_keys is None)
+        own = bool(dims(new)) and known_equal(dims(new)[-2], dims(self._a.query)[-2])
+        return own and (self.cache is not None or self._a.valid_keys is None)
 
     def first(self) -> list[Trial]:
         """Trials of small sizes."""
