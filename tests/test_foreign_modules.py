@@ -25,7 +25,7 @@ def same_weights_every_time() -> None:
 
 def built(subject: Subject, folder: Path) -> tuple[Report, list[onnx.NodeProto]]:
     """The report and the nodes of a bundle."""
-    report = build(subject, folder / "b", runtimes=["ort-cpu"])
+    report = build(subject, folder / "b", runtimes=["ort-cpu"], dialects=["standard"])
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     return report, list(onnx.load(folder / "b" / "model.onnx").graph.node)
 

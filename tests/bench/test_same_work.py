@@ -13,13 +13,10 @@ from attn_export.bench import ort_graph, peers_spec
 from attn_export.bench.arrays import ALIGNMENT, Feed, empty, filled
 from attn_export.bench.dims import Dims
 from attn_export.bench.graphs import save_core
-from attn_export.bench.interleave import measure
 from attn_export.bench.line_up import DIALECT
 from attn_export.bench.lowering import form_for, lowered_forms
 from attn_export.bench.peers_export import bare_plain
 from attn_export.bench.peers_plain import PlainAttention, StaticAttention, tensor
-from attn_export.bench.results import Candidate, Work
-from attn_export.runtimes.protocol import Limits
 
 SIZES = {
     f"{name}{' causal' if causal else ''}, Hkv {heads}": Dims(
@@ -143,11 +140,3 @@ def test_a_specs_module_runs_as_it_is_and_with_a_static_cache(static: bool):
     options = {"spec": SPEC, "sizes": AT, "static": static, "compile": False}
     result = peers_spec.make(options, 1).run()
     assert [x.shape for x in result] == [(2, 1, 32), (2, 2, 10, 8), (2, 2, 10, 8)]
-
-
-def test_torch_compile_runs_or_says_why_not():
-    options = {"dims": SIZES["decode causal, Hkv 2"].to_json(), "static": True, "compile": True}
-    compiled = Candidate("torch.compile", "peer", "plain", options, Work())
-    limits = Limits(threads=1, seconds=300, memory_mib=None)
-    (found,) = measure([compiled], rounds=1, turn_seconds=0.01, limits=limits)
-    assert found.ran or found.reason

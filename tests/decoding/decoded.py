@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,7 +44,9 @@ SPECS: dict[str, AttentionSpec] = {
     }.items()
 }  # fmt: skip
 
-_folders = tempfile.TemporaryDirectory(prefix="decoding-")
+FOLDER = Path(tempfile.mkdtemp(prefix="decoding-"))
+"""For the bundles of this process, which all tests of it share."""
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 JUDGED = ("gqa, rotary, mask", "mqa, window, positions", "mha, weights, float mask")
@@ -73,7 +77,7 @@ def report_of(name: str) -> Report:
 
 
 def _folder(name: str) -> Path:
-    return Path(_folders.name) / str(list(SPECS).index(name))
+    return FOLDER / str(list(SPECS).index(name))
 
 
 @functools.cache
