@@ -90,7 +90,7 @@ def clean_runs(tmp_path_factory: pytest.TempPathFactory) -> list[CleanRun]:
         save_graph(export(subject).model, graph)
         parameters = {n: tensor.numpy() for n, tensor in subject.module.state_dict().items()}
         runtimes: dict[str, Callable[[Arrays], Arrays]] = {
-            "onnxruntime": OrtCpu().load(graph, threads=1).run,
+            "onnxruntime": functools.partial(OrtCpu().load(graph, threads=1).run, bound={}),
             "numpy": functools.partial(numpy_attention.run, spec, parameters),
         }
         oracle = Oracle(subject)
