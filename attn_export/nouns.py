@@ -81,6 +81,10 @@ class GraphFile:
     layouts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     bound: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def takes(self, sizes: Mapping[str, int]) -> bool:
+        """Whether it is made for these sizes of the dynamic axes."""
+        return all(sizes.get(axis, size) == size for axis, size in self.fixed.items())
+
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bench.feeds import Sizes, feeds_of, known_feeds
-from attn_export.bench.forms import as_candidate, takes
+from attn_export.bench.forms import as_candidate
 from attn_export.bench.results import Candidate, Work
 from attn_export.bench.roofs import gemm_roofs, missing, read_roofs
 from attn_export.bench.work import work_of
@@ -64,7 +64,7 @@ class Entrants:
         outputs = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
         found = []
         for graph in graph_files(self.manifest):
-            if takes(graph, sizes):
+            if graph.takes(sizes):
                 name = " ".join([graph.dialect, *(["decode"] if graph.fixed else []), RUNTIME])
                 feeds = feeds_of(inputs, sizes), known_feeds(outputs, sizes)
                 made = as_candidate(name, self.folder, graph, *feeds, work)

@@ -10,11 +10,6 @@ from attn_export.bench.results import Candidate, Work
 from attn_export.nouns import GraphFile
 
 
-def takes(graph: GraphFile, sizes: Mapping[str, int]) -> bool:
-    """Whether a graph is made for these sizes."""
-    return all(sizes.get(axis, size) == size for axis, size in graph.fixed.items())
-
-
 def as_candidate(
     name: str,
     folder: Path,

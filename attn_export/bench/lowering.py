@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from attn_export.bench.forms import takes
 from attn_export.graph.load import load_graph
-from attn_export.graph.lower import lower
+from attn_export.graph.lower import DECODE, lower
 from attn_export.graph.save import save_graph
 from attn_export.nouns import GraphFile
-
-DECODE = "decode"
 
 
 def lowered_forms(canonical: Path, dialect: str, folder: Path) -> dict[str, GraphFile]:
@@ -33,11 +30,11 @@ def lowered_forms(canonical: Path, dialect: str, folder: Path) -> dict[str, Grap
     for key, form in lower(load_graph(canonical), dialect).items():
         name = f"{canonical.stem}.{'.'.join(filter(None, (dialect, key)))}.onnx"
         save_graph(form.model, folder / name)
-        written[key] = GraphFile(name, dialect, form.fixed, form.layouts, form.bound)
+        written[key] = form.as_file(name, dialect)
     return written
 
 
 def form_for(forms: Mapping[str, GraphFile], sizes: Mapping[str, int]) -> GraphFile:
     """The form that is made for these sizes; the more special one first."""
     special = forms.get(DECODE)
-    return special if special is not None and takes(special, sizes) else forms[""]
+    return special if special is not None and special.takes(sizes) else forms[""]

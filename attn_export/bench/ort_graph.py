@@ -13,10 +13,7 @@ import onnxruntime
 from attn_export.bench.arrays import Feed, empty, filled
 from attn_export.bench.exported import file_of
 from attn_export.bench.prepared import Prepared
-from attn_export.tensorfile import CODES
-
-PROVIDER = "CPUExecutionProvider"
-ERRORS_ONLY = 3
+from attn_export.runtimes.ort_cpu import PROVIDER, session_options, value_on
 
 
 def make(options: Mapping[str, Any], threads: int) -> Prepared:
@@ -43,11 +40,8 @@ def make(options: Mapping[str, Any], threads: int) -> Prepared:
 
 
 def _session(file: Path, threads: int) -> Any:
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = threads
-    settings.inter_op_num_threads = 1
-    settings.log_severity_level = ERRORS_ONLY
-    return onnxruntime.InferenceSession(file, settings, providers=[PROVIDER])
+    options = session_options(threads, spin=True)
+    return onnxruntime.InferenceSession(file, options, providers=[PROVIDER])
 
 
 def _bind(session: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
@@ -91,9 +85,7 @@ def _feed(options: Mapping[str, Any], side: str, name: str) -> Feed:
 
 def ort_value(array: np.ndarray) -> Any:
     """The same memory for ONNX Runtime."""
-    code = CODES[array.dtype.name]
-    bits = array.view(np.uint16) if array.dtype.name == "bfloat16" else array
-    value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, code)
+    value = value_on(array)
     if array.size and value.data_ptr() != array.ctypes.data:
         raise RuntimeError("this ONNX Runtime copies arrays instead of sharing their memory")
     return value

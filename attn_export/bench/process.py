@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from attn_export.bench.results import Candidate, Measured
 from attn_export.nouns import Outcome
-from attn_export.runtimes.child import Child
+from attn_export.runtimes.child import Child, module_command
 from attn_export.runtimes.protocol import Facts, Limits
 
 MOST_RUNS = 2000
@@ -112,5 +111,4 @@ class Contestant:
 
 def worker_command(kind: str, memory_mib: int, threads: int) -> list[str]:
     """The command that starts a candidate's process."""
-    module = "attn_export.bench.worker"
-    return [sys.executable, "-P", "-m", module, kind, str(memory_mib), str(threads)]
+    return module_command("attn_export.bench.worker", kind, memory_mib, threads)

@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import RuntimeFailure, one_line
-from attn_export.runtimes.ort_cpu import array_of
+from attn_export.runtimes.ort_cpu import PROVIDER, array_of, session_options, value_on
 from attn_export.tensorfile import numpy_dtype
-
-ERRORS_ONLY = 3
-ONNX_BFLOAT16 = 16
 
 
 def load_session(graph: Path, threads: int | None) -> Any:
@@ -26,11 +23,9 @@ def load_session(graph: Path, threads: int | None) -> Any:
         import onnxruntime
     except ImportError as error:
         raise RuntimeFailure("onnxruntime is not installed; pip install onnxruntime") from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads or 0
-    options.log_severity_level = ERRORS_ONLY
+    options = session_options(threads or 0, spin=True)
     try:
-        return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(graph, options, providers=[PROVIDER])
     except Exception as error:
         raise RuntimeFailure(f"ONNX Runtime refuses {graph}: {one_line(error)}") from error
 
@@ -70,7 +65,7 @@ class BoundGraph:
         }
         # The values do not own their memory: the arrays have to live as long.
         self._caches = dict(caches)
-        values = {n: _value_on(a) for n, a in (*caches.items(), *self.inputs.items())}
+        values = {n: value_on(a) for n, a in (*caches.items(), *self.inputs.items())}
         for name, value in values.items():
             self._binding.bind_ortvalue_input(name, value)
         for name, source in bound.items():
@@ -84,7 +79,7 @@ class BoundGraph:
             if name in self._copied:
                 self._binding.bind_output(name)
             else:
-                self._binding.bind_ortvalue_output(name, _value_on(array))
+                self._binding.bind_ortvalue_output(name, value_on(array))
 
     def run(self) -> None:
         """Run once.
@@ -110,12 +105,3 @@ class BoundGraph:
 
 def _fits(shape: tuple[int, ...], believed: list[int | str | None]) -> bool:
     return all(not isinstance(b, int) or b == size for size, b in zip(shape, believed, strict=True))
-
-
-def _value_on(array: np.ndarray) -> Any:
-    """A value of ONNX Runtime in the memory of an array."""
-    from onnxruntime import OrtValue
-
-    if array.dtype.name == "bfloat16":  # its interface to numpy knows none
-        return OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ONNX_BFLOAT16)
-    return OrtValue.ortvalue_from_numpy(array)

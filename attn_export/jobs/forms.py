@@ -94,9 +94,7 @@ def _in_dialect(model: ir.Model, expected: Expected, dialect: str) -> list[Form]
 
     found = []
     for regime, lowered in lower(model, dialect).items():
-        file = GraphFile(
-            file_name(dialect, regime), dialect, lowered.fixed, lowered.layouts, lowered.bound
-        )
+        file = lowered.as_file(file_name(dialect, regime), dialect)
         found.append(Form(file, lowered.model, expected_of(file, expected)))
     return found
 

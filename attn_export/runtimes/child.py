@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -90,6 +91,12 @@ class Child:
         except ValueError:
             pass  # It printed garbage, or the stream was closed: both end the conversation.
         self._said.put(None)
+
+
+def module_command(module: str, *words: str | int) -> list[str]:
+    """The command that runs a module of ours in another process."""
+    # -P: what lies in the current folder, a numpy.py say, is not for that process.
+    return [sys.executable, "-P", "-m", module, *map(str, words)]
 
 
 def _kill(process: subprocess.Popen[str]) -> None:

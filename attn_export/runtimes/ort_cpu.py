@@ -69,15 +69,7 @@ class OrtEngine:
 
     def _run_with_bfloat16(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Run once, with bits in and out: its interface to numpy knows no bfloat16."""
-        import numpy as np
-        from onnxruntime import OrtValue
-
-        fed = {
-            name: OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ONNX_BFLOAT16)
-            if array.dtype.name == "bfloat16"
-            else OrtValue.ortvalue_from_numpy(array)
-            for name, array in inputs.items()
-        }
+        fed = {name: value_on(array) for name, array in inputs.items()}
         outputs = self.session.run_with_ort_values(self._names, fed)
         return {name: array_of(out) for name, out in zip(self._names, outputs, strict=True)}
 
@@ -85,13 +77,8 @@ class OrtEngine:
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
         """Run once, some outputs in the buffers of inputs, as a decoding loop does."""
-        from onnxruntime import OrtValue
-
         # A value on the CPU shares the memory of its array, which may be a file's.
-        values = {
-            name: OrtValue.ortvalue_from_numpy(array.copy(), self.device)
-            for name, array in inputs.items()
-        }
+        values = {name: value_on(array.copy(), self.device) for name, array in inputs.items()}
         binding = self.session.io_binding()
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
@@ -114,6 +101,18 @@ class OrtEngine:
         return ""
 
 
+def value_on(array: np.ndarray, device: str = "cpu") -> Any:
+    """A value of ONNX Runtime; on the CPU in the memory of the array, which has to live as long."""
+    from onnxruntime import OrtValue
+
+    if array.dtype.name == "bfloat16":  # its interface to numpy knows none
+        import numpy as np
+
+        bits = array.view(np.uint16)
+        return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, ONNX_BFLOAT16)
+    return OrtValue.ortvalue_from_numpy(array, device)
+
+
 def array_of(value: Any) -> np.ndarray:
     """The array of a value on the CPU; it may be a view of the value's memory."""
     if value.data_type() != BFLOAT16:
@@ -129,14 +128,20 @@ def array_of(value: Any) -> np.ndarray:
     return np.frombuffer(bits, numpy_dtype("bfloat16")).reshape(value.shape())
 
 
-def session_options(threads: int) -> Any:
-    """Options that every session has: threads that do not spin, errors only in the log."""
+def session_options(threads: int, *, spin: bool = False) -> Any:
+    """Options that every session has: errors only in the log.
+
+    Args:
+        threads: For computing; 0 for as many as ONNX Runtime chooses.
+        spin: Whether waiting threads spin, as is best where runs follow each other closely.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
-    # Waiting threads that spin take the cores from the process that computes the truth.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not spin:
+        # They would take the cores from the process that computes the truth.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

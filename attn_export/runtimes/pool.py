@@ -137,9 +137,8 @@ class Pool:
 
 
 def _takes(form: GraphFile, case: StoredCase) -> bool:
-    if case.kind == DECODE:  # in steps of as many tokens as it takes
-        return True
-    return all(case.sizes.get(axis, size) == size for axis, size in form.fixed.items())
+    # A decode is run in steps of as many tokens as the graph takes.
+    return case.kind == DECODE or form.takes(case.sizes)
 
 
 def outputs_of(out: Path, runtime_name: str, graph: str, number: int) -> Path:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from attn_export.nouns import GraphFile, Outcome
-from attn_export.runtimes.child import Child
+from attn_export.runtimes.child import Child, module_command
 from attn_export.runtimes.protocol import Facts, Limits, Runtime
 
 CaseFiles = tuple[str, Path, Path]
@@ -145,6 +144,4 @@ class Worker:
 
 def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:
     """The command that starts a runtime's process."""
-    # -P: what lies in the current folder, a numpy.py say, is not for this process.
-    module = "attn_export.runtimes.worker"
-    return [sys.executable, "-P", "-m", module, name, str(memory_mib), str(threads)]
+    return module_command("attn_export.runtimes.worker", name, memory_mib, threads)

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from attn_export.graph.lower.build import Builder
 from attn_export.graph.lower.heads import as_output, before_split, same_for_heads
-from attn_export.graph.lower.masks import Allowed, allowed_keys
+from attn_export.graph.lower.masks import allowed_keys, as_bias
 from attn_export.graph.lower.portable import capped
 from attn_export.graph.lower.read import AttentionNode
 
@@ -38,7 +38,7 @@ def fold(
     # Not grouped: a Transpose that is moved past Reshape would make what follows slow.
     scores = capped(op, a, op("Reshape", scores, op.ints(0, a.num_heads, 1, -1)))
     allowed = allowed_keys(op, a, op.ints(1), op.size(key, 2), grouped=False)
-    bias = _bias(op, a, allowed)  # [B, 1 or H, 1, S]
+    bias = as_bias(op, a, allowed)  # [B, 1 or H, 1, S]
     if bias is not None:
         scores = op("Add", scores, bias)
     weights = op("Softmax", scores, axis=-1)
@@ -63,11 +63,3 @@ def _scores(op: Builder, a: AttentionNode, rows: ir.Value, key: ir.Value) -> ir.
         return op("MatMul", rows, op("Transpose", key, perm=TURNED))
     turned = op("MatMul", key, op("Transpose", rows, perm=TURNED))  # [B, Hkv, S, r]
     return op("Transpose", turned, perm=TURNED)
-
-
-def _bias(op: Builder, a: AttentionNode, allowed: Allowed) -> ir.Value | None:
-    """What is added to the scores: -inf hides. A Where over all scores would take longer."""
-    if allowed.keys is None:
-        return None
-    shown = allowed.added if allowed.added is not None else op.number(0.0, a.dtype)
-    return op("Where", allowed.keys, shown, op.number(-np.inf, a.dtype))

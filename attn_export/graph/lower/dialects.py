@@ -24,6 +24,7 @@ from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
 from attn_export.graph.lower.tidy import tidy
 from attn_export.graph.mend import dims, nodes_of, spread_masks
+from attn_export.nouns import GraphFile
 
 STANDARD, PORTABLE, ORT = "standard", "portable", "ort"
 
@@ -47,6 +48,10 @@ class Lowered:
     fixed: Mapping[str, int] = dataclasses.field(default_factory=dict)
     layouts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     bound: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def as_file(self, name: str, dialect: str) -> GraphFile:
+        """How it is run, once it lies in a file of this name."""
+        return GraphFile(name, dialect, self.fixed, self.layouts, self.bound)
 
 
 def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:

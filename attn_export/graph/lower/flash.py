@@ -20,7 +20,7 @@ from attn_export.graph.lower.heads import (
     same_for_heads,
     side_by_side,
 )
-from attn_export.graph.lower.masks import allowed_keys
+from attn_export.graph.lower.masks import allowed_keys, as_bias
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.mend import dims
 
@@ -90,11 +90,9 @@ def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value |
         return None
     if dims(a.query)[-2] == 1:  # a single query is the last
         a = dataclasses.replace(a, causal=False)
-    allowed = allowed_keys(op, a, L, S, grouped=False)
-    assert allowed.keys is not None
-    shown = allowed.added if allowed.added is not None else op.number(0.0, a.dtype)
     # As it is causal, it has all queries and keys.
-    bias = op("Where", allowed.keys, shown, op.number(-np.inf, a.dtype))
+    bias = as_bias(op, a, allowed_keys(op, a, L, S, grouped=False))
+    assert bias is not None
     return bias if len(dims(mask)) == 4 else op("Unsqueeze", bias, op.ints(0, 1))
 
 

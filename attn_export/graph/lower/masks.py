@@ -64,6 +64,17 @@ def allowed_keys(
     return Allowed(together, added, a.mask is not None or a.valid_keys is not None)
 
 
+def as_bias(op: Builder, a: AttentionNode, allowed: Allowed) -> ir.Value | None:
+    """What is added to the scores: -inf hides. None where all keys may be seen.
+
+    A Where over all scores would take longer.
+    """
+    if allowed.keys is None:
+        return None
+    shown = allowed.added if allowed.added is not None else op.number(0.0, a.dtype)
+    return op("Where", allowed.keys, shown, op.number(-np.inf, a.dtype))
+
+
 def _last_visible(op: Builder, a: AttentionNode, L: ir.Value, *, grouped: bool) -> ir.Value:
     """The last key that each query may see: `[L, 1]`, or with one for every row of the batch."""
     rows = op("Range", op.scalar_int(0), op("Squeeze", L), op.scalar_int(1))
