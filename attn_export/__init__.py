@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         MultiQueryAttention,
     )
     from attn_export.decoding.session import DecodeSession
+    from attn_export.jobs.assert_parity import assert_parity
     from attn_export.jobs.build import build
     from attn_export.jobs.verify import verify
     from attn_export.nouns import Report
@@ -32,6 +33,7 @@ _HOMES = {
     "MultiQueryAttention": "attn_export.attention",
     "Report": "attn_export.nouns",
     "Subject": "attn_export.subject",
+    "assert_parity": "attn_export.jobs.assert_parity",
     "build": "attn_export.jobs.build",
     "verify": "attn_export.jobs.verify",
 }
@@ -45,6 +47,7 @@ __all__ = [
     "MultiQueryAttention",
     "Report",
     "Subject",
+    "assert_parity",
     "build",
     "verify",
 ]

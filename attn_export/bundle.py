@@ -16,9 +16,9 @@ from attn_export.errors import BundleError, OutputError
 from attn_export.nouns import GraphFile
 
 MANIFEST = "manifest.json"
-FORMAT = "attn-export-bundle/2"
+FORMAT = "attn-export-bundle/3"
 GOLDEN = "golden"
-REPORT = "report.json"
+REPORT, PAGE = "report.json", "report.html"
 SPEC = "spec.toml"
 MODEL = "model.onnx"
 
@@ -128,6 +128,7 @@ def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
             entry["fixed"],
             {value: tuple(order) for value, order in entry["layouts"].items()},
             entry["bound"],
+            tuple(entry["features"]),
         )
         for name, entry in manifest["graphs"].items()
     ]

@@ -73,6 +73,7 @@ class GraphFile:
             (0, 1, 3, 2)}``.
         bound: Outputs that a caller may put into the buffer of an input: ``{"present_key":
             "past_key"}``.
+        features: What it asks of a runtime, as `graph.features` names it.
     """
 
     name: str
@@ -80,6 +81,7 @@ class GraphFile:
     fixed: Mapping[str, int] = dataclasses.field(default_factory=dict)
     layouts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     bound: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    features: tuple[str, ...] = ()
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
         """Whether it is made for these sizes of the dynamic axes."""

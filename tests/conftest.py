@@ -20,6 +20,28 @@ torch.set_num_threads(1)
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require", action="append", default=[], metavar="RUNTIME",
+        help="fail, instead of skipping, where this runtime is not here",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def need(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Skips a test where a runtime is not here; fails it where `--require` names the runtime."""
+    from attn_export.runtimes.catalogue import runtime
+
+    def check(name: str) -> None:
+        reason = runtime(name).unavailable()
+        if reason and name in request.config.getoption("--require"):
+            pytest.fail(f"{name} is required: {reason}")
+        elif reason:
+            pytest.skip(f"{name}: {reason}")
+
+    return check
+
+
 def small_spec(**changes: object) -> AttentionSpec:
     """A grouped-query spec with everything, small: E 32, H 4, Hkv 2, D 8."""
     values = {

@@ -8,6 +8,7 @@ from typing import Any
 from attn_export.bench.arrays import Feed, filled
 from attn_export.bench.exported import file_of
 from attn_export.bench.prepared import Prepared
+from attn_export.runtimes.openvino import sdk
 
 
 def make(options: Mapping[str, Any], threads: int) -> Prepared:
@@ -20,8 +21,7 @@ def make(options: Mapping[str, Any], threads: int) -> Prepared:
     Raises:
         Exception: Whatever OpenVINO raises.
     """
-    import openvino  # installed where it takes part only
-
+    openvino = sdk()  # installed where it takes part only
     core = openvino.Core()
     model = core.read_model(file_of(options))
     config = {

@@ -10,13 +10,14 @@ from typing import Any
 import click
 
 from attn_export.cli.bench import bench_command
-from attn_export.cli.options import report_options, runtime_options, spec_options
+from attn_export.cli.kit import kit_command
+from attn_export.cli.options import runtime_options, spec_options
+from attn_export.cli.output import Output, output_options
 from attn_export.cli.source import Source
 from attn_export.errors import (
     INTERRUPTED,
     AttnExportError,
     GraphError,
-    OutputError,
     UsageError,
     one_line,
 )
@@ -97,7 +98,7 @@ def cli() -> None:
 @click.option(
     "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [models/<name>]"
 )
-@report_options
+@output_options
 def build_command(
     spec_file: Path | None,
     variant: str | None,
@@ -107,6 +108,8 @@ def build_command(
     pool_kv_heads: int | None,
     output: Path | None,
     json_file: str | None,
+    junit_file: str | None,
+    html_file: str | None,
     quiet: bool,
     seed: int,
     dialects: tuple[str, ...],
@@ -125,7 +128,8 @@ def build_command(
     from attn_export.report.progress import progress
 
     changes = {name: value for name, value in fields.items() if value is not None}
-    _check_writable(json_file)
+    wanted = Output(json_file, junit_file, html_file, quiet)
+    wanted.check()
     source = Source(spec_file, variant, module, weights, layer, pool_kv_heads)
     source.check(changes)
     output = output or Path("models") / source.name
@@ -136,7 +140,7 @@ def build_command(
             require=require, atol=atol, rtol=rtol, seed=seed, progress=bar,
         )  # fmt: skip
     place = output if report.passed else output.with_name(output.name + ".failed")
-    return _render(report, json_file, quiet=quiet, place=place)
+    return wanted.render(report, place)
 
 
 @cli.command("verify")
@@ -145,11 +149,20 @@ def build_command(
     "--graph", type=click.Path(path_type=Path), help="Run this ONNX file instead of the bundle's."
 )
 @runtime_options
-@report_options
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Also fail where an error is 4 times what it was in this file.",
+)
+@click.option("--update", is_flag=True, help="Write the errors of this run into --baseline.")
+@output_options
 def verify_command(
     bundle: Path,
     graph: Path | None,
     json_file: str | None,
+    junit_file: str | None,
+    html_file: str | None,
     quiet: bool,
     **options: Any,
 ) -> int:
@@ -157,10 +170,13 @@ def verify_command(
     from attn_export.jobs.verify import verify
     from attn_export.report.progress import progress
 
-    _check_writable(json_file)
+    wanted = Output(json_file, junit_file, html_file, quiet)
+    wanted.check()
+    if options["update"] and options["baseline"] is None:
+        raise UsageError("--update needs --baseline FILE")
     with progress(quiet=quiet) as bar:
         report = verify(bundle, graph=graph, progress=bar, **options)
-    return _render(report, json_file, quiet=quiet, place=None)
+    return wanted.render(report, place=None)
 
 
 @cli.command("check")
@@ -205,46 +221,18 @@ def lower_command(model: Path, dialect: str, output: Path) -> int:
 
 
 cli.add_command(bench_command)
+cli.add_command(kit_command)
 
 
 @cli.command("runtimes")
 def runtimes_command() -> int:
-    """List the runtimes: which can run here, and why not."""
+    """List the runtimes: version, device and dialects, or why one cannot run here."""
+    from attn_export.jobs.forms import DIALECTS
     from attn_export.runtimes.catalogue import RUNTIMES
 
     for runtime in RUNTIMES:
         reason = runtime.unavailable()
-        state = f"not here: {reason}" if reason else "ready"
-        click.echo(f"{runtime.name:<16} {runtime.version() or '-':<10} {state}")
+        runs = " ".join(name for name in DIALECTS if name in runtime.dialects)
+        state = f"not here: {reason}" if reason else f"{runtime.device}: {runs}"
+        click.echo(f"{runtime.name:<15} {runtime.version() or '-':<10} {state}")
     return 0
-
-
-def _check_writable(json_file: str | None) -> None:
-    """Refuse before the work what could not be written after it."""
-    if json_file and json_file != "-" and not Path(json_file).absolute().parent.is_dir():
-        raise OutputError(f"cannot write {json_file}: there is no such folder")
-
-
-def _render(report: Any, json_file: str | None, *, quiet: bool, place: Path | None) -> int:
-    from attn_export.report.data import to_json
-
-    if json_file == "-":
-        click.echo(to_json(report), nl=False)
-        return int(report.exit_code)
-    if json_file:
-        try:
-            Path(json_file).write_text(to_json(report), encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"cannot write {json_file}: {error.strerror}") from error
-    if not quiet or not report.passed:
-        from rich.console import Console
-
-        from attn_export.report.terminal import print_report
-
-        console = Console(stderr=quiet)
-        print_report(report, console)
-        if place is not None:
-            console.print(
-                f"bundle: {place}", highlight=False, markup=False, emoji=False, soft_wrap=True
-            )
-    return int(report.exit_code)

@@ -25,21 +25,9 @@ def runtime_options(command: Command) -> Command:
         ),
         click.option(
             "--runtime", "runtimes", multiple=True, metavar="NAME",
-            help="A runtime to run.  [default: ort-cpu, and ort-cuda where there is a GPU]",
+            help="A runtime to run, or all.  [default: ort-cpu, and ort-cuda where there is a GPU]",
         ),
     ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-def report_options(command: Command) -> Command:
-    """--json, --quiet."""
-    for option in (
-        click.option("--quiet", is_flag=True, help="Print errors only."),
-        click.option(
-            "--json", "json_file", metavar="FILE", help="Write the report as JSON; - for stdout."
-        ),
-    ):
         command = option(command)
     return command
 

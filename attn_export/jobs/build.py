@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import GOLDEN, MODEL, REPORT, SPEC, staging, write_manifest
+from attn_export.bundle import GOLDEN, MODEL, PAGE, REPORT, SPEC, staging, write_manifest
 from attn_export.environment import environment, versions
 from attn_export.jobs.forms import (
     Form,
@@ -20,6 +20,7 @@ from attn_export.jobs.forms import (
 from attn_export.nouns import GraphFile, Report
 from attn_export.parity.gate import Gate
 from attn_export.report.data import to_json
+from attn_export.report.html import to_html
 from attn_export.report.progress import Progress
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
@@ -211,6 +212,7 @@ class _Work:
         if subject.spec is not None:
             (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")
+        (folder / PAGE).write_text(to_html(report), encoding="utf-8")
         expected = subject.expected()
         manifest: dict[str, Any] = {
             "name": report.name,

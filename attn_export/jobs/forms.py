@@ -143,6 +143,7 @@ def manifest_entry(form: Form, origins: Mapping[str, str]) -> dict[str, Any]:
         "fixed": dict(form.file.fixed),
         "layouts": {name: list(order) for name, order in form.file.layouts.items()},
         "bound": dict(form.file.bound),
+        "features": list(form.file.features),
         "attentions": form.expected.attentions,
         "ours": form.expected.ours,
         "nodes": {name: origin for name, origin in named.items() if origin},

@@ -10,6 +10,7 @@ from attn_export.cases.golden import case_folders, read_golden
 from attn_export.environment import environment
 from attn_export.errors import GraphError
 from attn_export.nouns import GraphFile, Report
+from attn_export.parity.baseline import against, read_baseline, write_baseline
 from attn_export.parity.gate import Gate
 from attn_export.report.progress import Progress
 from attn_export.runtimes.pool import Pool, Selection
@@ -25,6 +26,8 @@ def verify(
     require: Sequence[str] = (),
     atol: float | None = None,
     rtol: float | None = None,
+    baseline: Path | str | None = None,
+    update: bool = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -38,15 +41,18 @@ def verify(
         require: Which have to run: one that cannot is a failure.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
+        baseline: A file that remembers errors: an output that is much worse than there fails.
+        update: Write what this run gave into `baseline`, if it passed, and compare with nothing.
         limits: What each runtime's process may take.
         progress: Told what is going on.
 
     Raises:
-        UsageError: If a name is unknown.
+        UsageError: If a name is unknown, or there is no `baseline` to compare with.
         GraphError: If `graph` cannot be read.
         BundleError: If a file of the bundle is missing or was changed.
     """
     selection = Selection.of(runtimes, require)
+    before = read_baseline(Path(baseline)) if baseline and not update else None
     folder, progress = Path(bundle), progress or Progress()
     manifest = read_manifest(folder)
     forms = graph_files(manifest)
@@ -71,7 +77,12 @@ def verify(
         from attn_export.parity.replay import judge_pool
 
         runs, verdicts = judge_pool(pool, goldens, out, Gate(atol, rtol), progress.advance)
-    return Report(manifest["name"], runs, verdicts, made_with, ())
+    report = Report(manifest["name"], runs, verdicts, made_with, ())
+    if before is not None:
+        return against(report, before)
+    if baseline and report.passed:
+        write_baseline(Path(baseline), report)
+    return report
 
 
 def _refuse_unreadable(path: Path) -> None:

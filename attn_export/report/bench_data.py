@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from attn_export.bench.results import BenchReport, Contest, Measured
@@ -57,6 +58,15 @@ def _candidate(contest: Contest, m: Measured) -> dict[str, Any]:
         "ratio_to_best_peer": None if m.role == "roof" else finite(contest.ratio(m)),
         "fraction_of_roof": finite(contest.fraction(m)),
     }
+
+
+def made_on(machine: Mapping[str, Any]) -> str:
+    """Where figures were measured, in words: `machine`."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, "
+        f"Python {machine['python']}; {versions}"
+    )
 
 
 def finite(value: float) -> float | None:

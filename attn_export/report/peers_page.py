@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from attn_export.bench.goals import BARE, MEMORY, ROOF, STATIC, Goal, Regime
 from attn_export.bench.results import BenchReport, Contest
-from attn_export.report.bench_data import in_mib, in_ms, three_digits
+from attn_export.report.bench_data import in_mib, in_ms, made_on, three_digits
 
 PEERS = ("torch SDPA", STATIC, "torch.compile", BARE, "OpenVINO f32")
 OURS = "ours"
@@ -29,14 +28,11 @@ def peers_page(
         dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
         command: What was run.
     """
-    made: Mapping[str, Any] = report.environment
-    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     lines = [
         "# Against the peers",
         "",
         f"{report.threads} threads, float32, H 16, D 64; medians of {report.rounds} interleaved "
-        f"rounds. {made['processor']}, {made['cores']} cores, {made['system']}, Python "
-        f"{made['python']}; {versions}. Written by `{command}`; every figure is in "
+        f"rounds. {made_on(report.environment)}. Written by `{command}`; every figure is in "
         "[peers.json](peers.json). What the columns mean: "
         "[performance.md](../performance.md).",
         "",

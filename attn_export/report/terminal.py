@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from attn_export.nouns import Report
+from attn_export.report.matrix import Cell, Matrix, matrix
 from attn_export.report.summary import Summary, problems, summaries
+
+FEW = 2
+"""More runtimes than that are shown as a matrix."""
 
 SHOWN = 8
 """How many failed verdicts are written out; the rest is in report.json."""
@@ -15,20 +21,16 @@ SHOWN = 8
 
 def print_report(report: Report, console: Console) -> None:
     """Print the table, what failed, the notes and the verdict."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column, justify in (
-        ("runtime", "left"), ("graph", "left"), ("passed", "right"),
-        ("error/allowed", "right"), ("max abs", "right"), ("max rel", "right"), ("", "left"),
-    ):  # fmt: skip
-        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    ran = [summary for summary in summaries(report) if summary.cases]
-    for summary in ran:
-        table.add_row(*_row(summary))
-    if ran:
-        console.print(table)
-    # The same reason holds for all graphs.
-    for line in dict.fromkeys(_not_ran(s) for s in summaries(report) if s.run.outcome != "ran"):
-        console.print(line, highlight=False, soft_wrap=True)
+    found = summaries(report)
+    ran = [summary for summary in found if summary.cases]
+    if len({summary.run.runtime for summary in ran}) > FEW:
+        _print_matrix(matrix(report), console)
+    else:
+        if ran:
+            console.print(_table(ran))
+        # The same reason holds for all graphs.
+        for line in dict.fromkeys(_not_ran(s) for s in found if s.run.outcome != "ran"):
+            console.print(line, highlight=False, soft_wrap=True)
     failed = problems(report)
     for verdict in failed[:SHOWN]:
         where = f"{verdict.runtime} {verdict.case} {verdict.output}".strip()
@@ -43,6 +45,48 @@ def print_report(report: Report, console: Console) -> None:
         console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
     verdict_line = "[green]passed[/]" if report.passed else f"[red]failed[/] ({report.exit_code})"
     console.print(f"{escape(report.name)}: {verdict_line}", highlight=False, soft_wrap=True)
+
+
+def to_text(report: Report) -> str:
+    """What `print_report` prints, plain, 100 columns wide."""
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=100, color_system=None))
+    return out.getvalue()
+
+
+def _print_matrix(found: Matrix, console: Console) -> None:
+    console.print("worst error / allowed", highlight=False)
+    table = _empty_table(("runtime", "left"), *((graph, "right") for graph in found.graphs))
+    for runtime in found.runtimes:
+        cells = (found.cells.get((runtime, graph)) for graph in found.graphs)
+        table.add_row(runtime, *(_coloured(cell) for cell in cells))
+    console.print(table)
+    for reason, graphs in found.reasons().items():
+        console.print(f"{escape(reason)} ({', '.join(graphs)})", highlight=False, soft_wrap=True)
+
+
+def _coloured(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    style = {"green": "green", "red": "red", "grey": "dim"}[cell.colour]
+    return f"[{style}]{cell.text}[/]"
+
+
+def _table(ran: list[Summary]) -> Table:
+    table = _empty_table(
+        ("runtime", "left"), ("graph", "left"), ("passed", "right"),
+        ("error/allowed", "right"), ("max abs", "right"), ("max rel", "right"), ("", "left"),
+    )  # fmt: skip
+    for summary in ran:
+        table.add_row(*_row(summary))
+    return table
+
+
+def _empty_table(*columns: tuple[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column, justify in columns:
+        table.add_column(column, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    return table
 
 
 def _row(summary: Summary) -> list[str]:

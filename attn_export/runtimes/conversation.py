@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 from typing import Any, TextIO
+
+from attn_export.runtimes.protocol import EngineDiedError
 
 OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 
@@ -32,12 +35,17 @@ def private_stdout() -> TextIO:
 
 
 def jobs_from_stdin() -> queue.Queue[dict[str, Any] | None]:
-    """Jobs as they come. When the other process is gone, so is this one, whatever it is doing."""
+    """Jobs as they come. When the other process is gone, so is this one, whatever it is doing.
+
+    So are the programs that this one started, if it is the first of its group, as `Child` makes it.
+    """
     jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def listen() -> None:
         for line in sys.stdin:
             jobs.put(json.loads(line))
+        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+            os.killpg(os.getpgrp(), signal.SIGKILL)
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
@@ -58,7 +66,9 @@ def limit_memory(mib: int) -> None:
 
 
 def outcome_of(error: Exception) -> str:
-    """Whether an engine refused, or had too little memory."""
+    """Whether an engine refused, died, or had too little memory."""
+    if isinstance(error, EngineDiedError):
+        return "crashed"
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
         return "out of memory"
     return "refused"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +12,17 @@ from attn_export.runtimes.protocol import Engine, Facts, installed_version
 if TYPE_CHECKING:
     import numpy as np
 
+    from attn_export.runtimes.support import Unsupported
+
 
 class OnnxReference:
     """`onnx-reference`."""
 
     name = "onnx-reference"
+    device = "cpu"
     dialects = frozenset({"standard", "portable"})
+    measured = "1.23.2"
+    unsupported: Sequence[Unsupported] = ()
 
     def version(self) -> str | None:
         """The version of onnx."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,8 @@ from attn_export.runtimes.protocol import Engine, Facts, installed_version
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from attn_export.runtimes.support import Unsupported
 
 PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3
@@ -21,7 +23,10 @@ class OrtCpu:
     """`ort-cpu`."""
 
     name = "ort-cpu"
+    device = "cpu"
     dialects = frozenset({"standard", "portable", "ort"})
+    measured = "1.31.1"
+    unsupported: Sequence[Unsupported] = ()
 
     def version(self) -> str | None:
         """The version of onnxruntime or onnxruntime-gpu."""

@@ -28,6 +28,7 @@ class OrtCuda(OrtCpu):
     """`ort-cuda`."""
 
     name = "ort-cuda"
+    device = "cuda"
 
     def unavailable(self) -> str:
         """Why it cannot run here."""

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Self
 
 from attn_export.nouns import DECODE, GraphFile, StoredCase
-from attn_export.runtimes.catalogue import DEFAULT, runtime
+from attn_export.runtimes.catalogue import DEFAULT, RUNTIMES, runtime
+from attn_export.runtimes.preflight import why_not
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
 
 ALWAYS_REQUIRED = "ort-cpu"
+ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +34,18 @@ class Selection:
     def of(cls, named: Sequence[str], require: Sequence[str]) -> Self:
         """From the command line's --runtime and --require.
 
+        Args:
+            named: Names, or ``"all"``, of which those that are not here are not missed.
+            require: Names of those that have to run, besides.
+
         Raises:
             UsageError: If there is no runtime of a name.
         """
-        chosen = list(dict.fromkeys([*(named or DEFAULT), *require]))
+        # Of the default ones, ort-cuda may be missing: most machines have no GPU. Of all, any.
+        every = [kind.name for kind in RUNTIMES] if ALL in named else []
+        named = [name for name in named if name != ALL]
+        chosen = dict.fromkeys([*every, *(named or (() if every else DEFAULT)), *require])
         runtimes = tuple(runtime(name) for name in chosen)
-        # Of the default ones, ort-cuda may be missing: most machines have no GPU.
         return cls(runtimes, frozenset([*named, *require, ALWAYS_REQUIRED]))
 
 
@@ -81,20 +89,25 @@ class Pool:
 
     def add(self, graphs: Iterable[GraphFile]) -> None:
         """Start processes for graphs that turned out later; of those known, note the form."""
-        for form in graphs:
-            known = form.name in self._forms
-            self._forms[form.name] = form
-            if not known:
-                for kind in self._selection.runtimes:
-                    self._add(kind, form)
+        forms = list(graphs)
+        self._forms |= {form.name: form for form in forms}
+        for form in forms:
+            for kind in self._selection.runtimes:
+                self._add(kind, form)
 
     def _add(self, kind: Runtime, form: GraphFile) -> None:
+        if (kind.name, form.name) in {(a.runtime, a.graph) for a in self.absent}:
+            return
         reason, required = kind.unavailable(), kind.name in self._selection.required
-        if form.dialect not in kind.dialects:
-            reason, required = f"it is not for the {form.dialect} dialect", False
+        if not reason:
+            # Another form of the graph may be what it runs: `start` sees whether one was.
+            reason, required = why_not(kind, form, self._forms.values()), False
+        worker = self.workers.get((kind.name, form.name))
         if reason:
             self.absent.append(Absent(kind.name, form.name, reason, required))
-        else:
+            if worker is not None:  # started before the form was known
+                self.workers.pop((kind.name, form.name)).close()
+        elif worker is None:
             worker = self._stack.enter_context(Worker(kind, self._limits))
             self.workers[kind.name, form.name] = worker
 
@@ -115,6 +128,11 @@ class Pool:
             cases: Of which a graph gets those whose sizes it takes.
             out: A folder for the outputs, which `outputs_of` finds there.
         """
+        running = {name for name, _ in self.workers}
+        self.absent = [
+            dataclasses.replace(a, required=a.runtime in self._selection.required - running)
+            for a in self.absent
+        ]
         listed = list(cases)
         for name, form in self._forms.items():
             self._cases[name] = [case for case in listed if _takes(form, case)]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from attn_export.runtimes.support import Unsupported
 
 Facts = dict[str, object]
 
@@ -42,6 +44,10 @@ class Limits:
             total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             memory = int(total * 0.75) >> 20
         return cls(threads=cores or 1, seconds=120.0, memory_mib=memory)
+
+
+class EngineDiedError(Exception):
+    """The engine's program ended, or says what makes no sense: nothing more will come from it."""
 
 
 class Engine(Protocol):
@@ -74,8 +80,14 @@ class Runtime(Protocol):
     """One engine that can run a graph."""
 
     name: str
+    device: str
+    """What it computes on, in a word: ``"cpu"``, ``"cuda"``, ``"browser"``."""
     dialects: frozenset[str]
     """The forms of a graph that it can be given."""
+    measured: str
+    """The version that `unsupported` was measured on."""
+    unsupported: Sequence[Unsupported]
+    """What it does not do, of the dialects that it can be given."""
 
     def version(self) -> str | None:
         """The installed version, or None. Read without importing the SDK."""

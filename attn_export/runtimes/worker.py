@@ -55,8 +55,8 @@ def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
             inputs = read_tensors(Path(case["inputs"]), "input", job["inputs"])
             outputs = _outputs(engine, inputs, job, whole_decode=case["decode"])
         except Exception as error:
-            if outcome_of(error) == "out of memory":
-                raise
+            if outcome_of(error) != "refused":
+                raise  # nothing more will come from this engine
             say("case", name=case["name"], error=one_line(error))
             continue
         folder = Path(case["outputs"])

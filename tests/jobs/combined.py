@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import ChainMap
+from collections.abc import Iterable
 
 FEATURES: dict[str, dict[str, object]] = {
     "biases of q and v": {"bias": "q,v"},
@@ -40,10 +42,19 @@ MASKS: dict[str, dict[str, object]] = {
     "causal": {"causal": True},
 }
 
-TABLE = {
-    f"{feature}, {cache}, {mask}": {**FEATURES[feature], "cache": CACHES[cache], **MASKS[mask]}
-    for feature, cache, mask in itertools.product(FEATURES, CACHES, MASKS)
-}
+GROUPS: tuple[tuple[str, ...], ...] = (
+    ("rotary", "rms norm", "biases of q and v"),
+    ("rotary interleaved", "layer norm", "window"),
+    ("rotary linear", "softcap", "added keys"),
+    ("rotary llama3", "alibi"),
+    ("rotary yarn", "sinks"),
+    ("rotary dynamic", "packed qkv"),
+    ("position ids", "relative bias"),
+    ("symmetric window",),
+)
+"""Features that are built together: each feature in one group."""
+
+TABLE = list(itertools.product(GROUPS, CACHES, MASKS))
 
 IN_PLACE: dict[tuple[str, ...], tuple[str, ...]] = {
     ("rotary", "rms norm", "biases of q and v"): (),
@@ -56,4 +67,11 @@ IN_PLACE: dict[tuple[str, ...], tuple[str, ...]] = {
 }
 """Features that are built together with a cache that is written in place, and their masks."""
 
-SENSELESS = {name for name in TABLE if name.startswith("symmetric") and name.endswith("causal")}
+SENSELESS = [
+    company for company in TABLE if company[0] == ("symmetric window",) and company[2] == "causal"
+]
+
+
+def fields_of(features: Iterable[str], *more: dict[str, object]) -> dict[str, object]:
+    """The fields of a spec with these features."""
+    return dict(ChainMap({}, *more, *(FEATURES[name] for name in features)))

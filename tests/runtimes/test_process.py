@@ -187,7 +187,7 @@ def test_a_process_ends_when_the_one_that_started_it_is_gone():
 
 @pytest.mark.parametrize("kind", RUNTIMES, ids=lambda kind: kind.name)
 def test_every_runtime_says_its_version_and_why_it_cannot_run(kind):
-    assert kind.version()
     reason = kind.unavailable()
     assert "\n" not in reason
-    assert reason or kind.name in {"ort-cpu", "onnx-reference", "ort-cuda"}
+    assert reason or kind.version()
+    assert not reason or kind.name not in {"ort-cpu", "onnx-reference"}

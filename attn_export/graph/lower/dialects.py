@@ -10,6 +10,7 @@ from onnx_ir.passes import common
 
 from attn_export.errors import GraphError, UsageError
 from attn_export.graph.axes import fix_axis
+from attn_export.graph.features import features
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.lower.cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.computed_masks import recognise_masks
@@ -51,7 +52,7 @@ class Lowered:
 
     def as_file(self, name: str, dialect: str) -> GraphFile:
         """How it is run, once it lies in a file of this name."""
-        return GraphFile(name, dialect, self.fixed, self.layouts, self.bound)
+        return GraphFile(name, dialect, self.fixed, self.layouts, self.bound, features(self.model))
 
 
 def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
@@ -101,7 +102,21 @@ def _portable(model: ir.Model) -> dict[str, Lowered]:
         lower_to_portable(model, node)
     to_opset18(model)
     tidy(model)
+    _forget_shapes(model)
     return {"": Lowered(model, bound=bound)}
+
+
+def _forget_shapes(model: ir.Model) -> None:
+    """Leave it to the runtime to find the dynamic shapes between inputs and outputs.
+
+    tract takes `total_len` and `past_len + query_len`, which it finds itself, for different sizes.
+    """
+    for node in model.graph:
+        for value in node.outputs:
+            if not value.is_graph_output() and not all(
+                isinstance(size, int) for size in dims(value)
+            ):
+                value.shape = None
 
 
 def _ort(model: ir.Model) -> dict[str, Lowered]:

@@ -1,0 +1,133 @@
+"""Where a report goes: the terminal, files, and what a CI system reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from attn_export.errors import OutputError
+
+STDOUT = "-"
+
+Command = Callable[..., Any]
+
+
+def output_options(command: Command) -> Command:
+    """--json, --junit, --html, --quiet: the arguments of `Output`."""
+    for option in (
+        click.option("--quiet", is_flag=True, help="Print errors only."),
+        click.option("--html", "html_file", metavar="FILE", help="Write the report as a page."),
+        click.option(
+            "--junit", "junit_file", metavar="FILE",
+            help="Write the report as JUnit XML, as CI systems read it.",
+        ),
+        click.option(
+            "--json", "json_file", metavar="FILE", help="Write the report as JSON; - for stdout."
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What the user wants to have of a report.
+
+    Attributes:
+        json_file: A file, `STDOUT`, or None.
+        junit_file: A file or None.
+        html_file: A file or None.
+        quiet: Whether only errors are printed.
+    """
+
+    json_file: str | None = None
+    junit_file: str | None = None
+    html_file: str | None = None
+    quiet: bool = False
+
+    def check(self) -> None:
+        """Refuse before the work what could not be written after it.
+
+        Raises:
+            OutputError: If a file's folder is not there.
+        """
+        for file in (self.json_file, self.junit_file, self.html_file):
+            if file and file != STDOUT and not Path(file).absolute().parent.is_dir():
+                raise OutputError(f"cannot write {file}: there is no such folder")
+
+    def render(self, report: Any, place: Path | None) -> int:
+        """Write and print a report; its exit code.
+
+        Args:
+            report: Which.
+            place: Where the bundle lies, if one was made.
+
+        Raises:
+            OutputError: If a file cannot be written.
+        """
+        for file, text in self._files(report):
+            if file == STDOUT:
+                click.echo(text, nl=False)
+            else:
+                _write(file, text)
+        _tell_github(report, speaks=self.json_file != STDOUT)
+        if self.json_file != STDOUT and not (self.quiet and report.passed):
+            self._print(report, place)
+        return int(report.exit_code)
+
+    def _files(self, report: Any) -> Iterator[tuple[str, str]]:
+        if self.json_file:
+            from attn_export.report.data import to_json
+
+            yield self.json_file, to_json(report)
+        if self.junit_file:
+            from attn_export.report.junit import to_junit
+
+            yield self.junit_file, to_junit(report)
+        if self.html_file:
+            from attn_export.report.html import to_html
+
+            yield self.html_file, to_html(report)
+
+    def _print(self, report: Any, place: Path | None) -> None:
+        from rich.console import Console
+
+        from attn_export.report.terminal import print_report
+
+        console = Console(stderr=self.quiet)
+        print_report(report, console)
+        if place is not None:
+            console.print(
+                f"bundle: {place}", highlight=False, markup=False, emoji=False, soft_wrap=True
+            )
+
+
+def _write(file: str, text: str) -> None:
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"cannot write {file}: {error.strerror}") from error
+
+
+def _tell_github(report: Any, *, speaks: bool) -> None:
+    """The summary of the job's step, and an annotation for each failure.
+
+    https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
+    """
+    from attn_export.report.markdown import github_annotations, to_markdown
+
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(to_markdown(report))
+        except OSError as error:
+            raise OutputError(f"cannot write {summary}: {error.strerror}") from error
+    if os.environ.get("GITHUB_ACTIONS") == "true" and speaks:
+        for line in github_annotations(report):
+            click.echo(line)

@@ -1,0 +1,86 @@
+"""What a graph asks of a runtime, as names that tables of support are keyed by."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from attn_export.graph.mend import given
+
+ATTENTION = "Attention"
+MASK = 3
+OPTIONAL = {MASK: "mask", 4: "past", 6: "nonpad_kv_seqlen"}
+"""Inputs of ai.onnx `Attention` that not every runtime has."""
+
+ORDER = "LessOrEqual"
+
+
+def features(model: ir.Model) -> tuple[str, ...]:
+    """What a graph uses, sorted.
+
+    ``Softmax`` for an operator of ai.onnx, ``com.microsoft.GroupQueryAttention`` for another's;
+    ``input FLOAT16`` for the types of inputs; ``opset 24``. Of some operators also how they are
+    used: ``Attention(past)``, ``Attention(is_causal)``, ``Attention(mask: BOOL)`` and, where that
+    is no matter of sizes alone, so that it may hide all keys, ``Attention(given mask: BOOL)``;
+    ``LessOrEqual(of one Range)``, as for a causal mask without a past.
+    """
+    found = {f"opset {model.opset_imports['']}"}
+    found |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
+    for node in model.graph.all_nodes():
+        domain = node.domain or ""
+        found.add(f"{domain}.{node.op_type}" if domain else node.op_type)
+        if not domain and node.op_type in USES:
+            found |= {f"{node.op_type}({use})" for use in USES[node.op_type](node)}
+    return tuple(sorted(found))
+
+
+def _of_attention(node: ir.Node) -> set[str]:
+    uses = set()
+    for index, name in OPTIONAL.items():
+        value = given(node, index)
+        if value is None:
+            continue
+        dtype = f": {value.dtype.name}" if index == MASK and value.dtype else ""
+        uses.add(name + dtype)
+        if index == MASK and _is_given(value):
+            uses.add(f"given {name}{dtype}")
+    for name in ("is_causal", "softcap"):
+        attribute = node.attributes.get(name)
+        if attribute is not None and attribute.value:
+            uses.add(name)
+    if len(node.outputs) > 3 and node.outputs[3].name:
+        uses.add("qk_matmul_output")
+    return uses
+
+
+def _of_order(node: ir.Node) -> set[str]:
+    sources = [_before_unsqueeze(value) for value in node.inputs if value is not None]
+    made = sources[0].producer() if sources else None
+    same = made is not None and made.op_type == "Range" and len(set(sources)) == 1
+    return {"of one Range"} if same else set()
+
+
+USES = {ATTENTION: _of_attention, ORDER: _of_order}
+
+
+def _before_unsqueeze(value: ir.Value) -> ir.Value:
+    node = value.producer()
+    while node is not None and node.op_type == "Unsqueeze" and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
+def _is_given(value: ir.Value) -> bool:
+    """Whether what it holds comes from an input, not from the sizes of inputs alone."""
+    values, seen = [value], {value}
+    while values:
+        value = values.pop()
+        node = value.producer()
+        if node is None:
+            if value.is_graph_input():
+                return True
+        elif node.op_type != "Shape":
+            new = {each for each in node.inputs if each is not None} - seen
+            values += new
+            seen |= new
+    return False

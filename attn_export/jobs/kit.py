@@ -1,0 +1,102 @@
+"""Writes a program in another language that loads, runs and tests a bundle."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attn_export.bundle import GOLDEN, MANIFEST, SPEC, graph_files, read_bundle
+from attn_export.cases.golden import INDEX
+from attn_export.errors import OutputError, UsageError
+from attn_export.kits.facts import facts, graph_for
+from attn_export.kits.languages import Language
+from attn_export.kits.languages import language as language_of
+from attn_export.kits.project import write_project
+from attn_export.report.progress import Progress
+from attn_export.spec import AttentionSpec
+
+BUNDLE = "bundle"
+
+
+def write_kit(
+    language: str,
+    bundle: Path,
+    output: Path,
+    dialect: str | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Write a kit.
+
+    Args:
+        language: One of `LANGUAGES`.
+        bundle: The bundle's folder. It is copied into the kit.
+        output: The kit's folder, new or empty.
+        dialect: Which form of the graph it runs. Default: the fastest that its engine runs.
+        progress: Told what is going on.
+
+    Returns:
+        The kit's folder.
+
+    Raises:
+        UsageError: If there is no such language, or it cannot run the bundle.
+        BundleError: If the bundle was changed.
+        OutputError: If `output` cannot be written.
+    """
+    kind, progress = language_of(language), progress or Progress()
+    progress.phase("reading the bundle")
+    manifest = read_bundle(bundle).manifest
+    _refuse_dtypes(language, kind, manifest)
+    graph = graph_for(graph_files(manifest), kind.dialects, dialect)
+    index = json.loads((bundle / GOLDEN / INDEX).read_text(encoding="utf-8"))
+    context = facts(manifest, index, _spec(bundle), graph)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise OutputError(f"{output} is there and is not empty; choose another --output")
+    progress.phase("writing the kit")
+    try:
+        _publish(kind, context, bundle, manifest, output)
+    except OSError as error:
+        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
+    return output
+
+
+def _refuse_dtypes(name: str, kind: Language, manifest: Mapping[str, Any]) -> None:
+    ends = {**manifest["inputs"], **manifest["outputs"]}
+    for end, entry in ends.items():
+        if entry["dtype"] in kind.without:
+            raise UsageError(
+                f"{end} is {entry['dtype']}, which the {name} kit cannot hold; the c and cpp kits "
+                "can, or build the bundle in float32 or float16"
+            )
+
+
+def _spec(bundle: Path) -> AttentionSpec | None:
+    path = bundle / SPEC
+    return AttentionSpec.from_toml(path) if path.is_file() else None
+
+
+def _publish(
+    kind: Language,
+    context: Mapping[str, Any],
+    bundle: Path,
+    manifest: Mapping[str, Any],
+    output: Path,
+) -> None:
+    """Write beside the output and rename, so that nothing half-written is left."""
+    output = output.absolute()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        folder.chmod(0o755)
+        write_project(kind, context, folder)
+        for name in (*manifest["files"], MANIFEST):
+            (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(bundle / name, folder / BUNDLE / name)
+        if output.exists():
+            output.rmdir()
+        folder.rename(output)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

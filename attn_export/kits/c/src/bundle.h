@@ -1,0 +1,45 @@
+/* What this project knows of its bundle. bundle.c was written from the bundle's index. */
+#ifndef BUNDLE_H
+#define BUNDLE_H
+
+#include "judge.h"
+#include "model.h"
+
+/* An axis has one size, or a name where it may have any. */
+typedef struct {
+    const char *name;
+    int64_t size;
+} Axis;
+
+/* An input or output of the graph. */
+typedef struct {
+    const char *name;
+    int dtype;
+    size_t rank;
+    Axis axes[MAX_RANK];
+} End;
+
+/* A golden case: files below golden/, and a tolerance for each output. */
+typedef struct {
+    const char *name, *folder;
+    const Tolerance *tolerances;
+} Case;
+
+typedef enum { NO_CACHE, APPENDED_CACHE, CACHE_IN_PLACE } Cache;
+
+typedef struct {
+    const char *name, *graph;
+    Cache cache;
+    const End *inputs, *outputs;
+    size_t input_count, output_count;
+    const char *const *input_names, *const *output_names;
+    const Bound *bound;
+    size_t bound_count;
+    const Case *cases;
+    size_t case_count;
+    const Case *replay; /* the case that is also fed token by token, or NULL */
+} Bundle;
+
+extern const Bundle BUNDLE;
+
+#endif

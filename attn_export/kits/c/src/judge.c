@@ -1,0 +1,167 @@
+#include "judge.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Both sides in double. */
+typedef struct {
+    const Tensor *truth;
+    size_t count, row_length;
+    double *r, *t;
+} Widened;
+
+/* -- what a verdict says ----------------------------------------------------------------- */
+
+static const char *place_text(const Tensor *tensor, size_t flat, char *buffer, size_t size) {
+    int64_t at[MAX_RANK];
+    for (size_t axis = tensor->rank; axis-- > 0; flat /= (size_t)tensor->dims[axis]) {
+        at[axis] = (int64_t)(flat % (size_t)tensor->dims[axis]);
+    }
+    return dims_text(at, tensor->rank, buffer, size);
+}
+
+static void failed_elements(Verdict *verdict, const char *what, size_t wrong, size_t first,
+                            const Tensor *got, const Tensor *truth) {
+    char place[128];
+    verdict->passed = false;
+    snprintf(verdict->why, sizeof verdict->why,
+             "%s%zu of %zu elements, the first at %s: actual %.6g, expected %.6g", what, wrong,
+             tensor_count(truth), place_text(truth, first, place, sizeof place),
+             tensor_get(got, first), tensor_get(truth, first));
+}
+
+static void failed_size(Verdict *verdict, const char *over, double error, double allowed,
+                        const Widened *both) {
+    size_t worst = 0;
+    double largest = -1;
+    for (size_t i = 0; i < both->count; i++) {
+        double distance = isfinite(both->t[i]) ? fabs(both->r[i] - both->t[i]) : 0;
+        if (distance > largest) {
+            largest = distance;
+            worst = i;
+        }
+    }
+    char place[128];
+    verdict->passed = false;
+    snprintf(verdict->why, sizeof verdict->why,
+             "relative error %.2e over %s, allowed %.2e; worst at %s: actual %.6g, expected %.6g",
+             error, over, allowed, place_text(both->truth, worst, place, sizeof place),
+             both->r[worst], both->t[worst]);
+}
+
+/* -- the rule ---------------------------------------------------------------------------- */
+
+static void judge_exact(const Tensor *got, const Tensor *truth, Verdict *verdict) {
+    size_t bytes = element_bytes(truth->dtype), wrong = 0, first = 0;
+    const char *r = got->data, *t = truth->data;
+    for (size_t i = 0; i < tensor_count(truth); i++) {
+        if (memcmp(r + i * bytes, t + i * bytes, bytes) == 0) continue;
+        if (wrong++ == 0) first = i;
+    }
+    if (wrong > 0) failed_elements(verdict, "", wrong, first, got, truth);
+}
+
+/* 0 for a number, and one each for NaN and the infinities. */
+static int kind_of(double value) {
+    if (isnan(value)) return 1;
+    return isinf(value) ? (value > 0 ? 2 : 3) : 0;
+}
+
+static void judge_kinds(const Widened *both, const Tensor *got, Verdict *verdict) {
+    size_t wrong = 0, first = 0;
+    for (size_t i = 0; i < both->count; i++) {
+        if (kind_of(both->r[i]) != kind_of(both->t[i]) && wrong++ == 0) first = i;
+    }
+    if (wrong == 0) return;
+    failed_elements(verdict, "NaN or infinity in other places than the truth has them; ", wrong,
+                    first, got, both->truth);
+}
+
+/* Of infinite elements it is known by now that they agree: here and below they count as 0. */
+static double finite(double value) { return isfinite(value) ? value : 0; }
+
+static void judge_zero_rows(const Widened *both, const Tensor *got, Verdict *verdict) {
+    size_t wrong = 0, first = 0;
+    for (size_t row = 0; row < both->count; row += both->row_length) {
+        bool zero = true;
+        for (size_t i = row; i < row + both->row_length; i++) zero = zero && !finite(both->t[i]);
+        for (size_t i = row; zero && i < row + both->row_length; i++) {
+            if (finite(both->r[i]) != 0 && wrong++ == 0) first = i;
+        }
+    }
+    if (wrong == 0) return;
+    failed_elements(verdict, "a row that has to be 0 is not; ", wrong, first, got, both->truth);
+}
+
+static void judge_sizes(const Widened *both, const Tolerance *allowed, Verdict *verdict) {
+    double largest = 0, all_t = 0, all_d = 0, worst_row = 0;
+    for (size_t i = 0; i < both->count; i++) largest = fmax(largest, fabs(finite(both->t[i])));
+    if (largest == 0) return;
+    for (size_t row = 0; row < both->count; row += both->row_length) {
+        double row_t = 0, row_d = 0;
+        for (size_t i = row; i < row + both->row_length; i++) {
+            /* Squares of shares of the largest element: those of the elements may overflow. */
+            double t = finite(both->t[i]) / largest;
+            double d = (finite(both->r[i]) - finite(both->t[i])) / largest;
+            row_t += t * t;
+            row_d += d * d;
+        }
+        if (row_t > 0) worst_row = fmax(worst_row, row_d / row_t);
+        all_t += row_t;
+        all_d += row_d;
+    }
+    double whole = sqrt(all_d / all_t), row = sqrt(worst_row);
+    verdict->share = fmax(whole / allowed->whole, row / allowed->row);
+    if (!(whole <= allowed->whole)) {
+        failed_size(verdict, "the whole output", whole, allowed->whole, both);
+    } else if (!(row <= allowed->row)) {
+        failed_size(verdict, "one row", row, allowed->row, both);
+    }
+}
+
+static bool same_form(const Tensor *got, const Tensor *truth, Verdict *verdict) {
+    char is[128], wanted[128];
+    if (got->dtype != truth->dtype) {
+        snprintf(verdict->why, sizeof verdict->why, "its type is %d, expected %d", got->dtype,
+                 truth->dtype);
+        return false;
+    }
+    if (got->rank == truth->rank &&
+        memcmp(got->dims, truth->dims, truth->rank * sizeof *truth->dims) == 0) {
+        return true;
+    }
+    snprintf(verdict->why, sizeof verdict->why, "its shape is %s, expected %s",
+             dims_text(got->dims, got->rank, is, sizeof is),
+             dims_text(truth->dims, truth->rank, wanted, sizeof wanted));
+    return false;
+}
+
+bool judge(const Tensor *got, const Tensor *truth, const Tolerance *tolerance, Verdict *verdict,
+           Error *error) {
+    *verdict = (Verdict){0};
+    if (!same_form(got, truth, verdict)) return true;
+    verdict->passed = true;
+    if (tolerance->unusable != NULL || tensor_count(truth) == 0) return true;
+    if (!is_floating(truth->dtype)) {
+        judge_exact(got, truth, verdict);
+        return true;
+    }
+    if (!tolerance->given) return fail(error, "%s has no tolerance", truth->name);
+    Widened both = {truth, tensor_count(truth), 1, NULL, NULL};
+    if (truth->rank > 0) both.row_length = (size_t)truth->dims[truth->rank - 1];
+    both.r = malloc(both.count * sizeof *both.r);
+    both.t = malloc(both.count * sizeof *both.t);
+    bool room = both.r != NULL && both.t != NULL;
+    for (size_t i = 0; room && i < both.count; i++) {
+        both.r[i] = tensor_get(got, i);
+        both.t[i] = tensor_get(truth, i);
+    }
+    if (room) judge_kinds(&both, got, verdict);
+    if (room && verdict->passed) judge_zero_rows(&both, got, verdict);
+    if (room && verdict->passed) judge_sizes(&both, tolerance, verdict);
+    free(both.r);
+    free(both.t);
+    return room || fail(error, "out of memory");
+}

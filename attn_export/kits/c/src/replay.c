@@ -1,0 +1,155 @@
+#include "replay.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cache.h"
+
+static const int64_t ORIGIN[MAX_RANK] = {0};
+
+static bool is_axis(const End *end, size_t axis, const char *name) {
+    const char *is = end->axes[axis].name;
+    return is != NULL && strcmp(is, name) == 0;
+}
+
+/* Where an axis is among those of an input or output; its rank where it is not. */
+static size_t axis_of(const End *end, const char *name) {
+    size_t axis = 0;
+    while (axis < end->rank && !is_axis(end, axis, name)) axis++;
+    return axis;
+}
+
+static int64_t token_count(const Tensor *inputs) {
+    for (size_t i = 0; i < BUNDLE.input_count; i++) {
+        size_t axis = axis_of(&BUNDLE.inputs[i], "query_len");
+        if (axis < BUNDLE.inputs[i].rank) return inputs[i].dims[axis];
+    }
+    return 0;
+}
+
+/* -- one step's inputs ------------------------------------------------------------------- */
+
+/* The part of an input that token `at` gets: its own row, and the keys up to it. */
+static bool cut(const Tensor *whole, const End *end, int64_t at, Tensor *part, Error *error) {
+    int64_t sizes[MAX_RANK], from[MAX_RANK] = {0};
+    for (size_t axis = 0; axis < whole->rank; axis++) {
+        sizes[axis] = whole->dims[axis];
+        if (is_axis(end, axis, "total_len")) sizes[axis] = at + 1;
+        if (is_axis(end, axis, "query_len")) {
+            sizes[axis] = 1;
+            from[axis] = at;
+        }
+    }
+    if (!tensor_new(whole->name, whole->dtype, whole->rank, sizes, part, error)) return false;
+    tensor_copy_block(part, ORIGIN, whole, from, sizes);
+    return true;
+}
+
+static bool is_cache(const End *end) {
+    return strncmp(end->name, "past_", 5) == 0 && strcmp(end->name, "past_length") != 0;
+}
+
+/* Renews what changes from token to token; the caches stay, once they are there. */
+static bool next_inputs(const Tensor *wholes, int64_t at, Tensor *step, Error *error) {
+    for (size_t i = 0; i < BUNDLE.input_count; i++) {
+        const End *end = &BUNDLE.inputs[i];
+        if (is_cache(end) && at > 0) continue;
+        tensor_free(&step[i]);
+        if (!cut(&wholes[i], end, at, &step[i], error)) return false;
+        if (strcmp(end->name, "past_length") != 0) continue;
+        for (size_t row = 0; row < tensor_count(&step[i]); row++) {
+            tensor_set(&step[i], row, (double)at);
+        }
+    }
+    return true;
+}
+
+/* -- put together ------------------------------------------------------------------------ */
+
+/*
+ * Puts a step's output in its place. Its last axis may be one of keys and shorter than that of the
+ * whole: the keys to come count 0. Learned keys, which are of no token, stand behind all others.
+ */
+static bool place(const Tensor *part, const End *end, int64_t at, int64_t tokens, Tensor *whole,
+                  Error *error) {
+    size_t query = axis_of(end, "query_len"), last = whole->rank - 1;
+    bool fits = part->rank == whole->rank && part->dtype == whole->dtype;
+    for (size_t axis = 0; fits && axis < whole->rank; axis++) {
+        bool grows = axis == last && end->axes[axis].name != NULL;
+        fits = axis == query ? part->dims[axis] == 1
+               : grows       ? part->dims[axis] <= whole->dims[axis]
+                             : part->dims[axis] == whole->dims[axis];
+    }
+    int64_t learned = fits && part->dims[last] < whole->dims[last] ? whole->dims[last] - tokens : 0;
+    if (!fits || learned < 0 || learned > part->dims[last]) {
+        char is[128];
+        return fail(error, "%s has the shape %s after %lld tokens", end->name,
+                    dims_text(part->dims, part->rank, is, sizeof is), (long long)at);
+    }
+    int64_t to[MAX_RANK] = {0}, from[MAX_RANK] = {0}, sizes[MAX_RANK];
+    memcpy(sizes, part->dims, sizeof sizes);
+    to[query] = at;
+    sizes[last] = part->dims[last] - learned;
+    tensor_copy_block(whole, to, part, from, sizes);
+    to[last] = whole->dims[last] - learned;
+    from[last] = part->dims[last] - learned;
+    sizes[last] = learned;
+    tensor_copy_block(whole, to, part, from, sizes);
+    return true;
+}
+
+/* Of outputs without an axis of queries, the caches above all, the last step has the whole. */
+static bool collect(Tensor *outputs, size_t count, int64_t at, int64_t tokens, Tensor *wholes,
+                    Error *error) {
+    for (size_t i = 0; i < BUNDLE.output_count; i++) {
+        const End *end = &BUNDLE.outputs[i];
+        const Tensor *part = tensor_find(outputs, count, end->name);
+        if (part == NULL) return fail(error, "the output %s is missing", end->name);
+        if (axis_of(end, "query_len") < end->rank) {
+            if (!place(part, end, at, tokens, &wholes[i], error)) return false;
+        } else if (at == tokens - 1) {
+            tensor_free(&wholes[i]);
+            if (!tensor_new(end->name, part->dtype, part->rank, part->dims, &wholes[i], error)) {
+                return false;
+            }
+            tensor_copy_block(&wholes[i], ORIGIN, part, ORIGIN, part->dims);
+        }
+    }
+    return true;
+}
+
+static bool take_steps(Model *model, const Tensor *inputs, Tensor *step, Tensor *outputs,
+                       Tensor *wholes, Error *error) {
+    int64_t tokens = token_count(inputs);
+    size_t output_count = model_output_count(model);
+    for (int64_t at = 0; at < tokens; at++) {
+        bool stepped = next_inputs(inputs, at, step, error) &&
+                       model_run(model, step, BUNDLE.input_count, BUNDLE.bound,
+                                 BUNDLE.bound_count, outputs, error);
+        if (!stepped) return false;
+        stepped = collect(outputs, output_count, at, tokens, wholes, error) &&
+                  feed_back(step, BUNDLE.input_count, outputs, output_count, error);
+        tensors_free(outputs, output_count);
+        if (!stepped) return false;
+    }
+    return true;
+}
+
+bool replay(Model *model, const Tensor *inputs, const Tensor *truths, Tensor *wholes,
+            Error *error) {
+    Tensor *step = calloc(BUNDLE.input_count, sizeof *step);
+    Tensor *outputs = calloc(model_output_count(model) + 1, sizeof *outputs);
+    bool replayed = step != NULL && outputs != NULL;
+    if (!replayed) fail(error, "out of memory");
+    for (size_t i = 0; i < BUNDLE.output_count; i++) wholes[i] = (Tensor){0};
+    for (size_t i = 0; replayed && i < BUNDLE.output_count; i++) {
+        const Tensor *truth = &truths[i];
+        replayed = tensor_new(truth->name, truth->dtype, truth->rank, truth->dims, &wholes[i], error);
+    }
+    replayed = replayed && take_steps(model, inputs, step, outputs, wholes, error);
+    if (!replayed) tensors_free(wholes, BUNDLE.output_count);
+    tensors_free(step, step != NULL ? BUNDLE.input_count : 0);
+    free(step);
+    free(outputs);
+    return replayed;
+}

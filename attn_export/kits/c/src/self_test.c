@@ -1,0 +1,161 @@
+/*
+ * Runs every golden case of the bundle through one loaded graph and judges what comes out.
+ *
+ *     self_test [BUNDLE]
+ *
+ * Ends with 0 where all is right, 1 where a number is wrong, 2 where the bundle cannot be read or
+ * ONNX Runtime refuses the graph.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "bundle.h"
+#include "replay.h"
+#include "tensorproto.h"
+
+/* A case in memory: inputs, the truth, and what a run gave. */
+typedef struct {
+    Tensor *inputs, *truths, *outputs;
+    size_t output_count;
+} Loaded;
+
+static void unload(Loaded *loaded) {
+    tensors_free(loaded->inputs, BUNDLE.input_count);
+    tensors_free(loaded->truths, BUNDLE.output_count);
+    free(loaded->inputs);
+    free(loaded->truths);
+    free(loaded->outputs);
+}
+
+static bool load(const char *bundle, const Case *one, size_t output_count, Loaded *loaded,
+                 Error *error) {
+    size_t room = output_count > BUNDLE.output_count ? output_count : BUNDLE.output_count;
+    *loaded = (Loaded){
+        calloc(BUNDLE.input_count + 1, sizeof(Tensor)),
+        calloc(BUNDLE.output_count + 1, sizeof(Tensor)),
+        calloc(room + 1, sizeof(Tensor)),
+        output_count,
+    };
+    char folder[3072];
+    int length = snprintf(folder, sizeof folder, "%s/golden/%s", bundle, one->folder);
+    bool read = loaded->inputs != NULL && loaded->truths != NULL && loaded->outputs != NULL;
+    if (!read) fail(error, "out of memory");
+    if (length < 0 || (size_t)length >= sizeof folder) read = fail(error, "the path is too long");
+    read = read &&
+           tensors_read(folder, "input", BUNDLE.input_names, BUNDLE.input_count, loaded->inputs,
+                        error) &&
+           tensors_read(folder, "output", BUNDLE.output_names, BUNDLE.output_count,
+                        loaded->truths, error);
+    if (!read) unload(loaded);
+    return read;
+}
+
+/* -- one line for each case -------------------------------------------------------------- */
+
+static bool say_failed(const char *name, const char *how, const char *output, const char *why) {
+    printf("FAIL %s%s  %s%s%s\n", name, how, output, *output ? ": " : "", why);
+    return false;
+}
+
+/* Whether the outputs are those that the bundle has, and no others. */
+static bool named_right(const Tensor *outputs, size_t count, const char *name, const char *how) {
+    for (size_t i = 0; i < count; i++) {
+        size_t known = 0;
+        while (known < BUNDLE.output_count &&
+               strcmp(BUNDLE.output_names[known], outputs[i].name) != 0) {
+            known++;
+        }
+        if (known == BUNDLE.output_count) {
+            return say_failed(name, how, outputs[i].name, "nobody asked for it");
+        }
+    }
+    return true;
+}
+
+static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t count,
+                       const Tensor *truths) {
+    double worst = 0;
+    if (!named_right(outputs, count, one->name, how)) return false;
+    for (size_t i = 0; i < BUNDLE.output_count; i++) {
+        const char *output = BUNDLE.output_names[i];
+        const Tensor *got = tensor_find(outputs, count, output);
+        if (got == NULL) return say_failed(one->name, how, output, "it is missing");
+        Verdict verdict;
+        Error error;
+        if (!judge(got, &truths[i], &one->tolerances[i], &verdict, &error)) {
+            return say_failed(one->name, how, output, error.text);
+        }
+        if (!verdict.passed) return say_failed(one->name, how, output, verdict.why);
+        if (verdict.share > worst) worst = verdict.share;
+    }
+    printf("ok   %s%s  %.3f of allowed", one->name, how, worst);
+    for (size_t i = 0; i < BUNDLE.output_count; i++) {
+        const char *why = one->tolerances[i].unusable;
+        if (why != NULL) printf("; %s is not judged: %s", BUNDLE.output_names[i], why);
+    }
+    printf("\n");
+    return true;
+}
+
+static bool passes(Model *model, const Case *one, Loaded *loaded) {
+    Error error;
+    if (!model_run(model, loaded->inputs, BUNDLE.input_count, BUNDLE.bound, BUNDLE.bound_count,
+                   loaded->outputs, &error)) {
+        return say_failed(one->name, "", "", error.text);
+    }
+    bool passed = judge_case(one, "", loaded->outputs, loaded->output_count, loaded->truths);
+    tensors_free(loaded->outputs, loaded->output_count);
+    return passed;
+}
+
+static bool passes_token_by_token(Model *model, const Case *one, Loaded *loaded) {
+    const char *how = " token by token";
+    Error error;
+    if (!replay(model, loaded->inputs, loaded->truths, loaded->outputs, &error)) {
+        return say_failed(one->name, how, "", error.text);
+    }
+    bool passed =
+        judge_case(one, how, loaded->outputs, BUNDLE.output_count, loaded->truths);
+    tensors_free(loaded->outputs, BUNDLE.output_count);
+    return passed;
+}
+
+/* -- all of them ------------------------------------------------------------------------- */
+
+/* Counts the cases that passed; false where a file cannot be read. */
+static bool run_all(const char *bundle, Model *model, size_t *passed, Error *error) {
+    Loaded loaded;
+    for (size_t i = 0; i < BUNDLE.case_count; i++) {
+        const Case *one = &BUNDLE.cases[i];
+        if (!load(bundle, one, model_output_count(model), &loaded, error)) return false;
+        *passed += passes(model, one, &loaded);
+        unload(&loaded);
+    }
+    if (BUNDLE.replay == NULL) return true;
+    if (!load(bundle, BUNDLE.replay, model_output_count(model), &loaded, error)) return false;
+    *passed += passes_token_by_token(model, BUNDLE.replay, &loaded);
+    unload(&loaded);
+    return true;
+}
+
+int main(int argc, char **argv) {
+    const char *bundle = argc > 1 ? argv[1] : BUNDLE_FOLDER;
+    size_t passed = 0, count = BUNDLE.case_count + (BUNDLE.replay != NULL);
+    char graph[3072];
+    Model *model = NULL;
+    Error error;
+    int length = snprintf(graph, sizeof graph, "%s/%s", bundle, BUNDLE.graph);
+    bool whole = length > 0 && (size_t)length < sizeof graph;
+    if (!whole) fail(&error, "the path of the bundle is too long");
+    whole = whole && model_open(graph, (ModelOptions){0}, &model, &error) &&
+            run_all(bundle, model, &passed, &error);
+    model_close(model);
+    if (!whole) {
+        fprintf(stderr, "self_test: %s\n", error.text);
+        return 2;
+    }
+    printf("%s: %zu of %zu passed, ONNX Runtime %s\n", BUNDLE.name, passed, count,
+           model_version());
+    return passed == count ? 0 : 1;
+}

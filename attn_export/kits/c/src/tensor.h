@@ -1,0 +1,59 @@
+/* A plain tensor: a name, a type, dimensions, and elements in C order. */
+#ifndef TENSOR_H
+#define TENSOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "error.h"
+
+#define MAX_RANK 8
+
+/* Types of elements, as ONNX numbers them (TensorProto.DataType). */
+enum {
+    FLOAT32 = 1, UINT8 = 2, INT8 = 3, UINT16 = 4, INT16 = 5, INT32 = 6, INT64 = 7,
+    BOOL = 9, FLOAT16 = 10, FLOAT64 = 11, UINT32 = 12, UINT64 = 13, BFLOAT16 = 16,
+};
+
+typedef struct {
+    char *name;
+    int dtype;
+    size_t rank;
+    int64_t dims[MAX_RANK];
+    void *data;
+    /* What `tensor_free` hands to `release`; nothing where another tensor owns the elements. */
+    void *owner;
+    void (*release)(void *owner);
+} Tensor;
+
+/* A tensor with elements of its own, all 0. */
+bool tensor_new(const char *name, int dtype, size_t rank, const int64_t *dims, Tensor *tensor,
+                Error *error);
+/* Frees what the tensor owns and makes it empty; an empty one ({0}) may be freed again. */
+void tensor_free(Tensor *tensor);
+void tensors_free(Tensor *tensors, size_t count);
+bool tensor_rename(Tensor *tensor, const char *name, Error *error);
+
+/* Of these tensors the one of this name, or NULL. */
+Tensor *tensor_find(Tensor *tensors, size_t count, const char *name);
+
+/* Bytes of an element; 0 for a type that is not known. */
+size_t element_bytes(int dtype);
+bool is_floating(int dtype);
+size_t tensor_count(const Tensor *tensor);
+size_t tensor_bytes(const Tensor *tensor);
+
+/* One element by its place in C order, as a double. */
+double tensor_get(const Tensor *tensor, size_t at);
+/* Sets it; a number that float16 or bfloat16 does not hold is rounded towards 0. */
+void tensor_set(Tensor *tensor, size_t at, double value);
+
+/* Copies a block of `sizes` from one place to another; both have the same type and rank. */
+void tensor_copy_block(Tensor *to, const int64_t *to_at, const Tensor *from,
+                       const int64_t *from_at, const int64_t *sizes);
+
+/* "[2, 5, 64]" into a buffer. */
+const char *dims_text(const int64_t *dims, size_t rank, char *buffer, size_t size);
+
+#endif

@@ -1,0 +1,157 @@
+#include "tensorproto.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { DIMS = 1, DATA_TYPE = 2, NAME = 8, RAW_DATA = 9 };
+enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
+
+typedef struct {
+    const unsigned char *at, *end;
+} Reader;
+
+/* One field of a message: a number, or bytes. */
+typedef struct {
+    unsigned number;
+    bool is_bytes;
+    uint64_t value;
+    Reader bytes;
+} Field;
+
+static bool read_varint(Reader *reader, uint64_t *value) {
+    *value = 0;
+    for (unsigned shift = 0; shift < 64 && reader->at < reader->end; shift += 7) {
+        unsigned char byte = *reader->at++;
+        *value |= (uint64_t)(byte & 0x7f) << shift;
+        if (byte < 0x80) return true;
+    }
+    return false;
+}
+
+static bool read_field(Reader *reader, Field *field) {
+    uint64_t key, length;
+    if (!read_varint(reader, &key)) return false;
+    *field = (Field){.number = (unsigned)(key >> 3)};
+    switch (key & 7) {
+        case VARINT: return read_varint(reader, &field->value);
+        case FIXED64: length = 8; break;
+        case FIXED32: length = 4; break;
+        case BYTES:
+            if (!read_varint(reader, &length)) return false;
+            break;
+        default: return false;
+    }
+    if (length > (uint64_t)(reader->end - reader->at)) return false;
+    field->is_bytes = true;
+    field->bytes = (Reader){reader->at, reader->at + length};
+    reader->at += length;
+    return true;
+}
+
+static bool add_dim(int64_t *dims, size_t *rank, uint64_t size) {
+    if (*rank == MAX_RANK || size > INT64_MAX) return false;
+    dims[(*rank)++] = (int64_t)size;
+    return true;
+}
+
+static bool parse(Reader message, Tensor *tensor, Error *error) {
+    int64_t dims[MAX_RANK];
+    size_t rank = 0;
+    int dtype = 0;
+    char name[256] = "";
+    Reader raw = {0};
+    while (message.at < message.end) {
+        Field field;
+        if (!read_field(&message, &field)) return fail(error, "the message was cut off");
+        size_t length = field.is_bytes ? (size_t)(field.bytes.end - field.bytes.at) : 0;
+        if (field.number == DIMS && !field.is_bytes) {
+            if (!add_dim(dims, &rank, field.value)) return fail(error, "too many axes");
+        } else if (field.number == DIMS) { /* packed, as other writers may do */
+            while (field.bytes.at < field.bytes.end) {
+                uint64_t size;
+                if (!read_varint(&field.bytes, &size) || !add_dim(dims, &rank, size)) {
+                    return fail(error, "its axes make no sense");
+                }
+            }
+        } else if (field.number == DATA_TYPE && !field.is_bytes) {
+            dtype = field.value < 32 ? (int)field.value : 0;
+        } else if (field.number == NAME && field.is_bytes && length < sizeof name) {
+            memcpy(name, field.bytes.at, length);
+            name[length] = '\0';
+        } else if (field.number == RAW_DATA && field.is_bytes) {
+            raw = field.bytes;
+        }
+    }
+    /* The bytes first: sizes that make no sense would ask for any amount of memory. */
+    size_t length = raw.at ? (size_t)(raw.end - raw.at) : 0, wanted = element_bytes(dtype);
+    for (size_t axis = 0; axis < rank; axis++) {
+        bool fits = dims[axis] == 0 || wanted <= SIZE_MAX / (uint64_t)dims[axis];
+        wanted = fits ? wanted * (size_t)dims[axis] : SIZE_MAX;
+    }
+    if (length != wanted) {
+        return fail(error, "it holds %zu bytes where its axes ask for %zu", length, wanted);
+    }
+    if (!tensor_new(name, dtype, rank, dims, tensor, error)) return false;
+    if (length > 0) memcpy(tensor->data, raw.at, length);
+    return true;
+}
+
+static bool read_file(const char *path, unsigned char **bytes, size_t *size, Error *error) {
+    *bytes = NULL;
+    *size = 0;
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) return fail(error, "%s: %s", path, strerror(errno));
+    size_t room = 1 << 16;
+    for (;;) {
+        unsigned char *larger = realloc(*bytes, room);
+        if (larger == NULL) break;
+        *bytes = larger;
+        *size += fread(*bytes + *size, 1, room - *size, file);
+        if (*size < room) {
+            bool whole = !ferror(file);
+            fclose(file);
+            if (whole) return true;
+            free(*bytes);
+            return fail(error, "%s cannot be read", path);
+        }
+        room *= 2;
+    }
+    fclose(file);
+    free(*bytes);
+    return fail(error, "out of memory for %s", path);
+}
+
+bool tensor_read(const char *path, Tensor *tensor, Error *error) {
+    unsigned char *bytes;
+    size_t size;
+    *tensor = (Tensor){0};
+    if (!read_file(path, &bytes, &size, error)) return false;
+    Error why;
+    bool read = parse((Reader){bytes, bytes + size}, tensor, &why);
+    free(bytes);
+    return read || fail(error, "%s holds no tensor: %s", path, why.text);
+}
+
+bool tensors_read(const char *folder, const char *stem, const char *const *names, size_t count,
+                  Tensor *tensors, Error *error) {
+    for (size_t i = 0; i < count; i++) {
+        char path[4096];
+        int length = snprintf(path, sizeof path, "%s/%s_%zu.pb", folder, stem, i);
+        if (length < 0 || (size_t)length >= sizeof path) {
+            tensors_free(tensors, i);
+            return fail(error, "the path of %s is too long", folder);
+        }
+        if (!tensor_read(path, &tensors[i], error)) {
+            tensors_free(tensors, i);
+            return false;
+        }
+        if (strcmp(tensors[i].name, names[i]) != 0) {
+            fail(error, "%s holds %s, expected %s", path, tensors[i].name, names[i]);
+            tensors_free(tensors, i + 1);
+            return false;
+        }
+    }
+    return true;
+}

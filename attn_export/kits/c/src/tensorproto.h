@@ -1,0 +1,13 @@
+/* Tensors in files: ONNX TensorProto, of which dims, data_type, name and raw_data are used. */
+#ifndef TENSORPROTO_H
+#define TENSORPROTO_H
+
+#include "tensor.h"
+
+bool tensor_read(const char *path, Tensor *tensor, Error *error);
+
+/* Reads FOLDER/STEM_0.pb, FOLDER/STEM_1.pb ... into tensors, which have to bear these names. */
+bool tensors_read(const char *folder, const char *stem, const char *const *names, size_t count,
+                  Tensor *tensors, Error *error);
+
+#endif

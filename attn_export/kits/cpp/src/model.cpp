@@ -1,0 +1,114 @@
+#include "model.h"
+
+#include <onnxruntime_cxx_api.h>
+
+#include <stdexcept>
+
+namespace attention {
+
+namespace {
+
+Ort::Env make_env() {
+    // Before anything else is asked of it: an older library has not the functions of the headers.
+    if (OrtGetApiBase()->GetApi(ORT_API_VERSION) == nullptr) {
+        throw std::runtime_error("ONNX Runtime " + onnxruntime_version() +
+                                 " is older than the headers that this was built with");
+    }
+    return Ort::Env(ORT_LOGGING_LEVEL_ERROR, "model");
+}
+
+Ort::SessionOptions session_options(ModelOptions wanted) {
+    Ort::SessionOptions options;
+    options.SetIntraOpNumThreads(wanted.threads);
+    options.SetInterOpNumThreads(1);
+    options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_ERROR);
+    options.AddConfigEntry("session.intra_op.allow_spinning", wanted.spin ? "1" : "0");
+    return options;
+}
+
+// A value that shows the elements of a tensor.
+Ort::Value value_of(const Ort::MemoryInfo& memory, const Tensor& tensor) {
+    // ONNX Runtime numbers the types of elements as ONNX does.
+    const auto type = static_cast<ONNXTensorElementDataType>(tensor.dtype());
+    return Ort::Value::CreateTensor(memory, tensor.data(), tensor.bytes(), tensor.dims().data(),
+                                    tensor.dims().size(), type);
+}
+
+// A tensor that owns a value.
+Tensor tensor_of(std::string name, Ort::Value value) {
+    const auto info = value.GetTensorTypeAndShapeInfo();
+    const auto dtype = static_cast<DType>(info.GetElementType());
+    const auto owner = std::make_shared<Ort::Value>(std::move(value));
+    auto* data = static_cast<std::byte*>(owner->GetTensorMutableRawData());
+    return Tensor(std::move(name), dtype, info.GetShape(), std::shared_ptr<std::byte>(owner, data));
+}
+
+// Of each output the input in whose buffer it is to lie, or nullptr.
+std::vector<const Tensor*> sources_of(const std::vector<std::string>& outputs,
+                                      const std::vector<Tensor>& inputs, const Bindings& bound) {
+    std::vector<const Tensor*> sources(outputs.size(), nullptr);
+    for (const auto& [output, input] : bound) {
+        const Tensor* source = find(inputs, input);
+        if (source == nullptr) throw std::invalid_argument("there is no input " + input);
+        std::size_t at = 0;
+        while (at < outputs.size() && outputs[at] != output) at++;
+        if (at == outputs.size()) throw std::invalid_argument("there is no output " + output);
+        sources[at] = source;
+    }
+    return sources;
+}
+
+}  // namespace
+
+struct Model::Loaded {
+    Ort::Env env;
+    Ort::Session session;
+    Ort::MemoryInfo memory;
+    std::vector<std::string> output_names;
+
+    Loaded(const std::filesystem::path& graph, ModelOptions options)
+        : env(make_env()), session(env, graph.c_str(), session_options(options)),
+          memory(Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault)) {
+        Ort::AllocatorWithDefaultOptions allocator;
+        for (std::size_t i = 0; i < session.GetOutputCount(); i++) {
+            output_names.emplace_back(session.GetOutputNameAllocated(i, allocator).get());
+        }
+    }
+};
+
+Model::Model(const std::filesystem::path& graph, ModelOptions options)
+    : loaded_(std::make_unique<Loaded>(graph, options)) {}
+
+Model::~Model() = default;
+Model::Model(Model&&) noexcept = default;
+Model& Model::operator=(Model&&) noexcept = default;
+
+const std::vector<std::string>& Model::output_names() const { return loaded_->output_names; }
+
+std::vector<Tensor> Model::run(const std::vector<Tensor>& inputs, const Bindings& bound) {
+    const auto& names = loaded_->output_names;
+    const auto sources = sources_of(names, inputs, bound);
+    std::vector<const char*> input_names, output_names;
+    std::vector<Ort::Value> given, made;
+    for (const Tensor& input : inputs) {
+        input_names.push_back(input.name().c_str());
+        given.push_back(value_of(loaded_->memory, input));
+    }
+    for (std::size_t i = 0; i < names.size(); i++) {
+        output_names.push_back(names[i].c_str());
+        // An output that is handed over with a value is written there.
+        made.push_back(sources[i] ? value_of(loaded_->memory, *sources[i]) : Ort::Value{nullptr});
+    }
+    loaded_->session.Run(Ort::RunOptions{nullptr}, input_names.data(), given.data(), given.size(),
+                 output_names.data(), made.data(), made.size());
+    std::vector<Tensor> outputs;
+    for (std::size_t i = 0; i < made.size(); i++) {
+        outputs.push_back(sources[i] ? sources[i]->renamed(names[i])
+                                     : tensor_of(names[i], std::move(made[i])));
+    }
+    return outputs;
+}
+
+std::string onnxruntime_version() { return OrtGetApiBase()->GetVersionString(); }
+
+}  // namespace attention

@@ -1,0 +1,114 @@
+#include "replay.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "cache.h"
+
+namespace attention {
+
+namespace {
+
+constexpr std::string_view NEW = "query_len", KEYS = "total_len", LENGTHS = "past_length";
+
+// Where an axis is among those of an input or output, if it is there.
+std::optional<std::size_t> axis_of(const End& end, std::string_view name) {
+    const auto found = std::find_if(end.axes.begin(), end.axes.end(),
+                                    [&](const Axis& axis) { return axis.name == name; });
+    if (found == end.axes.end()) return std::nullopt;
+    return static_cast<std::size_t>(found - end.axes.begin());
+}
+
+std::int64_t token_count(const std::vector<Tensor>& inputs) {
+    for (std::size_t i = 0; i < inputs.size(); i++) {
+        if (const auto axis = axis_of(bundle().inputs[i], NEW)) return inputs[i].dims()[*axis];
+    }
+    return 0;
+}
+
+// The part of an input that token `at` gets: its own row, and the keys up to it.
+Tensor cut(const Tensor& whole, const End& end, std::int64_t at) {
+    Dims sizes = whole.dims(), from(sizes.size(), 0);
+    if (const auto keys = axis_of(end, KEYS)) sizes[*keys] = at + 1;
+    if (const auto query = axis_of(end, NEW)) {
+        sizes[*query] = 1;
+        from[*query] = at;
+    }
+    Tensor part(whole.name(), whole.dtype(), sizes);
+    copy_block(part, Dims(sizes.size(), 0), whole, from, sizes);
+    return part;
+}
+
+// Renews what changes from token to token; the caches stay, once they are there.
+void next_inputs(const std::vector<Tensor>& wholes, std::int64_t at, std::vector<Tensor>& step) {
+    for (std::size_t i = 0; i < wholes.size(); i++) {
+        if (is_cache(wholes[i].name()) && at > 0) continue;
+        step[i] = cut(wholes[i], bundle().inputs[i], at);
+        if (wholes[i].name() != LENGTHS) continue;
+        for (std::size_t row = 0; row < step[i].count(); row++) {
+            step[i].set(row, static_cast<double>(at));
+        }
+    }
+}
+
+// Puts a step's output in its place. Its last axis may be one of keys and shorter than that of the
+// whole: the keys to come count 0. Learned keys, which are of no token, stand behind all others.
+void place(const Tensor& part, const End& end, std::size_t query, std::int64_t at,
+           std::int64_t tokens, Tensor& whole) {
+    const Dims &is = part.dims(), &wanted = whole.dims();
+    const std::size_t last = wanted.size() - 1;
+    bool fits = is.size() == wanted.size() && part.dtype() == whole.dtype();
+    for (std::size_t axis = 0; fits && axis <= last; axis++) {
+        const bool grows = axis == last && !end.axes[axis].name.empty();
+        fits = axis == query ? is[axis] == 1
+               : grows       ? is[axis] <= wanted[axis]
+                             : is[axis] == wanted[axis];
+    }
+    const std::int64_t learned = fits && is[last] < wanted[last] ? wanted[last] - tokens : 0;
+    if (!fits || learned < 0 || learned > is[last]) {
+        throw std::runtime_error(std::string(end.name) + " has the shape " + to_text(is) + " after " +
+                                 std::to_string(at) + " tokens");
+    }
+    Dims to(wanted.size(), 0), from(wanted.size(), 0), sizes = is;
+    to[query] = at;
+    sizes[last] = is[last] - learned;
+    copy_block(whole, to, part, from, sizes);
+    to[last] = wanted[last] - learned;
+    from[last] = is[last] - learned;
+    sizes[last] = learned;
+    copy_block(whole, to, part, from, sizes);
+}
+
+std::runtime_error missing(std::string_view output) {
+    return std::runtime_error("the output " + std::string(output) + " is missing");
+}
+
+}  // namespace
+
+std::vector<Tensor> replay(Model& model, const std::vector<Tensor>& inputs,
+                           const std::vector<Tensor>& truths) {
+    const Bundle& known = bundle();
+    const std::int64_t tokens = token_count(inputs);
+    std::vector<Tensor> step(inputs.size()), wholes;
+    for (const Tensor& truth : truths) {
+        wholes.emplace_back(truth.name(), truth.dtype(), truth.dims());
+    }
+    for (std::int64_t at = 0; at < tokens; at++) {
+        next_inputs(inputs, at, step);
+        const std::vector<Tensor> outputs = model.run(step, known.bound);
+        for (std::size_t i = 0; i < wholes.size(); i++) {
+            const End& end = known.outputs[i];
+            const Tensor* part = find(outputs, end.name);
+            if (part == nullptr) throw missing(end.name);
+            if (const auto query = axis_of(end, NEW)) {
+                place(*part, end, *query, at, tokens, wholes[i]);
+            } else {
+                wholes[i] = *part;  // the last step has the whole, of the caches above all
+            }
+        }
+        feed_back(step, outputs);
+    }
+    return wholes;
+}
+
+}  // namespace attention

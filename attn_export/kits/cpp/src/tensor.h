@@ -1,0 +1,77 @@
+// A plain tensor: a name, a type, dimensions, and elements in C order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace attention {
+
+// Types of elements, as ONNX numbers them (TensorProto.DataType).
+enum class DType : int {
+    float32 = 1, uint8 = 2, int8 = 3, uint16 = 4, int16 = 5, int32 = 6, int64 = 7,
+    boolean = 9, float16 = 10, float64 = 11, uint32 = 12, uint64 = 13, bfloat16 = 16,
+};
+
+// Bytes of an element; throws std::invalid_argument for a type that is not known.
+std::size_t element_bytes(DType dtype);
+bool is_floating(DType dtype);
+
+using Dims = std::vector<std::int64_t>;
+
+// "[2, 5, 64]"
+std::string to_text(const Dims& dims);
+
+// Copies are cheap: they share the elements. `clone` copies those too.
+class Tensor {
+public:
+    Tensor() = default;
+    // With elements of its own, all 0.
+    Tensor(std::string name, DType dtype, Dims dims);
+    // With elements that something else holds, which lives as long as the pointer.
+    Tensor(std::string name, DType dtype, Dims dims, std::shared_ptr<std::byte> elements);
+
+    const std::string& name() const { return name_; }
+    DType dtype() const { return dtype_; }
+    const Dims& dims() const { return dims_; }
+    std::size_t count() const;
+    std::size_t bytes() const { return count() * element_bytes(dtype_); }
+    std::byte* data() const { return elements_.get(); }
+    const std::shared_ptr<std::byte>& elements() const { return elements_; }
+
+    // The elements as C++ has them: as<float>() of a float32, as<std::uint16_t>() of a float16.
+    template <typename T>
+    T* as() const {
+        if (sizeof(T) != element_bytes(dtype_)) {
+            throw std::invalid_argument(name_ + " has elements of another size");
+        }
+        return reinterpret_cast<T*>(data());
+    }
+
+    // One element by its place in C order, as a double.
+    double get(std::size_t at) const;
+    // Sets it; a number that float16 or bfloat16 does not hold is rounded towards 0.
+    void set(std::size_t at, double value);
+
+    Tensor renamed(std::string name) const;
+    Tensor clone() const;
+
+private:
+    std::string name_;
+    DType dtype_ = DType::float32;
+    Dims dims_;
+    std::shared_ptr<std::byte> elements_;
+};
+
+// Of these tensors the one of this name, or nullptr.
+const Tensor* find(const std::vector<Tensor>& tensors, std::string_view name);
+
+// Copies a block of `sizes` from one place to another; both have the same type and rank.
+void copy_block(Tensor& to, const Dims& to_at, const Tensor& from, const Dims& from_at,
+                const Dims& sizes);
+
+}  // namespace attention

@@ -1,0 +1,126 @@
+/**
+ * Reads a bundle of attn-export, wherever it lies: on disk, on a server, in dropped files.
+ *
+ * @typedef {import('./dtypes.mjs').Tensors} Tensors
+ * @typedef {(path: string) => Promise<Uint8Array>} Read  Gives a file of the bundle.
+ * @typedef {{dtype: string, shape: (string | number)[]}} Value  Dynamic axes have names.
+ *
+ * @typedef {object} Graph
+ * @property {string} file
+ * @property {string} dialect
+ * @property {Record<string, string>} bound  Outputs that may lie in the buffer of an input.
+ *
+ * @typedef {object} Case
+ * @property {string} name
+ * @property {string} kind
+ * @property {string} folder
+ * @property {string} about
+ * @property {Record<string, number>} sizes  Of the dynamic axes.
+ * @property {Record<string, {whole: number, row: number} | null>} allowed
+ * @property {Record<string, string>} unusable
+ *
+ * @typedef {object} Bundle
+ * @property {string} name
+ * @property {Graph} graph  The one to use: it takes inputs as the bundle states them.
+ * @property {Record<string, Value>} inputs
+ * @property {Record<string, Value>} outputs
+ * @property {Case[]} cases
+ * @property {"none" | "append" | "in-place"} cache
+ * @property {string[]} pasts  The inputs that hold the cache.
+ * @property {string | null} replay  The case that is replayed token by token.
+ * @property {Read} read
+ */
+
+import { readTensor } from './tensorproto.mjs';
+
+/** A bundle that is incomplete or damaged. */
+export class BundleError extends Error {}
+
+/**
+ * Read what a bundle says of itself.
+ * @param {Read} read
+ * @param {string[]} dialects  Forms of the graph, the best first: where none is chosen.
+ * @param {{graph?: string, replay?: string | null}} [chosen]  What the kit was made for.
+ * @returns {Promise<Bundle>}
+ * @throws {BundleError} If a file is missing or is not what it should be.
+ */
+export async function openBundle(read, dialects, chosen = {}) {
+  const manifest = await readJson(read, 'manifest.json');
+  const index = await readJson(read, 'golden/index.json');
+  try {
+    const graph = graphOf(manifest.graphs, dialects, chosen.graph);
+    const { name, inputs, outputs } = manifest;
+    const pasts = Object.keys(inputs).filter((past) => presentOf(past) in outputs);
+    const cache = pasts.length === 0 ? 'none' : 'past_length' in inputs ? 'in-place' : 'append';
+    const { cases } = index;
+    // Such a case is for decoding; of others only who made the kit knows that it can be decoded.
+    const decode = cases.find(({ kind }) => kind === 'decode')?.name ?? null;
+    const replay = chosen.replay === undefined ? decode : chosen.replay;
+    return { name, graph, inputs, outputs, cases, cache, pasts, replay, read };
+  } catch (error) {
+    throw new BundleError(`the bundle is damaged: ${error.message}`);
+  }
+}
+
+/**
+ * The inputs of a case and its truth.
+ * @param {Bundle} bundle
+ * @param {Case} entry
+ * @returns {Promise<{inputs: Tensors, expected: Tensors}>}
+ * @throws {BundleError} If a file is missing or holds no tensor of that name.
+ */
+export async function readCase(bundle, entry) {
+  const tensors = async (stem, names) => {
+    const found = {};
+    for (const [number, name] of names.entries()) {
+      const path = `golden/${entry.folder}/${stem}_${number}.pb`;
+      found[name] = named(path, name, await readFile(bundle.read, path));
+    }
+    return found;
+  };
+  const inputs = await tensors('input', Object.keys(bundle.inputs));
+  return { inputs, expected: await tensors('output', Object.keys(bundle.outputs)) };
+}
+
+/** The output that holds what goes into a `past_*` with the next token. */
+export const presentOf = (/** @type {string} */ past) => `present_${past.replace(/^past_/, '')}`;
+
+function graphOf(listed, dialects, chosen) {
+  const usable = Object.entries(listed)
+    .filter(([, { layouts, fixed }]) => !some(layouts) && !some(fixed))
+    .map(([file, { dialect, bound = {} }]) => ({ file, dialect, bound }));
+  const found = chosen
+    ? usable.find(({ file }) => file === chosen)
+    : dialects.flatMap((wanted) => usable.filter(({ dialect }) => dialect === wanted))[0];
+  if (!found) throw new Error(`there is no graph ${chosen ?? `in the ${dialects.join(' or ')} dialect`}`);
+  return found;
+}
+
+const some = (object) => Object.keys(object ?? {}).length > 0;
+
+function named(path, name, bytes) {
+  try {
+    const { name: found, tensor } = readTensor(bytes);
+    if (found === name) return tensor;
+    throw new Error(`it holds "${found}", expected "${name}"`);
+  } catch (error) {
+    throw new BundleError(`${path} is damaged: ${error.message}`);
+  }
+}
+
+async function readJson(read, path) {
+  const bytes = await readFile(read, path);
+  try {
+    return JSON.parse(new TextDecoder().decode(bytes));
+  } catch (error) {
+    throw new BundleError(`${path} is damaged: ${error.message}`);
+  }
+}
+
+async function readFile(read, path) {
+  try {
+    return await read(path);
+  } catch (error) {
+    throw new BundleError(`${path} cannot be read: ${error.message}`);
+  }
+}

@@ -1,0 +1,63 @@
+/** The self-test: every case of a bundle through one loaded graph, then the replay. */
+
+import { BundleError, readCase } from './bundle.mjs';
+import { judge } from './judge.mjs';
+import { replay } from './replay.mjs';
+
+/**
+ * @typedef {import('./bundle.mjs').Bundle} Bundle
+ *
+ * @typedef {object} Result
+ * @property {string} name  Of the case.
+ * @property {string} about  What it shows.
+ * @property {boolean} passed
+ * @property {number} share  The largest error as a share of what is allowed.
+ * @property {string} why  Why it failed; "" where it passed.
+ * @property {string[]} notes  What was not judged, and why.
+ * @property {number} milliseconds  Of the run alone.
+ * @property {import('./dtypes.mjs').Tensors} outputs  What the engine gave.
+ */
+
+/**
+ * Run and judge, one result after the other.
+ * @param {import('./model.mjs').Model} model
+ * @param {Bundle} bundle
+ * @returns {AsyncGenerator<Result>}
+ * @throws {BundleError} If the bundle is damaged.
+ */
+export async function* check(model, bundle) {
+  for (const entry of bundle.cases) {
+    yield checkCase(bundle, entry, entry.name, entry.about, (inputs) => model.run(inputs));
+  }
+  if (bundle.replay === null) return;
+  const entry = bundle.cases.find(({ name }) => name === bundle.replay);
+  if (!entry) throw new BundleError(`there is no case ${bundle.replay} to replay`);
+  const about = `token by token, ${entry.sizes.query_len} of them, the cache fed back`;
+  yield checkCase(bundle, entry, `replay of ${entry.name}`, about, (inputs) =>
+    replay(model, bundle, entry, inputs),
+  );
+}
+
+/** How many results `check` gives. */
+export const countOf = (/** @type {Bundle} */ bundle) =>
+  bundle.cases.length + (bundle.replay === null ? 0 : 1);
+
+async function checkCase(bundle, entry, name, about, run) {
+  const { inputs, expected } = await readCase(bundle, entry);
+  const result = { name, about, passed: false, share: NaN, notes: [], outputs: {} };
+  const started = performance.now();
+  try {
+    result.outputs = await run(inputs);
+  } catch (error) {
+    const milliseconds = performance.now() - started;
+    return { ...result, milliseconds, why: `the engine: ${oneLine(error)}` };
+  }
+  const milliseconds = performance.now() - started;
+  const { share, problems, notes } = judge(expected, result.outputs, entry);
+  const passed = problems.length === 0;
+  return { ...result, milliseconds, share, notes, passed, why: problems.join('; ') };
+}
+
+/** What an error says, as one line. */
+export const oneLine = (/** @type {unknown} */ error) =>
+  `${error?.message ?? error}`.split('\n').map((line) => line.trim()).filter(Boolean).join(' ');

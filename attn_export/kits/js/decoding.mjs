@@ -1,0 +1,77 @@
+/** Decoding with a key/value cache: what one step gives is fed back with the next token. */
+
+import { arrayOf, zeros } from './dtypes.mjs';
+import { presentOf } from './bundle.mjs';
+
+/**
+ * @typedef {import('./bundle.mjs').Bundle} Bundle
+ * @typedef {import('./dtypes.mjs').Tensors} Tensors
+ */
+
+/** A sequence that grows. */
+export class Decoder {
+  #model;
+  #bundle;
+  #pasts;
+
+  /** How many tokens are in the cache. */
+  held = 0;
+
+  /**
+   * @param {import('./model.mjs').Model} model
+   * @param {Bundle} bundle
+   * @param {Tensors} pasts  The cache to start with: `emptyPasts` makes one.
+   */
+  constructor(model, bundle, pasts) {
+    this.#model = model;
+    this.#bundle = bundle;
+    this.#pasts = pasts;
+  }
+
+  /**
+   * Take some tokens: a prompt of several, or one.
+   * @param {Tensors} inputs  Of the new tokens, without the cache.
+   * @returns {Promise<Tensors>}
+   */
+  async step(inputs) {
+    const { inputs: signature, pasts, cache, graph } = this.#bundle;
+    const [batch, count] = ['batch', 'query_len'].map((axis) => sizeIn(inputs, signature, axis));
+    const feeds = { ...inputs, ...this.#pasts };
+    if (cache === 'in-place') {
+      const { dtype } = signature.past_length;
+      const lengths = arrayOf(dtype).from({ length: batch }, () =>
+        dtype.endsWith('64') ? BigInt(this.held) : this.held,
+      );
+      feeds.past_length = { type: dtype, dims: [batch], data: lengths };
+    }
+    // A cache in place is written into the memory that it is read from, where the engine can.
+    const outputs = await this.#model.run(feeds, cache === 'in-place' ? graph.bound : {});
+    this.#pasts = Object.fromEntries(pasts.map((past) => [past, outputs[presentOf(past)]]));
+    this.held += count;
+    return outputs;
+  }
+}
+
+/**
+ * A cache that holds nothing.
+ * @param {Bundle} bundle
+ * @param {{batch: number, capacity?: number}} sizes  A cache in place has room for so many tokens.
+ * @returns {Tensors}
+ */
+export function emptyPasts(bundle, { batch, capacity = 0 }) {
+  const sizes = { batch, capacity, past_len: 0 };
+  return Object.fromEntries(
+    bundle.pasts.map((past) => {
+      const { dtype, shape } = bundle.inputs[past];
+      return [past, zeros(dtype, shape.map((axis) => sizes[axis] ?? axis))];
+    }),
+  );
+}
+
+function sizeIn(inputs, signature, axis) {
+  for (const [name, tensor] of Object.entries(inputs)) {
+    const at = signature[name].shape.indexOf(axis);
+    if (at >= 0) return tensor.dims[at];
+  }
+  throw new Error(`no input has the axis ${axis}`);
+}

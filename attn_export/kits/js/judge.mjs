@@ -1,0 +1,154 @@
+/**
+ * The rule by which an output passes.
+ *
+ * Everything is widened to float64; t is the truth and r what the engine gave. whole is
+ * ‖r − t‖ / ‖t‖, row the largest ‖r_row − t_row‖ / ‖t_row‖ over rows of the last axis with
+ * t_row ≠ 0; both have to be within what the bundle allows. Rows with t_row = 0 have to be 0.
+ */
+
+import { isFloating, sizeOf, widen } from './dtypes.mjs';
+
+/**
+ * @typedef {import('./dtypes.mjs').Tensor} Tensor
+ * @typedef {import('./dtypes.mjs').Tensors} Tensors
+ * @typedef {{whole: number, row: number}} Measures
+ *
+ * @typedef {object} Verdict
+ * @property {number} share  The largest error as a share of what is allowed; 1 is the limit.
+ * @property {string[]} problems  Why it did not pass, each with the output's name; or none.
+ * @property {string[]} notes  What was not judged, and why.
+ */
+
+/**
+ * Compare the outputs of one case with its truth.
+ * @param {Tensors} expected  The truth.
+ * @param {Tensors} outputs  What the engine gave.
+ * @param {{allowed: Record<string, Measures | null>, unusable: Record<string, string>}} rules
+ * @returns {Verdict}
+ */
+export function judge(expected, outputs, { allowed, unusable }) {
+  const verdict = { share: 0, problems: [], notes: [] };
+  for (const [name, truth] of Object.entries(expected)) {
+    const got = outputs[name];
+    const problem = got ? unlike(got, truth) : 'is missing';
+    if (problem) verdict.problems.push(`${name}: ${problem}`);
+    else if (name in unusable) verdict.notes.push(`${name} is not judged: ${unusable[name]}`);
+    else judgeValues(verdict, name, got, truth, allowed[name]);
+  }
+  for (const name of Object.keys(outputs)) {
+    if (!(name in expected)) verdict.problems.push(`${name}: nobody asked for this output`);
+  }
+  return verdict;
+}
+
+/** In what a tensor differs from another but its values, or "". */
+function unlike(got, truth) {
+  if (got.type !== truth.type) return `dtype is ${got.type}, expected ${truth.type}`;
+  const same = got.dims.length === truth.dims.length && got.dims.every((d, i) => d === truth.dims[i]);
+  return same ? '' : `shape is [${got.dims}], expected [${truth.dims}]`;
+}
+
+function judgeValues(verdict, name, got, truth, allowed) {
+  if (!isFloating(truth.type)) {
+    const wrong = places(got.data, truth.data, (r, t) => r !== t);
+    if (wrong) verdict.problems.push(`${name}: ${wrong(truth.dims)}`);
+    return;
+  }
+  const r = widen(got);
+  const t = widen(truth);
+  const width = truth.dims.at(-1) ?? 1;
+  const problem = nonfiniteProblem(r, t, truth.dims) || zeroRowProblem(r, t, width, truth.dims);
+  if (problem) {
+    verdict.problems.push(`${name}: ${problem}`);
+    return;
+  }
+  if (sizeOf(truth.dims) === 0) return;
+  if (!allowed) {
+    verdict.problems.push(`${name}: the bundle does not say what error is allowed`);
+    return;
+  }
+  const found = measure(r, t, width);
+  verdict.share = Math.max(verdict.share, found.whole / allowed.whole, found.row / allowed.row);
+  for (const [part, over] of [['whole', 'the whole output'], ['row', 'one row']]) {
+    if (found[part] <= allowed[part]) continue; // so that NaN fails
+    const [error, limit] = [found[part], allowed[part]].map((x) => x.toExponential(2));
+    verdict.problems.push(`${name}: relative error ${error} over ${over}, allowed ${limit}`);
+    return;
+  }
+}
+
+/**
+ * Relative L2 distances where both are finite.
+ * @param {Float64Array} r
+ * @param {Float64Array} t
+ * @param {number} width  Elements of a row.
+ * @returns {Measures}
+ */
+export function measure(r, t, width) {
+  // Squares of float64 overflow or vanish; of shares of the largest element they do not.
+  let largest = 0;
+  for (let i = 0; i < t.length; i++) {
+    if (usable(r[i], t[i])) largest = Math.max(largest, Math.abs(t[i]));
+  }
+  if (largest === 0) return { whole: 0, row: 0 };
+  let [allTruth, allError, row] = [0, 0, 0];
+  for (let start = 0; start < t.length; start += width) {
+    let [truth, error] = [0, 0];
+    for (let i = start; i < start + width; i++) {
+      if (!usable(r[i], t[i])) continue;
+      truth += (t[i] / largest) ** 2;
+      error += (r[i] / largest - t[i] / largest) ** 2;
+    }
+    if (truth > 0) row = Math.max(row, error / truth);
+    allTruth += truth;
+    allError += error;
+  }
+  return { whole: Math.sqrt(allError / allTruth), row: Math.sqrt(row) };
+}
+
+const usable = (r, t) => Number.isFinite(r) && Number.isFinite(t);
+
+function nonfiniteProblem(r, t, dims) {
+  const kinds = { NaN: Number.isNaN, '+Inf': (x) => x === Infinity, '-Inf': (x) => x === -Infinity };
+  for (const [kind, is] of Object.entries(kinds)) {
+    const wrong = places(r, t, (a, b) => is(a) !== is(b));
+    if (wrong) return `${kind} in other places than the truth has them; ${wrong(dims)}`;
+  }
+  return '';
+}
+
+function zeroRowProblem(r, t, width, dims) {
+  const inZeroRow = new Uint8Array(t.length);
+  for (let start = 0; start < t.length; start += width) {
+    const row = t.subarray(start, start + width);
+    // Where t is infinite, so is r by now: such elements count as 0 here.
+    if (row.every((x) => x === 0 || !Number.isFinite(x))) inZeroRow.fill(1, start, start + width);
+  }
+  const wrong = places(r, t, (a, b, i) => inZeroRow[i] === 1 && Number.isFinite(b) && a !== 0);
+  return wrong ? `a row that has to be 0 is not; ${wrong(dims)}` : '';
+}
+
+/** Says how many elements are wrong, and the first of them; null where none is. */
+function places(got, truth, isWrong) {
+  let count = 0;
+  let first = -1;
+  for (let i = 0; i < truth.length; i++) {
+    if (!isWrong(got[i], truth[i], i)) continue;
+    if (count++ === 0) first = i;
+  }
+  if (count === 0) return null;
+  return (dims) =>
+    `${count} of ${truth.length} elements, the first at [${indexOf(first, dims)}]: ` +
+    `actual ${short(got[first])}, expected ${short(truth[first])}`;
+}
+
+const short = (x) => (typeof x === 'bigint' ? `${x}` : `${Number(x.toPrecision(6))}`);
+
+function indexOf(flat, dims) {
+  const index = [];
+  for (const size of [...dims].reverse()) {
+    index.unshift(flat % size);
+    flat = Math.floor(flat / size);
+  }
+  return index;
+}

@@ -1,0 +1,92 @@
+/** A case token by token: what comes out, put together, has to be what the whole gives at once. */
+
+import { zeros } from './dtypes.mjs';
+import { Decoder } from './decoding.mjs';
+import { cut, place } from './slices.mjs';
+
+/**
+ * @typedef {import('./bundle.mjs').Bundle} Bundle
+ * @typedef {import('./bundle.mjs').Case} Case
+ * @typedef {import('./dtypes.mjs').Tensor} Tensor
+ * @typedef {import('./dtypes.mjs').Tensors} Tensors
+ */
+
+/**
+ * Decode a case that starts with an empty cache.
+ * @param {import('./model.mjs').Model} model
+ * @param {Bundle} bundle
+ * @param {Case} entry
+ * @param {Tensors} inputs  Of the whole case.
+ * @returns {Promise<Tensors>}  What one run on `inputs` should give.
+ * @throws {Error} If an output of a step has not the sizes of the step.
+ */
+export async function replay(model, bundle, entry, inputs) {
+  const { sizes } = entry;
+  const decoder = new Decoder(model, bundle, startingPasts(bundle, inputs));
+  const whole = Object.fromEntries(
+    Object.entries(bundle.outputs).map(([name, { dtype, shape }]) => [
+      name,
+      zeros(dtype, shape.map((axis) => sizes[axis] ?? axis)),
+    ]),
+  );
+  let last = {};
+  for (let token = 0; token < sizes.query_len; token++) {
+    last = await decoder.step(inputsOf(bundle, inputs, token));
+    for (const [name, { shape }] of Object.entries(bundle.outputs)) {
+      if (shape.includes('query_len')) put(whole[name], last[name], name, shape, token, sizes);
+    }
+  }
+  // The cache after the last token is the cache of the whole.
+  for (const [name, { shape }] of Object.entries(bundle.outputs)) {
+    if (!shape.includes('query_len')) whole[name] = last[name];
+  }
+  return whole;
+}
+
+/** In place as they are given, which may be more than zeros; otherwise empty. */
+function startingPasts(bundle, inputs) {
+  return Object.fromEntries(
+    bundle.pasts.map((past) => {
+      const { shape } = bundle.inputs[past];
+      const given = inputs[past];
+      if (bundle.cache === 'append') return [past, cut(given, shape.indexOf('past_len'), 0, 0)];
+      return [past, { ...given, data: given.data.slice() }];
+    }),
+  );
+}
+
+/** The inputs of one token: its own row, and of what is as long as all keys, those until it. */
+function inputsOf(bundle, inputs, token) {
+  const feeds = {};
+  for (const [name, { shape }] of Object.entries(bundle.inputs)) {
+    if (bundle.pasts.includes(name) || name === 'past_length') continue;
+    let part = inputs[name];
+    for (const [at, axis] of shape.entries()) {
+      if (axis === 'query_len') part = cut(part, at, token, 1);
+      else if (axis === 'total_len') part = cut(part, at, 0, token + 1);
+    }
+    feeds[name] = part;
+  }
+  return feeds;
+}
+
+/** Put the row of a token to its place; keys that it does not see yet have 0. */
+function put(target, piece, name, shape, token, sizes) {
+  const grown = { query_len: 1, total_len: token + 1 };
+  // Learned keys stand behind all others, of which there are fewer as yet.
+  const learned = sizes.weights_len - (sizes.total_len ?? sizes.capacity);
+  if (sizes.total_len !== undefined) grown.weights_len = token + 1 + learned;
+  const wanted = shape.map((axis) => grown[axis] ?? sizes[axis] ?? axis);
+  if (`${piece?.dims}` !== `${wanted}`) {
+    throw new Error(`${name} is [${piece?.dims}] at token ${token}, expected [${wanted}]`);
+  }
+  const offsets = shape.map((axis) => (axis === 'query_len' ? token : 0));
+  const at = shape.indexOf('weights_len');
+  if (at < 0 || grown.weights_len === undefined) {
+    place(target, piece, offsets);
+    return;
+  }
+  place(target, cut(piece, at, 0, token + 1), offsets);
+  offsets[at] = sizes.total_len;
+  place(target, cut(piece, at, token + 1, learned), offsets);
+}

@@ -1,0 +1,69 @@
+"""The languages that there is a kit for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from attn_export.errors import UsageError
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """A kit's template.
+
+    Attributes:
+        folders: Of this package, and into which folder of the kit each goes.
+        dialects: Forms of the graph that its engine runs, the fastest first.
+        without: Types of inputs that its engine's interface does not take.
+        test: The commands that build it and run its self-test.
+    """
+
+    folders: Mapping[str, str]
+    dialects: tuple[str, ...]
+    without: frozenset[str]
+    test: tuple[str, ...]
+
+
+ORT_FIRST = ("ort", "standard", "portable")
+BFLOAT16 = frozenset({"bfloat16"})
+
+CONFIGURE = "cmake -S . -B build -DONNXRUNTIME_ROOT=/path/to/onnxruntime"
+
+LANGUAGES: Mapping[str, Language] = {
+    "c": Language(
+        {"c": "."}, ORT_FIRST, frozenset(),
+        (CONFIGURE, "cmake --build build", "build/self_test"),
+    ),
+    "cpp": Language(
+        {"cpp": "."}, ORT_FIRST, frozenset(),
+        (CONFIGURE, "cmake --build build", "build/self_test"),
+    ),
+    "node": Language(
+        {"node": ".", "js": "src"}, ORT_FIRST, BFLOAT16,
+        ("npm ci --ignore-scripts", "npm test"),
+    ),
+    # WebGPU is wrong in contrib operators, and has no Attention.
+    "web": Language(
+        {"web": ".", "js": "lib"}, ("portable",), BFLOAT16,
+        ("npm ci --ignore-scripts", "npm start"),
+    ),
+    "python": Language(
+        {"python": "."}, ORT_FIRST, BFLOAT16,
+        ("pip install .", "attn-kit-test"),
+    ),
+}  # fmt: skip
+
+
+def language(name: str) -> Language:
+    """The language of this name.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if name not in LANGUAGES:
+        raise UsageError(f"unknown language {name!r}; choose from {', '.join(LANGUAGES)}")
+    return LANGUAGES[name]

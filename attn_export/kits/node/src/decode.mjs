@@ -1,0 +1,30 @@
+#!/usr/bin/env node
+/** Decodes with the key/value cache: `npm run decode`, or `node src/decode.mjs [TOKENS]`. */
+
+import { BundleError, ENGINE, load, open } from './attention.mjs';
+import { PROMPT, decodeTokens } from './decode_example.mjs';
+
+async function main(tokens) {
+  const { bundle, graph } = await open();
+  if (bundle.cache === 'none') {
+    console.log(`${bundle.name} has no cache: there is nothing to decode with`);
+    return;
+  }
+  const { held, each } = await decodeTokens(await load(graph), bundle, tokens);
+  console.log(
+    `${bundle.name}: a prompt of ${PROMPT}, then ${tokens} tokens of ${each.toFixed(3)} ms each; ` +
+      `${held} in the cache; ${bundle.graph.file} in ${ENGINE}`,
+  );
+}
+
+const tokens = Number(process.argv[2] ?? 64);
+try {
+  if (!Number.isInteger(tokens) || tokens < 1) {
+    throw new BundleError('usage: node src/decode.mjs [TOKENS]');
+  }
+  await main(tokens);
+} catch (error) {
+  if (!(error instanceof BundleError)) throw error;
+  console.error(error.message);
+  process.exitCode = 2;
+}

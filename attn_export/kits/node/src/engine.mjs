@@ -1,0 +1,35 @@
+/** ONNX Runtime in Node.js. */
+
+import { createRequire } from 'node:module';
+import { Model } from './model.mjs';
+
+// It would report its use to its maker, and write files. It looks when it is loaded.
+process.env.ORT_DISABLE_TELEMETRY ??= '1';
+const { default: ort } = await import('onnxruntime-node');
+
+const ERRORS_ONLY = 3;
+
+/** What runs the graph, with its version. */
+export const ENGINE = `onnxruntime-node ${versionOf('onnxruntime-node')}`;
+
+/**
+ * Load a graph; weights in files beside it are found.
+ * @param {string} path  The `.onnx` file.
+ * @param {{threads?: number}} [options]  Threads for computing; by default as many as there are
+ *   cores.
+ * @returns {Promise<Model>}
+ * @throws {Error} If ONNX Runtime refuses it.
+ */
+export async function load(path, { threads = 0 } = {}) {
+  const session = await ort.InferenceSession.create(path, {
+    executionProviders: ['cpu'],
+    intraOpNumThreads: threads,
+    interOpNumThreads: 1,
+    logSeverityLevel: ERRORS_ONLY,
+  });
+  return new Model(ort, session, true);
+}
+
+function versionOf(name) {
+  return createRequire(import.meta.url)(`${name}/package.json`).version;
+}

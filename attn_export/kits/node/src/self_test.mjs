@@ -1,0 +1,43 @@
+#!/usr/bin/env node
+/**
+ * Replays the bundle's golden vectors: `npm test`, or `node src/self_test.mjs [BUNDLE]`.
+ *
+ * Exit code 0: all passed; 1: an output is not what it has to be; 2: the bundle cannot be read, or
+ * the graph is refused.
+ */
+
+import { check, oneLine } from './check.mjs';
+import { BundleError } from './bundle.mjs';
+import { ENGINE, load } from './engine.mjs';
+import { open } from './files.mjs';
+
+async function main(folder) {
+  const started = performance.now();
+  const { bundle, graph } = await open(folder);
+  const model = await load(graph).catch((error) => {
+    throw new BundleError(`${ENGINE} refuses ${bundle.graph.file}: ${oneLine(error)}`);
+  });
+  let [count, failed] = [0, 0];
+  for await (const result of check(model, bundle)) {
+    console.log(line(result));
+    count++;
+    if (!result.passed) failed++;
+  }
+  const seconds = ((performance.now() - started) / 1000).toFixed(2);
+  const summary = failed ? `${failed} of ${count} failed` : `all ${count} passed`;
+  console.log(`${bundle.name}: ${summary}; ${bundle.graph.file} in ${ENGINE}, ${seconds} s`);
+  return failed ? 1 : 0;
+}
+
+function line({ name, passed, share, why, notes }) {
+  const said = notes.map((note) => `; ${note}`).join('');
+  return passed ? `ok   ${name}  ${share.toFixed(3)} of allowed${said}` : `FAIL ${name}  ${why}${said}`;
+}
+
+try {
+  process.exitCode = await main(process.argv[2]);
+} catch (error) {
+  if (!(error instanceof BundleError)) throw error;
+  console.error(error.message);
+  process.exitCode = 2;
+}

@@ -1,0 +1,1 @@
+"""An attention in ONNX Runtime, with the golden vectors that prove it."""

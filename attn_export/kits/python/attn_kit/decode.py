@@ -1,0 +1,74 @@
+"""Generates with random inputs: a prompt, then token after token with the KV cache."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+
+import numpy as np
+
+from attn_kit.model import Model
+from attn_kit.settings import AXES, CACHE, DTYPES, NAME
+
+BATCH, PROMPT = 1, 16
+
+
+def main() -> int:
+    """Decode, and say how long a token took."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tokens", type=int, default=64, help="how many to generate")
+    options = parser.parse_args()
+    if CACHE == "none":
+        print(f"{NAME} has no KV cache: there is nothing to decode step by step")
+        return 0
+    model, random = Model(), np.random.default_rng(0)
+    room = PROMPT + options.tokens
+    caches = {n: np.zeros(shape(n, 0, 0, room), DTYPES[n]) for n in DTYPES if is_cache(n)}
+    held, seconds = 0, []
+    while held < room:
+        new = PROMPT if not held else 1
+        inputs = {n: draw(n, random, held, new, room) for n in DTYPES if n not in caches}
+        started = time.perf_counter()
+        outputs = model.run({**inputs, **caches}, in_place=CACHE == "in-place")
+        seconds.append(time.perf_counter() - started)
+        # What was written is the past of the next token.
+        caches = {n: outputs["present_" + n.removeprefix("past_")] for n in caches}
+        held += new
+    prompt, *tokens = (1e3 * s for s in seconds)
+    print(
+        f"{NAME}: prompt of {PROMPT} in {prompt:.2f} ms, then {len(tokens)} tokens, "
+        f"{statistics.median(tokens):.3f} ms each (median)"
+    )
+    return 0
+
+
+def is_cache(name: str) -> bool:
+    """Whether an input holds keys or values."""
+    return name.startswith("past_") and name != "past_length"
+
+
+def shape(name: str, held: int, new: int, room: int) -> list[int]:
+    """The shape of an input with so many keys held, and so many new."""
+    sizes = {"batch": BATCH, "query_len": new, "past_len": held, "capacity": room}
+    sizes |= {"total_len": held + new, "key_len": held + new}
+    return [sizes[axis] if isinstance(axis, str) else axis for axis in AXES[name]]
+
+
+def draw(name: str, random: np.random.Generator, held: int, new: int, room: int) -> np.ndarray:
+    """Random numbers; a mask hides nothing; positions are where the tokens are."""
+    size, dtype = shape(name, held, new, room), np.dtype(DTYPES[name])
+    if name == "past_length":
+        return np.full(size, held, dtype)
+    if dtype.kind == "b":
+        return np.ones(size, dtype)
+    if dtype.kind in "iu":
+        return np.broadcast_to(np.arange(held, held + new, dtype=dtype), size).copy()
+    if "mask" in name:
+        return np.zeros(size, dtype)
+    return random.standard_normal(size).astype(dtype)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""The graph in ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+
+from attn_kit.settings import BOUND, GRAPH
+
+HERE = Path(__file__).resolve().parent
+
+
+def bundle_folder() -> Path:
+    """Beside this file once installed, otherwise beside the package."""
+    installed = HERE / "bundle"
+    return installed if installed.is_dir() else HERE.parent / "bundle"
+
+
+class Model:
+    """The attention, loaded.
+
+    Args:
+        path: Another graph. Default: the kit's own.
+        threads: For computing; 0 for as many as ONNX Runtime chooses.
+        providers: Execution providers, the preferred one first.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        threads: int = 0,
+        providers: tuple[str, ...] = ("CPUExecutionProvider",),
+    ) -> None:
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3  # errors
+        graph = path or bundle_folder() / GRAPH
+        self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
+        self.inputs = [value.name for value in self._session.get_inputs()]
+        self.outputs = [value.name for value in self._session.get_outputs()]
+
+    def run(
+        self, inputs: Mapping[str, np.ndarray], *, in_place: bool = False
+    ) -> dict[str, np.ndarray]:
+        """Run once.
+
+        Args:
+            inputs: By name.
+            in_place: Whether `present_*` may be written into the arrays of `past_*`, which saves
+                a copy of the cache at every step. They have to be contiguous then.
+        """
+        if not (in_place and BOUND):
+            outputs = self._session.run(self.outputs, dict(inputs))
+            return dict(zip(self.outputs, outputs, strict=True))
+        # On the CPU a value is a view of its array.
+        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
+        binding = self._session.io_binding()
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in self.outputs:
+            if name in BOUND:
+                binding.bind_ortvalue_output(name, values[BOUND[name]])
+            else:
+                binding.bind_output(name)
+        self._session.run_with_iobinding(binding)
+        found = dict(zip(self.outputs, binding.get_outputs(), strict=True))
+        return {
+            name: inputs[BOUND[name]] if name in BOUND else value.numpy().copy()
+            for name, value in found.items()
+        }

@@ -1,0 +1,67 @@
+"""Replays the golden vectors. Exit code 0: all as they should be; 1: not; 2: it cannot run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+
+from attn_kit.golden import Case, cases
+from attn_kit.judge import judge
+from attn_kit.model import Model, bundle_folder
+from attn_kit.replay import replay
+from attn_kit.settings import NAME, REPLAY
+
+
+def main() -> int:
+    """Run every case through one loaded graph."""
+    try:
+        model = Model()
+        every = list(cases(bundle_folder()))
+    except Exception as error:  # whatever the engine raises
+        print(f"{NAME}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    results = [passes(case.name, case, run(model, case)) for case in every]
+    again = next((case for case in every if case.name == REPLAY), None)
+    if again is not None:
+        name = f"{again.name}, token by token"
+        results.append(passes(name, again, replay(model, again.inputs), whole=False))
+    print(f"{NAME}: {sum(results)}/{len(results)} passed")
+    return 0 if all(results) else 1
+
+
+def run(model: Model, case: Case) -> Mapping[str, np.ndarray]:
+    """The outputs; none, with a line, if the engine refuses the case."""
+    try:
+        return model.run(case.inputs)
+    except Exception as error:
+        print(f"     {case.name}: {' '.join(str(error).split())}")
+        return {}
+
+
+def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: bool = True) -> bool:
+    """Say how a case went."""
+    problems, share = [], 0.0
+    for output in set(outputs) - set(case.expected):
+        problems.append(f"{output}: nobody asked for it")
+    for output, truth in case.expected.items():
+        if output not in outputs:
+            if whole:
+                problems.append(f"{output}: missing")
+        elif output in case.unusable:
+            print(f"     {name}  {output} is not judged: {case.unusable[output]}")
+        else:
+            problem, error = judge(outputs[output], truth, case.allowed[output])
+            share = max(share, error)
+            if problem:
+                problems.append(f"{output}: {problem}")
+    if problems:
+        print(f"FAIL {name}  {'; '.join(problems)}")
+    else:
+        print(f"ok   {name}  {share:.3f} of allowed")
+    return not problems
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+/** The page: opens a bundle, runs every case, shows each as it comes. */
+
+import { openBundle } from './lib/bundle.mjs';
+import { check, countOf, oneLine } from './lib/check.mjs';
+import { decodeTokens } from './lib/decode_example.mjs';
+import { load, unavailable } from './engine.mjs';
+import { addWeights, clearWeights } from './heat_map.mjs';
+import { chosenFiles, droppedFiles, given, served } from './sources.mjs';
+import { clear, showFacts, showProgress, showResult, showState } from './view.mjs';
+
+/** WebGPU is wrong in contrib operators, and has no Attention. */
+const DIALECTS = ['portable', 'standard', 'ort'];
+const TOKENS = 32;
+const NAMES = { wasm: 'WebAssembly', webgpu: 'WebGPU' };
+
+const controls = document.getElementById('controls');
+let source = { read: served('bundle'), settings: () => kitSettings() };
+let turn = 0;
+
+/** Run the bundle; a later call ends an earlier one. */
+async function run() {
+  const mine = ++turn;
+  const kind = new FormData(controls).get('engine');
+  clear();
+  clearWeights();
+  showState('running', `Loading the bundle into ${NAMES[kind]} …`);
+  let model;
+  try {
+    const bundle = await openBundle(source.read, DIALECTS, await source.settings());
+    const missing = await unavailable(kind);
+    if (missing) throw new Error(missing);
+    const loaded = await load(kind, source.read, bundle.graph.file);
+    model = loaded.model;
+    if (mine !== turn) return;
+    const facts = factsOf(bundle, kind, loaded.facts);
+    showFacts(facts);
+    await runCases(model, bundle, () => mine === turn);
+    if (mine === turn) showFacts({ ...facts, Decoding: await decoding(model, bundle) });
+  } catch (error) {
+    if (mine === turn) showState('error', `Cannot be run: ${oneLine(error)}`);
+  } finally {
+    await model?.close().catch(() => {});
+  }
+}
+
+async function runCases(model, bundle, current) {
+  const all = countOf(bundle);
+  let [done, failed] = [0, 0];
+  showState('running', `Running ${all} cases …`);
+  // Each case waits for its files: meanwhile the page is drawn.
+  for await (const result of check(model, bundle)) {
+    if (!current()) return;
+    showResult(result);
+    addWeights(result);
+    showProgress(++done, all);
+    if (!result.passed) failed++;
+  }
+  if (failed) showState('failed', `✗ Failed: ${failed} of ${all} cases. The table says why.`);
+  else showState('passed', `✓ Passed: all ${all} cases.`);
+}
+
+/** How fast it decodes: a figure beside the verdict, not a part of it. */
+async function decoding(model, bundle) {
+  if (bundle.cache === 'none') return 'no cache to decode with';
+  const { each } = await decodeTokens(model, bundle, TOKENS);
+  return `${each.toFixed(2)} ms per token (${TOKENS} tokens)`;
+}
+
+const factsOf = (bundle, kind, { version, device, threads }) => ({
+  Bundle: bundle.name,
+  Graph: `${bundle.graph.file} (${bundle.graph.dialect})`,
+  Engine: `onnxruntime-web ${version}, ${NAMES[kind]}`,
+  'Computed on': device === 'cpu' ? `CPU, ${threads} thread${threads === 1 ? '' : 's'}` : device,
+});
+
+/** What this kit was made for. */
+async function kitSettings() {
+  const response = await fetch('kit.json');
+  if (!response.ok) throw new Error(`kit.json: ${response.status} ${response.statusText}`);
+  return response.json();
+}
+
+function open(files) {
+  if (files.size === 0) return;
+  source = { read: given(files), settings: () => ({}) };
+  run();
+}
+
+controls.addEventListener('submit', (event) => {
+  event.preventDefault();
+  run();
+});
+for (const choice of controls.elements.engine) choice.addEventListener('change', run);
+const folder = document.getElementById('folder');
+folder.addEventListener('change', () => open(chosenFiles(folder.files)));
+document.addEventListener('dragover', (event) => event.preventDefault());
+document.addEventListener('drop', async (event) => {
+  event.preventDefault();
+  open(await droppedFiles(event.dataTransfer));
+});
+
+// So that an address can name the engine: ?engine=webgpu
+const asked = new URLSearchParams(location.search).get('engine');
+if (asked in NAMES) controls.elements.engine.value = asked;
+run();

@@ -1,0 +1,152 @@
+"""What errors were before: a run that is much worse fails, even where it is within what is allowed.
+
+An engine that starts to compute in fewer bits may stay within 8 times the rounding of PyTorch. Its
+own past does not: on one machine and version the same graph gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attn_export.errors import OutputError, UsageError, one_line
+from attn_export.nouns import Report, RuntimeRun, Verdict
+
+FORMAT = "attn-export-baseline/1"
+FACTOR = 4.0
+"""How much worse a run may be. Other processors add in another order, which is worth about 2."""
+
+FLOOR = 0.02
+"""Errors below this share of what is allowed are not compared: they are a few roundings."""
+
+Shares = dict[str, dict[str, float]]
+"""By ``case/output``, error over allowed; by ``runtime/graph``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Baseline:
+    """What a baseline file holds.
+
+    Attributes:
+        versions: By ``runtime/graph``, which version each error was seen with.
+        shares: The errors.
+    """
+
+    versions: Mapping[str, str]
+    shares: Mapping[str, Mapping[str, float]]
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a file that `write_baseline` wrote.
+
+    Raises:
+        UsageError: If there is none, or it is something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(f"there is no baseline {path}; --update makes one") from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the baseline {path}: {one_line(error)}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UsageError(f"{path} is no baseline of the format {FORMAT}; --update makes one")
+    try:
+        shares = {
+            place: {name: float(share) for name, share in errors.items()}
+            for place, errors in content["errors"].items()
+        }
+        return Baseline({**content["versions"]}, shares)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UsageError(f"the baseline {path} was changed: {one_line(error)}") from error
+
+
+def against(report: Report, baseline: Baseline, factor: float = FACTOR) -> Report:
+    """A report with what is worse than before as failed.
+
+    Args:
+        report: Of this run.
+        baseline: What was before.
+        factor: How much worse it may be.
+    """
+    versions = {_place(run): _version(run) for run in report.runs}
+    verdicts = tuple(_compared(v, baseline, versions, factor) for v in report.verdicts)
+    unknown = dict.fromkeys(
+        f"{v.runtime}/{v.graph}" for v in report.verdicts if _before(v, baseline) is None
+    )
+    notes = report.notes
+    if unknown:
+        notes = (*notes, f"not in the baseline: {', '.join(unknown)}; --update adds it")
+    return dataclasses.replace(report, verdicts=verdicts, notes=notes)
+
+
+def write_baseline(path: Path, report: Report) -> None:
+    """Write what this run gave, and keep what the file holds of others.
+
+    Args:
+        path: The file; it is replaced whole or not at all.
+        report: A report that passed.
+
+    Raises:
+        OutputError: If it cannot be written.
+        UsageError: If the file that is there is no baseline.
+    """
+    before = read_baseline(path) if path.exists() else Baseline({}, {})
+    errors: Shares = {}
+    for verdict in report.verdicts:
+        if verdict.worst is not None:
+            place = errors.setdefault(f"{verdict.runtime}/{verdict.graph}", {})
+            place[f"{verdict.case}/{verdict.output}"] = verdict.worst
+    versions = {_place(run): _version(run) for run in report.runs if _place(run) in errors}
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "versions": {**before.versions, **versions},
+        "errors": {**before.shares, **errors},
+    }
+    _replace(path, json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def _compared(
+    verdict: Verdict, baseline: Baseline, versions: Mapping[str, str], factor: float
+) -> Verdict:
+    before, now = _before(verdict, baseline), verdict.worst
+    if verdict.status != "passed" or before is None or now is None:
+        return verdict
+    if now <= factor * max(before, FLOOR):
+        return verdict
+    place = f"{verdict.runtime}/{verdict.graph}"
+    was, is_ = baseline.versions.get(place, "?"), versions.get(place, "?")
+    since = f"{verdict.runtime} {was} before, {is_} now" if was != is_ else f"{is_} as before"
+    message = (
+        f"error {now:.3g} of allowed was {before:.3g} in the baseline: more than {factor:g} times "
+        f"worse; {since}"
+    )
+    return dataclasses.replace(verdict, status="failed", message=message)
+
+
+def _before(verdict: Verdict, baseline: Baseline) -> float | None:
+    errors = baseline.shares.get(f"{verdict.runtime}/{verdict.graph}", {})
+    return errors.get(f"{verdict.case}/{verdict.output}")
+
+
+def _place(run: RuntimeRun) -> str:
+    return f"{run.runtime}/{run.graph}"
+
+
+def _version(run: RuntimeRun) -> str:
+    return str(run.facts.get("version", "?"))
+
+
+def _replace(path: Path, text: str) -> None:
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.absolute().parent, delete=False
+        ) as file:
+            file.write(text)
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error

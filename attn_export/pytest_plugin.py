@@ -1,0 +1,171 @@
+"""The pytest plugin: a fixture `parity`, a marker, options. Installed with the package.
+
+    def test_attention(parity):
+        parity(module, {"query": torch.randn(2, 5, 64)}, {"query": {0: "batch", 1: "query_len"}})
+
+    @pytest.mark.parity("models/mqa")
+    def test_bundle(parity_case):  # one test for each case of the bundle
+        parity_case.check()
+
+pytest loads it in every session: what it needs is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from attn_export.nouns import Report, Verdict
+
+MARKER = "parity(bundle, **options): run the test once for each case of a bundle, as `parity_case`"
+REPORTS = pytest.StashKey[dict[Any, Any]]()
+WRITTEN = pytest.StashKey[Counter[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options."""
+    group = parser.getgroup("attn-export", "parity of attention in runtimes")
+    group.addoption(
+        "--parity-runtime", action="append", default=[], metavar="NAME",
+        help="a runtime for `parity`, instead of those that a test names; may be given again",
+    )  # fmt: skip
+    group.addoption(
+        "--parity-require", action="append", default=[], metavar="NAME",
+        help="fail where this runtime cannot run; may be given again",
+    )  # fmt: skip
+    group.addoption(
+        "--parity-report", type=Path, default=None, metavar="DIR",
+        help="write the report of each test into this folder, as JSON",
+    )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", MARKER)
+    config.stash[REPORTS] = {}
+    config.stash[WRITTEN] = Counter()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each case of the marker's bundle."""
+    if "parity_case" not in metafunc.fixturenames:
+        return
+    marker = metafunc.definition.get_closest_marker("parity")
+    if marker is None or not marker.args:
+        raise pytest.UsageError(
+            f"{metafunc.definition.nodeid} uses parity_case and needs @pytest.mark.parity(BUNDLE)"
+        )
+    from attn_export.bundle import GOLDEN
+    from attn_export.cases.golden import case_folders
+    from attn_export.errors import AttnExportError
+
+    try:
+        _, cases = case_folders(_found(marker.args[0], metafunc.config) / GOLDEN)
+    except AttnExportError as error:
+        raise pytest.UsageError(f"{metafunc.definition.nodeid}: {error}") from error
+    metafunc.parametrize("parity_case", [case.name for case in cases], indirect=True)
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest) -> Callable[..., Report]:
+    """`assert_parity`, with the runtimes of the command line."""
+
+    def check(of: Any, *arguments: Any, **options: Any) -> Report:
+        __tracebackhide__ = True
+        from attn_export.errors import AttnExportError
+        from attn_export.jobs.assert_parity import failure, parity_report
+
+        try:
+            report = parity_report(of, *arguments, **_with_runtimes(options, request.config))
+        except AttnExportError as error:  # its one line says it all
+            pytest.fail(str(error), pytrace=False)
+        _keep(report, request)
+        if not report.passed:
+            pytest.fail(failure(report), pytrace=False)
+        return report
+
+    return check
+
+
+@dataclasses.dataclass(frozen=True)
+class ParityCase:
+    """One case of a bundle, in all its graphs and runtimes.
+
+    Attributes:
+        name: Of the case.
+        report: Of the whole bundle.
+    """
+
+    name: str
+    report: Report
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """Those of the case."""
+        return [verdict for verdict in self.report.verdicts if verdict.case == self.name]
+
+    def check(self) -> None:
+        """Fail the test unless every runtime that has to run ran the case, and was right."""
+        __tracebackhide__ = True
+        wrong = [v for v in self.verdicts if v.status != "passed"]
+        absent = [run for run in self.report.runs if run.required and run.outcome != "ran"]
+        lines = [
+            *(f"{v.runtime}, {v.graph}, {v.output}: {v.status}: {v.message}" for v in wrong),
+            *(f"{run.runtime}, {run.graph}: {run.outcome}: {run.reason}" for run in absent),
+        ]
+        if not lines and not self.verdicts:
+            lines = ["no graph of the bundle was run with it"]
+        if lines:
+            pytest.fail("\n".join([f"no parity in {self.name}", *lines]), pytrace=False)
+
+
+@pytest.fixture
+def parity_case(request: pytest.FixtureRequest) -> ParityCase:
+    """A case of the marker's bundle; the bundle is run once for all of them in a process."""
+    from attn_export.jobs.assert_parity import parity_report
+
+    marker = request.node.get_closest_marker("parity")
+    bundle = _found(marker.args[0], request.config)
+    options = _with_runtimes(dict(marker.kwargs), request.config)
+    reports = request.config.stash[REPORTS]
+    key = (bundle, repr(sorted(options.items())))
+    if key not in reports:
+        reports[key] = parity_report(bundle, **options)
+        _keep(reports[key], request)
+    return ParityCase(request.param, reports[key])
+
+
+def _found(bundle: Any, config: pytest.Config) -> Path:
+    """A bundle, from pytest's root folder if it is relative."""
+    return Path(config.rootpath, bundle)
+
+
+def _with_runtimes(options: dict[str, Any], config: pytest.Config) -> dict[str, Any]:
+    named = config.getoption("--parity-runtime")
+    required = config.getoption("--parity-require")
+    return {
+        **options,
+        **({"runtimes": named} if named else {}),
+        "require": [*options.get("require", ()), *required],
+    }
+
+
+def _keep(report: Report, request: pytest.FixtureRequest) -> None:
+    folder = request.config.getoption("--parity-report")
+    if folder is None:
+        return
+    from attn_export.report.data import to_json
+
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"[^\w.-]+", "_", request.node.nodeid)
+    written = request.config.stash[WRITTEN]
+    written[stem] += 1  # a test may ask for parity several times
+    number = f".{written[stem]}" if written[stem] > 1 else ""
+    (folder / f"{stem}{number}.json").write_text(to_json(report), encoding="utf-8")

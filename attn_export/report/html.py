@@ -1,0 +1,86 @@
+"""A report as one HTML file that needs nothing else: for a phone, a printer, a screen reader."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from attn_export.nouns import Report, Verdict
+from attn_export.report.matrix import form_name
+from attn_export.report.summary import Summary, problems, summaries
+
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
+"""Error over allowed: where a step of the heat map's colours ends."""
+
+FIGURES = ("whole", "row", "max_abs", "max_rel")
+
+
+def to_html(report: Report) -> str:
+    """The report as HTML."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    found = summaries(report)
+    ran = [summary for summary in found if summary.cases]
+    return template.render(
+        report=report,
+        steps=STEPS,
+        rows=[_row(report, summary) for summary in ran],
+        cases=_cases(report),
+        absent=[summary.run for summary in found if summary.run.outcome != "ran"],
+        problems=problems(report),
+        form=form_name,
+        outputs=_outputs(report),
+    )
+
+
+def _row(report: Report, summary: Summary) -> dict[str, Any]:
+    """A runtime with a graph: its figures, and a cell for each case."""
+    run = summary.run
+    mine = [v for v in report.verdicts if (v.runtime, v.graph) == (run.runtime, run.graph)]
+    by_case: dict[str, list[Verdict]] = {}
+    for verdict in mine:
+        by_case.setdefault(verdict.case, []).append(verdict)
+    return {
+        "summary": summary,
+        "name": f"{run.runtime}, {form_name(run.graph)}",
+        "cells": [_cell(case, by_case.get(case)) for case in _cases(report)],
+    }
+
+
+def _cell(case: str, verdicts: list[Verdict] | None) -> dict[str, str]:
+    if verdicts is None:
+        return {"step": "none", "mark": "", "text": f"{case}: not run"}
+    wrong = [v for v in verdicts if v.status != "passed"]
+    worst = max((v.worst or 0.0 for v in verdicts), default=0.0)
+    if wrong:
+        return {"step": "failed", "mark": "✗", "text": f"{case}: {wrong[0].status}, {worst:.3g}"}
+    step = sum(worst > limit for limit in STEPS[:-1])
+    return {"step": str(step), "mark": "", "text": f"{case}: passed, {worst:.3g}"}
+
+
+def _cases(report: Report) -> list[str]:
+    return list(dict.fromkeys(v.case for v in report.verdicts))
+
+
+def _outputs(report: Report) -> list[dict[str, Any]]:
+    """For each runtime, graph and output the largest errors, against float64 and eager."""
+    groups: dict[tuple[str, str, str], list[Verdict]] = {}
+    for v in report.verdicts:
+        if v.output:
+            groups.setdefault((v.runtime, form_name(v.graph), v.output), []).append(v)
+    return [
+        {"place": place, **{figure: _largest(group, figure) for figure in FIGURES}}
+        for place, group in groups.items()
+    ]
+
+
+def _largest(verdicts: list[Verdict], name: str) -> str:
+    values = [value for v in verdicts if (value := getattr(v, name)) is not None]
+    largest = max((v for v in values if math.isfinite(v)), default=None)
+    return "-" if largest is None else f"{largest:.2e}"

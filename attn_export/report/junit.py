@@ -1,0 +1,83 @@
+"""A report as JUnit XML: one test case for each runtime, graph and case.
+
+There is no standard; this keeps to what Jenkins' xUnit plugin (junit-10.xsd), GitLab, Azure and
+pytest agree on: `testsuites`, `testsuite` with counts, `testcase` with one of `failure`, `error`
+and `skipped`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+from attn_export.nouns import Report, RuntimeRun, Verdict
+
+ELEMENTS = {"failed": "failure", "unusable": "failure", "error": "error"}
+"""What a verdict becomes that did not pass."""
+
+NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot hold."""
+
+
+def to_junit(report: Report) -> str:
+    """The report as JUnit XML, with a newline at the end."""
+    root = ElementTree.Element("testsuites", name=_text(report.name))
+    for run in report.runs:
+        root.append(_suite(report, run))
+    for count in ("tests", "failures", "errors"):
+        root.set(count, str(sum(int(suite.get(count, "0")) for suite in root)))
+    ElementTree.indent(root, " ")
+    return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
+
+
+def _suite(report: Report, run: RuntimeRun) -> ElementTree.Element:
+    name = f"{report.name}.{run.runtime}.{run.graph}"
+    cases = list(_cases(report, run, name))
+    counts = {
+        count: sum(case.find(tag) is not None for case in cases)
+        for count, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped"))
+    }
+    suite = ElementTree.Element("testsuite", name=_text(name), tests=str(len(cases)))
+    for count, number in counts.items():
+        suite.set(count, str(number))
+    properties = ElementTree.SubElement(suite, "properties")
+    for fact, value in run.facts.items():
+        ElementTree.SubElement(properties, "property", name=_text(fact), value=_text(str(value)))
+    suite.extend(cases)
+    return suite
+
+
+def _cases(report: Report, run: RuntimeRun, suite: str) -> Iterator[ElementTree.Element]:
+    by_case: dict[str, list[Verdict]] = {}
+    for verdict in report.verdicts:
+        if (verdict.runtime, verdict.graph) == (run.runtime, run.graph):
+            by_case.setdefault(verdict.case, []).append(verdict)
+    for name, verdicts in by_case.items():
+        yield _case(suite, name, verdicts)
+    if run.outcome != "ran":
+        # The runtime itself: what it did not run has no cases.
+        element = ElementTree.Element("testcase", classname=_text(suite), name="runs")
+        tag = "error" if run.required else "skipped"
+        result = ElementTree.SubElement(element, tag, message=_text(f"{run.outcome}: {run.reason}"))
+        if tag == "error":
+            result.set("type", run.outcome)
+        yield element
+
+
+def _case(suite: str, name: str, verdicts: list[Verdict]) -> ElementTree.Element:
+    element = ElementTree.Element("testcase", classname=_text(suite), name=_text(name))
+    wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
+    if wrong:
+        # One result for a case: the schema has no more.
+        first = wrong[0]
+        lines = [f"{v.output}: {v.message}" if v.output else v.message for v in wrong]
+        result = ElementTree.SubElement(
+            element, ELEMENTS.get(first.status, "error"), type=first.status, message=_text(lines[0])
+        )
+        result.text = _text("\n".join(lines))
+    return element
+
+
+def _text(text: str) -> str:
+    return NOT_XML.sub("?", text)

@@ -1,0 +1,79 @@
+"""A report as markdown, as the summary of a CI job."""
+
+from __future__ import annotations
+
+from attn_export.nouns import Report
+from attn_export.report.matrix import form_name
+from attn_export.report.summary import Summary, problems, summaries
+
+SHOWN = 20
+"""How many failed verdicts are written out."""
+
+
+def to_markdown(report: Report) -> str:
+    """Verdict, a table of runtimes and graphs, what failed and what was not run."""
+    verdict = "passed" if report.passed else f"**failed** (exit code {report.exit_code})"
+    found = summaries(report)
+    lines = [f"## {_escaped(report.name)}: {verdict}", ""]
+    ran = [summary for summary in found if summary.cases]
+    if ran:
+        lines += ["| runtime | graph | passed | error / allowed | max abs | |"]
+        lines += ["|---|---|---:|---:|---:|---|"]
+        lines += [_row(summary) for summary in ran]
+    not_ran = [_not_ran(summary) for summary in found if summary.run.outcome != "ran"]
+    failed = problems(report)
+    wrong = [
+        f"- {v.status}: {v.runtime}, {form_name(v.graph)}, {_escaped(v.case)}, {v.output}: "
+        f"{_escaped(v.message)}"
+        for v in failed[:SHOWN]
+    ]
+    if len(failed) > SHOWN:
+        wrong.append(f"- and {len(failed) - SHOWN} more")
+    notes = [f"- {_escaped(note)}" for note in report.notes]
+    for title, part in (("Failed", wrong), ("Not run to the end", not_ran), ("Notes", notes)):
+        if part:
+            lines += ["", f"### {title}", "", *dict.fromkeys(part)]
+    return "\n".join(lines) + "\n"
+
+
+def github_annotations(report: Report) -> list[str]:
+    """A workflow command for each failure, as GitHub reads them from a job's output."""
+    lines = []
+    for v in problems(report)[:SHOWN]:
+        title = f"{report.name}: {v.runtime}, {form_name(v.graph)}, {v.case}"
+        lines.append(f"::error title={_property(title)}::{_data(f'{v.output}: {v.message}')}")
+    for run in report.runs:
+        if run.required and run.outcome != "ran":
+            title = f"{report.name}: {run.runtime}, {form_name(run.graph)}"
+            said = _data(f"{run.outcome}: {run.reason}")
+            lines.append(f"::error title={_property(title)}::{said}")
+    return lines
+
+
+def _row(summary: Summary) -> str:
+    run, good = summary.run, summary.passed == summary.cases
+    return (
+        f"| {run.runtime} | {form_name(run.graph)} | {summary.passed}/{summary.cases} | "
+        f"{summary.worst:.3g} | {summary.max_abs:.1e} | {'' if good else '**failed**'} |"
+    )
+
+
+def _not_ran(summary: Summary) -> str:
+    run = summary.run
+    kind = "**required**" if run.required else "not required"
+    return f"- {run.runtime}, {form_name(run.graph)}: {run.outcome}, {kind}: {_escaped(run.reason)}"
+
+
+def _escaped(text: str) -> str:
+    """Text that markdown shows as it is, on one line."""
+    one = " ".join(text.split())
+    return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in one)
+
+
+def _data(text: str) -> str:
+    # https://github.com/actions/toolkit: these three end a command early.
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")

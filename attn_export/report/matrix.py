@@ -1,0 +1,71 @@
+"""Runtime × graph: the worst error of each as a share of what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from attn_export.nouns import Report
+from attn_export.report.summary import Summary, summaries
+
+Colour = Literal["green", "red", "grey"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One runtime with one graph.
+
+    Attributes:
+        text: The worst error as a share of what is allowed; how it failed; ``-`` for not run.
+        reason: Why it is not green; empty where it is.
+    """
+
+    colour: Colour
+    text: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Matrix:
+    """All of them, in the order of the report."""
+
+    runtimes: tuple[str, ...]
+    graphs: tuple[str, ...]
+    cells: dict[tuple[str, str], Cell]
+
+    def reasons(self) -> dict[str, list[str]]:
+        """By runtime and reason, in the order of the report, which graphs it holds for."""
+        found: dict[str, list[str]] = {}
+        for (runtime, graph), cell in self.cells.items():
+            if cell.colour != "green":
+                found.setdefault(f"{runtime}: {cell.reason}", []).append(graph)
+        return found
+
+
+def matrix(report: Report) -> Matrix:
+    """The matrix of a report."""
+    found = summaries(report)
+    return Matrix(
+        tuple(dict.fromkeys(s.run.runtime for s in found)),
+        tuple(dict.fromkeys(form_name(s.run.graph) for s in found)),
+        {(s.run.runtime, form_name(s.run.graph)): _cell(s) for s in found},
+    )
+
+
+def form_name(graph: str) -> str:
+    """What a graph's column is called: ``ort.decode`` for ``model.ort.decode.onnx``."""
+    if not graph.startswith("model.") or not graph.endswith("onnx"):
+        return graph
+    return graph.removeprefix("model.").removesuffix("onnx").strip(".") or "standard"
+
+
+def _cell(summary: Summary) -> Cell:
+    run = summary.run
+    if run.outcome == "not run":
+        return Cell("red" if run.required else "grey", "-", run.reason)
+    if run.outcome != "ran":
+        return Cell("red", run.outcome, run.reason)
+    share = f"{summary.worst:.3f}" if summary.worst < 1000 else f"{summary.worst:.1e}"
+    if summary.passed == summary.cases:
+        return Cell("green", share, "")
+    return Cell("red", f"FAILED {share}", f"{summary.cases - summary.passed} cases failed")

@@ -1,0 +1,127 @@
+"""Many reports as one matrix, in markdown: runtime × form, over all models."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attn_export.nouns import Report
+from attn_export.report.bench_data import made_on
+from attn_export.report.matrix import Cell, matrix
+
+NOTHING = "-"
+
+
+@dataclasses.dataclass
+class _Sum:
+    """One runtime with one form, over all models that have it."""
+
+    cells: dict[str, Cell] = dataclasses.field(default_factory=dict)
+
+    def text(self) -> str:
+        green = [cell for cell in self.cells.values() if cell.colour == "green"]
+        red = [name for name, cell in self.cells.items() if cell.colour == "red"]
+        if red:
+            return f"**FAILED** ({', '.join(red)})"
+        if not green:
+            return NOTHING
+        worst = max(float(cell.text) for cell in green)
+        return f"{worst:.2f} ({len(green)}/{len(self.cells)})"
+
+
+def matrix_block(reports: Sequence[Report], when: str) -> str:
+    """The matrix alone: for each runtime and form the worst error over what is allowed.
+
+    Args:
+        reports: One of each model.
+        when: The date.
+    """
+    sums, forms, versions = _sums(reports)
+    runtimes = list(dict.fromkeys(runtime for runtime, _ in sums))
+    lines = [
+        f"| runtime | version | {' | '.join(forms)} |",
+        "|---|---|" + "---|" * len(forms),
+    ]
+    for runtime in runtimes:
+        cells = (sums.get((runtime, form), _Sum()).text() for form in forms)
+        lines.append(f"| {runtime} | {versions.get(runtime, NOTHING)} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"{len(reports)} models, {when}. `scripts/matrix` repeats it."])
+
+
+def matrix_page(
+    reports: Sequence[Report], left_out: Iterable[str], when: str, machine: Mapping[str, Any]
+) -> str:
+    """The matrix, and why what is not green is not.
+
+    Args:
+        reports: One of each model.
+        left_out: Models that are too large.
+        when: The date.
+        machine: Where it ran.
+    """
+    sums, _, _ = _sums(reports)
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for (runtime, form), summed in sums.items():
+        for model, cell in summed.cells.items():
+            if cell.reason:
+                reasons.setdefault((runtime, form, cell.reason), []).append(model)
+    lines = [
+        f"| {runtime} | {form} | {reason} | {_models(models, len(reports))} |"
+        for (runtime, form, reason), models in reasons.items()
+    ]
+    out = sorted(left_out)
+    return "\n".join(
+        [
+            "# Every runtime with every form",
+            "",
+            "The worst error of any output in any case, as a share of what is allowed, and in how",
+            "many of the models that have the form. Written by `scripts/matrix`.",
+            "",
+            made_on(machine) + ".",
+            "",
+            matrix_block(reports, when),
+            "",
+            *([f"Left out, for their size: {', '.join(out)}.", ""] if out else []),
+            "## What is not run, and why",
+            "",
+            "| runtime | form | reason | models |",
+            "|---|---|---|---|",
+            *lines,
+            "",
+        ]
+    )
+
+
+def matrix_to_dict(reports: Sequence[Report], when: str) -> dict[str, Any]:
+    """Every cell of every model."""
+    return {
+        "date": when,
+        "models": {
+            report.name: [
+                {"runtime": runtime, "form": form, **dataclasses.asdict(cell)}
+                for (runtime, form), cell in matrix(report).cells.items()
+            ]
+            for report in reports
+        },
+    }
+
+
+def _sums(
+    reports: Sequence[Report],
+) -> tuple[dict[tuple[str, str], _Sum], list[str], dict[str, str]]:
+    sums: dict[tuple[str, str], _Sum] = {}
+    versions: dict[str, str] = {}
+    for report in reports:
+        for place, cell in matrix(report).cells.items():
+            sums.setdefault(place, _Sum()).cells[report.name] = cell
+        for run in report.runs:
+            version = run.facts.get("version")
+            if version:
+                versions[run.runtime] = str(version)
+    forms = list(dict.fromkeys(form for _, form in sums))
+    return sums, forms, versions
+
+
+def _models(models: Sequence[str], of: int) -> str:
+    return "all" if len(models) == of else ", ".join(models)

@@ -1,0 +1,5 @@
+"""Installs the runtimes that pip alone does not bring."""
+
+
+class InstallError(Exception):
+    """Something cannot be installed; the message is one line that says what to do."""

@@ -1,0 +1,147 @@
+"""Builds the programs behind `c` and `cpp`, over the code of the kits.
+
+ONNX Runtime's library is the one in its wheel, which has no headers; those come from Debian's
+package. The C API is stable: a library runs what was built with headers older than itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from attn_export.runtimes.home import SETUP, STAMP, digest, missing
+from attn_export.runtimes.install import InstallError
+
+NATIVE = ("c", "cpp")
+ORT = "onnxruntime"
+LIBRARY = "libonnxruntime.so"
+LINKS = (LIBRARY, f"{LIBRARY}.1")
+"""Names under which the library is looked for: when a program is linked, and when it runs."""
+
+RUNTIMES = Path(__file__).resolve().parents[1]
+HARNESS, KITS = RUNTIMES / "harness", RUNTIMES.parent / "kits"
+APT = "apt-get install g++ cmake make"
+
+Say = Callable[[str], None]
+
+_ERROR = re.compile(r"error:|^CMake Error", re.IGNORECASE)
+
+
+def install(folder: Path, say: Say) -> None:
+    """Build both programs; quick where nothing has changed.
+
+    Args:
+        folder: Where programs are installed.
+        say: Told what takes long.
+
+    Raises:
+        InstallError: If something is missing; the message says what to do.
+    """
+    ort = folder / ORT
+    _link_library(ort / "lib")
+    waiting = [name for name in NATIVE if not_ready(name, folder)]
+    if not waiting:
+        return
+    _check_tools()
+    if not (ort / "include" / "onnxruntime_cxx_api.h").is_file():
+        from attn_export.runtimes.install.ort_headers import bring_headers
+
+        bring_headers(ort / "include", say)
+    for name in waiting:
+        say(f"building the program of {name}")
+        _build(name, folder)
+
+
+def program_of(name: str, folder: Path) -> Path:
+    """Where the program of a runtime lies."""
+    return folder / name / "serve"
+
+
+def not_ready(name: str, folder: Path) -> str:
+    """Why the program of a runtime cannot be run, or ""."""
+    reason = missing(name, program_of(name, folder), sources_of(name))
+    library = folder / ORT / "lib" / LINKS[-1]
+    if not reason and not library.is_file():
+        return f"{library} is gone; run {SETUP} {name}"
+    return reason
+
+
+def sources_of(name: str) -> list[Path]:
+    """The files that the program of a runtime is made from."""
+    modules = ("cache", "model", "tensor", *(("error",) if name == "c" else ()))
+    files = (f"src/{module}.{suffix}" for module in modules for suffix in (name, "h"))
+    kit = [KITS / name / file for file in ("CMakeLists.txt", *files)]
+    return [HARNESS / "CMakeLists.txt", HARNESS / f"serve.{name}", *kit]
+
+
+def _link_library(folder: Path) -> None:
+    """Let the library of the wheel be found under its usual names."""
+    library = _library()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in LINKS:
+        link = folder / name
+        if link.is_symlink() and link.readlink() == library:
+            continue
+        link.unlink(missing_ok=True)
+        link.symlink_to(library)
+
+
+def _library() -> Path:
+    spec = find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        raise InstallError("onnxruntime is not installed; pip install onnxruntime")
+    found = sorted((Path(spec.origin).parent / "capi").glob(f"{LIBRARY}*"))
+    if not found:
+        raise InstallError(f"the onnxruntime that is installed has no {LIBRARY}; this needs Linux")
+    return found[-1]
+
+
+def _check_tools() -> None:
+    wanted = {
+        "C compiler": os.environ.get("CC", "cc"),
+        "C++ compiler": os.environ.get("CXX", "c++"),
+        "cmake": "cmake",
+        "make": "make",
+    }
+    for what, program in wanted.items():
+        if shutil.which(program.split()[0]) is None:
+            raise InstallError(f"there is no {what} ({program}); {APT}")
+
+
+def _build(name: str, folder: Path) -> None:
+    """Build beside the old program, and put the new one in its place."""
+    with tempfile.TemporaryDirectory(prefix="attn-export-") as scratch:
+        build = Path(scratch)
+        _run(
+            "cmake", "-G", "Unix Makefiles", "-S", HARNESS, "-B", build, f"-DLANGUAGE={name}",
+            "-DCMAKE_BUILD_TYPE=Release", f"-DONNXRUNTIME_ROOT={folder / ORT}",
+            # So that the folder may be moved.
+            f"-DCMAKE_BUILD_RPATH=$ORIGIN/../{ORT}/lib",
+        )  # fmt: skip
+        _run("cmake", "--build", build)
+        new = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
+        try:
+            shutil.copy2(build / "serve", new / "serve")
+            (new / STAMP).write_text(digest(sources_of(name)))
+            new.chmod(0o755)
+            shutil.rmtree(folder / name, ignore_errors=True)
+            new.rename(folder / name)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(
+        [*map(str, command)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        first = next((at for at, line in enumerate(lines) if _ERROR.search(line)), 0)
+        raise InstallError(f"{command[0]} failed: {' '.join(lines[first : first + 2])}")

@@ -1,0 +1,108 @@
+"""IREE: the graph is compiled for this processor, in memory, and run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_export.runtimes.protocol import Engine, Facts, installed_version
+from attn_export.runtimes.support import Unsupported, unsupported
+
+if TYPE_CHECKING:
+    import numpy as np
+
+COMPILER, RUNTIME = "iree-base-compiler", "iree-base-runtime"
+INSTALL = f"pip install '{COMPILER}[onnx]' {RUNTIME}"
+FLAGS = ("--iree-llvmcpu-target-cpu=host",)
+
+UNSUPPORTED = (
+    unsupported("Range", "Sin", says="its sines are not precise enough from position 63 on"),
+)
+
+
+class Iree:
+    """`iree`."""
+
+    name = "iree"
+    device = "cpu"
+    dialects = frozenset({"portable"})
+    measured = "3.13.0"
+    unsupported: Sequence[Unsupported] = UNSUPPORTED
+
+    def version(self) -> str | None:
+        """The version of the compiler."""
+        return installed_version(COMPILER)
+
+    def unavailable(self) -> str:
+        """Why it cannot run here."""
+        for module, package in (("iree.compiler", COMPILER), ("iree.runtime", RUNTIME)):
+            if find_spec("iree") is None or find_spec(module) is None:
+                return f"{package} is not installed; {INSTALL}"
+        return ""
+
+    def prepare(self) -> None:
+        """Import the SDK."""
+        import iree.compiler
+        import iree.compiler.extras.onnx_importer
+        import iree.runtime  # noqa: F401
+
+    def load(self, graph: Path, threads: int) -> Engine:
+        """Compile the graph: some seconds."""
+        return IreeEngine(graph, threads)
+
+
+class IreeEngine:
+    """A compiled graph."""
+
+    def __init__(self, graph: Path, threads: int) -> None:
+        import iree.compiler
+        import iree.runtime
+        import onnx
+
+        proto = onnx.shape_inference.infer_shapes(onnx.load(graph), data_prop=True)
+        self._inputs = [value.name for value in proto.graph.input]
+        self._outputs = [value.name for value in proto.graph.output]
+        program = iree.compiler.compile_str(
+            _torch_dialect(proto), target_backends=["llvm-cpu"], extra_args=list(FLAGS)
+        )
+        iree.runtime.flags.parse_flags(f"--task_topology_max_group_count={threads}")
+        config = iree.runtime.Config("local-task")
+        module = iree.runtime.VmModule.copy_buffer(config.vm_instance, program)
+        self._device = config.device
+        self._main = iree.runtime.load_vm_module(module, config)[proto.graph.name]
+
+    def run(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
+    ) -> dict[str, np.ndarray]:
+        """Run once."""
+        given = self._main(*(inputs[name] for name in self._inputs))
+        outputs = given if isinstance(given, (tuple, list)) else [given]
+        arrays = (output.to_host() for output in outputs)
+        return dict(zip(self._outputs, arrays, strict=True))
+
+    def facts(self) -> Facts:
+        """It runs on the CPU, compiled for it."""
+        return {"device": "CPU (local-task)", "precision": "as the graph says", "flags": FLAGS}
+
+    def objection(self) -> str:
+        """Nothing to object to."""
+        return ""
+
+
+def _torch_dialect(proto: Any) -> bytes:
+    """A graph in the form that the compiler reads."""
+    import io
+
+    from iree.compiler.extras import onnx_importer
+    from iree.compiler.ir import Context
+
+    info = onnx_importer.ModelInfo(proto)
+    module = info.create_module(context=Context()).operation
+    onnx_importer.NodeImporter.define_function(info.main_graph, module).import_all()
+    code = io.BytesIO()
+    module.write_bytecode(code)
+    return code.getvalue()

@@ -1,0 +1,96 @@
+"""OpenCV's dnn module, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_export.runtimes.protocol import Engine, Facts, installed_version
+from attn_export.runtimes.support import Unsupported, unsupported
+
+if TYPE_CHECKING:
+    import numpy as np
+
+PACKAGE = "opencv-python-headless"
+
+UNSUPPORTED = (
+    unsupported(
+        "Abs", says="ElementWiseLayer: unsupported input/output type; expected CV_32F or CV_64F"
+    ),
+    unsupported("Attention(given mask: BOOL)", says="wrong in rows of which all keys are masked"),
+    unsupported("Attention(given mask: FLOAT)", says="NaN in rows of which all keys are masked"),
+    unsupported("Attention(past)", says="past key and past value are not supported yet"),
+    unsupported(
+        "Attention(qk_matmul_output)",
+        says="Assertion failed: outShapes.size() == outTypes.size()",
+    ),
+    unsupported("ConstantOfShape", says="Assertion failed: blobs.size() == 1"),
+    unsupported("Tanh", says="NaN where scores are large"),
+    unsupported("TensorScatter", says="Unsupported operations: TensorScatter"),
+    unsupported("input BFLOAT16", says="blob data type = bfloat16 is not supported"),
+    unsupported("input FLOAT16", says="its outputs are float32"),
+)
+
+
+class OpenCv:
+    """`opencv`."""
+
+    name = "opencv"
+    device = "cpu"
+    dialects = frozenset({"standard", "portable"})
+    measured = "5.0.0.93"
+    unsupported: Sequence[Unsupported] = UNSUPPORTED
+
+    def version(self) -> str | None:
+        """The version of OpenCV's package, of which there are several."""
+        return installed_version(
+            PACKAGE, "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python"
+        )
+
+    def unavailable(self) -> str:
+        """Why it cannot run here."""
+        return "" if find_spec("cv2") else f"OpenCV is not installed; pip install {PACKAGE}"
+
+    def prepare(self) -> None:
+        """Import the SDK."""
+        import cv2  # noqa: F401
+
+    def load(self, graph: Path, threads: int) -> Engine:
+        """Read the graph."""
+        return OpenCvEngine(graph, threads)
+
+
+class OpenCvEngine:
+    """A net."""
+
+    def __init__(self, graph: Path, threads: int) -> None:
+        import cv2
+
+        cv2.setNumThreads(threads)
+        # The classic engine takes no dynamic axes; the default falls back to it silently.
+        self._net = cv2.dnn.readNetFromONNX(str(graph), cv2.dnn.ENGINE_NEW)
+        if self._net.empty():  # what it cannot read it says in its log only
+            raise RuntimeError("OpenCV's newer engine does not read the graph")
+        self._outputs = list(self._net.getUnconnectedOutLayersNames())
+
+    def run(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
+    ) -> dict[str, np.ndarray]:
+        """Run once."""
+        for name, array in inputs.items():
+            self._net.setInput(array, name)
+        # Copies: the next run overwrites them.
+        arrays = [array.copy() for array in self._net.forward(self._outputs)]
+        return dict(zip(self._outputs, arrays, strict=True))
+
+    def facts(self) -> Facts:
+        """It runs on the CPU, by the newer of its engines."""
+        return {"device": "CPU", "precision": "f32", "engine": "new"}
+
+    def objection(self) -> str:
+        """Nothing to object to."""
+        return ""

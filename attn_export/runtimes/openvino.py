@@ -1,0 +1,145 @@
+"""OpenVINO, on the CPU, in float32."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_export.runtimes.protocol import Engine, Facts, installed_version
+from attn_export.runtimes.support import Unsupported, unsupported
+
+if TYPE_CHECKING:
+    import numpy as np
+
+DEVICE = "CPU"
+PRECISION = "INFERENCE_PRECISION_HINT"
+
+UNSUPPORTED = (
+    unsupported(
+        "com.microsoft.GroupQueryAttention",
+        says="wrong numbers and shapes where the batch is not 1; without a past it is refused",
+    ),
+    unsupported("TensorScatter", says="No conversion rule found for operations: TensorScatter-24"),
+)
+
+
+class OpenVino:
+    """`openvino`."""
+
+    name = "openvino"
+    device = "cpu"
+    dialects = frozenset({"standard", "portable", "ort"})
+    measured = "2026.4.1"
+    unsupported: Sequence[Unsupported] = UNSUPPORTED
+
+    def version(self) -> str | None:
+        """The version of openvino."""
+        return installed_version("openvino")
+
+    def unavailable(self) -> str:
+        """Why it cannot run here."""
+        return "" if find_spec("openvino") else "openvino is not installed; pip install openvino"
+
+    def prepare(self) -> None:
+        """Import the SDK."""
+        sdk()
+
+    def load(self, graph: Path, threads: int) -> Engine:
+        """Compile the graph."""
+        return OpenVinoEngine(graph, options(threads))
+
+
+class OpenVinoEngine:
+    """A compiled graph.
+
+    Args:
+        graph: The file.
+        config: Properties of the device.
+    """
+
+    def __init__(self, graph: Path, config: Mapping[str, Any]) -> None:
+        openvino = sdk()
+        core = openvino.Core()
+        model = core.read_model(graph)
+        self._outputs = [_name_of(port) for port in model.outputs]
+        self._compiled = core.compile_model(model, DEVICE, dict(config))
+        self._request = self._compiled.create_infer_request()
+
+    def run(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
+    ) -> dict[str, np.ndarray]:
+        """Run once."""
+        for name, array in inputs.items():
+            self._request.set_tensor(name, _tensor_of(array))
+        self._request.infer()
+        outputs = enumerate(self._outputs)
+        return {name: _array_of(self._request.get_output_tensor(i)) for i, name in outputs}
+
+    def facts(self) -> Facts:
+        """Where it runs, and the precision that it chose."""
+        return {
+            "build": sdk().get_version(),
+            "device": DEVICE,
+            "precision": self._compiled.get_property(PRECISION).get_type_name(),
+        }
+
+    def objection(self) -> str:
+        """Nothing to object to."""
+        return ""
+
+
+def sdk() -> Any:
+    """The package, without its telemetry."""
+    # Importing openvino sends an event to Google Analytics, and leaves files in the user's home,
+    # unless `openvino_telemetry` cannot be imported: it is optional, and has no switch that is
+    # not such a file.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    return openvino
+
+
+def options(threads: int) -> dict[str, Any]:
+    """Properties of the device that make it right, and a good neighbour."""
+    return {
+        # By default it computes in bfloat16 where the processor can: errors of 2e-2.
+        PRECISION: "f32",
+        # The kernel of unmasked attention that it generates for one query is used again for 16
+        # and more, with errors of 1 to 100.
+        "SNIPPETS_MODE": "DISABLE",
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        # Several processes run at once, and would all claim the same cores.
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+def _name_of(port: Any) -> str:
+    """What the ONNX file calls an output. The port has the names of its aliases too."""
+    name: str = port.get_node().get_friendly_name().split("/sink_port_")[0]
+    return name if name in port.get_names() else port.get_any_name()
+
+
+def _tensor_of(array: np.ndarray) -> Any:
+    openvino = sdk()
+    if array.dtype.name != "bfloat16":
+        return openvino.Tensor(array)
+    import numpy as np
+
+    shape = openvino.Shape(array.shape)  # numpy has no bfloat16: its bits
+    return openvino.Tensor(array.view(np.uint16), shape, openvino.Type.bf16)
+
+
+def _array_of(tensor: Any) -> np.ndarray:
+    array: np.ndarray = tensor.data.copy()
+    if tensor.element_type != sdk().Type.bf16:
+        return array
+    from attn_export.tensorfile import numpy_dtype
+
+    return array.view(numpy_dtype("bfloat16"))

@@ -1,0 +1,95 @@
+"""tract, in Rust, through its Python package."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_export.runtimes.protocol import Engine, Facts, installed_version
+from attn_export.runtimes.support import Unsupported, unsupported
+
+if TYPE_CHECKING:
+    import numpy as np
+
+UNSUPPORTED = (
+    unsupported("Attention(mask: BOOL)", says="FlashSDPA: Mask must be floating point"),
+    unsupported("Attention(given mask: FLOAT)", says="NaN in rows of which all keys are masked"),
+    unsupported(
+        "Attention(is_causal)",
+        "Attention(mask: FLOAT)",
+        says="SDPA: Mask cannot be provided if is_causal=true",
+    ),
+    unsupported("Attention(nonpad_kv_seqlen)", says="nonpad_kv_seqlen input is not supported"),
+    unsupported("Attention(qk_matmul_output)", says="qk_matmul_output_mode is not supported"),
+    unsupported("Attention(softcap)", says="softcap is not supported"),
+    unsupported(
+        "LessOrEqual(of one Range)", says="Undetermined symbol in expression, or it aborts"
+    ),
+    unsupported("Trilu", says="Impossible to unify TDim with I64"),
+    unsupported("input BFLOAT16", says="Unknown DatumType Bfloat16"),
+)
+
+
+class Tract:
+    """`tract`."""
+
+    name = "tract"
+    device = "cpu"
+    dialects = frozenset({"standard", "portable"})
+    measured = "0.23.9"
+    unsupported: Sequence[Unsupported] = UNSUPPORTED
+
+    def version(self) -> str | None:
+        """The version of tract."""
+        return installed_version("tract")
+
+    def unavailable(self) -> str:
+        """Why it cannot run here."""
+        return "" if find_spec("tract") else "tract is not installed; pip install tract"
+
+    def prepare(self) -> None:
+        """Import the SDK."""
+        # Where RUST_BACKTRACE is set, errors come with their stack, which takes longer than a run.
+        os.environ["RUST_LIB_BACKTRACE"] = "0"
+        import onnx  # noqa: F401
+        import tract  # noqa: F401
+
+    def load(self, graph: Path, threads: int) -> Engine:  # noqa: ARG002 (it computes in one)
+        """Type and optimise the graph."""
+        return TractEngine(graph)
+
+
+class TractEngine:
+    """A graph, ready to run."""
+
+    def __init__(self, graph: Path) -> None:
+        import onnx
+        import tract
+
+        # tract calls an output as the node that gives it.
+        ends = onnx.load(graph, load_external_data=False).graph
+        self._outputs = [value.name for value in ends.output]
+        model = tract.onnx().load(str(graph))
+        self._inputs = [model.input_name(i) for i in range(model.input_count())]
+        self._runnable = model.into_model().into_runnable()
+
+    def run(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
+    ) -> dict[str, np.ndarray]:
+        """Run once."""
+        outputs = self._runnable.run([inputs[name] for name in self._inputs])
+        arrays = (output.to_numpy() for output in outputs)
+        return dict(zip(self._outputs, arrays, strict=True))
+
+    def facts(self) -> Facts:
+        """It runs on the CPU, in one thread."""
+        return {"device": "CPU", "precision": "as the graph says", "threads": 1}
+
+    def objection(self) -> str:
+        """Nothing to object to."""
+        return ""

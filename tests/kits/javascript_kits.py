@@ -1,0 +1,64 @@
+"""What the tests of the kits in JavaScript share: small bundles, a kit set up, a planted fault."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from attn_export import build
+from attn_export.graph.load import load_graph
+from attn_export.graph.lower import lower
+from attn_export.graph.save import save_graphs
+from attn_export.jobs.kit import write_kit
+from attn_export.runtimes.home import home
+from attn_export.spec import AttentionSpec
+
+SPECS = {
+    "append": {"cache": "append", "attn_mask": "bool[B,1,1,S]", "attn_weights": True},
+    "in-place": {"cache": "in-place", "rotary": "half", "position_ids": True},
+    "none": {"cache": "none"},
+    "float16": {"cache": "append", "dtype": "float16"},
+}
+
+
+def small(name: str) -> AttentionSpec:
+    """A spec of E 16, H 2."""
+    return AttentionSpec.from_dict({"embed_dim": 16, "num_heads": 2, "causal": True, **SPECS[name]})
+
+
+def small_bundles(folder: Path, *names: str) -> dict[str, Path]:
+    """A bundle of each spec that is named, built once."""
+    found = {name: folder / name for name in names}
+    for name, path in found.items():
+        assert build(small(name), path, name=name, runtimes=["ort-cpu"]).passed
+    return found
+
+
+def kit_of(language: str, bundle: Path, folder: Path, packages: str) -> Path:
+    """A kit in a folder of its own, with the packages that are installed already."""
+    kit = write_kit(language, bundle, folder / "kit")
+    (kit / "node_modules").symlink_to(home() / packages / "node_modules")
+    return kit
+
+
+def plant_fault(bundle: Path, spec: AttentionSpec) -> None:
+    """Multiply the softmax scale by 1/sqrt(head_dim) in every graph of a bundle."""
+    import onnx_ir as ir
+
+    model = load_graph(bundle / "model.onnx")
+    (node,) = (node for node in model.graph if node.op_type == "Attention")
+    node.attributes.add(ir.AttrFloat32("scale", 1 / spec.head_dim))
+    graphs = {"model.onnx": model}
+    for dialect in ("portable", "ort"):
+        for regime, form in lower(model, dialect).items():
+            graphs[".".join(filter(None, ["model", dialect, regime, "onnx"]))] = form.model
+    with tempfile.TemporaryDirectory() as folder:  # what is written is still read from
+        for name in save_graphs(graphs, Path(folder)):
+            shutil.copyfile(Path(folder) / name, bundle / name)
+
+
+def run(kit: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """A command in the kit's folder."""
+    return subprocess.run(command, cwd=kit, capture_output=True, text=True, check=False)

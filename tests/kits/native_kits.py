@@ -1,0 +1,227 @@
+"""What the tests of the kits in C and C++ share: bundles, and faults to plant in them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from attn_export import build
+from attn_export.bundle import graph_files, read_manifest
+from attn_export.jobs.kit import write_kit
+from attn_export.kits.facts import facts, graph_for
+from attn_export.kits.languages import language
+from attn_export.kits.project import write_project
+from attn_export.runtimes.home import home
+from attn_export.spec import AttentionSpec
+from attn_export.tensorfile import read_tensor, write_tensor
+
+SPECS: dict[str, dict[str, object]] = {
+    "append": {"attn_mask": "bool[B,1,1,S]", "cache": "append", "attn_weights": True,
+               "add_bias_kv": True},
+    "in-place": {"cache": "in-place", "num_kv_heads": 1, "rotary": "half", "position_ids": True},
+    "float16": {"cache": "append", "dtype": "float16"},
+    "bfloat16": {"cache": "in-place", "dtype": "bfloat16"},
+    "no-cache": {"attn_mask": "float[B,1,L,S]"},
+}  # fmt: skip
+HEAD_DIM = 8
+DIALECT = "standard"
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of the tests have: builds take long."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "native-kits"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def bundle_of(name: str, shared: Path) -> Path:
+    """A small bundle, E 16, H 2, that passed. Read it; copy it before changing it."""
+
+    def make(folder: Path) -> None:
+        fields = {"embed_dim": 16, "num_heads": 2, "causal": True, **SPECS[name]}
+        spec = AttentionSpec.from_dict(fields)
+        dialects = [DIALECT, "ort"]
+        assert build(spec, folder, name=name, runtimes=["ort-cpu"], dialects=dialects).passed
+
+    return _once(shared / name, make)
+
+
+def kit_of(kind: str, name: str, shared: Path) -> Path:
+    """A kit that was built as its README says, but that a warning is an error."""
+    bundle = bundle_of(name, shared)
+
+    def make(kit: Path) -> None:
+        write_kit(kind, bundle, kit, dialect=DIALECT)
+        _compile(kind, kit)
+
+    return _once(shared / f"{kind}-{name}", make)
+
+
+def _compile(kind: str, kit: Path) -> None:
+    compiler = {"c": "C", "cpp": "CXX"}[kind]
+    call(
+        "cmake", "-S", ".", "-B", "build", f"-DONNXRUNTIME_ROOT={home() / 'onnxruntime'}",
+        f"-DCMAKE_{compiler}_FLAGS=-Werror", cwd=kit,
+    )  # fmt: skip
+    call("cmake", "--build", "build", cwd=kit)
+
+
+def kit_without_judging(bundle: Path, folder: Path) -> Path:
+    """The C kit of a bundle of which one output is no evidence, as its table says."""
+    manifest = read_manifest(bundle)
+    index = json.loads((bundle / "golden" / "index.json").read_text())
+    index["cases"][0]["unusable"]["output"] = 'eager has "NaN" \\ here'
+    index["cases"][0]["allowed"]["output"] = None
+    spec = AttentionSpec.from_toml(bundle / "spec.toml")
+    graph = graph_for(graph_files(manifest), [DIALECT], None)
+    write_project(language("c"), facts(manifest, index, spec, graph), folder)
+    shutil.copytree(bundle, folder / "bundle")
+    _compile("c", folder)
+    return folder
+
+
+def _once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """A folder, made by whichever process of the tests comes first."""
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = Path(f"{folder}.done")
+        if not done.exists():
+            make(folder)
+            done.touch()
+    return folder
+
+
+def call(*command: str | Path, cwd: Path) -> None:
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def run(kit: Path, program: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """A program of a kit, from another folder than its own."""
+    command = [kit / "build" / program, *words]
+    return subprocess.run([*map(str, command)], cwd="/", capture_output=True, text=True)
+
+
+def changed(bundle: Path, folder: Path, change: Callable[[Path], None]) -> Path:
+    """A copy of a bundle in which something is changed."""
+    copy = Path(shutil.copytree(bundle, folder / "changed"))
+    change(copy)
+    return copy
+
+
+# -- faults: each changes a bundle's folder ----------------------------------------------------
+
+
+def scale(bundle: Path) -> None:
+    """The scale of the attention is wrong by the root of head_dim."""
+    path = bundle / "model.onnx"
+    model = onnx.load(path, load_external_data=False)
+    (node,) = (n for n in model.graph.node if n.op_type == "Attention")
+    (was,) = [a.f for a in node.attribute if a.name == "scale"] or [1 / math.sqrt(HEAD_DIM)]
+    kept = [a for a in node.attribute if a.name != "scale"]
+    del node.attribute[:]
+    node.attribute.extend([*kept, onnx.helper.make_attribute("scale", was / math.sqrt(HEAD_DIM))])
+    onnx.save(model, path)
+
+
+def in_truth(edit: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path], None]:
+    """A fault in the first truth of the bundle's first case."""
+
+    def change(bundle: Path) -> None:
+        path = bundle / "golden" / "test_data_set_0" / "output_0.pb"
+        name, array = read_tensor(path)
+        array = array.copy()
+        edited = edit(array)
+        write_tensor(path, name, array if edited is None else edited)
+
+    return change
+
+
+def _nan(truth: np.ndarray) -> None:
+    truth[0, 0, 0] = np.nan
+
+
+def _infinity(truth: np.ndarray) -> None:
+    truth[0, 0, 3] = -np.inf
+
+
+def _zero_row(truth: np.ndarray) -> None:
+    truth[0, 0] = 0
+
+
+def _whole(truth: np.ndarray) -> None:
+    truth *= 1.01
+
+
+WRONG_TRUTHS = {
+    "NaN or infinity in other places than the truth has them; 1 of": in_truth(_nan),
+    "NaN or infinity in other places": in_truth(_infinity),
+    "a row that has to be 0 is not": in_truth(_zero_row),
+    "the whole output, allowed": in_truth(_whole),
+    "its shape is [": in_truth(lambda truth: truth[..., :-1]),
+    "its type is 1, expected 11": in_truth(lambda truth: truth.astype(np.float64)),
+}
+
+
+def one_row(bundle: Path) -> None:
+    """The smallest row of many is off by twice what is allowed of a row: little in the whole."""
+    cases = json.loads((bundle / "golden" / "index.json").read_text())["cases"]
+    case = max(cases, key=lambda c: c["sizes"]["batch"] * c["sizes"]["query_len"])
+    path = bundle / "golden" / case["folder"] / "output_0.pb"
+    name, array = read_tensor(path)
+    rows = array.copy().reshape(-1, array.shape[-1])
+    norms = np.linalg.norm(rows, axis=1)
+    rows[np.argmin(np.where(norms > 0, norms, np.inf))] *= 1 + 2 * case["allowed"][name]["row"]
+    write_tensor(path, name, rows.reshape(array.shape))
+
+
+def _cut(path: str) -> Callable[[Path], None]:
+    def change(bundle: Path) -> None:
+        file = bundle / path
+        file.write_bytes(file.read_bytes()[:40])
+
+    return change
+
+
+def _lost(bundle: Path) -> None:
+    (bundle / "golden" / "test_data_set_1" / "output_0.pb").unlink()
+
+
+def _renamed(bundle: Path) -> None:
+    path = bundle / "golden" / "test_data_set_0" / "input_0.pb"
+    _, array = read_tensor(path)
+    write_tensor(path, "somebody_else", array)
+
+
+def _huge(bundle: Path) -> None:
+    """A tensor that says of itself to have 2**62 elements."""
+    path = bundle / "golden" / "test_data_set_0" / "input_0.pb"
+    path.write_bytes(b"\x08" + b"\x80" * 8 + b"\x40" + path.read_bytes())
+
+
+DAMAGED = {
+    "input_0.pb holds no tensor": _cut("golden/test_data_set_0/input_0.pb"),
+    "output_0.pb holds no tensor": _cut("golden/test_data_set_0/output_0.pb"),
+    "test_data_set_1/output_0.pb": _lost,
+    "holds somebody_else, expected query": _renamed,
+    "input_0.pb holds no tensor: ": _huge,
+    "model.onnx": _cut("model.onnx"),
+}
+
+
+def judged(done: subprocess.CompletedProcess[str]) -> Sequence[str]:
+    """The lines about cases, without the summary."""
+    return done.stdout.splitlines()[:-1]

@@ -1,0 +1,126 @@
+"""The kits in C and C++, as a user has them: built in a folder of their own, run from another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from native_kits import (
+    DAMAGED,
+    SPECS,
+    WRONG_TRUTHS,
+    bundle_of,
+    changed,
+    judged,
+    kit_of,
+    kit_without_judging,
+    one_row,
+    run,
+    scale,
+    shared_folder,
+)
+
+# C++ takes long to compile.
+KITS = [("c", name) for name in SPECS] + [("cpp", name) for name in ("in-place", "float16")]
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shared_folder(tmp_path_factory)
+
+
+@pytest.fixture(params=["c", "cpp"])
+def language(request: pytest.FixtureRequest, need) -> str:
+    need(request.param)
+    return str(request.param)
+
+
+@pytest.fixture
+def bundle(shared: Path) -> Path:
+    """With an appended cache."""
+    return bundle_of("append", shared)
+
+
+@pytest.fixture
+def kit(language: str, shared: Path) -> Path:
+    """Of that bundle; its programs take another folder of it as an argument."""
+    return kit_of(language, "append", shared)
+
+
+def test_its_self_test_passes_every_case_and_the_decode(kit: Path, bundle: Path):
+    done = run(kit, "self_test")
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = judged(done)
+    assert len(lines) == len(list((bundle / "golden").glob("test_data_set_*"))) + 1
+    assert all(line.startswith("ok   ") and "of allowed" in line for line in lines)
+    assert " token by token  " in lines[-1]
+    assert f"append: {len(lines)} of {len(lines)} passed" in done.stdout
+
+
+@pytest.mark.parametrize(("language", "name"), KITS)
+def test_other_caches_and_types_pass_too(language: str, name: str, shared: Path, need):
+    need(language)
+    other = kit_of(language, name, shared)
+    done = run(other, "self_test")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ("token by token" in done.stdout) == (name != "no-cache")
+    decoded = run(other, "decode", "5")
+    assert decoded.returncode == 0, decoded.stderr
+    says = {"in-place": "written in place", "no-cache": "has no KV cache"}
+    assert says.get(name, "5 tokens: ") in decoded.stdout
+
+
+def test_it_decodes(kit: Path):
+    done = run(kit, "decode", "5")
+    assert done.returncode == 0, done.stderr
+    assert "prompt of 8 tokens" in done.stdout
+    assert "ms per token, cache fed back" in done.stdout
+    assert run(kit, "decode", "none").returncode == 2
+
+
+def test_a_wrong_scale_is_seen(kit: Path, bundle: Path, tmp_path: Path):
+    done = run(kit, "self_test", changed(bundle, tmp_path, scale))
+    assert done.returncode == 1
+    assert "output: relative error" in done.stdout
+    assert " token by token  output: relative error" in done.stdout
+
+
+@pytest.mark.parametrize("says", WRONG_TRUTHS)
+def test_each_part_of_the_rule_is_judged(says: str, kit: Path, bundle: Path, tmp_path: Path):
+    done = run(kit, "self_test", changed(bundle, tmp_path, WRONG_TRUTHS[says]))
+    assert done.returncode == 1
+    first, *others = judged(done)
+    assert first.startswith("FAIL ")
+    assert f"  output: {says}" in first or says in first.split(" over ", 1)[-1]
+    assert all(line.startswith("ok   ") for line in others)
+
+
+def test_one_row_counts_as_much_as_the_whole(kit: Path, bundle: Path, tmp_path: Path):
+    done = run(kit, "self_test", changed(bundle, tmp_path, one_row))
+    assert done.returncode == 1
+    (failed,) = (line for line in judged(done) if line.startswith("FAIL ") and "token" not in line)
+    assert "over one row" in failed
+
+
+def test_an_output_that_is_no_evidence_is_not_judged_and_it_says_so(
+    bundle: Path, tmp_path: Path, need
+):
+    need("c")
+    kit = kit_without_judging(bundle, tmp_path / "kit")
+    is_nan = WRONG_TRUTHS["NaN or infinity in other places"]
+    done = run(kit, "self_test", changed(bundle, tmp_path, is_nan))
+    assert done.returncode == 0, done.stdout
+    assert 'allowed; output is not judged: eager has "NaN" \\ here' in judged(done)[0]
+    shape = WRONG_TRUTHS["its shape is ["]
+    (tmp_path / "again").mkdir()
+    assert run(kit, "self_test", changed(bundle, tmp_path / "again", shape)).returncode == 1
+
+
+@pytest.mark.parametrize("says", DAMAGED)
+def test_a_damaged_bundle_is_one_line_and_exit_code_2(
+    says: str, kit: Path, bundle: Path, tmp_path: Path
+):
+    done = run(kit, "self_test", changed(bundle, tmp_path, DAMAGED[says]))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1

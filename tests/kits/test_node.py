@@ -1,0 +1,107 @@
+"""The kit in JavaScript for Node.js, as a user has it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from javascript_kits import SPECS, kit_of, plant_fault, run, small, small_bundles
+
+from attn_export.jobs.kit import write_kit
+
+Need = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return small_bundles(tmp_path_factory.mktemp("bundles"), *SPECS)
+
+
+@pytest.fixture(autouse=True)
+def _node(need: Need) -> None:
+    need("node")
+
+
+def test_it_is_set_up_tested_and_decodes_as_its_readme_says(bundles, tmp_path: Path):
+    kit = write_kit("node", bundles["append"], tmp_path / "kit")
+    installed = run(kit, "npm", "ci", "--ignore-scripts")
+    assert installed.returncode == 0, installed.stderr
+    tested = run(kit, "npm", "test", "--silent")
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    decoded = run(kit, "npm", "run", "--silent", "decode")
+    assert re.search(r"64 tokens of \d+\.\d+ ms each; 72 in the cache", decoded.stdout)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_case_passes_and_the_replay_with_them(name: str, bundles, tmp_path: Path):
+    done = run(kit_of("node", bundles[name], tmp_path, "node"), "node", "src/self_test.mjs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    *lines, summary = done.stdout.splitlines()
+    assert all(re.fullmatch(r"ok   .+  \d+\.\d{3} of allowed", line) for line in lines), lines
+    assert len(lines) > 20
+    assert f"all {len(lines)} passed" in summary
+    assert ("replay of" in done.stdout) == (name != "none")
+
+
+@pytest.mark.parametrize("dialect", ["standard", "portable", "ort"])
+@pytest.mark.parametrize("name", ["append", "in-place"])
+def test_a_wrong_scale_fails_in_every_dialect(name: str, dialect: str, bundles, tmp_path: Path):
+    kit = write_kit("node", bundles[name], tmp_path / "kit", dialect=dialect)
+    done = run(_ready(kit), "node", "src/self_test.mjs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    plant_fault(kit / "bundle", small(name))
+    done = run(kit, "node", "src/self_test.mjs")
+    assert done.returncode == 1, done.stdout + done.stderr
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
+    assert any(re.search(r"output: relative error \S+ over .+, allowed", line) for line in failed)
+    assert f"{len(failed)} of " in done.stdout.splitlines()[-1]
+
+
+def _ready(kit: Path) -> Path:
+    from attn_export.runtimes.home import home
+
+    (kit / "node_modules").symlink_to(home() / "node" / "node_modules")
+    return kit
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("golden/test_data_set_0/input_0.pb", "golden/test_data_set_0/input_0.pb is damaged"),
+        ("golden/index.json", "golden/index.json is damaged"),
+        ("model.ort.onnx", "refuses model.ort.onnx"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_and_exit_code_2(
+    file: str, says: str, bundles, tmp_path: Path
+):
+    kit = kit_of("node", bundles["append"], tmp_path, "node")
+    cut(kit / "bundle" / file)
+    done = run(kit, "node", "src/self_test.mjs")
+    assert done.returncode == 2, done.stdout
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    (kit / "bundle" / file).unlink()
+    done = run(kit, "node", "src/self_test.mjs")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_it_tests_another_bundle_that_is_named(bundles, tmp_path: Path):
+    kit = kit_of("node", bundles["append"], tmp_path, "node")
+    done = run(kit, "node", "src/self_test.mjs", str(bundles["in-place"]))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("in-place: all")
+
+
+def test_without_a_cache_decode_says_so(bundles, tmp_path: Path):
+    done = run(kit_of("node", bundles["none"], tmp_path, "node"), "node", "src/decode.mjs")
+    assert (done.returncode, done.stdout) == (
+        0, "none has no cache: there is nothing to decode with\n",
+    )  # fmt: skip

@@ -1,0 +1,264 @@
+"""The kit for the browser, as a user has it: served, opened, looked at, driven by keys."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from chromium_page import Page
+from javascript_kits import kit_of, plant_fault, run, small, small_bundles
+
+from attn_export.jobs.kit import write_kit
+
+Need = Callable[[str], None]
+STATE = "document.body.dataset.state"
+DONE = f"{STATE} !== 'running'"
+TEXT = "document.getElementById('verdict').textContent"
+ROWS = "[...document.getElementById('cases').tBodies].map((group) => group.innerText)"
+CONTRAST = Path(__file__).with_name("contrast.js").read_text()
+NAMES = ("append", "in-place", "float16")
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return small_bundles(tmp_path_factory.mktemp("bundles"), *NAMES)
+
+
+@pytest.fixture(autouse=True)
+def _wasm(need: Need) -> None:
+    need("wasm")
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with Page() as opened:
+        opened.look(800)
+        yield opened
+
+
+@contextmanager
+def served(kit: Path) -> Iterator[str]:
+    """The kit's address, served as its README says, on a port that is free."""
+    command = ["node", "server.mjs", "0"]
+    with subprocess.Popen(command, cwd=kit, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            yield server.stdout.readline().removeprefix("open ").strip()
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def passing(bundles, tmp_path: Path, page: Page) -> Iterator[str]:
+    """The address of a page that shows that all is right."""
+    with served(kit_of("web", bundles["append"], tmp_path, "web")) as address:
+        page.open(address)
+        page.wait(DONE)
+        yield address
+
+
+def test_it_is_set_up_as_its_readme_says(bundles, tmp_path: Path, page: Page):
+    kit = write_kit("web", bundles["append"], tmp_path / "kit")
+    installed = run(kit, "npm", "ci", "--ignore-scripts")
+    assert installed.returncode == 0, installed.stderr
+    command = ["npm", "start", "--silent", "--", "0"]
+    with subprocess.Popen(
+        command, cwd=kit, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
+        assert server.stdout is not None
+        address = server.stdout.readline().removeprefix("open ").strip()
+        try:
+            page.open(address)
+            page.wait(DONE)
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)  # npm and what it started
+    assert page.evaluate(STATE) == "passed", page.evaluate(TEXT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_shows_that_every_case_passes(name: str, bundles, tmp_path: Path, page: Page):
+    page.errors.clear()
+    page.requests.clear()
+    with served(kit_of("web", bundles[name], tmp_path, "web")) as address:
+        page.open(address)
+        page.wait(DONE)
+        rows = page.evaluate(ROWS)
+        assert page.evaluate(STATE) == "passed", [row for row in rows if "passed" not in row]
+        assert page.evaluate(TEXT) == f"✓ Passed: all {len(rows)} cases."
+        assert len(rows) > 20
+        assert all(re.search(r"✓ passed\s+\d\.\d{3}\s+\d+\.\d", row) for row in rows), rows
+        assert any("replay of" in row for row in rows)
+        page.wait("document.getElementById('facts').innerText.includes('ms per token')")
+        facts = page.evaluate("document.getElementById('facts').innerText")
+    assert re.search(r"onnxruntime-web 1\.\d+\.\d+.*, WebAssembly", facts)
+    assert re.search(r"CPU, [2-9] threads", facts)  # the page is isolated
+    assert page.errors == []
+    assert [u for u in page.requests if not u.startswith((address, "data:", "blob:"))] == []
+
+
+def test_it_shows_a_wrong_scale_with_its_reason(bundles, tmp_path: Path, page: Page):
+    kit = kit_of("web", bundles["append"], tmp_path, "web")
+    plant_fault(kit / "bundle", small("append"))
+    with served(kit) as address:
+        page.open(address)
+        page.wait(DONE)
+        rows = page.evaluate(ROWS)
+        failed = [row for row in rows if "✗ failed" in row]
+        assert page.evaluate(STATE) == "failed"
+        assert page.evaluate(TEXT).startswith(f"✗ Failed: {len(failed)} of {len(rows)} cases")
+        assert failed
+        assert all(re.search(r"relative error \S+ over .+, allowed", row) for row in failed)
+        assert any("output: relative error" in row for row in failed)
+        assert len(page.screenshot(tmp_path / "failed.png")) > 20_000
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("golden/index.json", "golden/index.json cannot be read: 404"),
+        ("model.portable.onnx", "model.portable.onnx"),
+        ("weights.safetensors", "weights.safetensors"),
+        ("golden/test_data_set_3/output_0.pb", "test_data_set_3/output_0.pb cannot be read: 404"),
+    ],
+)
+def test_what_is_missing_is_said(file: str, says: str, bundles, tmp_path: Path, page: Page):
+    kit = kit_of("web", bundles["append"], tmp_path, "web")
+    (kit / "bundle" / file).unlink()
+    with served(kit) as address:
+        page.open(address)
+        page.wait(DONE)
+        assert page.evaluate(STATE) == "error"
+        assert page.evaluate(TEXT).startswith("Cannot be run: ")
+        assert says in page.evaluate(TEXT)
+
+
+@pytest.mark.parametrize("how", ["choose", "drop"])
+def test_another_bundle_is_chosen_or_dropped(how: str, passing: str, bundles, page: Page):
+    assert "append" in page.evaluate("document.getElementById('facts').innerText")
+    if how == "choose":
+        page.choose_folder("#folder", bundles["in-place"])
+    else:
+        page.drop(bundles["in-place"])
+    shown = "document.getElementById('facts').innerText.includes('in-place')"
+    page.wait(f"{shown} && {DONE}")
+    assert page.evaluate(STATE) == "passed", page.evaluate(TEXT)
+    assert any("replay of decode" in row for row in page.evaluate(ROWS))
+    assert page.evaluate("document.getElementById('weights').hidden")
+
+
+def test_files_that_are_no_bundle_are_said(passing: str, bundles, page: Page):
+    page.drop(bundles["append"] / "model.onnx")
+    page.wait(f"{STATE} === 'error'")
+    assert "manifest.json cannot be read" in page.evaluate(TEXT)
+    assert "give the whole folder of a bundle" in page.evaluate(TEXT)
+
+
+def test_webgpu_runs_it_and_names_what_computes(passing: str, page: Page, need: Need):
+    need("webgpu")
+    page.open(f"{passing}?engine=webgpu")
+    page.wait(DONE, 120)
+    assert page.evaluate(STATE) == "passed", page.evaluate(ROWS)
+    facts = page.evaluate("document.getElementById('facts').innerText")
+    assert "WebGPU" in facts
+    assert "swiftshader, in software" in facts
+
+
+# -- the picture of the weights -----------------------------------------------------------------
+
+
+def test_the_weights_are_drawn_and_another_head_looks_otherwise(passing: str, page: Page):
+    cases = page.evaluate("[...document.querySelectorAll('#weights-case option')].length")
+    assert cases > 20
+    long = "shape_B1_P7_L5"
+    choose = (
+        "(id, value) => { const at = document.getElementById(id); at.value = value;"
+        " at.dispatchEvent(new Event('change')); return at.value; }"
+    )
+    assert page.evaluate(f"({choose})('weights-case', '{long}')") == long
+    picture = "document.getElementById('heat-map').toDataURL()"
+    first = page.evaluate(picture)
+    assert page.evaluate("document.getElementById('heat-map-says').textContent").startswith(
+        "Head 0: 5 queries (down) by 12 keys (across); the largest weight, 0."
+    )
+    assert page.evaluate(f"({choose})('weights-head', '1')") == "1"
+    assert page.evaluate(picture) != first
+    # What a causal mask hides is 0: the first query of five sees 8 of 12 keys.
+    page.evaluate(f"({choose})('weights-key', '9')")
+    value = "document.getElementById('weights-value').textContent"
+    assert float(page.evaluate(value)) == 0
+    page.evaluate(f"({choose})('weights-key', '2')")
+    assert 0 < float(page.evaluate(value)) < 1
+    page.evaluate(f"({choose})('weights-key', '99')")  # there is none
+    assert page.evaluate("document.getElementById('weights-key').value") == "11"
+
+
+# -- for everybody ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 800, 1400])
+def test_it_fits_and_can_be_read(width: int, dark: bool, passing: str, page: Page, tmp_path: Path):
+    page.look(width, dark=dark)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CONTRAST) == []
+    assert len(page.screenshot(tmp_path / "page.png")) > 20_000
+    page.look(800)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_failure_can_be_read_too(dark: bool, bundles, page: Page, tmp_path: Path):
+    kit = kit_of("web", bundles["append"], tmp_path, "web")
+    plant_fault(kit / "bundle", small("append"))
+    page.look(360, dark=dark)
+    with served(kit) as address:
+        page.open(address)
+        page.wait(DONE)
+        assert page.evaluate(CONTRAST) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.look(800)
+
+
+def test_keys_reach_every_control_and_the_focus_is_seen(passing: str, page: Page):
+    reached = []
+    for _ in range(12):
+        page.press("Tab")
+        name, outline = page.evaluate(
+            "(({ id, name, type, tagName }) => [id || name || type || tagName, "
+            "getComputedStyle(document.activeElement).outlineStyle])(document.activeElement)"
+        )
+        reached.append(name)
+        assert outline != "none" or name == "BODY", name
+    wanted = ["engine", "submit", "folder", "weights-case", "weights-batch", "weights-head"]
+    assert [name for name in reached if name in wanted][:6] == wanted
+    assert {"weights-query", "weights-key"} <= set(reached)
+
+
+def test_keys_alone_run_it_again_with_another_choice(passing: str, page: Page):
+    page.evaluate("document.querySelector('button').focus()")
+    page.evaluate("document.querySelectorAll('tbody').forEach((group) => group.remove())")
+    page.press("Enter")
+    page.wait(f"document.querySelectorAll('tbody').length > 20 && {DONE}")
+    assert page.evaluate(STATE) == "passed"
+
+
+def test_a_screen_reader_is_told_what_it_needs(passing: str, page: Page):
+    found = page.accessible()
+    assert ("heading", "Attention check") in found
+    assert ("radio", "WebAssembly") in found, [pair for pair in found if "Web" in pair[1]]
+    assert ("button", "Run again") in found
+    assert ("columnheader", "Result") in found
+    assert any(role == "rowheader" and "shape_B1_P7_L5" in name for role, name in found)
+    assert any(role == "image" and name.startswith("Head 0: ") for role, name in found)
+    assert any(role == "status" for role, _ in found)
+    unnamed = {
+        role for role, name in found
+        if not name and role in {"button", "radio", "combobox", "spinbutton", "image", "img"}
+    }  # fmt: skip
+    assert unnamed == set()
+    assert page.evaluate("document.getElementById('verdict').getAttribute('role')") == "status"

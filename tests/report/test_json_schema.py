@@ -1,0 +1,60 @@
+"""report.json keeps to the schema that is shipped with the package."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from jsonschema import Draft202012Validator
+from reports import clean, mixed
+
+from attn_export.report.data import FORMAT, to_json
+
+SCHEMA = json.loads((ROOT / "attn_export" / "report" / "report.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+
+def test_the_schema_is_one_and_of_the_version_that_is_written():
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["properties"]["format"]["const"] == FORMAT
+
+
+@pytest.mark.parametrize("report", [mixed(), clean()], ids=["mixed", "clean"])
+def test_a_report_is_valid(report):
+    VALIDATOR.validate(json.loads(to_json(report)))
+
+
+def test_the_report_of_a_bundle_is_valid(bundle: Path):
+    VALIDATOR.validate(json.loads((bundle / "report.json").read_text()))
+
+
+def _set(*path: str | int, to: Any) -> Callable[[Any], None]:
+    def change(content: Any) -> None:
+        for key in path[:-1]:
+            content = content[key]
+        content[path[-1]] = to
+
+    return change
+
+
+WRONG: dict[str, Callable[[Any], None]] = {
+    "another format": _set("format", to="attn-export-report/2"),
+    "passed with an exit code": _set("exit_code", to=6),
+    "no runs": lambda content: content.pop("runs"),
+    "an outcome that there is not": _set("runs", 0, "outcome", to="fine"),
+    "not run without a reason": _set("runs", 0, "outcome", to="not run"),
+    "an error that is text": _set("verdicts", 0, "worst", to="0.1"),
+    "an error below 0": _set("verdicts", 0, "worst", to=-0.1),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refused(name: str):
+    content = copy.deepcopy(json.loads(to_json(clean())))
+    WRONG[name](content)
+    assert not VALIDATOR.is_valid(content)

@@ -1,0 +1,168 @@
+"""Small subjects, one for each thing that a runtime may not do, and what runtimes make of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attn_export import AttentionSpec, Subject
+from attn_export.bundle import GOLDEN
+from attn_export.cases.golden import write_golden, write_inputs
+from attn_export.export import export
+from attn_export.graph.save import save_graphs
+from attn_export.jobs.forms import forms_of
+from attn_export.nouns import DECODE, Golden, GraphFile, StoredCase, Verdict
+from attn_export.parity.judge import judge
+from attn_export.parity.oracle import Oracle
+from attn_export.runtimes.process import Worker
+from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.tensorfile import read_outputs
+
+MORE = os.environ.get("ATTN_EXPORT_MORE_RUNTIMES", "") not in ("", "0")
+"""Whether all runtimes that are here are measured, on all subjects: `scripts/matrix` does so."""
+
+PADDING, CAUSAL = {"attn_mask": "bool[B,1,1,S]"}, {"causal": True}
+CACHE, IN_PLACE = {"cache": "append"}, {"cache": "in-place"}
+GROUPED, WEIGHTS = {"num_kv_heads": 1}, {"attn_weights": True}
+ROTARY, TURNED = {"rotary": "half"}, {"rotary": "interleaved", "rotary_dim": 4}
+
+FEW: dict[str, dict[str, object]] = {
+    "plain": {},
+    "padding": PADDING,
+    "float mask": {"attn_mask": "float[B,H,L,S]"},
+    "causal": CAUSAL,
+    "cache, causal": {**CACHE, **CAUSAL},
+    "cross, weights": {"cross": True, **WEIGHTS},
+    "softcap": {"softcap": 1.0, **GROUPED},
+    "alibi, causal": {"alibi": True, **CAUSAL},
+    "relative bias, norm": {
+        "relative_buckets": 8, "relative_max_distance": 16, "qk_norm": "layer", **CACHE,
+    },
+    "sinks, rotary": {"sinks": True, **CACHE, **CAUSAL, **TURNED},
+    "in place": {**IN_PLACE, **CAUSAL, **GROUPED, **ROTARY},
+    "float16": {**CACHE, **CAUSAL, "dtype": "float16"},
+    "bfloat16": {**CACHE, **CAUSAL, "dtype": "bfloat16"},
+}  # fmt: skip
+"""The fields of specs, beside E 16 and H 2: what is tried by default."""
+
+SUBJECTS = FEW | {
+    "grouped": GROUPED,
+    "cache, padding": {**CACHE, **PADDING},
+    "cache, causal, padding, grouped": {**CACHE, **CAUSAL, **PADDING, **GROUPED},
+    "causal, padding": {**CAUSAL, **PADDING},
+    "cache, causal, weights": {**CACHE, **CAUSAL, **WEIGHTS},
+    "rotary": {**CACHE, **ROTARY},
+    "rotary dynamic": {
+        **ROTARY, "rotary_scaling": "dynamic", "rotary_factor": 2.0, "rotary_original_len": 20,
+        "position_ids": True,
+    },
+    "norm, packed": {"qk_norm": "rms", "packed_qkv": True},
+    "softcap by 50": {"softcap": 50.0, **GROUPED},
+    "window": {"window_left": 2, "window_right": 2},
+    "window, cache": {"window_left": 3, **CACHE, **CAUSAL},
+    "alibi": {"alibi": True},
+    "alibi, cache": {"alibi": True, **CACHE, **CAUSAL},
+    "added keys": {"add_bias_kv": True, "add_zero_attn": True},
+    "in place, padding": {**IN_PLACE, **PADDING},
+}  # fmt: skip
+
+LIMITS = Limits(threads=1, seconds=120, memory_mib=None)
+EVERY = 1 if MORE else 3
+"""Of the shapes, in their order, so many are left out between two: the first has one query."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A subject's graphs and golden vectors on disk.
+
+    Attributes:
+        axes: Those of every input and output, by name.
+    """
+
+    folder: Path
+    forms: tuple[GraphFile, ...]
+    axes: dict[str, tuple[str | int, ...]]
+    cases: tuple[StoredCase, ...]
+    goldens: dict[str, Golden]
+
+
+def shared_folder(factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of the tests have."""
+    base = factory.getbasetemp()  # each process has its own, in one that is theirs together
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "subjects"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def stored(name: str, shared: Path) -> Stored:
+    """A subject, made by whichever process of the tests comes first.
+
+    Args:
+        name: One of `SUBJECTS`.
+        shared: A folder that all processes of the tests have.
+    """
+    folder = shared / name.replace(",", "").replace(" ", "-")
+    note = folder / "stored.pickle"
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not note.exists():
+            note.write_bytes(pickle.dumps(_made(name, folder)))
+    found: Stored = pickle.loads(note.read_bytes())
+    return found
+
+
+def _made(name: str, folder: Path) -> Stored:
+    """Export, lower, and ask for the truth, as a build does."""
+    spec = AttentionSpec(embed_dim=16, num_heads=2, **SUBJECTS[name])
+    subject = Subject.from_spec(spec)
+    forms, _ = forms_of(export(subject), subject.expected(), ("all",))
+    folder.mkdir(exist_ok=True)
+    save_graphs({form.file.name: form.model for form in forms}, folder)
+    whole = subject.plan().cases
+    cases = [c for i, c in enumerate(whole) if c.kind != "shape" or i % EVERY == 0]
+    written = [write_inputs(folder / GOLDEN, i, case) for i, case in enumerate(cases)]
+    oracle = Oracle(subject, settled=True)
+    goldens = [oracle.golden(case) for case in cases]
+    write_golden(folder / GOLDEN, goldens)
+    axes = {**spec.input_shapes(), **spec.output_shapes()}
+    named = {golden.case.name: golden for golden in goldens}
+    return Stored(folder, tuple(form.file for form in forms), axes, tuple(written), named)
+
+
+def what_is_wrong(kind: Runtime, subject: Stored, form: GraphFile, out: Path) -> str:
+    """Why a runtime cannot run a graph, or what it computes wrong; "" where it is right.
+
+    It is tried whatever its table of support says.
+    """
+    cases = [case for case in subject.cases if case.kind == DECODE or form.takes(case.sizes)]
+    files = {case.name: (case.name, case.folder, out / str(i)) for i, case in enumerate(cases)}
+    decodes = [case.name for case in cases if case.kind == DECODE]
+    inputs = list(next(iter(subject.goldens.values())).case.inputs)
+    problems, count = [], 0
+    with Worker(kind, LIMITS) as worker:
+        graph = subject.folder / form.name
+        worker.start(graph, inputs, list(files.values()), form, subject.axes, decodes)
+        for served in worker.served():
+            count += 1
+            if served.error:
+                problems.append(f"{served.case}: {served.error}")
+                continue
+            outputs = read_outputs(files[served.case][2], served.outputs)
+            verdicts = judge(kind.name, form.name, subject.goldens[served.case], outputs)
+            problems += list(_failures(verdicts))
+    if worker.outcome != "ran":
+        return f"{worker.outcome}: {worker.reason}"
+    assert count == len(cases) > 0
+    return f"{len(problems)} wrong: {problems[0]}" if problems else ""
+
+
+def _failures(verdicts: list[Verdict]) -> Iterator[str]:
+    for verdict in verdicts:
+        if verdict.status == "failed":
+            yield f"{verdict.case}: {verdict.output}: {verdict.message}"

@@ -1,0 +1,81 @@
+"""One bundle in all runtimes: what is right is green in each, what is wrong is red in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import small_spec
+
+from attn_export import build, verify
+from attn_export.graph.load import load_graph
+from attn_export.graph.lower import lower
+from attn_export.graph.save import save_graphs
+from attn_export.runtimes.catalogue import RUNTIMES
+
+HERE = [kind.name for kind in RUNTIMES if kind.name != "ort-cuda"]
+ALWAYS = {"ort-cpu", "onnx-reference", "openvino", "tract", "c", "cpp", "node", "wasm"}
+"""What is outside the default tests runs in scripts/matrix."""
+
+Need = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In all dialects, appending."""
+    folder = tmp_path_factory.mktemp("bundle") / "b"
+    assert build(small_spec(), folder, name="b", runtimes=["ort-cpu"]).passed
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wrong(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same graphs, their softmax scale that of one more in each head."""
+    folder = tmp_path_factory.mktemp("wrong")
+    model = load_graph(bundle / "model.onnx")
+    for node in model.graph:
+        if node.op_type == "Attention":
+            head_dim = small_spec().head_dim
+            node.attributes.add(_float("scale", (head_dim + 1) ** -0.5))
+    graphs = {"model.onnx": model}
+    for dialect in ("portable", "ort"):
+        for regime, form in lower(model, dialect).items():
+            graphs[".".join(filter(None, ["model", dialect, regime, "onnx"]))] = form.model
+    save_graphs(graphs, folder)
+    return folder
+
+
+def _float(name: str, value: float) -> object:
+    import onnx_ir as ir
+
+    return ir.AttrFloat32(name, value)
+
+
+@pytest.mark.parametrize("name", sorted(ALWAYS))
+def test_it_passes_in_every_form_that_it_runs(name: str, bundle: Path, need: Need):
+    need(name)
+    report = verify(bundle, runtimes=[name])
+    of_it = [run for run in report.runs if run.runtime == name]
+    assert report.passed, [run.reason for run in of_it] + [
+        v.message for v in report.verdicts if v.status != "passed"
+    ][:3]
+    assert any(run.outcome == "ran" for run in of_it)
+    assert all(run.reason for run in of_it if run.outcome == "not run")
+
+
+@pytest.mark.parametrize("form", ["model.onnx", "model.portable.onnx", "model.ort.onnx"])
+@pytest.mark.parametrize("name", sorted(ALWAYS))
+def test_a_wrong_scale_is_seen_in_every_form_that_it_runs(
+    name: str, form: str, bundle: Path, wrong: Path, need: Need
+):
+    need(name)
+    report = verify(bundle, graph=wrong / form, runtimes=[name])
+    run = next(run for run in report.runs if run.runtime == name)
+    if run.outcome == "not run":
+        assert run.reason
+        return
+    assert run.outcome == "ran"
+    failed = [v for v in report.verdicts if v.runtime == name and v.status == "failed"]
+    assert failed
+    assert report.exit_code == 6

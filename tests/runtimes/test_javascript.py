@@ -1,0 +1,258 @@
+"""node, wasm and webgpu: right in every dialect that fits, and gone when they are ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from attn_export import build
+from attn_export.cases.golden import case_folders
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.install import InstallError, javascript
+from attn_export.runtimes.process import Worker
+from attn_export.runtimes.protocol import Limits
+from attn_export.spec import AttentionSpec
+
+Need = Callable[[str], None]
+LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
+NAMES = ("node", "wasm")
+SPECS = {
+    "append": {"attn_mask": "bool[B,1,1,S]", "attn_weights": True},
+    "in place": {"cache": "in-place", "rotary": "half", "position_ids": True},
+    "float16": {"dtype": "float16"},
+}
+
+
+def small(**fields: object) -> AttentionSpec:
+    values = {"embed_dim": 16, "num_heads": 2, "causal": True, "cache": "append"}
+    return AttentionSpec.from_dict(values | fields)
+
+
+@pytest.fixture(autouse=True)
+def _installed(need: Need) -> None:
+    for name in NAMES:
+        need(name)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_they_pass_in_every_dialect_that_fits(name: str, tmp_path: Path):
+    report = build(small(**SPECS[name]), tmp_path / "b", runtimes=list(NAMES), require=list(NAMES))
+    assert report.passed, [v.message for v in report.verdicts if v.status != "passed"][:3]
+    for kind in NAMES:
+        ran = [run for run in report.runs if run.runtime == kind and run.outcome == "ran"]
+        assert {run.graph for run in ran} >= {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
+        assert {run.facts["version"] for run in ran} == {runtime(kind).version()}
+
+
+def test_webgpu_says_that_it_computes_in_software(tmp_path: Path, need: Need):
+    need("webgpu")
+    spec = small()
+    report = build(spec, tmp_path / "b", runtimes=["webgpu"], dialects=["portable"])
+    assert report.passed
+    (device,) = (run.facts["device"] for run in report.runs if run.runtime == "webgpu")
+    assert device == "google swiftshader, in software"
+
+
+# -- how they end -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder of this test's own, by which its processes are known; a short path."""
+    with tempfile.TemporaryDirectory(prefix="js-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder)
+
+
+def processes(own_tmp: Path) -> dict[int, str]:
+    """The processes of a test but for this one, by number, with their commands."""
+    environment, argument = f"TMPDIR={own_tmp}\0".encode(), str(own_tmp).encode()
+    commands, own_groups, groups = {}, set(), {}
+    for path in Path("/proc").iterdir():
+        try:
+            if not path.name.isdecimal() or int(path.name) == os.getpid():
+                continue
+            command = (path / "cmdline").read_bytes()
+            marked = environment in (path / "environ").read_bytes() or argument in command
+            groups[int(path.name)] = os.getpgid(int(path.name))
+        except OSError:
+            continue  # it has ended
+        commands[int(path.name)] = command.replace(b"\0", b" ").decode()
+        if marked:
+            own_groups.add(groups[int(path.name)])
+    # Chromium writes over the environment of its processes; they are of its group.
+    own_groups.discard(os.getpgrp())
+    return {pid: said for pid, said in commands.items() if said and groups[pid] in own_groups}
+
+
+def nothing_is_left(own_tmp: Path) -> bool:
+    """Whether all processes and files are gone, at the latest after some seconds."""
+    end = time.monotonic() + 10
+    while (processes(own_tmp) or list(own_tmp.iterdir())) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not processes(own_tmp) and not list(own_tmp.iterdir())
+
+
+@pytest.fixture
+def running(bundle: Path, tmp_path: Path, own_tmp: Path) -> Iterator[Callable[[str], Worker]]:
+    """Starts a runtime on far more cases than it is done with when it is ended."""
+    workers = []
+
+    def start(name: str) -> Worker:
+        worker = Worker(runtime(name), LIMITS)
+        workers.append(worker)
+        inputs, cases = case_folders(bundle / "golden")
+        files = [
+            (f"{case.name} {i}", case.folder, tmp_path / f"{case.name}-{i}")
+            for i in range(200)
+            for case in cases
+        ]
+        worker.start(bundle / "model.onnx", inputs, files)
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.close()
+
+
+VICTIMS = {
+    "node": r"node \S+/serve\.mjs ",
+    "wasm": r"node \S+/serve_web\.mjs ",
+    "its browser": r"(?!.*--type=)\S+/chrom\S* .*--headless",
+    "its page": r".*--type=renderer",
+    "who keeps its browser": r"\S*node \S+/browser\.mjs ",
+}
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own_tmp: Path):
+    worker = running("node" if victim == "node" else "wasm")
+    served = worker.served()
+    next(served)
+    found = processes(own_tmp)
+    pids = [pid for pid, command in found.items() if re.match(VICTIMS[victim], command)]
+    assert pids, found
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert not [case for case in served if case.error]
+    assert worker.outcome == "crashed", worker.reason
+    assert worker.reason.startswith("EngineDiedError: node ")
+    assert "\n" not in worker.reason
+    worker.close()
+    assert nothing_is_left(own_tmp), (processes(own_tmp), list(own_tmp.rglob("*")))
+
+
+@pytest.mark.parametrize("how", ["worker is killed", "worker is closed", "job is killed"])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_left_when_who_asked_is_gone(name: str, how: str, running, own_tmp: Path):
+    worker = running(name)
+    next(worker.served())
+    if how == "worker is killed":
+        os.kill(worker.pid, signal.SIGKILL)
+    elif how == "worker is closed":
+        worker.close()
+    else:  # the pipe to the worker ends
+        worker._child._process.stdin.close()
+    assert nothing_is_left(own_tmp), (processes(own_tmp), list(own_tmp.rglob("*")))
+
+
+# -- what is missing --------------------------------------------------------------------------
+
+
+def test_an_empty_folder_says_how_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path))
+    assert runtime("node").unavailable() == "it is not built here; run scripts/setup_runtimes node"
+    assert runtime("wasm").unavailable() == "it is not built here; run scripts/setup_runtimes wasm"
+    assert runtime("node").version() is None
+
+
+def test_without_node_or_chromium_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("CHROME_PATH", str(tmp_path / "nothing"))
+    assert "there is no Chromium; apt-get install chromium" in runtime("wasm").unavailable()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in (*NAMES, "webgpu"):
+        assert runtime(name).unavailable().startswith("node is not installed; apt-get install")
+    with pytest.raises(InstallError, match="node is not installed; apt-get install nodejs npm"):
+        javascript.install(tmp_path, ["node"], print)
+
+
+def test_an_old_node_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for name, says in (("node", "echo v16.20.0"), ("npm", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(InstallError, match=r"node is v16\.20\.0; version 18 or newer is needed"):
+        javascript.install(tmp_path / "home", ["node"], print)
+
+
+def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("npm_config_registry", "http://127.0.0.1:9/")
+    monkeypatch.setenv("npm_config_cache", str(tmp_path / "cache"))
+    monkeypatch.setenv("npm_config_fetch_retries", "0")
+    with pytest.raises(
+        InstallError, match=r"npm ci failed for node: npm \S+ .*ECONNREFUSED"
+    ) as said:
+        javascript.install(tmp_path / "home", ["node"], print)
+    assert "\n" not in str(said.value)
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_what_is_installed_is_left_alone_and_what_is_stale_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    from attn_export.runtimes.home import home
+
+    told: list[str] = []
+    before = (home() / "node" / "serve.mjs").stat()
+    started = time.perf_counter()
+    javascript.install(home(), ["node", "wasm", "webgpu"], told.append)
+    assert time.perf_counter() - started < 0.3
+    assert (home() / "node" / "serve.mjs").stat() == before
+    copy = tmp_path / "home"
+    subprocess.run(["cp", "-r", home() / "node", copy], check=True)
+    (tmp_path / "runtimes").mkdir()
+    copy.rename(tmp_path / "runtimes" / "node")
+    (tmp_path / "runtimes" / "node" / "made-from").write_text("other sources")
+    monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "runtimes"))
+    assert "built from other sources; run scripts/setup_runtimes" in runtime("node").unavailable()
+    javascript.install(tmp_path / "runtimes", ["node"], told.append)
+    assert runtime("node").unavailable() == ""
+    assert told == []  # the packages are those that were there
+
+
+def test_requests_and_answers_are_those_of_the_protocol(tmp_path: Path):
+    """Names with spaces, empty tensors, every type, a file cut off."""
+    from attn_export.runtimes.install.javascript import HARNESS, KITS
+
+    for path in (*(KITS / "js").glob("*.mjs"), HARNESS / "frames.mjs"):
+        (tmp_path / path.name).write_text(path.read_text())
+    (tmp_path / "echo.mjs").write_text(
+        "import { Reader, readRequest, answer, failure } from './frames.mjs';\n"
+        "const reader = new Reader(process.stdin);\n"
+        "try {\n"
+        "  for (let r; (r = await readRequest(reader)); ) {\n"
+        "    process.stdout.write(answer(r.inputs));\n"
+        "    process.stderr.write(JSON.stringify(r.bound));\n"
+        "  }\n"
+        "} catch (error) { process.stdout.write(failure(error)); }\n"
+    )
+    big = bytes(range(256)) * 4096
+    tensors = (
+        b"1 2 1 2 a name\n" + b"\1\2\3\4\5\6\7\10" + b"7 0 scalar\n" + b"12345678"
+        b"9 1 0 empty\n" + b"16 1 1 \xc3\xa4\n" + b"ab" + b"2 1 1048576 big\n" + big
+    )
+    asked = b"run 5 1\n" + tensors + b"out put\tin put\n"
+    done = subprocess.run(
+        ["node", tmp_path / "echo.mjs"], input=asked * 2 + b"run 1 0\n7 1 4 x\n123",
+        capture_output=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == (b"outputs 5\n" + tensors) * 2 + b"error the input ended\n"
+    assert done.stderr == b'{"out put":"in put"}' * 2

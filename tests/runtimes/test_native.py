@@ -1,0 +1,254 @@
+"""The runtimes `c` and `cpp`: programs of ours, which can be killed, talk nonsense, or be gone."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import small_spec
+from test_process import gone
+
+from attn_export import build, verify
+from attn_export.cases.golden import case_folders
+from attn_export.runtimes import home
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.install.ort_native import install, program_of
+from attn_export.runtimes.process import Worker
+from attn_export.runtimes.protocol import Limits
+from attn_export.tensorfile import read_tensors
+
+NAMES = ["c", "cpp"]
+LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
+SPECS: dict[str, dict[str, object]] = {
+    "append": {},
+    "in-place": {"cache": "in-place"},
+    "float16": {"dtype": "float16"},
+    "bfloat16": {"dtype": "bfloat16", "cache": "in-place"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(need) -> None:
+    for name in NAMES:
+        need(name)
+
+
+@contextlib.contextmanager
+def loaded(name: str, graph: Path) -> Iterator[Any]:
+    """An engine, whose program has to end by itself with its input."""
+    engine: Any = runtime(name).load(graph, 1)
+    try:
+        yield engine
+    finally:
+        engine._process.communicate(timeout=10)
+    assert engine._process.returncode == 0
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_they_run_every_dialect_of_every_case(name: str, tmp_path: Path):
+    report = build(small_spec(**SPECS[name]), tmp_path / "b", runtimes=NAMES)
+    assert report.passed
+    ran = {(run.runtime, run.graph) for run in report.runs if run.outcome == "ran"}
+    graphs = {verdict.graph for verdict in report.verdicts}
+    assert graphs
+    assert {(runtime, graph) for runtime in NAMES for graph in graphs} <= ran
+    (facts,) = {str(run.facts["version"]) for run in report.runs if run.runtime in NAMES}
+    assert facts == runtime("c").version()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bound_output_is_what_an_unbound_one_is(name: str, tmp_path: Path):
+    folder = tmp_path / "b"
+    build(small_spec(cache="in-place"), folder, runtimes=["ort-cpu"], dialects=["standard"])
+    names, cases = case_folders(folder / "golden")
+    with loaded(name, folder / "model.onnx") as engine:
+        for case in cases[:4]:
+            inputs = read_tensors(case.folder, "input", names)
+            free = engine.run(inputs, {})
+            bound = engine.run(inputs, {"present_key": "past_key", "present_value": "past_value"})
+            assert list(free) == list(bound) == ["output", "present_key", "present_value"]
+            for output, array in free.items():
+                np.testing.assert_array_equal(bound[output], array)
+        with pytest.raises(RuntimeError, match="no output nothing"):
+            engine.run(inputs, {"nothing": "past_key"})
+
+
+def test_a_wrong_scale_is_seen(bundle: Path, tmp_path: Path):
+    model = onnx.load(bundle / "model.onnx")
+    (node,) = (n for n in model.graph.node if n.op_type == "Attention")
+    for attribute in [a for a in node.attribute if a.name == "scale"]:
+        node.attribute.remove(attribute)
+    node.attribute.append(onnx.helper.make_attribute("scale", 1 / math.sqrt(9)))  # D is 8
+    onnx.save(model, tmp_path / "wrong.onnx")
+    report = verify(bundle, graph=tmp_path / "wrong.onnx", runtimes=NAMES)
+    assert report.exit_code == 6
+    assert {v.runtime for v in report.verdicts if v.status == "failed"} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_it_refuses_is_said_in_its_words_and_on_one_line(name: str, tmp_path: Path):
+    (tmp_path / "m.onnx").write_bytes(b"no graph")
+    with Worker(runtime(name), LIMITS) as worker:
+        worker.start(tmp_path / "m.onnx", ["x"], [])
+        assert not list(worker.served())
+    assert worker.outcome == "refused"
+    assert "m.onnx" in worker.reason
+    assert "\n" not in worker.reason
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_wrong_input_fails_its_case_alone(name: str, bundle: Path):
+    names, cases = case_folders(bundle / "golden")
+    inputs = read_tensors(cases[0].folder, "input", names)
+    with loaded(name, bundle / "model.onnx") as engine:
+        for wrong in (inputs["query"][..., :-1], inputs["query"][None]):
+            with pytest.raises(RuntimeError, match="query"):
+                engine.run({**inputs, "query": wrong}, {})
+        assert len(engine.run(inputs, {})) == 3
+
+
+# -- programs that end, hang or talk nonsense -----------------------------------------------
+
+
+@pytest.fixture(params=NAMES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def children(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        yield from map(int, (task / "children").read_text().split())
+
+
+def program_under(worker: Worker) -> int:
+    """The process of the program that a worker has started."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for pid in children(worker.pid):
+            if Path(f"/proc/{pid}/exe").resolve().name == "serve":
+                return pid
+        time.sleep(0.002)
+    raise AssertionError("the program was not started")
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while not gone(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert gone(pid)
+
+
+def start(worker: Worker, bundle: Path, out: Path) -> None:
+    names, cases = case_folders(bundle / "golden")
+    files = [(f"{case.name}{i}", case.folder, out / f"{i}{case.name}")
+             for i in range(20) for case in cases]  # fmt: skip
+    worker.start(bundle / "model.onnx", names, files)
+
+
+def test_a_program_that_is_killed_has_crashed(name: str, bundle: Path, tmp_path: Path):
+    with Worker(runtime(name), LIMITS) as worker:
+        start(worker, bundle, tmp_path)
+        served = worker.served()
+        next(served)  # it is in the midst of its cases
+        pid = program_under(worker)
+        os.kill(pid, signal.SIGKILL)
+        list(served)
+        assert worker.outcome == "crashed"
+        assert "signal 9" in worker.reason
+        assert "serve" in worker.reason
+        assert "\n" not in worker.reason
+    wait_until_gone(pid)
+
+
+def test_a_program_ends_with_the_process_that_started_it(name: str, bundle: Path, tmp_path: Path):
+    with Worker(runtime(name), LIMITS) as worker:
+        start(worker, bundle, tmp_path)
+        pid = program_under(worker)
+        os.kill(worker.pid, signal.SIGKILL)
+        wait_until_gone(pid)
+
+
+def test_a_program_that_stands_still_has_hung_and_is_ended(name: str, bundle: Path, tmp_path: Path):
+    with Worker(runtime(name), Limits(threads=1, seconds=2, memory_mib=None)) as worker:
+        start(worker, bundle, tmp_path)
+        pid = program_under(worker)
+        os.kill(pid, signal.SIGSTOP)
+        list(worker.served())
+        assert worker.outcome == "hung"
+    wait_until_gone(pid)
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "says"),
+    [
+        ("echo hello", "said 'hello' where 'loaded' was due"),
+        ("exec dd bs=1 count=30 status=none < <({real})", "without an end"),
+        ("exec dd bs=1 count=400 status=none < <({real})", "stopped within"),
+        ("{real} | sed -u 's/^outputs .*/outputs many/'", "where a number was due"),
+        ("exit 3", "exit code 3"),
+    ],
+)
+def test_a_program_that_talks_nonsense_has_crashed(
+    wrapped: str, says: str, name: str, bundle: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    real = f'"{program_of(name, home.home())}" "$1" "$2" <&3'
+    program = program_of(name, tmp_path / "home")
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/bash\nexec 3<&0\n{wrapped.format(real=real)}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv(home.VARIABLE, str(tmp_path / "home"))
+    with Worker(runtime(name), LIMITS) as worker:
+        start(worker, bundle, tmp_path / "out")
+        list(worker.served())
+        assert worker.outcome == "crashed"
+        assert says in worker.reason
+        assert "\n" not in worker.reason
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [b"walk 1 0\n", b"run x 0\n", b"run 1 0\n1 2 3\n", b"run 1 0\n1 1 2 x\n1234", b"run 0 1\nab\n",
+     b"run 1 0\n99 1 2 x\n12345678", b"run 1 0\n1 2 4611686018427387904 8 x\n1"],
+)  # fmt: skip
+def test_a_program_that_hears_nonsense_ends_with_a_line(heard: bytes, name: str, bundle: Path):
+    command = [str(program_of(name, home.home())), str(bundle / "model.onnx"), "1"]
+    done = subprocess.run(command, input=heard, capture_output=True)
+    assert done.returncode == 1
+    assert done.stdout.startswith(b"loaded ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+# -- what is installed --------------------------------------------------------------------
+
+
+def test_a_program_from_other_sources_or_without_its_library_is_not_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    built = program_of(name, home.home())
+    monkeypatch.setenv(home.VARIABLE, str(tmp_path))
+    assert runtime(name).unavailable() == f"it is not built here; run {home.SETUP} {name}"
+    program = program_of(name, tmp_path)
+    program.parent.mkdir()
+    program.write_bytes(built.read_bytes())
+    (program.parent / home.STAMP).write_text("other")
+    assert "from other sources" in runtime(name).unavailable()
+    (program.parent / home.STAMP).write_text((built.parent / home.STAMP).read_text())
+    assert "libonnxruntime.so.1 is gone" in runtime(name).unavailable()
+
+
+def test_installing_again_is_quick():
+    started = time.perf_counter()
+    install(home.home(), lambda text: pytest.fail(f"it was said: {text}"))
+    assert time.perf_counter() - started < 0.2

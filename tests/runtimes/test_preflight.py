@@ -1,0 +1,93 @@
+"""What cannot run is told before it is tried, with what can."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import Cli, small_spec
+
+from attn_export import build
+from attn_export.nouns import GraphFile
+from attn_export.runtimes.preflight import why_not
+from attn_export.runtimes.support import Unsupported, unsupported
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """As much of a runtime as preflight asks for."""
+
+    name: str = "some"
+    dialects: frozenset[str] = frozenset({"standard", "portable"})
+    measured: str = "1.2"
+    unsupported: Sequence[Unsupported] = (
+        unsupported("Attention", "Attention(past)", says="no past"),
+        unsupported("input BFLOAT16", says="unknown type 16"),
+    )
+
+
+STANDARD = GraphFile("model.onnx", features=("Attention", "Attention(past)"))
+PORTABLE = GraphFile("model.portable.onnx", "portable", features=("MatMul",))
+ORT = GraphFile("model.ort.onnx", "ort", features=("MatMul",))
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        (PORTABLE, ""),
+        (GraphFile("model.onnx", features=("Attention",)), ""),
+        (GraphFile("a user's file"), ""),
+        (
+            STANDARD,
+            "some 1.2 does not do Attention with Attention(past): no past; it runs portable",
+        ),
+        (ORT, "it is not for the ort dialect; it runs portable"),
+        (
+            GraphFile("model.portable.onnx", "portable", features=("MatMul", "input BFLOAT16")),
+            "some 1.2 does not do input BFLOAT16: unknown type 16; it runs portable",
+        ),
+    ],
+)
+def test_a_row_of_the_table_concerns_graphs_that_have_all_its_features(form: GraphFile, says: str):
+    assert why_not(Engine(), form, [STANDARD, PORTABLE, ORT]) == says  # type: ignore[arg-type]
+
+
+def test_another_form_is_named_only_if_it_runs():
+    assert why_not(Engine(), STANDARD, [STANDARD, ORT]).endswith(": no past")  # type: ignore[arg-type]
+
+
+def test_a_runtime_that_is_named_has_to_run_one_of_the_graphs(tmp_path: Path):
+    report = build(
+        small_spec(), tmp_path / "b", runtimes=["onnx-reference"], dialects=["ort"], name="b"
+    )
+    assert report.exit_code == 5
+    absent = [run for run in report.runs if run.runtime == "onnx-reference"]
+    assert {(run.outcome, run.required) for run in absent} == {("not run", True)}
+    assert "not for the ort dialect" in absent[0].reason
+
+
+def test_a_runtime_that_runs_some_form_passes_and_says_which_it_did_not(tmp_path: Path):
+    report = build(small_spec(), tmp_path / "b", runtimes=["onnx-reference"])
+    assert report.passed
+    outcomes = {r.graph: r.outcome for r in report.runs if r.runtime == "onnx-reference"}
+    assert outcomes["model.onnx"] == outcomes["model.portable.onnx"] == "ran"
+    assert outcomes["model.ort.onnx"] == "not run"
+
+
+def test_all_runs_what_is_here_and_does_not_miss_the_rest(tmp_path: Path, cli: Cli):
+    report = build(small_spec(), tmp_path / "b", runtimes=["all"], dialects=["portable"])
+    assert report.passed
+    ran = {run.runtime for run in report.runs if run.outcome == "ran"}
+    assert {"ort-cpu", "onnx-reference"} <= ran
+    assert all(run.reason for run in report.runs if run.outcome == "not run")
+
+
+def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cli):
+    done = cli("runtimes")
+    assert done.returncode == 0
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert lines["ort-cpu"].endswith("cpu: standard portable ort")
+    for line in lines.values():
+        assert "not here: " in line or ": " in line

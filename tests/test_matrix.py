@@ -1,0 +1,27 @@
+"""The matrix of three models, as scripts/matrix makes it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+REQUIRED = ("ort-cpu", "onnx-reference", "openvino", "tract", "c", "cpp", "node", "wasm")
+MODELS = ("gqa-in-place", "mqa", "cross")
+
+
+def test_three_models_pass_in_every_required_runtime(request: pytest.FixtureRequest):
+    required = request.config.getoption("--require")
+    runtimes = [name for name in REQUIRED if name in required] or ["ort-cpu", "onnx-reference"]
+    options = [word for name in runtimes for word in ("--runtime", name)]
+    command = [sys.executable, str(ROOT / "scripts" / "matrix"), *options]
+    done = subprocess.run(
+        [*command, "--models", f"^({'|'.join(MODELS)})$"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(MODELS)} models" in done.stdout
+    assert "FAILED" not in done.stdout
+    rows = {line.split("|")[1].strip(): line for line in done.stdout.splitlines() if "(" in line}
+    assert set(runtimes) <= rows.keys()
