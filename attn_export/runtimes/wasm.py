@@ -16,6 +16,7 @@ from attn_export.runtimes.install.javascript import (
     web_sources,
 )
 from attn_export.runtimes.program import ProgramEngine
+from attn_export.runtimes.support import unsupported
 
 if TYPE_CHECKING:
     from attn_export.runtimes.protocol import Engine
@@ -31,7 +32,15 @@ class Wasm:
     device = "browser"
     dialects = frozenset({"standard", "portable", "ort"})
     measured = "1.30.0"
-    unsupported: Sequence[Unsupported] = ()
+    unsupported: Sequence[Unsupported] = (
+        # Opset 24 is that of caches in place. The decode form relies on a shared buffer, and an
+        # output cannot be put into that of an input: see `lib/model.mjs`.
+        unsupported(
+            "com.microsoft.GroupQueryAttention",
+            "opset 24",
+            says="what a cache in place held before is 0 afterwards",
+        ),
+    )
 
     def version(self) -> str | None:
         """The version of onnxruntime-web."""

@@ -48,7 +48,10 @@ def test_they_pass_in_every_dialect_that_fits(name: str, tmp_path: Path):
     assert report.passed, [v.message for v in report.verdicts if v.status != "passed"][:3]
     for kind in NAMES:
         ran = [run for run in report.runs if run.runtime == kind and run.outcome == "ran"]
-        assert {run.graph for run in ran} >= {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
+        wanted = {"model.onnx", "model.portable.onnx"}
+        if (name, kind) != ("in place", "wasm"):  # which has no buffer to share
+            wanted.add("model.ort.onnx")
+        assert {run.graph for run in ran} >= wanted
         assert {run.facts["version"] for run in ran} == {runtime(kind).version()}
 
 
