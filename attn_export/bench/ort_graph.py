@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
 from attn_export.bench.arrays import Feed, empty, filled
 from attn_export.bench.exported import file_of
 from attn_export.bench.prepared import Prepared
-from attn_export.runtimes.ort_cpu import PROVIDER, session_options, value_on
+from attn_export.runtimes.ort_cpu import PROVIDER, sdk, session_options, value_on
 
 
 def make(options: Mapping[str, Any], threads: int) -> Prepared:
@@ -41,7 +40,7 @@ def make(options: Mapping[str, Any], threads: int) -> Prepared:
 
 def _session(file: Path, threads: int) -> Any:
     options = session_options(threads, spin=True)
-    return onnxruntime.InferenceSession(file, options, providers=[PROVIDER])
+    return sdk().InferenceSession(file, options, providers=[PROVIDER])
 
 
 def _bind(session: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:

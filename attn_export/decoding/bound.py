@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import RuntimeFailure, one_line
-from attn_export.runtimes.ort_cpu import PROVIDER, array_of, session_options, value_on
+from attn_export.runtimes.ort_cpu import PROVIDER, array_of, sdk, session_options, value_on
 from attn_export.tensorfile import numpy_dtype
 
 
@@ -20,7 +20,7 @@ def load_session(graph: Path, threads: int | None) -> Any:
         RuntimeFailure: If ONNX Runtime is missing or refuses the graph.
     """
     try:
-        import onnxruntime
+        onnxruntime = sdk()
     except ImportError as error:
         raise RuntimeFailure("onnxruntime is not installed; pip install onnxruntime") from error
     options = session_options(threads or 0, spin=True)

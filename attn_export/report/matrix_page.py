@@ -56,7 +56,7 @@ def matrix_page(
 
     Args:
         reports: One of each model.
-        left_out: Models that are too large.
+        left_out: Models that were not built.
         when: The date.
         machine: Where it ran.
     """
@@ -82,7 +82,7 @@ def matrix_page(
             "",
             matrix_block(reports, when),
             "",
-            *([f"Left out, for their size: {', '.join(out)}.", ""] if out else []),
+            *([f"Left out of this run: {', '.join(out)}.", ""] if out else []),
             "## What is not run, and why",
             "",
             "| runtime | form | reason | models |",

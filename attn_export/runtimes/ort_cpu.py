@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3
+NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 BFLOAT16, ONNX_BFLOAT16 = "tensor(bfloat16)", 16
 
 
@@ -41,7 +43,7 @@ class OrtCpu:
 
     def prepare(self) -> None:
         """Import the SDK."""
-        import onnxruntime  # noqa: F401
+        sdk()
 
     def load(self, graph: Path, threads: int) -> Engine:
         """Make a session."""
@@ -54,9 +56,7 @@ class OrtEngine:
     device = "cpu"
 
     def __init__(self, graph: Path, options: Any, providers: list[Any]) -> None:
-        import onnxruntime
-
-        self.session = onnxruntime.InferenceSession(graph, options, providers=providers)
+        self.session = sdk().InferenceSession(graph, options, providers=providers)
         self._names = [output.name for output in self.session.get_outputs()]
         ends = (*self.session.get_inputs(), *self.session.get_outputs())
         self._types = [end.type for end in ends]
@@ -106,16 +106,23 @@ class OrtEngine:
         return ""
 
 
+def sdk() -> Any:
+    """The package, without its telemetry, unless the user wants it."""
+    # Importing it collects events in the user's home, and sends them to its maker.
+    os.environ.setdefault(*NO_TELEMETRY)
+    import onnxruntime
+
+    return onnxruntime
+
+
 def value_on(array: np.ndarray, device: str = "cpu") -> Any:
     """A value of ONNX Runtime; on the CPU in the memory of the array, which has to live as long."""
-    from onnxruntime import OrtValue
-
     if array.dtype.name == "bfloat16":  # its interface to numpy knows none
         import numpy as np
 
         bits = array.view(np.uint16)
-        return OrtValue.ortvalue_from_numpy_with_onnx_type(bits, ONNX_BFLOAT16)
-    return OrtValue.ortvalue_from_numpy(array, device)
+        return sdk().OrtValue.ortvalue_from_numpy_with_onnx_type(bits, ONNX_BFLOAT16)
+    return sdk().OrtValue.ortvalue_from_numpy(array, device)
 
 
 def array_of(value: Any) -> np.ndarray:
@@ -140,9 +147,7 @@ def session_options(threads: int, *, spin: bool = False) -> Any:
         threads: For computing; 0 for as many as ONNX Runtime chooses.
         spin: Whether waiting threads spin, as is best where runs follow each other closely.
     """
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
+    options = sdk().SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY

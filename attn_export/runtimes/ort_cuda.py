@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from attn_export.runtimes.ort_cpu import OrtCpu, OrtEngine, session_options
+from attn_export.runtimes.ort_cpu import OrtCpu, OrtEngine, sdk, session_options
 from attn_export.runtimes.protocol import Engine, Facts
 
 PROVIDER = "CUDAExecutionProvider"
@@ -36,8 +36,7 @@ class OrtCuda(OrtCpu):
 
     def prepare(self) -> None:
         """Import the SDK, and the CUDA libraries that PyTorch's packages bring."""
-        import onnxruntime
-
+        onnxruntime = sdk()
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
 

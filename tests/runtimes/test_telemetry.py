@@ -23,12 +23,14 @@ from pathlib import Path
 from attn_export.runtimes.catalogue import runtime
 kind = runtime(sys.argv[1])
 kind.prepare()
-kind.load(Path(sys.argv[2]), 1)
+engine = kind.load(Path(sys.argv[2]), 1)
 sys.stdout.write("loaded\\n")
 """
 
 
-@pytest.mark.parametrize("name", ["onnx-reference", "openvino", "tract"])
+@pytest.mark.parametrize(
+    "name", ["ort-cpu", "onnx-reference", "openvino", "tract", "c", "cpp", "node"]
+)
 def test_loading_a_graph_makes_no_calls_and_leaves_no_files(
     name: str,
     need: Callable[[str], None],
@@ -41,7 +43,10 @@ def test_loading_a_graph_makes_no_calls_and_leaves_no_files(
     kept = {k: v for k, v in os.environ.items() if k not in ("CI", "TF_BUILD", "JENKINS_URL")}
     ran = subprocess.run(
         [sys.executable, "-c", WATCHED, name, subject.folder / "model.onnx"],
-        env={**kept, "HOME": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+        env={**kept, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
     assert ran.stdout == "loaded\n", ran.stderr
     assert list(tmp_path.rglob("*")) == []

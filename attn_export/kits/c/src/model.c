@@ -1,3 +1,4 @@
+#define _POSIX_C_SOURCE 200112L /* setenv */
 #include "model.h"
 
 #include <onnxruntime_c_api.h>
@@ -72,6 +73,8 @@ bool model_open(const char *graph, ModelOptions options, Model **model, Error *e
     Model *made = calloc(1, sizeof *made);
     if (made == NULL) return fail(error, "out of memory");
     made->api = api;
+    /* It would collect events in the user's home, and send them to its maker. */
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0);
     if (ok(api, api->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "model", &made->env), error) &&
         ok(api, api->CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &made->memory),
            error) &&

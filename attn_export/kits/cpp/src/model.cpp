@@ -2,6 +2,7 @@
 
 #include <onnxruntime_cxx_api.h>
 
+#include <cstdlib>
 #include <stdexcept>
 
 namespace attention {
@@ -14,6 +15,8 @@ Ort::Env make_env() {
         throw std::runtime_error("ONNX Runtime " + onnxruntime_version() +
                                  " is older than the headers that this was built with");
     }
+    // It would collect events in the user's home, and send them to its maker.
+    setenv("ORT_DISABLE_TELEMETRY", "1", 0);
     return Ort::Env(ORT_LOGGING_LEVEL_ERROR, "model");
 }
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+
+# Importing it collects events in the user's home, and sends them to its maker.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from attn_kit.settings import BOUND, GRAPH
