@@ -163,12 +163,6 @@ def test_no_argument_shows_the_help_and_help_names_every_command(cli: Cli):
     assert cli().returncode == 2
 
 
-def test_runtimes_are_listed_with_version_or_reason(cli: Cli):
-    lines = cli("runtimes").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["ort-cpu", "ort-cuda", "onnx-reference"]
-    assert all("ready" in line or "not here: " in line for line in lines)
-
-
 def test_a_reader_that_has_seen_enough_is_no_error(bundle: Path, tmp_path: Path):
     line = " ".join(command(("verify", bundle, "--json", "-")))
     done = subprocess.run(

@@ -31,7 +31,9 @@ def print_report(report: Report, console: Console) -> None:
         # The same reason holds for all graphs.
         for line in dict.fromkeys(_not_ran(s) for s in found if s.run.outcome != "ran"):
             console.print(line, highlight=False, soft_wrap=True)
-    failed = problems(report)
+    # What a whole run failed of is said once, above.
+    said = {run.reason for run in report.runs if run.outcome != "ran"}
+    failed = [verdict for verdict in problems(report) if verdict.message not in said]
     for verdict in failed[:SHOWN]:
         where = f"{verdict.runtime} {verdict.case} {verdict.output}".strip()
         console.print(

@@ -59,9 +59,7 @@ def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
                 raise  # nothing more will come from this engine
             say("case", name=case["name"], error=one_line(error))
             continue
-        folder = Path(case["outputs"])
-        folder.mkdir(parents=True)
-        write_tensors(folder, "output", outputs)
+        _store(outputs, Path(case["outputs"]))
         say(
             "case",
             name=case["name"],
@@ -69,6 +67,17 @@ def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
             seconds=time.perf_counter() - started,
         )
     say("done", objection=engine.objection())
+
+
+def _store(outputs: Arrays, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+        write_tensors(folder, "output", outputs)
+    except OSError as error:
+        raise RuntimeError(
+            f"its outputs cannot be stored in the temporary folder: {error.strerror}; "
+            "make room there, or name another by TMPDIR"
+        ) from error
 
 
 def _outputs(engine: Any, inputs: Arrays, job: dict[str, Any], *, whole_decode: bool) -> Arrays:

@@ -11,6 +11,7 @@ from conftest import Cli, small_spec
 
 from attn_export import build
 from attn_export.nouns import GraphFile
+from attn_export.runtimes.catalogue import RUNTIMES
 from attn_export.runtimes.preflight import why_not
 from attn_export.runtimes.support import Unsupported, unsupported
 
@@ -88,6 +89,8 @@ def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cl
     done = cli("runtimes")
     assert done.returncode == 0
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert list(lines) == [kind.name for kind in RUNTIMES]
     assert lines["ort-cpu"].endswith("cpu: standard portable ort")
-    for line in lines.values():
-        assert "not here: " in line or ": " in line
+    for kind in RUNTIMES:
+        reason = kind.unavailable()
+        assert (f"not here: {reason}" if reason else f"{kind.device}: ") in lines[kind.name]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -191,3 +193,24 @@ def test_every_runtime_says_its_version_and_why_it_cannot_run(kind):
     assert "\n" not in reason
     assert reason or kind.version()
     assert not reason or kind.name not in {"ort-cpu", "onnx-reference"}
+
+
+@pytest.mark.parametrize("name", ["ort-cpu", "onnx-reference"])
+def test_a_full_temporary_folder_is_one_line_and_leaves_nothing(
+    bundle: Path, name: str, tmp_path: Path
+):
+    def no_room() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "attn_export", "verify", str(bundle), "--runtime", name],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        preexec_fn=no_room,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 5
+    lines = [line for line in done.stdout.splitlines() if "temporary folder" in line]
+    assert len(lines) == 1
+    assert "File too large; make room there, or name another by TMPDIR" in lines[0]
+    assert list(tmp_path.iterdir()) == []
