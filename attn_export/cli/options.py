@@ -25,7 +25,8 @@ def runtime_options(command: Command) -> Command:
         ),
         click.option(
             "--runtime", "runtimes", multiple=True, metavar="NAME",
-            help="A runtime to run, or all.  [default: ort-cpu, and ort-cuda where there is a GPU]",
+            help="A runtime to run; all; -NAME leaves one out of all.  "
+            "[default: ort-cpu, and ort-cuda where there is a GPU]",
         ),
     ):  # fmt: skip
         command = option(command)

@@ -35,15 +35,18 @@ class Selection:
         """From the command line's --runtime and --require.
 
         Args:
-            named: Names, or ``"all"``, of which those that are not here are not missed.
+            named: Names, or ``"all"``, of which those that are not here are not missed;
+                ``"-NAME"`` leaves one of them out.
             require: Names of those that have to run, besides.
 
         Raises:
             UsageError: If there is no runtime of a name.
         """
         # Of the default ones, ort-cuda may be missing: most machines have no GPU. Of all, any.
-        every = [kind.name for kind in RUNTIMES] if ALL in named else []
-        named = [name for name in named if name != ALL]
+        without = [runtime(name[1:]).name for name in named if name.startswith("-")]
+        every = [kind.name for kind in RUNTIMES if kind.name not in without]
+        every = every if ALL in named else []
+        named = [name for name in named if name != ALL and not name.startswith("-")]
         chosen = dict.fromkeys([*every, *(named or (() if every else DEFAULT)), *require])
         runtimes = tuple(runtime(name) for name in chosen)
         return cls(runtimes, frozenset([*named, *require, ALWAYS_REQUIRED]))

@@ -10,8 +10,10 @@ import pytest
 from conftest import Cli, small_spec
 
 from attn_export import build
+from attn_export.errors import UsageError
 from attn_export.nouns import GraphFile
 from attn_export.runtimes.catalogue import RUNTIMES
+from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.preflight import why_not
 from attn_export.runtimes.support import Unsupported, unsupported
 
@@ -83,6 +85,16 @@ def test_all_runs_what_is_here_and_does_not_miss_the_rest(tmp_path: Path, cli: C
     ran = {run.runtime for run in report.runs if run.outcome == "ran"}
     assert {"ort-cpu", "onnx-reference"} <= ran
     assert all(run.reason for run in report.runs if run.outcome == "not run")
+
+
+def test_one_may_be_left_out_of_all():
+    every = {kind.name for kind in RUNTIMES}
+    assert {kind.name for kind in Selection.of(["all"], []).runtimes} == every
+    without = Selection.of(["all", "-webgpu", "-iree"], [])
+    assert {kind.name for kind in without.runtimes} == every - {"webgpu", "iree"}
+    assert without.required == {"ort-cpu"}
+    with pytest.raises(UsageError, match="unknown runtime 'nothing'"):
+        Selection.of(["all", "-nothing"], [])
 
 
 def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cli):
