@@ -11,6 +11,8 @@ from javascript_kits import SPECS, kit_of, plant_fault, run, small, small_bundle
 
 from attn_export.jobs.kit import write_kit
 
+pytestmark = pytest.mark.xdist_group("test_node")  # what it builds is shared
+
 Need = Callable[[str], None]
 
 

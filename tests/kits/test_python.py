@@ -15,6 +15,8 @@ from attn_export.errors import BundleError, OutputError, UsageError
 from attn_export.jobs.kit import write_kit
 from attn_export.spec import AttentionSpec
 
+pytestmark = pytest.mark.xdist_group("test_python")  # what it builds is shared
+
 SPECS: dict[str, dict[str, object]] = {
     "append": {"num_kv_heads": 1, "attn_weights": True},
     "in place": {"cache": "in-place", "rotary": "half", "position_ids": True},

@@ -16,6 +16,8 @@ from javascript_kits import kit_of, plant_fault, run, small, small_bundles
 
 from attn_export.jobs.kit import write_kit
 
+pytestmark = pytest.mark.xdist_group("test_web")  # what it builds is shared
+
 Need = Callable[[str], None]
 STATE = "document.body.dataset.state"
 DONE = f"{STATE} !== 'running'"

@@ -14,6 +14,8 @@ from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
 from attn_export.runtimes.catalogue import RUNTIMES
 
+pytestmark = pytest.mark.xdist_group("test_every_runtime")  # what it builds is shared
+
 HERE = [kind.name for kind in RUNTIMES if kind.name != "ort-cuda"]
 ALWAYS = {"ort-cpu", "onnx-reference", "openvino", "tract", "c", "cpp", "node", "wasm"}
 """What is outside the default tests runs in scripts/matrix."""
