@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from attn_export.graph.mend import given
+from attn_export.graph.mend import dims, given
 
 ATTENTION = "Attention"
 MASK = 3
@@ -21,7 +21,8 @@ def features(model: ir.Model) -> tuple[str, ...]:
     ``input FLOAT16`` for the types of inputs; ``opset 24``. Of some operators also how they are
     used: ``Attention(past)``, ``Attention(is_causal)``, ``Attention(mask: BOOL)`` and, where that
     is no matter of sizes alone, so that it may hide all keys, ``Attention(given mask: BOOL)``;
-    ``LessOrEqual(of one Range)``, as for a causal mask without a past.
+    ``Range(total_len)``, with the axis that it is declared to have; ``LessOrEqual(of one Range)``,
+    as for a causal mask without a past.
     """
     found = {f"opset {model.opset_imports['']}"}
     found |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
@@ -52,6 +53,11 @@ def _of_attention(node: ir.Node) -> set[str]:
     return uses
 
 
+def _of_range(node: ir.Node) -> set[str]:
+    axes = [size.value for size in dims(node.outputs[0]) if isinstance(size, ir.SymbolicDim)]
+    return {axis for axis in axes if axis}
+
+
 def _of_order(node: ir.Node) -> set[str]:
     sources = [_before_unsqueeze(value) for value in node.inputs if value is not None]
     made = sources[0].producer() if sources else None
@@ -59,7 +65,7 @@ def _of_order(node: ir.Node) -> set[str]:
     return {"of one Range"} if same else set()
 
 
-USES = {ATTENTION: _of_attention, ORDER: _of_order}
+USES = {ATTENTION: _of_attention, "Range": _of_range, ORDER: _of_order}
 
 
 def _before_unsqueeze(value: ir.Value) -> ir.Value:

@@ -28,6 +28,10 @@ UNSUPPORTED = (
     unsupported(
         "LessOrEqual(of one Range)", says="Undetermined symbol in expression, or it aborts"
     ),
+    unsupported(
+        "Range(total_len)",
+        says="Impossible to unify Sym(total_len) with Add([Sym(query_len), Sym(past_len)])",
+    ),
     unsupported("Trilu", says="Impossible to unify TDim with I64"),
     unsupported("input BFLOAT16", says="Unknown DatumType Bfloat16"),
 )

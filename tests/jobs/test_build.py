@@ -111,7 +111,14 @@ def test_every_feature_passes_checks_and_judge_on_two_engines(
 
 def test_a_bundle_holds_what_the_design_names(bundle: Path):
     names = {path.name for path in bundle.iterdir()}
-    assert names == {"manifest.json", "spec.toml", "model.onnx", "golden", "report.json"}
+    assert names == {
+        "manifest.json",
+        "spec.toml",
+        "model.onnx",
+        "golden",
+        "report.json",
+        "report.html",
+    }
     manifest = json.loads((bundle / "manifest.json").read_text())
     needs = manifest["graphs"]["model.onnx"]["needs"]
     assert needs == {"opset": 23, "ir_version": 10, "onnxruntime": "1.28"}

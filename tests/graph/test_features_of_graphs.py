@@ -104,3 +104,7 @@ def test_positions_that_are_compared_with_themselves_are_named():
     assert "LessOrEqual(of one Range)" in compared(moved=False)
     assert "LessOrEqual(of one Range)" not in compared(moved=True)
     assert "LessOrEqual" in compared(moved=True)
+
+
+def test_a_range_has_the_name_of_the_axis_that_it_is_declared_to_have():
+    assert "Range(query_len)" in compared(moved=True)
