@@ -9,6 +9,7 @@ from typing import Any
 from attn_export.nouns import Report
 from attn_export.report.bench_data import made_on
 from attn_export.report.matrix import Cell, matrix
+from attn_export.runtimes.catalogue import RUNTIMES
 
 NOTHING = "-"
 
@@ -38,7 +39,8 @@ def matrix_block(reports: Sequence[Report], when: str) -> str:
         when: The date.
     """
     sums, forms, versions = _sums(reports)
-    runtimes = list(dict.fromkeys(runtime for runtime, _ in sums))
+    listed = [kind.name for kind in RUNTIMES]
+    runtimes = sorted({runtime for runtime, _ in sums}, key=listed.index)
     lines = [
         f"| runtime | version | {' | '.join(forms)} |",
         "|---|---|" + "---|" * len(forms),
