@@ -1,0 +1,198 @@
+"""The action for jobs on GitHub, run as its service would: `composite` is the small interpreter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import onnx
+import pytest
+from composite import Composite, Ran
+from conftest import ROOT
+
+from attn_export.bundle import read_manifest, write_manifest
+
+ACTION = ROOT / "action"
+UPLOAD = "actions/upload-artifact"
+REPORTS = {"report.json", "junit.xml", "report.html"}
+# What would be seen if a shell read it: a file `seen`, or other words.
+HOSTILE = 'it\'s "a" $(touch seen) `touch seen`; touch seen & ${HOME} \\ %0A * é'
+
+Act = Callable[..., Ran]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """The folder of the job."""
+    folder = tmp_path / "work space"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def act(workspace: Path, tmp_path: Path) -> Act:
+    """Runs the action; its pip only notes what it was asked for, in `pip.json`."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    pip = tmp_path / "path" / "pip"
+    pip.mkdir(parents=True)
+    (pip / "__init__.py").touch()
+    note = f"open({str(tmp_path / 'pip.json')!r}, 'w').write(json.dumps(sys.argv[1:]))"
+    (pip / "__main__.py").write_text(f"import json, sys\n{note}\n")
+    environment = {
+        "PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHONPATH": str(pip.parent),
+        "PIP_DRY_RUN": "1", "PIP_NO_INDEX": "1",  # if it were the real one after all
+    }  # fmt: skip
+    (tmp_path / "runner").mkdir()
+
+    def run(**inputs: str) -> Ran:
+        given = {name.replace("_", "-"): value for name, value in inputs.items()}
+        return Composite(ACTION).run(given, workspace, tmp_path / "runner", environment)
+
+    return run
+
+
+def wrong(bundle: Path, folder: Path) -> Path:
+    """A copy of a bundle with another scale, that is whole by its digests."""
+    copy = Path(shutil.copytree(bundle, folder))
+    model = onnx.load(copy / "model.onnx")
+    (node,) = (node for node in model.graph.node if node.op_type == "Attention")
+    (scale,) = (attribute for attribute in node.attribute if attribute.name == "scale")
+    scale.f *= 1.1
+    onnx.save(model, copy / "model.onnx")
+    manifest = read_manifest(copy)
+    write_manifest(copy, {k: v for k, v in manifest.items() if k not in ("files", "digest")})
+    return copy
+
+
+def test_a_bundle_that_is_right_passes_with_summary_outputs_and_reports(
+    act: Act, workspace: Path, bundle: Path
+):
+    shutil.copytree(bundle, workspace / "small")
+    ran = act(bundle="small", runtimes="ort-cpu\nonnx-reference\n", require="onnx-reference")
+    assert ran.code == 0, ran.log
+    report = "attn-export-report/report.json"
+    assert ran.outputs == {"exit-code": "0", "passed": "true", "report": report}
+    assert ran.summary.startswith("## small: passed\n")
+    assert "::error" not in ran.log
+    said = json.loads((workspace / report).read_text())
+    assert {run["runtime"] for run in said["runs"]} == {"ort-cpu", "onnx-reference"}
+    uploaded = Path(ran.used[UPLOAD]["path"])
+    assert {path.name for path in uploaded.iterdir()} == REPORTS
+    assert ran.used[UPLOAD]["name"] == "attn-export-report"
+    assert ran.used["actions/setup-python"] == {"python-version": "3.12"}
+
+
+def test_a_wrong_graph_is_exit_code_6_with_annotations_and_the_reports_are_there(
+    act: Act, workspace: Path, bundle: Path
+):
+    wrong(bundle, workspace / "bad")
+    stale = workspace / "out" / "junit.xml"
+    stale.parent.mkdir()
+    stale.write_text("of an earlier step")
+    ran = act(bundle="bad", report_dir="out", artifact="bad report")
+    assert ran.code == 6
+    assert ran.outputs == {"exit-code": "6", "passed": "false", "report": "out/report.json"}
+    assert "::error title=small%3A ort-cpu%2C standard" in ran.log
+    assert ran.summary.startswith("## small: **failed** (exit code 6)")
+    assert {path.name for path in Path(ran.used[UPLOAD]["path"]).iterdir()} == REPORTS
+    assert ran.used[UPLOAD]["name"] == "bad report"
+    assert int(ElementTree.parse(stale).getroot().get("failures", "0")) > 0
+
+
+def test_it_builds_and_compares_with_a_baseline(act: Act, workspace: Path, bundle: Path):
+    ran = act(
+        build="--embed-dim=16\n--num-heads\n2\n\n--dialect=standard\n--output=out",
+        runtimes="ort-cpu", python_version="", artifact="",
+    )  # fmt: skip
+    assert ran.code == 0, ran.log
+    assert (workspace / "out" / "model.onnx").is_file()
+    assert ran.used == {}
+    assert act(bundle="out", baseline="nothing.json").outputs["exit-code"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "code", "says"),
+    [
+        ({}, 2, "give either the input `bundle` or the input `build`"),
+        ({"bundle": "b", "build": "--variant\nmqa"}, 2, "give either the input `bundle`"),
+        ({"build": "--variant=mqa", "baseline": "f"}, 2, "`baseline` is for a `bundle`"),
+        ({"bundle": "nothing"}, 7, "nothing is no bundle"),
+        ({"build": "--variant=large"}, 2, "large"),
+        ({"bundle": "b", "report_dir": "a file/in"}, 2, "a file"),
+    ],
+    ids=str,
+)
+def test_an_error_before_the_report_is_one_annotation(
+    inputs: dict[str, str], code: int, says: str, act: Act, workspace: Path
+):
+    (workspace / "a file").touch()
+    ran = act(**inputs)
+    assert ran.code == code
+    assert ran.outputs == {"exit-code": str(code), "passed": "false", "report": ""}
+    (line,) = (line for line in ran.log.splitlines() if line.startswith("::error"))
+    assert says in line
+    assert UPLOAD not in ran.used
+
+
+# -- inputs are data --------------------------------------------------------------------------
+
+
+def test_paths_are_taken_as_they_are(act: Act, workspace: Path, bundle: Path):
+    name = f"{HOSTILE}\nset-output=1".replace("/", "-")
+    shutil.copytree(bundle, workspace / name)
+    ran = act(bundle=name, report_dir=f"-{name}", artifact=HOSTILE)
+    assert ran.code == 0, ran.log
+    assert ran.outputs == {
+        "exit-code": "0", "passed": "true", "report": f"-{name}/report.json",
+    }  # fmt: skip
+    assert {path.name for path in (workspace / f"-{name}").iterdir()} == REPORTS
+    assert {path.name for path in workspace.iterdir()} == {name, f"-{name}"}
+    assert ran.used[UPLOAD]["name"] == HOSTILE
+    assert re.fullmatch(r"[\w/.-]+", Path(ran.used[UPLOAD]["path"]).name)
+
+
+@pytest.mark.parametrize("input_", ["bundle", "build", "runtimes", "require", "baseline"])
+def test_no_input_is_read_by_a_shell_or_becomes_an_option(
+    input_: str, act: Act, workspace: Path, bundle: Path
+):
+    shutil.copytree(bundle, workspace / "small")
+    inputs = {"bundle": "small"} | {input_: HOSTILE} | ({"bundle": ""} if input_ == "build" else {})
+    ran = act(**inputs)
+    assert ran.code in (2, 5, 7), ran.log
+    assert "$(touch seen) `touch seen`; touch seen & ${HOME}" in ran.log
+    assert {path.name for path in workspace.iterdir()} == {"small", "attn-export-report"}
+    if input_ != "build":
+        inputs |= {input_: "--help"}
+        assert act(**inputs).code in (2, 5, 7)
+
+
+def test_pip_is_given_what_is_named_and_no_options(act: Act, tmp_path: Path, workspace: Path):
+    def asked() -> list[str]:
+        words: list[str] = json.loads((tmp_path / "pip.json").read_text())
+        return words[words.index("--") + 1 :]
+
+    act(bundle="nothing")
+    assert asked() == [str(ROOT)]
+    act(bundle="nothing", install=f"attn-export==0.1.0\n\n--index-url=x\n{HOSTILE}\n")
+    assert asked() == ["attn-export==0.1.0", "--index-url=x", HOSTILE]
+    assert not (workspace / "seen").exists()
+
+
+def test_where_nothing_can_be_installed_nothing_is_run(
+    act: Act, tmp_path: Path, workspace: Path, bundle: Path
+):
+    (tmp_path / "path" / "pip" / "__main__.py").write_text("raise SystemExit(3)")
+    ran = act(bundle=str(bundle))
+    assert ran.code == 3
+    assert ran.outputs == {"exit-code": "", "passed": "", "report": ""}
+    assert list(workspace.iterdir()) == []
