@@ -25,6 +25,10 @@ Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run
 """Of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
 
 
+RelativeTo = Literal["row", "whole", "kind"]
+"""What an error is measured by: the norm of its row, of the whole output, or not at all."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One named set of inputs.
@@ -143,6 +147,53 @@ class Verdict:
 
 
 @dataclasses.dataclass(frozen=True)
+class Panel:
+    """A picture of errors: each cell is the largest of those that it stands for.
+
+    Attributes:
+        rows: What the rows are: ``"batch x head"``; empty where there is one.
+        columns: What the columns are: ``"query_len"``.
+        sizes: How many rows and columns there were before they were put together into cells.
+        worst: The cell of the worst element: row and column.
+        values: Rows of cells, in shares of the error allowed; None where it is wrong in kind.
+    """
+
+    rows: str
+    columns: str
+    sizes: tuple[int, int]
+    worst: tuple[int, int]
+    values: tuple[tuple[float | None, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorMap:
+    """Where in an output the error sits.
+
+    Attributes:
+        axes: A name for each axis of the output.
+        shape: Its size on each.
+        index: Where the worst element is.
+        actual: What is there, to nine digits; may be NaN or infinite.
+        expected: What should be there.
+        relative_to: The norm that errors are divided by, before they are divided by what is
+            allowed: the one that the verdict is about; ``"kind"`` where a NaN, a row that has to
+            be 0 or an integer is wrong.
+        panels: The rows of the last axis, each by its norm; then the last two axes around the
+            worst element. One alone where the other has a single cell.
+    """
+
+    case: str
+    output: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    index: tuple[int, ...]
+    actual: str
+    expected: str
+    relative_to: RelativeTo
+    panels: tuple[Panel, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class RuntimeRun:
     """What happened to one graph in one runtime.
 
@@ -151,6 +202,7 @@ class RuntimeRun:
         reason: Why it did not run, or how it failed; empty where it ran.
         required: Whether anything but ``"ran"`` is a failure of the whole.
         facts: Version, device, threads, limits, seconds: what the runtime said of itself.
+        worst: Where the error of its worst verdict sits; None where nothing was measured.
     """
 
     runtime: str
@@ -159,6 +211,7 @@ class RuntimeRun:
     reason: str
     required: bool
     facts: Mapping[str, object]
+    worst: ErrorMap | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,6 +220,8 @@ class Report:
 
     Attributes:
         notes: What the reader should know: cases left out, precision, what was not run.
+        model: The graph to draw beside the figures, as long as the file is there.
+        explanations: Why numbers are wrong, a sentence for each runtime that was asked about.
     """
 
     name: str
@@ -174,6 +229,8 @@ class Report:
     verdicts: tuple[Verdict, ...]
     environment: Mapping[str, object]
     notes: tuple[str, ...]
+    model: Path | None = None
+    explanations: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:

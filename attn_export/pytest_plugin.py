@@ -55,9 +55,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test for each case of the marker's bundle."""
-    if "parity_case" not in metafunc.fixturenames:
-        return
     marker = metafunc.definition.get_closest_marker("parity")
+    if "parity_case" not in metafunc.fixturenames:
+        if marker is not None:  # it would pass, whatever the bundle is
+            raise pytest.UsageError(
+                f"{metafunc.definition.nodeid} is marked with parity and does not use parity_case"
+            )
+        return
     if marker is None or not marker.args:
         raise pytest.UsageError(
             f"{metafunc.definition.nodeid} uses parity_case and needs @pytest.mark.parity(BUNDLE)"
@@ -79,13 +83,9 @@ def parity(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
     def check(of: Any, *arguments: Any, **options: Any) -> Report:
         __tracebackhide__ = True
-        from attn_export.errors import AttnExportError
-        from attn_export.jobs.assert_parity import failure, parity_report
+        from attn_export.jobs.assert_parity import failure
 
-        try:
-            report = parity_report(of, *arguments, **_with_runtimes(options, request.config))
-        except AttnExportError as error:  # its one line says it all
-            pytest.fail(str(error), pytrace=False)
+        report = _report(of, *arguments, **_with_runtimes(options, request.config))
         _keep(report, request)
         if not report.passed:
             pytest.fail(failure(report), pytrace=False)
@@ -123,23 +123,37 @@ class ParityCase:
         if not lines and not self.verdicts:
             lines = ["no graph of the bundle was run with it"]
         if lines:
-            pytest.fail("\n".join([f"no parity in {self.name}", *lines]), pytrace=False)
+            why = self.report.explanations if wrong else ()
+            pytest.fail("\n".join([f"no parity in {self.name}", *why, *lines]), pytrace=False)
 
 
 @pytest.fixture
 def parity_case(request: pytest.FixtureRequest) -> ParityCase:
     """A case of the marker's bundle; the bundle is run once for all of them in a process."""
-    from attn_export.jobs.assert_parity import parity_report
-
+    __tracebackhide__ = True
     marker = request.node.get_closest_marker("parity")
     bundle = _found(marker.args[0], request.config)
     options = _with_runtimes(dict(marker.kwargs), request.config)
     reports = request.config.stash[REPORTS]
     key = (bundle, repr(sorted(options.items())))
     if key not in reports:
-        reports[key] = parity_report(bundle, **options)
+        reports[key] = _report(bundle, **options)
         _keep(reports[key], request)
     return ParityCase(request.param, reports[key])
+
+
+def _report(of: Any, *arguments: Any, **options: Any) -> Report:
+    """`parity_report`; where there can be none, the test fails with the error's one line."""
+    __tracebackhide__ = True
+    from attn_export.errors import AttnExportError
+    from attn_export.jobs.assert_parity import parity_report
+
+    try:
+        return parity_report(of, *arguments, **options)
+    except AttnExportError as error:
+        said = str(error)
+    # Outside of `except`: pytest would show the error once more, as the failure's context.
+    pytest.fail(said, pytrace=False)
 
 
 def _found(bundle: Any, config: pytest.Config) -> Path:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import shared
 import torch
 
 from attn_export.spec import AttentionSpec
@@ -16,8 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Two processes share two cores with the runtimes that they start.
 torch.set_num_threads(1)
+# What PyTorch records for its own tools while it exports would stand under every failure.
+logging.getLogger("torch.__trace").addFilter(lambda _: False)
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+OBJECTS = 1_000_000
+"""So many new objects may be there before the garbage among them is collected."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +33,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require", action="append", default=[], metavar="RUNTIME",
         help="fail, instead of skipping, where this runtime is not here",
     )  # fmt: skip
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage by our own rule: what was imported would be walked through again and again.
+
+    That takes a seventh of the time of an export.
+    """
+    gc.disable()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    if gc.get_count()[0] > OBJECTS:
+        gc.collect()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> None:
+    shared.use(tmp_path_factory)
 
 
 @pytest.fixture
@@ -52,14 +80,15 @@ def small_spec(**changes: object) -> AttentionSpec:
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle() -> Path:
     """A small bundle of one graph that passed. Read it; copy it before changing it."""
     from attn_export import build
 
-    folder = tmp_path_factory.mktemp("bundle") / "small"
-    report = build(small_spec(), folder, name="small", runtimes=["ort-cpu"], dialects=["standard"])
-    assert report.passed
-    return folder
+    def make(folder: Path) -> None:
+        options = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
+        assert build(small_spec(), folder, name="small", **options).passed
+
+    return shared.once("small", make)
 
 
 @pytest.fixture

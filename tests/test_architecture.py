@@ -33,9 +33,10 @@ FLOORS = {
     "scratch": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
     "parity/measures": 1, "parity/gate": 1, "parity/__init__": 1,
-    "bench/": 3, "bench/peers_export": 4, "decoding/": 3,
+    "bench/": 3, "bench/peers_export": 4, "decoding/": 3, "fingerprint/": 3,
     "bundle": 2, "subject/": 2, "user_module": 3,
     "export/": 3, "parity/": 3, "blame": 1,
+    "explain/explanation": 3, "explain/": 4,
     "report/": 4, "kits/": 3,
     "jobs/": 5,
     "cli/": 6, "pytest_plugin": 6,
@@ -45,7 +46,7 @@ FLOORS = {
 WITH_TORCH = (
     "attention/", "weights/", "subject/", "user_module", "export/", "parity/oracle",
     "parity/widened", "bench/peers_plain", "bench/peers_spec", "bench/peers_roofs",
-    "bench/peers_export",
+    "bench/peers_export", "fingerprint/sdpa",
 )  # fmt: skip
 
 ONLY_IN = {
@@ -57,8 +58,13 @@ ONLY_IN = {
     "iree": ("runtimes/iree",),
     "MNN": ("runtimes/mnn",),
     "matplotlib": ("report/bench_chart",),
-    "jinja2": ("kits/project", "report/html"),
-    "onnx.reference": ("runtimes/onnx_reference", "graph/lower/mask_values"),
+    "jinja2": ("explain/reproduce", "kits/project", "report/html"),
+    "onnx.reference": (
+        "explain/contrib",
+        "explain/evaluate",
+        "graph/lower/mask_values",
+        "runtimes/onnx_reference",
+    ),
     "onnxscript": ("graph/canonical", "export/attention_form"),
     "onnx_ir": ("graph/", "export/", "jobs/forms"),
     "safetensors": ("weights/", "graph/save"),
@@ -189,6 +195,8 @@ def loaded_by(code: str) -> set[str]:
         ("attn_export.runtimes.worker", "torch onnx onnxruntime"),
         ("attn_export.jobs.bench", "torch onnx_ir onnxruntime rich matplotlib openvino"),
         ("attn_export.bench.worker", "torch onnx onnxruntime"),
+        ("attn_export.jobs.probe", "torch numpy onnx onnx_ir onnxruntime rich"),
+        ("attn_export.fingerprint.study", "torch onnx onnx_ir onnxruntime"),
         ("attn_export.report.bench_chart", "torch onnx matplotlib"),
         ("attn_export.report.terminal", "torch numpy onnx"),
         ("attn_export.parity.replay", "torch onnx onnxruntime"),

@@ -21,6 +21,8 @@ IN_ALL_DIALECTS = {"gqa-in-place", "mqa", "gpt2", "llama-3.2-1b", "whisper-small
 """Models of which all graphs are built here; `scripts/build_models` builds those of all."""
 TOO_FAR = {"gemma-2-2b", "mistral-7b", "phi-3-mini"}
 """Models whose windows end too far away for one."""
+BY_SCRIPT = LARGE - {"phi-3-mini"}
+"""Minutes of float64 that show nothing which phi-3 does not: left to `scripts/build_models`."""
 FEW_SHAPES = {"phi-3-mini": 20}
 """Where the cache of 32 heads leaves room for fewer shapes."""
 
@@ -38,8 +40,10 @@ def shapes_of(spec: AttentionSpec) -> list:
     return lattice(axis_names(spec.inputs(), spec.sums), spec.sums)
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_model_passes_and_its_bundle_verifies(path: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    "path", [path for path in SPECS if path.stem not in BY_SCRIPT], ids=lambda path: path.stem
+)
+def test_a_model_passes_and_its_bundle_is_whole(path: Path, tmp_path: Path):
     spec = AttentionSpec.from_toml(path)
     dialects = ["all"] if path.stem in IN_ALL_DIALECTS else ["standard"]
     report = build(
@@ -51,7 +55,8 @@ def test_a_model_passes_and_its_bundle_verifies(path: Path, tmp_path: Path):
     assert sum(not case.startswith("shape_") for case in cases) >= 4
     for graph in (tmp_path / path.stem).glob("*.onnx"):
         assert check(graph) == []
-    assert verify(tmp_path / path.stem, runtimes=["ort-cpu"]).passed
+    if path.stem in LARGE | IN_ALL_DIALECTS:
+        assert verify(tmp_path / path.stem, runtimes=["ort-cpu"]).passed
     files = read_bundle(tmp_path / path.stem).manifest["files"]
     assert ("weights.safetensors" in files) == (path.stem in LARGE | IN_ALL_DIALECTS)
     golden = tmp_path / path.stem / "golden"

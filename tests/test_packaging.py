@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 
 
@@ -21,21 +23,57 @@ def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_a_wheel_installs_and_works_outside_the_checkout(tmp_path: Path, bundle: Path):
-    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=ROOT)
-    (wheel,) = tmp_path.glob("*.whl")
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the wheel is installed, and nothing else; what it needs is that of this environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
+    (wheel,) = folder.glob("*.whl")
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet",
-        "--target", tmp_path / "site", wheel, cwd=tmp_path)  # fmt: skip
-    where = {"PYTHONPATH": str(tmp_path / "site")}
+        "--target", folder / "site", wheel, cwd=folder)  # fmt: skip
+    return folder / "site"
+
+
+@pytest.mark.xdist_group("test_packaging")  # the wheel is built once
+def test_a_wheel_installs_and_works_outside_the_checkout(site: Path, tmp_path: Path):
+    where = {"PYTHONPATH": str(site)}
     origin = run(sys.executable, "-c", "import attn_export; print(attn_export.__file__)",
                  cwd=tmp_path, **where)  # fmt: skip
-    assert Path(origin.strip()).is_relative_to(tmp_path / "site")
-    script = tmp_path / "site" / "bin" / "attn-export"
+    assert Path(origin.strip()).is_relative_to(site)
+    script = site / "bin" / "attn-export"
     out = run(script, "build", "--embed-dim", "16", "--num-heads", "2", "--output", "tiny",
               cwd=tmp_path, **where)  # fmt: skip
     assert "attention: passed" in out
     assert "passed" in run(script, "verify", "tiny", cwd=tmp_path, **where)
-    assert (tmp_path / "site" / "attn_export" / "py.typed").is_file()
+    assert (site / "attn_export" / "py.typed").is_file()
+
+
+THEIRS = """
+import attn_export, pytest
+
+
+def test_a_bundle(parity):
+    assert parity("small").passed
+    print(attn_export.__file__)
+
+
+@pytest.mark.parity("small")
+def test_each_case(parity_case):
+    parity_case.check()
+"""
+
+
+@pytest.mark.xdist_group("test_packaging")
+def test_a_project_that_installs_the_wheel_has_the_plugin(site: Path, bundle: Path, tmp_path: Path):
+    (tmp_path / "test_theirs.py").write_text(THEIRS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers -W error\n")
+    shutil.copytree(bundle, tmp_path / "small")
+    said = run(sys.executable, "-P", "-m", "pytest", "-q", "-rP", "-n", "2", "--parity-report",
+               "reports", "--parity-require", "ort-cpu", cwd=tmp_path,
+               PYTHONPATH=str(site))  # fmt: skip
+    assert str(site / "attn_export" / "__init__.py") in said
+    assert re.search(r"\d\d passed in", said)
+    assert len(list((tmp_path / "reports").iterdir())) in (2, 3)  # one for each process
 
 
 def test_the_lock_has_every_dependency_within_its_range_and_torch_at_its_version():

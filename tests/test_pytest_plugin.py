@@ -12,8 +12,8 @@ import pytest
 
 from attn_export.tensorfile import read_tensor, write_tensor
 
-TESTS = """
-import pytest
+# Two files: what has to do with bundles needs no torch, and is done in a third of the time.
+MODULES = """
 import torch
 from torch import nn
 
@@ -42,6 +42,52 @@ def test_a_spec(parity):
 
 def test_a_gate_that_nothing_meets(parity):
     parity(Scores().eval(), {"query": torch.randn(2, 5, 8)}, AXES, dialects=["standard"], atol=0.0)
+"""
+WRONG = """
+import pytest
+import torch
+from torch import nn
+
+from attn_export import assert_parity
+
+AXES = {"input": {0: "batch", 1: "query_len"}}
+
+
+def inputs():
+    return {"input": torch.randn(2, 5, 8)}
+
+
+class Branches(nn.Linear):
+    def forward(self, input):
+        return super().forward(input) if input.shape[1] > 8 else input
+
+
+def test_refused(parity):
+    parity(Branches(8, 8).eval(), inputs(), AXES)
+
+
+def test_refused_by_the_function():
+    assert_parity(Branches(8, 8).eval(), inputs(), AXES)
+
+
+def test_gate_of_the_function():
+    assert_parity(nn.Linear(8, 8).eval(), inputs(), AXES, dialects=["standard"], atol=0.0)
+
+
+def test_an_option_that_there_is_not(parity):
+    parity(nn.Linear(8, 8).eval(), inputs(), AXES, runtime="ort-cpu")
+
+
+def test_no_bundle(parity):
+    parity("nothing")
+
+
+@pytest.mark.parity("small", runtimes=["tensorrt"])
+def test_marker(parity_case):
+    parity_case.check()
+"""
+BUNDLES = """
+import pytest
 
 
 @pytest.mark.parity("small")
@@ -57,7 +103,8 @@ def test_a_whole_bundle(parity):
 @pytest.fixture
 def project(bundle: Path, tmp_path: Path) -> Path:
     """A project of somebody else's, with a bundle in it."""
-    (tmp_path / "test_theirs.py").write_text(TESTS)
+    (tmp_path / "test_modules.py").write_text(MODULES)
+    (tmp_path / "test_bundles.py").write_text(BUNDLES)
     shutil.copytree(bundle, tmp_path / "small")
     return tmp_path
 
@@ -79,8 +126,8 @@ def outcomes(project: Path, *words: str) -> tuple[dict[str, int], str]:
 
 
 def test_modules_specs_and_bundles_pass_and_a_failure_is_explained(project: Path):
-    counts, said = outcomes(project, "-k", "not bundle", "--parity-report", "reports")
-    assert counts == {"failed": 1, "passed": 2, "deselected": counts["deselected"]}
+    counts, said = outcomes(project, "test_modules.py", "--parity-report", "reports")
+    assert counts == {"failed": 1, "passed": 2}
     assert "no parity" in said
     assert "outside --atol 0 --rtol 0 of eager" in said
     assert "array(" not in said
@@ -89,10 +136,27 @@ def test_modules_specs_and_bundles_pass_and_a_failure_is_explained(project: Path
     assert sum(json.loads(path.read_text())["passed"] for path in reports) == 2
 
 
+def test_what_is_wrong_is_said_once_without_our_source_or_arrays(project: Path):
+    (project / "test_wrong.py").write_text(WRONG)
+    counts, said = outcomes(project, "test_wrong.py", "-k", "not test_marker or B1_P0_L1]")
+    assert counts == {"failed": 5, "error": 1, "deselected": counts["deselected"]}
+    told = said.partition("short test summary info")[0]
+    for text, times in (
+        ("axis 'query_len' (input.shape[1]) was narrowed", 2),
+        ("no parity: ort-cpu: ", 1),
+        ("build() got an unexpected keyword argument 'runtime'", 1),
+        ("nothing is no bundle", 1),
+        ("unknown runtime 'tensorrt'", 1),
+    ):
+        assert told.count(text) == times, text
+    for text in ("another exception", "tensor(", "array(", "torch.__trace", "def ", "attn_export/"):
+        assert text not in told.replace("def test_", "").replace("def inputs", ""), text
+
+
 def test_each_case_of_a_bundle_is_a_test_also_with_xdist(project: Path):
     cases = len(json.loads((project / "small" / "golden" / "index.json").read_text())["cases"])
-    assert outcomes(project, "-k", "bundle")[0]["passed"] == cases + 1
-    assert outcomes(project, "-k", "bundle", "-n", "2")[0]["passed"] == cases + 1
+    assert outcomes(project, "test_bundles.py")[0]["passed"] == cases + 1
+    assert outcomes(project, "test_bundles.py", "-n", "2")[0]["passed"] == cases + 1
 
 
 def test_a_bundle_that_was_changed_is_refused_in_one_line(project: Path):
@@ -101,21 +165,22 @@ def test_a_bundle_that_was_changed_is_refused_in_one_line(project: Path):
     path = folder / entry["folder"] / "output_0.pb"
     name, array = read_tensor(path)
     write_tensor(path, name, array * 1.01)
-    counts, said = outcomes(
-        project, "-k", "bundle", "-x", "--deselect", "test_theirs.py::test_a_bundle"
-    )
+    counts, said = outcomes(project, "test_bundles.py::test_a_whole_bundle")
     assert "was changed after the bundle was written" in said
     assert counts["failed"] == 1
 
 
 def test_a_required_runtime_that_is_not_here_fails(project: Path):
-    counts, said = outcomes(project, "-k", "whole_bundle", "--parity-require", "ort-cuda")
+    counts, said = outcomes(
+        project, "test_bundles.py::test_a_whole_bundle", "--parity-require", "ort-cuda"
+    )
     assert counts["failed"] == 1
     assert "ort-cuda not run" in said
 
 
 def test_named_runtimes_take_the_place_of_those_of_the_test(project: Path):
-    words = ("-k", "whole_bundle", "--parity-runtime", "onnx-reference", "--parity-report", "r")
+    options = ("--parity-runtime", "onnx-reference", "--parity-report", "r")
+    words = ("test_bundles.py::test_a_whole_bundle", *options)
     assert outcomes(project, *words)[0]["passed"] == 1
     (path,) = (project / "r").iterdir()
     runs = json.loads(path.read_text())["runs"]
@@ -123,12 +188,13 @@ def test_named_runtimes_take_the_place_of_those_of_the_test(project: Path):
 
 
 def test_a_marker_without_a_bundle_or_with_a_wrong_one_is_one_line(project: Path):
-    for marker, says in (
-        ("", "needs @pytest.mark.parity(BUNDLE)"),
-        ('"nothing"', "cannot be read"),
+    for marker, fixture, says in (
+        ("", "parity_case", "needs @pytest.mark.parity(BUNDLE)"),
+        ('"nothing"', "parity_case", "cannot be read"),
+        ('"nothing"', "", "is marked with parity and does not use parity_case"),
     ):
-        text = f"import pytest\n@pytest.mark.parity({marker})\ndef test_it(parity_case): pass\n"
-        (project / "test_theirs.py").write_text(text)
-        done = run(project)
+        text = f"import pytest\n@pytest.mark.parity({marker})\ndef test_it({fixture}): pass\n"
+        (project / "test_bundles.py").write_text(text)
+        done = run(project, "test_bundles.py")
         assert done.returncode == 4 or done.returncode == 2
         assert says in done.stdout + done.stderr

@@ -10,9 +10,11 @@ from typing import Any
 import click
 
 from attn_export.cli.bench import bench_command
+from attn_export.cli.explain import explain_command
 from attn_export.cli.kit import kit_command
 from attn_export.cli.options import runtime_options, spec_options
 from attn_export.cli.output import Output, output_options
+from attn_export.cli.probe import probe_command
 from attn_export.cli.source import Source
 from attn_export.errors import (
     INTERRUPTED,
@@ -125,6 +127,7 @@ def build_command(
     --module.
     """
     from attn_export.jobs.build import build
+    from attn_export.jobs.why import explained
     from attn_export.report.progress import progress
 
     changes = {name: value for name, value in fields.items() if value is not None}
@@ -139,7 +142,8 @@ def build_command(
             subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
             require=require, atol=atol, rtol=rtol, seed=seed, progress=bar,
         )  # fmt: skip
-    place = output if report.passed else output.with_name(output.name + ".failed")
+        place = output if report.passed else output.with_name(output.name + ".failed")
+        report = explained(report, place, progress=bar)
     return wanted.render(report, place)
 
 
@@ -168,6 +172,7 @@ def verify_command(
 ) -> int:
     """Replay a bundle's golden vectors; needs no torch."""
     from attn_export.jobs.verify import verify
+    from attn_export.jobs.why import explained
     from attn_export.report.progress import progress
 
     wanted = Output(json_file, junit_file, html_file, quiet)
@@ -175,7 +180,9 @@ def verify_command(
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     with progress(quiet=quiet) as bar:
-        report = verify(bundle, graph=graph, progress=bar, **options)
+        report = explained(
+            verify(bundle, graph=graph, progress=bar, **options), bundle, graph, progress=bar
+        )
     return wanted.render(report, place=None)
 
 
@@ -221,7 +228,9 @@ def lower_command(model: Path, dialect: str, output: Path) -> int:
 
 
 cli.add_command(bench_command)
+cli.add_command(explain_command)
 cli.add_command(kit_command)
+cli.add_command(probe_command)
 
 
 @cli.command("runtimes")

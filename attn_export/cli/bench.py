@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from attn_export.errors import OutputError
+from attn_export.cli.output import STDOUT, check_folders, write_file
 
 SIZE = click.IntRange(min=1)
 
@@ -55,8 +55,7 @@ def bench_command(
     from attn_export.report.bench_data import bench_to_json
     from attn_export.report.progress import progress
 
-    if json_file and json_file != "-" and not Path(json_file).absolute().parent.is_dir():
-        raise OutputError(f"cannot write {json_file}: there is no such folder")
+    check_folders(json_file)
     if chart:
         check_chart_file(chart)
     with progress(quiet=quiet) as bar:
@@ -66,11 +65,11 @@ def bench_command(
         )  # fmt: skip
     if chart:
         write_chart({report.name: report.contests}, chart)
-    if json_file == "-":
+    if json_file == STDOUT:
         click.echo(bench_to_json(report), nl=False)
         return report.exit_code
     if json_file:
-        _write(Path(json_file), bench_to_json(report))
+        write_file(json_file, bench_to_json(report))
     if not quiet or report.exit_code:
         from rich.console import Console
 
@@ -78,10 +77,3 @@ def bench_command(
 
         print_bench(report, Console(stderr=quiet))
     return report.exit_code
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error

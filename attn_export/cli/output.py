@@ -56,9 +56,7 @@ class Output:
         Raises:
             OutputError: If a file's folder is not there.
         """
-        for file in (self.json_file, self.junit_file, self.html_file):
-            if file and file != STDOUT and not Path(file).absolute().parent.is_dir():
-                raise OutputError(f"cannot write {file}: there is no such folder")
+        check_folders(self.json_file, self.junit_file, self.html_file)
 
     def render(self, report: Any, place: Path | None) -> int:
         """Write and print a report; its exit code.
@@ -74,7 +72,7 @@ class Output:
             if file == STDOUT:
                 click.echo(text, nl=False)
             else:
-                _write(file, text)
+                write_file(file, text)
         _tell_github(report, speaks=self.json_file != STDOUT)
         if self.json_file != STDOUT and not (self.quiet and report.passed):
             self._print(report, place)
@@ -90,9 +88,10 @@ class Output:
 
             yield self.junit_file, to_junit(report)
         if self.html_file:
+            from attn_export.graph.neighbourhood import read_neighbourhood
             from attn_export.report.html import to_html
 
-            yield self.html_file, to_html(report)
+            yield self.html_file, to_html(report, read_neighbourhood(report.model))
 
     def _print(self, report: Any, place: Path | None) -> None:
         from rich.console import Console
@@ -107,7 +106,23 @@ class Output:
             )
 
 
-def _write(file: str, text: str) -> None:
+def check_folders(*files: str | None) -> None:
+    """Refuse files that could not be written.
+
+    Raises:
+        OutputError: If the folder of one is not there.
+    """
+    for file in files:
+        if file and file != STDOUT and not Path(file).absolute().parent.is_dir():
+            raise OutputError(f"cannot write {file}: there is no such folder")
+
+
+def write_file(file: str, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
     try:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -42,7 +42,7 @@ def _of_attention(node: ir.Node) -> set[str]:
             continue
         dtype = f": {value.dtype.name}" if index == MASK and value.dtype else ""
         uses.add(name + dtype)
-        if index == MASK and _is_given(value):
+        if index == MASK and is_given(value):
             uses.add(f"given {name}{dtype}")
     for name in ("is_causal", "softcap"):
         attribute = node.attributes.get(name)
@@ -76,7 +76,7 @@ def _before_unsqueeze(value: ir.Value) -> ir.Value:
     return value
 
 
-def _is_given(value: ir.Value) -> bool:
+def is_given(value: ir.Value) -> bool:
     """Whether what it holds comes from an input, not from the sizes of inputs alone."""
     values, seen = [value], {value}
     while values:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_export.errors import AttnExportError
 from attn_export.nouns import Report
 from attn_export.scratch import scratch
 
@@ -46,10 +49,14 @@ def assert_parity(
         AssertionError: If not: with the table, what failed, and why.
         AttnExportError: If it cannot be built or read at all.
     """
-    report = parity_report(
-        of, inputs, axes, outputs=outputs, runtimes=runtimes, require=require, dialects=dialects,
-        atol=atol, rtol=rtol,
-    )  # fmt: skip
+    __tracebackhide__ = True  # pytest shows the line of the test, not this function and its arrays
+    try:
+        report = parity_report(
+            of, inputs, axes, outputs=outputs, runtimes=runtimes, require=require,
+            dialects=dialects, atol=atol, rtol=rtol,
+        )  # fmt: skip
+    except AttnExportError as error:  # its one line says it all
+        raise error.with_traceback(None) from None
     if not report.passed:
         raise AssertionError(failure(report))
     return report
@@ -64,23 +71,52 @@ def parity_report(
     dialects: Sequence[str] = ("all",),
     **options: Any,
 ) -> Report:
-    """The report of `assert_parity`, whatever it says."""
+    """The report of `assert_parity`, whatever it says; where numbers are wrong, with the cause."""
+    __tracebackhide__ = True
+    from attn_export.jobs.why import explained
+
     if isinstance(of, str | os.PathLike):
         from attn_export.jobs.verify import verify
 
-        return verify(Path(of), **options)
+        return explained(verify(Path(of), **options), Path(of))
     from attn_export.jobs.build import build
 
     subject, name = _subject(of, inputs, axes, outputs)
-    with scratch() as folder:
-        return build(subject, folder / BUNDLE, name=name, dialects=dialects, **options)
+    with scratch() as folder, _without_traces():
+        report = build(subject, folder / BUNDLE, name=name, dialects=dialects, **options)
+        return explained(report, folder / f"{BUNDLE}.failed")
 
 
 def failure(report: Report) -> str:
-    """What a failed assertion says: the report as in the terminal, plain."""
+    """What a failed assertion says: who fails where in one line, and the report in plain text."""
+    from attn_export.report.matrix import matrix
     from attn_export.report.terminal import to_text
 
-    return f"no parity\n{to_text(report)}"
+    wrong = "; ".join(
+        f"{reason} ({', '.join(graphs)})"
+        for reason, graphs in matrix(report).reasons("red").items()
+    )
+    wrong = "; ".join(report.explanations) or wrong
+    headline = f"no parity: {wrong}" if wrong else "no parity: no runtime ran a case"
+    return f"{headline}\n\n{to_text(report, '--parity-report DIR')}"
+
+
+@contextlib.contextmanager
+def _without_traces() -> Iterator[None]:
+    """Keep PyTorch's records for its own tools out of the log that pytest shows for a failure."""
+    if "TORCH_TRACE" in os.environ:  # somebody wants them
+        yield
+        return
+    log = logging.getLogger("torch.__trace")
+    log.addFilter(_nothing)  # that it hands on what it gets is set anew while PyTorch exports
+    try:
+        yield
+    finally:
+        log.removeFilter(_nothing)
+
+
+def _nothing(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _subject(

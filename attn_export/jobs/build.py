@@ -90,8 +90,8 @@ def build(
             judged = work.judge(subject)
             report = _report(name, settled, judged)
             work.write(subject, judged, report)
-        stage.publish(failed=not report.passed)
-    return report
+        place = stage.publish(failed=not report.passed)
+    return dataclasses.replace(report, model=place / MODEL)
 
 
 def _subject_of(subject: Subject | AttentionSpec, seed: int) -> Subject:
@@ -162,7 +162,10 @@ class _Work:
         exported = self._export(subject)
         forms, left_out = self._lower(exported, subject)
         goldens, notes = self._golden(subject)
-        runs, verdicts = judge_pool(self.pool, goldens, self.out, self.gate, self.progress.advance)
+        axes = subject.expected().outputs
+        runs, verdicts = judge_pool(
+            self.pool, goldens, axes, self.out, self.gate, self.progress.advance
+        )
         if "bfloat16" in subject.narrow_dtypes().values():
             notes = (*notes, CAST_NOTE)
         dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
@@ -208,11 +211,14 @@ class _Work:
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
         """Write what belongs into the bundle beside the graphs and the golden vectors."""
+        from attn_export.graph.neighbourhood import neighbourhood
+
         folder = self.folder
         if subject.spec is not None:
             (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")
-        (folder / PAGE).write_text(to_html(report), encoding="utf-8")
+        drawing = neighbourhood(judged.exported.model)
+        (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
         expected = subject.expected()
         manifest: dict[str, Any] = {
             "name": report.name,

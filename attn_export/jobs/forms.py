@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attn_export.bundle import MODEL
 from attn_export.errors import GraphError, UsageError
 from attn_export.nouns import GraphFile
+from attn_export.runtimes.ort_cpu import ORT_NEEDED
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -20,11 +21,6 @@ if TYPE_CHECKING:
 ALL = "all"
 DIALECTS = ("standard", "portable", "ort")
 """Spelled out: what `graph.lower` imports would make the command line slow."""
-
-ORT_NEEDED = "1.28"
-"""The first ONNX Runtime whose CPU `Attention` passes every case: measured on 1.22 to 1.31, of
-which 1.22 lacks the opset, and 1.23 to 1.27 give NaN or numbers out of nowhere for a fully masked
-row."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from attn_export.bundle import GOLDEN, graph_files, read_bundle, read_manifest
+from attn_export.bundle import GOLDEN, MODEL, graph_files, read_bundle, read_manifest
 from attn_export.cases.golden import case_folders, read_golden
 from attn_export.environment import environment
 from attn_export.errors import GraphError
@@ -76,8 +76,10 @@ def verify(
         progress.expect(pool.expected())
         from attn_export.parity.replay import judge_pool
 
-        runs, verdicts = judge_pool(pool, goldens, out, Gate(atol, rtol), progress.advance)
-    report = Report(manifest["name"], runs, verdicts, made_with, ())
+        gate = Gate(atol, rtol)
+        runs, verdicts = judge_pool(pool, goldens, axes, out, gate, progress.advance)
+    drawn = other or folder / MODEL
+    report = Report(manifest["name"], runs, verdicts, made_with, (), drawn)
     if before is not None:
         return against(report, before)
     if baseline and report.passed:

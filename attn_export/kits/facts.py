@@ -7,13 +7,12 @@ from typing import Any
 
 from attn_export.errors import UsageError
 from attn_export.nouns import DECODE, GraphFile
+from attn_export.runtimes.ort_cpu import ORT_NEEDED
 from attn_export.spec import AttentionSpec
 
 NEW, KEYS, PAST = "query_len", "total_len", "past_len"
 LONGEST = 64
 """A replay token by token of more would make a self-test slow."""
-
-ORT_NEEDED = "1.28"
 
 
 def graph_for(

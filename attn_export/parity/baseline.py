@@ -74,9 +74,7 @@ def against(report: Report, baseline: Baseline, factor: float = FACTOR) -> Repor
     """
     versions = {_place(run): _version(run) for run in report.runs}
     verdicts = tuple(_compared(v, baseline, versions, factor) for v in report.verdicts)
-    unknown = dict.fromkeys(
-        f"{v.runtime}/{v.graph}" for v in report.verdicts if _before(v, baseline) is None
-    )
+    unknown = dict.fromkeys(_place(v) for v in report.verdicts if _before(v, baseline) is None)
     notes = report.notes
     if unknown:
         notes = (*notes, f"not in the baseline: {', '.join(unknown)}; --update adds it")
@@ -98,8 +96,8 @@ def write_baseline(path: Path, report: Report) -> None:
     errors: Shares = {}
     for verdict in report.verdicts:
         if verdict.worst is not None:
-            place = errors.setdefault(f"{verdict.runtime}/{verdict.graph}", {})
-            place[f"{verdict.case}/{verdict.output}"] = verdict.worst
+            place = errors.setdefault(_place(verdict), {})
+            place[_name(verdict)] = verdict.worst
     versions = {_place(run): _version(run) for run in report.runs if _place(run) in errors}
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -117,7 +115,7 @@ def _compared(
         return verdict
     if now <= factor * max(before, FLOOR):
         return verdict
-    place = f"{verdict.runtime}/{verdict.graph}"
+    place = _place(verdict)
     was, is_ = baseline.versions.get(place, "?"), versions.get(place, "?")
     since = f"{verdict.runtime} {was} before, {is_} now" if was != is_ else f"{is_} as before"
     message = (
@@ -128,12 +126,16 @@ def _compared(
 
 
 def _before(verdict: Verdict, baseline: Baseline) -> float | None:
-    errors = baseline.shares.get(f"{verdict.runtime}/{verdict.graph}", {})
-    return errors.get(f"{verdict.case}/{verdict.output}")
+    errors = baseline.shares.get(_place(verdict), {})
+    return errors.get(_name(verdict))
 
 
-def _place(run: RuntimeRun) -> str:
-    return f"{run.runtime}/{run.graph}"
+def _place(of: RuntimeRun | Verdict) -> str:
+    return f"{of.runtime}/{of.graph}"
+
+
+def _name(verdict: Verdict) -> str:
+    return f"{verdict.case}/{verdict.output}"
 
 
 def _version(run: RuntimeRun) -> str:

@@ -14,7 +14,8 @@ import numpy as np
 
 from attn_export.nouns import Allowed, Arrays, Golden, Verdict
 from attn_export.parity.gate import Gate
-from attn_export.parity.measures import measure, zero_rows
+from attn_export.parity.measures import measure
+from attn_export.parity.place import worst_index, wrong_kinds
 from attn_export.tensorfile import is_floating
 
 
@@ -61,7 +62,7 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
         return verdict if same else _failed(verdict, _where(got != truth, got, truth))
     r, t, e = (array.astype(np.float64) for array in (got, truth, eager))
     verdict = _with_differences(verdict, r, e)
-    problem = _nonfinite_problem(r, t) or _zero_row_problem(r, t)
+    problem = _kind_problem(r, t)
     if problem:
         return _failed(verdict, problem)
     allowed = golden.allowed[name]
@@ -86,7 +87,7 @@ def _within(verdict: Verdict, r: np.ndarray, t: np.ndarray, allowed: Allowed) ->
         error, limit, over = found.row, allowed.row, "one row"
     else:
         return verdict
-    place = _worst(r, t)
+    place = _worst(r, t, by_row=over == "one row")
     return _failed(verdict, f"relative error {error:.2e} over {over}, allowed {limit:.2e}; {place}")
 
 
@@ -113,27 +114,11 @@ def _with_differences(verdict: Verdict, r: np.ndarray, e: np.ndarray) -> Verdict
     )
 
 
-def _nonfinite_problem(r: np.ndarray, t: np.ndarray) -> str:
-    if np.isfinite(r).all() and np.isfinite(t).all():
-        return ""
-    for what, in_got, in_truth in (
-        ("NaN", np.isnan(r), np.isnan(t)),
-        ("+Inf", np.isposinf(r), np.isposinf(t)),
-        ("-Inf", np.isneginf(r), np.isneginf(t)),
-    ):
-        wrong = in_got != in_truth
+def _kind_problem(r: np.ndarray, t: np.ndarray) -> str:
+    for what, wrong in wrong_kinds(r, t):
         if wrong.any():
-            return f"{what} in other places than the truth has them; {_where(wrong, r, t)}"
+            return f"{what}; {_where(wrong, r, t)}"
     return ""
-
-
-def _zero_row_problem(r: np.ndarray, t: np.ndarray) -> str:
-    # Where t is infinite, so is r by now: such elements are compared, and count as 0 here.
-    finite = np.isfinite(np.atleast_1d(t))
-    wrong = zero_rows(np.where(finite, t, 0.0))[..., None] & finite & (np.atleast_1d(r) != 0)
-    if not wrong.any():
-        return ""
-    return f"a row that has to be 0 is not; {_where(wrong.reshape(r.shape), r, t)}"
 
 
 def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
@@ -146,12 +131,9 @@ def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
     )
 
 
-def _worst(r: np.ndarray, t: np.ndarray) -> str:
-    usable = np.isfinite(r) & np.isfinite(t)
-    distance = np.abs(np.where(usable, r, 0.0) - np.where(usable, t, 0.0))
-    index = np.unravel_index(int(np.argmax(distance)), distance.shape)
-    at = [int(i) for i in index]
-    return f"worst at {at}: actual {r[index]:.6g}, expected {t[index]:.6g}"
+def _worst(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> str:
+    index = worst_index(r, t, by_row=by_row)
+    return f"worst at {list(index)}: actual {r[index]:.6g}, expected {t[index]:.6g}"
 
 
 def _failed(verdict: Verdict, message: str) -> Verdict:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from attn_export.nouns import Golden, RuntimeRun, Verdict
+from attn_export.parity.error_map import Shape, Worst
 from attn_export.parity.gate import Gate
 from attn_export.parity.judge import judge
 from attn_export.runtimes.pool import Pool, outputs_of
@@ -18,13 +19,19 @@ Advance = Callable[[str], None]
 
 
 def judge_pool(
-    pool: Pool, goldens: Sequence[Golden], out: Path, gate: Gate, advance: Advance
+    pool: Pool,
+    goldens: Sequence[Golden],
+    axes: Mapping[str, Shape],
+    out: Path,
+    gate: Gate,
+    advance: Advance,
 ) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...]]:
     """Wait for the runtimes, and compare each case with its truth.
 
     Args:
         pool: Started, on the cases of `goldens`.
         goldens: The truth.
+        axes: For each output its shape, dynamic axes by name.
         out: The folder that the pool was given for outputs.
         gate: The user's own tolerances.
         advance: Told about every case.
@@ -37,11 +44,13 @@ def judge_pool(
     assert len(numbered) == len(goldens), "two cases of one name"
     for (name, graph), worker in pool.workers.items():
         given = pool.expected_of(graph)
-        verdicts += _judge_worker(worker, graph, given, numbered, out, gate, advance)
+        worst = Worst()
+        verdicts += _judge_worker(worker, graph, given, numbered, out, gate, advance, worst)
         # What can run here has to: only an absent runtime may be forgiven.
         facts = {"version": worker.runtime.version(), **worker.facts}
         required = worker.outcome != "not run"
-        runs.append(RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts))
+        place = worst.drawn(axes) if worker.outcome != "refused" else None
+        runs.append(RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts, place))
     return tuple(runs), tuple(verdicts)
 
 
@@ -53,6 +62,7 @@ def _judge_worker(
     out: Path,
     gate: Gate,
     advance: Advance,
+    worst: Worst,
 ) -> list[Verdict]:
     name = worker.runtime.name
     verdicts: list[Verdict] = []
@@ -64,7 +74,9 @@ def _judge_worker(
         else:
             number, golden = goldens[served.case]
             outputs = read_outputs(outputs_of(out, name, graph, number), served.outputs)
-            verdicts += judge(name, graph, golden, outputs, gate)
+            found = judge(name, graph, golden, outputs, gate)
+            worst.see(found, golden, outputs)
+            verdicts += found
         advance(f"{name}: {served.case}")
     if worker.outcome == "ran" and served_count < given:
         worker.outcome = "crashed"

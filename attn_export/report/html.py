@@ -4,52 +4,70 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_export.nouns import Report, Verdict
+from attn_export.report import error_pictures
+from attn_export.report.attention_drawing import drawn
+from attn_export.report.error_pictures import figures
 from attn_export.report.matrix import form_name
-from attn_export.report.summary import Summary, problems, summaries
+from attn_export.report.summary import Summary, problems, summaries, verdicts_by_case
 
-TEMPLATE = Path(__file__).with_name("report.html.j2")
+if TYPE_CHECKING:
+    from attn_export.graph.neighbourhood import Neighbourhood
+
+TEMPLATES = Path(__file__).with_name("page")
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
 """Error over allowed: where a step of the heat map's colours ends."""
 
 FIGURES = ("whole", "row", "max_abs", "max_rel")
 
 
-def to_html(report: Report) -> str:
-    """The report as HTML."""
+def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
+    """The report as HTML.
+
+    Args:
+        report: What it says.
+        drawing: The attention part of the graph, to draw it.
+    """
     import jinja2
 
     environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    template = environment.get_template("report.html.j2")
     found = summaries(report)
     ran = [summary for summary in found if summary.cases]
+    cases = list(dict.fromkeys(verdict.case for verdict in report.verdicts))
     return template.render(
         report=report,
         steps=STEPS,
-        rows=[_row(report, summary) for summary in ran],
-        cases=_cases(report),
+        rows=[_row(report, summary, cases) for summary in ran],
+        cases=cases,
         absent=[summary.run for summary in found if summary.run.outcome != "ran"],
         problems=problems(report),
         form=form_name,
         outputs=_outputs(report),
+        figures=figures(report),
+        shares=error_pictures.STEPS,
+        shown=error_pictures.SHOWN,
+        attention=drawing,
+        drawn=drawn(drawing) if drawing else None,
     )
 
 
-def _row(report: Report, summary: Summary) -> dict[str, Any]:
+def _row(report: Report, summary: Summary, cases: list[str]) -> dict[str, Any]:
     """A runtime with a graph: its figures, and a cell for each case."""
     run = summary.run
-    mine = [v for v in report.verdicts if (v.runtime, v.graph) == (run.runtime, run.graph)]
-    by_case: dict[str, list[Verdict]] = {}
-    for verdict in mine:
-        by_case.setdefault(verdict.case, []).append(verdict)
+    by_case = verdicts_by_case(report, run)
     return {
         "summary": summary,
         "name": f"{run.runtime}, {form_name(run.graph)}",
-        "cells": [_cell(case, by_case.get(case)) for case in _cases(report)],
+        "cells": [_cell(case, by_case.get(case)) for case in cases],
     }
 
 
@@ -62,10 +80,6 @@ def _cell(case: str, verdicts: list[Verdict] | None) -> dict[str, str]:
         return {"step": "failed", "mark": "✗", "text": f"{case}: {wrong[0].status}, {worst:.3g}"}
     step = sum(worst > limit for limit in STEPS[:-1])
     return {"step": str(step), "mark": "", "text": f"{case}: passed, {worst:.3g}"}
-
-
-def _cases(report: Report) -> list[str]:
-    return list(dict.fromkeys(v.case for v in report.verdicts))
 
 
 def _outputs(report: Report) -> list[dict[str, Any]]:

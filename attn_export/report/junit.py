@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from attn_export.nouns import Report, RuntimeRun, Verdict
+from attn_export.report.summary import verdicts_by_case
 
 ELEMENTS = {"failed": "failure", "unusable": "failure", "error": "error"}
 """What a verdict becomes that did not pass."""
@@ -49,11 +50,7 @@ def _suite(report: Report, run: RuntimeRun) -> ElementTree.Element:
 
 
 def _cases(report: Report, run: RuntimeRun, suite: str) -> Iterator[ElementTree.Element]:
-    by_case: dict[str, list[Verdict]] = {}
-    for verdict in report.verdicts:
-        if (verdict.runtime, verdict.graph) == (run.runtime, run.graph):
-            by_case.setdefault(verdict.case, []).append(verdict)
-    for name, verdicts in by_case.items():
+    for name, verdicts in verdicts_by_case(report, run).items():
         yield _case(suite, name, verdicts)
     if run.outcome != "ran":
         # The runtime itself: what it did not run has no cases.

@@ -30,7 +30,9 @@ def to_markdown(report: Report) -> str:
     if len(failed) > SHOWN:
         wrong.append(f"- and {len(failed) - SHOWN} more")
     notes = [f"- {_escaped(note)}" for note in report.notes]
-    for title, part in (("Failed", wrong), ("Not run to the end", not_ran), ("Notes", notes)):
+    why = [f"- {_escaped(sentence)}" for sentence in report.explanations]
+    parts = {"Why": why, "Failed": wrong, "Not run to the end": not_ran, "Notes": notes}
+    for title, part in parts.items():
         if part:
             lines += ["", f"### {title}", "", *dict.fromkeys(part)]
     return "\n".join(lines) + "\n"

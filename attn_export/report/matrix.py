@@ -33,11 +33,15 @@ class Matrix:
     graphs: tuple[str, ...]
     cells: dict[tuple[str, str], Cell]
 
-    def reasons(self) -> dict[str, list[str]]:
-        """By runtime and reason, in the order of the report, which graphs it holds for."""
+    def reasons(self, *colours: Colour) -> dict[str, list[str]]:
+        """By runtime and reason, in the order of the report, which graphs it holds for.
+
+        Args:
+            colours: Those of the cells; all but green by default.
+        """
         found: dict[str, list[str]] = {}
         for (runtime, graph), cell in self.cells.items():
-            if cell.colour != "green":
+            if cell.colour in (colours or ("red", "grey")):
                 found.setdefault(f"{runtime}: {cell.reason}", []).append(graph)
         return found
 

@@ -29,7 +29,7 @@ class Summary:
 
 def summaries(report: Report) -> list[Summary]:
     """One summary for each runtime and graph."""
-    return [_summary(run, _verdicts(report, run)) for run in report.runs]
+    return [_summary(run, verdicts_by_case(report, run)) for run in report.runs]
 
 
 def problems(report: Report) -> list[Verdict]:
@@ -37,17 +37,21 @@ def problems(report: Report) -> list[Verdict]:
     return [verdict for verdict in report.verdicts if verdict.status != "passed"]
 
 
-def _verdicts(report: Report, run: RuntimeRun) -> list[Verdict]:
-    return [v for v in report.verdicts if (v.runtime, v.graph) == (run.runtime, run.graph)]
+def verdicts_by_case(report: Report, run: RuntimeRun) -> dict[str, list[Verdict]]:
+    """The verdicts of one runtime and graph, by case."""
+    found: dict[str, list[Verdict]] = {}
+    for verdict in report.verdicts:
+        if (verdict.runtime, verdict.graph) == (run.runtime, run.graph):
+            found.setdefault(verdict.case, []).append(verdict)
+    return found
 
 
-def _summary(run: RuntimeRun, verdicts: list[Verdict]) -> Summary:
-    names = {verdict.case for verdict in verdicts}
-    broken = {verdict.case for verdict in verdicts if verdict.status != "passed"}
+def _summary(run: RuntimeRun, by_case: dict[str, list[Verdict]]) -> Summary:
+    verdicts = [verdict for of_case in by_case.values() for verdict in of_case]
     return Summary(
         run,
-        cases=len(names),
-        passed=len(names - broken),
+        cases=len(by_case),
+        passed=sum(all(v.status == "passed" for v in of_case) for of_case in by_case.values()),
         worst=max((v.worst or 0.0 for v in verdicts), default=0.0),
         max_abs=max((v.max_abs or 0.0 for v in verdicts), default=0.0),
         max_rel=max((v.max_rel or 0.0 for v in verdicts), default=0.0),

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from attn_export.nouns import Report
-from attn_export.report.matrix import Cell, Matrix, matrix
+from attn_export.report.matrix import Cell, Matrix, form_name, matrix
 from attn_export.report.summary import Summary, problems, summaries
 
 FEW = 2
@@ -19,52 +19,64 @@ SHOWN = 8
 """How many failed verdicts are written out; the rest is in report.json."""
 
 
-def print_report(report: Report, console: Console) -> None:
-    """Print the table, what failed, the notes and the verdict."""
+def print_report(report: Report, console: Console, option: str = "--json FILE") -> None:
+    """Print the table, what failed, the notes and the verdict.
+
+    Args:
+        report: Which.
+        console: Where to.
+        option: What to give to have the whole report.
+    """
     found = summaries(report)
     ran = [summary for summary in found if summary.cases]
     if len({summary.run.runtime for summary in ran}) > FEW:
         _print_matrix(matrix(report), console)
     else:
         if ran:
-            console.print(_table(ran))
+            console.print(_table(ran, console))
         # The same reason holds for all graphs.
         for line in dict.fromkeys(_not_ran(s) for s in found if s.run.outcome != "ran"):
-            console.print(line, highlight=False, soft_wrap=True)
+            _say(line, console)
     # What a whole run failed of is said once, above.
     said = {run.reason for run in report.runs if run.outcome != "ran"}
     failed = [verdict for verdict in problems(report) if verdict.message not in said]
     for verdict in failed[:SHOWN]:
-        where = f"{verdict.runtime} {verdict.case} {verdict.output}".strip()
-        console.print(
-            f"[red]{verdict.status}[/] {escape(where)}: {escape(verdict.message)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        form = form_name(verdict.graph)
+        where = f"{verdict.runtime} {form} {verdict.case} {verdict.output}".strip()
+        _say(f"[red]{verdict.status}[/] {escape(where)}: {escape(verdict.message)}", console)
     if len(failed) > SHOWN:
-        console.print(f"… and {len(failed) - SHOWN} more; --json FILE has all", highlight=False)
+        _say(f"… and {len(failed) - SHOWN} more; {option} has all", console)
+    for sentence in report.explanations:
+        _say(f"why: {escape(sentence)}", console)
     for note in report.notes:
-        console.print(f"note: {escape(note)}", highlight=False, soft_wrap=True)
+        _say(f"note: {escape(note)}", console)
     verdict_line = "[green]passed[/]" if report.passed else f"[red]failed[/] ({report.exit_code})"
-    console.print(f"{escape(report.name)}: {verdict_line}", highlight=False, soft_wrap=True)
+    _say(f"{escape(report.name)}: {verdict_line}", console)
 
 
-def to_text(report: Report) -> str:
-    """What `print_report` prints, plain, 100 columns wide."""
+def to_text(report: Report, option: str) -> str:
+    """What `print_report` prints, plain, 100 columns wide, without spaces at the ends of lines."""
     out = io.StringIO()
-    print_report(report, Console(file=out, width=100, color_system=None))
-    return out.getvalue()
+    print_report(report, Console(file=out, width=100, color_system=None), option)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _say(line: str, console: Console) -> None:
+    # Broken between words for eyes; in a file or a log each message is on one line.
+    console.print(line, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def _print_matrix(found: Matrix, console: Console) -> None:
-    console.print("worst error / allowed", highlight=False)
+    _say("worst error / allowed", console)
     table = _empty_table(("runtime", "left"), *((graph, "right") for graph in found.graphs))
+    for column in table.columns[1:]:
+        column.no_wrap = False  # where most failed, FAILED stands above its figure
     for runtime in found.runtimes:
         cells = (found.cells.get((runtime, graph)) for graph in found.graphs)
         table.add_row(runtime, *(_coloured(cell) for cell in cells))
     console.print(table)
     for reason, graphs in found.reasons().items():
-        console.print(f"{escape(reason)} ({', '.join(graphs)})", highlight=False, soft_wrap=True)
+        _say(f"{escape(reason)} ({', '.join(graphs)})", console)
 
 
 def _coloured(cell: Cell | None) -> str:
@@ -74,13 +86,20 @@ def _coloured(cell: Cell | None) -> str:
     return f"[{style}]{cell.text}[/]"
 
 
-def _table(ran: list[Summary]) -> Table:
+def _table(ran: list[Summary], console: Console) -> Table:
     table = _empty_table(
         ("runtime", "left"), ("graph", "left"), ("passed", "right"),
         ("error/allowed", "right"), ("max abs", "right"), ("max rel", "right"), ("", "left"),
     )  # fmt: skip
     for summary in ran:
         table.add_row(*_row(summary))
+    # The widest names leave no room for two spaces between columns. A file of the user's may have
+    # any name: it is broken, and no figure is cut off.
+    unbounded = console.options.update(max_width=1000)
+    if console.measure(table, options=unbounded).maximum > console.width:
+        table.padding = (0, 1, 0, 0)
+    table.columns[1].no_wrap = False
+    table.columns[1].overflow = "fold"
     return table
 
 

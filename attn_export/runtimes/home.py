@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +25,8 @@ def home() -> Path:
 
 def digest(sources: Iterable[Path]) -> str:
     """The SHA-256 of files, names and bytes."""
+    import hashlib  # costs every start of a runtime's process, and few need it
+
     whole = hashlib.sha256()
     for path in sorted(sources):
         whole.update(f"{path.name}\0".encode())

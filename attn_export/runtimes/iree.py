@@ -53,7 +53,7 @@ class Iree:
         return IreeEngine(graph, threads)
 
 
-class IreeEngine:
+class IreeEngine(Engine):
     """A compiled graph."""
 
     def __init__(self, graph: Path, threads: int) -> None:
@@ -87,10 +87,6 @@ class IreeEngine:
     def facts(self) -> Facts:
         """It runs on the CPU, compiled for it."""
         return {"device": "CPU (local-task)", "precision": "as the graph says", "flags": FLAGS}
-
-    def objection(self) -> str:
-        """Nothing to object to."""
-        return ""
 
 
 def _torch_dialect(proto: Any) -> bytes:

@@ -52,7 +52,7 @@ class Mnn:
         return MnnEngine(graph, threads)
 
 
-class MnnEngine:
+class MnnEngine(Engine):
     """A converted graph."""
 
     def __init__(self, graph: Path, threads: int) -> None:
@@ -84,10 +84,6 @@ class MnnEngine:
     def facts(self) -> Facts:
         """It runs on the CPU, in float32."""
         return {"device": "CPU", "precision": "high: f32"}
-
-    def objection(self) -> str:
-        """Nothing to object to."""
-        return ""
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ class OnnxReference:
         return ReferenceEngine(graph)
 
 
-class ReferenceEngine:
+class ReferenceEngine(Engine):
     """A graph in the reference evaluator."""
 
     def __init__(self, graph: Path) -> None:
@@ -66,7 +66,3 @@ class ReferenceEngine:
     def facts(self) -> Facts:
         """It runs on the CPU, in numpy."""
         return {"computes in": "numpy"}
-
-    def objection(self) -> str:
-        """Nothing to object to."""
-        return ""

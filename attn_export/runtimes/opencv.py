@@ -62,7 +62,7 @@ class OpenCv:
         return OpenCvEngine(graph, threads)
 
 
-class OpenCvEngine:
+class OpenCvEngine(Engine):
     """A net."""
 
     def __init__(self, graph: Path, threads: int) -> None:
@@ -90,7 +90,3 @@ class OpenCvEngine:
     def facts(self) -> Facts:
         """It runs on the CPU, by the newer of its engines."""
         return {"device": "CPU", "precision": "f32", "engine": "new"}
-
-    def objection(self) -> str:
-        """Nothing to object to."""
-        return ""

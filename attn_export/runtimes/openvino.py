@@ -8,13 +8,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.runtimes.protocol import Engine, Facts, installed_version
+from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
 
 if TYPE_CHECKING:
     import numpy as np
 
 DEVICE = "CPU"
+SNIPPETS = "SNIPPETS_MODE"
 PRECISION = "INFERENCE_PRECISION_HINT"
 
 UNSUPPORTED = (
@@ -34,6 +35,10 @@ class OpenVino:
     dialects = frozenset({"standard", "portable", "ort"})
     measured = "2026.4.1"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
+    counter_options: Mapping[str, Options] = {
+        "precision pinned to f32": {PRECISION: "f32"},
+        "generated kernels off": {SNIPPETS: "DISABLE"},
+    }
 
     def version(self) -> str | None:
         """The version of openvino."""
@@ -49,10 +54,14 @@ class OpenVino:
 
     def load(self, graph: Path, threads: int) -> Engine:
         """Compile the graph."""
-        return OpenVinoEngine(graph, options(threads))
+        return self.load_with(graph, threads, {})
+
+    def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
+        """Compile the graph with properties of the device."""
+        return OpenVinoEngine(graph, {**default_options(threads), **options})
 
 
-class OpenVinoEngine:
+class OpenVinoEngine(Engine):
     """A compiled graph.
 
     Args:
@@ -88,10 +97,6 @@ class OpenVinoEngine:
             "precision": self._compiled.get_property(PRECISION).get_type_name(),
         }
 
-    def objection(self) -> str:
-        """Nothing to object to."""
-        return ""
-
 
 def sdk() -> Any:
     """The package, without its telemetry."""
@@ -104,14 +109,14 @@ def sdk() -> Any:
     return openvino
 
 
-def options(threads: int) -> dict[str, Any]:
+def default_options(threads: int) -> dict[str, Any]:
     """Properties of the device that make it right, and a good neighbour."""
     return {
         # By default it computes in bfloat16 where the processor can: errors of 2e-2.
         PRECISION: "f32",
         # The kernel of unmasked attention that it generates for one query is used again for 16
         # and more, with errors of 1 to 100.
-        "SNIPPETS_MODE": "DISABLE",
+        SNIPPETS: "DISABLE",
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,

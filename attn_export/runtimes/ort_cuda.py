@@ -8,11 +8,13 @@ session's own list of which provider runs which node.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from pathlib import Path
 
-from attn_export.runtimes.ort_cpu import OrtCpu, OrtEngine, sdk, session_options
-from attn_export.runtimes.protocol import Engine, Facts
+from attn_export.runtimes.ort_cpu import OrtCpu, OrtEngine, sdk, session_options, with_options
+from attn_export.runtimes.protocol import Engine, Facts, Options
 
+TF32 = "use_tf32"
 PROVIDER = "CUDAExecutionProvider"
 
 COMPUTING = frozenset(
@@ -29,6 +31,7 @@ class OrtCuda(OrtCpu):
 
     name = "ort-cuda"
     device = "cuda"
+    counter_options: Mapping[str, Options] = {**OrtCpu.counter_options, "TF32 off": {TF32: "0"}}
 
     def unavailable(self) -> str:
         """Why it cannot run here."""
@@ -40,11 +43,16 @@ class OrtCuda(OrtCpu):
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
 
-    def load(self, graph: Path, threads: int) -> Engine:
-        """Make a session in full float32: TF32, CUDA's default, has 10 bits of precision."""
-        options = session_options(threads)
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        return CudaEngine(graph, options, [(PROVIDER, {"use_tf32": "0"}), "CPUExecutionProvider"])
+    def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
+        """Make a session in full float32: TF32, CUDA's default, has 10 bits of precision.
+
+        `options` may hold `TF32`: "1" or "0".
+        """
+        others = {name: value for name, value in options.items() if name != TF32}
+        session = with_options(session_options(threads), others)
+        session.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+        cuda = PROVIDER, {TF32: options.get(TF32, "0")}
+        return CudaEngine(graph, session, [cuda, "CPUExecutionProvider"])
 
 
 class CudaEngine(OrtEngine):
@@ -54,7 +62,7 @@ class CudaEngine(OrtEngine):
 
     def facts(self) -> Facts:
         """The providers, and how many nodes of which operator each runs."""
-        return super().facts() | {"tf32": False, "nodes": self._operators_by_provider()}
+        return super().facts() | {"tf32": self._uses_tf32(), "nodes": self._operators_by_provider()}
 
     def objection(self) -> str:
         """Why this does not count as CUDA."""
@@ -69,6 +77,10 @@ class CudaEngine(OrtEngine):
         if elsewhere:
             return f"attention did not run on CUDA: {', '.join(elsewhere)}"
         return "" if on_cuda else "attention did not run on CUDA: no node of it was placed there"
+
+    def _uses_tf32(self) -> bool:
+        of_cuda = self.session.get_provider_options().get(PROVIDER, {})
+        return bool(of_cuda.get(TF32) != "0")
 
     def _operators_by_provider(self) -> dict[str, dict[str, int]]:
         found: dict[str, dict[str, int]] = {}

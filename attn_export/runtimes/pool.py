@@ -72,13 +72,14 @@ class Pool:
 
     Attributes:
         workers: The processes, by runtime and graph.
-        absent: What does not run, and why.
     """
 
     def __init__(self, selection: Selection, graphs: Iterable[GraphFile], limits: Limits) -> None:
         self.workers: dict[tuple[str, str], Worker] = {}
-        self.absent: list[Absent] = []
         self._selection, self._limits = selection, limits
+        # Asked once: some look into files.
+        self._unavailable = {kind.name: kind.unavailable() for kind in selection.runtimes}
+        self._reasons: dict[tuple[str, str], str] = {}
         self._forms: dict[str, GraphFile] = {}
         self._cases: dict[str, list[StoredCase]] = {}
         self._stack = ExitStack()
@@ -99,20 +100,25 @@ class Pool:
                 self._add(kind, form)
 
     def _add(self, kind: Runtime, form: GraphFile) -> None:
-        if (kind.name, form.name) in {(a.runtime, a.graph) for a in self.absent}:
+        place = kind.name, form.name
+        if place in self._reasons:
             return
-        reason, required = kind.unavailable(), kind.name in self._selection.required
-        if not reason:
-            # Another form of the graph may be what it runs: `start` sees whether one was.
-            reason, required = why_not(kind, form, self._forms.values()), False
-        worker = self.workers.get((kind.name, form.name))
+        reason = self._unavailable[kind.name] or why_not(kind, form, self._forms.values())
         if reason:
-            self.absent.append(Absent(kind.name, form.name, reason, required))
-            if worker is not None:  # started before the form was known
-                self.workers.pop((kind.name, form.name)).close()
-        elif worker is None:
-            worker = self._stack.enter_context(Worker(kind, self._limits))
-            self.workers[kind.name, form.name] = worker
+            self._reasons[place] = reason
+            if place in self.workers:  # started before the form was known
+                self.workers.pop(place).close()
+        elif place not in self.workers:
+            self.workers[place] = self._stack.enter_context(Worker(kind, self._limits))
+
+    @property
+    def absent(self) -> list[Absent]:
+        """What does not run, and why: a failure if its runtime has to run and runs no graph."""
+        missed = self._selection.required - {name for name, _ in self.workers}
+        return [
+            Absent(name, graph, reason, name in missed)
+            for (name, graph), reason in self._reasons.items()
+        ]
 
     def start(
         self,
@@ -131,11 +137,6 @@ class Pool:
             cases: Of which a graph gets those whose sizes it takes.
             out: A folder for the outputs, which `outputs_of` finds there.
         """
-        running = {name for name, _ in self.workers}
-        self.absent = [
-            dataclasses.replace(a, required=a.runtime in self._selection.required - running)
-            for a in self.absent
-        ]
         listed = list(cases)
         for name, form in self._forms.items():
             self._cases[name] = [case for case in listed if _takes(form, case)]

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from attn_export.nouns import GraphFile, Outcome
 from attn_export.runtimes.child import Child, module_command
-from attn_export.runtimes.protocol import Facts, Limits, Runtime
+from attn_export.runtimes.protocol import Facts, Limits, Options, Runtime
 
 CaseFiles = tuple[str, Path, Path]
 """The name of a case, the folder of its inputs, and the folder for its outputs."""
@@ -70,6 +70,7 @@ class Worker:
         form: GraphFile | None = None,
         axes: Mapping[str, Sequence[str | int]] | None = None,
         decodes: Collection[str] = (),
+        options: Options | None = None,
     ) -> None:
         """Give it its graph and cases; the inputs have to lie on disk by now.
 
@@ -81,10 +82,12 @@ class Worker:
                 share a buffer. Default: as the cases have them.
             axes: Those of every input and output, by name, if any case is decoded.
             decodes: The names of cases that are run step by step.
+            options: Of the engine; the runtime has to be `Tunable`.
         """
         form = form or GraphFile(graph.name)
         job = {
             "graph": str(graph),
+            "options": dict(options or {}),
             "layouts": {name: list(order) for name, order in form.layouts.items()},
             "bound": dict(form.bound),
             "fixed": dict(form.fixed),

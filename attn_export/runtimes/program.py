@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from attn_export.runtimes.protocol import EngineDiedError, Facts
+from attn_export.runtimes.protocol import Engine, EngineDiedError, Facts
 
 # numpy comes in with the methods: `verify` starts its runtimes' processes first.
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ PATIENCE = 0.5
 """Seconds that a program has to end by itself."""
 
 
-class ProgramEngine:
+class ProgramEngine(Engine):
     """A program that holds a graph.
 
     Args:
@@ -94,10 +94,6 @@ class ProgramEngine:
     def facts(self) -> Facts:
         """What it said when the graph was loaded."""
         return self._facts
-
-    def objection(self) -> str:
-        """Nothing to object to."""
-        return ""
 
     def _send(self, name: str, array: np.ndarray) -> None:
         import numpy as np

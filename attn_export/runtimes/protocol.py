@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from attn_export.runtimes.support import Unsupported
 
 Facts = dict[str, object]
+Options = Mapping[str, str]
+"""Of an engine, in its own words, beside or in place of those that the runtime sets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,7 @@ class EngineDiedError(Exception):
 
 
 class Engine(Protocol):
-    """A graph, loaded. Lives in the runtime's own process."""
+    """A graph, loaded. Lives in the runtime's own process. Engines derive from it."""
 
     def run(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
@@ -73,7 +75,7 @@ class Engine(Protocol):
 
     def objection(self) -> str:
         """Why results of this engine do not count, or "" where they do."""
-        ...
+        return ""
 
 
 class Runtime(Protocol):
@@ -106,6 +108,22 @@ class Runtime(Protocol):
 
         Raises:
             Exception: Whatever the engine raises; it means that it refuses the graph.
+        """
+        ...
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """A runtime whose results depend on options that a program may set in another way."""
+
+    counter_options: Mapping[str, Options]
+    """What `explain` tries: options that take a source of differences away, by what they do."""
+
+    def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
+        """Load a graph with options, in the runtime's own process.
+
+        Raises:
+            Exception: As for `Runtime.load`, and where there is no such option.
         """
         ...
 

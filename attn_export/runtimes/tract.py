@@ -66,7 +66,7 @@ class Tract:
         return TractEngine(graph)
 
 
-class TractEngine:
+class TractEngine(Engine):
     """A graph, ready to run."""
 
     def __init__(self, graph: Path) -> None:
@@ -93,7 +93,3 @@ class TractEngine:
     def facts(self) -> Facts:
         """It runs on the CPU, in one thread."""
         return {"device": "CPU", "precision": "as the graph says", "threads": 1}
-
-    def objection(self) -> str:
-        """Nothing to object to."""
-        return ""

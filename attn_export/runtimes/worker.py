@@ -23,6 +23,8 @@ from attn_export.runtimes.conversation import (
     outcome_of,
     private_stdout,
 )
+from attn_export.runtimes.layouts import in_order, laid_out
+from attn_export.runtimes.protocol import Engine, Runtime, Tunable
 from attn_export.runtimes.stepwise import decode
 from attn_export.tensorfile import read_tensors, write_tensors
 
@@ -42,9 +44,17 @@ def main() -> None:
         job = jobs.get()
         if job is None:
             return
-        _serve(engine_kind.load(Path(job["graph"]), threads), job, say)
+        _serve(_loaded(engine_kind, job, threads), job, say)
     except Exception as error:
         say("failed", outcome=outcome_of(error), reason=one_line(error))
+
+
+def _loaded(kind: Runtime, job: dict[str, Any], threads: int) -> Engine:
+    graph, options = Path(job["graph"]), job["options"]
+    if not options:
+        return kind.load(graph, threads)
+    assert isinstance(kind, Tunable)
+    return kind.load_with(graph, threads, options)
 
 
 def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
@@ -82,29 +92,12 @@ def _store(outputs: Arrays, folder: Path) -> None:
 
 def _outputs(engine: Any, inputs: Arrays, job: dict[str, Any], *, whole_decode: bool) -> Arrays:
     def run(inputs: Arrays) -> Arrays:
-        return _in_order(engine.run(_laid_out(inputs, job), job["bound"]), job)
+        layouts = job["layouts"]
+        return in_order(engine.run(laid_out(inputs, layouts), job["bound"]), layouts)
 
     if not whole_decode:
         return run(inputs)
     return decode(run, inputs, job["axes"], single=job["fixed"].get("query_len") == 1)
-
-
-def _laid_out(inputs: Arrays, job: dict[str, Any]) -> Arrays:
-    """Inputs in the order of axes in which the graph holds them."""
-    return inputs | {
-        name: np.ascontiguousarray(inputs[name].transpose(order))
-        for name, order in job["layouts"].items()
-        if name in inputs
-    }
-
-
-def _in_order(outputs: Arrays, job: dict[str, Any]) -> Arrays:
-    """Outputs in their usual order of axes."""
-    return outputs | {
-        name: outputs[name].transpose(np.argsort(order))
-        for name, order in job["layouts"].items()
-        if name in outputs
-    }
 
 
 if __name__ == "__main__":

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import functools
-import shutil
-import tempfile
+import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small_spec
+from shared import once
 
 from attn_export import DecodeSession, Report, Subject, build
 from attn_export.cases import plan
@@ -44,23 +43,27 @@ SPECS: dict[str, AttentionSpec] = {
     }.items()
 }  # fmt: skip
 
-FOLDER = Path(tempfile.mkdtemp(prefix="decoding-"))
-"""For the bundles of this process, which all tests of it share."""
-atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
-
-
 JUDGED = ("gqa, rotary, mask", "mqa, window, positions", "mha, weights, float mask")
 """Those that are built with a whole decode, in two runtimes; the others are only decoded with."""
 
 
 def bundle_of(name: str) -> Path:
-    """A bundle of one of `SPECS`."""
-    report_of(name)
-    return _folder(name)
+    """A bundle of one of `SPECS`, built once for all processes of the tests."""
+
+    def make(folder: Path) -> None:
+        report = _built(name, folder)
+        Path(f"{folder}.report").write_bytes(pickle.dumps(report))
+
+    return once(f"decoding/{list(SPECS).index(name)}", make)
 
 
-@functools.cache
 def report_of(name: str) -> Report:
+    """What was said when it was built."""
+    report: Report = pickle.loads(Path(f"{bundle_of(name)}.report").read_bytes())
+    return report
+
+
+def _built(name: str, folder: Path) -> Report:
     """Builds it, with few cases: other tests are about those."""
     whole = name in JUDGED
     with pytest.MonkeyPatch.context() as patch:
@@ -69,15 +72,11 @@ def report_of(name: str) -> Report:
             patch.setattr(plan, "decode_case", lambda *_: (None, ""))
             patch.setattr(jobs_build, "_settled", lambda *_: None)
         report = build(
-            SPECS[name], _folder(name), dialects=["all"] if whole else ["standard", "ort"],
+            SPECS[name], folder, dialects=["all"] if whole else ["standard", "ort"],
             runtimes=["ort-cpu", "onnx-reference"] if whole else ["ort-cpu"],
         )  # fmt: skip
     assert report.passed
     return report
-
-
-def _folder(name: str) -> Path:
-    return FOLDER / str(list(SPECS).index(name))
 
 
 @functools.cache

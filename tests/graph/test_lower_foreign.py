@@ -17,6 +17,8 @@ from onnx.reference import ReferenceEvaluator
 from attn_export.errors import GraphError
 from attn_export.graph.lower import DECODE, DIALECTS, lower
 
+pytestmark = pytest.mark.xdist_group("test_lower_foreign")  # what it exports is shared
+
 SIZES = ((2, 3, 4), (1, 1, 0), (1, 5, 2), (3, 2, 0), (2, 1, 7))  # B, L, P
 
 KERNELS = {

@@ -46,10 +46,9 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("rotary", "rms norm", "biases of q and v"),
     ("rotary interleaved", "layer norm", "window"),
     ("rotary linear", "softcap", "added keys"),
-    ("rotary llama3", "alibi"),
+    ("rotary llama3", "position ids", "alibi"),
     ("rotary yarn", "sinks"),
-    ("rotary dynamic", "packed qkv"),
-    ("position ids", "relative bias"),
+    ("rotary dynamic", "packed qkv", "relative bias"),
     ("symmetric window",),
 )
 """Features that are built together: each feature in one group."""

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from conftest import small_spec
+from shared import once
 from torch import Tensor, nn
 
 from attn_export import Subject, build, verify
@@ -27,12 +28,14 @@ FILES = {"model.onnx", "model.portable.onnx", "model.ort.onnx", "model.ort.decod
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole() -> Path:
     """A bundle with every dialect and a cache in place."""
-    folder = tmp_path_factory.mktemp("dialects") / "b"
-    spec = small_spec(cache="in-place", attn_mask="none", rotary="half")
-    assert build(spec, folder, runtimes=["ort-cpu", "onnx-reference"]).passed
-    return folder
+
+    def make(folder: Path) -> None:
+        spec = small_spec(cache="in-place", attn_mask="none", rotary="half")
+        assert build(spec, folder, runtimes=["ort-cpu", "onnx-reference"]).passed
+
+    return once("whole/b", make)
 
 
 def manifest_of(bundle: Path) -> dict:
@@ -197,13 +200,13 @@ def test_outputs_in_another_order_of_axes_would_be_seen(
 
 def test_a_case_in_another_layout_is_the_same_case(tmp_path: Path):
     """What the runtime is given is the transposed array, contiguous."""
-    from attn_export.runtimes.worker import _in_order, _laid_out
+    from attn_export.runtimes.layouts import in_order, laid_out
 
     array = np.arange(24.0, dtype=np.float32).reshape(1, 2, 3, 4)
     write_tensors(tmp_path, "input", {"v": array})
     job = {"layouts": {"v": [0, 2, 3, 1]}}
     read = read_tensors(tmp_path, "input", ["v"])
-    turned = _laid_out(read, job)
+    turned = laid_out(read, job["layouts"])
     assert turned["v"].shape == (1, 3, 4, 2)
     assert turned["v"].flags.c_contiguous
-    assert np.array_equal(_in_order(turned, job)["v"], array)
+    assert np.array_equal(in_order(turned, job["layouts"])["v"], array)

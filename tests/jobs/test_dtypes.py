@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import small_spec
 from onnx import TensorProto
+from shared import once
 from torch import nn
 
 from attn_export import Subject, build, verify
@@ -21,13 +22,17 @@ NARROW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 WIDE = "in float32"
 FEATURES = {
     "plain": {},
-    "a float mask": {"attn_mask": "float[B,H,L,S]", "attn_weights": True},
-    "rotary, norms, window": {"rotary": "half", "qk_norm": "rms", "window_left": 3},
-    "alibi, sinks, softcap": {"alibi": True, "sinks": True, "softcap": 2.0},
-    "relative bias": {"relative_buckets": 8, "relative_max_distance": 16, "qk_norm": "layer"},
+    "a float mask, rotary, rms norm, window": {
+        "attn_mask": "float[B,H,L,S]", "attn_weights": True,
+        "rotary": "half", "qk_norm": "rms", "window_left": 3,
+    },
+    "alibi, relative bias, layer norm, sinks, softcap": {
+        "alibi": True, "relative_buckets": 8, "relative_max_distance": 16, "qk_norm": "layer",
+        "sinks": True, "softcap": 2.0,
+    },
     "cross": {"cross": True, "causal": False, "cache": "none", "kdim": 24},
     "in place": {"cache": "in-place", "rotary": "half"},
-}
+}  # fmt: skip
 
 both = pytest.mark.parametrize("dtype", NARROW)
 
@@ -56,11 +61,12 @@ def test_a_feature_passes_in_few_bits_and_in_float32(dtype: str, feature: dict, 
 
 
 @pytest.fixture(scope="module", params=NARROW)
-def narrow_bundle(request, tmp_path_factory) -> tuple[str, Path]:
-    folder = tmp_path_factory.mktemp("narrow") / "b"
-    spec = small_spec(dtype=request.param, rotary="half")
-    assert build(spec, folder, runtimes=["ort-cpu"]).passed
-    return request.param, folder
+def narrow_bundle(request) -> tuple[str, Path]:
+    def make(folder: Path) -> None:
+        spec = small_spec(dtype=request.param, rotary="half")
+        assert build(spec, folder, runtimes=["ort-cpu"]).passed
+
+    return request.param, once(f"narrow/{request.param}", make)
 
 
 def test_weights_inputs_and_outputs_are_of_the_type(narrow_bundle):

@@ -27,6 +27,8 @@ from attn_export.parity.oracle import Oracle
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import Engine
 
+pytestmark = pytest.mark.xdist_group("test_long_and_sharp")  # what it makes is shared
+
 S = 8192
 SHARP = 40.0
 SPECS = {

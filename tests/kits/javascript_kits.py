@@ -1,4 +1,4 @@
-"""What the tests of the kits in JavaScript share: small bundles, a kit set up, a planted fault."""
+"""What the tests of the kits in JavaScript share: a kit set up, a planted fault."""
 
 from __future__ import annotations
 
@@ -7,33 +7,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from attn_export import build
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
 from attn_export.jobs.kit import write_kit
 from attn_export.runtimes.home import home
 from attn_export.spec import AttentionSpec
-
-SPECS = {
-    "append": {"cache": "append", "attn_mask": "bool[B,1,1,S]", "attn_weights": True},
-    "in-place": {"cache": "in-place", "rotary": "half", "position_ids": True},
-    "none": {"cache": "none"},
-    "float16": {"cache": "append", "dtype": "float16"},
-}
-
-
-def small(name: str) -> AttentionSpec:
-    """A spec of E 16, H 2."""
-    return AttentionSpec.from_dict({"embed_dim": 16, "num_heads": 2, "causal": True, **SPECS[name]})
-
-
-def small_bundles(folder: Path, *names: str) -> dict[str, Path]:
-    """A bundle of each spec that is named, built once."""
-    found = {name: folder / name for name in names}
-    for name, path in found.items():
-        assert build(small(name), path, name=name, runtimes=["ort-cpu"]).passed
-    return found
 
 
 def kit_of(language: str, bundle: Path, folder: Path, packages: str) -> Path:

@@ -1,11 +1,9 @@
-"""What the tests of the kits in C and C++ share: bundles, and faults to plant in them."""
+"""What the tests of the kits in C and C++ share: kits, and faults to plant in bundles."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -13,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
+from shared import bundle_of, once
 
-from attn_export import build
 from attn_export.bundle import graph_files, read_manifest
 from attn_export.jobs.kit import write_kit
 from attn_export.kits.facts import facts, graph_for
@@ -25,48 +22,20 @@ from attn_export.runtimes.home import home
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import read_tensor, write_tensor
 
-SPECS: dict[str, dict[str, object]] = {
-    "append": {"attn_mask": "bool[B,1,1,S]", "cache": "append", "attn_weights": True,
-               "add_bias_kv": True},
-    "in-place": {"cache": "in-place", "num_kv_heads": 1, "rotary": "half", "position_ids": True},
-    "float16": {"cache": "append", "dtype": "float16"},
-    "bfloat16": {"cache": "in-place", "dtype": "bfloat16"},
-    "no-cache": {"attn_mask": "float[B,1,L,S]"},
-}  # fmt: skip
 HEAD_DIM = 8
 DIALECT = "standard"
 
 
-def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """A folder that all processes of the tests have: builds take long."""
-    base = factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "native-kits"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-def bundle_of(name: str, shared: Path) -> Path:
-    """A small bundle, E 16, H 2, that passed. Read it; copy it before changing it."""
-
-    def make(folder: Path) -> None:
-        fields = {"embed_dim": 16, "num_heads": 2, "causal": True, **SPECS[name]}
-        spec = AttentionSpec.from_dict(fields)
-        dialects = [DIALECT, "ort"]
-        assert build(spec, folder, name=name, runtimes=["ort-cpu"], dialects=dialects).passed
-
-    return _once(shared / name, make)
-
-
-def kit_of(kind: str, name: str, shared: Path) -> Path:
+def kit_of(kind: str, name: str) -> Path:
     """A kit that was built as its README says, but that a warning is an error."""
-    bundle = bundle_of(name, shared)
+    bundle = bundle_of(name)
 
     def make(kit: Path) -> None:
         write_kit(kind, bundle, kit, dialect=DIALECT)
         # One as users build it; optimising all of them takes a minute.
         _compile(kind, kit, "Release" if name == "append" else "Debug")
 
-    return _once(shared / f"{kind}-{name}", make)
+    return once(f"kits/{kind}-{name}", make)
 
 
 def _compile(kind: str, kit: Path, how: str) -> None:
@@ -89,17 +58,6 @@ def kit_without_judging(bundle: Path, folder: Path) -> Path:
     write_project(language("c"), facts(manifest, index, spec, graph), folder)
     shutil.copytree(bundle, folder / "bundle")
     _compile("c", folder, "Debug")
-    return folder
-
-
-def _once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """A folder, made by whichever process of the tests comes first."""
-    with Path(f"{folder}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = Path(f"{folder}.done")
-        if not done.exists():
-            make(folder)
-            done.touch()
     return folder
 
 

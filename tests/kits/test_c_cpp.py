@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 from native_kits import (
     DAMAGED,
-    SPECS,
     WRONG_TRUTHS,
-    bundle_of,
     changed,
     judged,
     kit_of,
@@ -17,16 +15,12 @@ from native_kits import (
     one_row,
     run,
     scale,
-    shared_folder,
 )
+from shared import BUNDLES, bundle_of
 
 # C++ takes long to compile.
-KITS = [("c", name) for name in SPECS] + [("cpp", name) for name in ("in-place", "float16")]
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return shared_folder(tmp_path_factory)
+KITS = [("c", name) for name in BUNDLES if name != "append"]
+KITS += [("cpp", name) for name in ("in-place", "float16")]
 
 
 @pytest.fixture(params=["c", "cpp"])
@@ -36,15 +30,15 @@ def language(request: pytest.FixtureRequest, need) -> str:
 
 
 @pytest.fixture
-def bundle(shared: Path) -> Path:
+def bundle() -> Path:
     """With an appended cache."""
-    return bundle_of("append", shared)
+    return bundle_of("append")
 
 
 @pytest.fixture
-def kit(language: str, shared: Path) -> Path:
+def kit(language: str) -> Path:
     """Of that bundle; its programs take another folder of it as an argument."""
-    return kit_of(language, "append", shared)
+    return kit_of(language, "append")
 
 
 def test_its_self_test_passes_every_case_and_the_decode(kit: Path, bundle: Path):
@@ -58,9 +52,9 @@ def test_its_self_test_passes_every_case_and_the_decode(kit: Path, bundle: Path)
 
 
 @pytest.mark.parametrize(("language", "name"), KITS)
-def test_other_caches_and_types_pass_too(language: str, name: str, shared: Path, need):
+def test_other_caches_and_types_pass_too(language: str, name: str, need):
     need(language)
-    other = kit_of(language, name, shared)
+    other = kit_of(language, name)
     done = run(other, "self_test")
     assert done.returncode == 0, done.stdout + done.stderr
     assert ("token by token" in done.stdout) == (name != "no-cache")

@@ -7,18 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from javascript_kits import SPECS, kit_of, plant_fault, run, small, small_bundles
+from javascript_kits import kit_of, plant_fault, run
+from shared import bundle_of, spec_of
 
 from attn_export.jobs.kit import write_kit
 
-pytestmark = pytest.mark.xdist_group("test_node")  # what it builds is shared
-
 Need = Callable[[str], None]
-
-
-@pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return small_bundles(tmp_path_factory.mktemp("bundles"), *SPECS)
+NAMES = ("append", "in-place", "no-cache", "float16")
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +21,8 @@ def _node(need: Need) -> None:
     need("node")
 
 
-def test_it_is_set_up_tested_and_decodes_as_its_readme_says(bundles, tmp_path: Path):
-    kit = write_kit("node", bundles["append"], tmp_path / "kit")
+def test_it_is_set_up_tested_and_decodes_as_its_readme_says(tmp_path: Path):
+    kit = write_kit("node", bundle_of("append"), tmp_path / "kit")
     installed = run(kit, "npm", "ci", "--ignore-scripts")
     assert installed.returncode == 0, installed.stderr
     tested = run(kit, "npm", "test", "--silent")
@@ -36,24 +31,24 @@ def test_it_is_set_up_tested_and_decodes_as_its_readme_says(bundles, tmp_path: P
     assert re.search(r"64 tokens of \d+\.\d+ ms each; 72 in the cache", decoded.stdout)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_every_case_passes_and_the_replay_with_them(name: str, bundles, tmp_path: Path):
-    done = run(kit_of("node", bundles[name], tmp_path, "node"), "node", "src/self_test.mjs")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_case_passes_and_the_replay_with_them(name: str, tmp_path: Path):
+    done = run(kit_of("node", bundle_of(name), tmp_path, "node"), "node", "src/self_test.mjs")
     assert done.returncode == 0, done.stdout + done.stderr
     *lines, summary = done.stdout.splitlines()
     assert all(re.fullmatch(r"ok   .+  \d+\.\d{3} of allowed", line) for line in lines), lines
     assert len(lines) > 20
     assert f"all {len(lines)} passed" in summary
-    assert ("replay of" in done.stdout) == (name != "none")
+    assert ("replay of" in done.stdout) == (name != "no-cache")
 
 
 @pytest.mark.parametrize("dialect", ["standard", "portable", "ort"])
 @pytest.mark.parametrize("name", ["append", "in-place"])
-def test_a_wrong_scale_fails_in_every_dialect(name: str, dialect: str, bundles, tmp_path: Path):
-    kit = write_kit("node", bundles[name], tmp_path / "kit", dialect=dialect)
+def test_a_wrong_scale_fails_in_every_dialect(name: str, dialect: str, tmp_path: Path):
+    kit = write_kit("node", bundle_of(name), tmp_path / "kit", dialect=dialect)
     done = run(_ready(kit), "node", "src/self_test.mjs")
     assert done.returncode == 0, done.stdout + done.stderr
-    plant_fault(kit / "bundle", small(name))
+    plant_fault(kit / "bundle", spec_of(name))
     done = run(kit, "node", "src/self_test.mjs")
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAIL")]
@@ -80,10 +75,8 @@ def cut(path: Path) -> None:
         ("model.ort.onnx", "refuses model.ort.onnx"),
     ],
 )
-def test_what_cannot_be_read_is_one_line_and_exit_code_2(
-    file: str, says: str, bundles, tmp_path: Path
-):
-    kit = kit_of("node", bundles["append"], tmp_path, "node")
+def test_what_cannot_be_read_is_one_line_and_exit_code_2(file: str, says: str, tmp_path: Path):
+    kit = kit_of("node", bundle_of("append"), tmp_path, "node")
     cut(kit / "bundle" / file)
     done = run(kit, "node", "src/self_test.mjs")
     assert done.returncode == 2, done.stdout
@@ -95,15 +88,15 @@ def test_what_cannot_be_read_is_one_line_and_exit_code_2(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_it_tests_another_bundle_that_is_named(bundles, tmp_path: Path):
-    kit = kit_of("node", bundles["append"], tmp_path, "node")
-    done = run(kit, "node", "src/self_test.mjs", str(bundles["in-place"]))
+def test_it_tests_another_bundle_that_is_named(tmp_path: Path):
+    kit = kit_of("node", bundle_of("append"), tmp_path, "node")
+    done = run(kit, "node", "src/self_test.mjs", str(bundle_of("in-place")))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("in-place: all")
 
 
-def test_without_a_cache_decode_says_so(bundles, tmp_path: Path):
-    done = run(kit_of("node", bundles["none"], tmp_path, "node"), "node", "src/decode.mjs")
+def test_without_a_cache_decode_says_so(tmp_path: Path):
+    done = run(kit_of("node", bundle_of("no-cache"), tmp_path, "node"), "node", "src/decode.mjs")
     assert (done.returncode, done.stdout) == (
-        0, "none has no cache: there is nothing to decode with\n",
+        0, "no-cache has no cache: there is nothing to decode with\n",
     )  # fmt: skip

@@ -12,24 +12,21 @@ from pathlib import Path
 
 import pytest
 from chromium_page import Page
-from javascript_kits import kit_of, plant_fault, run, small, small_bundles
+from conftest import ROOT
+from javascript_kits import kit_of, plant_fault, run
+from shared import bundle_of, spec_of
 
 from attn_export.jobs.kit import write_kit
 
-pytestmark = pytest.mark.xdist_group("test_web")  # what it builds is shared
+pytestmark = pytest.mark.xdist_group("test_web")  # a browser, and pages that are shown once
 
 Need = Callable[[str], None]
 STATE = "document.body.dataset.state"
 DONE = f"{STATE} !== 'running'"
 TEXT = "document.getElementById('verdict').textContent"
 ROWS = "[...document.getElementById('cases').tBodies].map((group) => group.innerText)"
-CONTRAST = Path(__file__).with_name("contrast.js").read_text()
+CONTRAST = (ROOT / "tests" / "contrast.js").read_text()
 NAMES = ("append", "in-place", "float16")
-
-
-@pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return small_bundles(tmp_path_factory.mktemp("bundles"), *NAMES)
 
 
 @pytest.fixture(autouse=True)
@@ -56,17 +53,47 @@ def served(kit: Path) -> Iterator[str]:
             server.kill()
 
 
-@pytest.fixture
-def passing(bundles, tmp_path: Path, page: Page) -> Iterator[str]:
-    """The address of a page that shows that all is right."""
-    with served(kit_of("web", bundles["append"], tmp_path, "web")) as address:
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a kit is served of a bundle that is right."""
+    with served(kit_of("web", bundle_of("append"), tmp_path_factory.mktemp("web"), "web")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a kit is served of a bundle with a wrong scale."""
+    kit = kit_of("web", bundle_of("append"), tmp_path_factory.mktemp("failing"), "web")
+    plant_fault(kit / "bundle", spec_of("append"))
+    with served(kit) as found:
+        yield found
+
+
+def show(page: Page, address: str) -> None:
+    """Open a page and wait until it has run; one that is shown already stays as it is."""
+    if page.evaluate("location.href").rstrip("/") != address.rstrip("/"):
         page.open(address)
-        page.wait(DONE)
-        yield address
+    page.wait(DONE)
 
 
-def test_it_is_set_up_as_its_readme_says(bundles, tmp_path: Path, page: Page):
-    kit = write_kit("web", bundles["append"], tmp_path / "kit")
+@pytest.fixture
+def shown(address: str, page: Page) -> str:
+    """The address of a page that shows that all is right, and only to be looked at."""
+    show(page, address)
+    return address
+
+
+@pytest.fixture
+def passing(address: str, page: Page) -> Iterator[str]:
+    """The address of such a page, opened anew, in which the test may do what it likes."""
+    page.open(address)
+    page.wait(DONE)
+    yield address
+    page.open("about:blank")
+
+
+def test_it_is_set_up_as_its_readme_says(tmp_path: Path, page: Page):
+    kit = write_kit("web", bundle_of("append"), tmp_path / "kit")
     installed = run(kit, "npm", "ci", "--ignore-scripts")
     assert installed.returncode == 0, installed.stderr
     command = ["npm", "start", "--silent", "--", "0"]
@@ -84,10 +111,10 @@ def test_it_is_set_up_as_its_readme_says(bundles, tmp_path: Path, page: Page):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_shows_that_every_case_passes(name: str, bundles, tmp_path: Path, page: Page):
+def test_it_shows_that_every_case_passes(name: str, tmp_path: Path, page: Page):
     page.errors.clear()
     page.requests.clear()
-    with served(kit_of("web", bundles[name], tmp_path, "web")) as address:
+    with served(kit_of("web", bundle_of(name), tmp_path, "web")) as address:
         page.open(address)
         page.wait(DONE)
         rows = page.evaluate(ROWS)
@@ -104,20 +131,26 @@ def test_it_shows_that_every_case_passes(name: str, bundles, tmp_path: Path, pag
     assert [u for u in page.requests if not u.startswith((address, "data:", "blob:"))] == []
 
 
-def test_it_shows_a_wrong_scale_with_its_reason(bundles, tmp_path: Path, page: Page):
-    kit = kit_of("web", bundles["append"], tmp_path, "web")
-    plant_fault(kit / "bundle", small("append"))
-    with served(kit) as address:
-        page.open(address)
-        page.wait(DONE)
-        rows = page.evaluate(ROWS)
-        failed = [row for row in rows if "✗ failed" in row]
-        assert page.evaluate(STATE) == "failed"
-        assert page.evaluate(TEXT).startswith(f"✗ Failed: {len(failed)} of {len(rows)} cases")
-        assert failed
-        assert all(re.search(r"relative error \S+ over .+, allowed", row) for row in failed)
-        assert any("output: relative error" in row for row in failed)
-        assert len(page.screenshot(tmp_path / "failed.png")) > 20_000
+def test_it_shows_a_wrong_scale_with_its_reason(failing: str, tmp_path: Path, page: Page):
+    show(page, failing)
+    rows = page.evaluate(ROWS)
+    failed = [row for row in rows if "✗ failed" in row]
+    assert page.evaluate(STATE) == "failed"
+    assert page.evaluate(TEXT).startswith(f"✗ Failed: {len(failed)} of {len(rows)} cases")
+    assert failed
+    assert all(re.search(r"relative error \S+ over .+, allowed", row) for row in failed)
+    assert any("output: relative error" in row for row in failed)
+    assert len(page.screenshot(tmp_path / "failed.png")) > 20_000
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_failure_can_be_read_too(dark: bool, failing: str, page: Page):
+    show(page, failing)
+    page.look(360, dark=dark)
+    assert page.evaluate(STATE) == "failed"
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.look(800)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +162,8 @@ def test_it_shows_a_wrong_scale_with_its_reason(bundles, tmp_path: Path, page: P
         ("golden/test_data_set_3/output_0.pb", "test_data_set_3/output_0.pb cannot be read: 404"),
     ],
 )
-def test_what_is_missing_is_said(file: str, says: str, bundles, tmp_path: Path, page: Page):
-    kit = kit_of("web", bundles["append"], tmp_path, "web")
+def test_what_is_missing_is_said(file: str, says: str, tmp_path: Path, page: Page):
+    kit = kit_of("web", bundle_of("append"), tmp_path, "web")
     (kit / "bundle" / file).unlink()
     with served(kit) as address:
         page.open(address)
@@ -141,12 +174,12 @@ def test_what_is_missing_is_said(file: str, says: str, bundles, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("how", ["choose", "drop"])
-def test_another_bundle_is_chosen_or_dropped(how: str, passing: str, bundles, page: Page):
+def test_another_bundle_is_chosen_or_dropped(how: str, passing: str, page: Page):
     assert "append" in page.evaluate("document.getElementById('facts').innerText")
     if how == "choose":
-        page.choose_folder("#folder", bundles["in-place"])
+        page.choose_folder("#folder", bundle_of("in-place"))
     else:
-        page.drop(bundles["in-place"])
+        page.drop(bundle_of("in-place"))
     shown = "document.getElementById('facts').innerText.includes('in-place')"
     page.wait(f"{shown} && {DONE}")
     assert page.evaluate(STATE) == "passed", page.evaluate(TEXT)
@@ -154,16 +187,16 @@ def test_another_bundle_is_chosen_or_dropped(how: str, passing: str, bundles, pa
     assert page.evaluate("document.getElementById('weights').hidden")
 
 
-def test_files_that_are_no_bundle_are_said(passing: str, bundles, page: Page):
-    page.drop(bundles["append"] / "model.onnx")
+def test_files_that_are_no_bundle_are_said(passing: str, page: Page):
+    page.drop(bundle_of("append") / "model.onnx")
     page.wait(f"{STATE} === 'error'")
     assert "manifest.json cannot be read" in page.evaluate(TEXT)
     assert "give the whole folder of a bundle" in page.evaluate(TEXT)
 
 
-def test_webgpu_runs_it_and_names_what_computes(passing: str, page: Page, need: Need):
+def test_webgpu_runs_it_and_names_what_computes(address: str, page: Page, need: Need):
     need("webgpu")
-    page.open(f"{passing}?engine=webgpu")
+    page.open(f"{address}?engine=webgpu")
     page.wait(DONE, 120)
     assert page.evaluate(STATE) == "passed", page.evaluate(ROWS)
     facts = page.evaluate("document.getElementById('facts').innerText")
@@ -205,7 +238,7 @@ def test_the_weights_are_drawn_and_another_head_looks_otherwise(passing: str, pa
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 800, 1400])
-def test_it_fits_and_can_be_read(width: int, dark: bool, passing: str, page: Page, tmp_path: Path):
+def test_it_fits_and_can_be_read(width: int, dark: bool, shown: str, page: Page, tmp_path: Path):
     page.look(width, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(CONTRAST) == []
@@ -213,17 +246,21 @@ def test_it_fits_and_can_be_read(width: int, dark: bool, passing: str, page: Pag
     page.look(800)
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_failure_can_be_read_too(dark: bool, bundles, page: Page, tmp_path: Path):
-    kit = kit_of("web", bundles["append"], tmp_path, "web")
-    plant_fault(kit / "bundle", small("append"))
-    page.look(360, dark=dark)
-    with served(kit) as address:
-        page.open(address)
-        page.wait(DONE)
-        assert page.evaluate(CONTRAST) == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-    page.look(800)
+def test_a_screen_reader_is_told_what_it_needs(shown: str, page: Page):
+    found = page.accessible()
+    assert ("heading", "Attention check") in found
+    assert ("radio", "WebAssembly") in found, [pair for pair in found if "Web" in pair[1]]
+    assert ("button", "Run again") in found
+    assert ("columnheader", "Result") in found
+    assert any(role == "rowheader" and "shape_B1_P7_L5" in name for role, name in found)
+    assert any(role == "image" and name.startswith("Head 0: ") for role, name in found)
+    assert any(role == "status" for role, _ in found)
+    unnamed = {
+        role for role, name in found
+        if not name and role in {"button", "radio", "combobox", "spinbutton", "image", "img"}
+    }  # fmt: skip
+    assert unnamed == set()
+    assert page.evaluate("document.getElementById('verdict').getAttribute('role')") == "status"
 
 
 def test_keys_reach_every_control_and_the_focus_is_seen(passing: str, page: Page):
@@ -247,20 +284,3 @@ def test_keys_alone_run_it_again_with_another_choice(passing: str, page: Page):
     page.press("Enter")
     page.wait(f"document.querySelectorAll('tbody').length > 20 && {DONE}")
     assert page.evaluate(STATE) == "passed"
-
-
-def test_a_screen_reader_is_told_what_it_needs(passing: str, page: Page):
-    found = page.accessible()
-    assert ("heading", "Attention check") in found
-    assert ("radio", "WebAssembly") in found, [pair for pair in found if "Web" in pair[1]]
-    assert ("button", "Run again") in found
-    assert ("columnheader", "Result") in found
-    assert any(role == "rowheader" and "shape_B1_P7_L5" in name for role, name in found)
-    assert any(role == "image" and name.startswith("Head 0: ") for role, name in found)
-    assert any(role == "status" for role, _ in found)
-    unnamed = {
-        role for role, name in found
-        if not name and role in {"button", "radio", "combobox", "spinbutton", "image", "img"}
-    }  # fmt: skip
-    assert unnamed == set()
-    assert page.evaluate("document.getElementById('verdict').getAttribute('role')") == "status"

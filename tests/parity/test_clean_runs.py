@@ -22,6 +22,8 @@ from attn_export.parity.oracle import Oracle
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.subject import Subject
 
+pytestmark = pytest.mark.xdist_group("test_clean_runs")  # what it makes is shared
+
 # Every spec has weights of its own seed: that many draws of weights are tried, too.
 SPECS = {
     "gqa_causal_cache_bool_mask": small_spec(),

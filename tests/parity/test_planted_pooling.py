@@ -23,6 +23,8 @@ from attn_export.subject import Subject
 from attn_export.weights import load_checkpoint
 from attn_export.weights.packing import as_apart, as_packed
 
+pytestmark = pytest.mark.xdist_group("test_planted_pooling")  # what it makes is shared
+
 Weights = dict[str, Tensor]
 Heads = Callable[[Tensor], Tensor]
 """One K/V head for each block of them: `[n, Hkv / n, D, ...]` to `[n, D, ...]`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_export.nouns import Report, RuntimeRun, Verdict
+from attn_export.nouns import ErrorMap, Panel, Report, RuntimeRun, Verdict
 
 GRAPHS = ("model.onnx", "model.ort.decode.onnx")
 ENVIRONMENT = {"versions": {"numpy": "2.0"}, "python": "3.11", "system": "Linux", "cores": 2}
@@ -20,12 +20,26 @@ def verdict(runtime: str, status: Any, worst: float | None, **changes: Any) -> V
     return Verdict(runtime=runtime, status=status, worst=worst, **values)
 
 
+def error_map(**changes: Any) -> ErrorMap:
+    """Of an output [2, 3, 100], worst at [1, 2, 7]."""
+    rows = Panel("batch", "query_len", (2, 3), (1, 2), ((0.0, 0.1, None), (0.2, 0.5, 12.5)))
+    detail = Panel(
+        "query_len", "element", (3, 100), (2, 2), ((0.1,) * 34, (2.0,) * 34, (8.0,) * 34)
+    )
+    values = {
+        "case": "B2_L3", "output": "output", "axes": ("batch", "query_len", "element"),
+        "shape": (2, 3, 100), "index": (1, 2, 7), "actual": "nan", "expected": "0.25",
+        "relative_to": "row", "panels": (rows, detail),
+    } | changes  # fmt: skip
+    return ErrorMap(**values)
+
+
 def mixed() -> Report:
     """One of each, with characters that formats have to escape."""
     runs = (
         run("good"),
         run("good", "not run", "it has no TensorScatter", graph=GRAPHS[1], required=False),
-        run("bad"),
+        run("bad", worst=error_map()),
         run("dead", "crashed", "ended with signal SIGSEGV: <core> & 100 %"),
         run("gone", "not run", "it is not installed"),
     )
@@ -42,4 +56,10 @@ def mixed() -> Report:
 
 def clean() -> Report:
     """Everything passed."""
-    return Report("clean", (run("good"),), (verdict("good", "passed", 0.25),), ENVIRONMENT, ())
+    return Report(
+        "clean",
+        (run("good", worst=error_map()),),
+        (verdict("good", "passed", 0.25),),
+        ENVIRONMENT,
+        (),
+    )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from conftest import Cli
-from reports import clean, mixed
+from reports import ENVIRONMENT, clean, error_map, mixed, run, verdict
 
+from attn_export.nouns import Report
+from attn_export.report.error_pictures import SHOWN, figures
 from attn_export.report.html import to_html
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -81,7 +84,64 @@ def test_colours_follow_the_error():
 
 
 def test_a_bundle_has_it_and_the_command_line_writes_it(bundle: Path, tmp_path: Path, cli: Cli):
-    assert "small" in Page((bundle / "report.html").read_text()).text
+    written = Page((bundle / "report.html").read_text()).text
+    assert "small" in written
     done = cli("verify", bundle, "--runtime", "ort-cpu", "--html", "out.html", "--quiet")
     assert done.returncode == 0
-    assert "ort-cpu, standard" in Page((tmp_path / "out.html").read_text()).text
+    verified = Page((tmp_path / "out.html").read_text()).text
+    assert "ort-cpu, standard" in verified
+    for text in (written, verified):  # both are drawn, the second from the file
+        assert {"q_proj", "k_proj", "v_proj", "out_proj", "present_key"} <= set(text.split())
+        assert "worst at batch " in text
+
+
+def test_without_a_map_and_a_drawing_nothing_is_said_of_them():
+    report = clean()
+    runs = tuple(dataclasses.replace(run, worst=None) for run in report.runs)
+    text = Page(to_html(dataclasses.replace(report, runs=runs))).text
+    assert "Where the worst error sits" not in text
+    assert "attention part" not in text
+
+
+def test_the_worst_comes_first_and_what_is_the_same_is_shown_once():
+    names = ("good", "bad", "also good", "worse")
+    shares = (0.25, 12.5, 0.25, None)
+    verdicts = tuple(
+        verdict(name, "passed" if share == 0.25 else "failed", share)
+        for name, share in zip(names, shares, strict=True)
+    )
+    runs = tuple(run(name, worst=error_map()) for name in names)
+    found = figures(Report("many", runs, verdicts, ENVIRONMENT, ()))
+    assert [figure.name for figure in found] == [
+        "worse, standard", "bad, standard", "good, standard; also good, standard",
+    ]  # fmt: skip
+    assert [figure.verdict for figure in found] == [
+        "failed", "failed, 12.5 times the error allowed", "passed, 0.25 times the error allowed",
+    ]  # fmt: skip
+
+
+def test_a_picture_says_in_words_what_its_colours_say():
+    (figure,) = figures(clean())
+    assert figure.place == ("worst at batch 1, query_len 2, element 7: actual nan, expected 0.25")
+    rows, detail = figure.pictures
+    assert rows.words == (
+        "Error of output: 2 rows of batch by 3 columns of query_len. The worst is in row 2, "
+        "column 3 of the picture. 1 cell cannot be measured."
+    )
+    assert "3 rows of query_len by 100 columns of element, drawn as 3 by 34 cells" in detail.words
+    # Shares of the largest, 12.5: 0, 0.8 %, wrong in kind, 1.6 %, 4 % and all of it.
+    assert dict(rows.paths) == {
+        "0": "M0 0h1v1h-1zM1 0h1v1h-1z", "1": "M0 1h1v1h-1zM1 1h1v1h-1z", "4": "M2 1h1v1h-1z",
+        "wrong": "M2 0h1v1h-1z",
+    }  # fmt: skip
+    # Where there are many cells, equal ones that follow each other are one rectangle.
+    assert dict(detail.paths)["4"] == "M0 2h34v1h-34z"
+
+
+def test_of_many_maps_a_page_shows_some():
+    names = [f"runtime {i}" for i in range(SHOWN + 3)]
+    runs = tuple(run(name, worst=error_map(index=(1, 2, i))) for i, name in enumerate(names))
+    verdicts = tuple(verdict(name, "passed", 0.5) for name in names)
+    page = Page(to_html(Report("many", runs, verdicts, ENVIRONMENT, ())))
+    assert sum(tag == "figure" for tag, _ in page.elements) == SHOWN
+    assert "And 3 more" in page.text

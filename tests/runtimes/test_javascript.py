@@ -12,28 +12,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from shared import bundle_of
 
-from attn_export import build
+from attn_export import verify
 from attn_export.cases.golden import case_folders
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install import InstallError, javascript
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits
-from attn_export.spec import AttentionSpec
 
 Need = Callable[[str], None]
 LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
 NAMES = ("node", "wasm")
-SPECS = {
-    "append": {"attn_mask": "bool[B,1,1,S]", "attn_weights": True},
-    "in place": {"cache": "in-place", "rotary": "half", "position_ids": True},
-    "float16": {"dtype": "float16"},
-}
-
-
-def small(**fields: object) -> AttentionSpec:
-    values = {"embed_dim": 16, "num_heads": 2, "causal": True, "cache": "append"}
-    return AttentionSpec.from_dict(values | fields)
+BUNDLES = ("append", "in-place", "float16")
 
 
 @pytest.fixture(autouse=True)
@@ -42,23 +33,23 @@ def _installed(need: Need) -> None:
         need(name)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_they_pass_in_every_dialect_that_fits(name: str, tmp_path: Path):
-    report = build(small(**SPECS[name]), tmp_path / "b", runtimes=list(NAMES), require=list(NAMES))
+@pytest.mark.parametrize("name", BUNDLES)
+def test_they_pass_in_every_dialect_that_fits(name: str):
+    report = verify(bundle_of(name), runtimes=list(NAMES), require=list(NAMES))
     assert report.passed, [v.message for v in report.verdicts if v.status != "passed"][:3]
     for kind in NAMES:
         ran = [run for run in report.runs if run.runtime == kind and run.outcome == "ran"]
         wanted = {"model.onnx", "model.portable.onnx"}
-        if (name, kind) != ("in place", "wasm"):  # which has no buffer to share
+        if (name, kind) != ("in-place", "wasm"):  # which has no buffer to share
             wanted.add("model.ort.onnx")
         assert {run.graph for run in ran} >= wanted
         assert {run.facts["version"] for run in ran} == {runtime(kind).version()}
 
 
-def test_webgpu_says_that_it_computes_in_software(tmp_path: Path, need: Need):
+def test_webgpu_says_that_it_computes_in_software(need: Need):
     need("webgpu")
-    spec = small()
-    report = build(spec, tmp_path / "b", runtimes=["webgpu"], dialects=["portable"])
+    portable = bundle_of("append") / "model.portable.onnx"
+    report = verify(bundle_of("append"), graph=portable, runtimes=["webgpu"])
     assert report.passed
     (device,) = (run.facts["device"] for run in report.runs if run.runtime == "webgpu")
     assert device == "google swiftshader, in software"

@@ -79,8 +79,8 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def without_option(name: str) -> str:
     """Python that takes an option from OpenVINO."""
     return (
-        "from attn_export.runtimes import openvino; whole = openvino.options\n"
-        f"openvino.options = lambda threads: {{k: v for k, v in whole(threads).items() "
+        "from attn_export.runtimes import openvino; whole = openvino.default_options\n"
+        f"openvino.default_options = lambda threads: {{k: v for k, v in whole(threads).items() "
         f"if k != {name!r}}}"
     )
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from conftest import small_spec
+from shared import BUNDLES, bundle_of
 from test_process import gone
 
-from attn_export import build, verify
+from attn_export import verify
 from attn_export.cases.golden import case_folders
 from attn_export.runtimes import home
 from attn_export.runtimes.catalogue import runtime
@@ -30,12 +30,6 @@ from attn_export.tensorfile import read_tensors
 
 NAMES = ["c", "cpp"]
 LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
-SPECS: dict[str, dict[str, object]] = {
-    "append": {},
-    "in-place": {"cache": "in-place"},
-    "float16": {"dtype": "float16"},
-    "bfloat16": {"dtype": "bfloat16", "cache": "in-place"},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +49,9 @@ def loaded(name: str, graph: Path) -> Iterator[Any]:
     assert engine._process.returncode == 0
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_they_run_every_dialect_of_every_case(name: str, tmp_path: Path):
-    report = build(small_spec(**SPECS[name]), tmp_path / "b", runtimes=NAMES)
+@pytest.mark.parametrize("name", BUNDLES)
+def test_they_run_every_dialect_of_every_case(name: str):
+    report = verify(bundle_of(name), runtimes=NAMES)
     assert report.passed
     ran = {(run.runtime, run.graph) for run in report.runs if run.outcome == "ran"}
     graphs = {verdict.graph for verdict in report.verdicts}
@@ -68,9 +62,8 @@ def test_they_run_every_dialect_of_every_case(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_bound_output_is_what_an_unbound_one_is(name: str, tmp_path: Path):
-    folder = tmp_path / "b"
-    build(small_spec(cache="in-place"), folder, runtimes=["ort-cpu"], dialects=["standard"])
+def test_a_bound_output_is_what_an_unbound_one_is(name: str):
+    folder = bundle_of("in-place")
     names, cases = case_folders(folder / "golden")
     with loaded(name, folder / "model.onnx") as engine:
         for case in cases[:4]:

@@ -11,6 +11,8 @@ from built import Built, built, close
 from convolution import ImageAttention, SequenceAttention, from_convolution
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.xdist_group("test_convolution")  # what it makes is shared
+
 C, OUT = 3, 4
 IMAGES = {
     "one pixel": (1, 1, 1),

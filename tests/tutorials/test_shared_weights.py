@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from attn_export import Attention, AttentionSpec
 
+pytestmark = pytest.mark.xdist_group("test_shared_weights")  # what it makes is shared
+
 E, H, LAYERS = 64, 4, 3
 SMALL = 8
 """Elements of an initialiser that may be a shape, or a number of the arithmetic."""

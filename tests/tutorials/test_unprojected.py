@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from attn_export import attention
 
+pytestmark = pytest.mark.xdist_group("test_unprojected")  # what it makes is shared
+
 C = 6
 SIZES = ((2, 3, 4), (1, 1, 1), (3, 7, 1), (1, 1, 9), (2, 19, 12))
 """B, L, S. Self-attention takes L alone. The first one is traced."""

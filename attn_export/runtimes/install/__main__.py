@@ -5,12 +5,12 @@ Debian 12 is what it is tried on. Without names: those that the tests need.
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
 
 from attn_export.errors import one_line
+from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.home import home
 from attn_export.runtimes.install import InstallError, javascript, ort_native
 
@@ -23,7 +23,6 @@ WHEELS: Mapping[str, tuple[str, ...]] = {
     "iree": ("iree-base-compiler[onnx]", "iree-base-runtime"),
     "mnn": ("MNN",),
 }
-MODULES = {"opencv": "cv2", "iree": "iree.runtime", "mnn": "MNN"}
 ALL = "all"
 EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT)
 
@@ -50,7 +49,9 @@ def install(names: Collection[str]) -> None:
     Raises:
         InstallError: If one cannot be installed; the message says what to do.
     """
-    wheels = [wheel for name in names if not _importable(name) for wheel in WHEELS.get(name, ())]
+    wheels = [
+        wheel for name in names if runtime(name).unavailable() for wheel in WHEELS.get(name, ())
+    ]
     if wheels:
         say(f"installing {', '.join(wheels)} …")
         _pip(wheels)
@@ -59,14 +60,6 @@ def install(names: Collection[str]) -> None:
     scripts = set(names) & set(JAVASCRIPT)
     if scripts:
         javascript.install(home(), scripts, say)
-
-
-def _importable(name: str) -> bool:
-    module = MODULES.get(name, name)
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package around it
-        return False
 
 
 def _pip(wheels: list[str]) -> None:

@@ -8,7 +8,12 @@
     });
     return 0.2126 * x + 0.7152 * y + 0.0722 * z;
   };
+  const drawn = (element) => element instanceof SVGElement;
+  const colour = (element) => getComputedStyle(element)[drawn(element) ? 'fill' : 'color'];
   const behind = (element) => {
+    // Texts of a drawing stand in a group with their box.
+    const box = drawn(element) && element.parentElement.querySelector(':scope > rect');
+    if (box && getComputedStyle(box).fill !== 'none') return rgba(getComputedStyle(box).fill).slice(0, 3);
     for (let at = element; at; at = at.parentElement) {
       const [r, g, b, a = 1] = rgba(getComputedStyle(at).backgroundColor);
       if (a === 1) return [r, g, b];
@@ -19,7 +24,7 @@
   for (const element of document.querySelectorAll('body *')) {
     const own = [...element.childNodes].some((n) => n.nodeType === 3 && n.data.trim());
     if (!own || element.getClientRects().length === 0) continue;
-    const [text, back] = [rgba(getComputedStyle(element).color), behind(element)].map(luminance);
+    const [text, back] = [rgba(colour(element)), behind(element)].map(luminance);
     const ratio = (Math.max(text, back) + 0.05) / (Math.min(text, back) + 0.05);
     if (ratio < 4.5) low.push(`${element.tagName} "${element.textContent.trim().slice(0, 30)}" ${ratio}`);
   }

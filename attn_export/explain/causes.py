@@ -1,0 +1,132 @@
+"""The sentences that name what is wrong, the most likely first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attn_export.explain.experiments import Done
+from attn_export.explain.explanation import Cause, Deviation, Fault, Lines
+from attn_export.explain.inquiry import Found
+from attn_export.explain.match import Match
+
+UNKNOWN = "unknown"
+IN_GRAPH = (
+    "the graph is wrong, whoever runs it: in float64 it does not give the truth; no known mistake "
+    "gives its numbers, and its values have other names than the bundle's"
+)
+
+SURE = 0.01
+"""A known mistake that leaves less of the error unexplained is named before where it sits."""
+
+
+def causes(
+    fault: Fault,
+    runtime: str,
+    found: Found,
+    done: Sequence[Done],
+    first: Deviation | None,
+    lines: Lines,
+) -> list[Cause]:
+    """What may be wrong, the most likely first.
+
+    Args:
+        fault: Where it is.
+        runtime: The name of the runtime.
+        found: The mistakes that account for what came out.
+        done: What else was run.
+        first: The first wrong node.
+        lines: Where in the module each node came from.
+    """
+    if fault == "graph":
+        return _in_graph(found, first, lines) or [Cause(UNKNOWN, IN_GRAPH)]
+    mending = [(d.kind, d.experiment.name) for d in done if d.within and d.experiment.mended]
+    blamed = f"the graph is right, {runtime} is not"
+    if fault == "unknown":
+        blamed = f"the graph or {runtime} is wrong, and float64 cannot tell which"
+    said = _in_runtime(blamed, found.matches, mending, first, lines)
+    return said or [Cause(UNKNOWN, f"{blamed}: no known mistake gives its numbers")]
+
+
+def _in_graph(found: Found, first: Deviation | None, lines: Lines) -> list[Cause]:
+    """Causes where the graph is wrong: known mistakes, then the place where it differs."""
+    causes = [_cause(match, lines, in_right=found.in_right) for match in found.matches]
+    if first is None:
+        return causes
+    says = f": {first.says}" if first.says else ""
+    place = f"{first.operator} {first.node}{_at(first.line)}"
+    changed = Cause(
+        "changed node",
+        f"the graph differs from the bundle's first at {place}{says}",
+        first.node,
+        first.line,
+    )
+    # What was seen to be different stands before what would only give similar numbers.
+    sure = bool(found.matches) and found.matches[0].unexplained < SURE
+    return [*causes, changed] if sure else [changed, *causes]
+
+
+def _in_runtime(
+    blamed: str,
+    found: Sequence[Match],
+    mending: Sequence[tuple[str, str]],
+    first: Deviation | None,
+    lines: Lines,
+) -> list[Cause]:
+    """Causes where the runtime is wrong: known mistakes, what mends it, where it begins.
+
+    Args:
+        blamed: What is right and what is not.
+        found: Mistakes that give what it gave.
+        mending: Of each experiment that mends it, what is to blame then, and its name.
+        first: The first node that leaves the float64 run.
+        lines: Where in the module each node came from.
+    """
+    ways = ", or ".join(name for _, name in mending)
+    mended = f"; it passes with {ways}" if ways else ""
+    causes = [
+        Cause(
+            match.mistake.kind,
+            f"{blamed}: {match.mistake.says}{_where(match, lines)} ({_share(match)}){mended}",
+            match.mistake.node,
+            lines.get(match.mistake.node, ""),
+            match.unexplained,
+        )
+        for match in found
+    ]
+    of_options = [Cause(kind, f"{blamed}: it passes with {name}") for kind, name in mending]
+    if first is not None:
+        place = f"{first.operator} {first.node}{_at(first.line)}"
+        says = f"{blamed}: it leaves the float64 run first at {place}"
+        last = [Cause("operator", f"{says}, by {first.error:.1e}{mended}", first.node, first.line)]
+    else:
+        last = []
+    return [*causes, *of_options, *last]
+
+
+def _cause(match: Match, lines: Lines, *, in_right: bool) -> Cause:
+    mistake, place = match.mistake, _where(match, lines)
+    if in_right:
+        sentence = f"the graph is wrong: {mistake.says}{place} ({_share(match)})"
+    else:
+        sentence = f"the graph would be right if: {mistake.says}{place} ({_share(match)})"
+    line = lines.get(mistake.node, "")
+    return Cause(mistake.kind, sentence, mistake.node, line, match.unexplained)
+
+
+def _where(match: Match, lines: Lines) -> str:
+    node = match.mistake.node
+    named = node and node not in match.mistake.says
+    return f", at {node}{_at(lines.get(node, ''))}" if named else _at(lines.get(node, ""))
+
+
+def _at(line: str) -> str:
+    return f" ({line})" if line else ""
+
+
+def _share(match: Match) -> str:
+    if match.exact:
+        return "this gives the same numbers"
+    explained = 1 - match.unexplained
+    if explained > 0.99:
+        return f"explains {explained:.2%} of the error; something else is left"
+    return f"explains {explained:.0%} of the error"

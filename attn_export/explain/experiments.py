@@ -1,0 +1,116 @@
+"""Counter-experiments: the same cases, run in another way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from attn_export.explain.explanation import Experiment, Late
+from attn_export.explain.inquiry import Meaning
+from attn_export.explain.setting import KnownCase, Setting, Trial
+from attn_export.explain.shrink import golden_of
+from attn_export.runtimes.preflight import why_not
+from attn_export.runtimes.protocol import Runtime, Tunable
+from attn_export.tensorfile import is_floating
+
+FEW = 5
+"""How many of the cases that fail are run again."""
+
+QUIETER = 16.0
+"""A power of two: dividing by it rounds nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """A counter-experiment, and what it was about.
+
+    Attributes:
+        within: Whether it changes how the same runtime runs the same graph: what mends it then
+            is a cause, and not only a way around.
+        kind: What is to blame if it mends.
+    """
+
+    experiment: Experiment
+    within: bool
+    kind: str
+
+
+def within_runtime(
+    setting: Setting, trial: Trial, cases: Sequence[KnownCase], late: Late
+) -> Iterator[Done]:
+    """The same graph in the same runtime: other options, order, process, threads.
+
+    All cases in their order: a fault may need what was run before it.
+    """
+    if isinstance(setting.runtime, Tunable):
+        for name, options in setting.runtime.counter_options.items():
+            if not late():
+                told = ", ".join(f"{key}={value}" for key, value in options.items())
+                yield _done(f"{name} ({told})", setting.trial(cases, options), name)
+    if not late():
+        alone = setting.trial(trial.failed[:1])
+        yield _done("a fresh process for the one case", alone, "what was run before")
+    if not late():
+        turned = setting.trial(list(reversed(cases)))
+        yield _done("the cases in the reverse order", turned, "what was run before")
+    if not late() and setting.limits.threads > 1:
+        one = dataclasses.replace(setting, limits=dataclasses.replace(setting.limits, threads=1))
+        yield _done("one thread", one.trial(cases), "threads")
+
+
+def with_quiet_inputs(setting: Setting, trial: Trial, right: Meaning) -> Done:
+    """Inputs divided by `QUIETER`: what overflows or saturates is right then."""
+    few = [case for case in trial.failed if setting.form.takes(case.sizes)][:FEW]
+    quiet = {case.name: _quiet(case) for case in few}
+    ran = setting.run(quiet)
+    goldens = {case.name: golden_of(right, case, quiet[case.name]) for case in few}
+    passed = [case for case in few if setting.passes(goldens[case.name], ran, case.name)]
+    failed = tuple(case for case in few if case not in passed)
+    name = f"inputs divided by {QUIETER:g}"
+    return _done(name, Trial(ran, failed, tuple(passed)), "large numbers")
+
+
+def _quiet(case: KnownCase) -> dict[str, np.ndarray]:
+    # A mask is not to be scaled: 0 and -inf are all that many hold.
+    return {
+        name: array / np.asarray(QUIETER, array.dtype)
+        if is_floating(array.dtype) and "mask" not in name
+        else array
+        for name, array in case.inputs.items()
+    }
+
+
+def elsewhere(
+    setting: Setting,
+    trial: Trial,
+    others: Sequence[Setting],
+    runtimes: Sequence[Runtime],
+    late: Late,
+) -> Iterator[Done]:
+    """Other graphs of the bundle in the same runtime; the same graph in other runtimes."""
+    few = trial.failed[:FEW]
+    for other in others:
+        if not late() and other.form.name != setting.form.name:
+            found = other.trial(few)
+            if found.failed or found.passed:
+                yield _done(f"{other.form.name} in {setting.runtime.name}", found, "")
+    for kind in runtimes:
+        if late() or kind.name == setting.runtime.name or kind.unavailable():
+            continue
+        if why_not(kind, setting.form, [setting.form]):
+            continue
+        other = dataclasses.replace(setting, runtime=kind, options={})
+        yield _done(f"the same graph in {kind.name}", other.trial(few), "")
+
+
+def _done(name: str, trial: Trial, kind: str) -> Done:
+    total = len(trial.failed) + len(trial.passed)
+    if not trial.ran.outputs:
+        experiment = Experiment(name, None, trial.ran.complaint or trial.ran.outcome)
+    else:
+        says, count = ("fails", len(trial.failed)) if trial.failed else ("passes", total)
+        result = f"{says} ({count} of {total})" if total > 1 else says
+        experiment = Experiment(name, not trial.failed, result)
+    return Done(experiment, bool(kind), kind)

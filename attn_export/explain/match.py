@@ -1,0 +1,204 @@
+"""Which known mistake gives the numbers that a runtime gave."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attn_export.explain.explanation import Late
+from attn_export.explain.in_attention import (
+    attention_mistakes,
+    capped_at,
+    scaled,
+    softcap_of,
+    swapped_heads,
+)
+from attn_export.explain.in_graph import (
+    input_mistakes,
+    mask_mistakes,
+    precision_mistakes,
+    value_mistakes,
+)
+from attn_export.explain.in_rotary import rotary_mistakes
+from attn_export.explain.mistake import Array, Mistake
+from attn_export.parity.measures import eps
+from attn_export.tensorfile import is_floating
+
+if TYPE_CHECKING:
+    import onnx
+
+    from attn_export.explain.evaluate import Evaluation, Values
+
+KEPT = 12
+"""How many mistakes are tried on all cases: those that account best for the smallest that fails.
+
+One that is the cause has to account for every case that fails.
+"""
+
+ROUNDINGS = 256
+"""Of an output's type, by which a mistake may miss what came out and still be all there is."""
+
+FAR = 10.0
+"""What a NaN or an infinity in the wrong place counts, in root mean squares of the output."""
+
+CONVINCING = 0.02
+"""A mistake that leaves less than this of the error unexplained needs no fitting."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """One case: what is right, and what came out.
+
+    Attributes:
+        inputs: By name.
+        values: Those of the right graph, in float64.
+        right: Its outputs.
+        actual: The outputs that are to be explained.
+    """
+
+    inputs: Mapping[str, Array]
+    values: Values
+    right: Mapping[str, Array]
+    actual: Mapping[str, Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """A mistake that gives what came out.
+
+    Attributes:
+        unexplained: The distance that is left, as a share of the error: 0 explains all of it.
+        exact: Whether what is left is no more than rounding.
+    """
+
+    mistake: Mistake
+    unexplained: float
+    exact: bool
+
+
+def matches(
+    evaluation: Evaluation, evidence: Sequence[Evidence], late: Late = lambda: False
+) -> list[Match]:
+    """The mistakes that account for the numbers, the best first.
+
+    Args:
+        evaluation: The right graph.
+        evidence: Cases that failed first, then some that passed.
+        late: Whether time is over.
+    """
+    screened = list(_tried(_all(evaluation, evidence[0]), evaluation, evidence[:1], late))
+    screened.sort(key=_order)
+    if not screened or screened[0].unexplained > CONVINCING:
+        more = (*_pairs(evaluation), *_fitted(evaluation, evidence[0], late))
+        screened += _tried(more, evaluation, evidence[:1], late)
+        screened.sort(key=_order)
+    best = (match.mistake for match in screened[:KEPT])
+    found = sorted(_tried(best, evaluation, evidence, late), key=_order)
+    return [match for match in found if match.unexplained <= 1 - match.mistake.share]
+
+
+def _order(match: Match) -> float:
+    return round(match.unexplained, 3)  # rounding is not to decide between two that fit
+
+
+def left_over(
+    mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence]
+) -> tuple[float, bool]:
+    """The share of the error that is left if the mistake is made, and if that is only rounding."""
+    left = total = 0.0
+    rounding = True
+    for case in evidence:
+        given = mistake.outputs(evaluation, case.inputs, case.values)
+        for name, right in case.right.items():
+            actual = case.actual[name]
+            apart = _distance(given[name], actual, right)
+            left += apart
+            total += _distance(right, actual, right)
+            if is_floating(actual.dtype):
+                rounding &= math.sqrt(apart) <= ROUNDINGS * eps(actual.dtype)
+    return (math.sqrt(left / total) if total else math.inf), rounding
+
+
+def _all(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
+    # Of two that give the same numbers the simpler one comes first.
+    return itertools.chain(
+        input_mistakes(evaluation, case.values),
+        value_mistakes(evaluation),
+        mask_mistakes(evaluation, case.values),
+        rotary_mistakes(evaluation),
+        attention_mistakes(evaluation),
+        precision_mistakes(),
+    )
+
+
+def _tried(
+    mistakes: Iterable[Mistake], evaluation: Evaluation, evidence: Sequence[Evidence], late: Late
+) -> Iterator[Match]:
+    for mistake in mistakes:
+        if late():
+            return
+        try:
+            with np.errstate(all="ignore"):
+                left, rounding = left_over(mistake, evaluation, evidence)
+        except (ValueError, IndexError, AssertionError, TypeError, RuntimeError):
+            continue  # it does not fit these shapes
+        if left < 1:
+            yield Match(mistake, left, rounding)
+
+
+def _distance(x: Array, actual: Array, right: Array) -> float:
+    """Mean square distance, relative to the right output's."""
+    if x.shape != actual.shape:
+        return FAR * FAR
+    if not x.size:
+        return 0.0
+    x, y = (a.astype(np.float64) for a in (x, actual))
+    finite = right[np.isfinite(right)].astype(np.float64)
+    scale = math.sqrt(float(np.square(finite).mean())) if finite.size else 0.0
+    scale = scale or 1.0
+    usable = np.isfinite(x) & np.isfinite(y)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    apart = np.where(usable, (np.where(usable, x, 0) - np.where(usable, y, 0)) / scale, FAR)
+    return float(np.square(np.where(same, 0.0, apart)).mean())
+
+
+def _attentions(evaluation: Evaluation) -> list[onnx.NodeProto]:
+    return [node for node in evaluation.nodes if node.op_type == "Attention"]
+
+
+def _pairs(evaluation: Evaluation) -> Iterator[Mistake]:
+    for node in _attentions(evaluation):
+        yield from swapped_heads(evaluation, node)
+
+
+def _fitted(evaluation: Evaluation, case: Evidence, late: Late) -> Iterator[Mistake]:
+    """A factor on the scale and on the softcap of each node, the one that fits best."""
+    for node in _attentions(evaluation):
+        makers = [scaled, capped_at] if softcap_of(node) else [scaled]
+        for make in makers:
+            if late():
+                return
+
+            def left(log: float, make: Callable[..., Mistake] = make) -> float:
+                mistake = make(evaluation, node, math.exp(log))  # noqa: B023 (used at once)
+                return left_over(mistake, evaluation, [case])[0]
+
+            yield make(evaluation, node, math.exp(_lowest(left)))
+
+
+def _lowest(of: Callable[[float], float]) -> float:
+    """Where a function of one number is lowest, between the logs of 1/8 and 8."""
+    grid = np.linspace(-math.log(8), math.log(8), 25)
+    found = [of(float(x)) for x in grid]
+    middle = int(np.argmin(found))
+    low, high = float(grid[max(middle - 1, 0)]), float(grid[min(middle + 1, len(grid) - 1)])
+    golden = (math.sqrt(5) - 1) / 2
+    for _ in range(30):
+        a, b = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, b) if of(a) < of(b) else (a, high)
+    return (low + high) / 2

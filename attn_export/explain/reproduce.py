@@ -1,0 +1,129 @@
+"""A folder from which anyone can run the smallest case that fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_export.errors import OutputError
+from attn_export.explain.explanation import Explanation
+from attn_export.explain.setting import Setting
+from attn_export.graph.load import load_graph
+from attn_export.graph.save import replace_graph
+from attn_export.nouns import Allowed, Arrays
+
+TEMPLATE = Path(__file__).with_name("templates") / "reproduce.py.j2"
+EXPLANATION, SCRIPT = "explanation.json", "reproduce.py"
+FORMAT = "attn-export-explanation/1"
+
+ENGINES = {
+    "ort-cpu": "onnxruntime", "ort-cuda": "onnxruntime", "openvino": "openvino",
+    "onnx-reference": "onnx",
+}  # fmt: skip
+"""Whose Python package a script can use by itself; the others are run as attn-export runs them."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Smallest:
+    """The smallest case that fails.
+
+    Attributes:
+        sizes: Of its axes.
+        inputs: By name.
+        right: What should come out.
+        allowed: For each output the error allowed, over the whole and over any row.
+        outputs: The type of every output, of those without an error allowed too.
+    """
+
+    sizes: Mapping[str, int]
+    inputs: Arrays
+    right: Arrays
+    allowed: Mapping[str, Allowed]
+    outputs: Mapping[str, str]
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something else.
+
+    Raises:
+        OutputError: If it does.
+    """
+    if folder.exists() and not (folder / EXPLANATION).is_file():
+        if folder.is_dir() and not any(folder.iterdir()):
+            return
+        raise OutputError(f"{folder} exists and holds no explanation; choose another --output")
+
+
+def write_folder(folder: Path, explanation: Explanation, setting: Setting, case: Smallest) -> None:
+    """Write the graph, the case, the script and what was found; replaces an older one.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
+    staged = folder.with_name(f".{folder.name}.new")
+    try:
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        replace_graph(load_graph(setting.path), staged / setting.path.name, beside=False)
+        fed = setting.fed(case.inputs)
+        right = {name: array.astype(np.float64) for name, array in case.right.items()}
+        np.savez(staged / "inputs.npz", **fed)  # type: ignore[arg-type]
+        np.savez(staged / "expected.npz", **setting.fed(right))  # type: ignore[arg-type]
+        (staged / SCRIPT).write_text(_script(explanation, setting, case), encoding="utf-8")
+        (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        staged.rename(folder)
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror}") from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def to_json(explanation: Explanation) -> str:
+    """As `explanation.json` has it."""
+    fields = dataclasses.asdict(explanation)
+    fields["folder"] = None if explanation.folder is None else str(explanation.folder)
+    if fields["first"] is not None and not np.isfinite(fields["first"]["error"]):
+        fields["first"]["error"] = None  # JSON has no infinity
+    content: dict[str, Any] = {"format": FORMAT, "sentence": explanation.sentence, **fields}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _options(setting: Setting, engine: str) -> dict[str, Any]:
+    """What the engine is given: OpenVINO would compute in bfloat16 by itself."""
+    if engine != "openvino":
+        return dict(setting.options)
+    from attn_export.runtimes.openvino import default_options
+
+    return {**default_options(setting.limits.threads), **setting.options}
+
+
+def _script(explanation: Explanation, setting: Setting, case: Smallest) -> str:
+    import jinja2
+
+    engine = ENGINES.get(setting.runtime.name, setting.runtime.name)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+    cuda = setting.runtime.name == "ort-cuda"
+    return template.render(
+        sentence=explanation.sentence.replace('"""', "'''").replace("\\", "/"),
+        engine=engine,
+        needs="numpy and " + (engine if engine in ENGINES.values() else "attn-export"),
+        allowed={
+            name: (float(f"{limits.whole:.3g}"), float(f"{limits.row:.3g}"))
+            for name, limits in case.allowed.items()
+        },
+        threads=setting.limits.threads,
+        options=_options(setting, engine),
+        providers=["CUDAExecutionProvider"] if cuda else ["CPUExecutionProvider"],
+        graph=setting.path.name,
+        outputs=dict(case.outputs),
+    )

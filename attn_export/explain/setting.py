@@ -1,0 +1,147 @@
+"""One graph in one runtime: its cases run and judged, in whatever way is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_export.bundle import GOLDEN, graph_files
+from attn_export.cases.golden import case_folders, read_golden
+from attn_export.errors import UsageError
+from attn_export.nouns import DECODE, Golden, GraphFile
+from attn_export.parity.judge import judge
+from attn_export.runtimes.layouts import in_order, laid_out
+from attn_export.runtimes.once import Ran, run_once
+from attn_export.runtimes.protocol import Limits, Options, Runtime
+from attn_export.tensorfile import read_tensors
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownCase:
+    """A case of the bundle with its inputs and its truth."""
+
+    name: str
+    sizes: Mapping[str, int]
+    inputs: Arrays
+    golden: Golden
+
+    @property
+    def size(self) -> int:
+        """How many numbers come in."""
+        return sum(array.size for array in self.inputs.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A graph in a runtime.
+
+    Attributes:
+        path: The graph's file.
+        form: How it differs from the bundle's signature.
+        runtime: What runs it.
+        options: Of the engine, as the user set them.
+        limits: For each process.
+    """
+
+    path: Path
+    form: GraphFile
+    runtime: Runtime
+    options: Options
+    limits: Limits
+
+    def run(self, cases: Mapping[str, Arrays], options: Options | None = None) -> Ran:
+        """Run cases, with options beside the user's."""
+        wanted = {**self.options, **(options or {})}
+        return run_once(self.runtime, self.path, cases, self.limits, self.form, wanted)
+
+    def trial(self, cases: Iterable[KnownCase], options: Options | None = None) -> Trial:
+        """Run and judge those of the bundle's cases that the graph takes."""
+        taken = [case for case in cases if self.form.takes(case.sizes)]
+        ran = self.run({case.name: case.inputs for case in taken}, options)
+        failed = [case for case in taken if not self.passes(case.golden, ran, case.name)]
+        passed = [case for case in taken if case not in failed]
+        return Trial(ran, tuple(sorted(failed, key=lambda c: c.size)), tuple(passed))
+
+    def passes(self, golden: Golden, ran: Ran, name: str) -> bool:
+        """Whether what came out of a case is right."""
+        outputs = ran.outputs.get(name)
+        if outputs is None:
+            return False
+        return _passes(golden, outputs)
+
+    def fed(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Inputs as the graph itself takes them."""
+        return laid_out(inputs, self.form.layouts)
+
+    def given(self, outputs: Arrays) -> dict[str, np.ndarray]:
+        """Outputs of the graph itself, as the bundle has them."""
+        return in_order(outputs, self.form.layouts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """What came of running cases.
+
+    Attributes:
+        failed: The smallest first.
+    """
+
+    ran: Ran
+    failed: tuple[KnownCase, ...]
+    passed: tuple[KnownCase, ...]
+
+    @property
+    def mended(self) -> bool:
+        """Whether every case ran and passed."""
+        return self.ran.outcome == "ran" and not self.failed
+
+
+def is_right(golden: Golden, outputs: Arrays) -> bool:
+    """Whether outputs in float64 are what the judge lets pass, once they are rounded."""
+    narrow = {
+        name: array.astype(golden.expected[name].dtype) if name in golden.expected else array
+        for name, array in outputs.items()
+    }
+    return _passes(golden, narrow)
+
+
+def _passes(golden: Golden, outputs: Arrays) -> bool:
+    verdicts = judge("", "", golden, outputs)
+    return all(verdict.status in ("passed", "unusable") for verdict in verdicts)
+
+
+def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
+    """The cases of a bundle, without whole decodes.
+
+    Raises:
+        UsageError: If there is none of this name, or it is a whole decode.
+    """
+    names, stored = case_folders(folder / GOLDEN)
+    goldens = {golden.case.name: golden for golden in read_golden(folder / GOLDEN)}
+    if only is not None:
+        stored = [case for case in stored if case.name == only]
+        if not stored:
+            raise UsageError(f"there is no case {only!r}; choose from {', '.join(goldens)}")
+        if stored[0].kind == DECODE:
+            raise UsageError(f"{only} is a whole decode, which explain cannot take apart")
+    return [
+        KnownCase(
+            case.name, case.sizes, read_tensors(case.folder, "input", names), goldens[case.name]
+        )
+        for case in stored
+        if case.kind != DECODE
+    ]
+
+
+def forms_of_bundle(manifest: Mapping[str, Any], graph: Path | None) -> list[GraphFile]:
+    """The graphs to look at: the bundle's, or another one in the place of one of them."""
+    forms = graph_files(manifest)
+    if graph is None:
+        return forms
+    return [form for form in forms if form.name == graph.name] or [GraphFile(graph.name)]

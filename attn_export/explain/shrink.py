@@ -1,0 +1,88 @@
+"""The smallest part of a failing case that still fails, run and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from attn_export.explain.explanation import Late
+from attn_export.explain.inquiry import Meaning
+from attn_export.explain.parts import Axes, parts_of
+from attn_export.explain.reproduce import Smallest
+from attn_export.explain.setting import KnownCase, Setting
+from attn_export.nouns import Allowed, Case, Golden
+from attn_export.parity.measures import eps, measure
+from attn_export.tensorfile import is_floating
+
+Array = np.ndarray
+
+
+def shrunk(
+    setting: Setting,
+    case: KnownCase,
+    right: Meaning | None,
+    axes: Axes,
+    late: Late,
+) -> Smallest:
+    """The smallest part of a case that the runtime still fails.
+
+    Args:
+        setting: The graph in its runtime.
+        case: One that fails.
+        right: A graph that gives the truth of parts; None where there is none, and the case
+            stays as it is.
+        axes: The names of the axes of each input.
+        late: Whether time is over.
+    """
+    whole = _whole(case)
+    if right is None or late():
+        return whole
+    parts = {}
+    for number, (sizes, inputs) in enumerate(parts_of(case.inputs, axes, case.sizes)):
+        if setting.form.takes(sizes):
+            parts[f"part_{number}"] = (sizes, inputs)
+    ran = setting.run({name: inputs for name, (_, inputs) in parts.items()})
+    for name, (sizes, inputs) in parts.items():
+        if name in ran.outputs:
+            golden = golden_of(right, case, inputs)
+            if not setting.passes(golden, ran, name):
+                allowed = {n: a for n, a in golden.allowed.items() if a is not None}
+                return Smallest(sizes, inputs, golden.expected, allowed, _types(case))
+    return whole
+
+
+def _whole(case: KnownCase) -> Smallest:
+    limits = {name: a for name, a in case.golden.allowed.items() if a is not None}
+    right = {name: array for name, array in case.golden.expected.items() if name in limits}
+    return Smallest(case.sizes, case.inputs, right, limits, _types(case))
+
+
+def _types(case: KnownCase) -> dict[str, str]:
+    return {name: array.dtype.name for name, array in case.golden.expected.items()}
+
+
+def golden_of(right: Meaning, case: KnownCase, inputs: Mapping[str, Array]) -> Golden:
+    """The truth of other inputs, and the error allowed by the judge's rule.
+
+    Args:
+        right: A graph that gives the truth.
+        case: The case that the inputs were made of.
+        inputs: By name.
+    """
+    expected = case.golden.expected
+    fed = right.setting.fed(inputs)
+    dtypes = {name: array.dtype for name, array in expected.items() if is_floating(array.dtype)}
+    narrow = next(iter(dtypes.values()), np.dtype(np.float32))
+    truth = right.evaluation.outputs_of(right.evaluation.values(fed))
+    noisy = right.evaluation.outputs_of(right.evaluation.noisy_values(fed, narrow))
+    allowed: dict[str, Allowed | None] = {}
+    for name in dtypes:
+        error, least = measure(noisy[name], truth[name]), 4 * eps(dtypes[name])
+        known = case.golden.allowed.get(name) or Allowed(0.0, 0.0)
+        allowed[name] = Allowed(
+            max(8 * error.whole, least, known.whole), max(8 * error.row, least, known.row)
+        )
+    rounded = {name: truth[name].astype(dtype) for name, dtype in dtypes.items()}
+    part = Case("part", "shape", {}, inputs, "")
+    return Golden(part, rounded, rounded, allowed, {})

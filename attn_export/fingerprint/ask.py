@@ -1,0 +1,182 @@
+"""Gives cases to processes, a fresh one wherever one dies, until each has its answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from attn_export.fingerprint.findings import RAN
+from attn_export.nouns import Outcome
+from attn_export.runtimes.process import CaseFiles, Served, Worker
+from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.tensorfile import read_outputs
+
+AT_ONCE = 2
+"""Processes: one computes while another starts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What came of one case.
+
+    Attributes:
+        outcome: ``"ran"``, or how it ended.
+        reason: Why it gave no outputs.
+        outputs: By name.
+    """
+
+    outcome: Outcome
+    reason: str = ""
+    outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+class Server(Protocol):
+    """A process that serves cases, as `runtimes.process.Worker` does."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        ...
+
+    @property
+    def reason(self) -> str:
+        """Why it did not run to its end."""
+        ...
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it came as far as its first case."""
+        ...
+
+    def served(self) -> Iterator[Served]:
+        """The cases as they are served."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """Cases for one process after another.
+
+    Attributes:
+        start: Starts a process with these cases.
+        cases: Those without an answer.
+    """
+
+    start: Callable[[Sequence[CaseFiles]], Server]
+    cases: Sequence[CaseFiles]
+
+
+class GraphServer:
+    """A runtime's process with a graph.
+
+    Args:
+        kind: Which runtime.
+        limits: For it.
+        graph: The file.
+        inputs: The names of its inputs.
+        cases: What to run.
+    """
+
+    def __init__(
+        self,
+        kind: Runtime,
+        limits: Limits,
+        graph: Path,
+        inputs: Sequence[str],
+        cases: Sequence[CaseFiles],
+    ) -> None:
+        self._worker = Worker(kind, limits)
+        self._before = dict(self._worker.facts)
+        self._worker.start(graph, inputs, cases)
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        return self._worker.outcome
+
+    @property
+    def reason(self) -> str:
+        """Why it did not run to its end."""
+        return self._worker.reason
+
+    @property
+    def loaded(self) -> bool:
+        """Whether its graph was loaded: it has said something of itself since."""
+        return self._worker.facts != self._before
+
+    def served(self) -> Iterator[Served]:
+        """The cases as they are served."""
+        return self._worker.served()
+
+    def close(self) -> None:
+        """End the process."""
+        self._worker.close()
+
+
+def ask(
+    questions: Iterable[Question], advance: Callable[[str], None] = lambda _: None
+) -> dict[Path, Answer]:
+    """The answers, by the folders for the outputs of the cases.
+
+    A process that crashes or hangs within a case is the answer to that case; the next ones get a
+    fresh process. One that ends before its first case is the answer to all of them.
+
+    Args:
+        questions: At most `AT_ONCE` of them are asked at a time, in their order.
+        advance: Told the name of each case as it is answered.
+    """
+    found: dict[Path, Answer] = {}
+    waiting = deque(questions)
+    running: deque[tuple[Question, Server]] = deque()
+    with ExitStack() as stack:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                question = waiting.popleft()
+                server = question.start(question.cases)
+                stack.callback(server.close)
+                running.append((question, server))
+            question, server = running.popleft()
+            answers = _listen(question, server, advance)
+            server.close()
+            found |= answers
+            left = [case for case in question.cases if case[2] not in answers]
+            if left:
+                waiting.appendleft(dataclasses.replace(question, cases=left))
+    return found
+
+
+def _listen(
+    question: Question, server: Server, advance: Callable[[str], None]
+) -> dict[Path, Answer]:
+    """Answers to the cases that this process came to."""
+    found: dict[Path, Answer] = {}
+    cases = iter(question.cases)
+    for served in server.served():
+        name, _, folder = next(cases)
+        assert name == served.case
+        found[folder] = (
+            Answer("refused", served.error)
+            if served.error
+            else Answer(RAN, outputs=read_outputs(folder, served.outputs))
+        )
+        advance(name)
+    if server.outcome == RAN:
+        return found
+    ended = Answer(server.outcome, server.reason)
+    rest = list(cases)
+    if not rest:  # it refuses in the end what it did, or dies when all is done
+        return dict.fromkeys(found, ended) if server.outcome == "refused" else found
+    for name, _, folder in rest[:1] if server.loaded else rest:
+        found[folder] = ended
+        advance(name)
+    return found

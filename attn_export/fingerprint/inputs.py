@@ -1,0 +1,77 @@
+"""Inputs of probes: the semantic cases of a build where there is one, else drawn like them."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from attn_export.cases.draw import Arrays, generator
+from attn_export.cases.probes import probe_cases
+from attn_export.fingerprint.graphs import HKV, D, H
+from attn_export.spec import AttentionSpec, Input
+
+B, L = 2, 3
+
+
+def case_of_a_build(name: str, *, mask: str = "none", past: bool = False) -> Arrays:
+    """The inputs that a build tries a layer with, as inputs of its `Attention` node.
+
+    What a layer projects from its tokens is drawn as they are.
+
+    Args:
+        name: A case of `cases.probes`.
+        mask: As in a spec.
+        past: Whether there is one, and the layer is causal.
+    """
+    given = _cases(mask, past)[name]
+    heads = {name: _heads_apart(given[name], count) for name, count in
+             {"query": H, "key": HKV, "value": HKV}.items()}  # fmt: skip
+    return {**heads, **{name: array for name, array in given.items() if name not in heads}}
+
+
+@functools.cache
+def _cases(mask: str, past: bool) -> dict[str, Arrays]:
+    spec = AttentionSpec(
+        embed_dim=H * D, num_heads=H, num_kv_heads=HKV, attn_mask=mask, causal=past,
+        cache="append" if past else "none",
+    )  # fmt: skip
+    layer = spec.inputs()
+    new = Input(("batch", "query_len", HKV * D))
+    inputs = {"query": layer["query"], "key": new, "value": new} | layer
+    cases = probe_cases(inputs, spec, spec.sums)
+    return {case.name: dict(case.inputs) for case in cases}
+
+
+def _heads_apart(x: np.ndarray, heads: int) -> np.ndarray:
+    """`[B, L, heads · D]` as `[B, heads, L, D]`."""
+    split = x.reshape(*x.shape[:2], heads, -1)
+    return np.ascontiguousarray(split.transpose(0, 2, 1, 3))
+
+
+def drawn(name: str, *, batch: int = B, queries: int = L, keys: int = L, past: int = 0) -> Arrays:
+    """Normal queries, keys and values; with a past of `past` keys if that is not 0.
+
+    Args:
+        name: Of the probe; the numbers depend on it.
+        batch: B.
+        queries: L.
+        keys: New ones.
+        past: P.
+    """
+    rng = generator("fingerprint", name)
+
+    def normal(heads: int, length: int) -> np.ndarray:
+        return rng.standard_normal((batch, heads, length, D)).astype(np.float32)
+
+    found = {"query": normal(H, queries), "key": normal(HKV, keys), "value": normal(HKV, keys)}
+    if past:
+        found |= {"past_key": normal(HKV, past), "past_value": normal(HKV, past)}
+    return found
+
+
+def with_past(inputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """All keys and all values, those of the past first."""
+    keys = (inputs[name] for name in ("past_key", "key") if name in inputs)
+    values = (inputs[name] for name in ("past_value", "value") if name in inputs)
+    return np.concatenate(list(keys), axis=2), np.concatenate(list(values), axis=2)

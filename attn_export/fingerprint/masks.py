@@ -1,0 +1,114 @@
+"""Probes of masks: rows that see nothing, low scores, softcap, NaN in what is hidden."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from attn_export.cases.draw import Arrays
+from attn_export.fingerprint.attend import attend, scores, shared, weigh
+from attn_export.fingerprint.graphs import Graph
+from attn_export.fingerprint.inputs import case_of_a_build
+from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.readings import Readings
+
+BOOL_MASK, FLOAT_MASK = Graph("bool mask", mask="bool"), Graph("float mask", mask="float")
+CAP = 1.5
+SOFTCAP = Graph("softcap", mask="float", attributes={"softcap": CAP})
+
+ZERO, MEAN, NAN, FIRST = "0", "mean of values", "NaN", "first value"
+IGNORED = "mask ignored"
+HIDDEN, SPREADS = "hidden", "spreads"
+
+
+def masks() -> Iterator[Probe]:
+    """The probes."""
+    bool_case = case_of_a_build("fully_masked_rows", mask="bool[B,1,L,S]")
+    float_case = case_of_a_build("fully_masked_rows", mask="float[B,1,L,S]")
+    lowest = case_of_a_build("lowest_float", mask="float[B,1,L,S]")
+    yield Probe(
+        "masked row, False", "a row of a bool mask that hides every key",
+        BOOL_MASK, bool_case, _of_masked_row(bool_case), says=ZERO,
+    )  # fmt: skip
+    yield Probe(
+        "masked row, -inf", "a row of a float mask that is -inf for every key",
+        FLOAT_MASK, float_case, _of_masked_row(float_case), says=ZERO,
+    )  # fmt: skip
+    yield Probe(
+        "finfo.min in mask", "a row of a float mask that is finfo.min for every key",
+        FLOAT_MASK, lowest, _of_masked_row(lowest), says=MEAN,
+    )  # fmt: skip
+    yield _softcap()
+    yield from _nan_where_hidden()
+
+
+def _of_masked_row(inputs: Arrays) -> Readings:
+    """What the first row of the mask leads to, for every head."""
+    query, key, value, mask = (inputs[name] for name in ("query", "key", "value", "attn_mask"))
+    first = (0, slice(None), 0)
+    added = _as_added(mask)
+    added[first] = 0.0
+    whole = weigh(scores(query, key) + added, value)
+    values = shared(value, query.shape[1])[0]  # [H, S, Dv]
+    in_place: dict[str, np.ndarray | float] = {
+        ZERO: 0.0, MEAN: values.mean(axis=1), NAN: np.nan, FIRST: values[:, 0],
+        IGNORED: whole[first],
+    }  # fmt: skip
+    return Readings({name: _with_row(whole, row) for name, row in in_place.items()})
+
+
+def _with_row(whole: np.ndarray, row: np.ndarray | float) -> np.ndarray:
+    changed = whole.copy()
+    changed[0, :, 0] = row
+    return changed
+
+
+def _as_added(mask: np.ndarray) -> np.ndarray:
+    if mask.dtype == np.bool_:
+        return np.where(mask, 0.0, -np.inf)
+    return mask.astype(np.float64)
+
+
+def _softcap() -> Probe:
+    inputs = case_of_a_build("kv_head_blocks", mask="float[B,1,L,S]")
+    query, key, value, mask = (inputs[name] for name in ("query", "key", "value", "attn_mask"))
+    found, added = scores(query, key), _as_added(mask)
+
+    def capped(x: np.ndarray) -> np.ndarray:
+        return CAP * np.tanh(x / CAP)
+
+    outputs = {
+        "before the mask": weigh(capped(found) + added, value),
+        "after the mask": weigh(capped(found + added), value),
+        "no softcap": weigh(found + added, value),
+    }
+    return Probe(
+        "softcap", "whether scores are capped before a float mask is added, or after",
+        SOFTCAP, inputs, Readings(outputs), says="before the mask",
+        not_in_pytorch="has no softcap",
+    )  # fmt: skip
+
+
+def _nan_where_hidden() -> Iterator[Probe]:
+    clean = case_of_a_build("right_padding", mask="bool[B,1,L,S]")
+    whole = attend(*(clean[name] for name in ("query", "key", "value", "attn_mask")))
+    last = clean["key"].shape[2] - 1  # padding in every row of the batch
+    readings = _of_nan(whole)
+    for name in ("key", "value"):
+        inputs = {**clean, name: clean[name].copy()}
+        inputs[name][0, :, last] = np.nan
+        yield Probe(
+            f"NaN in hidden {name}", f"a {name} of NaN that the mask hides from every query",
+            BOOL_MASK, inputs, readings,
+        )  # fmt: skip
+
+
+def _of_nan(whole: np.ndarray) -> Readings:
+    """Readings of a NaN in the keys or values of batch 0."""
+    spread, zero = whole.copy(), whole.copy()
+    spread[0], zero[0] = np.nan, 0.0
+    return Readings(
+        {HIDDEN: whole, SPREADS: spread, "spreads everywhere": np.full_like(whole, np.nan),
+         "0 for its queries": zero}
+    )  # fmt: skip

@@ -1,0 +1,163 @@
+"""Probes of numbers: how many bits a runtime really computes with, and what becomes of small ones.
+
+Each row of the batch asks for one bit more: a score, weight or value of 1 + 2^-b that is rounded
+to fewer bits is 1, which the inputs are made to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from attn_export.cases.draw import Arrays
+from attn_export.fingerprint.attend import attend
+from attn_export.fingerprint.findings import SOMETHING_ELSE, Finding
+from attn_export.fingerprint.graphs import HKV, D, Graph, H
+from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.readings import Readings
+from attn_export.fingerprint.seen_keys import PLAIN
+
+BITS = np.arange(1, 24)
+"""The b of 1 + 2^-b; float32 has room for 23."""
+
+STEPS = ("query", "key", "scores", "weights", "value")
+"""What may be rounded: what goes into a product, and what a softmax is taken of."""
+
+WIDE = 2.0**17
+"""More than float16 holds, and nothing to the others."""
+
+FORMATS = {24: "float32", 11: "TF32", 8: "bfloat16"}
+"""By the bits of a significand, its leading 1 included."""
+
+LEAST = 1 / (1 + np.exp(-1.0)) - 0.5
+LOST: dict[str, np.ndarray | float] = {"value": 2.0**-BITS, "weights": 0.5}
+"""By how much an output is off where the bit is lost: at least by `LEAST`, where not said."""
+
+SLACK = {24: 3, 11: 1, 8: 1}
+"""How many bits a softmax may lose to its exponentials and its division."""
+
+HALF = Graph("float16", dtype="float16")
+
+
+def precision() -> Iterator[Probe]:
+    """The probes."""
+    yield Probe(
+        "precision", "bits that survive Q·Kᵀ, softmax and P·V where everything is float32",
+        PLAIN, bit_inputs(), read_bits, says="float32",
+    )  # fmt: skip
+    yield _half()
+    yield _small_values()
+    yield _small_weights()
+
+
+# -- bits --------------------------------------------------------------------------------------
+
+
+def bit_inputs() -> Arrays:
+    """Inputs `[5 · 23 + 1, heads, .., D]`: 23 rows for each of `STEPS`, one for the range.
+
+    One query; two keys. 1/√D = 1/4 is in all scores.
+    """
+    rows = len(STEPS) * len(BITS) + 1
+    query, key = np.zeros((rows, H, 1, D)), np.zeros((rows, HKV, 2, D))
+    value = np.zeros((rows, HKV, 2, D))
+    for index, b in enumerate(BITS):
+        of_query, of_key, of_scores, weights, of_value = (
+            _row(step, index) for step in range(len(STEPS))
+        )
+        large, odd = 2.0 ** (b + 2), 1 + 2.0**-b
+        # The score of the first key is large · odd - large, which is 4, or 0.
+        query[of_query, ..., :2], key[of_query, :, 0, :2] = (odd, 1.0), (large, -large)
+        query[of_key, ..., :2], key[of_key, :, 0, :2] = (large, -large), (odd, 1.0)
+        # Scores of 2^b + 1 and 2^b.
+        query[of_scores, ..., :2] = 1.0
+        key[of_scores, :, :, 0], key[of_scores, :, 0, 1] = large, 4.0
+        value[[of_query, of_key, of_scores], :, 0] = 1.0
+        # Scores that differ by 2^-b: so do the weights, about, by half of it.
+        query[weights, ..., 0], key[weights, :, 0, 0] = 1.0, 2.0 ** (2 - b)
+        value[weights, :, 0], value[weights, :, 1] = 2.0**b, -(2.0**b)
+        value[of_value] = odd
+    value[-1] = WIDE
+    inputs = {"query": query, "key": key, "value": value}
+    return {name: array.astype(np.float32) for name, array in inputs.items()}
+
+
+def _row(step: int, index: int) -> int:
+    return step * len(BITS) + index
+
+
+def read_bits(output: np.ndarray) -> Finding:
+    """The format that so many bits are of, and how many they are at each step."""
+    inputs = bit_inputs()
+    if output.shape != inputs["query"].shape:
+        return Finding(SOMETHING_ELSE, f"its shape is {list(output.shape)}")
+    truth = attend(inputs["query"], inputs["key"], inputs["value"])
+    error = np.abs(output.astype(np.float64) - truth).max(axis=(1, 2, 3))
+    found = {}
+    for step, name in enumerate(STEPS):
+        rows = slice(_row(step, 0), _row(step + 1, 0))
+        kept = error[rows] < LOST.get(name, LEAST) / 2  # False for NaN
+        found[name] = 1 + (len(kept) if kept.all() else int(np.argmin(kept)))
+    detail = ", ".join(f"{name} {bits}" for name, bits in found.items())
+    return Finding(_format(found, in_range=bool(error[-1] < WIDE / 2)), f"bits: {detail}")
+
+
+def _format(bits: dict[str, int], *, in_range: bool) -> str:
+    least = min(bits.values())
+    known = (count for count, slack in SLACK.items() if count - slack <= least <= count)
+    if not in_range:
+        return "float16"
+    return FORMATS.get(next(known, 0), f"{least} bits")
+
+
+# -- float16 -----------------------------------------------------------------------------------
+
+
+def _half() -> Probe:
+    query, key = np.zeros((1, H, 1, D)), np.zeros((1, HKV, 2, D))
+    value = np.zeros((1, HKV, 2, D))
+    # Scores of 2048.75 and 2048, between which float16 has nothing.
+    query[..., 0], query[..., 1] = 64.0, 1.0
+    key[..., 0], key[:, :, 0, 1] = 128.0, 3.0
+    value[:, :, 0], value[:, :, 1] = 1.0, -1.0
+    inputs = {name: array.astype(np.float16) for name, array in
+              {"query": query, "key": key, "value": value}.items()}  # fmt: skip
+    outputs = {"float32 scores": attend(query, key, value), "float16 scores": np.zeros_like(query)}
+    return Probe(
+        "precision, float16", "what holds the scores of float16 queries and keys",
+        HALF, inputs, Readings(outputs), says="float16 scores",
+    )  # fmt: skip
+
+
+# -- small numbers -----------------------------------------------------------------------------
+
+
+def _small_values() -> Probe:
+    inputs = _two_keys(0.0, 1e-40, 1e-40)
+    return Probe(
+        "small values", "values of 1e-40, which float32 holds with fewer bits", PLAIN, inputs,
+        _kept_or_flushed(inputs),
+    )  # fmt: skip
+
+
+def _small_weights() -> Probe:
+    inputs = _two_keys(-92.0, 0.0, 2.0**120)
+    return Probe(
+        "small weights", "a weight of exp(-92), which float32 holds with fewer bits", PLAIN,
+        inputs, _kept_or_flushed(inputs),
+    )  # fmt: skip
+
+
+def _two_keys(score: float, first: float, second: float) -> Arrays:
+    """A query that scores 0 with the first key, `score` with the second; what they stand for."""
+    query, key = np.zeros((1, H, 1, D), np.float32), np.zeros((1, HKV, 2, D), np.float32)
+    value = np.empty((1, HKV, 2, D), np.float32)
+    query[..., 0], key[:, :, 1, 0] = 1.0, score * 4
+    value[:, :, 0], value[:, :, 1] = first, second
+    return {"query": query, "key": key, "value": value}
+
+
+def _kept_or_flushed(inputs: Arrays) -> Readings:
+    kept = attend(inputs["query"], inputs["key"], inputs["value"])
+    return Readings({"kept": kept, "flushed to 0": np.zeros_like(kept)})

@@ -1,0 +1,14 @@
+"""Every probe."""
+
+from __future__ import annotations
+
+from attn_export.fingerprint.masks import masks
+from attn_export.fingerprint.odd_inputs import odd_inputs
+from attn_export.fingerprint.precision import precision
+from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.seen_keys import seen_keys
+
+
+def probes() -> tuple[Probe, ...]:
+    """All of them, in the order in which they are told."""
+    return (*seen_keys(), *masks(), *precision(), *odd_inputs())

@@ -1,0 +1,73 @@
+"""Which reading of a probe an output matches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from attn_export.fingerprint.findings import SOMETHING_ELSE, Finding
+
+CLOSE = 0.1
+"""The largest relative error of a row that is still the same reading: 8 bits pass, a key more or
+less does not."""
+
+APART = 3 * CLOSE
+"""By how much any two readings of a probe differ in some row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Readings:
+    """Readings as the outputs that they lead to.
+
+    Attributes:
+        outputs: By reading; `[.., L, Dv]`, of equal shapes where the reading leaves the shape.
+    """
+
+    outputs: Mapping[str, np.ndarray]
+
+    def __call__(self, output: np.ndarray) -> Finding:
+        """The nearest reading, if it is close."""
+        found = {name: distance(output, wanted) for name, wanted in self.outputs.items()}
+        nearest = min(found, key=lambda name: found[name])
+        if found[nearest] <= CLOSE:
+            return Finding(nearest)
+        return Finding(SOMETHING_ELSE, _difference(output, nearest, self.outputs[nearest]))
+
+
+def distance(output: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest L2 error of a row, relative to the row or to the usual row, if that is larger.
+
+    Infinite where shapes differ, or NaN and infinities are elsewhere.
+    """
+    if output.shape != wanted.shape:
+        return np.inf
+    output, wanted = output.astype(np.float64), wanted.astype(np.float64)
+    odd = ~np.isfinite(wanted)
+    if not np.array_equal(output[odd], wanted[odd], equal_nan=True):
+        return np.inf
+    if not np.isfinite(output[~odd]).all():
+        return np.inf
+    if output.size == 0:
+        return 0.0
+    output, wanted = np.where(odd, 0.0, output), np.where(odd, 0.0, wanted)
+    # The scale apart: squares of what a probe of small numbers gives are 0.
+    scale = max(np.abs(wanted).max(), np.abs(output).max()) or 1.0
+    sizes = np.linalg.norm(wanted / scale, axis=-1)
+    errors = np.linalg.norm((output - wanted) / scale, axis=-1)
+    compared = np.maximum(sizes, np.sqrt(np.mean(sizes**2)))
+    if not compared.any():
+        return np.inf if errors.any() else 0.0
+    return float(np.max(errors / compared))
+
+
+def _difference(output: np.ndarray, nearest: str, wanted: np.ndarray) -> str:
+    if output.shape != wanted.shape:
+        return f"its shape is {list(output.shape)}, not {list(wanted.shape)}"
+    got, expected = output.astype(np.float64), wanted.astype(np.float64)
+    same = (got == expected) | (np.isnan(got) & np.isnan(expected))
+    error = np.where(same, 0.0, np.nan_to_num(np.abs(got - expected), nan=np.inf))
+    place = np.unravel_index(int(np.argmax(error)), output.shape)
+    where = ", ".join(str(int(i)) for i in place)
+    return f"at [{where}] {got[place]:.4g}; if {nearest!r}, {expected[place]:.4g}"

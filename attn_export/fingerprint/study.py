@@ -1,0 +1,156 @@
+"""Asks a runtime, the ONNX reference evaluator and PyTorch the same, and puts it side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from attn_export.fingerprint.ask import Answer, GraphServer, Question, ask
+from attn_export.fingerprint.findings import NO_OPERATOR, RAN, SOMETHING_ELSE, Finding, Row
+from attn_export.fingerprint.graphs import ORT, PORTABLE, STANDARD, write_graph
+from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.pytorch import SdpaServer, no_pytorch
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.process import CaseFiles
+from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.tensorfile import write_tensors
+
+REFERENCE = "onnx-reference"
+PYTORCH = "pytorch"
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """Somebody who is asked: a runtime in a dialect, or PyTorch."""
+
+    name: str
+    form: str = ""
+
+
+class Told(Protocol):
+    """Who is told how far it is."""
+
+    def expect(self, steps: int) -> None:
+        """So many answers will come."""
+        ...
+
+    def advance(self, text: str) -> None:
+        """One is there."""
+        ...
+
+
+class Study:
+    """One run of probes.
+
+    Args:
+        kind: The runtime.
+        probes: What it is asked.
+        folder: An empty one for graphs, inputs and outputs.
+        limits: For every process.
+        told: How far it is.
+    """
+
+    def __init__(
+        self,
+        kind: Runtime,
+        probes: Sequence[Probe],
+        folder: Path,
+        limits: Limits,
+        told: Told,
+    ) -> None:
+        self._kind, self._probes = kind, {probe.name: probe for probe in probes}
+        self._folder, self._limits, self._told = folder, limits, told
+        self._numbers = {name: str(number) for number, name in enumerate(self._probes)}
+        self._answers: dict[Path, Answer] = {}
+        for probe in probes:
+            self._inputs_of(probe).mkdir(parents=True)
+            write_tensors(self._inputs_of(probe), "input", probe.inputs)
+
+    def rows(self) -> tuple[Row, ...]:
+        """A row for each probe, in their order."""
+        self._ask(self._first_round())
+        again = [probe for probe in self._probes.values() if self._unclear(probe)]
+        if PORTABLE in self._kind.dialects:
+            self._ask(self._of_runtime(self._kind, PORTABLE, again))
+        return tuple(self._row(probe) for probe in self._probes.values())
+
+    # -- asking ----------------------------------------------------------------------
+
+    def _ask(self, questions: Iterable[Question]) -> None:
+        listed = list(questions)
+        self._told.expect(sum(len(question.cases) for question in listed))
+        self._answers |= ask(listed, self._told.advance)
+
+    def _first_round(self) -> Iterator[Question]:
+        everything = list(self._probes.values())
+        if not no_pytorch():
+            asked = [probe for probe in everything if not probe.not_in_pytorch]
+            start = functools.partial(SdpaServer, self._limits, self._probes)
+            yield Question(start, self._cases(Side(PYTORCH), asked))
+        for dialect in (STANDARD, ORT):
+            if dialect in self._kind.dialects:
+                yield from self._of_runtime(self._kind, dialect, everything)
+        if self._kind.name != REFERENCE:
+            yield from self._of_runtime(runtime(REFERENCE), STANDARD, everything)
+
+    def _of_runtime(
+        self, kind: Runtime, dialect: str, probes: Sequence[Probe]
+    ) -> Iterator[Question]:
+        """One question for each graph."""
+        for graph in {probe.graph.name: probe.graph for probe in probes}.values():
+            if dialect not in (graph.dialect, PORTABLE):
+                continue
+            path = write_graph(graph, dialect, self._folder)
+            asked = [probe for probe in probes if probe.graph.name == graph.name]
+            if path is not None:
+                names = list(asked[0].inputs)
+                start = functools.partial(GraphServer, kind, self._limits, path, names)
+                yield Question(start, self._cases(Side(kind.name, dialect), asked))
+
+    def _cases(self, side: Side, probes: Sequence[Probe]) -> list[CaseFiles]:
+        return [(p.name, self._inputs_of(p), self._outputs_of(side, p)) for p in probes]
+
+    def _inputs_of(self, probe: Probe) -> Path:
+        return self._folder / "inputs" / self._numbers[probe.name]
+
+    def _outputs_of(self, side: Side, probe: Probe) -> Path:
+        return self._folder / side.name / (side.form or "-") / self._numbers[probe.name]
+
+    # -- reading ---------------------------------------------------------------------
+
+    def _unclear(self, probe: Probe) -> bool:
+        """Whether the portable form has to show what the node of attention does not."""
+        found = self._here(probe)
+        return any(
+            each.outcome != RAN or (probe.says and each.reading != probe.says) for each in found
+        )
+
+    def _here(self, probe: Probe) -> tuple[Finding, ...]:
+        forms = (probe.graph.dialect, PORTABLE)
+        found = (self._finding(Side(self._kind.name, form), probe) for form in forms)
+        given = tuple(each for each in found if each is not None)
+        return given or (Finding(NO_OPERATOR, outcome="not run"),)
+
+    def _finding(self, side: Side, probe: Probe) -> Finding | None:
+        answer = self._answers.get(self._outputs_of(side, probe))
+        if answer is None:
+            return None
+        if answer.outcome != RAN:
+            reason = answer.reason.replace(f"{self._folder}/", "")
+            return Finding(answer.outcome, reason, side.form, answer.outcome)
+        if "output" not in answer.outputs:
+            names = ", ".join(answer.outputs)
+            return Finding(SOMETHING_ELSE, f"its outputs are {names}", side.form)
+        return dataclasses.replace(probe.read(answer.outputs["output"]), form=side.form)
+
+    def _row(self, probe: Probe) -> Row:
+        reason = probe.not_in_pytorch or no_pytorch()
+        asked = self._finding(Side(PYTORCH), probe)
+        return Row(
+            probe.name, probe.about, self._here(probe), probe.says,
+            self._finding(Side(REFERENCE, STANDARD), probe),
+            asked or Finding(reason, outcome="not run"),
+        )  # fmt: skip

@@ -1,0 +1,268 @@
+"""Why a runtime's numbers differ: runs the counter-experiments and names the cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_export.bundle import GOLDEN, read_bundle
+from attn_export.cases.golden import case_folders
+from attn_export.errors import GraphError, RuntimeFailure, UsageError
+from attn_export.explain.explanation import Cause, Explanation
+from attn_export.nouns import DECODE
+from attn_export.report.progress import Progress
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.pool import ALL
+from attn_export.runtimes.preflight import why_not
+from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable
+
+if TYPE_CHECKING:
+    from attn_export.explain.experiments import Done
+    from attn_export.explain.inquiry import Meaning
+    from attn_export.explain.setting import KnownCase, Setting, Trial
+
+SECONDS = 45.0
+"""After which no further experiment is begun."""
+
+RULE = "by the judge's rule alone: --atol, --rtol and baselines are not applied"
+DECODES = "whole decodes were not looked at: verify runs them"
+ELSEWHERE = ("ort-cpu", "onnx-reference")
+
+
+def explain(
+    bundle: Path | str,
+    runtime_name: str,
+    *,
+    case: str | None = None,
+    graph: Path | str | None = None,
+    options: Options | None = None,
+    output: Path | str | None = None,
+    seconds: float = SECONDS,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """Say why a runtime fails cases of a bundle.
+
+    Args:
+        bundle: The bundle's folder, or the `.failed` one that a build left.
+        runtime_name: The runtime.
+        case: The only case to look at. Default: all, whole decodes apart.
+        graph: An ONNX file in the place of the bundle's own.
+        options: Of the engine, as the program sets them that shows the fault.
+        output: The folder for what reproduces it. None writes none.
+        seconds: After which no further experiment is begun.
+        limits: What each process may take.
+        progress: Told what is going on.
+
+    Raises:
+        UsageError: If there is no such runtime, option or case, or `output` cannot be written.
+        RuntimeFailure: If the runtime is not here, or can run none of the graphs.
+        GraphError: If `graph` is no file.
+        BundleError: If a file of the bundle is missing or was changed.
+    """
+    from attn_export.explain.reproduce import check_folder
+    from attn_export.explain.setting import known_cases
+    from attn_export.graph.load import load_proto
+
+    progress = progress or Progress()
+    kind = _usable(runtime_name, options or {})
+    folder, other = Path(bundle), Path(graph) if graph else None
+    if other is not None:
+        if not other.is_file():
+            raise GraphError(f"cannot read {other}: no such file")
+        load_proto(other)
+    if output is not None:
+        check_folder(Path(output))
+    manifest = read_bundle(folder).manifest
+    cases = known_cases(folder, case)
+    progress.phase(f"running {len(cases)} cases in {runtime_name}")
+    settings = list(_settings(folder, manifest, other, kind, options or {}, limits))
+    own = _settings(folder, manifest, None, kind, options or {}, limits)
+    kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}
+    inquiry = _Inquiry(manifest, cases, list(own), kinds, seconds, progress)
+    found = inquiry.explanation(settings, Path(output) if output else None)
+    return dataclasses.replace(found, seconds=inquiry.elapsed())
+
+
+def _usable(name: str, options: Options) -> Runtime:
+    if name == ALL:
+        raise UsageError("explain looks at one runtime at a time; name it")
+    kind = runtime(name)
+    if options and not isinstance(kind, Tunable):
+        raise UsageError(f"{name} takes no options")
+    reason = kind.unavailable()
+    if reason:
+        raise RuntimeFailure(f"{name} cannot run here: {reason}")
+    return kind
+
+
+def _settings(
+    folder: Path,
+    manifest: Mapping[str, Any],
+    graph: Path | None,
+    kind: Runtime,
+    options: Options,
+    limits: Limits | None,
+) -> Iterator[Setting]:
+    from attn_export.explain.setting import Setting, forms_of_bundle
+
+    place = (graph.parent if graph else folder).absolute()
+    for form in forms_of_bundle(manifest, graph):
+        yield Setting(place / form.name, form, kind, options, limits or Limits.default())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Inquiry:
+    manifest: Mapping[str, Any]
+    cases: Sequence[KnownCase]
+    own: Sequence[Setting]
+    kinds: Collection[str]
+    seconds: float
+    progress: Progress
+    started: float = dataclasses.field(default_factory=time.monotonic)
+
+    def elapsed(self) -> float:
+        """Seconds since the inquiry began."""
+        return time.monotonic() - self.started
+
+    def late(self) -> bool:
+        """Whether no further experiment is to be begun."""
+        return self.elapsed() > self.seconds
+
+    def explanation(self, settings: Sequence[Setting], output: Path | None) -> Explanation:
+        """Of the first graph that fails."""
+        reasons, ran = [], 0
+        for setting in settings:
+            reason = why_not(setting.runtime, setting.form, [s.form for s in settings])
+            if reason:
+                reasons.append(reason)
+                continue
+            trial = setting.trial(self.cases)
+            if not trial.mended:
+                return self._explained(setting, trial, output)
+            ran += len(trial.passed)
+        kind = settings[0].runtime
+        if not ran:
+            raise RuntimeFailure(f"{kind.name} runs no graph here: {'; '.join(reasons)}")
+        names = ", ".join(setting.form.name for setting in settings)
+        notes = (RULE, DECODES) if DECODE in self.kinds else (RULE,)
+        return Explanation(kind.name, names, settings[0].options, "none", cases=ran, notes=notes)
+
+    def _explained(self, setting: Setting, trial: Trial, output: Path | None) -> Explanation:
+        from attn_export.explain.signature import wrong_signature
+
+        base = Explanation(
+            setting.runtime.name, setting.form.name, setting.options, "did not run",
+            tuple(case.name for case in trial.failed), len(trial.failed) + len(trial.passed),
+        )  # fmt: skip
+        if not trial.ran.outputs:
+            reason = trial.ran.complaint or "no case ran"
+            outcome = "refused" if trial.ran.outcome == "ran" else trial.ran.outcome
+            says = f"it gives no numbers: {outcome}: {reason}"
+            return dataclasses.replace(base, causes=(Cause(outcome, says),))
+        other_outputs = wrong_signature(trial)
+        if other_outputs:
+            pattern = tuple(self._pattern(trial))
+            base = dataclasses.replace(
+                base, fault="graph", causes=tuple(other_outputs), pattern=pattern
+            )
+            return self._reproduced(base, setting, trial, None, output)
+        return self._compared(base, setting, trial, output)
+
+    def _compared(
+        self, base: Explanation, setting: Setting, trial: Trial, output: Path | None
+    ) -> Explanation:
+        """What to blame, from what the graph means in float64 and what came out."""
+        from attn_export.explain import inquiry
+        from attn_export.explain.causes import causes
+
+        self.progress.phase("evaluating the graphs in float64")
+        looked_at = [*trial.failed[: inquiry.FAILED], *trial.passed[: inquiry.PASSED]]
+        own = inquiry.meaning(setting, looked_at)
+        right = inquiry.right_meaning(self.own, looked_at)
+        fault = inquiry.fault_of(own, self._foreign(setting, trial) if own is None else None)
+        self.progress.phase("trying known mistakes")
+        lines = self._lines(setting.form.name)
+        found = inquiry.known_mistakes(own, right, trial, self.late)
+        first = inquiry.deviation(fault, own, self.own, trial, lines)
+        self.progress.phase("running it in other ways")
+        done = list(self._experiments(setting, trial, right, within=fault != "graph"))
+        explained = dataclasses.replace(
+            base,
+            fault=fault,
+            causes=tuple(causes(fault, setting.runtime.name, found, done, first, lines)),
+            first=first,
+            experiments=tuple(d.experiment for d in done),
+            pattern=tuple(self._pattern(trial)),
+        )
+        return self._reproduced(explained, setting, trial, right or own, output)
+
+    def _lines(self, graph: str) -> Mapping[str, str]:
+        """Where in the module nodes came from: by the graph itself, or one that it was made of."""
+        known: dict[str, str] = {}
+        for name, entry in self.manifest["graphs"].items():
+            known = {**known, **entry["nodes"]} if name == graph else {**entry["nodes"], **known}
+        return known
+
+    def _foreign(self, setting: Setting, trial: Trial) -> Trial | None:
+        """What another runtime makes of a graph that float64 cannot tell about."""
+        other = runtime(ELSEWHERE[0])
+        if setting.runtime.name == other.name or other.unavailable():
+            return None
+        return dataclasses.replace(setting, runtime=other, options={}).trial(trial.failed[:5])
+
+    def _experiments(
+        self, setting: Setting, trial: Trial, right: Meaning | None, *, within: bool
+    ) -> Iterator[Done]:
+        from attn_export.explain.experiments import elsewhere, with_quiet_inputs, within_runtime
+
+        if within:
+            yield from within_runtime(setting, trial, self.cases, self.late)
+            if right is not None and not self.late():
+                yield with_quiet_inputs(setting, trial, right)
+        others = [other for other in self.own if not why_not(other.runtime, other.form)]
+        yield from elsewhere(setting, trial, others, [runtime(n) for n in ELSEWHERE], self.late)
+
+    def _pattern(self, trial: Trial) -> Iterator[str]:
+        from attn_export.explain.pattern import in_common, where_in
+        from attn_export.parity.judge import judge
+
+        yield from in_common(
+            {case.name: case.sizes for case in trial.failed},
+            {case.name: case.sizes for case in trial.passed},
+        )
+        right = set(self.manifest["outputs"])
+        axes = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
+        for case in trial.failed:
+            outputs = trial.ran.outputs.get(case.name, {})
+            verdicts = judge("", "", case.golden, outputs)
+            wrong = {v.output for v in verdicts if v.status != "passed"} & right
+            yield from where_in(case.name, case.golden.expected, outputs, axes, wrong)
+            right -= wrong
+        yield from (f"{name} is right in every case" for name in axes if name in right)
+
+    def _reproduced(
+        self,
+        explained: Explanation,
+        setting: Setting,
+        trial: Trial,
+        base: Meaning | None,
+        output: Path | None,
+    ) -> Explanation:
+        """With the smallest case that still fails, and a folder of it."""
+        from attn_export.explain.reproduce import write_folder
+        from attn_export.explain.shrink import shrunk
+
+        self.progress.phase("looking for the smallest case")
+        axes = {name: entry["shape"] for name, entry in self.manifest["inputs"].items()}
+        right = base if base is not None and base.right else None
+        smallest = shrunk(setting, trial.failed[0], right, axes, late=self.late)
+        explained = dataclasses.replace(
+            explained, smallest=smallest.sizes, folder=output, seconds=self.elapsed()
+        )
+        if output is not None:
+            write_folder(output, explained, setting, smallest)
+        return explained

@@ -1,0 +1,52 @@
+"""Finds out what a runtime means by attention."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from attn_export.environment import environment
+from attn_export.errors import RuntimeFailure, UsageError
+from attn_export.fingerprint.findings import Fingerprint
+from attn_export.report.progress import Progress
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.scratch import scratch
+
+HUNG_AFTER = 60.0
+"""Seconds: graphs and cases are tiny; what takes longest is to compile one."""
+
+
+def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
+    """Ask a runtime what it does where runtimes differ, and who agrees with it.
+
+    Crashes, hangs and refusals are part of the answer.
+
+    Args:
+        name: The runtime.
+        progress: Told what is going on.
+
+    Raises:
+        UsageError: If there is no such runtime.
+        RuntimeFailure: If it cannot run here.
+    """
+    progress = progress or Progress()
+    kind = _named(name)
+    reason = kind.unavailable()
+    if reason:
+        raise RuntimeFailure(f"{name} cannot run here: {reason}")
+    # numpy, which is not needed to find out that a runtime is missing.
+    from attn_export.fingerprint.probes import probes
+    from attn_export.fingerprint.study import Study
+
+    limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
+    with scratch() as folder:
+        rows = Study(kind, probes(), folder, limits, progress).rows()
+    return Fingerprint(name, kind.version() or "", rows, environment())
+
+
+def _named(name: str) -> Runtime:
+    try:
+        return runtime(name)
+    except UsageError as error:
+        # One at a time.
+        raise UsageError(str(error).removesuffix(", all")) from error

@@ -1,0 +1,59 @@
+"""Adds to a report that failed why it did, within a limit of time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+
+from attn_export.errors import AttnExportError
+from attn_export.nouns import Report
+from attn_export.report.progress import Progress
+
+SECONDS = 20.0
+"""After which no further experiment is begun: a failed test has to end too."""
+
+RUNTIMES = 2
+"""Of how many runtimes the failure is explained: others mostly fail for the same reason."""
+
+
+def explained(
+    report: Report,
+    bundle: Path,
+    graph: Path | None = None,
+    *,
+    seconds: float = SECONDS,
+    progress: Progress | None = None,
+) -> Report:
+    """The report, with a sentence on each runtime whose numbers are wrong.
+
+    Args:
+        report: Of a build or of `verify`.
+        bundle: What was run; of a build that failed, the folder that it left.
+        graph: The file that was run in its place.
+        seconds: After which no further experiment is begun.
+        progress: Told what is going on.
+    """
+    failed = dict.fromkeys(v.runtime for v in report.verdicts if v.status == "failed")
+    if not failed:
+        return report
+    from attn_export.jobs.explain import explain
+
+    started, sentences = time.monotonic(), []
+    for name in list(failed)[:RUNTIMES]:
+        left = seconds - (time.monotonic() - started)
+        if left <= 0:
+            break
+        try:
+            found = explain(bundle, name, graph=graph, seconds=left, progress=progress)
+        except AttnExportError as error:
+            sentences.append(f"{name}: not explained: {error}")
+            continue
+        except (
+            KeyboardInterrupt
+        ):  # enough explained: the report is there, and is what was asked for
+            sentences.append(f"{name}: not explained: interrupted")
+            break
+        if found.fault != "none":  # a gate or a baseline can fail what the rule lets pass
+            sentences.append(found.sentence)
+    return dataclasses.replace(report, explanations=tuple(sentences))

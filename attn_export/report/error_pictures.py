@@ -1,0 +1,171 @@
+"""Error maps as pictures: cells by colour, and what each picture shows in words."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
+
+from attn_export.nouns import ErrorMap, Panel, Report, Verdict
+from attn_export.report.matrix import form_name
+
+STEPS = (0.01, 0.1, 0.25, 0.5, 1.0)
+"""Share of the largest error of a picture: where a step of its colours ends."""
+
+SHOWN = 12
+"""How many maps a page has; report.json has all."""
+
+WIDE, HIGH = 288, 192
+"""The most CSS pixels that a picture takes: a phone has room for it."""
+
+SMALLEST, LARGEST = 4, 18
+"""CSS pixels of a cell."""
+
+APART = 24
+"""With at most so many rows and columns, a line parts the cells."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A panel as it is drawn, in units of a cell.
+
+    Attributes:
+        width: Of the whole, in CSS pixels.
+        height: Likewise.
+        across: Columns of cells.
+        down: Rows of cells.
+        paths: Each colour's name with the cells that have it, as an SVG path.
+        worst: Left and top of the cell of the worst element.
+        apart: Whether a line parts the cells.
+        axes: What is down and what is across, for the eye.
+        words: What it shows.
+    """
+
+    width: int
+    height: int
+    across: int
+    down: int
+    paths: tuple[tuple[str, str], ...]
+    worst: tuple[int, int]
+    apart: bool
+    axes: str
+    words: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Figure:
+    """The pictures of a runtime with a graph, or of several that have the same.
+
+    Attributes:
+        name: Of them.
+        of: Case, output and its shape.
+        place: Where the worst element is, in words.
+        verdict: What the judge said of that output.
+        passed: Whether it passed.
+    """
+
+    name: str
+    of: str
+    place: str
+    verdict: str
+    passed: bool
+    pictures: tuple[Picture, ...]
+
+
+def figures(report: Report) -> list[Figure]:
+    """A figure for each map: first what failed, then the largest errors."""
+    verdicts = {(v.runtime, v.graph, v.case, v.output): v for v in report.verdicts}
+    ranked = []
+    for run in report.runs:
+        found = run.worst
+        if found is not None:
+            verdict = verdicts[run.runtime, run.graph, found.case, found.output]
+            ranked.append((verdict, run, _figure(found, verdict)))
+    ranked.sort(key=lambda one: (one[0].status == "passed", -_size(one[0])))
+    names: dict[Figure, list[str]] = {}
+    for _, run, figure in ranked:
+        names.setdefault(figure, []).append(f"{run.runtime}, {form_name(run.graph)}")
+    return [dataclasses.replace(figure, name="; ".join(of)) for figure, of in names.items()]
+
+
+def _size(verdict: Verdict) -> float:
+    """A NaN is worse than any number."""
+    return math.inf if verdict.worst is None else verdict.worst
+
+
+def _figure(found: ErrorMap, verdict: Verdict) -> Figure:
+    at = ", ".join(f"{name} {i}" for name, i in zip(found.axes, found.index, strict=True))
+    share = "" if verdict.worst is None else f", {verdict.worst:.3g} times the error allowed"
+    return Figure(
+        "",
+        f"{found.case}, {found.output} {list(found.shape)}",
+        f"worst at {at or 'its one element'}: actual {found.actual}, expected {found.expected}",
+        verdict.status + share,
+        verdict.status == "passed",
+        tuple(_picture(panel, found) for panel in found.panels),
+    )
+
+
+def _picture(panel: Panel, found: ErrorMap) -> Picture:
+    across, down = len(panel.values[0]), len(panel.values)
+    apart = max(across, down) <= APART
+    axes = [
+        f"{sign} {name} ({size})"
+        for sign, name, size in zip("↓→", (panel.rows, panel.columns), panel.sizes, strict=True)
+        if name
+    ]
+    return Picture(
+        across * _cell(across, WIDE),
+        down * _cell(down, HIGH),
+        across,
+        down,
+        _paths(panel.values, apart=apart),
+        (panel.worst[1], panel.worst[0]),
+        apart,
+        ", ".join(axes) or "one element",
+        _words(panel, found),
+    )
+
+
+def _words(panel: Panel, found: ErrorMap) -> str:
+    (rows, columns), (row, column) = panel.sizes, panel.worst
+    down, across = len(panel.values), len(panel.values[0])
+    together = "" if (down, across) == (rows, columns) else f", drawn as {down} by {across} cells"
+    wrong = sum(value is None for line in panel.values for value in line)
+    named = f" of {panel.rows}" if panel.rows else ""
+    return (
+        f"Error of {found.output}: {rows} {_plural('row', rows)}{named} by {columns} "
+        f"{_plural('column', columns)}{f' of {panel.columns}' if panel.columns else ''}{together}. "
+        f"The worst is in row {row + 1}, column {column + 1} of the picture."
+        + (f" {wrong} {_plural('cell', wrong)} cannot be measured." if wrong else "")
+    )
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else f"{noun}s"
+
+
+def _cell(count: int, room: int) -> int:
+    return max(SMALLEST, min(LARGEST, room // count))
+
+
+def _paths(values: Sequence[Sequence[float | None]], *, apart: bool) -> tuple[tuple[str, str], ...]:
+    """By colour, rectangles of one cell, or of all in a row that follow each other."""
+    largest = max((value for line in values for value in line if value is not None), default=0.0)
+    paths: dict[str, list[str]] = {}
+    for y, line in enumerate(values):
+        x = 0
+        for colour, run in itertools.groupby(_colour(value, largest) for value in line):
+            length = len(list(run))
+            for start, wide in [(x + i, 1) for i in range(length)] if apart else [(x, length)]:
+                paths.setdefault(colour, []).append(f"M{start} {y}h{wide}v1h-{wide}z")
+            x += length
+    return tuple((colour, "".join(parts)) for colour, parts in sorted(paths.items()))
+
+
+def _colour(value: float | None, largest: float) -> str:
+    if value is None:
+        return "wrong"
+    share = value / largest if largest else 0.0
+    return str(sum(share > limit for limit in STEPS[:-1]))

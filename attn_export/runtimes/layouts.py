@@ -1,0 +1,28 @@
+"""Inputs and outputs in the order of axes in which a graph holds them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+Layouts = Mapping[str, Sequence[int]]
+"""As of `GraphFile`."""
+
+
+def laid_out(inputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
+    """Inputs in the order of axes in which the graph holds them."""
+    return {**inputs} | {
+        name: np.ascontiguousarray(inputs[name].transpose(order))
+        for name, order in layouts.items()
+        if name in inputs
+    }
+
+
+def in_order(outputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
+    """Outputs in their usual order of axes."""
+    return {**outputs} | {
+        name: outputs[name].transpose(np.argsort(order))
+        for name, order in layouts.items()
+        if name in outputs
+    }

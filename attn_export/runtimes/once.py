@@ -1,0 +1,81 @@
+"""A graph run once, on arrays, in a runtime's own process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_export.nouns import GraphFile, Outcome
+from attn_export.runtimes.process import Worker
+from attn_export.runtimes.protocol import Facts, Limits, Options, Runtime
+from attn_export.scratch import scratch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from attn_export.nouns import Arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What came of it.
+
+    Attributes:
+        outcome: `"ran"` if every case was served.
+        reason: Why not; empty where it ran.
+        outputs: Of each case that gave some, by name.
+        errors: What a case was refused with.
+        facts: What the runtime said of itself.
+    """
+
+    outcome: Outcome
+    reason: str
+    outputs: Mapping[str, Mapping[str, np.ndarray]]
+    errors: Mapping[str, str]
+    facts: Facts
+
+    @property
+    def complaint(self) -> str:
+        """Why it ended, or what the first case was refused with; empty where there is neither."""
+        return self.reason or next(iter(self.errors.values()), "")
+
+
+def run_once(
+    runtime: Runtime,
+    graph: Path,
+    cases: Mapping[str, Arrays],
+    limits: Limits,
+    form: GraphFile | None = None,
+    options: Options | None = None,
+) -> Ran:
+    """Run cases in their order through one loaded graph.
+
+    Args:
+        runtime: Which; it has to be `Tunable` if there are `options`.
+        graph: The file.
+        cases: Inputs by name, under the name of each case; all of the same names.
+        limits: For the process.
+        form: How the graph differs from what the cases are for.
+        options: Of the engine.
+    """
+    from attn_export.tensorfile import read_outputs, write_tensors
+
+    with Worker(runtime, limits) as worker, scratch() as folder:
+        files = []
+        for number, (name, inputs) in enumerate(cases.items()):
+            source = folder / f"in_{number}"
+            source.mkdir()
+            write_tensors(source, "input", inputs)
+            files.append((name, source, folder / f"out_{number}"))
+        names = list(next(iter(cases.values()), {}))
+        worker.start(graph.absolute(), names, files, form, options=options)
+        places = {name: target for name, _, target in files}
+        outputs, errors = {}, {}
+        for served in worker.served():
+            if served.error:
+                errors[served.case] = served.error
+            else:
+                outputs[served.case] = read_outputs(places[served.case], served.outputs)
+        return Ran(worker.outcome, worker.reason, outputs, errors, worker.facts)

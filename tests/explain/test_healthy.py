@@ -1,0 +1,100 @@
+"""What is right is not blamed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from graph_faults import SPECS
+
+from attn_export import build
+from attn_export.bundle import read_manifest
+from attn_export.explain.evaluate import Evaluation
+from attn_export.explain.inquiry import meaning
+from attn_export.explain.match import Evidence, matches
+from attn_export.explain.setting import KnownCase, Setting, forms_of_bundle, known_cases
+from attn_export.jobs.explain import explain
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.protocol import Limits
+from attn_export.spec import AttentionSpec
+
+pytestmark = pytest.mark.xdist_group("healthy")  # each bundle is built once
+
+HEALTHY = {
+    **SPECS,
+    "mha": AttentionSpec.from_dict({"embed_dim": 32, "num_heads": 4}),
+    "mqa": AttentionSpec.from_dict(
+        {"embed_dim": 32, "num_heads": 4, "num_kv_heads": 1, "causal": True, "cache": "append"}
+    ),
+    "cross": AttentionSpec.from_dict(
+        {"embed_dim": 32, "num_heads": 4, "cross": True, "kdim": 16, "vdim": 24}
+    ),
+    "in-place": AttentionSpec.from_dict(
+        {"embed_dim": 32, "num_heads": 4, "num_kv_heads": 2, "causal": True, "cache": "in-place"}
+    ),
+    "half": AttentionSpec.from_dict({"embed_dim": 32, "num_heads": 4, "dtype": "float16"}),
+    "weights": AttentionSpec.from_dict(
+        {"embed_dim": 32, "num_heads": 4, "attn_weights": True, "attn_mask": "bool[L,S]"}
+    ),
+    "rotary": AttentionSpec.from_dict(
+        {"embed_dim": 32, "num_heads": 4, "causal": True, "rotary": "interleaved"}
+    ),
+}
+IN_ALL_DIALECTS = {"gqa", "mha", "in-place"}
+"""Whose `ort` graphs have the contrib operators that there are."""
+
+RUNTIMES = ("ort-cpu", "onnx-reference", "openvino")
+"""Ten bundles in three runtimes: 30 healthy ones."""
+
+
+@pytest.fixture(scope="module", params=HEALTHY)
+def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("healthy") / request.param
+    dialects = ["all"] if request.param in IN_ALL_DIALECTS else ["standard"]
+    report = build(
+        HEALTHY[request.param], folder, name=request.param, runtimes=["ort-cpu"], dialects=dialects
+    )
+    assert report.passed
+    return folder
+
+
+def test_a_healthy_bundle_is_not_blamed(healthy: Path, need):
+    for name in RUNTIMES:
+        need(name)
+        # OpenVINO has no TensorScatter.
+        graph = "model.portable.onnx" if healthy.name == "in-place" else "model.onnx"
+        found = explain(healthy, name, graph=healthy / graph)
+        assert (found.fault, found.causes) == ("none", ()), found.sentence
+        assert found.cases > 10
+        assert "nothing to explain" in found.sentence
+
+
+def test_in_float64_every_graph_gives_the_truth_in_every_case(healthy: Path):
+    """The contrib operators of the `ort` dialect too."""
+    cases = known_cases(healthy, None)
+    for form in forms_of_bundle(read_manifest(healthy), None):
+        setting = Setting(healthy / form.name, form, runtime("ort-cpu"), {}, Limits.default())
+        found = meaning(setting, cases)
+        assert found is not None, form.name
+        assert found.right, form.name
+
+
+def test_noise_is_no_known_mistake(healthy: Path):
+    evaluation = Evaluation(healthy / "model.onnx")
+    random = np.random.default_rng(7)
+    evidence = [evidence_of(evaluation, case, random) for case in known_cases(healthy, None)[:8]]
+    assert matches(evaluation, evidence) == []
+
+
+def evidence_of(evaluation: Evaluation, case: KnownCase, random: np.random.Generator) -> Evidence:
+    """A case whose outputs are off by noise that nothing in it accounts for."""
+    values = evaluation.values(case.inputs)
+    right = evaluation.outputs_of(values)
+    return Evidence(case.inputs, values, right, {n: noisy(a, random) for n, a in right.items()})
+
+
+def noisy(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """With an error of about 3e-3 of its size."""
+    size = float(np.sqrt(np.square(np.nan_to_num(array)).mean())) if array.size else 0.0
+    return array + 3e-3 * size * random.standard_normal(array.shape)

@@ -1,0 +1,135 @@
+"""Modules that are wrong, exported by torch alone, against the bundle of the right one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attn_export import Subject, build
+from attn_export.jobs.explain import explain
+
+B, L, E, H, HKV, D = 2, 5, 32, 4, 2, 8
+LAYERS, WRONG_LAYER = 12, 7
+AXES = {"x": {0: "batch", 1: "query_len"}}
+
+
+class Layer(nn.Module):
+    """Grouped-query attention as people write it, with one thing that may be wrong."""
+
+    def __init__(self, wrong: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.wrong = wrong
+        self.q, self.k, self.v = (nn.Linear(E, n * D) for n in (H, HKV, HKV))
+        self.o = nn.Linear(H * D, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            p(x).unflatten(-1, (n, D)).transpose(1, 2)
+            for p, n in ((self.q, H), (self.k, HKV), (self.v, HKV))
+        )
+        if self.wrong == "tiled heads":
+            k, v = (t.repeat(1, H // HKV, 1, 1) for t in (k, v))
+        else:
+            k, v = (t.repeat_interleave(H // HKV, dim=1) for t in (k, v))
+        scale = math.sqrt(D + 1) if self.wrong == "scale" else math.sqrt(D)
+        causal = self.wrong != "causal dropped"
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=1 / scale)
+        if self.wrong == "heads not moved":
+            return self.o(out.reshape(x.shape[0], x.shape[1], H * D))
+        if self.wrong == "missing bias":
+            return nn.functional.linear(out.transpose(1, 2).flatten(-2), self.o.weight)
+        return self.o(out.transpose(1, 2).flatten(-2))
+
+
+class Stack(nn.Module):
+    """Layers on top of each other, with a norm before each; one of them may be wrong."""
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(wrong if i == WRONG_LAYER else "") for i in range(LAYERS))
+        self.norm = nn.LayerNorm(E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(self.norm(x))
+        return x
+
+
+# torch's exporter warns of its own code.
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+WRONG = ("scale", "tiled heads", "causal dropped", "heads not moved", "missing bias")
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("module") / "layer"
+    report = build(subject_of(Layer()), folder, runtimes=["ort-cpu"], dialects=["standard"])
+    assert report.passed
+    return folder
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_in_a_module_is_named_first(wrong: str, right: Path, tmp_path: Path):
+    found = explain(right, "ort-cpu", graph=exported(Layer(wrong), tmp_path), seconds=20)
+    assert found.fault == "graph"
+    assert found.causes[0].kind == wrong, found.sentence
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stack") / "stack"
+    report = build(subject_of(Stack("")), folder, runtimes=["ort-cpu"], dialects=["standard"])
+    assert report.passed
+    return folder
+
+
+def test_a_fault_in_one_of_twelve_layers_is_found_at_its_node(stack: Path, tmp_path: Path):
+    model = onnx.load(stack / "model.onnx")
+    node = [n for n in model.graph.node if n.op_type == "Attention"][WRONG_LAYER]
+    scale = next(a for a in node.attribute if a.name == "scale")
+    scale.f *= 1.3
+    path = tmp_path / "planted.onnx"
+    onnx.save(model, path)
+    found = explain(stack, "ort-cpu", graph=path)
+    assert found.fault == "graph"
+    assert found.first is not None
+    assert (found.first.node, found.first.operator) == (node.name, "Attention")
+    assert "scale is 0.459" in found.first.says
+    assert found.first.line.endswith(f".py:{line_of_attention()}")
+    assert (found.causes[0].kind, found.causes[0].node) == ("scale", node.name), found.sentence
+    assert found.seconds < 60
+
+
+def test_so_is_one_in_a_module_that_torch_exported(stack: Path, tmp_path: Path):
+    theirs = exported(Stack("causal dropped"), tmp_path)
+    names = [n.name for n in onnx.load(stack / "model.onnx").graph.node if n.op_type == "Attention"]
+    found = explain(stack, "ort-cpu", graph=theirs)
+    first = found.causes[0]
+    assert (first.kind, first.node) == ("causal dropped", names[WRONG_LAYER]), found.sentence
+
+
+def exported(module: nn.Module, folder: Path) -> Path:
+    """As torch does it by itself."""
+    path = folder / "theirs.onnx"
+    axes = {"x": {0: torch.export.Dim("batch"), 1: torch.export.Dim("query_len")}}
+    torch.onnx.export(
+        module.eval(), (torch.randn(B, L, E),), path, input_names=["x"],
+        output_names=["output"], dynamic_shapes=axes, dynamo=True, opset_version=23, verbose=False,
+    )  # fmt: skip
+    return path
+
+
+def subject_of(module: nn.Module) -> Subject:
+    return Subject(module.eval(), {"x": torch.randn(B, L, E)}, AXES, ["output"])
+
+
+def line_of_attention() -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return 1 + next(i for i, line in enumerate(lines) if "scaled_dot_product_attention(" in line)

@@ -1,0 +1,68 @@
+"""Runtimes that are wrong because of how they were set up: the graph is not blamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from attn_export import build
+from attn_export.errors import RuntimeFailure, UsageError
+from attn_export.jobs.explain import explain
+from attn_export.spec import AttentionSpec
+
+LOW = "INFERENCE_PRECISION_HINT"
+FAULTS: Mapping[str, tuple[dict[str, str], str, str]] = {
+    "bfloat16": ({LOW: "bf16"}, "low precision", "bfloat16"),
+    "float16": ({LOW: "f16"}, "low precision", "10 bits"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_low_precision_is_named_with_what_mends_it(name: str, bundle: Path, need):
+    need("openvino")
+    options, kind, says = FAULTS[name]
+    found = explain(bundle, "openvino", options=options)
+    assert found.fault == "runtime"
+    assert found.causes[0].kind == kind, found.sentence
+    assert says in found.sentence
+    assert f"it passes with precision pinned to f32 ({LOW}=f32)" in found.sentence
+    assert found.first is not None
+    assert found.first.operator == "MatMul"
+    tried = {experiment.name: experiment.mended for experiment in found.experiments}
+    assert tried["one thread"] is False
+    assert tried["the same graph in ort-cpu"] is True
+
+
+def test_a_kernel_that_remembers_an_earlier_shape_is_told_from_the_graph(tmp_path: Path, need):
+    """OpenVINO's kernel for one query is used again for 16 and more."""
+    need("openvino")
+    spec = AttentionSpec.from_dict({"embed_dim": 64, "num_heads": 4})
+    build(spec, tmp_path / "mha", runtimes=["ort-cpu"], dialects=["standard"])
+    found = explain(tmp_path / "mha", "openvino", options={"SNIPPETS_MODE": "ENABLE"})
+    assert found.fault == "runtime"
+    mended = {e.name for e in found.experiments if e.mended}
+    assert "generated kernels off (SNIPPETS_MODE=DISABLE)" in mended
+    assert found.causes[0].kind == "generated kernels off", found.sentence
+
+
+def test_options_that_an_engine_does_not_have_are_told(bundle: Path):
+    found = explain(bundle, "ort-cpu", options={"graph_optimization_level": "fast"})
+    assert found.fault == "did not run"
+    assert "choose from disable_all" in found.sentence
+    with pytest.raises(UsageError, match="onnx-reference takes no options"):
+        explain(bundle, "onnx-reference", options={"a": "b"})
+
+
+def test_a_runtime_that_is_not_here_is_one_line(bundle: Path, monkeypatch: pytest.MonkeyPatch):
+    from attn_export.runtimes.ort_cuda import OrtCuda
+
+    monkeypatch.setattr(OrtCuda, "unavailable", lambda _: "there is no GPU")
+    with pytest.raises(RuntimeFailure, match="ort-cuda cannot run here: there is no GPU"):
+        explain(bundle, "ort-cuda")
+
+
+def test_an_unknown_case_is_told(bundle: Path):
+    with pytest.raises(UsageError, match="there is no case 'x'; choose from shape_B1_P0_L1"):
+        explain(bundle, "ort-cpu", case="x")

@@ -1,0 +1,130 @@
+"""A failure is explained where it is shown: command line, JSON, page, summary, tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import onnx
+import pytest
+from conftest import ROOT, Cli, command
+
+from attn_export import verify
+from attn_export.jobs import explain as job
+from attn_export.jobs import why
+from attn_export.jobs.assert_parity import failure
+from attn_export.jobs.explain import explain
+
+CAUSE = "the graph is wrong: the causal mask is not applied"
+
+
+@pytest.fixture(scope="module")
+def wrong(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle's graph without its causal mask."""
+    path = tmp_path_factory.mktemp("wrong") / "wrong.onnx"
+    model = onnx.load(bundle / "model.onnx")
+    (node,) = (node for node in model.graph.node if node.op_type == "Attention")
+    next(a for a in node.attribute if a.name == "is_causal").i = 0
+    onnx.save(model, path)
+    return path
+
+
+def test_verify_says_why_everywhere(bundle: Path, wrong: Path, tmp_path: Path):
+    summary = tmp_path / "summary.md"
+    options = ("--runtime", "ort-cpu", "--json", "report.json", "--html", "report.html")
+    got = subprocess.run(
+        command(("verify", bundle, "--graph", wrong, *options)),
+        cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "GITHUB_STEP_SUMMARY": str(summary)},
+    )  # fmt: skip
+    assert got.returncode == 6
+    assert f"why: ort-cpu, wrong.onnx: {CAUSE}" in got.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert CAUSE in report["explanations"][0]
+    assert "<h2>Why</h2>" in (tmp_path / "report.html").read_text()
+    assert "### Why" in summary.read_text()
+
+
+def test_a_gate_that_the_rule_would_let_pass_is_not_explained(bundle: Path):
+    report = verify(bundle, runtimes=["ort-cpu"], atol=0.0, rtol=0.0)
+    assert not report.passed
+    assert why.explained(report, bundle).explanations == ()
+
+
+def test_an_explanation_ends_when_its_time_is_over(bundle: Path, wrong: Path):
+    report = verify(bundle, graph=wrong, runtimes=["ort-cpu"])
+    assert len(why.explained(report, bundle, wrong).explanations) == 1
+    assert why.explained(report, bundle, wrong, seconds=0.0).explanations == ()
+
+
+def test_who_interrupts_an_explanation_has_the_report(
+    bundle: Path, wrong: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    report = verify(bundle, graph=wrong, runtimes=["ort-cpu"])
+    monkeypatch.setattr(job, "explain", interrupted)
+    said = why.explained(report, bundle, wrong)
+    assert said.explanations == ("ort-cpu: not explained: interrupted",)
+    assert said.verdicts == report.verdicts
+
+
+def test_what_an_assertion_says_begins_with_the_cause(bundle: Path, wrong: Path):
+    report = verify(bundle, graph=wrong, runtimes=["ort-cpu"])
+    said = failure(why.explained(report, bundle, wrong))
+    assert said.startswith(f"no parity: ort-cpu, wrong.onnx: {CAUSE}")
+    assert "array(" not in said
+
+
+def test_the_command_prints_the_sentence_first_and_json_alone(
+    bundle: Path, wrong: Path, cli: Cli, tmp_path: Path
+):
+    shared = ("explain", bundle, "--runtime", "ort-cpu", "--graph", wrong, "--output", "folder")
+    got = cli(*shared)
+    assert got.returncode == 6, got.stderr
+    first, *rest = got.stdout.splitlines()
+    assert CAUSE in first
+    assert "reproduce: python folder/reproduce.py" in rest
+    assert "\x1b" not in got.stdout
+    got = cli(*shared, "--json", "-", "--case", "shape_B1_P7_L5")
+    content = json.loads(got.stdout)
+    assert content["format"] == "attn-export-explanation/1"
+    assert (content["fault"], content["cases"]) == ("graph", 1)
+    assert content["first"]["operator"] == "Attention"
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        (("--runtime", "ort"), 2, "unknown runtime 'ort'"),
+        (("--runtime", "ort-cpu", "--option", "x"), 2, "--option is KEY=VALUE; got 'x'"),
+        (("--runtime", "ort-cpu", "--graph", "none.onnx"), 4, "cannot read none.onnx"),
+        (("--runtime", "ort-cpu", "--case", "x"), 2, "there is no case 'x'"),
+        ((), 2, "Missing option '--runtime'"),
+    ],
+)
+def test_wrong_usage_is_one_line(
+    bundle: Path, cli: Cli, options: tuple[str, ...], code: int, says: str
+):
+    got = cli("explain", bundle, *options)
+    assert (got.returncode, got.stdout) == (code, "")
+    assert says in got.stderr
+    assert got.stderr.count("\n") == 1
+
+
+def test_a_healthy_bundle_gives_0_and_no_folder(bundle: Path, cli: Cli, tmp_path: Path):
+    got = cli("explain", bundle, "--runtime", "ort-cpu", "--output", "folder")
+    assert got.returncode == 0
+    assert "nothing to explain" in got.stdout
+    assert not (tmp_path / "folder").exists()
+
+
+def test_the_reproducer_is_not_named_after_a_path_of_this_machine(
+    bundle: Path, wrong: Path, tmp_path: Path
+):
+    explain(bundle, "ort-cpu", graph=wrong, output=tmp_path / "folder")
+    for path in (tmp_path / "folder").iterdir():
+        assert str(ROOT).encode() not in path.read_bytes()

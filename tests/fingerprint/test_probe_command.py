@@ -1,0 +1,228 @@
+"""`attn-export probe`: whatever a runtime does, a full table; JSON alone; codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Cli, command
+
+from attn_export.cli import run
+from attn_export.fingerprint import study
+from attn_export.fingerprint.ask import Question, ask
+from attn_export.fingerprint.probes import probes
+from attn_export.nouns import Outcome
+from attn_export.runtimes import process
+from attn_export.runtimes.onnx_reference import OnnxReference
+from attn_export.runtimes.process import CaseFiles, Served
+from attn_export.tensorfile import write_tensors
+
+NAMES = [probe.name for probe in probes()]
+WITH_NAN = ["NaN in hidden key", "NaN in hidden value", "NaN in a query"]
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch):
+    """Makes every runtime's process run some Python first."""
+
+    def change(code: str) -> None:
+        def command(name: str, memory: int, threads: int) -> list[str]:
+            start = f"sys.argv = ['worker', {name!r}, '{memory}', '{threads}']; worker.main()"
+            whole = f"import os, sys; from attn_export.runtimes import worker\n{code}\n{start}"
+            return [sys.executable, "-P", "-c", whole]
+
+        monkeypatch.setattr(process, "worker_command", command)
+        monkeypatch.setattr(study, "no_pytorch", lambda: "not asked here")
+
+    return change
+
+
+# -- what is printed --------------------------------------------------------------------------
+
+
+def test_a_plain_table_of_80_columns_with_every_probe(cli: Cli):
+    done = cli("probe", "onnx-reference")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+    lines = done.stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    assert [n for n in NAMES if not any(line.startswith(n) for line in lines)] == []
+    assert "keys to P+i +" in done.stdout
+    assert "+ not as PyTorch" in done.stdout
+
+
+def test_json_on_stdout_is_all_that_is_there(cli: Cli, tmp_path: Path):
+    done = cli("probe", "onnx-reference", "--json", "-")
+    report = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert report["format"] == "attn-export-fingerprint/1"
+    assert report["runtime"] == "onnx-reference"
+    assert [each["name"] for each in report["probes"]] == NAMES
+    past = report["probes"][NAMES.index("causal, past")]
+    assert past["differs_from"] == ["pytorch"]
+    assert past["runtime"] == [
+        {"form": "standard", "outcome": "ran", "reading": "keys to P+i", "detail": None}
+    ]
+    assert past["onnx"]["says"] == past["onnx"]["evaluator"]["reading"] == "keys to P+i"
+    assert past["pytorch"]["reading"] == "keys to i"
+    assert str(tmp_path) not in done.stdout
+
+
+def test_json_to_a_file_and_quiet(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(study, "no_pytorch", lambda: "not asked here")
+    file = tmp_path / "f.json"
+    assert run(["probe", "onnx-reference", "--quiet", "--json", str(file)]) == 0
+    assert (capsys.readouterr()) == ("", "")
+    assert len(json.loads(file.read_text())["probes"]) == len(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["onnx-reference"], 5, "onnx-reference cannot run here: it is away; pip install it"),
+        (["ort_cpu"], 2, "unknown runtime 'ort_cpu'; choose from ort-cpu, "),
+        (["all"], 2, "iree, mnn\n"),
+        (["ort-cpu", "--json", "nowhere/f.json"], 2, "no such folder"),
+        ([], 2, "RUNTIME"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line_and_a_code(
+    arguments, code, told, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    away = "it is away; pip install it"
+    monkeypatch.setattr(OnnxReference, "unavailable", lambda _: away)
+    assert run(["probe", *arguments]) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert told in said.err
+
+
+# -- a runtime that dies -----------------------------------------------------------------------
+
+
+def rows(capsys) -> dict[str, list[dict[str, str]]]:
+    return {row["name"]: row["runtime"] for row in json.loads(capsys.readouterr().out)["probes"]}
+
+
+def test_a_runtime_that_crashes_in_the_middle_still_has_a_full_table(changed, capsys):
+    changed(
+        "import numpy as np; from attn_export.runtimes.onnx_reference import ReferenceEngine as E\n"
+        "run = E.run\n"
+        "def dies(self, inputs, bound):\n"
+        "    floats = [x for x in inputs.values() if x.dtype.kind == 'f']\n"
+        "    if any(np.isnan(x).any() for x in floats): os.abort()\n"
+        "    return run(self, inputs, bound)\n"
+        "E.run = dies"
+    )
+    assert run(["probe", "onnx-reference", "--json", "-"]) == 0
+    found = rows(capsys)
+    assert list(found) == NAMES
+    for name in WITH_NAN:
+        assert [each["outcome"] for each in found[name]] == ["crashed", "crashed"]
+        assert "SIGABRT" in found[name][0]["detail"]
+    assert found["infinite score"][0]["reading"] == "NaN in its row"
+    assert [n for n in NAMES if found[n][0]["outcome"] == "crashed"] == WITH_NAN
+
+
+def test_a_runtime_that_loads_nothing_is_a_table_of_that_and_code_5(changed, capsys):
+    changed(
+        "from attn_export.runtimes.onnx_reference import OnnxReference as R\n"
+        "def refuses(self, graph, threads): raise ValueError('no licence for ' + str(graph))\n"
+        "R.load = refuses"
+    )
+    assert run(["probe", "onnx-reference", "--json", "-"]) == 5
+    found = rows(capsys)
+    asked = [found[name][0] for name in NAMES if name != "local_window_size 3"]
+    assert {each["outcome"] for each in asked} == {"refused"}
+    assert asked[0]["detail"] == "ValueError: no licence for causal.standard.onnx"
+
+
+class Scripted:
+    """A server that serves so many cases, then ends in some way."""
+
+    def __init__(self, cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loaded=True):
+        self.outcome: Outcome = outcome
+        self.reason = "" if outcome == "ran" else "for a reason"
+        self.loaded = loaded
+        self.closed = False
+        self._cases = cases[:serves]
+
+    def served(self) -> Iterator[Served]:
+        for name, _, folder in self._cases:
+            folder.mkdir(parents=True)
+            write_tensors(folder, "output", {"output": np.zeros(2)})
+            yield Served(name, 1, "")
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outcome], int]:
+    """The outcomes of four cases, and how many processes that took."""
+    cases = [(str(i), tmp_path, tmp_path / str(i)) for i in range(4)]
+    steps, started = iter(script), []
+
+    def start(left: Sequence[CaseFiles]) -> Scripted:
+        serves, outcome, loaded = next(steps)
+        started.append(Scripted(left, serves, outcome, loaded=loaded))
+        return started[-1]
+
+    told: list[str] = []
+    answers = ask([Question(start, cases)], told.append)
+    assert all(each.closed for each in started)
+    assert told == ["0", "1", "2", "3"]
+    return [answers[folder].outcome for _, _, folder in cases], len(started)
+
+
+@pytest.mark.parametrize(
+    ("script", "outcomes"),
+    [
+        ([(4, "ran", True)], ["ran"] * 4),
+        ([(1, "crashed", True), (2, "ran", True)], ["ran", "crashed", "ran", "ran"]),
+        ([(0, "crashed", True), (0, "hung", True), (2, "ran", True)],
+         ["crashed", "hung", "ran", "ran"]),
+        ([(3, "out of memory", True)], ["ran", "ran", "ran", "out of memory"]),
+        ([(0, "refused", False)], ["refused"] * 4),
+        ([(1, "crashed", True), (0, "crashed", False)], ["ran"] + ["crashed"] * 3),
+        ([(4, "refused", True)], ["refused"] * 4),  # its results do not count
+        ([(4, "crashed", True)], ["ran"] * 4),
+    ],
+)  # fmt: skip
+def test_each_case_has_one_answer_however_processes_end(script, outcomes, tmp_path: Path):
+    assert asked(tmp_path, *script) == (outcomes, len(script))
+
+
+# -- PyTorch ----------------------------------------------------------------------------------
+
+
+def test_without_torch_it_says_so_and_starts_nothing(capsys, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("attn_export.fingerprint.pytorch.find_spec", lambda _: None)
+    monkeypatch.setattr(study, "SdpaServer", None)
+    assert run(["probe", "onnx-reference", "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    told = {row["name"]: row["pytorch"] for row in report["probes"]}
+    assert told["causal, past"]["reading"] == "torch is not installed"
+    assert told["softcap"]["reading"] == "has no softcap"
+    assert not any("pytorch" in row["differs_from"] for row in report["probes"])
+
+
+def test_where_torch_cannot_be_imported_the_rest_is_there(tmp_path: Path):
+    stub = tmp_path / "torch"
+    stub.mkdir()
+    (stub / "__init__.py").write_text("raise ImportError('no torch here')\n")
+    done = subprocess.run(
+        command(["probe", "onnx-reference", "--json", "-"]),
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    row = json.loads(done.stdout)["probes"][0]
+    assert row["reading"] == "keys to i"
+    assert row["pytorch"]["outcome"] == "refused"
+    assert "no torch here" in row["pytorch"]["detail"]

@@ -1,0 +1,168 @@
+"""What each runtime means by attention, measured: what is not as ONNX has its reason here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from attn_export.fingerprint import study
+from attn_export.fingerprint.findings import Row
+from attn_export.fingerprint.probes import probes
+from attn_export.jobs.probe import probe
+from attn_export.runtimes.ort_cpu import OrtCpu
+
+Need = Callable[[str], None]
+
+more = pytest.mark.skipif(
+    os.environ.get("ATTN_EXPORT_MORE_RUNTIMES", "") in ("", "0"),
+    reason="outside the default tests: ATTN_EXPORT_MORE_RUNTIMES=1",
+)
+
+ONNX = {
+    "causal, L < S": "keys to i",
+    "causal, past": "keys to P+i",
+    "past, L < new keys": "keys to P+i",
+    "causal, n keys": "keys to n-L+i",
+    "window 2, 1": "i-2 to i+1",
+    "local_window_size 3": "no such operator",
+    "head sharing": "blocks: h // 2",
+    "masked row, False": "0",
+    "masked row, -inf": "0",
+    "finfo.min in mask": "mean of values",
+    "softcap": "before the mask",
+    "NaN in hidden key": "spreads",  # NaN + -inf
+    "NaN in hidden value": "spreads",  # 0 · NaN
+    "precision": "float32",
+    "precision, float16": "float16 scores",
+    "small values": "kept",
+    "small weights": "kept",
+    "NaN in a query": "NaN in its row",
+    "infinite score": "NaN in its row",
+    "empty past, P = 0": "as without past",
+    "no batch, B = 0": "empty output",
+    "no query, L = 0": "empty output",
+    # The evaluator takes the largest of no numbers, which numpy refuses.
+    "no key, S = 0": "refused; portable: 0",
+}
+"""What the reference evaluator does."""
+
+ORT = ONNX | {
+    "window 2, 1": "refused",  # opset 25 is newer than the operator that it has
+    "local_window_size 3": "3 keys",  # its own counts
+    "finfo.min in mask": "0; portable: mean of values",  # taken for -inf
+    # Sizes of 0 are refused by the operator, and by a Reshape that would have to guess.
+    "no batch, B = 0": "refused; portable: refused",
+    "no query, L = 0": "refused; portable: empty output",
+    "no key, S = 0": "refused; portable: 0",
+}
+
+OPENVINO = ONNX | {
+    "past, L < new keys": "keys to S-L+i; portable: keys to P+i",
+    "window 2, 1": "ignored: all keys",
+    "local_window_size 3": "3 keys",
+    "NaN in hidden key": "0 for its queries",
+    "NaN in hidden value": "0 for its queries",
+    "precision, float16": "float32 scores; portable: float32 scores",  # by its hint
+    "no key, S = 0": "0",
+}
+
+MASK_OF_FLOATS = "refused; portable: "  # FlashSDPA: Mask must be floating point
+
+TRACT = ONNX | {
+    "causal, L < S": "keys to S-L+i; portable: refused",
+    "past, L < new keys": "keys to S-L+i; portable: keys to P+i",
+    "causal, n keys": "refused; portable: keys to n-L+i",
+    "window 2, 1": "ignored: all keys",
+    "masked row, False": f"{MASK_OF_FLOATS}0",
+    "masked row, -inf": "NaN; portable: 0",
+    "softcap": "refused; portable: before the mask",
+    "NaN in hidden key": f"{MASK_OF_FLOATS}hidden",  # by a Where
+    "NaN in hidden value": f"{MASK_OF_FLOATS}spreads",
+    "precision, float16": "float32 scores; portable: float16 scores",
+    "no key, S = 0": "0",
+}
+
+PORTABLE_ONLY = ONNX | {
+    "window 2, 1": "no such operator",
+    "NaN in hidden key": "hidden",  # by a Where
+    "no key, S = 0": "0",
+}
+
+MEAN = {
+    "onnx-reference": ONNX, "ort-cpu": ORT, "c": ORT, "cpp": ORT, "node": ORT, "wasm": ORT,
+    "openvino": OPENVINO, "tract": TRACT,
+}  # fmt: skip
+
+MORE = {
+    "opencv": ONNX | {
+        "causal, past": "refused; portable: keys to P+i",
+        "past, L < new keys": "refused; portable: keys to P+i",
+        "causal, n keys": "refused; portable: keys to n-L+i",
+        "window 2, 1": "ignored: all keys",
+        "masked row, False": "mean of values; portable: 0",
+        "masked row, -inf": "NaN; portable: 0",
+        "softcap": "after the mask; portable: before the mask",
+        "NaN in hidden key": "hidden",
+        "precision, float16": "float32 scores; portable: float32 scores",
+        "empty past, P = 0": "refused; portable: as without past",
+        "no batch, B = 0": "refused; portable: crashed",
+        "no query, L = 0": "refused; portable: crashed",
+        "no key, S = 0": "refused; portable: crashed",
+    },
+    "iree": PORTABLE_ONLY | {"no batch, B = 0": "crashed"},
+    "mnn": PORTABLE_ONLY | {
+        "precision, float16": "refused", "no batch, B = 0": "refused", "no query, L = 0": "refused",
+    },
+}  # fmt: skip
+OF_THE_PROCESSOR = {"small values", "small weights"}
+"""Kernels for one processor keep what those for another flush: either is right."""
+
+
+def told(row: Row) -> str:
+    """The readings, with the form in front of those that came second."""
+    first, *others = row.here
+    return "; ".join([first.reading, *(f"{each.form}: {each.reading}" for each in others)])
+
+
+def check(name: str, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(study, "no_pytorch", lambda: "not asked here")
+    monkeypatch.setattr(study, "REFERENCE", name)  # nor is the evaluator, but where it is meant
+    found = {row.probe: told(row) for row in probe(name).rows}
+    assert found.keys() == wanted.keys() == {each.name for each in probes()}
+    for small in OF_THE_PROCESSOR:
+        assert found.pop(small) in ("kept", "flushed to 0")
+    assert found == {key: value for key, value in wanted.items() if key in found}
+
+
+@pytest.mark.parametrize("name", MEAN)
+def test_a_runtime_means_what_was_measured(name: str, need: Need, monkeypatch):
+    need(name)
+    check(name, MEAN[name], monkeypatch)
+
+
+@more
+@pytest.mark.parametrize("name", MORE)
+def test_a_further_runtime_means_what_was_measured(name: str, need: Need, monkeypatch):
+    need(name)
+    check(name, MORE[name], monkeypatch)
+
+
+def test_all_sides_are_asked_and_differences_are_named():
+    rows = {row.probe: row for row in probe(OrtCpu.name).rows}
+    for row in rows.values():
+        if row.says and row.evaluator is not None:
+            assert row.evaluator.reading == row.says, row.probe
+    past = rows["causal, past"]
+    assert (past.says, past.pytorch.reading, past.differs) == (
+        "keys to P+i", "keys to i", ("pytorch",)
+    )  # fmt: skip
+    assert rows["finfo.min in mask"].differs == ("onnx", "pytorch")
+    assert rows["head sharing"].differs == ()
+    assert rows["softcap"].pytorch.reading == "has no softcap"
+    assert rows["precision"].effective.detail.startswith("bits: query 2")
+    window = rows["window 2, 1"]
+    assert window.differs == ()
+    assert "InvalidGraph" in window.here[0].detail
+    assert "/attn-export-" not in window.here[0].detail

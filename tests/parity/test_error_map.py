@@ -1,0 +1,149 @@
+"""Where the error sits: in words and as a picture, on outputs written by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from made_golden import made_golden
+
+from attn_export.nouns import Allowed, ErrorMap, Golden
+from attn_export.parity.error_map import CELLS, Worst, axis_names
+from attn_export.parity.judge import judge
+
+WEIGHTS = ("batch", 3, "query_len", "total_len")
+RNG = np.random.default_rng(0)
+
+
+def look(worst: Worst, golden: Golden, **outputs: np.ndarray) -> None:
+    worst.see(judge("r", "g", golden, outputs), golden, outputs)
+
+
+def map_of(truth: np.ndarray, got: np.ndarray, shape: tuple[int | str, ...] = ()) -> ErrorMap:
+    worst = Worst()
+    look(worst, made_golden({"y": truth}), y=got)
+    found = worst.drawn({"y": shape})
+    assert found is not None
+    return found
+
+
+def test_one_wrong_weight_is_found_in_batch_head_query_and_key():
+    truth = RNG.random((2, 3, 4, 5), np.float32) + 1
+    got = truth.copy()
+    got[1, 2, 3, 0] += 0.5
+    found = map_of(truth, got, WEIGHTS)
+    assert found.axes == ("batch", "head", "query_len", "total_len")
+    assert (found.index, found.shape) == ((1, 2, 3, 0), (2, 3, 4, 5))
+    assert float(found.actual) == pytest.approx(float(found.expected) + 0.5)
+    rows, detail = found.panels
+    assert (rows.rows, rows.columns, rows.sizes) == ("batch x head", "query_len", (6, 4))
+    assert (detail.rows, detail.columns, detail.sizes) == ("query_len", "total_len", (4, 5))
+    assert (rows.worst, detail.worst) == ((5, 3), (3, 0))
+    for panel in found.panels:
+        values = np.array(panel.values)
+        assert np.flatnonzero(values).tolist() == [np.ravel_multi_index(panel.worst, values.shape)]
+
+
+def test_its_largest_row_is_the_verdicts_own_figure():
+    truth = RNG.standard_normal((2, 4, 6)).astype(np.float32)
+    got = truth * (1 + np.float32(1e-4) * RNG.standard_normal(truth.shape).astype(np.float32))
+    golden = made_golden({"y": truth}, allowed=Allowed(whole=1e-2, row=1e-3))
+    (verdict,) = judge("r", "g", golden, {"y": got})
+    worst = Worst()
+    look(worst, golden, y=got)
+    found = worst.drawn({})
+    assert found is not None
+    assert found.relative_to == "row"
+    largest = max(value for line in found.panels[0].values for value in line if value is not None)
+    assert largest == pytest.approx(verdict.worst, rel=0.05)
+
+
+def test_it_is_at_the_place_that_the_message_names():
+    truth = np.array([[300.0, 400.0], [0.3, 0.4]], np.float32)
+    for got, by in (
+        ([[300, 440], [0.3, 0.45]], "whole"),
+        ([[300, 400], [0.3, 0.45]], "row"),
+        ([[300, 400], [np.nan, np.nan]], "kind"),
+    ):
+        array = np.array(got, np.float32)
+        (verdict,) = judge("r", "g", made_golden({"y": truth}), {"y": array})
+        found = map_of(truth, array)
+        assert found.relative_to == by
+        assert f"at {list(found.index)}: actual" in verdict.message
+
+
+def test_a_nan_is_no_number_and_nothing_else_is_hidden_by_it():
+    truth = np.ones((2, 3, 2), np.float32)
+    got = truth.copy()
+    got[1, 0, 1] = np.nan
+    found = map_of(truth, got)
+    assert (found.actual, found.index, found.relative_to) == ("nan", (1, 0, 1), "kind")
+    assert found.panels[0].values == ((0.0, 0.0, 0.0), (None, 0.0, 0.0))
+    assert found.panels[1].values == ((0.0, None), (0.0, 0.0), (0.0, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("truth", "got", "index", "cells"),
+    [
+        pytest.param(3.0, 4.0, (), [(1, 1)], id="no axes"),
+        pytest.param([3.0, 4.0], [3.0, 5.0], (1,), [(1, 2)], id="one axis"),
+        pytest.param([[3.0, 4.0]], [[9.0, 4.0]], (0, 0), [(1, 2)], id="two axes"),
+        pytest.param([3, 4], [3, 5], (1,), [(1, 2)], id="integers"),
+        pytest.param([[0.0, 0.0], [1.0, 0.0]], [[0.0, 1e-9], [1.0, 0.0]], (0, 1), [(1, 2), (2, 2)],
+                     id="a row that has to be 0"),
+        pytest.param([[True, False]], [[True, True]], (0, 1), [(1, 2)], id="bool"),
+    ],
+)  # fmt: skip
+def test_any_count_of_axes_and_any_type(truth, got, index, cells):
+    array = np.array(truth, None if isinstance(np.array(truth).flat[0].item(), int) else np.float32)
+    found = map_of(array, np.array(got, array.dtype))
+    assert found.index == index
+    assert [(len(p.values), len(p.values[0])) for p in found.panels] == cells
+
+
+def test_many_elements_share_a_cell_which_shows_the_largest():
+    truth = np.ones((1, 100, 1000), np.float32)
+    got = truth.copy()
+    got[0, 99, 777] = 2
+    found = map_of(truth, got)
+    rows, detail = found.panels
+    assert (rows.sizes, detail.sizes) == ((1, 100), (100, 1000))
+    assert len(detail.values) <= CELLS
+    assert len(detail.values[0]) <= CELLS
+    down, across = detail.worst
+    assert (down, across) == (99 // 3, 777 // 21)
+    values = np.array(detail.values)
+    assert values[down, across] == values.max() > 0
+    assert np.count_nonzero(values) == 1
+
+
+def test_a_failure_is_worse_than_any_error_that_passed_and_the_largest_of_each_wins():
+    truth = np.ones((1, 2, 4), np.float32)
+    worst = Worst()
+    for name, error in (("small", 1e-5), ("larger", 5e-4), ("least", 1e-6)):
+        golden = made_golden({"y": truth}, case=name)
+        look(worst, golden, y=truth + np.float32(error))
+    assert (found := worst.drawn({})) is not None
+    assert found.case == "larger"
+    look(worst, made_golden({"y": truth}, case="failed"), y=truth + np.float32(0.5))
+    look(worst, made_golden({"y": truth}, case="nan"), y=truth * np.float32(np.nan))
+    look(worst, made_golden({"y": truth}, case="also"), y=truth + np.float32(0.9))
+    assert (found := worst.drawn({})) is not None
+    assert found.case == "nan"
+
+
+def test_what_cannot_be_laid_over_the_truth_has_no_map():
+    worst = Worst()
+    assert worst.drawn({}) is None
+    truth = np.ones((2, 2), np.float32)
+    look(worst, made_golden({"y": truth}))
+    look(worst, made_golden({"y": truth}), y=truth[:1])
+    look(worst, made_golden({"y": truth}), y=truth.astype(np.float64))
+    look(worst, made_golden({"y": truth[:0]}), y=truth[:0])
+    assert worst.drawn({}) is None
+
+
+def test_axes_are_called_as_far_as_they_are_known():
+    assert axis_names(("batch", 2, "total_len", 64), 4) == ("batch", "head", "total_len", "element")
+    assert axis_names(("batch", "query_len", 512), 3) == ("batch", "query_len", "element")
+    assert axis_names((2, "n", 3), 3) == ("axis 0", "n", "element")
+    assert axis_names((), 2) == ("axis 0", "axis 1")

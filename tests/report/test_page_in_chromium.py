@@ -1,0 +1,192 @@
+"""report.html as people read it: in Chromium, narrow and wide, light and dark, and printed."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium_page import Page
+from conftest import ROOT
+
+from attn_export import Report, verify
+from attn_export.graph.load import load_graph
+from attn_export.graph.neighbourhood import read_neighbourhood
+from attn_export.graph.save import save_graphs
+from attn_export.report.html import to_html
+
+pytestmark = pytest.mark.xdist_group("test_page_in_chromium")  # one browser
+
+CONTRAST = (ROOT / "tests" / "contrast.js").read_text()
+CHECKS = Path(__file__).with_name("page_checks.js").read_text()
+WIDTHS = (360, 768, 1280)
+PAPER = 718
+"""A4 within margins of 1 cm, in CSS pixels."""
+
+looks = pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+widths = pytest.mark.parametrize("width", WIDTHS)
+pages = pytest.mark.parametrize("name", ["passed", "failed"])
+
+
+def wrong_scale(bundle: Path, folder: Path) -> Report:
+    """Verdicts on the bundle's graph with another softmax scale."""
+    import onnx_ir as ir
+
+    model = load_graph(bundle / "model.onnx")
+    (node,) = (node for node in model.graph if node.op_type == "Attention")
+    node.attributes.add(ir.AttrFloat32("scale", 0.3))
+    folder.mkdir()
+    save_graphs({"model.onnx": model}, folder)
+    return verify(bundle, graph=folder / "model.onnx", runtimes=["ort-cpu"])
+
+
+@pytest.fixture(scope="module")
+def files(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page of a bundle that passed, and of one that failed."""
+    folder = tmp_path_factory.mktemp("pages")
+    failed = wrong_scale(bundle, folder / "wrong")
+    assert not failed.passed
+    shutil.copyfile(bundle / "report.html", folder / "passed.html")
+    (folder / "failed.html").write_text(to_html(failed, read_neighbourhood(failed.model)))
+    return {name: folder / f"{name}.html" for name in ("passed", "failed")}
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    with Page() as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def _chromium(need) -> None:
+    need("wasm")
+
+
+def shown(page: Page, file: Path, width: int, *, dark: bool = False) -> None:
+    page.errors.clear()
+    page.requests.clear()
+    page.look(width, dark=dark)
+    page.open(file.as_uri())
+
+
+@pages
+@looks
+@widths
+def test_it_fits_is_readable_and_asks_for_nothing(
+    name: str, width: int, dark: bool, files: dict[str, Path], page: Page, tmp_path: Path
+):
+    shown(page, files[name], width, dark=dark)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CONTRAST) == []
+    assert page.evaluate(CHECKS) == []
+    page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate(CONTRAST) == []
+    assert page.errors == []
+    assert page.requests == [files[name].as_uri()]
+    assert len(page.screenshot(tmp_path / "page.png")) > 10_000
+
+
+@pages
+@looks
+def test_colours_that_say_something_are_told_apart(name, dark, files, page: Page):
+    """Steps of the scale go one way in lightness; the mark of the worst is seen on its halo."""
+    shown(page, files[name], 768, dark=dark)
+    luminances = page.evaluate(f"({LUMINANCES})(['e0', 'e1', 'e2', 'e3', 'e4'])")
+    assert luminances in (sorted(luminances), sorted(luminances, reverse=True))
+    ratios = [(max(a, b) + 0.05) / (min(a, b) + 0.05) for a, b in itertools.pairwise(luminances)]
+    assert min(ratios) > 1.2, ratios
+    mark, halo = (STROKE.format(which=which) for which in (":not(.halo)", ".halo"))
+    assert page.evaluate(mark) != page.evaluate(halo) == page.evaluate(BACK)
+
+
+STROKE = "getComputedStyle(document.querySelector('.mark{which}')).stroke"
+BACK = "getComputedStyle(document.body).backgroundColor"
+LUMINANCES = """(names) => names.map((name) => {
+  const probe = document.body.appendChild(document.createElement('i'));
+  probe.className = name;
+  const [r, g, b] = getComputedStyle(probe).backgroundColor.match(/[\\d.]+/g).map((v) => {
+    const s = v / 255;
+    return s <= 0.04045 ? s / 12.92 : ((s + 0.055) / 1.055) ** 2.4;
+  });
+  probe.remove();
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+})"""
+
+
+@pages
+def test_a_screen_reader_is_told_what_it_needs(name: str, files: dict[str, Path], page: Page):
+    shown(page, files[name], 768)
+    found = page.accessible()
+    headings = [text for role, text in found if role == "heading"]
+    assert headings[0].endswith(f": {'✓' if name == 'passed' else '✗'} {name}")
+    for wanted in ("Where the worst error sits", "The graph's attention part", "Figures"):
+        assert wanted in headings
+    pictures = [text for role, text in found if role in ("image", "img")]
+    assert any(re.search(r"worst at batch \d+, .*: actual .+, expected ", p) for p in pictures)
+    assert any(re.search(r"\d+ rows? .*by \d+ columns? of ", p) for p in pictures)
+    assert any(p.startswith("Attention with its inputs query, key, value,") for p in pictures)
+    assert all(pictures)
+    tables = [text for role, text in found if role == "table"]
+    assert len(tables) == 3
+    assert all(tables)
+    # The heat map is heard cell by cell, each under its case.
+    columns = [text for role, text in found if role == "columnheader"]
+    assert any(text.startswith("shape_B1") for text in columns)
+    assert any(f": {name}, " in text for role, text in found if role in ("cell", "gridcell"))
+
+
+@pages
+def test_keys_reach_and_scroll_what_is_wide(name: str, files: dict[str, Path], page: Page):
+    shown(page, files[name], 360)
+    reached = []
+    for _ in range(12):
+        page.press("Tab")
+        label, outline, wide = page.evaluate(
+            "(({ ariaLabelledByElements, tagName, scrollWidth, clientWidth }) => [(ariaLabelledBy"
+            "Elements?.[0]?.id) || tagName, getComputedStyle(document.activeElement).outlineStyle,"
+            " scrollWidth > clientWidth + 20])(document.activeElement)"
+        )
+        reached.append(label)
+        if label == "BODY":
+            break
+        assert outline != "none", label
+        if wide:
+            before = page.evaluate("document.activeElement.scrollLeft")
+            page.press("ArrowRight")
+            page.wait(f"document.activeElement.scrollLeft > {before}", 10)
+    assert {"map", "graph", "SUMMARY"} <= set(reached)
+
+
+CLIPPED = """[...document.querySelectorAll('.wide, pre')]
+  .filter((element) => element.scrollWidth > element.clientWidth + 1)
+  .map((element) => element.textContent.slice(0, 40))"""
+
+OVERFLOWS = """[...new Set([...document.querySelectorAll('.wide')]
+  .map((element) => getComputedStyle(element).overflowX))]"""
+
+
+@pages
+def test_it_prints(name: str, files: dict[str, Path], page: Page, tmp_path: Path):
+    shown(page, files[name], PAPER)
+    pdf = base64.b64decode(
+        page.call("Page.printToPDF", printBackground=True, paperWidth=8.27, paperHeight=11.69)[
+            "data"
+        ]
+    )
+    (tmp_path / "page.pdf").write_bytes(pdf)
+    assert pdf.startswith(b"%PDF-")
+    assert 1 <= len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 8
+    page.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        # Nothing scrolls on paper: what is wider than the sheet would be cut off.
+        assert page.evaluate("document.documentElement.scrollWidth") <= PAPER
+        assert page.evaluate(CLIPPED) == []
+        assert page.evaluate(OVERFLOWS) == ["visible"]
+        assert page.evaluate(CONTRAST) == []
+    finally:
+        page.call("Emulation.setEmulatedMedia", media="")

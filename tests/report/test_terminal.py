@@ -1,0 +1,113 @@
+"""The report in a terminal, in a pipe, and where colours are not wanted."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+from pathlib import Path
+
+import pytest
+from conftest import command
+from reports import GRAPHS, clean, mixed, run, verdict
+from rich.console import Console
+
+from attn_export.nouns import Report
+from attn_export.report.terminal import print_report
+
+FORMS = ("model.onnx", "model.portable.onnx", "model.ort.onnx", GRAPHS[1], "in float32")
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
+NAME = "shape_B2_P17_L5_and_a_name_that_is_longer_than_any_that_there_is"
+
+
+def all_wrong(*runtimes: str, graphs: tuple[str, ...] = FORMS) -> Report:
+    """Every figure at its widest."""
+    runs = tuple(run(name, graph=graph) for name in runtimes for graph in graphs)
+    verdicts = tuple(
+        verdict(r.runtime, "failed", 999.9999, graph=r.graph, case=NAME, max_abs=1e-7, max_rel=1e-6,
+                message="relative error 1.0e-02 over the whole output, allowed 1.0e-05")
+        for r in runs
+    )  # fmt: skip
+    return Report("wide", runs, verdicts, {}, (f"a note on {NAME} that goes on and on and on",))
+
+
+WIDE = {
+    "one": all_wrong("onnx-reference"),
+    "two": all_wrong("onnx-reference", "ort-cuda"),
+    "many": all_wrong("onnx-reference", "ort-cpu", "openvino", "ort-cuda"),
+    "a file of the user's": all_wrong("onnx-reference", graphs=("x" * 50 + ".onnx",)),
+    "mixed": mixed(),
+    "clean": clean(),
+}
+
+
+def printed(report: Report, *, terminal: bool) -> str:
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=80, force_terminal=terminal))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("report", WIDE.values(), ids=WIDE)
+def test_it_fits_80_columns_and_no_figure_or_name_is_cut_off(report: Report):
+    said = COLOUR.sub("", printed(report, terminal=True))
+    assert all(len(line) <= 80 for line in said.splitlines()), said
+    assert "…" not in said.replace("… and", "")
+    for of in report.runs:
+        assert of.runtime in said
+    if report.name == "wide":
+        assert said.count("1000.000") == len(report.runs)
+
+
+@pytest.mark.parametrize("report", WIDE.values(), ids=WIDE)
+def test_where_it_is_piped_each_message_is_one_plain_line(report: Report):
+    said = printed(report, terminal=False)
+    assert "\x1b" not in said
+    for of in [v for v in report.verdicts if v.status != "passed"][:8]:
+        assert any(
+            line.startswith(of.status) and of.case in line and line.endswith(of.message)
+            for line in said.splitlines()
+        )  # fmt: skip
+
+
+def test_a_failure_names_runtime_form_case_and_output():
+    said = printed(mixed(), terminal=False)
+    assert "failed bad standard B2_L3 output: relative error 1e-2" in said
+
+
+def in_terminal(words: list[str], **environment: str) -> str:
+    """What a command shows on a terminal of 80 columns."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")}
+    environment = {**plain, "TERM": "xterm-256color", **environment}
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment):
+        os.close(theirs)
+        said = b""
+        while True:
+            try:
+                part = os.read(ours, 1 << 16)
+            except OSError:  # Linux says so where the other side is closed
+                break
+            if not part:
+                break
+            said += part
+    os.close(ours)
+    return said.decode()
+
+
+def test_the_command_line_is_coloured_in_a_terminal_only_and_honours_no_color(bundle: Path):
+    words = command(("verify", bundle, "--runtime", "ort-cpu"))
+    green = re.compile(r"\x1b\[[\d;]*3\dm")
+    coloured = in_terminal(words)
+    assert green.search(coloured)
+    assert "\x1b[32mpassed" in coloured
+    assert not green.search(in_terminal(words, NO_COLOR="1"))
+    piped = subprocess.run(words, capture_output=True, text=True)
+    assert "\x1b" not in piped.stdout + piped.stderr
+    shown = coloured.rpartition("\x1b[2K")[2]  # after the progress bar
+    assert all(len(COLOUR.sub("", line)) <= 80 for line in shown.splitlines())

@@ -1,0 +1,64 @@
+"""What is made once in a run of the tests, by whichever of its processes comes first."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attn_export import build
+from attn_export.spec import AttentionSpec
+
+BUNDLES: dict[str, dict[str, object]] = {
+    "append": {
+        "num_kv_heads": 1, "attn_mask": "bool[B,1,1,S]", "cache": "append", "attn_weights": True,
+    },
+    "in-place": {"cache": "in-place", "rotary": "half", "position_ids": True},
+    "no-cache": {"attn_mask": "float[B,1,L,S]", "attn_weights": True, "add_bias_kv": True},
+    "float16": {"cache": "append", "dtype": "float16"},
+    "bfloat16": {"cache": "in-place", "dtype": "bfloat16"},
+}  # fmt: skip
+"""Fields of specs beside E 16, H 2, causal: for tests of kits and of runtimes."""
+
+_place: list[Path] = []
+
+
+def use(factory: pytest.TempPathFactory) -> None:
+    """Take the folder that all processes of this run have; conftest says so at the start."""
+    base = factory.getbasetemp()  # each process has its own, in one that is theirs together
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    _place[:] = [folder]
+
+
+def once(name: str, make: Callable[[Path], None]) -> Path:
+    """A folder of that name, made at the first call. Read it; copy it before changing it."""
+    folder = _place[0] / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{folder}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = Path(f"{folder}.done")
+        if not done.exists():
+            make(folder)
+            done.touch()
+    return folder
+
+
+@functools.cache
+def spec_of(name: str) -> AttentionSpec:
+    """The spec of one of `BUNDLES`."""
+    fields = {"embed_dim": 16, "num_heads": 2, "causal": True, **BUNDLES[name]}
+    return AttentionSpec.from_dict(fields)
+
+
+def bundle_of(name: str) -> Path:
+    """One of `BUNDLES` in all dialects, which passed."""
+
+    def make(folder: Path) -> None:
+        assert build(spec_of(name), folder, name=name, runtimes=["ort-cpu"]).passed
+
+    return once(f"bundles/{name}", make)
