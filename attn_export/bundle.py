@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from attn_export.errors import BundleError, OutputError
 from attn_export.nouns import GraphFile
+from attn_export.scratch import folder_beside, take_place
 
 MANIFEST = "manifest.json"
 FORMAT = "attn-export-bundle/3"
@@ -42,17 +41,7 @@ class Staging:
             Where the bundle lies now.
         """
         target = _failed(self.output) if failed else self.output
-        old = self.folder.with_name(self.folder.name + ".old")
-        had_one = target.exists()
-        if had_one:
-            target.rename(old)
-        try:
-            self.folder.rename(target)
-        except BaseException:
-            if had_one:
-                old.rename(target)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
+        take_place(self.folder, target)
         return target
 
 
@@ -72,16 +61,10 @@ def staging(output: Path) -> Iterator[Staging]:
         for target in (output, _failed(output)):
             _refuse_others_work(target)
         output.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-        folder.chmod(0o755)
+        with folder_beside(output) as folder:
+            yield Staging(folder, output)
     except OSError as error:
-        raise OutputError(f"cannot write {output}: {error.strerror}") from error
-    try:
-        yield Staging(folder, output)
-    except OSError as error:
-        raise OutputError(f"cannot write {output}: {error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
 
 
 def _refuse_others_work(target: Path) -> None:

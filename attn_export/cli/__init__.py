@@ -38,7 +38,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _complain(error.format_message(), UsageError.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return _complain("interrupted; nothing was written", INTERRUPTED)
+        return _complain("interrupted; nothing half-written is left", INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has seen enough (`attn-export … | head`).
         sys.stderr.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from attn_export.explain.setting import Setting
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
 from attn_export.nouns import Allowed, Arrays
+from attn_export.scratch import folder_beside, take_place
 
 TEMPLATE = Path(__file__).with_name("templates") / "reproduce.py.j2"
 EXPLANATION, SCRIPT = "explanation.json", "reproduce.py"
@@ -66,23 +66,19 @@ def write_folder(folder: Path, explanation: Explanation, setting: Setting, case:
     Raises:
         OutputError: If it cannot be written.
     """
-    staged = folder.with_name(f".{folder.name}.new")
     try:
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
-        replace_graph(load_graph(setting.path), staged / setting.path.name, beside=False)
-        fed = setting.fed(case.inputs)
-        right = {name: array.astype(np.float64) for name, array in case.right.items()}
-        np.savez(staged / "inputs.npz", **fed)  # type: ignore[arg-type]
-        np.savez(staged / "expected.npz", **setting.fed(right))  # type: ignore[arg-type]
-        (staged / SCRIPT).write_text(_script(explanation, setting, case), encoding="utf-8")
-        (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        staged.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder_beside(folder) as staged:
+            replace_graph(load_graph(setting.path), staged / setting.path.name, beside=False)
+            fed = setting.fed(case.inputs)
+            right = {name: array.astype(np.float64) for name, array in case.right.items()}
+            np.savez(staged / "inputs.npz", **fed)  # type: ignore[arg-type]
+            np.savez(staged / "expected.npz", **setting.fed(right))  # type: ignore[arg-type]
+            (staged / SCRIPT).write_text(_script(explanation, setting, case), encoding="utf-8")
+            (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
+            take_place(staged, folder)
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror}") from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
 
 
 def to_json(explanation: Explanation) -> str:

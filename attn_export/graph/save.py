@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 import struct
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+
+from attn_export.scratch import folder_beside
 
 WEIGHTS = "weights.safetensors"
 
@@ -103,13 +103,10 @@ def replace_graph(model: ir.Model, output: Path, *, beside: bool) -> None:
         held = (value.const_value for value in model.graph.initializers.values())
         if sum(tensor.nbytes for tensor in held if tensor is not None) > EXTERNAL_ABOVE:
             data = f"{output.name}.data"
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
+    with folder_beside(output) as folder:
         ir.save(model, folder / output.name, external_data=data)
         for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):
             path.replace(output.parent / path.name)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def tensor_places(path: Path) -> dict[str, tuple[int, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from attn_export.kits.languages import Language
 from attn_export.kits.languages import language as language_of
 from attn_export.kits.project import write_project
 from attn_export.report.progress import Progress
+from attn_export.scratch import folder_beside, take_place
 from attn_export.spec import AttentionSpec
 
 BUNDLE = "bundle"
@@ -88,15 +88,9 @@ def _publish(
     """Write beside the output and rename, so that nothing half-written is left."""
     output = output.absolute()
     output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
-        folder.chmod(0o755)
+    with folder_beside(output) as folder:
         write_project(kind, context, folder)
         for name in (*manifest["files"], MANIFEST):
             (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle / name, folder / BUNDLE / name)
-        if output.exists():
-            output.rmdir()
-        folder.rename(output)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        take_place(folder, output)

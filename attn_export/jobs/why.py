@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from attn_export.errors import AttnExportError
+from attn_export.interruption import ctrl_c_raises
 from attn_export.nouns import Report
 from attn_export.report.progress import Progress
 
@@ -45,13 +46,12 @@ def explained(
         if left <= 0:
             break
         try:
-            found = explain(bundle, name, graph=graph, seconds=left, progress=progress)
+            with ctrl_c_raises():
+                found = explain(bundle, name, graph=graph, seconds=left, progress=progress)
         except AttnExportError as error:
             sentences.append(f"{name}: not explained: {error}")
             continue
-        except (
-            KeyboardInterrupt
-        ):  # enough explained: the report is there, and is what was asked for
+        except KeyboardInterrupt:  # enough explained: the report is what was asked for
             sentences.append(f"{name}: not explained: interrupted")
             break
         if found.fault != "none":  # a gate or a baseline can fail what the rule lets pass

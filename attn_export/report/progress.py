@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
+
+from attn_export.interruption import undone
 
 
 class Progress:
@@ -57,5 +60,14 @@ def progress(*, quiet: bool) -> Iterator[Progress]:
 
     # The stream as it is now: while exporting, what the exporter prints goes elsewhere.
     columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description:.48}"))
-    with Bar(*columns, console=Console(file=sys.stderr), transient=True) as bar:
+    with (
+        undone(_show_cursor),
+        Bar(*columns, console=Console(file=sys.stderr), transient=True) as bar,
+    ):
         yield BarProgress(bar)
+
+
+def _show_cursor() -> None:
+    # By hand: whoever holds rich's locks may be the code that a signal came upon.
+    with contextlib.suppress(OSError):
+        os.write(2, b"\r\x1b[2K\x1b[?25h")

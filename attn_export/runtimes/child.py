@@ -14,6 +14,8 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from attn_export.interruption import undo_if_ended
+
 TAIL = 300
 """How many characters of what a crashed process said are kept."""
 
@@ -41,6 +43,7 @@ class Child:
             text=True,
             env=environment,
         )
+        self._forget = undo_if_ended(self._kill)
         threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
 
     @property
@@ -76,13 +79,21 @@ class Child:
 
     def close(self) -> None:
         """End the process and what it started."""
-        if self._process.poll() is None:
-            _kill(self._process)
+        self._kill()
         self._process.wait()
+        self._forget()
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
+
+    def _kill(self) -> None:
+        if self._process.poll() is not None:
+            return
+        if hasattr(os, "killpg"):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        else:
+            self._process.kill()
 
     def _listen(self, stream: IO[str]) -> None:
         try:
@@ -97,10 +108,3 @@ def module_command(module: str, *words: str | int) -> list[str]:
     """The command that runs a module of ours in another process."""
     # -P: what lies in the current folder, a numpy.py say, is not for that process.
     return [sys.executable, "-P", "-m", module, *map(str, words)]
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()

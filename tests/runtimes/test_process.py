@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from processes import gone
 
 from attn_export.cases.golden import case_folders
 from attn_export.runtimes import process
@@ -43,15 +44,6 @@ def one_case(folder: Path, array: np.ndarray) -> tuple[str, Path, Path]:
     source.mkdir()
     write_tensors(source, "input", {"x": array})
     return ("case", source, folder / "out" / "case")
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie has)."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return True
-    return state == "Z"
 
 
 @pytest.mark.parametrize("name", ["ort-cpu", "onnx-reference"])

@@ -10,12 +10,12 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from attn_export.runtimes.home import STAMP, digest
 from attn_export.runtimes.install import InstallError
+from attn_export.scratch import folder_beside, take_place
 
 NODE, WEB = "node", "web"
 WEBGPU_AND_WASM = frozenset({"wasm", "webgpu"})
@@ -109,17 +109,13 @@ def _install(folder: Path, files: Files, say: Callable[[str], None]) -> None:
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    with folder_beside(folder) as new:
         for place, source in files.items():
             (new / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, new / place)
         _bring_packages(new, folder, say)
         (new / STAMP).write_text(wanted)
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+        take_place(new, folder)
 
 
 def _bring_packages(new: Path, old: Path, say: Callable[[str], None]) -> None:

@@ -9,14 +9,13 @@ import hashlib
 import io
 import lzma
 import re
-import shutil
 import tarfile
-import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 from attn_export.runtimes.install import InstallError
+from attn_export.scratch import folder_beside, take_place
 
 RELEASE, PACKAGE = "trixie", "libonnxruntime-dev"
 ARCHIVE = "https://deb.debian.org/debian"
@@ -107,12 +106,7 @@ def _members(package: bytes) -> Iterator[tuple[str, bytes]]:
 def _write(headers: dict[str, bytes], folder: Path) -> None:
     """All or nothing."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    new = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        new.chmod(0o755)
+    with folder_beside(folder) as new:
         for name, content in headers.items():
             (new / name).write_bytes(content)
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+        take_place(new, folder)

@@ -10,13 +10,13 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
 from attn_export.runtimes.home import SETUP, STAMP, digest, missing
 from attn_export.runtimes.install import InstallError
+from attn_export.scratch import folder_beside, scratch, take_place
 
 NATIVE = ("c", "cpp")
 ORT = "onnxruntime"
@@ -116,8 +116,7 @@ def _check_tools() -> None:
 
 def _build(name: str, folder: Path) -> None:
     """Build beside the old program, and put the new one in its place."""
-    with tempfile.TemporaryDirectory(prefix="attn-export-") as scratch:
-        build = Path(scratch)
+    with scratch() as build:
         _run(
             "cmake", "-G", "Unix Makefiles", "-S", HARNESS, "-B", build, f"-DLANGUAGE={name}",
             "-DCMAKE_BUILD_TYPE=Release", f"-DONNXRUNTIME_ROOT={folder / ORT}",
@@ -125,15 +124,10 @@ def _build(name: str, folder: Path) -> None:
             f"-DCMAKE_BUILD_RPATH=$ORIGIN/../{ORT}/lib",
         )  # fmt: skip
         _run("cmake", "--build", build)
-        new = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=folder))
-        try:
+        with folder_beside(folder / name) as new:
             shutil.copy2(build / "serve", new / "serve")
             (new / STAMP).write_text(digest(sources_of(name)))
-            new.chmod(0o755)
-            shutil.rmtree(folder / name, ignore_errors=True)
-            new.rename(folder / name)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
+            take_place(new, folder / name)
 
 
 def _run(*command: str | Path) -> None:

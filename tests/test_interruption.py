@@ -1,0 +1,163 @@
+"""Told to end, a process of ours does, wherever it is, and undoes what was under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import gone
+
+from attn_export.scratch import take_place
+
+HEAD = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+from attn_export.interruption import ctrl_c_raises, end_when_told, undone
+from attn_export.scratch import folder_beside, scratch, take_place
+end_when_told()
+here = Path.cwd()
+def ready(): print("ready", flush=True)
+"""
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+def end(
+    body: str, folder: Path, number: signal.Signals, *, times: int = 1
+) -> subprocess.CompletedProcess[str]:
+    """Run a script until it says that it is ready, and tell it to end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HEAD + body], cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
+        # Whoever starts the tests in the background may ignore Ctrl-C for all that follows.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    for _ in range(times):
+        process.send_signal(number)
+    out, said = process.communicate(timeout=20)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, said)
+
+
+SWALLOWS = """
+with scratch() as one, folder_beside(here / "model") as other:
+    (one / "a").touch(); (other / "b").touch()
+    ready()
+    while True:
+        try:
+            time.sleep(0.01)
+        except BaseException as error:
+            raise SystemExit(3)
+"""
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_library_that_catches_everything_neither_sees_nor_changes_the_end(
+    number: signal.Signals, tmp_path: Path
+):
+    done = end(SWALLOWS, tmp_path, number)
+    assert done.returncode == CODES[number]
+    assert done.stderr == "attn-export: interrupted; nothing half-written is left\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_impatient_user_does_not_keep_it_from_tidying_up(tmp_path: Path):
+    slow = """
+def slowly(): time.sleep(0.5); (here / "left").unlink(missing_ok=True)
+(here / "left").touch()
+with undone(slowly):
+    ready(); time.sleep(60)
+"""
+    assert end(slow, tmp_path, signal.SIGINT, times=5).returncode == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_undone_does_not_keep_the_rest_from_it(tmp_path: Path):
+    two = """
+(here / "left").touch()
+with undone((here / "left").unlink), undone(lambda: 1 / 0):
+    ready(); time.sleep(60)
+"""
+    assert end(two, tmp_path, signal.SIGTERM).returncode == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+STARTS_ANOTHER = """
+import subprocess, time
+print('{"pid": %d}' % subprocess.Popen(["sleep", "60"]).pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_child_and_what_it_started_end_too(tmp_path: Path):
+    parent = f"""
+from attn_export.runtimes.child import Child
+child = Child([sys.executable, "-c", {STARTS_ANOTHER!r}])
+started = child.hear(20)["pid"]
+(here / "pids").write_text(f"{{child.pid}} {{started}}")
+ready(); time.sleep(60)
+"""
+    assert end(parent, tmp_path, signal.SIGTERM).returncode == 143
+    pids = [int(word) for word in (tmp_path / "pids").read_text().split()]
+    until = time.monotonic() + 10
+    while not all(map(gone, pids)):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_told_between_the_two_renames_the_old_folder_is_back(tmp_path: Path):
+    between = """
+rename = Path.rename
+def tells(self, target):
+    rename(self, target)
+    if target.name.endswith(".old"):
+        ready(); time.sleep(60)
+Path.rename = tells
+with folder_beside(here / "bundle") as new:
+    (new / "new").touch()
+    take_place(new, here / "bundle")
+"""
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "old").touch()
+    assert end(between, tmp_path, signal.SIGTERM).returncode == 143
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "bundle",
+        "bundle/old",
+    ]
+
+
+def test_a_folder_that_cannot_be_moved_leaves_the_old_one(tmp_path: Path):
+    (tmp_path / "old").mkdir()
+    with pytest.raises(FileNotFoundError):
+        take_place(tmp_path / "missing", tmp_path / "old")
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_block_may_ask_for_an_exception_of_ctrl_c_and_of_nothing_else(tmp_path: Path):
+    asks = """
+try:
+    with ctrl_c_raises():
+        ready(); time.sleep(60)
+except KeyboardInterrupt:
+    print("shown")
+"""
+    done = end(asks, tmp_path, signal.SIGINT)
+    assert (done.returncode, done.stdout) == (0, "shown\n")
+    assert end(asks, tmp_path, signal.SIGTERM).returncode == 143
+
+
+def test_nohup_stays_nohup(tmp_path: Path):
+    script = HEAD.replace(
+        "end_when_told()", "signal.signal(signal.SIGHUP, signal.SIG_IGN); end_when_told()"
+    )
+    script += "os.kill(os.getpid(), signal.SIGHUP); print('went on')"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout == "went on\n"
