@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
 from attn_export.fingerprint.findings import RAN
 from attn_export.nouns import Outcome
-from attn_export.runtimes.process import CaseFiles, Served, Worker
+from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.runtimes.serving import CaseFiles, Serving
 from attn_export.tensorfile import read_outputs
 
 AT_ONCE = 2
@@ -36,33 +36,6 @@ class Answer:
     outputs: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
-class Server(Protocol):
-    """A process that serves cases, as `runtimes.process.Worker` does."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """How it ended."""
-        ...
-
-    @property
-    def reason(self) -> str:
-        """Why it did not run to its end."""
-        ...
-
-    @property
-    def loaded(self) -> bool:
-        """Whether it came as far as its first case."""
-        ...
-
-    def served(self) -> Iterator[Served]:
-        """The cases as they are served."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
-
-
 @dataclasses.dataclass(frozen=True)
 class Question:
     """Cases for one process after another.
@@ -72,12 +45,14 @@ class Question:
         cases: Those without an answer.
     """
 
-    start: Callable[[Sequence[CaseFiles]], Server]
+    start: Callable[[Sequence[CaseFiles]], Serving]
     cases: Sequence[CaseFiles]
 
 
-class GraphServer:
-    """A runtime's process with a graph.
+def serving_graph(
+    kind: Runtime, limits: Limits, graph: Path, inputs: Sequence[str], cases: Sequence[CaseFiles]
+) -> Serving:
+    """Start a runtime's process with a graph.
 
     Args:
         kind: Which runtime.
@@ -86,41 +61,9 @@ class GraphServer:
         inputs: The names of its inputs.
         cases: What to run.
     """
-
-    def __init__(
-        self,
-        kind: Runtime,
-        limits: Limits,
-        graph: Path,
-        inputs: Sequence[str],
-        cases: Sequence[CaseFiles],
-    ) -> None:
-        self._worker = Worker(kind, limits)
-        self._before = dict(self._worker.facts)
-        self._worker.start(graph, inputs, cases)
-
-    @property
-    def outcome(self) -> Outcome:
-        """How it ended."""
-        return self._worker.outcome
-
-    @property
-    def reason(self) -> str:
-        """Why it did not run to its end."""
-        return self._worker.reason
-
-    @property
-    def loaded(self) -> bool:
-        """Whether its graph was loaded: it has said something of itself since."""
-        return self._worker.facts != self._before
-
-    def served(self) -> Iterator[Served]:
-        """The cases as they are served."""
-        return self._worker.served()
-
-    def close(self) -> None:
-        """End the process."""
-        self._worker.close()
+    worker = Worker(kind, limits)
+    worker.start(graph, inputs, cases)
+    return worker
 
 
 def ask(
@@ -137,7 +80,7 @@ def ask(
     """
     found: dict[Path, Answer] = {}
     waiting = deque(questions)
-    running: deque[tuple[Question, Server]] = deque()
+    running: deque[tuple[Question, Serving]] = deque()
     with ExitStack() as stack:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
@@ -156,7 +99,7 @@ def ask(
 
 
 def _listen(
-    question: Question, server: Server, advance: Callable[[str], None]
+    question: Question, server: Serving, advance: Callable[[str], None]
 ) -> dict[Path, Answer]:
     """Answers to the cases that this process came to."""
     found: dict[Path, Answer] = {}

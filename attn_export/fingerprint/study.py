@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from attn_export.fingerprint.ask import Answer, GraphServer, Question, ask
+from attn_export.fingerprint.ask import Answer, Question, ask, serving_graph
 from attn_export.fingerprint.findings import NO_OPERATOR, RAN, SOMETHING_ELSE, Finding, Row
 from attn_export.fingerprint.graphs import ORT, PORTABLE, STANDARD, write_graph
 from attn_export.fingerprint.probe import Probe
 from attn_export.fingerprint.pytorch import SdpaServer, no_pytorch
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.process import CaseFiles
 from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.runtimes.serving import CaseFiles
 from attn_export.tensorfile import write_tensors
 
 REFERENCE = "onnx-reference"
@@ -107,7 +107,7 @@ class Study:
             asked = [probe for probe in probes if probe.graph.name == graph.name]
             if path is not None:
                 names = list(asked[0].inputs)
-                start = functools.partial(GraphServer, kind, self._limits, path, names)
+                start = functools.partial(serving_graph, kind, self._limits, path, names)
                 yield Question(start, self._cases(Side(kind.name, dialect), asked))
 
     def _cases(self, side: Side, probes: Sequence[Probe]) -> list[CaseFiles]:

@@ -1,66 +1,24 @@
-"""Runs a runtime in a process of its own, within limits, and says how that ended."""
+"""Runs a runtime in a process of its own, within limits."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
 
-from attn_export.nouns import GraphFile, Outcome
-from attn_export.runtimes.child import Child, module_command
-from attn_export.runtimes.protocol import Facts, Limits, Options, Runtime
-
-CaseFiles = tuple[str, Path, Path]
-"""The name of a case, the folder of its inputs, and the folder for its outputs."""
+from attn_export.nouns import GraphFile
+from attn_export.runtimes.child import module_command
+from attn_export.runtimes.protocol import Limits, Options, Runtime
+from attn_export.runtimes.serving import CaseFiles, Serving
 
 
-@dataclasses.dataclass(frozen=True)
-class Served:
-    """A case that a runtime is done with.
-
-    Attributes:
-        outputs: How many output files it wrote.
-        error: What went wrong; empty where nothing did.
-    """
-
-    case: str
-    outputs: int
-    error: str
-
-
-class Worker:
-    """One process for one graph. Started early, it imports its SDK while others work.
-
-    Attributes:
-        outcome: How it ended; `"ran"` only when every case was served.
-        reason: Why it did not run to its end; empty where it did.
-        facts: What the runtime said of itself.
-    """
+class Worker(Serving):
+    """One process for one graph. Started early, it imports its SDK while others work."""
 
     def __init__(self, runtime: Runtime, limits: Limits) -> None:
+        super().__init__(
+            worker_command(runtime.name, limits.memory_mib or 0, limits.threads), limits
+        )
         self.runtime = runtime
-        self.limits = limits
-        self.outcome: Outcome = "crashed"
-        self.reason = ""
-        self.facts: Facts = {
-            "threads": limits.threads,
-            "seconds_limit": limits.seconds,
-            "memory_limit_mib": limits.memory_mib,
-        }
-        memory = limits.memory_mib or 0
-        self._child = Child(worker_command(runtime.name, memory, limits.threads))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def pid(self) -> int:
-        """The process."""
-        return self._child.pid
 
     def start(
         self,
@@ -104,45 +62,6 @@ class Worker:
             ],
         }
         self._child.tell(job)  # Has it ended? `served` finds out how.
-
-    def served(self) -> Iterator[Served]:
-        """The cases as they are served. Afterwards `outcome` and `reason` hold."""
-        handlers: dict[str, Callable[[dict[str, Any]], None]] = {
-            "ready": lambda _: None, "loaded": self._note_facts,
-            "failed": self._note_failure, "done": self._note_end,
-        }  # fmt: skip
-        while True:
-            try:
-                event = self._child.hear(self.limits.seconds)
-            except TimeoutError as error:
-                self.outcome, self.reason = "hung", str(error)
-                return
-            if event is None:
-                self.outcome, self.reason = "crashed", self._child.how_it_died()
-                return
-            if event["event"] == "case":
-                yield Served(event["name"], event.get("outputs", 0), event.get("error", ""))
-                continue
-            handlers[event["event"]](event)
-            if event["event"] in ("failed", "done"):
-                return
-
-    def close(self) -> None:
-        """End the process and what it started."""
-        self._child.close()
-
-    # -- what it says ----------------------------------------------------------------
-
-    def _note_facts(self, event: dict[str, Any]) -> None:
-        self.facts.update(event["facts"])
-
-    def _note_failure(self, event: dict[str, Any]) -> None:
-        self.outcome, self.reason = event["outcome"], event["reason"]
-
-    def _note_end(self, event: dict[str, Any]) -> None:
-        self.outcome, self.reason = (
-            ("refused", event["objection"]) if event["objection"] else ("ran", "")
-        )
 
 
 def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Cli, command
+from processes import gone
 
 from attn_export.cli import run
 from attn_export.fingerprint import study
@@ -20,7 +21,8 @@ from attn_export.fingerprint.probes import probes
 from attn_export.nouns import Outcome
 from attn_export.runtimes import process
 from attn_export.runtimes.onnx_reference import OnnxReference
-from attn_export.runtimes.process import CaseFiles, Served
+from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.serving import CaseFiles, Serving
 from attn_export.tensorfile import write_tensors
 
 NAMES = [probe.name for probe in probes()]
@@ -144,24 +146,31 @@ def test_a_runtime_that_loads_nothing_is_a_table_of_that_and_code_5(changed, cap
     assert asked[0]["detail"] == "ValueError: no licence for causal.standard.onnx"
 
 
-class Scripted:
-    """A server that serves so many cases, then ends in some way."""
+ENDS = {
+    "ran": "say(event='done', objection='')",
+    "refused": "say(event='done', objection='for a reason')",
+    "out of memory": "say(event='failed', outcome='out of memory', reason='for a reason')",
+    "crashed": "os.abort()",
+    "hung": "time.sleep(60)",
+}
+SCRIPT = """
+import json, os, sys, time
+def say(**event): print(json.dumps(event), flush=True)
+if {loaded}: say(event="loaded", facts={{}})
+for name in sys.argv[1:]: say(event="case", name=name, outputs=1)
+{end}
+"""
 
-    def __init__(self, cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loaded=True):
-        self.outcome: Outcome = outcome
-        self.reason = "" if outcome == "ran" else "for a reason"
-        self.loaded = loaded
-        self.closed = False
-        self._cases = cases[:serves]
 
-    def served(self) -> Iterator[Served]:
-        for name, _, folder in self._cases:
-            folder.mkdir(parents=True)
-            write_tensors(folder, "output", {"output": np.zeros(2)})
-            yield Served(name, 1, "")
-
-    def close(self) -> None:
-        self.closed = True
+def scripted(cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loaded: bool) -> Serving:
+    """A process that serves so many cases, then ends in some way."""
+    names = [name for name, _, _ in cases[:serves]]
+    for _, _, folder in cases[:serves]:
+        folder.mkdir(parents=True)
+        write_tensors(folder, "output", {"output": np.zeros(2)})
+    script = SCRIPT.format(loaded=loaded, end=ENDS[outcome])
+    limits = Limits(threads=1, seconds=2, memory_mib=None)
+    return Serving([sys.executable, "-c", script, *names], limits)
 
 
 def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outcome], int]:
@@ -169,14 +178,14 @@ def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outc
     cases = [(str(i), tmp_path, tmp_path / str(i)) for i in range(4)]
     steps, started = iter(script), []
 
-    def start(left: Sequence[CaseFiles]) -> Scripted:
+    def start(left: Sequence[CaseFiles]) -> Serving:
         serves, outcome, loaded = next(steps)
-        started.append(Scripted(left, serves, outcome, loaded=loaded))
+        started.append(scripted(left, serves, outcome, loaded=loaded))
         return started[-1]
 
     told: list[str] = []
     answers = ask([Question(start, cases)], told.append)
-    assert all(each.closed for each in started)
+    assert all(gone(each.pid) for each in started)
     assert told == ["0", "1", "2", "3"]
     return [answers[folder].outcome for _, _, folder in cases], len(started)
 
