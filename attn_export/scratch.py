@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ ROOM = 1 << 30
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
     """A new folder, removed at the end. `TMPDIR` is honoured where it is set."""
-    with _removed(_place() / f"attn-export-{secrets.token_hex(8)}") as folder:
+    with _removed(_place() / f"attn-export-{os.urandom(8).hex()}") as folder:
         folder.mkdir(mode=0o700)
         yield folder
 
@@ -37,7 +36,7 @@ def folder_beside(output: Path) -> Iterator[Path]:
     Raises:
         OSError: If it cannot be made.
     """
-    with _removed(output.parent / f".{output.name}.{secrets.token_hex(8)}") as folder:
+    with _removed(output.parent / f".{output.name}.{os.urandom(8).hex()}") as folder:
         folder.mkdir()
         yield folder
 

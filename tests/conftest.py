@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import shared
 import torch
+from exporter_once import read_once
 
 from attn_export.spec import AttentionSpec
 
@@ -19,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Two processes share two cores with the runtimes that they start.
 torch.set_num_threads(1)
+read_once()
 # What PyTorch records for its own tools while it exports would stand under every failure.
 logging.getLogger("torch.__trace").addFilter(lambda _: False)
 
