@@ -38,9 +38,6 @@ FEATURES: dict[str, dict[str, object]] = {
     "mask of each head": {"attn_mask": "float[B,H,L,S]"},
     "no bias": {"bias": False},
     "scale": {"scale": 0.5},
-    "layer norm of heads": {"qk_norm": "layer", "rotary": "half"},
-    "rotary interleaved": {"rotary": "interleaved"},
-    "rotary of a part": {"rotary": "half", "rotary_dim": 4},
     "symmetric window": {"window_left": 2, "window_right": 1, "causal": False},
     "window, float mask": {"window_left": 3, "attn_mask": "float[B,1,1,S]"},
     "softcap and float mask": {"softcap": 0.5, "attn_mask": "float[B,1,L,S]"},
@@ -53,14 +50,10 @@ FEATURES: dict[str, dict[str, object]] = {
     "sinks, float mask, weights": {
         "sinks": True, "attn_mask": "float[L,S]", "attn_weights": True,
     },
-    "everything of Gemma 2": {
-        "rotary": "half", "softcap": 5.0, "window_left": 4, "bias": "none", "scale": 0.3,
-    },
     "everything of gpt-oss": {
         "rotary": "half", "rotary_scaling": "yarn", "rotary_factor": 32.0, "sinks": True,
         "window_left": 5,
     },
-    "everything of Qwen3": {"rotary": "half", "qk_norm": "rms", "bias": "none"},
     "head_dim of its own": {"head_dim": 6},
     "v_head_dim of its own": {"v_head_dim": 12, "attn_weights": True},
     "odd dimensions": {"embed_dim": 21, "num_heads": 3, "num_kv_heads": 1},
