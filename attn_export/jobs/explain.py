@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,7 +59,8 @@ def explain(
         progress: Told what is going on.
 
     Raises:
-        UsageError: If there is no such runtime, option or case, or `output` cannot be written.
+        UsageError: If there is no such runtime, option or case, `seconds` is NaN, or `output`
+            cannot be written.
         RuntimeFailure: If the runtime is not here, or can run none of the graphs.
         GraphError: If `graph` is no file.
         BundleError: If a file of the bundle is missing or was changed.
@@ -68,6 +70,8 @@ def explain(
     from attn_export.graph.load import load_proto
 
     progress = progress or Progress()
+    if math.isnan(seconds):
+        raise UsageError("seconds has to be a number; got nan")
     kind = _usable(runtime_name, options or {})
     folder, other = Path(bundle), Path(graph) if graph else None
     if other is not None:

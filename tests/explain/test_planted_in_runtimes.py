@@ -75,3 +75,8 @@ def test_a_runtime_that_is_not_here_is_one_line(bundle: Path, monkeypatch: pytes
 def test_an_unknown_case_is_told(bundle: Path):
     with pytest.raises(UsageError, match="there is no case 'x'; choose from shape_B1_P0_L1"):
         explain(bundle, "ort-cpu", case="x")
+
+
+def test_time_that_is_no_number_is_told(bundle: Path):
+    with pytest.raises(UsageError, match="seconds has to be a number; got nan"):
+        explain(bundle, "ort-cpu", seconds=float("nan"))

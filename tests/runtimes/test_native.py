@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from processes import gone
 from shared import BUNDLES, bundle_of
-from test_process import gone
 
 from attn_export import verify
 from attn_export.cases.golden import case_folders
@@ -75,6 +75,26 @@ def test_a_bound_output_is_what_an_unbound_one_is(name: str):
                 np.testing.assert_array_equal(bound[output], array)
         with pytest.raises(RuntimeError, match="no output nothing"):
             engine.run(inputs, {"nothing": "past_key"})
+
+
+@pytest.mark.parametrize("name", [*NAMES, "ort-cpu"])
+def test_a_bound_output_lies_in_the_memory_of_its_input(name: str, tmp_path: Path):
+    """A node that comes later and reads the input finds the output there."""
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    ends = {n: helper.make_tensor_value_info(n, kind, ["n"]) for n in ("past", "present", "later")}
+    nodes = [
+        helper.make_node("Neg", ["past"], ["present"]),
+        helper.make_node("Mul", ["present", "past"], ["later"]),
+    ]
+    graph = helper.make_graph(nodes, "in place", [ends["past"]], [ends["present"], ends["later"]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, tmp_path / "m.onnx")
+    past = np.array([2.0, 3.0], np.float32)
+    engine = runtime(name).load(tmp_path / "m.onnx", 1)
+    free, bound = (engine.run({"past": past}, to) for to in ({}, {"present": "past"}))
+    np.testing.assert_array_equal(free["later"], -past * past)
+    np.testing.assert_array_equal(bound["present"], -past)
+    np.testing.assert_array_equal(bound["later"], past * past)
 
 
 def test_a_wrong_scale_is_seen(bundle: Path, tmp_path: Path):
