@@ -1,8 +1,31 @@
-"""What became of processes."""
+"""How processes of the tests start, and what became of them."""
 
 from __future__ import annotations
 
+import signal
+import time
 from pathlib import Path
+
+
+def default_signals() -> None:
+    """For `preexec_fn`: as in a terminal, where the tests run in the background or under nohup."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def wait_until_handled(pid: int, number: signal.Signals) -> None:
+    """Until a process that has just been started has a handler of a signal."""
+    bit = 1 << (number - 1)
+    until = time.monotonic() + 20
+    while not _caught(pid) & bit:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def _caught(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
+    return int(mask, 16)
 
 
 def gone(pid: int) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Cli, command
+from processes import default_signals, wait_until_handled
 
 from attn_export.cli import run
 
@@ -139,14 +140,16 @@ def test_a_missing_runtime_is_exit_code_5_only_where_it_is_required(cli: Cli, bu
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after", [0.3, 2.5], ids=["early", "while exporting"])
+@pytest.mark.parametrize("after", [0.0, 2.5], ids=["at once", "while exporting"])
 def test_interrupted_it_ends_at_once_and_leaves_nothing(
     number: signal.Signals, after: float, tmp_path: Path
 ):
     process = subprocess.Popen(
         command(("build", "--variant", "mqa", "--output", "out/mqa")),
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=default_signals,
     )  # fmt: skip
+    wait_until_handled(process.pid, signal.SIGTERM)
     time.sleep(after)
     os.kill(process.pid, number)
     _, said = process.communicate(timeout=20)

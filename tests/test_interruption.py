@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import gone
+from processes import default_signals, gone
 
 from attn_export.scratch import take_place
 
@@ -31,17 +31,19 @@ def end(
     body: str, folder: Path, number: signal.Signals, *, times: int = 1
 ) -> subprocess.CompletedProcess[str]:
     """Run a script until it says that it is ready, and tell it to end."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", HEAD + body], cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
-        # Whoever starts the tests in the background may ignore Ctrl-C for all that follows.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    for _ in range(times):
-        process.send_signal(number)
-    out, said = process.communicate(timeout=20)
+        preexec_fn=default_signals,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            for _ in range(times):
+                process.send_signal(number)
+            out, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
     return subprocess.CompletedProcess(process.args, process.returncode, out, said)
 
 

@@ -1,0 +1,16 @@
+"""Tests that share what they make run in one process, or it is made several times."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("grouping")
+
+
+def test_a_group_of_tests_is_known_to_what_distributes_them(request: pytest.FixtureRequest):
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return  # one process runs all
+    # By this suffix; pytest 9.2 made of it a field that nobody reads.
+    assert request.node.nodeid.endswith("@grouping")
