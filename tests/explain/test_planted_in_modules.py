@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
+from shared import once
 from torch import Tensor, nn
 
 from attn_export import Subject, build
@@ -67,12 +68,19 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 WRONG = ("scale", "tiled heads", "causal dropped", "heads not moved", "missing bias")
 
 
-@pytest.fixture(scope="module")
-def right(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("module") / "layer"
-    report = build(subject_of(Layer()), folder, runtimes=["ort-cpu"], dialects=["standard"])
-    assert report.passed
-    return folder
+def built(name: str, module: nn.Module) -> Path:
+    """A bundle of a right module."""
+
+    def make(folder: Path) -> None:
+        report = build(subject_of(module), folder, runtimes=["ort-cpu"], dialects=["standard"])
+        assert report.passed
+
+    return once(f"explained/{name}", make)
+
+
+@pytest.fixture
+def right() -> Path:
+    return built("layer", Layer())
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -82,12 +90,9 @@ def test_what_is_wrong_in_a_module_is_named_first(wrong: str, right: Path, tmp_p
     assert found.causes[0].kind == wrong, found.sentence
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stack") / "stack"
-    report = build(subject_of(Stack("")), folder, runtimes=["ort-cpu"], dialects=["standard"])
-    assert report.passed
-    return folder
+@pytest.fixture
+def stack() -> Path:
+    return built("stack", Stack(""))
 
 
 def test_a_fault_in_one_of_twelve_layers_is_found_at_its_node(stack: Path, tmp_path: Path):
