@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from shared import bundle_of
+from subjects import MORE
 
 from attn_export import verify
 from attn_export.cases.golden import case_folders
@@ -46,6 +47,7 @@ def test_they_pass_in_every_dialect_that_fits(name: str):
         assert {run.facts["version"] for run in ran} == {runtime(kind).version()}
 
 
+@pytest.mark.skipif(not MORE, reason="outside the default tests: ATTN_EXPORT_MORE_RUNTIMES=1")
 def test_webgpu_says_that_it_computes_in_software(need: Need):
     need("webgpu")
     portable = bundle_of("append") / "model.portable.onnx"

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Mapping
 
 from attn_export.errors import one_line
+from attn_export.interruption import end_when_told
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.home import home
 from attn_export.runtimes.install import InstallError, javascript, ort_native
@@ -29,6 +30,7 @@ EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT)
 
 def main() -> int:
     """Install what is named; the exit code."""
+    end_when_told()
     named = tuple(sys.argv[1:])
     names = EVERY if named == (ALL,) else named or REQUIRED
     unknown = [name for name in names if name not in EVERY]
