@@ -170,10 +170,16 @@ def with_options(session: Any, options: Options) -> Any:
     """Session options with these besides: `OPTIMIZATION`, or entries of the configuration.
 
     Raises:
-        ValueError: If there is no such level.
+        ValueError: If there is no such level, or what is set is certainly no entry.
     """
     for name, value in options.items():
         if name != OPTIMIZATION:
+            # ONNX Runtime takes any name, and acts by those that it knows: all have a dot.
+            if "." not in name:
+                raise ValueError(
+                    f"there is no option {name!r}; it takes {OPTIMIZATION}, and entries of a "
+                    "session's configuration such as session.set_denormal_as_zero"
+                )
             session.add_session_config_entry(name, value)
             continue
         level = getattr(sdk().GraphOptimizationLevel, f"ORT_{value.upper()}", None)

@@ -60,6 +60,9 @@ def test_options_that_an_engine_does_not_have_are_told(bundle: Path):
     found = explain(bundle, "ort-cpu", options={"graph_optimization_level": "fast"})
     assert found.fault == "did not run"
     assert "choose from disable_all" in found.sentence
+    found = explain(bundle, "ort-cpu", options={"graph_optimisation_level": "disable_all"})
+    assert found.fault == "did not run"
+    assert "there is no option 'graph_optimisation_level'" in found.sentence
     with pytest.raises(UsageError, match="onnx-reference takes no options"):
         explain(bundle, "onnx-reference", options={"a": "b"})
 
