@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from processes import default_signals, gone
 
+from attn_export.interruption import MESSAGE
 from attn_export.scratch import take_place
 
 HEAD = """
@@ -139,6 +141,33 @@ def test_a_folder_that_cannot_be_moved_leaves_the_old_one(tmp_path: Path):
     with pytest.raises(FileNotFoundError):
         take_place(tmp_path / "missing", tmp_path / "old")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_terminal_gets_its_cursor_back_and_the_bar_is_gone(tmp_path: Path):
+    bar = """
+from attn_export.report.progress import progress
+with progress(quiet=False):
+    os.write(1, b"ready\\n")  # the bar takes what is printed
+    time.sleep(60)
+"""
+    terminal, stderr = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", HEAD + bar], cwd=tmp_path, preexec_fn=default_signals,
+        stdout=subprocess.PIPE, stderr=stderr, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(stderr)
+    with process, os.fdopen(terminal, "rb", buffering=0) as shown:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 130
+            said = shown.read(1 << 16)
+        finally:
+            process.kill()
+    assert b"\x1b[?25l" in said
+    bar_gone, cursor_back = b"\r\x1b[2K", b"\x1b[?25h"
+    assert said.endswith(bar_gone + cursor_back + MESSAGE.replace(b"\n", b"\r\n"))
 
 
 def test_a_block_may_ask_for_an_exception_of_ctrl_c_and_of_nothing_else(tmp_path: Path):
