@@ -16,7 +16,7 @@ from types import FrameType
 
 from attn_export.errors import INTERRUPTED
 
-MESSAGE = b"attn-export: interrupted; nothing half-written is left\n"
+MESSAGE = "interrupted; nothing half-written is left"
 
 _under_way: dict[object, Callable[[], None]] = {}
 _asks = False
@@ -87,5 +87,5 @@ def _end(number: int, _: FrameType | None) -> None:
         with contextlib.suppress(Exception):
             undo()
     with contextlib.suppress(OSError):
-        os.write(2, MESSAGE)
+        os.write(2, f"attn-export: {MESSAGE}\n".encode())
     os._exit(INTERRUPTED if number == signal.SIGINT else 128 + number)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -26,6 +28,17 @@ def _caught(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
     return int(mask, 16)
+
+
+def worker_after(code: str) -> Callable[[str, int, int], list[str]]:
+    """For `runtimes.process.worker_command`: some Python first, with `os` and `sys`."""
+
+    def command(name: str, memory: int, threads: int) -> list[str]:
+        start = f"sys.argv = ['worker', {name!r}, '{memory}', '{threads}']; worker.main()"
+        whole = f"import os, sys; from attn_export.runtimes import worker\n{code}\n{start}"
+        return [sys.executable, "-P", "-c", whole]
+
+    return command
 
 
 def gone(pid: int) -> bool:

@@ -167,7 +167,7 @@ with progress(quiet=False):
             process.kill()
     assert b"\x1b[?25l" in said
     bar_gone, cursor_back = b"\r\x1b[2K", b"\x1b[?25h"
-    assert said.endswith(bar_gone + cursor_back + MESSAGE.replace(b"\n", b"\r\n"))
+    assert said.endswith(bar_gone + cursor_back + f"attn-export: {MESSAGE}\r\n".encode())
 
 
 def test_a_block_may_ask_for_an_exception_of_ctrl_c_and_of_nothing_else(tmp_path: Path):

@@ -23,6 +23,7 @@ from attn_export.errors import (
     UsageError,
     one_line,
 )
+from attn_export.interruption import MESSAGE
 from attn_export.spec import VARIANTS
 
 
@@ -38,7 +39,7 @@ def run(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         return _complain(error.format_message(), UsageError.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return _complain("interrupted; nothing half-written is left", INTERRUPTED)
+        return _complain(MESSAGE, INTERRUPTED)
     except BrokenPipeError:
         # Whoever read our output has seen enough (`attn-export … | head`).
         sys.stderr.close()

@@ -65,11 +65,10 @@ def bench_command(
         )  # fmt: skip
     if chart:
         write_chart({report.name: report.contests}, chart)
-    if json_file == STDOUT:
-        click.echo(bench_to_json(report), nl=False)
-        return report.exit_code
     if json_file:
         write_file(json_file, bench_to_json(report))
+    if json_file == STDOUT:
+        return report.exit_code
     if not quiet or report.exit_code:
         from rich.console import Console
 

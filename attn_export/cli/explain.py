@@ -64,14 +64,13 @@ def explain_command(
             bundle, runtime_name, case=case, graph=graph, options=_pairs(options), output=output,
             seconds=seconds, progress=bar,
         )  # fmt: skip
-    if json_file and json_file != STDOUT:
+    if json_file:
         write_file(json_file, to_json(found))
-    if json_file == STDOUT:
-        click.echo(to_json(found), nl=False)
-    elif quiet:
-        click.echo(found.sentence)
-    else:
-        print_explanation(found, Console())
+    if json_file != STDOUT:
+        if quiet:
+            click.echo(found.sentence)
+        else:
+            print_explanation(found, Console())
     codes = {"none": 0, "did not run": RuntimeFailure.exit_code}
     return codes.get(found.fault, ParityError.exit_code)
 

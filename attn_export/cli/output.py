@@ -69,10 +69,7 @@ class Output:
             OutputError: If a file cannot be written.
         """
         for file, text in self._files(report):
-            if file == STDOUT:
-                click.echo(text, nl=False)
-            else:
-                write_file(file, text)
+            write_file(file, text)
         _tell_github(report, speaks=self.json_file != STDOUT)
         if self.json_file != STDOUT and not (self.quiet and report.passed):
             self._print(report, place)
@@ -118,11 +115,14 @@ def check_folders(*files: str | None) -> None:
 
 
 def write_file(file: str, text: str) -> None:
-    """Write a file.
+    """Write a file, or to stdout where it is `STDOUT`.
 
     Raises:
         OutputError: If it cannot be written.
     """
+    if file == STDOUT:
+        click.echo(text, nl=False)
+        return
     try:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:

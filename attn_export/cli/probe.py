@@ -26,9 +26,7 @@ def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
     check_folders(json_file)
     with progress(quiet=quiet) as bar:
         found = probe(runtime, progress=bar)
-    if json_file == STDOUT:
-        click.echo(probe_to_json(found), nl=False)
-    elif json_file:
+    if json_file:
         write_file(json_file, probe_to_json(found))
     if json_file != STDOUT and not quiet:
         from rich.console import Console

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import Cli, command
-from processes import gone
+from processes import gone, worker_after
 
 from attn_export.cli import run
 from attn_export.fingerprint import study
@@ -34,12 +34,7 @@ def changed(monkeypatch: pytest.MonkeyPatch):
     """Makes every runtime's process run some Python first."""
 
     def change(code: str) -> None:
-        def command(name: str, memory: int, threads: int) -> list[str]:
-            start = f"sys.argv = ['worker', {name!r}, '{memory}', '{threads}']; worker.main()"
-            whole = f"import os, sys; from attn_export.runtimes import worker\n{code}\n{start}"
-            return [sys.executable, "-P", "-c", whole]
-
-        monkeypatch.setattr(process, "worker_command", command)
+        monkeypatch.setattr(process, "worker_command", worker_after(code))
         monkeypatch.setattr(study, "no_pytorch", lambda: "not asked here")
 
     return change

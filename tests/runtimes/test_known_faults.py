@@ -6,7 +6,6 @@ that test passes, which pytest reports, and what avoids the fault can go.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from processes import worker_after
 from subjects import MORE, shared_folder, stored, what_is_wrong
 
 from attn_export.runtimes import process
@@ -66,12 +66,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes a runtime's process run a line of Python first."""
 
     def change(line: str) -> None:
-        def command(name: str, memory: int, threads: int) -> list[str]:
-            start = f"sys.argv = ['worker', {name!r}, '{memory}', '{threads}']; worker.main()"
-            code = f"import sys; from attn_export.runtimes import worker\n{line}\n{start}"
-            return [sys.executable, "-P", "-c", code]
-
-        monkeypatch.setattr(process, "worker_command", command)
+        monkeypatch.setattr(process, "worker_command", worker_after(line))
 
     return change
 
