@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx
@@ -67,7 +67,8 @@ class Evaluation:
     """A graph that can be evaluated in float64.
 
     Args:
-        path: The file.
+        model: The graph with its weights; it is copied.
+        name: The name of the graph in errors.
 
     Attributes:
         proto: The graph, its floating types widened.
@@ -77,21 +78,28 @@ class Evaluation:
         GraphError: If it has an operator that the reference evaluator does not know.
     """
 
-    def __init__(self, path: Path) -> None:
-        load_proto(path)  # says in one line what is wrong with most files
+    def __init__(self, model: onnx.ModelProto, name: str = "the graph") -> None:
         try:
-            self.proto = widened(onnx.load(path))
+            self.proto = widened(model)
             self._evaluator = ReferenceEvaluator(self.proto, new_ops=OPERATORS)
         except Exception as error:
-            raise GraphError(
-                f"{path.name} cannot be evaluated in float64: {one_line(error)}"
-            ) from error
+            raise GraphError(f"{name} cannot be evaluated in float64: {one_line(error)}") from error
         self.nodes = list(self.proto.graph.node)
         ids = (id(node) for node in self.nodes)
         self._operators = dict(zip(ids, self._evaluator.rt_nodes_, strict=True))
         self.outputs: list[str] = [output.name for output in self.proto.graph.output]
         self.initializers: dict[str, Array] = self._evaluator.rt_inits_
         self.producer = {name: node for node in self.nodes for name in node.output if name}
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a graph from a file.
+
+        Raises:
+            GraphError: If the file cannot be read, or the graph cannot be evaluated.
+        """
+        load_proto(path)  # says in one line what is wrong with most files
+        return cls(onnx.load(path), path.name)
 
     def values(self, inputs: Mapping[str, Array], rounding: Rounding | None = None) -> Values:
         """Every value of the graph, by name.
@@ -185,11 +193,13 @@ def wide(array: Array) -> Array:
     return array.astype(np.float64) if is_floating(array.dtype) else array
 
 
-def widened(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model with float64 in place of the type that it computes in.
+def widened(original: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a model with float64 in place of the type that it computes in.
 
     What it casts to narrower types still, it rounds on purpose.
     """
+    model = onnx.ModelProto()
+    model.CopyFrom(original)
     starts = {i.type.tensor_type.elem_type for i in model.graph.input}
     starts |= {t.data_type for t in model.graph.initializer}
     # bfloat16 that comes in is cast to float32 first: that is what such a graph computes in.

@@ -54,7 +54,7 @@ def meaning(setting: Setting, cases: Sequence[KnownCase]) -> Meaning | None:
         cases: Those to compare with the truth.
     """
     try:
-        evaluation = Evaluation(setting.path)
+        evaluation = Evaluation.load(setting.path)
         found = Meaning(setting, evaluation, right=True)
         right = all(
             is_right(case.golden, found.outputs(case))

@@ -81,7 +81,7 @@ def test_in_float64_every_graph_gives_the_truth_in_every_case(healthy: Path):
 
 
 def test_noise_is_no_known_mistake(healthy: Path):
-    evaluation = Evaluation(healthy / "model.onnx")
+    evaluation = Evaluation.load(healthy / "model.onnx")
     random = np.random.default_rng(7)
     evidence = [evidence_of(evaluation, case, random) for case in known_cases(healthy, None)[:8]]
     assert matches(evaluation, evidence) == []

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 import pytest
-from attention_forms import FORMS, IN_PLACE, SIZES, Form, attributes, session
+from attention_forms import FORMS, IN_PLACE, SIZES, Form, attributes, bound_run, session
 from onnx.reference import ReferenceEvaluator
-from onnxruntime import InferenceSession, OrtValue
 
 from attn_export.graph.lower import DECODE, Lowered, lower
 
@@ -37,32 +36,6 @@ ALL = FORMS | IN_PLACE | FLASH
 
 def lowered(form: Form) -> dict[str, Lowered]:
     return lower(ir.from_proto(form.model()), "ort")
-
-
-def bound_run(
-    engine: InferenceSession, inputs: dict[str, np.ndarray], form: Lowered
-) -> list[np.ndarray]:
-    """The outputs, in their usual layout; caches lie in one buffer where the form says so."""
-    given = {name: laid_out(form, name, array) for name, array in inputs.items()}
-    values = {name: OrtValue.ortvalue_from_numpy(array) for name, array in given.items()}
-    binding = engine.io_binding()
-    for name, value in values.items():
-        binding.bind_ortvalue_input(name, value)
-    names = [output.name for output in engine.get_outputs()]
-    for name in names:
-        if name in form.bound:
-            binding.bind_ortvalue_output(name, values[form.bound[name]])
-        else:
-            binding.bind_output(name)
-    engine.run_with_iobinding(binding)
-    outputs = dict(zip(names, binding.copy_outputs_to_cpu(), strict=True))
-    return [laid_out(form, name, array) for name, array in outputs.items()]
-
-
-def laid_out(form: Lowered, name: str, array: np.ndarray) -> np.ndarray:
-    """In the order of axes of the form; that of two axes swapped is its own inverse."""
-    order = form.layouts.get(name)
-    return np.ascontiguousarray(array.transpose(order)) if order else array.copy()
 
 
 @pytest.mark.parametrize("name", ALL)

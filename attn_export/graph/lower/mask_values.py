@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,11 @@ NO_LENGTH = 1_000_000
 """Numbers from here on are no lengths, but ends of slices and values of masks."""
 
 MOST_NUMBERS = 32
+
+CURVED = frozenset({
+    "Acosh", "Asinh", "Atan", "Erf", "Log", "Pow", "Sigmoid", "Softsign", "Sqrt", "Tanh",
+})  # fmt: skip
+"""Operators by which a number in a rule acts at another length than its own, sum or product."""
 
 
 class MaskMaker:
@@ -94,31 +100,53 @@ class MaskMaker:
         return source is not None and bool(dims(source)) and all(known)
 
     def trials(self) -> Iterator[Trial]:
-        """Small sizes first, then those next to each number that occurs.
+        """Yield trials of small sizes first, then those that the numbers in the mask ask for.
 
         Raises:
-            ValueError: If those are too large, or too many.
+            ValueError: If those are too large, or too many, or if the mask has an operator by
+                which a number acts at another size than its own.
         """
         first = self._trials.first()
         yield from first
-        numbers, tables = self._numbers(first)
-        beyond = self._trials.beyond(numbers, tables)
+        known = self._known_values(first)
+        if any(node.op_type in CURVED and not _is_known(node, known) for node in self.nodes):
+            raise ValueError("a mask bends its lengths")
+        numbers = {math.ceil(n) for array in known.values() for n in _lengths_in(array) if n > 2}
+        tables = {n for array in known.values() if array.size > SMALL for n in array.shape} - {1}
+        beyond = self._trials.beyond(numbers, self._reach(known), tables)
         if beyond is None or len(numbers) > MOST_NUMBERS:
             raise ValueError("numbers of a mask are beyond what can be tried")
         yield from beyond
 
-    def _numbers(self, trials: Sequence[Trial]) -> tuple[set[int], set[int]]:
-        """Numbers that do not follow from the sizes, and lengths of tables."""
-        free = [x for node in self.nodes for x in node.outputs if x.name and x not in self.tainted]
-        found = list(self._constants.values())
+    def _known_values(self, trials: Sequence[Trial]) -> dict[ir.Value, Array]:
+        """Return the values that do not follow from the sizes: constants, and what they give."""
+        known = dict(self._constants)
         if len(trials) > 1:
+            nodes = [x for node in self.nodes for x in node.outputs]
+            free = [x for x in nodes if x.name and x not in self.tainted]
             evaluate = self.evaluator(free)
             one, other = (evaluate(self.sizes(trial), {}) for trial in trials[:2])
-            found += [one[x] for x in free if np.array_equal(one[x], other[x])]
-        small = [array for array in found if array.size <= SMALL and array.dtype.kind in "iuf"]
-        numbers = {float(abs(number)) for array in small for number in array.ravel().tolist()}
-        lengths = {n for array in found if array.size > SMALL for n in array.shape}
-        return {int(np.ceil(n)) for n in numbers if 2 < n < NO_LENGTH}, lengths - {1}
+            known |= {x: one[x] for x in free if np.array_equal(one[x], other[x])}
+        return known
+
+    def _reach(self, known: Values) -> int:
+        """Return the length up to which the numbers of the mask may first change something.
+
+        Numbers that are added, or belong to several parts of a rule, act at their sum, and those
+        behind a division by n at n times themselves: ``(i - j) // 64 - 3 <= 4`` first hides a key
+        at distance 512.
+        """
+        units: dict[ir.Value | None, float] = {}  # the length for which one of a value stands
+        reach = 0.0
+        for node in self.nodes:
+            if _is_known(node, known):
+                continue
+            before = max((units.get(value, 1.0) for value in node.inputs), default=1.0)
+            unit = before * _divisor(node, known)
+            units |= dict.fromkeys(node.outputs, unit)
+            held = [known[value] for value in node.inputs if value is not None and value in known]
+            reach += sum(unit * (max(_lengths_in(array), default=0.0) + 1) for array in held)
+        return math.ceil(min(reach, NO_LENGTH))
 
     def sizes(self, trial: Trial) -> dict[ir.Value, Array]:
         """What follows from the sizes of a trial."""
@@ -152,6 +180,37 @@ class MaskMaker:
                 return None
             raise
         return values
+
+
+def _is_known(node: ir.Node, known: Values) -> bool:
+    return all(value in known for value in node.outputs)
+
+
+def _lengths_in(array: Array) -> list[float]:
+    """Return the numbers of a small array that may be lengths.
+
+    A fraction f may be multiplied with a length, or be the part of a length that is seen: they act
+    at 1 / f and at 1 / (1 - f).
+    """
+    if array.size > SMALL or array.dtype.kind not in "iuf":
+        return []
+    numbers = [float(abs(number)) for number in array.ravel().tolist()]
+    fractions = [n for n in numbers if 0 < n < 1]
+    numbers += [1 / n for n in fractions] + [1 / (1 - n) for n in fractions]
+    return [n for n in numbers if n < NO_LENGTH]
+
+
+def _divisor(node: ir.Node, known: Values) -> float:
+    """Return by how much a node divides: by a constant, or by the product with a fraction."""
+    if node.op_type not in ("Div", "Mul"):
+        return 1.0
+    operands = node.inputs[1:] if node.op_type == "Div" else node.inputs
+    arrays = [known[value] for value in operands if value is not None and value in known]
+    small = [np.abs(array).ravel().tolist() for array in arrays if array.size <= SMALL]
+    numbers: list[float] = [n for of_array in small for n in of_array]
+    if node.op_type == "Mul":
+        numbers = [1 / n for n in numbers if 0 < n < 1]
+    return max([1.0, *numbers])
 
 
 class Evaluator:

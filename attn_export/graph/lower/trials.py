@@ -16,7 +16,7 @@ from attn_export.graph.mend import dims, nodes_of
 FIRST = ((3, 4, 2), (1, 1, 0), (1, 5, 0), (2, 1, 6), (1, 7, 2), (3, 2, 5))
 """B, L, P that are always tried: one row and more, one query, L above and below P."""
 
-MOST = 5_000_000
+MOST = 20_000_000
 """The most scores of one trial. What would take more is not tried, and so is not known."""
 
 
@@ -77,15 +77,28 @@ class Trials:
         """Trials of small sizes."""
         return self._of(FIRST)
 
-    def beyond(self, numbers: Iterable[int], tables: Iterable[int]) -> list[Trial] | None:
-        """Trials on both sides of each number, and up to the end of each table.
+    def beyond(
+        self, numbers: Iterable[int], reach: int, tables: Iterable[int]
+    ) -> list[Trial] | None:
+        """Return trials that could refute a rule with these numbers and tables.
+
+        A window of n keys beside the query's own first hides a key at length n + 2, a rule for
+        lengths of n or more first differs at n or n + 1.
+
+        Args:
+            numbers: The numbers that occur in the rule.
+            reach: The length up to which the rule may first change something: numbers that are
+                added or divided by in a rule do so at their sum or product only.
+            tables: The lengths of its tables. A table is read up to its end.
 
         Returns:
-            None if some would be larger than `MOST`.
+            The trials, or None if one of them needs more than `MOST` scores.
         """
         sizes: list[tuple[int, int, int]] = []
         for n in sorted(set(numbers)):
-            sizes += [(1, 3, n + 1), (1, 1, n), (1, n + 1, 0), (1, n, 1)]
+            sizes += [(1, n, 1), *((1, n + more, 0) for more in (0, 1, 3))]
+            sizes += [(1, 3, n - 1), (1, 1, n), (2, 3, n + 2)]
+        sizes += [(1, reach + 2, 0), (1, 3, reach + 1)]
         for n in sorted(set(tables)):
             sizes += [(1, 1, n - 1), (1, 2, n - 2), (1, n, 0)]
         if any(self._scores(*each) > MOST for each in sizes):
