@@ -39,6 +39,7 @@ class Case:
         sizes: The size of every dynamic axis.
         inputs: By name, in the order of the graph's inputs.
         about: What the case shows, in a few words.
+        is_loud: Whether its inputs are so large that they may have to be scaled down.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Case:
     sizes: Mapping[str, int]
     inputs: Arrays
     about: str
+    is_loud: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +110,10 @@ class Golden:
         case: The inputs.
         expected: The float64 truth, rounded to the outputs' dtypes.
         eager: What the module itself gives, as it is.
-        allowed: For each output the error allowed; None where eager is unusable as evidence,
-            and for integer and bool outputs, which have to be equal.
-        unusable: For outputs where the truth is finite and eager is not, why.
+        allowed: For each output the error allowed; None for integer and bool outputs, which must
+            be equal.
+        unusable: For outputs that are no evidence, the reason: eager is not finite where the truth
+            is, or rounding alone explains too large an error.
     """
 
     case: Case

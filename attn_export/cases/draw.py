@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
 from attn_export.cases.sizes import Sizes
+from attn_export.nouns import Case
 from attn_export.spec import Input, Shape
 from attn_export.tensorfile import is_floating, numpy_dtype
 
@@ -17,9 +19,14 @@ VISIBLE = 0.7
 """The share of True, or of finite values, in a random mask."""
 
 
+def seed_of(*words: str | int) -> int:
+    """Return a seed that depends on nothing but the words."""
+    return zlib.crc32(repr(words).encode())
+
+
 def generator(*words: str | int) -> np.random.Generator:
-    """A random generator that depends on nothing but the words."""
-    return np.random.default_rng(zlib.crc32(repr(words).encode()))
+    """Return a random generator that depends on nothing but the words."""
+    return np.random.default_rng(seed_of(*words))
 
 
 def concrete(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
@@ -63,6 +70,22 @@ def _draw(name: str, wanted: Input, sizes: Sizes, rng: np.random.Generator) -> n
     if name == "attn_mask" or wanted.hides:
         values = np.where(_visible(rng, size, with_first=True), values, -np.inf)
     return np.asarray(values.astype(dtype))
+
+
+def scaled(inputs: Mapping[str, np.ndarray], factor: float) -> Arrays:
+    """Return inputs with all floating values multiplied, but for those of `attn_mask`."""
+    return {
+        name: (array * factor).astype(array.dtype)
+        if name != "attn_mask" and is_floating(array.dtype)
+        else array
+        for name, array in inputs.items()
+    }
+
+
+def scaled_case(case: Case, factor: float) -> Case:
+    """Return a case with its floating inputs multiplied."""
+    about = f"{case.about}; inputs times {factor:g}"
+    return dataclasses.replace(case, inputs=scaled(case.inputs, factor), about=about)
 
 
 def _visible(rng: np.random.Generator, size: tuple[int, ...], *, with_first: bool) -> np.ndarray:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from attn_export.cases.draw import Arrays as Inputs
-from attn_export.cases.draw import draw_inputs, highest
+from attn_export.cases.draw import draw_inputs, highest, scaled
 from attn_export.cases.in_place import FAR_APART, empty_and_full, keys_of_rows, loud_rest
 from attn_export.cases.sizes import Sizes, axis_names, with_sums
 from attn_export.nouns import Case
 from attn_export.spec import AttentionSpec, Input, MaskSpec
-from attn_export.tensorfile import is_floating, lowest_number
+from attn_export.tensorfile import lowest_number
 
 PROBE_SIZES: Sizes = {
     "batch": 2, "query_len": 3, "past_len": 2, "total_len": 5, "key_len": 4,
@@ -29,6 +29,9 @@ CHANGED = "changed_"
 """The case that differs from `BASE` in one input is named after that input."""
 
 SHARP, LARGE, SMALL = 3.0, 14.0, 0.02
+
+LOUD = frozenset({"large_logits", "causal_future", "kv_head_blocks"})
+"""Probes with large inputs, which some modules take only in part."""
 
 PADDING = np.array([2, 1])
 """How many keys of each row of the batch are padding, in the cases with some."""
@@ -64,7 +67,8 @@ def probe_cases(
         sizes = with_sums({**small, **probe.sizes}, sums)
         drawn = draw_inputs(inputs, sizes, seed_words=("probe", BASE))
         probe.change(drawn)
-        cases.append(Case(probe.name, "probe", sizes, drawn, probe.about))
+        loud = probe.name in LOUD
+        cases.append(Case(probe.name, "probe", sizes, drawn, probe.about, loud))
     return cases
 
 
@@ -182,9 +186,7 @@ def _redrawn(name: str, other: np.ndarray, low: int, high: int) -> Change:
 
 def _scaled(factor: float) -> Change:
     def change(inputs: Inputs) -> None:
-        for name, array in inputs.items():
-            if name != "attn_mask" and is_floating(array.dtype):
-                inputs[name] = (array * factor).astype(array.dtype)
+        inputs |= scaled(inputs, factor)
 
     return change
 

@@ -22,7 +22,7 @@ def features(model: ir.Model) -> tuple[str, ...]:
     used: ``Attention(past)``, ``Attention(is_causal)``, ``Attention(mask: BOOL)`` and, where that
     is no matter of sizes alone, so that it may hide all keys, ``Attention(given mask: BOOL)``;
     ``Range(total_len)``, with the axis that it is declared to have; ``LessOrEqual(of one Range)``,
-    as for a causal mask without a past.
+    as for a causal mask without a past; ``Cast(to BFLOAT16)``.
     """
     found = {f"opset {model.opset_imports['']}"}
     found |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
@@ -65,7 +65,12 @@ def _of_order(node: ir.Node) -> set[str]:
     return {"of one Range"} if same else set()
 
 
-USES = {ATTENTION: _of_attention, "Range": _of_range, ORDER: _of_order}
+def _of_cast(node: ir.Node) -> set[str]:
+    to = ir.DataType(node.attributes.get_int("to", 0))
+    return {"to BFLOAT16"} if to == ir.DataType.BFLOAT16 else set()
+
+
+USES = {ATTENTION: _of_attention, "Cast": _of_cast, "Range": _of_range, ORDER: _of_order}
 
 
 def _before_unsqueeze(value: ir.Value) -> ir.Value:

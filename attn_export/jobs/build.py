@@ -185,28 +185,30 @@ class _Work:
         return forms, left_out
 
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
-        """Write the cases, set the runtimes to work on them, and meanwhile ask for the truth."""
+        """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.cases.golden import write_golden, write_inputs
         from attn_export.cases.probes import BASE
         from attn_export.parity.influence import check_influence
         from attn_export.parity.oracle import Oracle
 
-        plan = subject.plan()
+        plan, oracle = subject.plan(), Oracle(subject)
+        # Whether loud inputs are evidence has to be known before they are run.
+        known = {case.name: oracle.usable(case) for case in plan.cases if case.is_loud}
+        cases = [known[case.name].case if case.name in known else case for case in plan.cases]
         folder = self.folder / GOLDEN
-        written = [write_inputs(folder, i, case) for i, case in enumerate(plan.cases)]
+        written = [write_inputs(folder, i, case) for i, case in enumerate(cases)]
         spec = subject.spec  # only ours has cases that are decoded, for which axes are needed
         axes = {**spec.input_shapes(), **spec.output_shapes()} if spec else {}
         self.pool.start(self.folder, list(subject.inputs), axes, written, self.out)
-        self.progress.expect(len(plan.cases) + self.pool.expected())
-        narrow = bool(subject.narrow_dtypes())
-        oracle, goldens = Oracle(subject, settled=narrow), []
-        for case in plan.cases:
-            goldens.append(oracle.golden(case))
+        self.progress.expect(len(cases) + self.pool.expected())
+        goldens = []
+        for case in cases:
+            goldens.append(known.get(case.name) or oracle.golden(case))
             self.progress.advance(f"float64 truth: {case.name}")
         # In few bits the allowed error is a large part of all: the wide run has settled it.
-        check_influence(goldens, *([1.0] if narrow else []))
+        check_influence(goldens, *([1.0] if subject.narrow_dtypes() else []))
         write_golden(folder, goldens)
-        base = next(case for case in plan.cases if case.name == BASE)
+        base = next(case for case in cases if case.name == BASE)
         return goldens, (*subject.notes, *plan.notes, *oracle.notes(base))
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:

@@ -1,9 +1,7 @@
-"""The rule by which a runtime passes.
+"""The rule by which a runtime passes; docs/parity.md is its definition.
 
-With everything widened to float64, t the truth, e eager, r the runtime and ε the eps of the
-output's dtype: the allowed error is max(8·e, 8·c, 4ε), for the whole and for rows separately,
-where c is how much the case itself amplifies a rounding of its inputs (`oracle.py`). r passes
-when both of its measures are within it. Rows with t_row = 0 have to be 0.
+With everything widened to float64, t the truth and r the runtime: ‖r − t‖ / ‖t‖ must be within what
+the case allows, for the whole output and for each row of its last axis. Rows with t = 0 must be 0.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ import numpy as np
 
 from attn_export.nouns import Allowed, Arrays, Golden, Verdict
 from attn_export.parity.gate import Gate
+from attn_export.parity.limits import beyond_limit
 from attn_export.parity.measures import measure
 from attn_export.parity.place import worst_index, wrong_kinds
 from attn_export.tensorfile import is_floating
@@ -66,7 +65,12 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
     if problem:
         return _failed(verdict, problem)
     allowed = golden.allowed[name]
-    if allowed is not None and t.size:
+    if allowed is None:
+        return _failed(verdict, "the golden vectors do not say what error is allowed")
+    beyond = beyond_limit(allowed, truth.dtype)
+    if beyond:
+        return dataclasses.replace(verdict, status="unusable", message=beyond)
+    if t.size:
         verdict = _within(verdict, r, t, allowed)
     if verdict.status == "passed" and gate.is_set:
         verdict = _through_gate(verdict, r, e, gate)

@@ -98,7 +98,7 @@ def test_bfloat16_says_that_it_is_cast(narrow_bundle):
 
 
 @both
-def test_a_scale_that_bfloat16_cannot_see_is_caught_in_float32(
+def test_a_slightly_wrong_scale_is_caught_in_the_type_that_the_graph_computes_in(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     right = canonical.attention_node
@@ -111,7 +111,8 @@ def test_a_scale_that_bfloat16_cannot_see_is_caught_in_float32(
     assert report.exit_code == 6
     failed = {v.graph for v in report.verdicts if v.status == "failed"}
     assert WIDE in failed
-    assert dtype != "bfloat16" or failed == {WIDE}
+    # A graph of bfloat16 computes in float32, so its own outputs show it as well.
+    assert dtype != "bfloat16" or "model.onnx" in failed
 
 
 @both

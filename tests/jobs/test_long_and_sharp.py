@@ -35,8 +35,12 @@ SPECS = {
     "plain": {},
     "rotary_with_a_mask": {"rotary": "half", "attn_mask": "bool[B,1,1,S]"},
 }
-ERROR_OF_FEW_BITS = {"float16": (1e-3, 0.2), "bfloat16": (8e-3, 0.8)}
-"""Between what the error allowed for the output should be: an output of zeros has 1."""
+ERROR_OF_FEW_BITS = {"float16": (1e-3, 0.12), "bfloat16": (1e-3, 0.01)}
+"""Between what the error allowed for the output must be: an output of zeros has 1. A graph of
+bfloat16 computes in float32."""
+
+LARGEST = 2e-3
+"""The same in float32. Angles of 8191 radians are rounded by 5e-4."""
 
 lengths = pytest.mark.parametrize("L", [1, 4])
 specs = pytest.mark.parametrize("name", SPECS)
@@ -81,8 +85,9 @@ def logits(subject: Subject, inputs: Arrays) -> np.ndarray:
         found.append(scale * q.double() @ k.double().transpose(-1, -2))  # [B, H, L, S]
         return attend(q, k, v, attn_mask, scale=scale, **options)
 
+    oracle = Oracle(subject)
     with patch.object(attention_module, "scaled_dot_product_attention", recording):
-        Oracle(subject).eager(inputs)
+        oracle.eager(inputs)
     (scores,) = found
     P = inputs["past_key"].shape[2]
     visible = np.broadcast_to(inputs.get("attn_mask", np.True_), scores.shape)
@@ -118,7 +123,7 @@ def test_long_and_sharp_inputs_pass_within_a_bound_that_means_something(name, L,
     assert_reaches(made.subject, case, 1e-5)
     golden, verdicts = made.judged(case)
     assert_passed(verdicts)
-    assert all(allowed.whole < 1e-3 for allowed in golden.allowed.values())
+    assert all(allowed.whole < LARGEST for allowed in golden.allowed.values())
 
 
 @lengths

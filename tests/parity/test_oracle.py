@@ -170,36 +170,29 @@ X = 1 + 2.0**-12 * generator("x").standard_normal((3, 8)).astype(np.float32)
 
 
 @pytest.mark.parametrize(
-    ("function", "decided_by"),
+    ("function", "least", "most"),
     [
-        pytest.param(torch.sign, "floor", id="exact and flat: 4 eps"),
-        pytest.param(lambda x: x + 1e4 - 1e4, "eager", id="eager loses digits: 8 times its error"),
-        pytest.param(lambda x: x - 1, "case", id="the case cancels digits: 8 times as much"),
+        pytest.param(torch.sign, 2 * EPS, 2 * EPS, id="exact: the floor"),
+        # 4096 digits cancel; a rounding error is 0.29 eps on average.
+        pytest.param(lambda x: x - 1, 4096 * EPS, 4 * 4096 * EPS, id="rounding of the inputs"),
+        pytest.param(lambda x: x + 1e2 - 1e2, 60 * EPS, 300 * EPS, id="rounding within"),
     ],
 )
-def test_allowed_is_the_largest_of_eagers_error_the_cases_own_and_a_floor(function, decided_by):
-    golden = golden_of(function, X)
-    truth = function(torch.from_numpy(X).double()).numpy()
-    errors = {"eager": [measure(golden.eager["y"], truth)], "case": []}
-    for run in range(4):
-        noise = generator("condition", "tiny", "x", run).uniform(-1, 1, X.shape)
-        noisy = torch.from_numpy(X * (1 + EPS * noise))
-        errors["case"].append(measure(function(noisy).numpy(), truth))
-    for which in ("whole", "row"):
-        sides = {s: 8 * max(getattr(m, which) for m in found) for s, found in errors.items()}
-        sides["floor"] = 4 * EPS
-        assert max(sides, key=sides.__getitem__) == decided_by
-        assert getattr(golden.allowed["y"], which) == pytest.approx(max(sides.values()), rel=1e-9)
+def test_the_error_allowed_is_what_rounding_explains(function, least, most):
+    allowed = golden_of(function, X).allowed["y"]
+    assert least <= allowed.whole <= most
+    assert allowed.whole <= allowed.row <= 4 * most
 
 
-class Counting(Oracle):
-    """Counts how often the float64 copy is asked."""
+def test_a_module_that_computes_in_few_bits_is_allowed_4_times_its_own_error():
+    def half(x: Tensor) -> Tensor:
+        return (x.half() * x.half()).float()
 
-    calls = 0
-
-    def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        self.calls += 1
-        return super().truth(inputs)
+    golden = golden_of(half, X)
+    own = measure(golden.eager["y"], golden.expected["y"])
+    assert own.whole > 1e-5
+    assert golden.allowed["y"].whole == pytest.approx(4 * own.whole, rel=1e-3)
+    assert golden.allowed["y"].row == pytest.approx(4 * own.row, rel=1e-3)
 
 
 def foreign(subject: Subject) -> Subject:
@@ -209,27 +202,17 @@ def foreign(subject: Subject) -> Subject:
     )
 
 
-@pytest.mark.parametrize(
-    ("spec_name", "calls"),
-    [
-        ("gqa_causal_cache_bool_mask", 1),
-        ("mha_weights_mask_for_all_rows", 1),
-        ("mqa_cross_float_mask", 1),
-        ("float_mask_for_all_rows", 5),  # each noisy run has a mask of its own, and no batch axis
-        ("causal_only", 1),
-    ],
-)
+@pytest.mark.parametrize("spec_name", SPECS)
 @pytest.mark.parametrize("sizes", [{"B": 1, "L": 1, "P": 0}, {"B": 3, "L": 4, "P": 5}], ids=str)
-def test_runs_in_one_batch_give_the_same_truth_as_one_by_one(spec_name, calls, sizes):
+def test_runs_in_one_batch_give_what_they_give_one_by_one(spec_name, sizes):
     subject = Subject.from_spec(SPECS[spec_name])
     case = case_of(subject, **sizes)
-    joined, single = Counting(subject), Counting(foreign(subject))
-    one, other = joined.golden(case), single.golden(case)
-    assert (joined.calls, single.calls) == (calls, 5)
+    one, other = (Oracle(s).golden(case) for s in (subject, foreign(subject)))
     for name, array in one.expected.items():
-        np.testing.assert_allclose(array, other.expected[name], rtol=EPS)
-        assert one.allowed[name].whole == pytest.approx(other.allowed[name].whole, rel=1e-5)
-        assert one.allowed[name].row == pytest.approx(other.allowed[name].row, rel=1e-5)
+        np.testing.assert_array_equal(array, other.expected[name])
+        for measured in ("whole", "row"):
+            ratio = getattr(one.allowed[name], measured) / getattr(other.allowed[name], measured)
+            assert 1 / 3 < ratio < 3
 
 
 @pytest.mark.parametrize(
@@ -242,7 +225,6 @@ def test_runs_in_one_batch_give_the_same_truth_as_one_by_one(spec_name, calls, s
 def test_where_eager_alone_is_not_finite_the_case_is_no_evidence(function):
     golden = golden_of(function, X)
     assert np.isfinite(golden.expected["y"]).all()
-    assert golden.allowed["y"] is None
     assert "no evidence" in golden.unusable["y"]
     (verdict,) = judge("r", "g", golden, {"y": golden.expected["y"]})
     assert verdict.status == "unusable"
@@ -267,4 +249,4 @@ def test_a_truth_beyond_the_range_of_the_output_is_no_evidence():
 def test_a_case_in_which_rounding_changes_everything_is_no_evidence():
     x = 1 + np.arange(6, dtype=np.float32).reshape(2, 3) * 2.0**-22
     golden = golden_of(lambda x: ((x + 1e4) - 1e4) - 1, x)
-    assert "rounding alone" in golden.unusable["y"]
+    assert "0.002 is the most for float32" in golden.unusable["y"]

@@ -28,7 +28,7 @@ def subject_of(spec_name: str) -> tuple[AttentionSpec, dict[str, np.ndarray], tu
     plan = subject.plan()
     oracle = Oracle(subject)
     parameters = {name: tensor.numpy() for name, tensor in subject.module.state_dict().items()}
-    return SPECS[spec_name], parameters, tuple(oracle.golden(case) for case in plan.cases)
+    return SPECS[spec_name], parameters, tuple(oracle.usable(case) for case in plan.cases)
 
 
 def verdicts_of(

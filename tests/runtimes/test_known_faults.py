@@ -105,6 +105,11 @@ def test_openvino_is_as_precise_as_the_graph(measured):
     assert measured("openvino", "padding", "portable") == ""
 
 
+@fault("numbers whose last bit is even are rounded towards 0")
+def test_openvino_rounds_to_bfloat16_as_onnx_does(measured):
+    assert measured("openvino", "bfloat16", "standard") == ""
+
+
 @fault("GroupQueryAttention is wrong where the batch is not 1")
 def test_openvino_is_right_in_the_form_for_onnx_runtime(measured):
     assert measured("openvino", "cache, causal", "ort") == ""

@@ -1,0 +1,274 @@
+"""Float64 runs in which every operation rounds at random: how far rounding can take an output.
+
+An implementation that is right differs from the truth by its rounding errors, and by nothing else.
+A running error analysis (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sec. 3.3)
+carries a bound on them along with the computation. Its statistical form (sec. 2.8; Higham and Mary,
+2019), in which n roundings add up to sqrt(n) and not to n, says how large they are in practice.
+Here they are drawn, as in Monte Carlo arithmetic (Parker, 1997): each run is what another
+implementation might have given, with sums taken term by term, which no implementation exceeds.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DEVIATION = 0.4
+"""The standard deviation of one rounding error, in units of u·|x|: errors are uniform within half a
+unit in the last place, and |x| lies anywhere between two powers of 2."""
+
+EXACT = frozenset({
+    "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "arange",
+    "argmax", "argmin", "argsort", "cat", "ceil", "chunk", "clamp", "clamp_max", "clamp_min",
+    "clone", "constant_pad_nd", "copy", "detach", "diagonal", "embedding", "empty", "empty_like",
+    "expand", "fill", "flip", "floor", "full", "full_like", "gather", "index", "index_put",
+    "index_select", "lift_fresh", "masked_fill", "max", "maximum", "min", "minimum", "neg",
+    "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "relu",
+    "repeat", "repeat_interleave", "reshape", "roll", "round", "scalar_tensor", "scatter",
+    "select", "select_scatter", "sign", "slice", "slice_scatter", "sort", "split",
+    "split_with_sizes", "squeeze", "stack", "t", "topk", "transpose", "tril", "triu", "trunc",
+    "unbind", "unfold", "unsqueeze", "view", "where", "zero", "zeros", "zeros_like",
+})  # fmt: skip
+"""Operations that round nothing: they move, choose or compare elements."""
+
+PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv"})
+ADDED_UP = PRODUCTS | {"convolution", "mean", "sum"}
+"""Operations of which each result is a sum of many terms."""
+
+SIMPLE = frozenset({
+    "cos", "div", "exp", "expm1", "gelu", "log", "mul", "pow", "reciprocal", "rsqrt", "sigmoid",
+    "silu", "sin", "sqrt", "square", "tanh",
+})  # fmt: skip
+"""Operations on single elements, which round their result once."""
+
+ATTENTION = frozenset({"_safe_softmax", "_softmax", "bmm", "baddbmm"})
+"""Operations that PyTorch's attention computes in float32, and a graph in the type that it has."""
+
+Steps = Sequence[tuple[str, float]]
+"""The operations of a run that round, in order, each with the eps of the type that it gives."""
+
+
+class RandomRounding(TorchDispatchMode):
+    """Round the results of float64 operations at random, as a narrower type would round them.
+
+    Args:
+        eps: The distance from 1 to the next number of the narrower type.
+        sums: The same of the type in which sums of products are kept.
+        seed: Of the random numbers.
+        copies: The number of runs that are rows of one batch. They differ by roundings only, so
+            that the first of them says how large the terms of sums are in all.
+        steps: The operations of the module in its own types, by `recorded_steps`, where these are
+            not all the same. The run falls back to `eps` where it takes another operation.
+    """
+
+    def __init__(
+        self, eps: float, sums: float, seed: int, *, copies: int = 1, steps: Steps = ()
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._unit, self._sums = eps / 2, sums / 2
+        self._copies = copies
+        self._steps = iter(steps)
+        self._random = _Random(seed)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one operation."""
+        kwargs = kwargs or {}
+        name = _name(func)
+        out = func(*args, **kwargs)
+        if not _rounds(name, func, out):
+            return out
+        found = self._run(name, func, out, args, kwargs)
+        return out.copy_(found) if func._schema.is_mutable else found
+
+    def _run(
+        self, name: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        unit = self._unit_of(name)
+        if name in SIMPLE:
+            return self.rounded(out, unit)
+        if name in ("add", "sub"):
+            return self._addition(out, args, unit)
+        if name in ("_softmax", "_safe_softmax"):
+            return self._softmax(out, args[1], unit)
+        if name in ADDED_UP:
+            return self._sum(out, *_terms(name, out, args, self._copies), unit)
+        if not func._schema.is_mutable:
+            # A norm, say: it amplifies what its inputs lost as its own sums do.
+            out = func(*(self.rounded(x, unit) for x in args), **kwargs)
+        if isinstance(out, Tensor):
+            return self.rounded(out, unit)
+        return type(out)(self.rounded(x, unit) for x in out)
+
+    def _unit_of(self, name: str) -> float:
+        expected, eps = next(self._steps, ("", 0.0))
+        if expected == name and name not in ATTENTION:
+            return eps / 2
+        if expected == name:
+            return self._unit
+        self._steps = iter(())
+        return self._unit
+
+    def rounded(self, x: Any, unit: float | None = None) -> Any:
+        """Return `x` with each element rounded, if it is a float64 tensor.
+
+        Args:
+            x: Anything.
+            unit: The largest relative error. Default: that of the narrower type.
+        """
+        unit = self._unit if unit is None else unit
+        if not isinstance(x, Tensor) or x.dtype != torch.float64:
+            return x
+        return x * torch.add(1, self._random.uniform(x.shape), alpha=unit)
+
+    def _sum(self, out: Tensor, squares: Tensor, count: Tensor | float, unit: float) -> Tensor:
+        """Round sums of terms that are added one after the other.
+
+        A partial sum of k random terms is sqrt(k) terms large, or k of `count` parts of the result
+        where all terms have one sign. The squares of all partial sums, each of which is rounded,
+        add up to count / 2 times the squares of the terms, and count / 3 times that of the result.
+        """
+        partial = (count / 2 * squares + count / 3 * out.square()).sqrt_()
+        noise = self._random.normal(out.shape)
+        found = torch.addcmul(out, noise, partial, value=DEVIATION * min(self._sums, unit))
+        # The last partial sum is the result.
+        return self.rounded(found, unit) if self._sums < unit else found
+
+    def _softmax(self, out: Tensor, axis: int, unit: float) -> Tensor:
+        """Round a softmax: each power by itself, their sum for the whole row."""
+        row = self._random.normal(out.sum(axis, keepdim=True).shape)
+        count = out.shape[axis] if out.dim() else 1
+        size = DEVIATION * min(self._sums, unit) * math.sqrt(count / 3)
+        return torch.addcmul(self.rounded(out, 2 * unit), out, row, value=size)
+
+    def _addition(self, out: Tensor, args: Sequence[Any], unit: float) -> Tensor:
+        """Round a sum of two, by no more than either of them: -1e30 + 1 is -1e30."""
+        limit = torch.where(out.isfinite(), unit * out.abs(), 0.0)
+        for x in args[:2]:
+            size = x.abs() if isinstance(x, Tensor) else torch.tensor(abs(x), dtype=out.dtype)
+            limit = torch.minimum(limit, size)
+        return torch.addcmul(out, limit, self._random.uniform(out.shape))
+
+
+def _terms(
+    name: str, out: Tensor, args: Sequence[Any], copies: int
+) -> tuple[Tensor, Tensor | float]:
+    """Return the sum of squares of the terms of which each result is the sum, and their number."""
+    if name in PRODUCTS:
+        a, b = args[-2:]
+        if copies == 1 or a.shape[0] % copies:
+            return _terms_of_product(a, b)
+        first = slice(a.shape[0] // copies)
+        found = _terms_of_product(a[first], b if b.dim() == 2 else b[first])
+        squares, count = (x.repeat(copies, *[1] * (x.dim() - 1)) for x in found)
+        return squares, count
+    x = args[0]
+    if name == "convolution":
+        weight, _, *rest = args[1:]
+        squares = torch.ops.aten.convolution(x.square(), weight.square(), None, *rest)
+        return squares, weight[0].numel()
+    count = max(x.numel() / max(out.numel(), 1), 1)
+    finite = torch.where(x.isfinite(), x, 0.0)
+    mean_square = finite.square().sum() / max(x.numel(), 1)
+    return mean_square * count if name == "sum" else mean_square / count, count
+
+
+def _terms_of_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum of squares of the terms of each element of a @ b, and their number.
+
+    Zeros add nothing, and small terms hardly anything: the number of elements of a row of `a` that
+    count is its participation ratio, which for normal numbers is a third of their number.
+    """
+    powers = a.square()
+    ratio = powers.sum(-1).square() / powers.square().sum(-1)
+    count = (3 * ratio).nan_to_num(nan=1.0).clamp(max=a.shape[-1])
+    return powers @ b.square(), count if b.dim() == 1 else count.unsqueeze(-1)
+
+
+class _Recording(TorchDispatchMode):
+    """Keeps the names of the operations that round, and the eps of what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[tuple[str, float]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one operation."""
+        out = func(*args, **(kwargs or {}))
+        name = _name(func)
+        if _rounds(name, func, out):
+            first = out if isinstance(out, Tensor) else out[0]
+            self.steps.append((name, torch.finfo(first.dtype).eps))
+        return out
+
+
+def recorded_steps(run: Callable[[], Any]) -> Steps:
+    """Return the operations of a run that round, with the eps of the types that they give."""
+    recording = _Recording()
+    with recording:
+        run()
+    return recording.steps
+
+
+class _Random:
+    """Random numbers out of one table: drawing them anew would take as long as the products."""
+
+    SIZE = 1 << 18
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """Return numbers between -1 and 1."""
+        return self._of(_table(self.SIZE)[0], shape)
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        """Return numbers of a normal distribution."""
+        return self._of(_table(self.SIZE)[1], shape)
+
+    def _of(self, table: Tensor, shape: Sequence[int]) -> Tensor:
+        count = math.prod(shape)
+        if count > self.SIZE // 2:
+            table = table.repeat(-(-2 * count // self.SIZE))
+        start = int(torch.randint(len(table) - count, (1,), generator=self._generator))
+        return table[start : start + count].view(tuple(shape))
+
+
+@functools.cache
+def _table(size: int) -> tuple[Tensor, Tensor]:
+    """Return uniform and normal random numbers, the same in each process."""
+    generator = torch.Generator().manual_seed(0)
+    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
+    return torch.rand(size, **options).mul_(2).sub_(1), torch.randn(size, **options)
+
+
+def _name(func: Any) -> str:
+    """Return the name of an operation; that of its form in place is the same."""
+    name = str(func._schema.name).rpartition("::")[2]
+    return name.rstrip("_") if func._schema.is_mutable else name
+
+
+def _rounds(name: str, func: Any, out: Any) -> bool:
+    """Return whether an operation gives floating numbers that it computed."""
+    first = out[0] if isinstance(out, (tuple, list)) and out else out
+    if name in EXACT or not isinstance(first, Tensor) or not first.is_floating_point():
+        return False
+    is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+    return not is_view

@@ -1,0 +1,133 @@
+"""Random rounding is as large as that of float32 sums taken term by term, and no larger."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attn_export.cases.draw import generator
+from attn_export.parity.rounding import RandomRounding, recorded_steps
+
+EPS = float(np.finfo(np.float32).eps)
+F32 = np.float32
+
+
+def drawn(*shape: int) -> np.ndarray:
+    return generator("rounding", *shape).standard_normal(shape).astype(F32)
+
+
+def spread(function, *arrays: np.ndarray, eps: float = EPS, sums: float = EPS) -> float:
+    """The root mean square of what rounding changes, over 16 runs, relative to the result."""
+    tensors = [torch.from_numpy(array.astype(np.float64)) for array in arrays]
+    right = function(*tensors)
+    found = []
+    for seed in range(16):
+        with RandomRounding(eps, sums, seed):
+            found.append(float((function(*tensors) - right).square().mean()))
+    return float(np.sqrt(np.mean(found)) / right.square().mean().sqrt())
+
+
+def sequential(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product of two matrices in float32, one term after the other."""
+    total = np.zeros((a.shape[0], b.shape[1]), F32)
+    for k in range(a.shape[1]):
+        total = total + a[:, k, None] * b[None, k]
+    return total
+
+
+@pytest.mark.parametrize("terms", [1, 8, 64, 512, 2048])
+@pytest.mark.parametrize("sign", ["any", "one"])
+def test_a_product_rounds_as_sums_taken_term_by_term_do(terms, sign):
+    a, b = drawn(64, terms), drawn(terms, 64)
+    if sign == "one":
+        a, b = np.abs(a), np.abs(b)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    error = np.sqrt(np.square(sequential(a, b) - exact).mean() / np.square(exact).mean())
+    modelled = spread(torch.matmul, a, b)
+    assert 0.8 < modelled / error < 3.5
+
+
+def test_one_hot_rows_round_once():
+    a = np.eye(16, 512, dtype=F32)
+    assert spread(torch.matmul, a, drawn(512, 32)) < 0.8 * EPS
+
+
+@pytest.mark.parametrize(
+    ("function", "least", "most"),
+    [
+        pytest.param(lambda x: x * 1.5, 0.2, 0.4, id="a single operation"),
+        pytest.param(lambda x: x.transpose(0, 1).reshape(-1), 0, 0, id="moves"),
+        pytest.param(lambda x: x.clamp(min=0).argmax(0).double(), 0, 0, id="choices"),
+        pytest.param(lambda x: x - 1e30, 0, 0, id="what is absorbed"),
+        pytest.param(lambda x: x.clone().mul_(1.5), 0.2, 0.4, id="in place"),
+        pytest.param(lambda x: nn.functional.layer_norm(x, (64,)), 0.3, 3, id="a norm"),
+        pytest.param(lambda x: x.exp().sum(-1), 0.5, 8, id="a sum"),
+        pytest.param(lambda x: x.square().mean(-1), 0.5, 8, id="a mean"),
+        pytest.param(lambda x: x.softmax(-1), 0.5, 5, id="a softmax"),
+        pytest.param(
+            lambda x: nn.functional.conv1d(x[None], torch.ones(3, 32, 3).double()), 1, 20,
+            id="a convolution",
+        ),
+    ],
+)  # fmt: skip
+def test_each_kind_of_operation_rounds(function, least, most):
+    found = spread(function, drawn(32, 64)) / EPS
+    assert least <= found <= most
+
+
+def test_hidden_keys_stay_hidden_and_nan_stays_where_it_is():
+    def hide(x: Tensor) -> Tensor:
+        scores = x.clone()
+        scores.add_(torch.tensor([0.0, -torch.inf]).double())
+        return scores.softmax(-1)
+
+    x = torch.from_numpy(np.array([[1.0, 2.0], [np.nan, 1.0]]))
+    with RandomRounding(EPS, EPS, 0):
+        found = hide(x)
+    assert found[0].tolist() == pytest.approx([1, 0], abs=1e-6)
+    assert found[1].isnan().all()
+
+
+def test_runs_in_one_batch_round_differently():
+    a, b = (torch.from_numpy(drawn(4, 8)).double() for _ in range(2))
+    with RandomRounding(EPS, EPS, 0, copies=3):
+        found = torch.cat([a] * 3) @ b.T
+    one, two, three = found.chunk(3)
+    assert not torch.equal(one, two)
+    assert not torch.equal(two, three)
+    assert torch.allclose(one, three, rtol=100 * EPS)
+
+
+def test_a_module_of_mixed_types_rounds_in_each_of_them():
+    """A norm in float32 between products in float16."""
+
+    def mixed(x: Tensor) -> Tensor:
+        wide = (x * 2).float() if x.dtype == torch.half else x * 2
+        return wide.exp() - wide.exp() * 0.5
+
+    steps = recorded_steps(lambda: mixed(torch.ones(3).half()))
+    half, single = (float(torch.finfo(kind).eps) for kind in (torch.half, torch.float))
+    assert steps == [("mul", half), *[("exp", single)] * 2, ("mul", single), ("sub", single)]
+    x = torch.from_numpy(drawn(1, 64)).double()
+    right = mixed(x)
+
+    def error(steps) -> float:
+        with RandomRounding(half, single, 0, steps=steps):
+            return float(((mixed(x) - right) / right).abs().max())
+
+    only_first = [(name, eps if name == "mul" else 0.0) for name, eps in steps]
+    assert error(only_first) < error(()) < 20 * half
+
+
+def test_the_same_seed_rounds_alike():
+    x = torch.from_numpy(drawn(8, 8)).double()
+
+    def run(seed: int) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH), RandomRounding(EPS, EPS, seed):
+            return nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])
+
+    assert torch.equal(run(1), run(1))
+    assert not torch.equal(run(1), run(2))
