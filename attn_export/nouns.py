@@ -40,6 +40,9 @@ class Case:
         inputs: By name, in the order of the graph's inputs.
         about: What the case shows, in a few words.
         is_loud: Whether its inputs are so large that they may have to be scaled down.
+        contents: The names of what was changed about random inputs.
+        ignored_rows: Rows of the batch whose outputs are not compared, since their inputs are not
+            finite.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Case:
     inputs: Arrays
     about: str
     is_loud: bool = False
+    contents: tuple[str, ...] = ()
+    ignored_rows: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

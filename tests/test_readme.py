@@ -60,10 +60,12 @@ def test_every_exit_code_is_in_the_table_with_its_error():
     assert listed == codes | {0}
 
 
-def test_its_tables_are_those_of_the_code(tmp_path: Path):
+@pytest.mark.parametrize("file", ["README.md", "docs/parity.md"])
+def test_tables_are_those_of_the_code(file: str):
     path = ROOT / "scripts" / "update_readme"
     namespace = runpy.run_path(str(path), run_name="not main")
-    assert namespace["updated"](README) == README, "run .venv/bin/python scripts/update_readme"
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert namespace["updated"](file, text) == text, "run .venv/bin/python scripts/update_readme"
 
 
 def test_every_command_and_every_field_of_the_spec_is_mentioned():

@@ -93,6 +93,8 @@ def _entry(number: int, golden: Golden) -> dict[str, Any]:
         "name": golden.case.name,
         "kind": golden.case.kind,
         "about": golden.case.about,
+        "contents": list(golden.case.contents),
+        "ignored_rows": list(golden.case.ignored_rows),
         "sizes": dict(golden.case.sizes),
         "folder": f"test_data_set_{number}",
         "allowed": allowed,
@@ -104,9 +106,12 @@ def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Go
     from attn_export.tensorfile import read_tensors
 
     here = folder / entry["folder"]
-    case = Case(entry["name"], entry["kind"], entry["sizes"], {}, entry["about"])
+    case = Case(
+        entry["name"], entry["kind"], entry["sizes"], {}, entry["about"],
+        contents=tuple(entry["contents"]), ignored_rows=tuple(entry["ignored_rows"]),
+    )  # fmt: skip
     allowed = {
-        name: None if a is None else Allowed(a["whole"], a["row"])
+        name: None if a is None else Allowed(_error(a["whole"]), _error(a["row"]))
         for name, a in entry["allowed"].items()
     }
     return Golden(
@@ -116,3 +121,10 @@ def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Go
         allowed,
         entry["unusable"],
     )
+
+
+def _error(value: object) -> float:
+    """Return an allowed error; how large one may be is the judge's to say."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise ValueError(f"an allowed error is a number above 0; got {value!r}")
+    return float(value)

@@ -1,23 +1,17 @@
-"""Semantic probes: cases that show what a runtime means by attention.
-
-Each is the same small base case with some inputs changed. Which probes there are depends on
-what the spec has: without a mask there is no row to mask.
-"""
+"""Cases of fixed sizes: each input matters, and what is not finite stays in its row."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from attn_export.cases.draw import Arrays as Inputs
-from attn_export.cases.draw import draw_inputs, highest, scaled
-from attn_export.cases.in_place import FAR_APART, empty_and_full, keys_of_rows, loud_rest
+from attn_export.cases.contents import Content, Drawn
+from attn_export.cases.draw import Arrays, draw_inputs, generator, highest
 from attn_export.cases.sizes import Sizes, axis_names, with_sums
 from attn_export.nouns import Case
-from attn_export.spec import AttentionSpec, Input, MaskSpec
-from attn_export.tensorfile import lowest_number
+from attn_export.spec import AttentionSpec, Input, Shape
 
 PROBE_SIZES: Sizes = {
     "batch": 2, "query_len": 3, "past_len": 2, "total_len": 5, "key_len": 4,
@@ -28,169 +22,162 @@ BASE = "base"
 CHANGED = "changed_"
 """The case that differs from `BASE` in one input is named after that input."""
 
-SHARP, LARGE, SMALL = 3.0, 14.0, 0.02
-
-LOUD = frozenset({"large_logits", "causal_future", "kv_head_blocks"})
-"""Probes with large inputs, which some modules take only in part."""
-
-PADDING = np.array([2, 1])
-"""How many keys of each row of the batch are padding, in the cases with some."""
-
-Change = Callable[[Inputs], None]
+SPOILT = 1
+"""The row of the batch that is not finite in cases with `ignored_rows`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Probe:
-    name: str
-    about: str
-    change: Change
-    sizes: Sizes = dataclasses.field(default_factory=dict)
-    """Those that are not `PROBE_SIZES`."""
+class _Made:
+    """Makes the cases of one subject."""
+
+    inputs: Mapping[str, Input]
+    spec: AttentionSpec | None
+    sums: Mapping[str, str]
+
+    def sizes(self, **changed: int) -> dict[str, int]:
+        names = axis_names(self.inputs, self.sums)
+        return with_sums({name: PROBE_SIZES.get(name, 3) for name in names} | changed, self.sums)
+
+    def drawn(self, sizes: Sizes) -> Drawn:
+        """Return the inputs of the base case; those of other sizes are drawn alike."""
+        inputs = draw_inputs(self.inputs, sizes, seed_words=("probe", BASE))
+        return Drawn(inputs, self.inputs, self.spec, sizes, generator("probe", BASE))
 
 
-def probe_cases(
+def fixed_cases(
     inputs: Mapping[str, Input],
+    output_shapes: Mapping[str, Shape],
     spec: AttentionSpec | None,
     sums: Mapping[str, str],
 ) -> list[Case]:
-    """The probes that apply.
+    """Return the base case, one for each input that changes it alone, and spoilt rows.
 
     Args:
         inputs: Every input by name.
-        spec: What the module means, if it is ours; without it only general probes apply.
+        output_shapes: The shape of every output.
+        spec: The spec of the module, if it is ours.
         sums: Sizes that others add up to.
     """
-    names = axis_names(inputs, sums)
-    small: Sizes = {name: PROBE_SIZES.get(name, 3) for name in names}
-    cases = []
-    for probe in _probes(inputs, with_sums(small, sums), spec):
-        sizes = with_sums({**small, **probe.sizes}, sums)
-        drawn = draw_inputs(inputs, sizes, seed_words=("probe", BASE))
-        probe.change(drawn)
-        loud = probe.name in LOUD
-        cases.append(Case(probe.name, "probe", sizes, drawn, probe.about, loud))
-    return cases
+    made = _Made(inputs, spec, sums)
+    found = [_base(made), *_changed(made)]
+    batch_first = all("batch" not in shape[1:] for shape in output_shapes.values())
+    if "batch" in axis_names(inputs, sums) and batch_first:
+        found += _spoilt(made)
+    return found
 
 
-def _probes(
-    inputs: Mapping[str, Input], sizes: Sizes, spec: AttentionSpec | None
-) -> Iterator[_Probe]:
-    yield _Probe(BASE, "what the changed_* cases are compared with", lambda _: None)
-    in_place = spec is not None and spec.in_place
-    others = draw_inputs(inputs, sizes, seed_words=("probe", "changed"))
-    for name, wanted in inputs.items():
-        yield _Probe(
-            f"{CHANGED}{name}",
-            f"{name} matters to the outputs",
-            _mask_changed(in_place=in_place)
-            if name == "attn_mask"
-            else _redrawn(name, others[name], wanted.low, highest(wanted, sizes)),
-        )
-    yield _Probe(
-        "large_logits", f"inputs times {LARGE:g}: softmax close to one-hot", _scaled(LARGE)
-    )
-    yield _Probe(
-        "small_inputs", f"inputs times {SMALL:g}: softmax close to uniform", _scaled(SMALL)
-    )
-    if spec is None:
-        return
-    if spec.q_per_kv > 1:
-        yield _Probe("kv_head_blocks", "query head h uses K/V head h // q_per_kv", _scaled(SHARP))
-    if spec.causal:
-        yield _Probe("causal_future", "keys after the query's own are hidden", _loud_future)
-    if spec.mask:
-        yield from _mask_probes(spec.mask, in_place=in_place)
-    if in_place:
-        yield _Probe("beyond_length", "what a row does not hold is never seen", loud_rest)
-        yield _Probe(
-            "empty_and_full",
-            "rows of a batch have lengths of their own",
-            empty_and_full,
-            {"past_len": FAR_APART},
-        )
+def content_case(
+    content: Content,
+    inputs: Mapping[str, Input],
+    spec: AttentionSpec | None,
+    sums: Mapping[str, str],
+) -> Case:
+    """Return the base case with other contents."""
+    made = _Made(inputs, spec, sums)
+    drawn = made.drawn(made.sizes())
+    content.change(drawn)
+    return Case(content.name, "probe", drawn.sizes, drawn.inputs, content.about)
 
 
-def _mask_probes(mask: MaskSpec, *, in_place: bool) -> Iterator[_Probe]:
-    first = tuple(0 if axis in "BHL" else slice(None) for axis in mask.axes)
-    masked = False if mask.dtype == "bool" else -np.inf
-    visible = True if mask.dtype == "bool" else 0.0
-
-    def fully_masked(inputs: Inputs) -> None:
-        inputs["attn_mask"][first] = masked
-
-    def one_visible(inputs: Inputs) -> None:
-        inputs["attn_mask"][...] = masked
-        inputs["attn_mask"][..., 0] = visible
-
-    def padded(*, left: bool) -> Change:
-        def change(inputs: Inputs) -> None:
-            inputs["attn_mask"][...] = visible
-            keys = keys_of_rows(inputs, in_place=in_place)
-            for row, padding in enumerate(PADDING):
-                end = keys[row]
-                side = slice(None, padding) if left else slice(end - padding, end)
-                inputs["attn_mask"][row, ..., side] = masked
-            if "position_ids" in inputs and left:
-                L = inputs["query"].shape[1]
-                # Each row counts from the end of its padding.
-                first = (keys - L - PADDING)[:, None]
-                inputs["position_ids"][...] = np.maximum(first + np.arange(L), 0)
-
-        return change
-
-    def lowest(inputs: Inputs) -> None:
-        values = inputs["attn_mask"]
-        # A row of nothing but float16's lowest has no bits left for its scores.
-        keys = slice(1, None) if values.dtype == np.float16 else slice(None)
-        values[first][..., keys] = lowest_number(values.dtype)
-
-    yield _Probe("fully_masked_rows", "a row with nothing to attend to gives 0", fully_masked)
-    yield _Probe("one_visible_key", "a row with one key gives its value", one_visible)
-    if mask.axes[0] == "B" and len(mask.axes) == 4:
-        yield _Probe("left_padding", "rows of a batch start late", padded(left=True))
-        yield _Probe("right_padding", "rows of a batch end early", padded(left=False))
-    if mask.dtype == "float":
-        yield _Probe("lowest_float", "finfo.min is a low score, not a masked key", lowest)
+def _base(made: _Made) -> Case:
+    drawn = made.drawn(made.sizes())
+    return Case(BASE, "probe", drawn.sizes, drawn.inputs, "what the changed_* cases differ from")
 
 
-def _own_key(inputs: Inputs, *, in_place: bool) -> int:
-    """The key of the second query of row 0, where the queries are the last of the keys."""
-    S: int = inputs["attn_mask"].shape[-1]
-    if in_place:
+def _changed(made: _Made) -> Iterator[Case]:
+    sizes = made.sizes()
+    others = draw_inputs(made.inputs, sizes, seed_words=("probe", "changed"))
+    for name, wanted in made.inputs.items():
+        drawn = made.drawn(sizes)
+        if name == "attn_mask":
+            _change_mask(drawn)
+        else:
+            span = (wanted.low, highest(wanted, sizes))
+            drawn.inputs[name] = _other_than(drawn.inputs[name], others[name], *span)
+        yield Case(f"{CHANGED}{name}", "probe", sizes, drawn.inputs, f"{name} matters")
+
+
+def _change_mask(drawn: Drawn) -> None:
+    # Small masks can be drawn alike twice. The second query's own key is seen even where
+    # windows end at once, and by more than one query where they do not.
+    key = drawn.inputs["attn_mask"][..., _own_key(drawn)]
+    key[...] = ~key if key.dtype == np.bool_ else np.where(np.isfinite(key), -np.inf, 0.0)
+
+
+def _own_key(drawn: Drawn) -> int:
+    """Return the key of the second query of row 0, where the queries are the last of the keys."""
+    inputs = drawn.inputs
+    if drawn.in_place:
         return int(inputs["past_length"][0]) + 1
+    S: int = inputs["attn_mask"].shape[-1]
     L: int = inputs["query"].shape[1] if "query" in inputs else S
     return max(min(S - L + 1, S - 1), 0)
 
 
-def _mask_changed(*, in_place: bool) -> Change:
-    def change(inputs: Inputs) -> None:
-        # Small masks can be drawn alike twice. The second query's own key is seen even where
-        # windows end at once, and by more than one query where they do not.
-        key = inputs["attn_mask"][..., _own_key(inputs, in_place=in_place)]
-        key[...] = ~key if key.dtype == np.bool_ else np.where(np.isfinite(key), -np.inf, 0.0)
-
-    return change
-
-
-def _redrawn(name: str, other: np.ndarray, low: int, high: int) -> Change:
-    def change(inputs: Inputs) -> None:
-        if other.dtype == np.bool_ and np.array_equal(other, inputs[name]):
-            inputs[name] = ~other
-        elif np.issubdtype(other.dtype, np.integer) and np.array_equal(other, inputs[name]):
-            inputs[name] = ((other - low + 1) % (high - low + 1) + low).astype(other.dtype)
-        else:
-            inputs[name] = other
-
-    return change
+def _other_than(array: np.ndarray, other: np.ndarray, low: int, high: int) -> np.ndarray:
+    """Return `other`, changed where it is `array` again."""
+    if not np.array_equal(other, array):
+        return other
+    if other.dtype == np.bool_:
+        return ~other
+    if np.issubdtype(other.dtype, np.integer):
+        return np.asarray(((other - low + 1) % (high - low + 1) + low).astype(other.dtype))
+    return other
 
 
-def _scaled(factor: float) -> Change:
-    def change(inputs: Inputs) -> None:
-        inputs |= scaled(inputs, factor)
-
-    return change
+# -- what is not finite --------------------------------------------------------------------------
 
 
-def _loud_future(inputs: Inputs) -> None:
-    """Make the last tokens so loud that one who looks at them early is seen to do so."""
-    inputs["query"][:, 1:] *= LARGE
+def _spoilt(made: _Made) -> Iterator[Case]:
+    """Yield cases in which one row of the batch is not finite: it must not reach the others.
+
+    What comes out of that row itself is not compared. Runtimes differ in it, and so do dialects:
+    0 · NaN is NaN, but a kernel may leave out what is hidden.
+    """
+    several = made.sizes(batch=3)
+    forms = {"": several}
+    if several.get("query_len", 1) > 1:
+        forms["_one_query"] = made.sizes(batch=3, query_len=1)
+    for form, sizes in forms.items():
+        drawn = made.drawn(sizes)
+        rows = [name for name in drawn.values() if _has_rows(made.inputs[name])]
+        if rows:
+            for name in rows:
+                drawn.inputs[name][SPOILT] = np.nan
+            yield _spoilt_case(f"nan_in_one_row{form}", drawn, "NaN in one row of the batch")
+        drawn = made.drawn(sizes)
+        keys = list(_hide_first_key(drawn))
+        if keys:
+            for array in keys:
+                array[...] = np.inf
+            yield _spoilt_case(f"inf_in_masked_key{form}", drawn, "Inf in a key that is masked")
+
+
+def _spoilt_case(name: str, drawn: Drawn, about: str) -> Case:
+    return Case(
+        name, "probe", drawn.sizes, drawn.inputs, f"{about}: the others stay as they are",
+        ignored_rows=(SPOILT,),
+    )  # fmt: skip
+
+
+def _has_rows(wanted: Input) -> bool:
+    return bool(wanted.shape) and wanted.shape[0] == "batch"
+
+
+def _hide_first_key(drawn: Drawn) -> Iterator[np.ndarray]:
+    """Mask key 0, and yield the parts of the inputs that it is made of in one row."""
+    inputs: Arrays = drawn.inputs
+    if drawn.spec is None or "attn_mask" not in inputs:
+        return
+    mask = inputs["attn_mask"]
+    mask[..., 0] = False if mask.dtype == np.bool_ else -np.inf
+    if drawn.in_place:
+        inputs["past_length"][...] = drawn.sizes["past_len"]
+    if "past_key" in inputs:
+        yield inputs["past_key"][SPOILT, :, 0]
+        yield inputs["past_value"][SPOILT, :, 0]
+    elif "key" in inputs:
+        yield inputs["key"][SPOILT, 0]
+        yield inputs["value"][SPOILT, 0]
+    elif inputs["query"].shape[1] > 1:
+        yield inputs["query"][SPOILT, 0]

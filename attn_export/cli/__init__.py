@@ -160,6 +160,22 @@ def build_command(
     metavar="FILE",
     help="Also fail where an error is 4 times what it was in this file.",
 )
+@click.option(
+    "--recompute",
+    is_flag=True,
+    help="Compute the truth anew and judge by that; the stored one has to agree. Needs torch.",
+)
+@click.option(
+    "--sizes",
+    multiple=True,
+    metavar="AXIS=N,…",
+    help="Run random inputs of these sizes in place of the golden ones. Needs torch.",
+)
+@click.option(
+    "--module",
+    metavar="PATH.py:FUNCTION",
+    help="Your module, for --recompute and --sizes of a bundle that was built from it.",
+)
 @click.option("--update", is_flag=True, help="Write the errors of this run into --baseline.")
 @output_options
 def verify_command(

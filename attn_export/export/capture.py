@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from attn_export.cases.sizes import Sizes, lattice, with_sums
+from attn_export.cases.plan import covering_sizes
+from attn_export.cases.sizes import Sizes, with_sums
 from attn_export.errors import ExportError, one_line
 from attn_export.export.guards import broken_guards
 from attn_export.export.refusals import branch_at, fixed_axis
@@ -136,17 +137,17 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
     captured: Any = program.module(check_guards=False)
     captured.validate_inputs = False  # it refuses sums below 4, as if their terms were at least 2
-    for sizes in lattice(subject.example_sizes, subject.relations):
+    for sizes in covering_sizes(list(subject.example_sizes), subject.relations):
         difference = _difference(subject, captured, sizes)
         if difference:
             raise _differs(subject, captured, sizes, difference)
-    for sizes in broken_guards(subject, program):
+    for breaking in broken_guards(subject, program):
         try:
-            difference = _difference(subject, captured, sizes)
+            difference = _difference(subject, captured, breaking)
         except ExportError:
             continue  # where the module itself raises, it has no branch
         if difference:
-            raise _differs(subject, captured, sizes, difference)
+            raise _differs(subject, captured, breaking, difference)
 
 
 def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> str:

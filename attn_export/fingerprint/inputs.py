@@ -6,8 +6,10 @@ import functools
 
 import numpy as np
 
+from attn_export.cases.contents import FUTURE, VALUES
 from attn_export.cases.draw import Arrays, generator
-from attn_export.cases.probes import probe_cases
+from attn_export.cases.masks import LOWEST, MASKS
+from attn_export.cases.probes import content_case
 from attn_export.fingerprint.graphs import HKV, D, H
 from attn_export.spec import AttentionSpec, Input
 
@@ -20,7 +22,7 @@ def case_of_a_build(name: str, *, mask: str = "none", past: bool = False) -> Arr
     What a layer projects from its tokens is drawn as they are.
 
     Args:
-        name: A case of `cases.probes`.
+        name: Contents of `cases.contents`.
         mask: As in a spec.
         past: Whether there is one, and the layer is causal.
     """
@@ -39,7 +41,9 @@ def _cases(mask: str, past: bool) -> dict[str, Arrays]:
     layer = spec.inputs()
     new = Input(("batch", "query_len", HKV * D))
     inputs = {"query": layer["query"], "key": new, "value": new} | layer
-    cases = probe_cases(inputs, spec, spec.sums)
+    contents = [*VALUES, FUTURE, *(MASKS if spec.mask else ())]
+    contents += [LOWEST] if spec.mask and spec.mask.dtype == "float" else []
+    cases = [content_case(content, inputs, spec, spec.sums) for content in contents]
     return {case.name: dict(case.inputs) for case in cases}
 
 

@@ -12,6 +12,7 @@ from attn_export.fingerprint.graphs import Graph
 from attn_export.fingerprint.inputs import case_of_a_build
 from attn_export.fingerprint.probe import Probe
 from attn_export.fingerprint.readings import Readings
+from attn_export.tensorfile import lowest_number
 
 BOOL_MASK, FLOAT_MASK = Graph("bool mask", mask="bool"), Graph("float mask", mask="float")
 CAP = 1.5
@@ -28,40 +29,34 @@ def masks() -> Iterator[Probe]:
     float_case = case_of_a_build("fully_masked_rows", mask="float[B,1,L,S]")
     lowest = case_of_a_build("lowest_float", mask="float[B,1,L,S]")
     yield Probe(
-        "masked row, False", "a row of a bool mask that hides every key",
-        BOOL_MASK, bool_case, _of_masked_row(bool_case), says=ZERO,
+        "masked row, False", "rows of a bool mask that hide every key",
+        BOOL_MASK, bool_case, _of_masked_rows(bool_case), says=ZERO,
     )  # fmt: skip
     yield Probe(
-        "masked row, -inf", "a row of a float mask that is -inf for every key",
-        FLOAT_MASK, float_case, _of_masked_row(float_case), says=ZERO,
+        "masked row, -inf", "rows of a float mask that are -inf for every key",
+        FLOAT_MASK, float_case, _of_masked_rows(float_case), says=ZERO,
     )  # fmt: skip
     yield Probe(
         "finfo.min in mask", "a row of a float mask that is finfo.min for every key",
-        FLOAT_MASK, lowest, _of_masked_row(lowest), says=MEAN,
+        FLOAT_MASK, lowest, _of_masked_rows(lowest), says=MEAN,
     )  # fmt: skip
     yield _softcap()
     yield from _nan_where_hidden()
 
 
-def _of_masked_row(inputs: Arrays) -> Readings:
-    """What the first row of the mask leads to, for every head."""
+def _of_masked_rows(inputs: Arrays) -> Readings:
+    """Return what rows of the mask without a visible key may lead to, for every head."""
     query, key, value, mask = (inputs[name] for name in ("query", "key", "value", "attn_mask"))
-    first = (0, slice(None), 0)
     added = _as_added(mask)
-    added[first] = 0.0
-    whole = weigh(scores(query, key) + added, value)
-    values = shared(value, query.shape[1])[0]  # [H, S, Dv]
+    lowest = lowest_number(np.dtype(np.float32))
+    hidden = np.all(added <= lowest, axis=-1, keepdims=True)  # [B, 1, L, 1]
+    whole = weigh(scores(query, key) + np.where(hidden, 0.0, added), value)
+    values = shared(value, query.shape[1])[:, :, None]  # [B, H, 1, S, Dv]
     in_place: dict[str, np.ndarray | float] = {
-        ZERO: 0.0, MEAN: values.mean(axis=1), NAN: np.nan, FIRST: values[:, 0],
-        IGNORED: whole[first],
+        ZERO: 0.0, MEAN: values.mean(axis=-2), NAN: np.nan, FIRST: values[..., 0, :],
+        IGNORED: whole,
     }  # fmt: skip
-    return Readings({name: _with_row(whole, row) for name, row in in_place.items()})
-
-
-def _with_row(whole: np.ndarray, row: np.ndarray | float) -> np.ndarray:
-    changed = whole.copy()
-    changed[0, :, 0] = row
-    return changed
+    return Readings({name: np.where(hidden, row, whole) for name, row in in_place.items()})
 
 
 def _as_added(mask: np.ndarray) -> np.ndarray:
@@ -71,7 +66,7 @@ def _as_added(mask: np.ndarray) -> np.ndarray:
 
 
 def _softcap() -> Probe:
-    inputs = case_of_a_build("kv_head_blocks", mask="float[B,1,L,S]")
+    inputs = case_of_a_build("sharp", mask="float[B,1,L,S]")
     query, key, value, mask = (inputs[name] for name in ("query", "key", "value", "attn_mask"))
     found, added = scores(query, key), _as_added(mask)
 

@@ -157,7 +157,7 @@ def _side_by_side(x: np.ndarray) -> np.ndarray:
 
 
 def _heads() -> Probe:
-    inputs = case_of_a_build("kv_head_blocks")
+    inputs = case_of_a_build("sharp")
     query, key, value = (inputs[name] for name in ("query", "key", "value"))
     choices = {
         f"blocks: h // {H // HKV}": lambda h: h // (H // HKV),

@@ -28,8 +28,10 @@ from attn_export.scratch import scratch
 from attn_export.spec import AttentionSpec
 
 if TYPE_CHECKING:
+    from attn_export.cases.plan import Plan
     from attn_export.export import Exported
-    from attn_export.nouns import Golden, RuntimeRun, Verdict
+    from attn_export.nouns import Case, Golden, RuntimeRun, Verdict
+    from attn_export.parity.oracle import Oracle
     from attn_export.subject import Subject
 
 STANDARD = "standard"
@@ -188,13 +190,13 @@ class _Work:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.cases.golden import write_golden, write_inputs
         from attn_export.cases.probes import BASE
+        from attn_export.parity.evidence import tried_note
         from attn_export.parity.influence import check_influence
+        from attn_export.parity.notes import notes_of
         from attn_export.parity.oracle import Oracle
 
         plan, oracle = subject.plan(), Oracle(subject)
-        # Whether loud inputs are evidence has to be known before they are run.
-        known = {case.name: oracle.usable(case) for case in plan.cases if case.is_loud}
-        cases = [known[case.name].case if case.name in known else case for case in plan.cases]
+        known, cases, notes = _evidence(subject, plan, oracle)
         folder = self.folder / GOLDEN
         written = [write_inputs(folder, i, case) for i, case in enumerate(cases)]
         spec = subject.spec  # only ours has cases that are decoded, for which axes are needed
@@ -209,7 +211,8 @@ class _Work:
         check_influence(goldens, *([1.0] if subject.narrow_dtypes() else []))
         write_golden(folder, goldens)
         base = next(case for case in cases if case.name == BASE)
-        return goldens, (*subject.notes, *plan.notes, *oracle.notes(base))
+        said = (*subject.notes, *plan.notes, *notes, *notes_of(oracle, base), tried_note(cases))
+        return goldens, said
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
         """Write what belongs into the bundle beside the graphs and the golden vectors."""
@@ -237,6 +240,36 @@ class _Work:
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         write_manifest(folder, manifest)
+
+
+def _evidence(
+    subject: Subject, plan: Plan, oracle: Oracle
+) -> tuple[dict[str, Golden], list[Case], list[str]]:
+    """Return the truth of cases that may be no evidence, all cases that are, and notes.
+
+    It has to be known before they are run: loud inputs are scaled down where they have to be, and
+    contents that a module does not take are left out.
+    """
+    narrow = bool(subject.narrow_dtypes())
+    known: dict[str, Golden] = {}
+    for case in plan.cases:
+        if case.is_loud or narrow:
+            known[case.name] = oracle.usable(case)
+        elif subject.spec is None:
+            known[case.name] = oracle.golden(case)
+    cases = [known[case.name].case if case.name in known else case for case in plan.cases]
+    missing = [c.name for c in cases if c.contents and c.name in known and known[c.name].unusable]
+    scaled = [c.name for c in plan.cases if c.name in known and known[c.name].case is not c]
+    notes = [
+        f"{len(names)} cases {what}, since the module overflows or amplifies rounding there: "
+        f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+        for what, names in (
+            ("are left out", missing),
+            ("have inputs that were scaled down", [n for n in scaled if n not in missing]),
+        )
+        if names
+    ]
+    return known, [case for case in cases if case.name not in missing], notes
 
 
 def _signature(subject: Subject) -> dict[str, dict[str, Any]]:

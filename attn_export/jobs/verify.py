@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from attn_export.bundle import GOLDEN, MODEL, graph_files, read_bundle, read_manifest
+from attn_export.bundle import GOLDEN, MODEL, SPEC, graph_files, read_bundle, read_manifest
 from attn_export.cases.golden import case_folders, read_golden
 from attn_export.environment import environment
-from attn_export.errors import GraphError
-from attn_export.nouns import GraphFile, Report
+from attn_export.errors import GraphError, UsageError
+from attn_export.nouns import Golden, GraphFile, Report
 from attn_export.parity.baseline import against, read_baseline, write_baseline
+from attn_export.parity.evidence import check_evidence, tried_note
 from attn_export.parity.gate import Gate
 from attn_export.report.progress import Progress
 from attn_export.runtimes.pool import Pool, Selection
@@ -26,6 +28,9 @@ def verify(
     require: Sequence[str] = (),
     atol: float | None = None,
     rtol: float | None = None,
+    recompute: bool = False,
+    module: str | None = None,
+    sizes: Sequence[str] = (),
     baseline: Path | str | None = None,
     update: bool = False,
     limits: Limits | None = None,
@@ -41,6 +46,12 @@ def verify(
         require: Which have to run: one that cannot is a failure.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
+        recompute: Compute the truth anew from the stored inputs, and judge by that; the stored
+            truth has to agree with it. Needs torch.
+        module: The user's module that the truth is computed from, as ``PATH.py:FUNCTION``. Of
+            bundles of specs it is the spec, with the weights of `model.onnx`.
+        sizes: Run random cases of these sizes in place of the golden ones:
+            ``["batch=4,query_len=2048"]``. Needs torch.
         baseline: A file that remembers errors: an output that is much worse than there fails.
         update: Write what this run gave into `baseline`, if it passed, and compare with nothing.
         limits: What each runtime's process may take.
@@ -48,38 +59,54 @@ def verify(
 
     Raises:
         UsageError: If a name is unknown, or there is no `baseline` to compare with.
-        GraphError: If `graph` cannot be read.
+        GraphError: If `graph` cannot be read, or has other inputs or outputs.
         BundleError: If a file of the bundle is missing or was changed.
     """
     selection = Selection.of(runtimes, require)
+    _check_options(recompute=recompute, module=module, sizes=sizes)
     before = read_baseline(Path(baseline)) if baseline and not update else None
     folder, progress = Path(bundle), progress or Progress()
     manifest = read_manifest(folder)
-    forms = graph_files(manifest)
     other = Path(graph) if graph else None
-    if other is not None:
-        if not other.is_file():
-            raise GraphError(f"cannot read {other}: no such file")
-        forms = [form for form in forms if form.name == other.name] or [GraphFile(other.name)]
+    forms = graph_files(manifest) if other is None else [_form_of(other, manifest)]
     with scratch() as out, Pool(selection, forms, limits or Limits.default()) as pool:
         inputs, cases = case_folders(folder / GOLDEN)
         ends = {**manifest["inputs"], **manifest["outputs"]}
         axes = {name: entry["shape"] for name, entry in ends.items()}
-        pool.start((other.parent if other else folder).absolute(), inputs, axes, cases, out)
+        graphs = (other.parent if other else folder).absolute()
+        goldens: list[Golden] = []
+        if sizes:
+            from attn_export.jobs.recompute import Truth
+
+            read_bundle(folder)
+            truth = Truth.of(folder, manifest, module, progress)
+            goldens, cases = truth.at(sizes, out / GOLDEN)
+        pool.start(graphs, inputs, axes, cases, out)
         # While the runtimes start and run (numpy is imported only from here on): is everything
         # in the bundle as it was written?
-        read_bundle(folder)
-        if other is not None:
-            _refuse_unreadable(other)
-        goldens = read_golden(folder / GOLDEN)
+        if not sizes:
+            read_bundle(folder)
+            goldens = read_golden(folder / GOLDEN)
+            shapes = {name: tuple(entry["shape"]) for name, entry in manifest["inputs"].items()}
+            check_evidence(shapes, [g.case for g in goldens], ours=SPEC in manifest["files"])
+        stored = goldens
+        if recompute:
+            from attn_export.jobs.recompute import Truth
+
+            goldens = Truth.of(folder, manifest, module, progress).recomputed(stored, cases)
         made_with = environment()
         progress.expect(pool.expected())
         from attn_export.parity.replay import judge_pool
 
         gate = Gate(atol, rtol)
         runs, verdicts = judge_pool(pool, goldens, axes, out, gate, progress.advance)
-    drawn = other or folder / MODEL
-    report = Report(manifest["name"], runs, verdicts, made_with, (), drawn)
+    if recompute:
+        from attn_export.jobs.recompute import judge_stored
+
+        run, of_truth = judge_stored(goldens, stored)
+        runs, verdicts = (run, *runs), (*of_truth, *verdicts)
+    notes = (tried_note([golden.case for golden in goldens]),)
+    report = Report(manifest["name"], runs, verdicts, made_with, notes, other or folder / MODEL)
     if before is not None:
         return against(report, before)
     if baseline and report.passed:
@@ -87,7 +114,30 @@ def verify(
     return report
 
 
-def _refuse_unreadable(path: Path) -> None:
-    from attn_export.graph.load import load_proto
+def _check_options(*, recompute: bool, module: str | None, sizes: Sequence[str]) -> None:
+    if recompute and sizes:
+        raise UsageError("--recompute is about the stored cases, --sizes about others; choose one")
+    if module is not None and not (recompute or sizes):
+        raise UsageError(f"--module {module} needs --recompute or --sizes")
 
-    load_proto(path)
+
+def _form_of(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
+    """Return how to run a graph in place of those of a bundle.
+
+    One that is called as one of the bundle's is run as that is, with all cases that it takes.
+
+    Raises:
+        GraphError: If it cannot be read, or has other inputs or outputs than the bundle.
+    """
+    if not path.is_file():
+        raise GraphError(f"cannot read {path}: no such file")
+    from attn_export.graph.load import load_proto
+    from attn_export.graph.signature import End, form_of_file
+
+    named = [form for form in graph_files(manifest) if form.name == path.name]
+    form = named[0] if named else GraphFile(path.name)
+    inputs, outputs = (
+        {name: End(tuple(entry["shape"]), entry["dtype"]) for name, entry in manifest[end].items()}
+        for end in ("inputs", "outputs")
+    )
+    return form_of_file(load_proto(path), path.name, form, inputs, outputs)

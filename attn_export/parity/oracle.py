@@ -16,39 +16,27 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_export.cases.draw import generator, scaled_case, seed_of
+from attn_export.cases.draw import scaled_case, seed_of
 from attn_export.errors import ExportError, one_line
 from attn_export.nouns import DECODE, Allowed, Arrays, Case, Golden
-from attn_export.parity.allowed import EAGER, allowed_error, narrowed
+from attn_export.parity.allowed import allowed_error, narrowed
 from attn_export.parity.limits import beyond_limit
-from attn_export.parity.measures import eps, measure, zero_rows
+from attn_export.parity.measures import eps, zero_rows
 from attn_export.parity.rounding import RandomRounding, Steps, recorded_steps
 from attn_export.parity.widened import ComputeInFloat64
 from attn_export.subject import Subject
 from attn_export.subject.tensors import to_numpy, to_torch
 from attn_export.tensorfile import is_floating
 
-RUNS = ((16, 16), (128, 8), (math.inf, 4))
+RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))
 """The number of random runs for outputs of at most so many rows: the worst of few rows is a small
 sample, and the worst of many is not."""
 
-RUNS_APART = 8
-"""The largest number of runs of a module whose runs do not fit into one batch."""
+MOST_JOINED = 128
+"""The largest number of rows of which several runs are rows of one batch: more fill the memory."""
 
 QUIETER = 4
 """The number of times that inputs are divided by 4 to make a case usable as evidence."""
-
-STEP = 2.0**-22
-"""The size of the steps that show how precise the truth is: a few of those of float32."""
-
-POOR = 1e-9
-"""The precision from which on a truth is worth a note."""
-
-FAR = 256
-"""The distance of a module from its truth that is worth a note, in units of eps."""
-
-PLACES = 3
-"""The number of lines of the module that a note names."""
 
 ONE_THREAD_BELOW = 4_000_000
 """Modules with fewer parameters run on one thread: on matrices this small, handing work over
@@ -60,17 +48,21 @@ class Oracle:
 
     Args:
         subject: The subject; its module is copied to float64 once.
+
+    Attributes:
+        subject: See `subject`.
+        widening: Makes the copy compute in float64 where the module asks for less; None for a
+            layer of ours, which asks for nothing less than its inputs have.
     """
 
     def __init__(self, subject: Subject) -> None:
-        self._subject = subject
+        self.subject = subject
         try:
             self._precise = copy.deepcopy(subject.module).double()
         except Exception as error:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         size = sum(parameter.numel() for parameter in subject.module.parameters())
-        # Ours asks for nothing less than its inputs have.
-        self._widening = None if subject.spec else ComputeInFloat64()
+        self.widening = None if subject.spec else ComputeInFloat64()
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
         narrow = set(subject.narrow_dtypes().values())
         # Such a graph computes in float32, and rounds what comes out.
@@ -123,7 +115,7 @@ class Oracle:
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of the module as it is."""
         with torch.inference_mode():
-            return to_numpy(self._subject.call(self._subject.module, to_torch(inputs)))
+            return to_numpy(self.subject.call(self.subject.module, to_torch(inputs)))
 
     def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy."""
@@ -132,70 +124,12 @@ class Oracle:
                 {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in inputs.items()}
             )
             try:
-                with self._widening or contextlib.nullcontext():
-                    return to_numpy(self._subject.call(self._precise, tensors))
+                with self.widening or contextlib.nullcontext():
+                    return to_numpy(self.subject.call(self._precise, tensors))
             except ExportError as error:
                 raise ExportError(
                     f"in its float64 copy, {error}; constants have to be buffers, or of x.dtype"
                 ) from error
-
-    def notes(self, case: Case) -> tuple[str, ...]:
-        """Return what a reader should know of the truth."""
-        if self._widening is None:
-            return ()
-        return (*self._far_from_truth(case), *self._precision_notes(case))
-
-    def _far_from_truth(self, case: Case) -> tuple[str, ...]:
-        eager, truth = self.eager(case.inputs), self.truth(case.inputs)
-        for name, e in eager.items():
-            if is_floating(e.dtype):
-                off = measure(e, truth[name]).whole
-                if off > FAR * eps(e.dtype):
-                    return (
-                        f"{name} of the module itself is {off:.0e} from its float64 truth, more "
-                        f"than its type explains; {EAGER:g} times that is allowed to runtimes",
-                    )
-        return ()
-
-    def _precision_notes(self, case: Case) -> tuple[str, ...]:
-        precision = self.precision(case)
-        asked = self._widening.places if self._widening else {}
-        places = [place for place in asked if place]
-        found = f"{precision:.0e} in relative L2"
-        if places:
-            shown = ", ".join(places[:PLACES]) + (" …" if len(places) > PLACES else "")
-            return (
-                f"the module asks for float32 or less at {shown}; its truth computes there in "
-                f"float64, with a precision of {found}",
-            )
-        if precision > POOR:
-            return (f"the float64 truth is itself good to {found} only",)
-        return ()
-
-    def precision(self, case: Case) -> float:
-        """Return how good the truth itself is, in relative L2.
-
-        f(x + δ) + f(x − δ) − 2 f(x) with δ a random `STEP` of x is of the order of δ² for a smooth
-        function in float64. Parts that compute in fewer bits leave their rounding there.
-        """
-        noise = {
-            name: STEP * generator("precision", name).uniform(-1, 1, array.shape)
-            for name, array in case.inputs.items()
-            if is_floating(array.dtype)
-        }
-
-        def moved(sign: int) -> dict[str, np.ndarray]:
-            x = case.inputs
-            moved = {n: x[n].astype(np.float64) * (1 + sign * d) for n, d in noise.items()}
-            return self.truth({**x, **moved})
-
-        before, at, after = (moved(sign) for sign in (-1, 0, 1))
-        found = [
-            measure((before[name] + after[name]) / 2, t).whole
-            for name, t in at.items()
-            if is_floating(t.dtype)
-        ]
-        return max(found, default=0.0)
 
     def _rounded(self, case: Case, eager: Arrays) -> list[Arrays]:
         """Return the outputs of float64 runs that round at random, as the graph may round."""
@@ -216,33 +150,33 @@ class Oracle:
                 given, RandomRounding(step, single, seed, copies=copies, steps=steps)
             )
 
-        if not self._runs_fit_into_one_batch(inputs):
-            return [run(number, inputs) for number in range(min(count, RUNS_APART))]
+        if rows > MOST_JOINED or not self._runs_fit_into_one_batch(inputs):
+            return [run(number, inputs) for number in range(count)]
         joined = {
-            name: np.concatenate([a] * count) if self._has_batch(name) else a
+            name: np.concatenate([a] * count) if self.has_batch(name) else a
             for name, a in inputs.items()
         }
         parts = {n: np.split(a, count) for n, a in run(0, joined, count).items()}
         return [{name: split[number] for name, split in parts.items()} for number in range(count)]
 
     def _noisy(self, inputs: Arrays, mode: RandomRounding) -> Arrays:
-        tensors = {name: mode.rounded(x) for name, x in to_torch(inputs).items()}
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), self._widening or _nothing(), mode:
-            return to_numpy(self._subject.call(self._precise, tensors))
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), self.widening or _nothing(), mode:
+            return to_numpy(self.subject.call(self._precise, to_torch(inputs)))
 
     def _steps(self, case: Case) -> Steps:
         """Return the operations of the module in its own types."""
         tensors = to_torch(case.inputs)
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            return recorded_steps(lambda: self._subject.call(self._subject.module, tensors))
+            return recorded_steps(lambda: self.subject.call(self.subject.module, tensors))
 
     def _runs_fit_into_one_batch(self, inputs: Arrays) -> bool:
         """Return whether several runs are rows of one batch: attention treats rows alike."""
-        apart = [name for name in inputs if not self._has_batch(name)]
-        return self._subject.spec is not None and len(apart) < len(inputs)
+        apart = [name for name in inputs if not self.has_batch(name)]
+        return self.subject.spec is not None and len(apart) < len(inputs)
 
-    def _has_batch(self, name: str) -> bool:
-        return self._subject.axes[name].get(0) == "batch"
+    def has_batch(self, name: str) -> bool:
+        """Return whether the rows of an input are those of the batch."""
+        return self.subject.axes[name].get(0) == "batch"
 
 
 @contextlib.contextmanager

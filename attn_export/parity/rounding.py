@@ -10,7 +10,6 @@ implementation might have given, with sums taken term by term, which no implemen
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,9 +18,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attn_export.parity.random_numbers import RandomNumbers
+
 DEVIATION = 0.4
 """The standard deviation of one rounding error, in units of u·|x|: errors are uniform within half a
 unit in the last place, and |x| lies anywhere between two powers of 2."""
+
+FINITE = 1e300
+"""A number that infinity stays infinite beside."""
 
 EXACT = frozenset({
     "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "arange",
@@ -74,7 +78,7 @@ class RandomRounding(TorchDispatchMode):
         self._unit, self._sums = eps / 2, sums / 2
         self._copies = copies
         self._steps = iter(steps)
-        self._random = _Random(seed)
+        self._random = RandomNumbers(seed)
 
     def __torch_dispatch__(
         self,
@@ -86,11 +90,23 @@ class RandomRounding(TorchDispatchMode):
         """Run one operation."""
         kwargs = kwargs or {}
         name = _name(func)
-        out = func(*args, **kwargs)
+        out = self._of_one_copy(name, func, args)
+        out = func(*args, **kwargs) if out is None else out
         if not _rounds(name, func, out):
             return out
         found = self._run(name, func, out, args, kwargs)
         return out.copy_(found) if func._schema.is_mutable else found
+
+    def _of_one_copy(self, name: str, func: Any, args: Sequence[Any]) -> Tensor | None:
+        """Return a product of rows that are still alike in all runs, computed for one of them."""
+        if name not in ("addmm", "mm") or self._copies == 1:
+            return None
+        a = args[-2]
+        rows = a.shape[0] // self._copies
+        if rows * self._copies != a.shape[0] or not torch.equal(a[:rows], a[rows : 2 * rows]):
+            return None
+        found: Tensor = func(*args[:-2], a[:rows], args[-1])
+        return found.repeat(self._copies, 1)
 
     def _run(
         self, name: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -154,11 +170,20 @@ class RandomRounding(TorchDispatchMode):
 
     def _addition(self, out: Tensor, args: Sequence[Any], unit: float) -> Tensor:
         """Round a sum of two, by no more than either of them: -1e30 + 1 is -1e30."""
-        limit = torch.where(out.isfinite(), unit * out.abs(), 0.0)
+        if any(_hides_only(x, out) for x in args[:2]):
+            return out
+        limit = out.abs().mul_(unit).clamp_(max=FINITE)
         for x in args[:2]:
             size = x.abs() if isinstance(x, Tensor) else torch.tensor(abs(x), dtype=out.dtype)
-            limit = torch.minimum(limit, size)
+            torch.minimum(limit, size, out=limit)
         return torch.addcmul(out, limit, self._random.uniform(out.shape))
+
+
+def _hides_only(x: Any, out: Tensor) -> bool:
+    """Return whether `x` is a mask of 0 and -inf, which rounds nothing."""
+    if not isinstance(x, Tensor) or 4 * x.numel() > out.numel():
+        return False
+    return bool(((x == 0) | x.isneginf()).all())
 
 
 def _terms(
@@ -225,38 +250,6 @@ def recorded_steps(run: Callable[[], Any]) -> Steps:
     with recording:
         run()
     return recording.steps
-
-
-class _Random:
-    """Random numbers out of one table: drawing them anew would take as long as the products."""
-
-    SIZE = 1 << 18
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Return numbers between -1 and 1."""
-        return self._of(_table(self.SIZE)[0], shape)
-
-    def normal(self, shape: Sequence[int]) -> Tensor:
-        """Return numbers of a normal distribution."""
-        return self._of(_table(self.SIZE)[1], shape)
-
-    def _of(self, table: Tensor, shape: Sequence[int]) -> Tensor:
-        count = math.prod(shape)
-        if count > self.SIZE // 2:
-            table = table.repeat(-(-2 * count // self.SIZE))
-        start = int(torch.randint(len(table) - count, (1,), generator=self._generator))
-        return table[start : start + count].view(tuple(shape))
-
-
-@functools.cache
-def _table(size: int) -> tuple[Tensor, Tensor]:
-    """Return uniform and normal random numbers, the same in each process."""
-    generator = torch.Generator().manual_seed(0)
-    options: dict[str, Any] = {"generator": generator, "dtype": torch.float64}
-    return torch.rand(size, **options).mul_(2).sub_(1), torch.randn(size, **options)
 
 
 def _name(func: Any) -> str:

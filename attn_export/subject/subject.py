@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention
+from attn_export.attention.seeded import seeded_attention
 from attn_export.attention.wide import NARROW
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.plan import Plan, plan_cases
@@ -30,10 +32,14 @@ from attn_export.subject.checks import (
     refuse_train_mode,
 )
 from attn_export.subject.example import input_like
+from attn_export.subject.from_graph import weights_of_graph
 from attn_export.subject.output_shapes import infer_output_shapes
 from attn_export.subject.tensors import to_torch
 from attn_export.subject.trees import InputTree, is_named, name_outputs
 from attn_export.weights import load_checkpoint
+
+MOST_WORK = 2**30
+"""The most products of a weight and a row that a case next to a block of kernels may need."""
 
 
 class Subject:
@@ -101,11 +107,7 @@ class Subject:
 
         The global random state is left as it was.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module = Attention(spec).eval()
-            _make_norms_matter(module)
-        return cls._of(module)
+        return cls._of(seeded_attention(spec, seed))
 
     @classmethod
     def from_checkpoint(
@@ -137,10 +139,21 @@ class Subject:
             fields=fields,
             pool_kv_heads=pool_kv_heads,
         )
-        with torch.random.fork_rng(devices=[]):
-            module = Attention(found.spec).eval()
+        module = seeded_attention(found.spec)
         module.load_state_dict(found.weights)
         return cls._of(module, found.notes)
+
+    @classmethod
+    def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:
+        """The `Attention` of a spec, with the weights of a graph that was exported from it.
+
+        Raises:
+            GraphError: If the graph cannot be read.
+            BundleError: If it lacks a weight, or has one of another shape or dtype.
+        """
+        module = seeded_attention(spec)
+        module.load_state_dict(weights_of_graph(path, module))
+        return cls._of(module)
 
     @classmethod
     def _of(cls, module: Attention, notes: tuple[str, ...] = ()) -> Self:
@@ -234,13 +247,21 @@ class Subject:
         return tuple(returned) if is_named(returned, self.outputs) else self.outputs
 
     def plan(self) -> Plan:
-        """The cases that it is tried with."""
-        return plan_cases(
-            self.input_values(),
-            self.output_shapes(),
-            self.spec,
-            self.sums,
-        )
+        """Return the cases that it is tried with."""
+        takes = _anything if self.spec else self._takes
+        return plan_cases(self.input_values(), self.output_shapes(), self.spec, self.sums, takes)
+
+    def _takes(self, sizes: Sizes) -> bool:
+        """Return whether a module of the user's takes these sizes, and soon enough."""
+        weights = sum(parameter.numel() for parameter in self.module.parameters())
+        if weights * math.prod(sizes.values()) > MOST_WORK:
+            return False
+        try:
+            with torch.inference_mode():
+                self.call(self.module, self.draw(self.sizes_with(sizes), "sizes"))
+        except ExportError:
+            return False
+        return True
 
     def expected(self) -> Expected:
         """What its graph has to look like."""
@@ -266,14 +287,8 @@ class Subject:
         return name_outputs(returned, self.outputs)
 
 
-def _make_norms_matter(module: nn.Module) -> None:
-    """Give normalisations weights that show: those of 1 and 0 hide that they were left out."""
-    with torch.no_grad():
-        for part in module.modules():
-            if isinstance(part, (nn.RMSNorm, nn.LayerNorm)):
-                part.weight.normal_(1.0, 0.3)
-                if isinstance(part, nn.LayerNorm):
-                    part.bias.normal_(0.0, 0.3)
+def _anything(_: Sizes) -> bool:
+    return True
 
 
 def _named_axes(shape: Shape) -> dict[int, str]:

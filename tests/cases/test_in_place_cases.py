@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from conftest import small_spec
 
-from attn_export.cases.in_place import FAR_APART, LOUD
+from attn_export.cases.in_place import LOUD
+from attn_export.cases.masks import padding_of
 from attn_export.cases.plan import plan_cases
 from attn_export.cases.probes import BASE
 from attn_export.nouns import Case
@@ -20,6 +21,12 @@ def cases_of(**changes: object) -> dict[str, Case]:
     spec = small_spec(cache="in-place", **changes)
     plan = plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
     return {case.name: case for case in plan.cases}
+
+
+def cases_with(content: str, **changes: object) -> list[Case]:
+    found = [case for case in cases_of(**changes).values() if content in case.contents]
+    assert len(found) >= 2
+    return found
 
 
 def lengths_of(case: Case) -> np.ndarray:
@@ -44,10 +51,12 @@ def test_shapes_hold_rows_that_differ_buffers_that_are_full_and_rooms_that_are_l
     differ = [case for case in shapes if len(set(lengths_of(case).tolist())) > 1]
     full = [case for case in shapes if lengths_of(case).max() == case.sizes["capacity"]]
     left = [case for case in shapes if lengths_of(case).max() < case.sizes["capacity"]]
-    assert min(len(differ), len(full), len(left)) >= 8
+    assert min(len(differ), len(full), len(left)) >= 6
     assert any(case.sizes["past_len"] and (lengths_of(case) == 1).any() for case in shapes)
-    one_full = [c for c in full if c.sizes["batch"] == 1 and c.sizes["past_len"]]
-    assert one_full, "a batch of one that fills its buffer"
+
+
+def test_a_batch_of_one_fills_its_buffer():
+    assert any(case.sizes["batch"] == 1 for case in cases_with("empty_and_full"))
 
 
 def test_rows_of_the_base_differ_and_all_of_them_change():
@@ -61,21 +70,24 @@ def test_rows_of_the_base_differ_and_all_of_them_change():
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", ["left_padding", "right_padding"])
 def test_padding_hides_keys_that_a_row_holds(mask, name):
-    case = cases_of(attn_mask=mask)[name]
-    values = case.inputs["attn_mask"]
-    shown = values if values.dtype == np.bool_ else values > -np.inf
-    for row, (end, padding) in enumerate(zip(lengths_of(case), (2, 1), strict=True)):
-        wanted = np.ones(case.sizes["capacity"], np.bool_)
-        wanted[slice(None, padding) if name == "left_padding" else slice(end - padding, end)] = 0
-        assert (shown[row] == wanted).all()
-        assert shown[row][..., :end].any()
+    for case in cases_with(name, attn_mask=mask):
+        values = case.inputs["attn_mask"]
+        shown = values if values.dtype == np.bool_ else values > -np.inf
+        held = lengths_of(case)
+        for row, (end, padding) in enumerate(zip(held, padding_of(held), strict=True)):
+            wanted = np.ones(case.sizes["capacity"], np.bool_)
+            side = slice(None, padding) if name == "left_padding" else slice(end - padding, end)
+            wanted[side] = 0
+            assert (shown[row] == wanted).all()
+            assert end == 1 or shown[row][..., :end].any()
 
 
 def test_positions_count_from_the_end_of_the_padding_in_each_row():
-    case = cases_of(rotary="half", position_ids=True)["left_padding"]
-    held, padding = case.inputs["past_length"], np.array([2, 1])
-    wanted = np.maximum((held - padding)[:, None] + np.arange(3), 0)
-    np.testing.assert_array_equal(case.inputs["position_ids"], wanted)
+    for case in cases_with("left_padding", rotary="half", position_ids=True):
+        held, padding = case.inputs["past_length"], padding_of(lengths_of(case))
+        L = case.sizes["query_len"]
+        wanted = np.maximum((held - padding)[:, None] + np.arange(L), 0)
+        np.testing.assert_array_equal(case.inputs["position_ids"], wanted)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -86,24 +98,22 @@ def test_the_changed_key_of_the_mask_is_one_that_row_0_holds(mask):
     assert key == cases[BASE].inputs["past_length"][0] + 1
 
 
-def test_the_rest_behind_each_row_is_loud_and_nothing_else():
-    cases = cases_of()
-    base, loud = cases[BASE], cases["beyond_length"]
-    assert loud.inputs["past_length"].tolist() == [0, 1]
-    for name in ("past_key", "past_value"):
-        for row, held in enumerate(loud.inputs["past_length"]):
-            before, after = (case.inputs[name][row] for case in (base, loud))
-            np.testing.assert_array_equal(after[:, :held], before[:, :held])
-            np.testing.assert_array_equal(after[:, held:], before[:, held:] * np.float32(LOUD))
-    assert (lengths_of(loud) < loud.sizes["capacity"]).all()
+def test_what_lies_behind_the_keys_of_a_row_is_loud():
+    for case in cases_with("beyond_length"):
+        lengths = case.inputs["past_length"]
+        assert len(set(lengths.tolist())) > 1 or case.sizes["batch"] == 1
+        for name in ("past_key", "past_value"):
+            for row, held in enumerate(lengths):
+                rest, kept = case.inputs[name][row][:, held:], case.inputs[name][row][:, :held]
+                assert not rest.size or np.abs(rest).max() > LOUD / 2
+                assert not kept.size or np.abs(kept).max() < LOUD / 2 or "outliers" in case.name
 
 
 def test_rows_are_empty_and_full():
-    case = cases_of()["empty_and_full"]
-    assert case.inputs["past_length"].tolist() == [0, FAR_APART]
-    assert case.sizes == {
-        "batch": 2, "query_len": 3, "past_len": FAR_APART, "capacity": FAR_APART + 3,
-    }  # fmt: skip
+    for case in cases_with("empty_and_full"):
+        *empty, full = case.inputs["past_length"].tolist()
+        assert not any(empty)
+        assert full + case.sizes["query_len"] == case.sizes["capacity"]
 
 
 def test_the_far_case_has_all_of_the_past():

@@ -1,4 +1,4 @@
-"""Semantic probes: which ones a spec has, and that each changes what it says and nothing else."""
+"""Cases of fixed sizes: each input changes alone, and what is not finite is in one row."""
 
 from __future__ import annotations
 
@@ -6,85 +6,79 @@ import numpy as np
 import pytest
 from conftest import small_spec
 
-from attn_export.cases.probes import BASE, CHANGED, LARGE, PROBE_SIZES, SHARP, SMALL, probe_cases
+from attn_export.cases.contents import VALUES
+from attn_export.cases.probes import (
+    BASE,
+    CHANGED,
+    PROBE_SIZES,
+    SPOILT,
+    content_case,
+    fixed_cases,
+)
 from attn_export.cases.sizes import with_sums
 from attn_export.nouns import Case
 from attn_export.spec import Input
 
-PLAIN = {"attn_mask": "none", "cache": "none"}
 CROSS = {"cross": True, "causal": False, "cache": "none"}
 IN_PLACE = {"cache": "in-place"}
-PADDING = {"left_padding", "right_padding"}
-MASK = {"fully_masked_rows", "one_visible_key"}
+NAN = {"nan_in_one_row", "nan_in_one_row_one_query"}
+INF = {"inf_in_masked_key", "inf_in_masked_key_one_query"}
 
 
-def probes_of(**changes: object) -> dict[str, Case]:
+def cases_of(**changes: object) -> dict[str, Case]:
     spec = small_spec(**changes)
-    cases = probe_cases(spec.inputs(), spec, spec.sums)
+    cases = fixed_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
     assert len({case.name for case in cases}) == len(cases)
     return {case.name: case for case in cases}
 
 
-def changed_inputs(probes: dict[str, Case], name: str) -> set[str]:
-    base, probe = probes[BASE].inputs, probes[name].inputs
-    assert list(probe) == list(base)
+def changed_inputs(cases: dict[str, Case], name: str) -> set[str]:
+    base, case = cases[BASE].inputs, cases[name].inputs
+    assert list(case) == list(base)
     for one in base:
-        assert (probe[one].shape, probe[one].dtype) == (base[one].shape, base[one].dtype)
-    return {one for one in base if probe[one].tobytes() != base[one].tobytes()}
-
-
-# -- which there are --------------------------------------------------------------------------
+        assert (case[one].shape, case[one].dtype) == (base[one].shape, base[one].dtype)
+    return {one for one in base if case[one].tobytes() != base[one].tobytes()}
 
 
 @pytest.mark.parametrize(
-    ("changes", "inputs", "further"),
+    ("changes", "inputs", "spoilt"),
     [
-        ({}, "query attn_mask past_key past_value",
-         {"kv_head_blocks", "causal_future", *MASK, *PADDING}),
-        ({"num_kv_heads": 4}, "query attn_mask past_key past_value",
-         {"causal_future", *MASK, *PADDING}),
-        ({"num_kv_heads": 1, "causal": False}, "query attn_mask past_key past_value",
-         {"kv_head_blocks", *MASK, *PADDING}),
-        ({"attn_mask": "none"}, "query past_key past_value", {"kv_head_blocks", "causal_future"}),
-        ({**PLAIN, "causal": False, "num_kv_heads": 4}, "query", set()),
-        ({"attn_mask": "float[L,S]"}, "query attn_mask past_key past_value",
-         {"kv_head_blocks", "causal_future", *MASK, "lowest_float"}),
-        ({"attn_mask": "float[B,H,L,S]"}, "query attn_mask past_key past_value",
-         {"kv_head_blocks", "causal_future", *MASK, *PADDING, "lowest_float"}),
-        ({"attn_mask": "bool[1,1,L,S]"}, "query attn_mask past_key past_value",
-         {"kv_head_blocks", "causal_future", *MASK}),
-        ({**CROSS, "attn_mask": "none"}, "query key value", {"kv_head_blocks"}),
-        (CROSS, "query key value attn_mask", {"kv_head_blocks", *MASK, *PADDING}),
-        (IN_PLACE, "query attn_mask past_key past_value past_length",
-         {"kv_head_blocks", "causal_future", *MASK, *PADDING, "beyond_length", "empty_and_full"}),
+        ({}, "query attn_mask past_key past_value", NAN | INF),
+        ({"attn_mask": "none"}, "query past_key past_value", NAN),
+        (CROSS, "query key value attn_mask", NAN | INF),
+        ({"cache": "none"}, "query attn_mask", NAN | {"inf_in_masked_key"}),
+        (IN_PLACE, "query attn_mask past_key past_value past_length", NAN | INF),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
-)  # fmt: skip
-def test_a_spec_has_the_probes_that_apply_to_it(changes, inputs, further):
-    general = {BASE, "large_logits", "small_inputs", *(CHANGED + name for name in inputs.split())}
-    assert set(probes_of(**changes)) == general | further
+)
+def test_a_spec_has_a_base_a_change_of_each_input_and_rows_that_are_not_finite(
+    changes, inputs, spoilt
+):
+    assert set(cases_of(**changes)) == {BASE, *(CHANGED + n for n in inputs.split())} | spoilt
 
 
-def test_a_module_of_unknown_meaning_has_the_general_probes():
+def test_a_module_of_the_users_has_no_key_that_is_known_to_be_masked():
     inputs = {"x": Input(("batch", "frames", 4)), "gate": Input(("batch", 4))}
-    cases = probe_cases(inputs, None, {})
-    assert [case.name for case in cases] == [
-        BASE, "changed_x", "changed_gate", "large_logits", "small_inputs",
-    ]  # fmt: skip
+    cases = fixed_cases(inputs, {"y": ("batch", "frames", 4)}, None, {})
+    assert [case.name for case in cases] == [BASE, "changed_x", "changed_gate", "nan_in_one_row"]
     assert cases[0].sizes == {"batch": PROBE_SIZES["batch"], "frames": 3}
     assert cases[0].inputs["x"].shape == (2, 3, 4)
 
 
-# -- sizes ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shape", [("frames", "batch"), (4, "batch")])
+def test_rows_are_no_rows_of_a_batch_where_outputs_have_it_elsewhere(shape):
+    cases = fixed_cases({"x": Input(("batch", "frames"))}, {"y": shape}, None, {})
+    assert [case.name for case in cases] == [BASE, "changed_x"]
 
 
 @pytest.mark.parametrize("changes", [{}, {"attn_mask": "none"}, CROSS, {"cache": "none"}])
-def test_all_probes_of_a_spec_have_the_same_small_sizes(changes):
+def test_the_base_and_its_changes_have_the_same_small_sizes(changes):
     spec = small_spec(**changes)
-    for case in probes_of(**changes).values():
+    for case in cases_of(**changes).values():
         assert case.kind == "probe"
         assert case.about
-        assert all(size == PROBE_SIZES[name] for name, size in case.sizes.items())
+        if not case.ignored_rows:
+            assert all(size == PROBE_SIZES[name] for name, size in case.sizes.items())
         for name, shape in spec.input_shapes().items():
             wanted = [case.sizes[axis] if isinstance(axis, str) else axis for axis in shape]
             assert list(case.inputs[name].shape) == wanted
@@ -97,22 +91,19 @@ def test_probe_sizes_tell_batch_queries_past_and_keys_apart():
     assert PROBE_SIZES["key_len"] != PROBE_SIZES["query_len"]
 
 
-def test_probes_are_the_same_every_time():
-    first, second = probes_of(), probes_of()
+def test_cases_are_the_same_every_time():
+    first, second = cases_of(), cases_of()
     for name, case in first.items():
         assert all(
             case.inputs[n].tobytes() == second[name].inputs[n].tobytes() for n in case.inputs
         )
 
 
-# -- what each changes ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mask", ["bool[B,1,1,S]", "float[L,S]", "bool[H,L,S]"])
 def test_a_changed_input_is_the_only_one_that_changed(mask):
-    probes = probes_of(attn_mask=mask)
-    for name in probes[BASE].inputs:
-        assert changed_inputs(probes, CHANGED + name) == {name}
+    cases = cases_of(attn_mask=mask)
+    for name in cases[BASE].inputs:
+        assert changed_inputs(cases, CHANGED + name) == {name}
 
 
 @pytest.mark.parametrize(
@@ -120,103 +111,50 @@ def test_a_changed_input_is_the_only_one_that_changed(mask):
     [
         ("bool[B,1,1,S]", {}), ("bool[1,S]", {"cache": "none"}), ("bool[1,1,1,S]", {}),
         ("bool[L,S]", CROSS), ("float[B,H,L,S]", {}), ("float[1,S]", CROSS),
-        pytest.param(
-            "float[1,S]", {"cache": "none"},
-        ),
+        ("float[1,S]", {"cache": "none"}),
     ],
 )  # fmt: skip
 def test_a_changed_mask_shows_or_hides_some_key(mask, changes):
-    probes = probes_of(attn_mask=mask, **changes)
+    cases = cases_of(attn_mask=mask, **changes)
     before, after = (
         array if array.dtype == bool else np.isfinite(array)
-        for array in (probes[name].inputs["attn_mask"] for name in (BASE, "changed_attn_mask"))
-    )  # fmt: skip
+        for array in (cases[name].inputs["attn_mask"] for name in (BASE, "changed_attn_mask"))
+    )
     assert (before != after).any()
     assert after[..., 0].all()
 
 
-@pytest.mark.parametrize(
-    ("name", "factor"),
-    [("large_logits", LARGE), ("small_inputs", SMALL), ("kv_head_blocks", SHARP)],
-)
-@pytest.mark.parametrize("mask", ["bool[B,1,1,S]", "float[B,1,1,S]"])
-def test_scaled_probes_multiply_every_input_but_the_mask(name, factor, mask):
-    probes = probes_of(attn_mask=mask)
-    assert changed_inputs(probes, name) == {"query", "past_key", "past_value"}
-    for one in ("query", "past_key", "past_value"):
-        np.testing.assert_allclose(
-            probes[name].inputs[one], probes[BASE].inputs[one] * factor, rtol=1e-6
-        )
+@pytest.mark.parametrize("name", sorted(NAN))
+@pytest.mark.parametrize("changes", [{}, CROSS, IN_PLACE, {"attn_mask": "float[B,H,L,S]"}])
+def test_nan_is_in_one_row_of_all_inputs_but_the_mask(name, changes):
+    case = cases_of(**changes)[name]
+    assert case.ignored_rows == (SPOILT,)
+    assert case.sizes["batch"] == 3
+    assert (case.sizes["query_len"] == 1) == name.endswith("one_query")
+    for one, array in case.inputs.items():
+        if array.dtype == np.float32 and one != "attn_mask":
+            assert np.isnan(array[SPOILT]).all()
+            assert np.isfinite(np.delete(array, SPOILT, axis=0)).all()
+        elif array.dtype == np.float32:
+            assert not np.isnan(array).any()
 
 
-def test_the_causal_probe_makes_all_queries_but_the_first_loud():
-    probes = probes_of()
-    assert changed_inputs(probes, "causal_future") == {"query"}
-    before, after = (probes[name].inputs["query"] for name in (BASE, "causal_future"))
-    np.testing.assert_array_equal(after[:, 0], before[:, 0])
-    np.testing.assert_array_equal(after[:, 1:], before[:, 1:] * np.float32(LARGE))
+@pytest.mark.parametrize("name", sorted(INF))
+@pytest.mark.parametrize("changes", [{}, CROSS, IN_PLACE, {"attn_mask": "float[B,H,L,S]"}])
+def test_infinity_is_in_one_key_that_is_masked(name, changes):
+    case = cases_of(**changes)[name]
+    mask = case.inputs["attn_mask"]
+    assert not (mask if mask.dtype == bool else np.isfinite(mask))[..., 0].any()
+    infinite = {n: np.isposinf(a) for n, a in case.inputs.items() if a.dtype == np.float32}
+    assert sum(array.any() for array in infinite.values()) == 2
+    for array in infinite.values():
+        assert not np.delete(array, SPOILT, axis=0).any()
 
 
-def masks_of(name: str, mask: str) -> tuple[np.ndarray, np.ndarray]:
-    """Which keys the base case shows, and which the probe."""
-    probes = probes_of(attn_mask=mask)
-    assert changed_inputs(probes, name) == {"attn_mask"}
-    found = []
-    for case in (BASE, name):
-        values = probes[case].inputs["attn_mask"]
-        assert values.dtype == bool or not np.isnan(values).any()
-        found.append(values if values.dtype == bool else values > -np.inf)
-    return found[0], found[1]
-
-
-MASKS = ["bool[B,1,1,S]", "float[B,1,1,S]", "bool[B,H,L,S]", "float[B,H,L,S]"]
-
-
-@pytest.mark.parametrize(
-    ("mask", "first"),
-    [
-        *((mask, (0, slice(None), slice(None))) for mask in MASKS[:2]),
-        *((mask, (0, 0, 0)) for mask in MASKS[2:]),
-        ("bool[L,S]", (0,)), ("float[H,1,S]", (0, 0)), ("bool[1,1,L,S]", (0, 0, 0)),
-        ("bool[1,S]", (0,)),
-    ],
-)  # fmt: skip
-def test_fully_masked_rows_are_the_first_and_no_others(mask, first):
-    before, after = masks_of("fully_masked_rows", mask)
-    hidden = ~after.any(axis=-1)
-    wanted = np.zeros_like(hidden)
-    wanted[first] = True
-    np.testing.assert_array_equal(hidden, wanted)
-    np.testing.assert_array_equal(after[~hidden], before[~hidden])
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_one_visible_key_is_the_first(mask):
-    _, after = masks_of("one_visible_key", mask)
-    assert after[..., 0].all()
-    assert not after[..., 1:].any()
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(
-    ("name", "rows"),
-    [
-        ("left_padding", [[0, 0, 1, 1, 1], [0, 1, 1, 1, 1]]),
-        ("right_padding", [[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]),
-    ],
-)
-def test_padding_hides_keys_at_one_side_differently_in_each_row(mask, name, rows):
-    _, after = masks_of(name, mask)
-    for batch, row in enumerate(rows):
-        np.testing.assert_array_equal(
-            after[batch], np.broadcast_to(np.array(row, bool), after[batch].shape)
-        )
-
-
-@pytest.mark.parametrize("mask", ["float[B,1,1,S]", "float[B,H,L,S]", "float[L,S]"])
-def test_the_lowest_float_is_low_everywhere_in_the_first_row_and_masks_nothing(mask):
-    probes = probes_of(attn_mask=mask)
-    assert changed_inputs(probes, "lowest_float") == {"attn_mask"}
-    values = probes["lowest_float"].inputs["attn_mask"]
-    first = values.reshape(-1, values.shape[-1])[0]
-    assert (first == np.finfo(np.float32).min).all()
+@pytest.mark.parametrize("content", VALUES, ids=lambda content: content.name)
+def test_a_content_alone_is_a_change_of_the_base(content):
+    spec = small_spec()
+    base = cases_of()[BASE]
+    case = content_case(content, spec.inputs(), spec, spec.sums)
+    assert (case.name, case.sizes, case.about) == (content.name, base.sizes, content.about)
+    assert changed_inputs({BASE: base, "it": case}, "it") == {"query", "past_key", "past_value"}

@@ -16,6 +16,7 @@ from shared import once
 
 from attn_export import DecodeSession, Report, Subject, build
 from attn_export.cases import plan
+from attn_export.cases.cover import Cover
 from attn_export.jobs import build as jobs_build
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import numpy_dtype
@@ -64,11 +65,11 @@ def report_of(name: str) -> Report:
 
 
 def _built(name: str, folder: Path) -> Report:
-    """Builds it, with few cases: other tests are about those."""
+    """Build it; where it is only decoded with, with few cases."""
     whole = name in JUDGED
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "lattice", lambda *_: [])
         if not whole:
+            patch.setattr(Cover, "chosen", lambda *_: [])
             patch.setattr(plan, "decode_case", lambda *_: (None, ""))
             patch.setattr(jobs_build, "_settled", lambda *_: None)
         report = build(

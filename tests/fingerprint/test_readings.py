@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_export.cases.probes import probe_cases
+from attn_export.cases.contents import FUTURE, VALUES
+from attn_export.cases.masks import LOWEST, MASKS
+from attn_export.cases.probes import content_case
 from attn_export.fingerprint.attend import attend, scores, shared, weigh
 from attn_export.fingerprint.findings import SOMETHING_ELSE
 from attn_export.fingerprint.graphs import HKV, D, H
@@ -89,7 +91,7 @@ def test_another_shape_is_something_else():
     ("probe", "case", "mask", "past"),
     [
         ("causal, past", "causal_future", "none", True),
-        ("head sharing", "kv_head_blocks", "none", False),
+        ("head sharing", "sharp", "none", False),
         ("masked row, False", "fully_masked_rows", "bool[B,1,L,S]", False),
         ("masked row, -inf", "fully_masked_rows", "float[B,1,L,S]", False),
         ("finfo.min in mask", "lowest_float", "float[B,1,L,S]", False),
@@ -100,7 +102,8 @@ def test_probes_have_the_inputs_that_a_build_tries(probe, case, mask, past):
         embed_dim=H * D, num_heads=H, num_kv_heads=HKV, attn_mask=mask, causal=past,
         cache="append" if past else "none",
     )  # fmt: skip
-    built = {c.name: c.inputs for c in probe_cases(spec.inputs(), spec, spec.sums)}[case]
+    content = next(c for c in (*VALUES, FUTURE, *MASKS, LOWEST) if c.name == case)
+    built = content_case(content, spec.inputs(), spec, spec.sums).inputs
     found = PROBES[probe].inputs
     query = found["query"].transpose(0, 2, 1, 3).reshape(built["query"].shape)
     np.testing.assert_array_equal(query, built["query"])
@@ -108,10 +111,11 @@ def test_probes_have_the_inputs_that_a_build_tries(probe, case, mask, past):
         np.testing.assert_array_equal(found[name], built[name])
 
 
-def test_the_masked_row_is_masked():
+def test_the_masked_rows_are_masked():
     mask = case_of_a_build("fully_masked_rows", mask="bool[B,1,L,S]")["attn_mask"]
     assert not mask[0, 0, 0].any()
-    assert mask.any(axis=-1).sum() == mask[..., 0].size - 1
+    assert not mask[-1, 0, -1].any()
+    assert mask.any(axis=-1).sum() == mask[..., 0].size - 3
 
 
 # -- planted mistakes: numpy runtimes that are wrong in one way --------------------------------

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from conftest import Cli, small_spec
 from onnx import numpy_helper
 
-from attn_export import verify
+from attn_export import build, verify
+from attn_export.cases.golden import case_folders
 from attn_export.errors import BundleError, GraphError
 from attn_export.nouns import Report
 
@@ -72,6 +74,26 @@ def one_output_less(graph: onnx.GraphProto) -> None:
     del graph.output[2]
 
 
+def one_input_more(graph: onnx.GraphProto) -> None:
+    graph.input.append(onnx.helper.make_tensor_value_info("more", 1, ["batch"]))
+
+
+def other_dtype(graph: onnx.GraphProto) -> None:
+    graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+
+
+def other_width(graph: onnx.GraphProto) -> None:
+    graph.input[0].type.tensor_type.shape.dim[2].dim_value = 33
+
+
+def other_rank(graph: onnx.GraphProto) -> None:
+    graph.output[0].type.tensor_type.shape.dim.add().dim_value = 1
+
+
+def a_name_that_rings(graph: onnx.GraphProto) -> None:
+    graph.output[0].name = "out\x1b[31m\x07put"
+
+
 def test_a_bundle_verifies_on_every_engine(bundle: Path):
     report = verify(bundle, runtimes=["ort-cpu", "onnx-reference"])
     assert report.passed
@@ -81,7 +103,7 @@ def test_a_bundle_verifies_on_every_engine(bundle: Path):
 
 @pytest.mark.parametrize(
     "change",
-    [wrong_scale, not_causal, without_mask, bias_of_one_head_missing, nan_weight, one_output_less],
+    [wrong_scale, not_causal, without_mask, bias_of_one_head_missing, nan_weight],
 )
 def test_another_graph_with_a_planted_fault_is_a_mismatch(change, bundle: Path, tmp_path: Path):
     graph = changed_graph(bundle, tmp_path / "other.onnx", change)
@@ -89,6 +111,54 @@ def test_another_graph_with_a_planted_fault_is_a_mismatch(change, bundle: Path, 
     assert report.exit_code == 6
     assert failed_cases(report)
     assert all(v.graph == "other.onnx" for v in report.verdicts)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (one_output_less, "has the outputs output, present_key; those of the bundle are output, "),
+        (one_input_more, "has the inputs query, attn_mask, past_key, past_value, more; those"),
+        (other_dtype, "query is float16; in the bundle it is float32"),
+        (other_width, "query has the shape ['batch', 'query_len', 33]; in the bundle"),
+        (other_rank, "output has the shape ['batch', 'query_len', 32, 1]; in the bundle"),
+        (a_name_that_rings, r"has the outputs 'out\x1b[31m\x07put', present_key"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_graph_with_other_inputs_or_outputs_is_one_line_up_front(
+    change, told: str, bundle: Path, tmp_path: Path, cli: Cli
+):
+    graph = changed_graph(bundle, tmp_path / "other.onnx", change)
+    got = cli("verify", bundle, "--graph", graph)
+    assert got.returncode == 4
+    assert got.stdout == ""
+    assert told in got.stderr
+    assert got.stderr.count("\n") == 1
+
+
+def test_a_graph_under_the_name_of_one_for_one_query_is_judged_by_all_cases(tmp_path: Path):
+    folder = tmp_path / "b"
+    assert build(small_spec(), folder, runtimes=["ort-cpu"], dialects=["ort"]).passed
+    (tmp_path / "other").mkdir()
+    graph = tmp_path / "other" / "model.ort.decode.onnx"
+    shutil.copy(folder / "model.ort.onnx", graph)
+    shutil.copy(folder / "weights.safetensors", graph.parent)
+    report = verify(folder, graph=graph, runtimes=["ort-cpu"])
+    judged = {verdict.case for verdict in report.verdicts}
+    assert judged == {case.name for case in case_folders(folder / "golden")[1]}
+    assert report.passed
+
+
+def test_a_graph_of_fixed_sizes_is_judged_by_the_cases_that_it_takes(bundle: Path, tmp_path: Path):
+    def one_row(graph: onnx.GraphProto) -> None:
+        for value in (*graph.input, *graph.output):
+            value.type.tensor_type.shape.dim[0].dim_value = 1
+
+    graph = changed_graph(bundle, tmp_path / "one.onnx", one_row)
+    report = verify(bundle, graph=graph, runtimes=["ort-cpu"])
+    assert report.passed
+    _, cases = case_folders(bundle / "golden")
+    assert {v.case for v in report.verdicts} == {c.name for c in cases if c.sizes["batch"] == 1}
 
 
 def test_another_graph_that_is_the_same_passes(bundle: Path, tmp_path: Path):

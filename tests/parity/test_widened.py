@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from attn_export import Subject, build
 from attn_export.nouns import Case
-from attn_export.parity.oracle import POOR, Oracle
+from attn_export.parity.notes import POOR, notes_of, precision
+from attn_export.parity.oracle import Oracle
 
 X = torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0))
 
@@ -61,16 +62,16 @@ def test_what_asks_for_float32_is_computed_in_float64():
 
 def test_the_precision_of_the_truth_is_measured():
     oracle = Oracle(subject())
-    assert oracle.precision(case()) < 1e-14
-    oracle._widening = None  # as a truth without it would be
+    assert precision(oracle, case()) < 1e-14
+    oracle.widening = None  # as a truth without it would be
     oracle._precise.table = oracle._precise.table.double()
-    assert 1e-9 < oracle.precision(case()) < 1e-6
-    assert oracle.precision(case()) > POOR
+    assert 1e-9 < precision(oracle, case()) < 1e-6
+    assert precision(oracle, case()) > POOR
 
 
 def test_the_report_names_the_lines_and_the_precision(tmp_path: Path):
     assert build(subject(), tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
-    (note,) = json.loads((tmp_path / "b" / "report.json").read_text())["notes"]
+    note, _ = json.loads((tmp_path / "b" / "report.json").read_text())["notes"]
     assert f"asks for float32 or less at test_widened.py:{HERE}, test_widened.py:" in note
     assert "with a precision of " in note
 
@@ -78,7 +79,7 @@ def test_the_report_names_the_lines_and_the_precision(tmp_path: Path):
 def test_a_module_that_asks_for_nothing_has_no_note():
     linear = Subject(nn.Linear(16, 4).eval(), {"input": X}, {}, ["y"])
     given = Case("base", "probe", {}, {"input": X.numpy()}, "")
-    assert Oracle(linear).notes(given) == ()
+    assert notes_of(Oracle(linear), given) == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -109,14 +109,12 @@ def test_a_window_of_one_key_has_a_mask_that_matters(mask: str, tmp_path: Path):
     assert build(spec, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
 
 
-def test_a_case_that_few_bits_drown_fails_nothing(tmp_path: Path):
+def test_what_few_bits_drown_fails_nothing(tmp_path: Path):
     spec = AttentionSpec(
         embed_dim=16, num_heads=4, head_dim=6, bias="q,v", add_bias_kv=True, cache="append",
         dtype="bfloat16",
     )  # fmt: skip
-    report = build(spec, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"])
-    assert report.passed
-    assert any("say nothing in so few bits" in note for note in report.notes)
+    assert build(spec, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
 
 
 def test_a_module_that_rounds_within_is_said_to_be_far_from_its_truth(tmp_path: Path):

@@ -1,0 +1,208 @@
+"""The conditions that the cases of a subject must meet together, so that each kind of fault shows.
+
+A fault shows only where something is large or small, one or several, padded or masked. Each such
+condition is a short text; `docs/parity.md` lists them with the faults that they are for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from attn_export.cases.sizes import Sizes
+
+BATCH, QUERIES, PAST, KEYS = "batch", "query_len", "past_len", "key_len"
+
+LEVELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    BATCH: {"small": (1, 2), "middle": (3, 6), "large": (7, math.inf)},
+    PAST: {"small": (0, 3), "middle": (4, 15), "large": (16, math.inf)},
+    "": {"small": (1, 3), "middle": (4, 15), "large": (16, math.inf)},
+}
+"""By axis, or for all other axes: what is small, middle and large."""
+
+VALUES = {
+    BATCH: (1, 2, 3, 4, 5, 7, 8, 9, 17),
+    PAST: (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33),
+    "": (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 49),
+}
+"""The sizes that are tried: powers of 2, their neighbours, and primes."""
+
+BLOCKS = {64: 65, 128: 127, 256: 257, 512: 511, 1024: 1026}
+"""The sizes of blocks in which kernels work, and the size next to each that is tried."""
+
+MOST_QUERIES = 512
+"""The largest block of queries that is tried where the number of keys is another axis."""
+
+PLAIN = "random inputs"
+SMALLEST = f"{PLAIN}, smallest sizes"
+ONE_QUERY = "one query"
+A_PAST, NO_PAST = f", {ONE_QUERY}, a past", f", {ONE_QUERY}, no past"
+MANY_KEYS = 16
+LENGTHS = frozenset({"beyond_length", "empty_and_full"})
+"""Contents that change nothing without a past of at least 2."""
+
+
+def free_axes(names: Sequence[str], sums: Sequence[str]) -> list[str]:
+    """Return the axes that can be chosen, those that are known first."""
+    known = (BATCH, QUERIES, PAST, KEYS)
+    free = [name for name in names if name not in sums]
+    return [n for n in known if n in free] + sorted(n for n in free if n not in known)
+
+
+def values_of(axis: str) -> tuple[int, ...]:
+    """Return the sizes of an axis that are tried."""
+    return VALUES.get(axis, VALUES[""])
+
+
+def blocks_of(axis: str, axes: Sequence[str]) -> dict[int, int]:
+    """Return the blocks that are tried along an axis, and the size that is tried for each."""
+    if axis in (BATCH, PAST):
+        return {}
+    others = PAST in axes or KEYS in axes
+    most = MOST_QUERIES if axis != KEYS and (others or axis != QUERIES) else max(BLOCKS)
+    return {block: size for block, size in BLOCKS.items() if block <= most}
+
+
+# -- sizes ---------------------------------------------------------------------------------------
+
+
+def size_conditions(axes: Sequence[str]) -> list[str]:
+    """Return all conditions on the sizes of these axes."""
+    found = [f"{axis} {value}" for axis in axes for value in values_of(axis)]
+    found += [
+        f"{level} {one}, {more} {other}"
+        for one, other in itertools.combinations(axes, 2)
+        for level, more in itertools.product(_levels(one), _levels(other))
+    ]
+    found += [f"{axis} near {block}" for axis in axes for block in blocks_of(axis, axes)]
+    if QUERIES in axes:
+        # Graphs for one query are run in no other case.
+        others = [axis for axis in axes if axis != QUERIES]
+        found += [f"{ONE_QUERY}, {condition}" for condition in size_conditions(others)]
+        if PAST in axes:
+            found += [f"{ONE_QUERY}, {block} keys" for block in BLOCKS]
+    return found
+
+
+def met_by_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
+    """Yield the conditions that these sizes meet."""
+    for axis in axes:
+        yield f"{axis} {sizes[axis]}"
+        yield from (f"{axis} near {block}" for block in _blocks_near(sizes[axis]))
+    for one, other in itertools.combinations(axes, 2):
+        yield f"{_level(one, sizes[one])} {one}, {_level(other, sizes[other])} {other}"
+    if sizes.get(QUERIES) == 1 and QUERIES in axes:
+        others = [axis for axis in axes if axis != QUERIES]
+        yield from (f"{ONE_QUERY}, {condition}" for condition in met_by_sizes(sizes, others))
+        keys = _blocks_near(keys_of(sizes) or 0)
+        yield from (f"{ONE_QUERY}, {block} keys" for block in keys)
+
+
+def met_whatever_the_contents(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
+    """Yield the conditions on sizes that opaque contents meet as well: single values."""
+    for axis in axes:
+        yield f"{axis} {sizes[axis]}"
+        if sizes.get(QUERIES) == 1 and axis != QUERIES:
+            yield f"{ONE_QUERY}, {axis} {sizes[axis]}"
+
+
+def _blocks_near(size: int) -> Iterator[int]:
+    return (block for block, near in BLOCKS.items() if abs(size - near) <= 2)
+
+
+def keys_of(sizes: Sizes) -> int | None:
+    """Return the number of keys, where the axes say it."""
+    if KEYS in sizes:
+        return sizes[KEYS]
+    if QUERIES in sizes:
+        return sizes[QUERIES] + sizes.get(PAST, 0)
+    return None
+
+
+def are_smallest(sizes: Sizes) -> bool:
+    """Return whether no size is more than 1."""
+    return max(sizes.values(), default=1) == 1
+
+
+def have_room(sizes: Sizes) -> bool:
+    """Return whether rows of a cache in place may have different lengths."""
+    return sizes.get(PAST, 0) >= 2
+
+
+def _levels(axis: str) -> Mapping[str, tuple[float, float]]:
+    return LEVELS.get(axis, LEVELS[""])
+
+
+def _level(axis: str, size: int) -> str:
+    return next(name for name, (low, high) in _levels(axis).items() if low <= size <= high)
+
+
+# -- contents ------------------------------------------------------------------------------------
+
+
+def form_of(sizes: Sizes) -> str:
+    """Return the form of a call: one query or several, with a past or without."""
+    if QUERIES not in sizes:
+        return ""
+    if sizes[QUERIES] > 1:
+        return ", several queries"
+    if PAST not in sizes:
+        return f", {ONE_QUERY}"
+    return A_PAST if sizes[PAST] else NO_PAST
+
+
+def forms(axes: Sequence[str]) -> list[str]:
+    """Return all forms of a call."""
+    if QUERIES not in axes:
+        return [""]
+    single = (A_PAST, NO_PAST) if PAST in axes else (f", {ONE_QUERY}",)
+    return [", several queries", *single]
+
+
+def content_conditions(
+    values: Sequence[str], masks: Sequence[str], lengths: Sequence[str], axes: Sequence[str]
+) -> list[str]:
+    """Return all conditions on contents.
+
+    Args:
+        values: The names of the contents that change values.
+        masks: Those that change masks.
+        lengths: Those that change the lengths of a cache in place.
+        axes: The axes that can be chosen.
+    """
+    found = [f"{name}{form}" for name in (*values, *masks) for form in forms(axes)]
+    found = [each for each in found if not each.startswith(f"causal_future, {ONE_QUERY}")]
+    found += [f"{name}{form}" for name in lengths for form in forms(axes) if form != NO_PAST]
+    found.append(SMALLEST)
+    if BATCH in axes:
+        found += [f"{PLAIN}{form}, batch {size}" for form in forms(axes) for size in ("1", "> 1")]
+        alone = ("fully_masked_rows", "left_padding", "empty_and_full")
+        found += [f"{name}, batch 1" for name in alone if name in (*masks, *lengths)]
+    if QUERIES in axes:
+        padded = ("fully_masked_rows", "left_padding", "right_padding")
+        found += [f"{name}, {MANY_KEYS} keys" for name in padded if name in masks]
+    if "one_visible_key" in masks and "large_logits" in values:
+        found += [f"large_logits, one_visible_key{form}" for form in forms(axes)]
+    return found
+
+
+def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
+    """Yield the conditions that contents meet at these sizes."""
+    form, keys = form_of(sizes), keys_of(sizes) or 0
+    hidden = {"all_keys_masked", "one_visible_key"} & set(contents)
+    for name in contents:
+        if name in LENGTHS and not have_room(sizes):
+            continue
+        # Where a row sees one key or none, its scores do not matter.
+        if not hidden or name in hidden:
+            yield f"{name}{form}"
+            yield f"{name}, batch {sizes.get(BATCH)}"
+            if keys >= MANY_KEYS:
+                yield f"{name}, {MANY_KEYS} keys"
+    if not contents and are_smallest(sizes):
+        yield SMALLEST
+    if not contents and BATCH in sizes:
+        yield f"{PLAIN}{form}, batch {'1' if sizes[BATCH] == 1 else '> 1'}"
+    if {"one_visible_key", "large_logits"} <= set(contents):
+        yield f"large_logits, one_visible_key{form}"

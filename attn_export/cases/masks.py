@@ -1,0 +1,149 @@
+"""Contents of masks: rows that see nothing, or one key, or all, and padding."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from attn_export.cases.contents import Content, Drawn
+from attn_export.cases.in_place import keys_of_rows
+from attn_export.tensorfile import is_floating, lowest_number
+
+
+@dataclasses.dataclass(frozen=True)
+class _Mask:
+    """A mask, and its values for keys that are seen and hidden."""
+
+    array: np.ndarray
+    seen: float | bool
+    hidden: float | bool
+
+
+def _masks(drawn: Drawn) -> Iterator[_Mask]:
+    for name in drawn.masks():
+        array, wanted = drawn.inputs[name], drawn.wanted[name]
+        if array.dtype == np.bool_:
+            seen = wanted.first is not False
+            yield _Mask(array, seen, not seen)
+        elif is_floating(array.dtype):
+            yield _Mask(array, 0.0, -np.inf)
+        else:
+            yield _Mask(array, 1, 0)
+
+
+def _nothing_hidden(drawn: Drawn) -> None:
+    for mask in _masks(drawn):
+        mask.array[...] = mask.seen
+
+
+def _masked_rows(drawn: Drawn) -> None:
+    """Hide all keys from the first, the middle and the last row of the mask."""
+    for mask in _masks(drawn):
+        rows = mask.array.shape[:-1]
+        for place in ([0] * len(rows), [n // 2 for n in rows], [n - 1 for n in rows]):
+            if mask.array.size:
+                mask.array[tuple(place)] = mask.hidden
+
+
+def _all_masked(drawn: Drawn) -> None:
+    for mask in _masks(drawn):
+        mask.array[...] = mask.hidden
+
+
+def _one_visible(drawn: Drawn) -> None:
+    """Show each row one key: the first row key 0, the others keys of their own."""
+    for mask in _masks(drawn):
+        rows = mask.array.reshape(-1, mask.array.shape[-1])
+        if rows.size:
+            mask.array[...] = mask.hidden
+            held = _held(drawn, mask)
+            for row, keys in enumerate(np.repeat(held, max(len(rows) // len(held), 1))):
+                rows[row, (3 * row) % max(keys, 1)] = mask.seen
+
+
+def _left_padding(drawn: Drawn) -> None:
+    _pad(drawn, left=True)
+
+
+def _right_padding(drawn: Drawn) -> None:
+    _pad(drawn, left=False)
+
+
+def _pad(drawn: Drawn, *, left: bool) -> None:
+    """Hide the first or last keys of each row of the batch, of a number of its own."""
+    for mask in _masks(drawn):
+        mask.array[...] = mask.seen
+        held = _held(drawn, mask)
+        padding = padding_of(held)
+        for row, (keys, hidden) in enumerate(zip(held, padding, strict=True)):
+            side = slice(None, hidden) if left else slice(keys - hidden, keys)
+            rows = mask.array[row] if len(held) > 1 or mask.array.shape[0] == 1 else mask.array
+            rows[..., side] = mask.hidden
+        if left and "position_ids" in drawn.inputs and drawn.spec is not None:
+            _count_from_padding(drawn, held, padding)
+
+
+def padding_of(held: np.ndarray) -> np.ndarray:
+    """Return how many keys of each row are padding: some and not all, where there are two."""
+    spread = held // 3 + np.arange(len(held))
+    return np.where(held > 1, 1 + spread % np.maximum(held - 1, 1), np.arange(len(held)) % 2)
+
+
+def _count_from_padding(drawn: Drawn, held: np.ndarray, padding: np.ndarray) -> None:
+    """Count the positions of each row from the end of its padding."""
+    B, L = drawn.inputs["position_ids"].shape
+    first = np.broadcast_to(held - L - padding, (B,))[:, None]
+    drawn.inputs["position_ids"][...] = np.maximum(first + np.arange(L), 0)
+
+
+def _held(drawn: Drawn, mask: _Mask) -> np.ndarray:
+    """Return how many keys each row of the batch holds; one number where rows share the mask."""
+    keys, first = mask.array.shape[-1], mask.array.shape[0]
+    if drawn.in_place:
+        held = keys_of_rows(drawn.inputs, in_place=True)
+        return held if first == len(held) else held.min(keepdims=True)
+    by_row = first == drawn.sizes.get("batch") and mask.array.ndim > 1
+    return np.full(first if by_row else 1, keys)
+
+
+def _lowest(drawn: Drawn) -> None:
+    """Give the first row of the mask the lowest number of its type, which hides nothing."""
+    for mask in _masks(drawn):
+        if is_floating(mask.array.dtype) and mask.array.size:
+            # A row of nothing but float16's lowest has no bits left for its scores.
+            first = 1 if mask.array.dtype == np.float16 else 0
+            row = (0,) * (mask.array.ndim - 1)
+            mask.array[row][first:] = lowest_number(mask.array.dtype)
+
+
+MASKS = (
+    Content(
+        "nothing_masked", "every key is visible", "keys that are dropped", _nothing_hidden
+    ),
+    Content(
+        "fully_masked_rows", "a row with nothing to attend to gives 0",
+        "NaN or averages for masked rows", _masked_rows,
+    ),
+    Content(
+        "all_keys_masked", "no row attends to anything", "NaN or averages for masked rows",
+        _all_masked, is_opaque=True,
+    ),
+    Content(
+        "one_visible_key", "a row with one key gives its value", "finite numbers for -inf",
+        _one_visible, is_opaque=True,
+    ),
+    Content(
+        "left_padding", "rows of a batch start late", "keys that are always visible",
+        _left_padding,
+    ),
+    Content(
+        "right_padding", "rows of a batch end early", "keys that are always visible",
+        _right_padding,
+    ),
+)  # fmt: skip
+LOWEST = Content(
+    "lowest_float", "finfo.min is a low score, not a masked key", "low scores taken for -inf",
+    _lowest,
+)  # fmt: skip

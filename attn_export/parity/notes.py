@@ -1,0 +1,125 @@
+"""What the reader of a report should know of the truth of a user's module."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from attn_export.cases.draw import generator
+from attn_export.nouns import Case
+from attn_export.parity.allowed import EAGER
+from attn_export.parity.measures import eps, measure
+from attn_export.parity.oracle import Oracle
+from attn_export.subject.exporting import places_that_ask
+from attn_export.tensorfile import is_floating
+
+STEP = 2.0**-22
+"""The size of the steps that show how precise the truth is: a few of those of float32."""
+
+POOR = 1e-9
+"""The precision from which on a truth is worth a note."""
+
+FAR = 256
+"""The distance of a module from its truth that is worth a note, in units of eps."""
+
+PLACES = 3
+"""The number of lines of the module that a note names."""
+
+
+def notes_of(oracle: Oracle, case: Case) -> tuple[str, ...]:
+    """Return what a reader should know of the truth."""
+    if oracle.widening is None:
+        return ()
+    return (
+        *_far_from_truth(oracle, case),
+        *_precision_notes(oracle, case),
+        *_mixing_notes(oracle, case),
+        *_export_notes(oracle, case),
+    )
+
+
+def _mixing_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
+    """Return a note where the rows of a batch depend on one another."""
+    rows = {n for n, a in case.inputs.items() if oracle.has_batch(n) and is_floating(a.dtype)}
+    if not rows or case.sizes.get("batch", 1) < 2:
+        return ()
+    other = dict(case.inputs)
+    for name in rows:
+        array = other[name] = case.inputs[name].copy()
+        # What is infinite is a mask.
+        array[1:] = np.where(np.isfinite(array[1:]), -2.5 * array[1:], array[1:])
+    before, after = oracle.truth(case.inputs), oracle.truth(other)
+    for name, t in before.items():
+        first = t.ndim > 0 and len(t) == case.sizes["batch"] and is_floating(t.dtype)
+        if first and measure(after[name][:1], t[:1]).whole > POOR:
+            return (
+                f"rows of a batch depend on one another: {name} of row 0 changes with the "
+                "inputs of the rows beside it",
+            )
+    return ()
+
+
+def _export_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
+    """Return a note where the module asks whether it is being exported."""
+    asked = places_that_ask(lambda: oracle.eager(case.inputs))
+    if not asked:
+        return ()
+    shown = ", ".join(asked[:PLACES]) + (" …" if len(asked) > PLACES else "")
+    return (
+        f"the module asks {shown}; the graph has the branch of an export, and the truth that "
+        "of a plain call",
+    )
+
+
+def _far_from_truth(oracle: Oracle, case: Case) -> tuple[str, ...]:
+    eager, truth = oracle.eager(case.inputs), oracle.truth(case.inputs)
+    for name, e in eager.items():
+        if is_floating(e.dtype):
+            off = measure(e, truth[name]).whole
+            if off > FAR * eps(e.dtype):
+                return (
+                    f"{name} of the module itself is {off:.0e} from its float64 truth, more "
+                    f"than its type explains; {EAGER:g} times that is allowed to runtimes",
+                )
+    return ()
+
+
+def _precision_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
+    good_to = precision(oracle, case)
+    asked = oracle.widening.places if oracle.widening else {}
+    places = [place for place in asked if place]
+    found = f"{good_to:.0e} in relative L2"
+    if places:
+        shown = ", ".join(places[:PLACES]) + (" …" if len(places) > PLACES else "")
+        return (
+            f"the module asks for float32 or less at {shown}; its truth computes there in "
+            f"float64, with a precision of {found}",
+        )
+    if good_to > POOR:
+        return (f"the float64 truth is itself good to {found} only",)
+    return ()
+
+
+def precision(oracle: Oracle, case: Case) -> float:
+    """Return how good the truth itself is, in relative L2.
+
+    f(x + δ) + f(x − δ) − 2 f(x) with δ a random `STEP` of x is of the order of δ² for a smooth
+    function in float64. Parts that compute in fewer bits leave their rounding there.
+    """
+    noise = {
+        name: STEP * generator("precision", name).uniform(-1, 1, array.shape)
+        for name, array in case.inputs.items()
+        if is_floating(array.dtype)
+    }
+
+    def moved(sign: int) -> dict[str, np.ndarray]:
+        x = case.inputs
+        moved = {n: x[n].astype(np.float64) * (1 + sign * d) for n, d in noise.items()}
+        return oracle.truth({**x, **moved})
+
+    before, at, after = (moved(sign) for sign in (-1, 0, 1))
+    found = [
+        measure((before[name] + after[name]) / 2, t).whole
+        for name, t in at.items()
+        if is_floating(t.dtype)
+    ]
+    return max(found, default=0.0)

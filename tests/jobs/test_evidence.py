@@ -1,0 +1,262 @@
+"""What a bundle says is evidence only where it holds enough cases and allows small errors."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from conftest import Cli, small_spec
+
+from attn_export import Subject, build, verify
+from attn_export.bundle import read_manifest, write_manifest
+from attn_export.errors import BundleError, UsageError
+from attn_export.jobs.recompute import STORED
+from attn_export.tensorfile import read_tensor, write_tensors
+
+Index = dict[str, Any]
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    """A bundle that may be changed."""
+    return Path(shutil.copytree(bundle, tmp_path / "copy"))
+
+
+def seal(folder: Path) -> None:
+    """Write digests of the files as they are now: anyone can."""
+    manifest = read_manifest(folder)
+    kept = {k: v for k, v in manifest.items() if k not in ("format", "files", "digest")}
+    write_manifest(folder, kept)
+
+
+def change_index(folder: Path, change: Callable[[Index], None]) -> None:
+    path = folder / "golden" / "index.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index, indent=1) + "\n")
+    seal(folder)
+
+
+def allow(error: object) -> Callable[[Index], None]:
+    def change(index: Index) -> None:
+        for case in index["cases"]:
+            for name in case["allowed"]:
+                case["allowed"][name] = None if error is None else {"whole": error, "row": error}
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (1e9, "is the most for float32"), (math.inf, "is the most for float32"),
+        (0.02, "is the most for float32"), (None, "do not say what error is allowed"),
+    ],
+)  # fmt: skip
+def test_an_allowed_error_that_hides_faults_never_passes(error, told: str, copy: Path):
+    change_index(copy, allow(error))
+    report = verify(copy, runtimes=["ort-cpu"])
+    assert report.exit_code == 6
+    assert not any(verdict.status == "passed" for verdict in report.verdicts)
+    assert told in report.verdicts[0].message
+
+
+@pytest.mark.parametrize("error", [math.nan, 0, -1.0, "1e9", True, [1]])
+def test_an_allowed_error_that_is_no_number_above_0_is_damage(error, copy: Path):
+    change_index(copy, allow(error))
+    with pytest.raises(BundleError, match="an allowed error is a number above 0"):
+        verify(copy, runtimes=["ort-cpu"])
+
+
+LACKS: dict[str, tuple[Callable[[Index], bool], str]] = {
+    "one case": (lambda case: case["name"] == "base", "of 1 cases, none is 'changed_query'"),
+    "no base": (lambda case: case["name"] != "base", "none is 'base'"),
+    "one change less": (lambda case: case["name"] != "changed_past_key", "'changed_past_key'"),
+    "no batch of one": (lambda case: case["sizes"]["batch"] != 1, "none has batch 1"),
+    "no single query": (lambda case: case["sizes"]["query_len"] != 1, "none has query_len 1"),
+    "no empty past": (lambda case: case["sizes"]["past_len"] != 0, "none has past_len 0"),
+    "two sizes": (lambda case: case["sizes"]["batch"] <= 2, "batch has 2 sizes, not 3 or more"),
+    "no padding": (lambda case: "left_padding" not in case["contents"], "none has left_padding"),
+}
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_fewer_cases_than_the_rule_asks_for_are_no_evidence(name: str, copy: Path):
+    keeps, told = LACKS[name]
+
+    def change(index: Index) -> None:
+        index["cases"] = [case for case in index["cases"] if keeps(case)]
+
+    change_index(copy, change)
+    with pytest.raises(BundleError, match="are no evidence") as caught:
+        verify(copy, runtimes=["ort-cpu"])
+    assert told in str(caught.value)
+
+
+def test_a_module_without_dynamic_axes_needs_no_other_sizes(tmp_path: Path):
+    subject = Subject.from_spec(small_spec(cache="none", attn_mask="none"))
+    static = Subject(subject.module, subject.inputs, {}, subject.outputs)
+    folder = tmp_path / "b"
+    assert build(static, folder, runtimes=["ort-cpu"], dialects=["standard"]).passed
+    report = verify(folder, runtimes=["ort-cpu"])
+    assert report.passed
+    assert "sizes tried: one, since no axis is dynamic" in report.notes
+
+
+# -- the truth anew ---------------------------------------------------------------------------
+
+
+def make_wrong(folder: Path) -> None:
+    """Let a bundle agree with itself on a wrong scale."""
+    path = folder / "model.onnx"
+    model = onnx.load(path)
+    node = next(node for node in model.graph.node if node.op_type == "Attention")
+    next(a for a in node.attribute if a.name == "scale").f *= 1.1
+    onnx.save(model, path)
+    seal(folder)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    index = json.loads((folder / "golden" / "index.json").read_text())
+    for case in index["cases"]:
+        here = folder / "golden" / case["folder"]
+        inputs = dict(read_tensor(here / f"input_{i}.pb") for i in range(len(index["inputs"])))
+        outputs = session.run(index["outputs"], inputs)
+        named = dict(zip(index["outputs"], map(np.asarray, outputs), strict=True))
+        write_tensors(here, "output", named)
+        write_tensors(here, "eager", named)
+    seal(folder)
+
+
+def test_truth_that_was_replaced_is_found_by_computing_it_anew(copy: Path):
+    make_wrong(copy)
+    assert verify(copy, runtimes=["ort-cpu"]).passed
+    report = verify(copy, runtimes=["ort-cpu"], recompute=True)
+    assert report.exit_code == 6
+    wrong = {verdict.runtime for verdict in report.verdicts if verdict.status == "failed"}
+    assert wrong == {STORED, "ort-cpu"}
+
+
+def test_truth_that_is_computed_anew_agrees(bundle: Path):
+    report = verify(bundle, runtimes=["ort-cpu"], recompute=True)
+    assert report.passed
+    stored = [verdict for verdict in report.verdicts if verdict.runtime == STORED]
+    assert max(verdict.worst or 0 for verdict in stored) < 0.01
+    assert len({verdict.case for verdict in stored}) > 30
+
+
+def test_a_weight_that_the_spec_asks_for_has_to_be_there(copy: Path):
+    model = onnx.load(copy / "model.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.name == "q_proj.weight":
+            tensor.name = "q"
+    for node in model.graph.node:
+        node.input[:] = ["q" if name == "q_proj.weight" else name for name in node.input]
+    onnx.save(model, copy / "model.onnx")
+    seal(copy)
+    with pytest.raises(BundleError, match=r"has no weight q_proj\.weight, which its spec asks for"):
+        verify(copy, runtimes=["ort-cpu"], recompute=True)
+
+
+# -- other sizes ------------------------------------------------------------------------------
+
+
+def test_other_sizes_than_the_golden_ones_are_tried(bundle: Path):
+    report = verify(bundle, runtimes=["ort-cpu"], sizes=["batch=4,query_len=600", "past_len=70"])
+    assert report.passed
+    assert {verdict.case for verdict in report.verdicts} == {
+        "shape_B4_P7_L600", "shape_B2_P70_L5",
+    }  # fmt: skip
+    assert any("query_len 5 to 600" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ("batch=0", "batch must be 1 or more; got '0'"), ("batch", "batch must be 1 or more"),
+        ("batch=²", "batch must be 1 or more; got '²'"), ("batch=-1", "got '-1'"),
+        ("heads=3", "'heads' is no axis; choose from batch, query_len, past_len"),
+        ("total_len=3", "'total_len' is no axis"), ("", "'' is no axis"),
+        ("batch=2,batch=3", "batch is given twice"),
+        ("query_len=99999999999", "elements"), ("past_len=-1", "past_len must be 0 or more"),
+    ],
+)  # fmt: skip
+def test_sizes_that_make_no_sense_are_refused_in_one_line(sizes: str, told: str, bundle: Path):
+    with pytest.raises(UsageError) as caught:
+        verify(bundle, runtimes=["ort-cpu"], sizes=[sizes])
+    assert f"--sizes {sizes}: " in str(caught.value)
+    assert told in str(caught.value)
+
+
+def test_options_that_contradict_each_other_are_refused(bundle: Path, cli: Cli):
+    got = cli("verify", bundle, "--recompute", "--sizes", "batch=3")
+    assert (got.returncode, got.stdout) == (2, "")
+    assert "choose one" in got.stderr
+    got = cli("verify", bundle, "--module", "m.py:make")
+    assert (got.returncode, got.stdout) == (2, "")
+    assert "--module m.py:make needs --recompute or --sizes" in got.stderr
+
+
+# -- modules of the users ---------------------------------------------------------------------
+
+MODULE = """
+import torch
+from torch import nn
+from attn_export import Subject
+
+class Scaled(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.linear, self.factor = nn.Linear(8, 8), factor
+
+    def forward(self, x):
+        return self.linear(x) * self.factor
+
+def make(factor=2.0, name="x"):
+    torch.manual_seed(0)
+    example = {name: torch.randn(2, 5, 8)}
+    return Subject(Scaled(factor).eval(), example, {name: {0: "batch", 1: "frames"}}, ["y"])
+
+def other():
+    return make(2.1)
+"""
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> tuple[Path, Path]:
+    """A bundle of a module of the user's, and its file."""
+    file = tmp_path / "mine.py"
+    file.write_text(MODULE)
+    from attn_export.user_module import load_subject
+
+    folder = tmp_path / "b"
+    subject = load_subject(f"{file}:make")
+    assert build(subject, folder, runtimes=["ort-cpu"], dialects=["standard"]).passed
+    return folder, file
+
+
+def test_truth_of_a_users_module_comes_from_the_module(users: tuple[Path, Path]):
+    folder, file = users
+    options: dict[str, Any] = {"runtimes": ["ort-cpu"], "recompute": True}
+    with pytest.raises(UsageError, match=r"give --module PATH\.py:FUNCTION"):
+        verify(folder, **options)
+    assert verify(folder, module=f"{file}:make", **options).passed
+    assert verify(folder, module=f"{file}:other", **options).exit_code == 6
+    sizes = verify(folder, module=f"{file}:make", runtimes=["ort-cpu"], sizes=["frames=300"])
+    assert sizes.passed
+    assert {verdict.case for verdict in sizes.verdicts} == {"shape_B2_frames300"}
+
+
+def test_a_module_with_other_inputs_is_not_that_of_the_bundle(users: tuple[Path, Path]):
+    folder, file = users
+    file.write_text(MODULE.replace("def forward(self, x)", "def forward(self, z)").replace(
+        "self.linear(x)", "self.linear(z)").replace('name="x"', 'name="z"'))  # fmt: skip
+    with pytest.raises(UsageError, match="has the inputs z, and the bundle x"):
+        verify(folder, runtimes=["ort-cpu"], module=f"{file}:make", recompute=True)

@@ -1,0 +1,64 @@
+"""Notes on a user's module: rows that depend on one another, branches of an export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_exporting
+
+from attn_export import Subject
+from attn_export.parity.notes import notes_of
+from attn_export.parity.oracle import Oracle
+
+
+class Does(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def notes(function: Callable[[Tensor], Tensor]) -> tuple[str, ...]:
+    axes = {"x": {0: "batch", 1: "frames"}}
+    subject = Subject(Does(function).eval(), {"x": torch.ones(2, 5, 4)}, axes, ["y"])
+    case = next(case for case in subject.plan().cases if case.name == "base")
+    return notes_of(Oracle(subject), case)
+
+
+@pytest.mark.parametrize(
+    "mixes",
+    [
+        lambda x: x - x.mean(0, keepdim=True), lambda x: x + 1e-6 * x.sum(0, keepdim=True),
+        lambda x: x.softmax(0), lambda x: x * x.abs().amax(), lambda x: x.roll(1, 0),
+    ],
+)  # fmt: skip
+def test_rows_of_a_batch_that_depend_on_one_another_are_noted(mixes):
+    (note,) = notes(mixes)
+    assert note.startswith("rows of a batch depend on one another: y of row 0 changes with")
+
+
+@pytest.mark.parametrize(
+    "keeps_apart", [lambda x: x.softmax(-1), lambda x: x * x.abs().amax((1, 2), keepdim=True)]
+)
+def test_rows_that_do_not_are_not(keeps_apart):
+    assert notes(keeps_apart) == ()
+
+
+@pytest.mark.parametrize(
+    ("asks", "name"),
+    [
+        (torch.compiler.is_exporting, "is_exporting"), (is_exporting, "is_exporting"),
+        (torch.compiler.is_compiling, "is_compiling"), (torch.jit.is_tracing, "is_tracing"),
+        (torch.onnx.is_in_onnx_export, "is_in_onnx_export"),
+        (torch.compiler.is_dynamo_compiling, "is_dynamo_compiling"),
+    ],
+)  # fmt: skip
+def test_a_module_that_asks_whether_it_is_exported_is_noted_with_its_line(asks, name: str):
+    (note,) = notes(lambda x: x if asks() else x * 2)
+    assert note.startswith(f"the module asks {name}() at test_notes.py:")
+    assert "the graph has the branch of an export" in note
