@@ -15,7 +15,7 @@ from attn_export.nouns import GraphFile
 from attn_export.scratch import folder_beside, take_place
 
 MANIFEST = "manifest.json"
-FORMAT = "attn-export-bundle/3"
+FORMAT = "attn-export-bundle/4"
 GOLDEN = "golden"
 REPORT, PAGE = "report.json", "report.html"
 SPEC = "spec.toml"
@@ -148,6 +148,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise BundleError(f"{path} is not of the format {FORMAT}; build the bundle again")
     if not all(key in manifest for key in ("name", "graphs", "inputs", "outputs", "files")):
         raise BundleError(f"{path} lacks a part; build the bundle again")
+    if not all(_is_inside(name) for name in (*manifest["files"], *manifest["graphs"])):
+        raise BundleError(f"{path} names a file outside the bundle; build the bundle again")
     # Every byte counts: what is read has to be written again to the same text.
     if _to_text(manifest) != text:
         raise BundleError(f"{path} was changed after it was written; build the bundle again")
@@ -172,6 +174,11 @@ def read_bundle(folder: Path) -> Bundle:
                 f"{folder / name} was changed after the bundle was written; build it again"
             )
     return Bundle(folder, manifest)
+
+
+def _is_inside(name: str) -> bool:
+    """Return whether a file of this name lies in the bundle: kits copy it under the same name."""
+    return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def _to_text(manifest: Mapping[str, Any]) -> str:

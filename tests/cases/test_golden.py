@@ -21,6 +21,8 @@ from attn_export.errors import BundleError
 from attn_export.nouns import Allowed, Case, Golden
 from attn_export.tensorfile import read_outputs, read_tensors, write_tensors
 
+FOLDER = "test_data_set_0"
+
 
 def golden(name: str, kind: str, batch: int) -> Golden:
     rng = np.random.default_rng(batch)
@@ -33,7 +35,9 @@ def golden(name: str, kind: str, batch: int) -> Golden:
         "present_key": np.zeros((batch, 1, 0, 4), np.float32),
     }
     eager = {name: array + 1 for name, array in expected.items()}
-    case = Case(name, kind, {"batch": batch}, inputs, f"about {name}")
+    about, rows = f"about {name}", tuple(range(1, batch))
+    sizes = {"batch": batch}
+    case = Case(name, kind, sizes, inputs, about, contents=("sharp",), ignored_rows=rows)
     allowed = {"output": Allowed(1.25e-7, 3e-300), "present_key": None}
     unusable = {"present_key": "eager is not finite"} if kind == "probe" else {}
     return Golden(case, expected, eager, allowed, unusable)
@@ -67,6 +71,7 @@ def test_everything_but_the_inputs_comes_back(folder):
     for back, one in zip(found, GOLDENS, strict=True):
         assert (back.case.name, back.case.kind) == (one.case.name, one.case.kind)
         assert (back.case.sizes, back.case.about) == (one.case.sizes, one.case.about)
+        assert (back.case.contents, back.case.ignored_rows) == (("sharp",), one.case.ignored_rows)
         assert back.case.inputs == {}
         assert same(back.expected, one.expected)
         assert same(back.eager, one.eager)
@@ -124,6 +129,13 @@ def test_inputs_are_not_written_over(folder):
         write_inputs(folder, 0, GOLDENS[0].case)
 
 
+@pytest.mark.parametrize("error", [np.inf, 1e9, np.nan])
+def test_errors_too_large_for_evidence_come_back_for_the_judge_to_say_so(error: float, folder):
+    of_case(allowed={"output": {"whole": error, "row": 1e-6}, "present_key": None})(folder)
+    (back,) = read_golden(folder)
+    assert back.allowed["output"].whole == pytest.approx(error, nan_ok=True)
+
+
 # -- damage -----------------------------------------------------------------------------------
 
 
@@ -160,7 +172,7 @@ FILE_DAMAGE = {
     "an output of a case that is no folder": of_case(folder="elsewhere"),
     "no list of outputs": edit_index(lambda index: {**index, "outputs": 5}),
     "another output": edit_index(lambda index: {**index, "outputs": ["present_key"]}),
-    "no error allowed": of_case(allowed={"output": {"whole": 1.0}}),
+    "a row ignored that is not there": of_case(ignored_rows=[1]),
 }
 INDEX_DAMAGE = {
     "no index": lambda folder: (folder / INDEX).unlink(),
@@ -175,6 +187,30 @@ SHAPELESS = {
     "cases that are no list": edit_index(lambda index: {**index, "cases": 5}),
     "a case that is no table": edit_index(lambda index: {**index, "cases": [7]}),
     "a case without a folder": edit_index(lambda index: {**index, "cases": [{"name": "x"}]}),
+    "no cases": edit_index(lambda index: {**index, "cases": []}),
+    "two cases of one name": edit_index(
+        lambda index: {**index, "cases": [{**c, "name": "x"} for c in index["cases"]]}
+    ),
+    "two cases in one folder": edit_index(
+        lambda index: {**index, "cases": [{**c, "folder": FOLDER} for c in index["cases"]]}
+    ),
+    "a folder elsewhere": of_case(folder=f"../{FOLDER}"),
+    "a size below 0": of_case(sizes={"batch": -1}),
+    "a name that is a number": of_case(name=5),
+    "a row below 0": of_case(ignored_rows=[-1]),
+    "a row that is a text": of_case(ignored_rows=["0"]),
+    "rows that are none": of_case(ignored_rows=None),
+    "no reason": of_case(unusable={"output": " "}),
+    "an output without an error": of_case(allowed={"present_key": None}),
+    **{
+        f"an error of {error!r}": of_case(
+            allowed={"output": {"whole": 1e-6, "row": error}, "present_key": None}
+        )
+        for error in (0.0, -1e-6, "1e-6", None, True, 10**400)
+    },
+    "an error of the whole alone": of_case(
+        allowed={"output": {"whole": 1e-6}, "present_key": None}
+    ),
 }
 
 
