@@ -32,7 +32,7 @@ FLOORS = {
     "errors": -1, "interruption": 0, "spec/": 0, "nouns": 0, "tensorfile": 0, "environment": 0,
     "scratch": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
-    "parity/measures": 1, "parity/gate": 1, "parity/__init__": 1,
+    "parity/measures": 1, "parity/limits": 1, "parity/gate": 1, "parity/__init__": 1,
     "bench/": 3, "bench/peers_export": 4, "decoding/": 3, "fingerprint/": 3,
     "bundle": 2, "subject/": 2, "user_module": 3,
     "export/": 3, "parity/": 3, "blame": 1,

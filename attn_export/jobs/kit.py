@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attn_export.bundle import GOLDEN, MANIFEST, SPEC, graph_files, read_bundle
-from attn_export.cases.golden import INDEX
+from attn_export.cases.golden import read_index
 from attn_export.errors import OutputError, UsageError
 from attn_export.kits.facts import facts, graph_for
 from attn_export.kits.languages import Language
@@ -51,8 +50,7 @@ def write_kit(
     manifest = read_bundle(bundle).manifest
     _refuse_dtypes(language, kind, manifest)
     graph = graph_for(graph_files(manifest), kind.dialects, dialect)
-    index = json.loads((bundle / GOLDEN / INDEX).read_text(encoding="utf-8"))
-    context = facts(manifest, index, _spec(bundle), graph)
+    context = facts(manifest, read_index(bundle / GOLDEN), _spec(bundle), graph)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise OutputError(f"{output} is there and is not empty; choose another --output")
     progress.phase("writing the kit")

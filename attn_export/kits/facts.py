@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attn_export.errors import UsageError
-from attn_export.nouns import DECODE, GraphFile
+from attn_export.errors import BundleError, UsageError
+from attn_export.nouns import DECODE, Allowed, GraphFile
+from attn_export.parity.limits import beyond_limit
 from attn_export.runtimes.ort_cpu import ORT_NEEDED
 from attn_export.spec import AttentionSpec
+from attn_export.tensorfile import CODES, is_floating, numpy_dtype
 
-NEW, KEYS, PAST = "query_len", "total_len", "past_len"
-LONGEST = 64
-"""A replay token by token of more would make a self-test slow."""
+NEW, PAST = "query_len", "past_len"
+ENOUGH = 16
+"""The number of tokens whose replay shows what is wrong: more would make a self-test slow."""
 
 
 def graph_for(
@@ -54,27 +56,47 @@ def facts(
         index: Of its golden vectors.
         spec: What it was built from, unless that was a module of the user's.
         graph: The one that the kit runs.
+
+    Raises:
+        BundleError: If an input or output of the manifest is not what one can be.
     """
+    outputs = _ends(manifest["outputs"])
     return {
         "name": manifest["name"],
         "version": manifest["versions"].get("attn-export", ""),
         "ort_needed": ORT_NEEDED,
         "graph": {"file": graph.name, "dialect": graph.dialect, "bound": dict(graph.bound)},
         "inputs": _ends(manifest["inputs"]),
-        "outputs": _ends(manifest["outputs"]),
-        "cases": index["cases"],
+        "outputs": outputs,
+        "cases": [
+            {**case, "tolerances": [_tolerance(case, output) for output in outputs]}
+            for case in index["cases"]
+        ],
         "cache": _cache(manifest["inputs"]),
         "replay": _replay(spec, index["cases"]),
     }
 
 
 def _ends(ends: Mapping[str, Any]) -> list[dict[str, Any]]:
-    from attn_export.tensorfile import CODES
-
+    for name, end in ends.items():
+        axes = end["shape"]
+        if end["dtype"] not in CODES or not all(type(axis) in (str, int) for axis in axes):
+            raise BundleError(f"{name} is {end['dtype']!r} of {axes!r}; build the bundle again")
     return [
         {"name": name, "dtype": end["dtype"], "code": CODES[end["dtype"]], "axes": end["shape"]}
         for name, end in ends.items()
     ]
+
+
+def _tolerance(case: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the error allowed, where one is and counts, and why the output is no evidence."""
+    allowed, dtype = case["allowed"].get(output["name"]), numpy_dtype(output["dtype"])
+    if not is_floating(dtype):
+        allowed = None
+    unusable = case["unusable"].get(output["name"], "")
+    if allowed and not unusable:
+        unusable = beyond_limit(Allowed(**allowed), dtype)
+    return {"allowed": None if unusable else allowed, "unusable": " ".join(unusable.split())}
 
 
 def _cache(inputs: Iterable[str]) -> str:
@@ -94,8 +116,9 @@ def _replay(spec: AttentionSpec | None, cases: Sequence[Mapping[str, Any]]) -> s
         return next((case["name"] for case in cases if case["kind"] == DECODE), None)
     fitting = [
         case for case in cases
-        if case["kind"] == "shape" and not case["sizes"][PAST] and case["sizes"]["batch"]
-        and 2 <= case["sizes"][NEW] <= LONGEST
+        if case["kind"] == "shape" and case["sizes"].get(PAST) == 0
+        and case["sizes"].get(NEW, 0) > 1
     ]  # fmt: skip
-    longest = max(fitting, key=lambda case: case["sizes"][NEW], default=None)
-    return longest["name"] if longest else None
+    lengths = {case["name"]: case["sizes"][NEW] for case in fitting}
+    # The shortest of those that are long enough, or else the longest.
+    return min(lengths, key=lambda n: (lengths[n] < ENOUGH, abs(lengths[n] - ENOUGH)), default=None)

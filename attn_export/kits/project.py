@@ -38,4 +38,16 @@ def _rendered(template: Path, context: Mapping[str, Any]) -> str:
         keep_trailing_newline=True,
         autoescape=template.with_suffix("").suffix == ".html",
     )
+    environment.filters["c_string"] = _c_string
     return environment.from_string(template.read_text(encoding="utf-8")).render(context)
+
+
+def _c_string(text: str) -> str:
+    """Return a literal of C and C++: what is not plain ASCII as the octal of its UTF-8 bytes."""
+    return f'"{"".join(map(_c_character, text.encode("utf-8", "replace")))}"'
+
+
+def _c_character(byte: int) -> str:
+    # Two question marks begin a trigraph.
+    plain = 32 <= byte < 127 and chr(byte) not in '"\\?'
+    return chr(byte) if plain else f"\\{byte:03o}"

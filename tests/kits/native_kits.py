@@ -11,15 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from evidence import NO_SUCH_ROW, rewritten, without_evidence
 from shared import bundle_of, once
 
-from attn_export.bundle import graph_files, read_manifest
 from attn_export.jobs.kit import write_kit
-from attn_export.kits.facts import facts, graph_for
-from attn_export.kits.languages import language
-from attn_export.kits.project import write_project
 from attn_export.runtimes.home import home
-from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import read_tensor, write_tensor
 
 HEAD_DIM = 8
@@ -47,18 +43,17 @@ def _compile(kind: str, kit: Path, how: str) -> None:
     call("cmake", "--build", "build", cwd=kit)
 
 
-def kit_without_judging(bundle: Path, folder: Path) -> Path:
-    """The C kit of a bundle of which one output is no evidence, as its table says."""
-    manifest = read_manifest(bundle)
-    index = json.loads((bundle / "golden" / "index.json").read_text())
-    index["cases"][0]["unusable"]["output"] = 'eager has "NaN" \\ here'
-    index["cases"][0]["allowed"]["output"] = None
-    spec = AttentionSpec.from_toml(bundle / "spec.toml")
-    graph = graph_for(graph_files(manifest), [DIALECT], None)
-    write_project(language("c"), facts(manifest, index, spec, graph), folder)
-    shutil.copytree(bundle, folder / "bundle")
-    _compile("c", folder, "Debug")
-    return folder
+def kit_without_evidence(kind: str) -> Path:
+    """A kit of a bundle some cases of which prove nothing, and one ignores a row it has not."""
+
+    def make(kit: Path) -> None:
+        proves = without_evidence(bundle_of("append"), kit.with_name(f"{kit.name}-proves"))
+        rows = kit.with_name(f"{kit.name}-rows")
+        bundle = rewritten(proves, rows, lambda index: NO_SUCH_ROW(index["cases"][0]))
+        write_kit(kind, bundle, kit, DIALECT)
+        _compile(kind, kit, "Debug")
+
+    return once(f"kits/{kind}-no-evidence", make)
 
 
 def call(*command: str | Path, cwd: Path) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from evidence import NO_EVIDENCE, ONE_ROW, REASON, ROWS, change_row, folder_of, lines_of
 from native_kits import (
     DAMAGED,
     WRONG_TRUTHS,
     changed,
     judged,
     kit_of,
-    kit_without_judging,
+    kit_without_evidence,
     one_row,
     run,
     scale,
 )
 from shared import BUNDLES, bundle_of
+
+from attn_export.tensorfile import read_tensor, write_tensor
 
 # C++ takes long to compile.
 KITS = [("c", name) for name in BUNDLES if name != "append"]
@@ -96,18 +99,49 @@ def test_one_row_counts_as_much_as_the_whole(kit: Path, bundle: Path, tmp_path: 
     assert "over one row" in failed
 
 
-def test_an_output_that_is_no_evidence_is_not_judged_and_it_says_so(
-    bundle: Path, tmp_path: Path, need
+@pytest.mark.parametrize("what", ROWS)
+def test_a_row_that_is_ignored_is_not_compared_and_others_are(
+    what: str, kit: Path, bundle: Path, tmp_path: Path
 ):
-    need("c")
-    kit = kit_without_judging(bundle, tmp_path / "kit")
-    is_nan = WRONG_TRUTHS["NaN or infinity in other places"]
-    done = run(kit, "self_test", changed(bundle, tmp_path, is_nan))
-    assert done.returncode == 0, done.stdout
-    assert 'allowed; output is not judged: eager has "NaN" \\ here' in judged(done)[0]
-    shape = WRONG_TRUTHS["its shape is ["]
-    (tmp_path / "again").mkdir()
-    assert run(kit, "self_test", changed(bundle, tmp_path / "again", shape)).returncode == 1
+    row, value, passes = ROWS[what]
+    copy = changed(bundle, tmp_path, lambda folder: change_row(folder, row, value))
+    done = run(kit, "self_test", copy)
+    line = lines_of(done.stdout)[ONE_ROW]
+    if passes:
+        assert (done.returncode, line[:4]) == (0, "ok  "), line
+    else:
+        assert done.returncode == 1
+        assert line.startswith(f"FAIL {ONE_ROW}  output: NaN or infinity in other places"), line
+
+
+def test_what_is_no_evidence_does_not_pass_and_it_says_why(language: str):
+    kit = kit_without_evidence(language)
+    done = run(kit, "self_test")
+    assert done.returncode == 1, done.stderr
+    lines = lines_of(done.stdout)
+    words = {"failed": "FAIL", "unusable": "unusable"}
+    for name, (_, status, says) in NO_EVIDENCE.items():
+        assert lines[name].startswith(f"{words[status]} {name}  output: "), lines[name]
+        assert says in lines[name]
+    first, *_ = judged(done)
+    assert first.endswith(" there is no row 1000000000 to ignore")
+    count = len(judged(done))
+    summary = done.stdout.splitlines()[-1]
+    assert summary.startswith(f"of {REASON}: {count - len(NO_EVIDENCE) - 1} of {count} passed")
+
+
+def test_what_is_no_evidence_still_has_the_shape_of_the_truth(
+    language: str, bundle: Path, tmp_path: Path
+):
+    kit = kit_without_evidence(language)
+
+    def cut(folder: Path) -> None:
+        path = folder_of(folder, "base") / "output_0.pb"
+        name, truth = read_tensor(path)
+        write_tensor(path, name, truth[..., :-1])
+
+    done = run(kit, "self_test", changed(bundle, tmp_path, cut))
+    assert lines_of(done.stdout)["base"].startswith("FAIL base  output: its shape is [")
 
 
 @pytest.mark.parametrize("says", DAMAGED)

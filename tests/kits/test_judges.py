@@ -1,8 +1,10 @@
-"""The rule of the judge in JavaScript is that of `attn_export.parity.judge`."""
+"""The judges of the kits in JavaScript and Python say what `attn_export.parity.judge` says."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +16,48 @@ import pytest
 from attn_export.kits.languages import HERE
 from attn_export.nouns import Allowed, Case, Golden
 from attn_export.parity.judge import judge
+from attn_export.parity.limits import largest_allowed
+from attn_export.tensorfile import is_floating
 
 ALLOWED = Allowed(whole=1e-3, row=2e-3)
 INF, NAN = np.inf, np.nan
+FLOATS = [np.dtype(d) for d in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Judged:
+    """A truth, an engine's output, and the rules for it."""
+
+    name: str
+    truth: np.ndarray
+    got: np.ndarray
+    allowed: Allowed | None = ALLOWED
+    unusable: str | None = None
+    ignored_rows: tuple[int, ...] = ()
+
+    def golden(self) -> Golden:
+        case = Case(self.name, "shape", {}, {}, "", ignored_rows=self.ignored_rows)
+        truth = {"y": self.truth}
+        unusable = {} if self.unusable is None else {"y": self.unusable}
+        return Golden(case, truth, truth, {"y": self.allowed}, unusable)
+
+    def told(self) -> dict[str, object]:
+        allowed = self.allowed and {
+            part: error if math.isfinite(error) else str(error)  # JSON has no others
+            for part, error in dataclasses.asdict(self.allowed).items()
+        }
+        return {
+            "expected": {"y": told(self.truth)}, "outputs": {"y": told(self.got)},
+            "allowed": {"y": allowed}, "unusable": self.golden().unusable,
+            "ignored_rows": self.ignored_rows,
+        }  # fmt: skip
+
+
+def told(array: np.ndarray) -> dict[str, object]:
+    return {
+        "type": array.dtype.name, "dims": list(array.shape),
+        "hex": np.ascontiguousarray(array).tobytes().hex(),
+    }  # fmt: skip
 
 
 def arrays() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
@@ -67,37 +108,75 @@ def arrays() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     yield "a scalar", np.float32(2).reshape(()), np.float32(2.1).reshape(())
 
 
-CASES = list(arrays())
+def limits() -> Iterator[Judged]:
+    """Errors allowed that are evidence, and such that are not."""
+    for dtype in FLOATS:
+        t, most = np.ones((2, 3), dtype), largest_allowed(dtype)
+        yield Judged(f"{dtype} at its limit", t, t, most)
+        yield Judged(f"{dtype} off at its limit", t, t * dtype.type(2), most)
+        for part in ("whole", "row"):
+            beyond = dataclasses.replace(most, **{part: getattr(most, part) * 1.01})
+            yield Judged(f"{dtype} {part} beyond its limit", t, t, beyond)
+            yield Judged(f"{dtype} {part} off beyond its limit", t, t * dtype.type(2), beyond)
+    t = np.ones((2, 3), np.float32)
+    nowhere = t.copy()
+    nowhere[0, 0] = NAN
+    for error in (1e9, INF, NAN):
+        allowed = Allowed(error, error)
+        yield Judged(f"{error} allowed", t, t, allowed)
+        yield Judged(f"{error} allowed of nothing", t[:0], t[:0], allowed)
+        yield Judged(f"{error} allowed, of a row", t, t, Allowed(1e-6, error))
+        yield Judged(f"{error} allowed of integers", t.astype(int), t.astype(int), allowed)
+        yield Judged(f"{error} allowed, NaN out of nowhere", t, nowhere, allowed)
+    yield Judged("no error allowed", t, t, None)
+    yield Judged("no error allowed of nothing", t[:0], t[:0], None)
+    yield Judged("no error allowed of zeros", t * 0, t * 0, None)
+    yield Judged("unusable", t, t * 2, ALLOWED, "eager is NaN")
+    yield Judged("unusable without a word", t, t * 2, ALLOWED, "")
+    yield Judged("unusable and no error allowed", t, t, None, "eager is NaN")
+    yield Judged("unusable integers", t.astype(int), t.astype(int) * 2, None, "eager is NaN")
+    yield Judged("unusable and of another shape", t, t[:1], ALLOWED, "eager is NaN")
 
 
-def golden_of(name: str, truth: np.ndarray, **unusable: str) -> Golden:
-    floating = truth.dtype.kind == "f" or truth.dtype.name == "bfloat16"
-    allowed = {"y": ALLOWED if floating else None}
-    return Golden(Case(name, "shape", {}, {}, ""), {"y": truth}, {"y": truth}, allowed, unusable)
+def ignored() -> Iterator[Judged]:
+    """Rows that are not compared, and others that are."""
+    t = np.random.default_rng(1).standard_normal((3, 2, 5)).astype(np.float32)
+    t[2] *= 100
+    t[0, 1] = 0
+    for what in (NAN, INF, -INF, 5.0):
+        for row in range(3):
+            got = t.copy()
+            got[row, 1, 2] = what
+            yield Judged(f"{what} in row {row}, row 1 ignored", t, got, ignored_rows=(1,))
+            yield Judged(f"{what} in row {row}, 0 and 2 ignored", t, got, ignored_rows=(0, 2))
+            yield Judged(f"{what} lost in row {row}, row 1 ignored", got, t, ignored_rows=(1,))
+    # The truth of an ignored row counts in the norm of the whole: here it is most of it.
+    got = t * np.float32(1.001)
+    yield Judged("small beside an ignored row", t, got, Allowed(1e-4, 2e-3), ignored_rows=(2,))
+    yield Judged("large beside an ignored row", t, got, Allowed(1e-4, 2e-3), ignored_rows=(1,))
+    number = np.float32(2).reshape(())
+    yield Judged("a scalar has no rows", number, number * np.float32(1.1), ignored_rows=(1,))
+    whole = np.arange(6).reshape(3, 2)
+    for row in range(3):
+        other = whole.copy()
+        other[row, 1] += 1
+        yield Judged(f"an integer in row {row}", whole, other, None, ignored_rows=(1,))
+    yield Judged("ignored and unusable", t, t, ALLOWED, "eager is NaN", (1,))
 
 
-def told(array: np.ndarray) -> dict[str, object]:
-    return {
-        "type": array.dtype.name, "dims": list(array.shape),
-        "hex": np.ascontiguousarray(array).tobytes().hex(),
-    }  # fmt: skip
+CASES = [
+    *(Judged(n, t, got, ALLOWED if is_floating(t.dtype) else None) for n, t, got in arrays()),
+    *limits(),
+    *ignored(),
+]
 
 
 @pytest.fixture(scope="module")
 def said(need_node: None) -> list[dict[str, object]]:
-    """What the JavaScript says of every case."""
-    allowed = {"whole": ALLOWED.whole, "row": ALLOWED.row}
-    cases = [
-        {
-            "expected": {"y": told(truth)}, "outputs": {"y": told(got)}, "unusable": {},
-            "allowed": {"y": allowed if golden_of(name, truth).allowed["y"] else None},
-        }
-        for name, truth, got in CASES
-    ]  # fmt: skip
-    cases.append({**cases[5], "unusable": {"y": "eager is NaN"}})
+    """What the JavaScript says of every case, and of those with other outputs."""
+    cases = [case.told() for case in CASES]
     cases.append({**cases[0], "outputs": {}})
     cases.append({**cases[0], "outputs": {**cases[0]["outputs"], "z": cases[0]["outputs"]["y"]}})
-    cases.append({**cases[0], "allowed": {"y": None}})
     js = HERE / "js"
     done = subprocess.run(
         ["node", Path(__file__).with_name("judge_cases.mjs"), js / "judge.mjs", js / "dtypes.mjs"],
@@ -115,19 +194,49 @@ def need_node() -> None:
         pytest.skip("there is no node")
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=[name for name, _, _ in CASES])
-def test_it_says_what_the_judge_says(number: int, said):
-    name, truth, got = CASES[number]
-    (verdict,) = judge("node", "g", golden_of(name, truth), {"y": got})
+@pytest.mark.parametrize("number", range(len(CASES)), ids=[case.name for case in CASES])
+def test_javascript_says_what_the_judge_says(number: int, said):
+    case = CASES[number]
+    (verdict,) = judge("node", "g", case.golden(), {"y": case.got})
     theirs = said[number]
+    assert theirs["status"] == verdict.status, theirs
     assert bool(theirs["problems"]) == (verdict.status == "failed"), theirs
+    assert bool(theirs["unusable"]) == (verdict.status == "unusable"), theirs
     if verdict.worst is not None:
         assert theirs["share"] == pytest.approx(verdict.worst, rel=1e-9)
 
 
-def test_what_is_unusable_missing_extra_or_without_a_limit_is_said(said):
-    unusable, missing, extra, unlimited = said[len(CASES) :]
-    assert (unusable["problems"], unusable["notes"]) == ([], ["y is not judged: eager is NaN"])
+def test_what_is_missing_extra_or_without_a_limit_is_said(said):
+    missing, extra = said[len(CASES) :]
     assert missing["problems"] == ["y: is missing"]
     assert extra["problems"] == ["z: nobody asked for this output"]
-    assert unlimited["problems"] == ["y: the bundle does not say what error is allowed"]
+    by_name = {case.name: theirs for case, theirs in zip(CASES, said, strict=False)}
+    assert by_name["unusable"]["unusable"] == ["y: eager is NaN"]
+    assert by_name["no error allowed"]["problems"] == [
+        "y: the golden vectors do not say what error is allowed"
+    ]
+    assert by_name["1000000000.0 allowed"]["unusable"] == [
+        "y: no evidence: an error of 1000000000 over the whole output would be allowed, and "
+        "0.002 is the most for float32"
+    ]
+
+
+HELD = [case for case in CASES if "bfloat16" not in (case.truth.dtype.name, case.got.dtype.name)]
+"""The kit in Python holds no bfloat16."""
+
+
+@pytest.mark.parametrize("case", HELD, ids=[case.name for case in HELD])
+def test_python_says_what_the_judge_says(case: Judged, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(HERE / "python")
+    from attn_kit.judge import judge as theirs  # type: ignore[import-not-found]
+
+    (verdict,) = judge("python", "g", case.golden(), {"y": case.got})
+    allowed = case.allowed and dataclasses.asdict(case.allowed)
+    before = case.got.copy()
+    found = theirs(case.got, case.truth, allowed, case.unusable, case.ignored_rows)
+    status = {"ok  ": "passed", "FAIL": "failed", "unusable": "unusable"}[found.status]
+    assert status == verdict.status, found
+    assert status != "passed" or not found.why
+    if verdict.worst is not None:
+        assert found.share == pytest.approx(verdict.worst, rel=1e-9)
+    np.testing.assert_array_equal(case.got, before)  # what an engine gave stays as it is

@@ -7,9 +7,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from evidence import (
+    BAD_ENTRIES,
+    NO_EVIDENCE,
+    NO_SUCH_ROW,
+    ONE_ROW,
+    ROWS,
+    change_first,
+    change_row,
+    lines_of,
+    without_evidence,
+)
 from javascript_kits import kit_of, plant_fault, run
 from shared import bundle_of, spec_of
 
+from attn_export.bundle import FORMAT
 from attn_export.jobs.kit import write_kit
 
 Need = Callable[[str], None]
@@ -61,6 +73,52 @@ def _ready(kit: Path) -> Path:
 
     (kit / "node_modules").symlink_to(home() / "node" / "node_modules")
     return kit
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_a_row_that_is_ignored_is_not_compared_and_others_are(what: str, tmp_path: Path):
+    row, value, passes = ROWS[what]
+    kit = kit_of("node", bundle_of("append"), tmp_path, "node")
+    change_row(kit / "bundle", row, value)
+    done = run(kit, "node", "src/self_test.mjs")
+    line = lines_of(done.stdout)[ONE_ROW]
+    if passes:
+        assert (done.returncode, line[:4]) == (0, "ok  "), line
+    else:
+        assert done.returncode == 1
+        assert line.startswith(f"FAIL {ONE_ROW}  output: NaN in other places"), line
+
+
+def test_what_is_no_evidence_does_not_pass_and_it_says_why(tmp_path: Path):
+    bundle = without_evidence(bundle_of("append"), tmp_path / "bundle")
+    done = run(kit_of("node", bundle, tmp_path, "node"), "node", "src/self_test.mjs")
+    assert done.returncode == 1, done.stderr
+    lines = lines_of(done.stdout)
+    words = {"failed": "FAIL", "unusable": "unusable"}
+    for name, (_, status, says) in NO_EVIDENCE.items():
+        assert lines[name].startswith(f"{words[status]} {name}  output: "), lines[name]
+        assert says.replace("1e+09", "1000000000").replace("inf", "Infinity") in lines[name]
+    assert f"{len(NO_EVIDENCE)} of " in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("what", [*BAD_ENTRIES, "a row that is not there"])
+def test_an_index_that_does_not_say_how_to_judge_is_exit_code_2(what: str, tmp_path: Path):
+    kit = kit_of("node", bundle_of("append"), tmp_path, "node")
+    change_first(kit / "bundle", BAD_ENTRIES.get(what, NO_SUCH_ROW))
+    done = run(kit, "node", "src/self_test.mjs")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "golden/index.json does not say how" in done.stderr or "ignores rows" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_bundle_of_another_format_is_refused(tmp_path: Path):
+    kit = kit_of("node", bundle_of("append"), tmp_path, "node")
+    manifest = kit / "bundle" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(FORMAT, "attn-export-bundle/3"))
+    done = run(kit, "node", "src/self_test.mjs")
+    assert (done.returncode, done.stderr) == (
+        2, f"manifest.json is not of the format {FORMAT}; build the bundle again\n",
+    )  # fmt: skip
 
 
 def cut(path: Path) -> None:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import onnx
 import pytest
+from evidence import (
+    BAD_ENTRIES,
+    NO_EVIDENCE,
+    NO_SUCH_ROW,
+    ONE_ROW,
+    ROWS,
+    change_first,
+    change_row,
+    lines_of,
+    rewritten,
+    without_evidence,
+)
 from shared import bundle_of
 
-from attn_export import build
+from attn_export import build, verify
 from attn_export.errors import BundleError, OutputError, UsageError
 from attn_export.jobs.kit import write_kit
 from attn_export.spec import AttentionSpec
@@ -62,6 +75,75 @@ def test_a_wrong_scale_fails_the_self_test_by_name(tmp_path: Path):
     assert done.returncode == 1
     assert "FAIL" in done.stdout
     assert "relative error" in done.stdout
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_a_row_that_is_ignored_is_not_compared_and_others_are(what: str, tmp_path: Path):
+    row, value, passes = ROWS[what]
+    kit = write_kit("python", bundle_of("append"), tmp_path / "kit")
+    change_row(kit / "bundle", row, value)
+    done = run(kit, "self_test")
+    line = lines_of(done.stdout)[ONE_ROW]
+    if passes:
+        assert (done.returncode, line[:4]) == (0, "ok  "), line
+    else:
+        assert (done.returncode, line) == (
+            1, f"FAIL {ONE_ROW}  output: NaN in other places than the truth has them",
+        )  # fmt: skip
+
+
+def test_what_is_no_evidence_does_not_pass_and_verify_says_the_same(tmp_path: Path):
+    bundle = without_evidence(bundle_of("append"), tmp_path / "bundle")
+    kit = write_kit("python", bundle, tmp_path / "kit", dialect="standard")
+    assert tomllib.loads((kit / "pyproject.toml").read_text())["project"]["name"] == "attn-kit"
+    done = run(kit, "self_test")
+    assert done.returncode == 1, done.stderr
+    report = verify(bundle, runtimes=["ort-cpu"])
+    assert report.exit_code == 6
+    verdicts = {v.case: v for v in report.verdicts if v.output == "output"}
+    lines = lines_of(done.stdout)
+    words = {"passed": "ok  ", "failed": "FAIL", "unusable": "unusable"}
+    for case, verdict in verdicts.items():
+        assert lines[case].startswith(f"{words[verdict.status]} {case}  "), lines[case]
+    for case, (_, status, says) in NO_EVIDENCE.items():
+        assert verdicts[case].status == status
+        assert says in lines[case]
+
+
+@pytest.mark.parametrize("what", [*BAD_ENTRIES, "a row that is not there"])
+def test_an_index_that_does_not_say_how_to_judge_is_exit_code_2(what: str, tmp_path: Path):
+    kit = write_kit("python", bundle_of("append"), tmp_path / "kit")
+    change_first(kit / "bundle", BAD_ENTRIES.get(what, NO_SUCH_ROW))
+    done = run(kit, "self_test")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("what", BAD_ENTRIES)
+def test_no_kit_is_written_of_an_index_that_does_not_say_how_to_judge(what: str, tmp_path: Path):
+    change = BAD_ENTRIES[what]
+    bundle = rewritten(
+        bundle_of("append"), tmp_path / "bundle", lambda index: change(index["cases"][0])
+    )
+    with pytest.raises(BundleError, match=r"index\.json was changed"):
+        write_kit("c", bundle, tmp_path / "kit")
+    assert not (tmp_path / "kit").exists()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "says"),
+    [
+        ({"inputs": {"query": {"dtype": "void", "shape": [1]}}}, "query is 'void'"),
+        ({"outputs": {"output": {"dtype": "float32", "shape": [["1}; int x = {1"]]}}}, "output is"),
+        ({"graphs": {"../model.onnx": {}}}, "a file outside the bundle"),
+        ({"graphs": {"/model.onnx": {}}}, "a file outside the bundle"),
+    ],
+)
+def test_no_kit_is_written_of_a_manifest_that_names_what_cannot_be(
+    manifest: dict[str, object], says: str, tmp_path: Path
+):
+    with pytest.raises(BundleError, match=says):
+        write_kit("c", rewritten(bundle_of("append"), tmp_path / "b", **manifest), tmp_path / "kit")
 
 
 @pytest.mark.parametrize("file", ["golden/test_data_set_0/input_0.pb", "model.ort.onnx"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,13 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from chromium_page import Page
 from conftest import ROOT
+from evidence import NO_EVIDENCE, ONE_ROW, ROWS, change_row, without_evidence
 from javascript_kits import kit_of, plant_fault, run
 from shared import bundle_of, spec_of
 
 from attn_export.jobs.kit import write_kit
+from attn_export.tensorfile import read_tensors
 
 pytestmark = pytest.mark.xdist_group("test_web")  # a browser, and pages that are shown once
 
@@ -24,7 +28,7 @@ Need = Callable[[str], None]
 STATE = "document.body.dataset.state"
 DONE = f"{STATE} !== 'running'"
 TEXT = "document.getElementById('verdict').textContent"
-ROWS = "[...document.getElementById('cases').tBodies].map((group) => group.innerText)"
+ROWS_SHOWN = "[...document.getElementById('cases').tBodies].map((group) => group.innerText)"
 CONTRAST = (ROOT / "tests" / "contrast.js").read_text()
 NAMES = ("append", "in-place", "float16")
 
@@ -117,7 +121,7 @@ def test_it_shows_that_every_case_passes(name: str, tmp_path: Path, page: Page):
     with served(kit_of("web", bundle_of(name), tmp_path, "web")) as address:
         page.open(address)
         page.wait(DONE)
-        rows = page.evaluate(ROWS)
+        rows = page.evaluate(ROWS_SHOWN)
         assert page.evaluate(STATE) == "passed", [row for row in rows if "passed" not in row]
         assert page.evaluate(TEXT) == f"✓ Passed: all {len(rows)} cases."
         assert len(rows) > 20
@@ -133,7 +137,7 @@ def test_it_shows_that_every_case_passes(name: str, tmp_path: Path, page: Page):
 
 def test_it_shows_a_wrong_scale_with_its_reason(failing: str, tmp_path: Path, page: Page):
     show(page, failing)
-    rows = page.evaluate(ROWS)
+    rows = page.evaluate(ROWS_SHOWN)
     failed = [row for row in rows if "✗ failed" in row]
     assert page.evaluate(STATE) == "failed"
     assert page.evaluate(TEXT).startswith(f"✗ Failed: {len(failed)} of {len(rows)} cases")
@@ -141,6 +145,34 @@ def test_it_shows_a_wrong_scale_with_its_reason(failing: str, tmp_path: Path, pa
     assert all(re.search(r"relative error \S+ over .+, allowed", row) for row in failed)
     assert any("output: relative error" in row for row in failed)
     assert len(page.screenshot(tmp_path / "failed.png")) > 20_000
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_a_row_that_is_ignored_is_not_compared_and_others_are(
+    what: str, tmp_path: Path, page: Page
+):
+    row, value, passes = ROWS[what]
+    kit = kit_of("web", bundle_of("append"), tmp_path, "web")
+    change_row(kit / "bundle", row, value)
+    with served(kit) as address:
+        page.open(address)
+        page.wait(DONE)
+        (shown,) = (found for found in page.evaluate(ROWS_SHOWN) if found.split()[0] == ONE_ROW)
+        assert page.evaluate(STATE) == ("passed" if passes else "failed")
+    assert ("output: NaN in other places" in shown) != passes
+
+
+def test_what_is_no_evidence_does_not_pass_and_it_says_why(tmp_path: Path, page: Page):
+    bundle = without_evidence(bundle_of("append"), tmp_path / "bundle")
+    with served(kit_of("web", bundle, tmp_path, "web")) as address:
+        page.open(address)
+        page.wait(DONE)
+        shown = {found.split()[0]: found for found in page.evaluate(ROWS_SHOWN)}
+        assert page.evaluate(STATE) == "failed"
+        assert page.evaluate(TEXT).startswith(f"✗ Failed: {len(NO_EVIDENCE)} of {len(shown)} cases")
+    for name, (_, status, says) in NO_EVIDENCE.items():
+        assert f"✗ {status}" in shown[name]
+        assert says.replace("1e+09", "1000000000").replace("inf", "Infinity") in shown[name]
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -183,7 +215,7 @@ def test_another_bundle_is_chosen_or_dropped(how: str, passing: str, page: Page)
     shown = "document.getElementById('facts').innerText.includes('in-place')"
     page.wait(f"{shown} && {DONE}")
     assert page.evaluate(STATE) == "passed", page.evaluate(TEXT)
-    assert any("replay of decode" in row for row in page.evaluate(ROWS))
+    assert any("replay of decode" in row for row in page.evaluate(ROWS_SHOWN))
     assert page.evaluate("document.getElementById('weights').hidden")
 
 
@@ -198,7 +230,7 @@ def test_webgpu_runs_it_and_names_what_computes(address: str, page: Page, need: 
     need("webgpu")
     page.open(f"{address}?engine=webgpu")
     page.wait(DONE, 120)
-    assert page.evaluate(STATE) == "passed", page.evaluate(ROWS)
+    assert page.evaluate(STATE) == "passed", page.evaluate(ROWS_SHOWN)
     facts = page.evaluate("document.getElementById('facts').innerText")
     assert "WebGPU" in facts
     assert "swiftshader, in software" in facts
@@ -207,30 +239,56 @@ def test_webgpu_runs_it_and_names_what_computes(address: str, page: Page, need: 
 # -- the picture of the weights -----------------------------------------------------------------
 
 
+CHOOSE = (
+    "(id, value) => { const at = document.getElementById(id); at.value = value;"
+    " at.dispatchEvent(new Event('change')); return at.value; }"
+)
+VALUE = "document.getElementById('weights-value').textContent"
+
+
+def several_queries() -> tuple[str, int, int, int]:
+    """A case with one row in the batch and a past: its name, queries, keys, and a visible key."""
+    bundle = bundle_of("append")
+    index = json.loads((bundle / "golden" / "index.json").read_text())
+    case = next(
+        case for case in index["cases"]
+        if case["kind"] == "shape" and case["sizes"]["batch"] == 1
+        and case["sizes"]["past_len"] and case["sizes"]["query_len"] > 1
+    )  # fmt: skip
+    inputs = read_tensors(bundle / "golden" / case["folder"], "input", index["inputs"])
+    sizes = case["sizes"]
+    visible = int(np.argmax(inputs["attn_mask"][0, 0, 0, : sizes["past_len"]]))
+    return case["name"], sizes["query_len"], sizes["total_len"], visible
+
+
 def test_the_weights_are_drawn_and_another_head_looks_otherwise(passing: str, page: Page):
     cases = page.evaluate("[...document.querySelectorAll('#weights-case option')].length")
     assert cases > 20
-    long = "shape_B1_P7_L5"
-    choose = (
-        "(id, value) => { const at = document.getElementById(id); at.value = value;"
-        " at.dispatchEvent(new Event('change')); return at.value; }"
-    )
-    assert page.evaluate(f"({choose})('weights-case', '{long}')") == long
+    name, queries, keys, visible = several_queries()
+    assert page.evaluate(f"({CHOOSE})('weights-case', '{name}')") == name
     picture = "document.getElementById('heat-map').toDataURL()"
     first = page.evaluate(picture)
     assert page.evaluate("document.getElementById('heat-map-says').textContent").startswith(
-        "Head 0: 5 queries (down) by 12 keys (across); the largest weight, 0."
+        f"Head 0: {queries} queries (down) by {keys} keys (across); the largest weight, 0."
     )
-    assert page.evaluate(f"({choose})('weights-head', '1')") == "1"
+    assert page.evaluate(f"({CHOOSE})('weights-head', '1')") == "1"
     assert page.evaluate(picture) != first
-    # What a causal mask hides is 0: the first query of five sees 8 of 12 keys.
-    page.evaluate(f"({choose})('weights-key', '9')")
-    value = "document.getElementById('weights-value').textContent"
-    assert float(page.evaluate(value)) == 0
-    page.evaluate(f"({choose})('weights-key', '2')")
-    assert 0 < float(page.evaluate(value)) < 1
-    page.evaluate(f"({choose})('weights-key', '99')")  # there is none
-    assert page.evaluate("document.getElementById('weights-key').value") == "11"
+    # What a causal mask hides is 0: the first query does not see the last key.
+    page.evaluate(f"({CHOOSE})('weights-key', '{keys - 1}')")
+    assert float(page.evaluate(VALUE)) == 0
+    page.evaluate(f"({CHOOSE})('weights-key', '{visible}')")
+    assert 0 < float(page.evaluate(VALUE)) < 1
+    page.evaluate(f"({CHOOSE})('weights-key', '9999')")  # there is none
+    assert page.evaluate("document.getElementById('weights-key').value") == f"{keys - 1}"
+
+
+def test_weights_of_a_row_that_is_not_compared_are_not_drawn(passing: str, page: Page):
+    assert page.evaluate(f"({CHOOSE})('weights-case', '{ONE_ROW}')") == ONE_ROW
+    rows = "[...document.querySelectorAll('#weights-batch option')].map((one) => one.value)"
+    assert page.evaluate(rows) == ["0", "2"]
+    for row in ("0", "2"):
+        assert page.evaluate(f"({CHOOSE})('weights-batch', '{row}')") == row
+        assert 0 <= float(page.evaluate(VALUE)) <= 1
 
 
 # -- for everybody ------------------------------------------------------------------------------
@@ -252,7 +310,7 @@ def test_a_screen_reader_is_told_what_it_needs(shown: str, page: Page):
     assert ("radio", "WebAssembly") in found, [pair for pair in found if "Web" in pair[1]]
     assert ("button", "Run again") in found
     assert ("columnheader", "Result") in found
-    assert any(role == "rowheader" and "shape_B1_P7_L5" in name for role, name in found)
+    assert any(role == "rowheader" and "shape_B1_P0_L1" in name for role, name in found)
     assert any(role == "image" and name.startswith("Head 0: ") for role, name in found)
     assert any(role == "status" for role, _ in found)
     unnamed = {

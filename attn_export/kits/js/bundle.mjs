@@ -17,7 +17,8 @@
  * @property {string} about
  * @property {Record<string, number>} sizes  Of the dynamic axes.
  * @property {Record<string, {whole: number, row: number} | null>} allowed
- * @property {Record<string, string>} unusable
+ * @property {Record<string, string>} unusable  Outputs that are no evidence, and why.
+ * @property {number[]} ignored_rows  Rows of the batch that are not compared.
  *
  * @typedef {object} Bundle
  * @property {string} name
@@ -33,6 +34,8 @@
 
 import { readTensor } from './tensorproto.mjs';
 
+const FORMAT = 'attn-export-bundle/4';
+
 /** A bundle that is incomplete or damaged. */
 export class BundleError extends Error {}
 
@@ -46,6 +49,9 @@ export class BundleError extends Error {}
  */
 export async function openBundle(read, dialects, chosen = {}) {
   const manifest = await readJson(read, 'manifest.json');
+  if (manifest?.format !== FORMAT) {
+    throw new BundleError(`manifest.json is not of the format ${FORMAT}; build the bundle again`);
+  }
   const index = await readJson(read, 'golden/index.json');
   try {
     const graph = graphOf(manifest.graphs, dialects, chosen.graph);
@@ -53,6 +59,7 @@ export async function openBundle(read, dialects, chosen = {}) {
     const pasts = Object.keys(inputs).filter((past) => presentOf(past) in outputs);
     const cache = pasts.length === 0 ? 'none' : 'past_length' in inputs ? 'in-place' : 'append';
     const { cases } = index;
+    for (const entry of cases) checkEntry(entry, Object.keys(outputs));
     // Such a case is for decoding; of others only who made the kit knows that it can be decoded.
     const decode = cases.find(({ kind }) => kind === 'decode')?.name ?? null;
     const replay = chosen.replay === undefined ? decode : chosen.replay;
@@ -79,11 +86,28 @@ export async function readCase(bundle, entry) {
     return found;
   };
   const inputs = await tensors('input', Object.keys(bundle.inputs));
-  return { inputs, expected: await tensors('output', Object.keys(bundle.outputs)) };
+  const expected = await tensors('output', Object.keys(bundle.outputs));
+  for (const [name, { dims }] of Object.entries(expected)) {
+    if (dims.length && entry.ignored_rows.some((row) => row >= dims[0])) {
+      throw new BundleError(`${entry.name} ignores rows that ${name} does not have`);
+    }
+  }
+  return { inputs, expected };
 }
 
 /** The output that holds what goes into a `past_*` with the next token. */
 export const presentOf = (/** @type {string} */ past) => `present_${past.replace(/^past_/, '')}`;
+
+/** What the judge goes by has to be what it takes it for. */
+function checkEntry({ name, allowed, unusable, ignored_rows: rows }, outputs) {
+  const isError = (value) => typeof value === 'number' && value > 0;
+  const isAllowed = (value) => value === null || (isError(value?.whole) && isError(value.row));
+  const right =
+    outputs.every((output) => Object.hasOwn(allowed, output) && isAllowed(allowed[output])) &&
+    Object.values(unusable).every((why) => typeof why === 'string') &&
+    Array.isArray(rows) && rows.every((row) => Number.isSafeInteger(row) && row >= 0);
+  if (!right) throw new Error(`golden/index.json does not say how ${name} is judged`);
+}
 
 function graphOf(listed, dialects, chosen) {
   const usable = Object.entries(listed)

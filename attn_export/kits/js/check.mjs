@@ -10,10 +10,10 @@ import { replay } from './replay.mjs';
  * @typedef {object} Result
  * @property {string} name  Of the case.
  * @property {string} about  What it shows.
- * @property {boolean} passed
+ * @property {"passed" | "failed" | "unusable"} status
  * @property {number} share  The largest error as a share of what is allowed.
- * @property {string} why  Why it failed; "" where it passed.
- * @property {string[]} notes  What was not judged, and why.
+ * @property {string} why  Why it failed or is no evidence; "" where it passed.
+ * @property {number[]} ignored  Rows of the batch that were not compared.
  * @property {number} milliseconds  Of the run alone.
  * @property {import('./dtypes.mjs').Tensors} outputs  What the engine gave.
  */
@@ -44,7 +44,8 @@ export const countOf = (/** @type {Bundle} */ bundle) =>
 
 async function checkCase(bundle, entry, name, about, run) {
   const { inputs, expected } = await readCase(bundle, entry);
-  const result = { name, about, passed: false, share: NaN, notes: [], outputs: {} };
+  const ignored = entry.ignored_rows;
+  const result = { name, about, status: 'failed', share: NaN, ignored, outputs: {} };
   const started = performance.now();
   try {
     result.outputs = await run(inputs);
@@ -53,9 +54,9 @@ async function checkCase(bundle, entry, name, about, run) {
     return { ...result, milliseconds, why: `the engine: ${oneLine(error)}` };
   }
   const milliseconds = performance.now() - started;
-  const { share, problems, notes } = judge(expected, result.outputs, entry);
-  const passed = problems.length === 0;
-  return { ...result, milliseconds, share, notes, passed, why: problems.join('; ') };
+  const { status, share, problems, unusable } = judge(expected, result.outputs, entry);
+  const why = (status === 'failed' ? problems : unusable).join('; ');
+  return { ...result, milliseconds, status, share, why };
 }
 
 /** What an error says, as one line. */

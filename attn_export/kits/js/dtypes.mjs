@@ -29,7 +29,11 @@ const TYPES = new Map([
   [16, { type: 'bfloat16', array: Uint16Array }],
 ]);
 const CODES = new Map([...TYPES].map(([code, { type }]) => [type, code]));
-const FLOATING = new Set(['float16', 'bfloat16', 'float32', 'float64']);
+
+/** By floating point type: the distance from 1 to the next number. */
+const EPS = new Map([
+  ['float16', 2 ** -10], ['bfloat16', 2 ** -7], ['float32', 2 ** -23], ['float64', 2 ** -52],
+]);
 
 /** The array that holds elements of a type. */
 export const arrayOf = (/** @type {string} */ type) => TYPES.get(codeOf(type)).array;
@@ -49,7 +53,10 @@ export function codeOf(/** @type {string} */ type) {
 }
 
 /** Whether a type is floating point. */
-export const isFloating = (/** @type {string} */ type) => FLOATING.has(type);
+export const isFloating = (/** @type {string} */ type) => EPS.has(type);
+
+/** The distance from 1 to the next number of a floating point type. */
+export const epsOf = (/** @type {string} */ type) => EPS.get(type);
 
 /** How many elements a tensor has. */
 export const sizeOf = (/** @type {number[]} */ dims) => dims.reduce((a, b) => a * b, 1);

@@ -6,39 +6,76 @@
  * t_row ≠ 0; both have to be within what the bundle allows. Rows with t_row = 0 have to be 0.
  */
 
-import { isFloating, sizeOf, widen } from './dtypes.mjs';
+import { epsOf, isFloating, sizeOf, widen } from './dtypes.mjs';
+
+/** The largest allowed errors that are evidence: in units of eps of the type, and as shares. */
+const LIMITS = [['whole', 2 ** 14, 1 / 8], ['row', 2 ** 20, 1 / 2]];
+const OVER = { whole: 'the whole output', row: 'one row' };
 
 /**
  * @typedef {import('./dtypes.mjs').Tensor} Tensor
  * @typedef {import('./dtypes.mjs').Tensors} Tensors
  * @typedef {{whole: number, row: number}} Measures
  *
+ * @typedef {object} Rules
+ * @property {Record<string, Measures | null>} allowed
+ * @property {Record<string, string>} unusable  Outputs that are no evidence, and why.
+ * @property {number[]} ignored_rows  Rows of the batch that are not compared.
+ *
  * @typedef {object} Verdict
+ * @property {"passed" | "failed" | "unusable"} status
  * @property {number} share  The largest error as a share of what is allowed; 1 is the limit.
- * @property {string[]} problems  Why it did not pass, each with the output's name; or none.
- * @property {string[]} notes  What was not judged, and why.
+ * @property {string[]} problems  Why it failed, each with the output's name.
+ * @property {string[]} unusable  Why it is no evidence, each with the output's name.
  */
 
 /**
  * Compare the outputs of one case with its truth.
  * @param {Tensors} expected  The truth.
  * @param {Tensors} outputs  What the engine gave.
- * @param {{allowed: Record<string, Measures | null>, unusable: Record<string, string>}} rules
+ * @param {Rules} rules
  * @returns {Verdict}
  */
-export function judge(expected, outputs, { allowed, unusable }) {
-  const verdict = { share: 0, problems: [], notes: [] };
+export function judge(expected, outputs, { allowed, unusable, ignored_rows: ignored }) {
+  const verdict = { share: 0, problems: [], unusable: [] };
   for (const [name, truth] of Object.entries(expected)) {
     const got = outputs[name];
     const problem = got ? unlike(got, truth) : 'is missing';
     if (problem) verdict.problems.push(`${name}: ${problem}`);
-    else if (name in unusable) verdict.notes.push(`${name} is not judged: ${unusable[name]}`);
-    else judgeValues(verdict, name, got, truth, allowed[name]);
+    else if (Object.hasOwn(unusable, name)) verdict.unusable.push(`${name}: ${unusable[name]}`);
+    else judgeValues(verdict, name, withoutRows(got, truth, ignored), truth, allowed[name]);
   }
   for (const name of Object.keys(outputs)) {
-    if (!(name in expected)) verdict.problems.push(`${name}: nobody asked for this output`);
+    if (!Object.hasOwn(expected, name)) verdict.problems.push(`${name}: nobody asked for this output`);
   }
-  return verdict;
+  const { problems, unusable: none } = verdict;
+  return { ...verdict, status: problems.length ? 'failed' : none.length ? 'unusable' : 'passed' };
+}
+
+/** Why an allowed error is too large for evidence, or "". */
+export function beyondLimit(/** @type {Measures} */ allowed, /** @type {string} */ type) {
+  const step = Math.max(epsOf(type), epsOf('float32'));
+  for (const [part, steps, share] of LIMITS) {
+    const most = Math.min(steps * step, share);
+    if (allowed[part] <= most) continue; // so that NaN is too large
+    const [error, limit] = [allowed[part], most].map((x) => Number(x.toPrecision(2)));
+    return (
+      `no evidence: an error of ${error} over ${OVER[part]} would be allowed, and ${limit} is the ` +
+      `most for ${type}`
+    );
+  }
+  return '';
+}
+
+/** An output with the truth in the rows of the batch that are not compared. */
+function withoutRows(got, truth, rows) {
+  if (rows.length === 0 || truth.dims.length === 0) return got;
+  const data = got.data.slice();
+  const size = data.length / truth.dims[0];
+  for (const row of rows) {
+    data.set(truth.data.subarray(row * size, (row + 1) * size), row * size);
+  }
+  return { ...got, data };
 }
 
 /** In what a tensor differs from another but its values, or "". */
@@ -62,14 +99,19 @@ function judgeValues(verdict, name, got, truth, allowed) {
     verdict.problems.push(`${name}: ${problem}`);
     return;
   }
-  if (sizeOf(truth.dims) === 0) return;
   if (!allowed) {
-    verdict.problems.push(`${name}: the bundle does not say what error is allowed`);
+    verdict.problems.push(`${name}: the golden vectors do not say what error is allowed`);
     return;
   }
+  const beyond = beyondLimit(allowed, truth.type);
+  if (beyond) {
+    verdict.unusable.push(`${name}: ${beyond}`);
+    return;
+  }
+  if (sizeOf(truth.dims) === 0) return;
   const found = measure(r, t, width);
   verdict.share = Math.max(verdict.share, found.whole / allowed.whole, found.row / allowed.row);
-  for (const [part, over] of [['whole', 'the whole output'], ['row', 'one row']]) {
+  for (const [part, over] of Object.entries(OVER)) {
     if (found[part] <= allowed[part]) continue; // so that NaN fails
     const [error, limit] = [found[part], allowed[part]].map((x) => x.toExponential(2));
     verdict.problems.push(`${name}: relative error ${error} over ${over}, allowed ${limit}`);

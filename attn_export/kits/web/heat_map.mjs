@@ -14,7 +14,7 @@ const byId = (/** @type {string} */ id) => document.getElementById(id);
 const CHOICES = ['case', 'batch', 'head', 'query', 'key'].map((name) => byId(`weights-${name}`));
 const [caseOf, batchOf, headOf, queryOf, keyOf] = CHOICES;
 
-/** @type {Map<string, {dims: number[], values: Float64Array}>} */
+/** @type {Map<string, {dims: number[], values: Float64Array, rows: number[]}>} */
 const held = new Map();
 
 /** Forget the weights of the last run. */
@@ -25,10 +25,13 @@ export function clearWeights() {
 }
 
 /** Keep the weights of a case, if it has any; the first of several queries is shown. */
-export function addWeights(/** @type {import('./lib/check.mjs').Result} */ { name, outputs }) {
+export function addWeights(/** @type {import('./lib/check.mjs').Result} */ { name, outputs, ignored }) {
   const weights = outputs[OUTPUT];
   if (weights?.dims.length !== 4 || weights.dims.includes(0)) return;
-  held.set(name, { dims: weights.dims, values: widen(weights) });
+  // What is not compared may be anything: it is not shown either.
+  const rows = count(weights.dims[0]).filter((row) => !ignored.includes(row));
+  if (rows.length === 0) return;
+  held.set(name, { dims: weights.dims, values: widen(weights), rows });
   caseOf.append(new Option(name, name));
   byId('weights').hidden = false;
   const [shown, added] = [held.get(caseOf.value), weights].map(({ dims }) => dims[2]);
@@ -38,21 +41,24 @@ export function addWeights(/** @type {import('./lib/check.mjs').Result} */ { nam
 }
 
 function chooseCase() {
-  const [batch, heads, queries, keys] = held.get(caseOf.value).dims;
-  number(batchOf, batch);
-  number(headOf, heads);
+  const { dims, rows } = held.get(caseOf.value);
+  const [, heads, queries, keys] = dims;
+  number(batchOf, rows);
+  number(headOf, count(heads));
   limit(queryOf, queries);
   limit(keyOf, keys);
   draw();
 }
 
-function number(select, count) {
-  select.replaceChildren(...Array.from({ length: count }, (_, i) => new Option(`${i}`, `${i}`)));
+const count = (/** @type {number} */ length) => Array.from({ length }, (_, i) => i);
+
+function number(select, choices) {
+  select.replaceChildren(...choices.map((i) => new Option(`${i}`, `${i}`)));
 }
 
-function limit(input, count) {
-  input.max = count - 1;
-  input.value = Math.max(0, Math.min(Math.trunc(Number(input.value)) || 0, count - 1));
+function limit(input, size) {
+  input.max = size - 1;
+  input.value = Math.max(0, Math.min(Math.trunc(Number(input.value)) || 0, size - 1));
 }
 
 function draw() {

@@ -38,20 +38,21 @@ export function showFacts(/** @type {Record<string, unknown>} */ facts) {
 
 /** Add a case to the table: a row of figures, and below it what there is to say. */
 export function showResult(/** @type {import('./lib/check.mjs').Result} */ result) {
-  const { name, about, passed, share, why, notes, milliseconds } = result;
+  const { name, about, status, share, why, milliseconds } = result;
+  const passed = status === 'passed';
   const head = element('th', name);
   head.scope = 'rowgroup';
   const figures = element('tr');
   figures.append(
     head,
-    element('td', passed ? '✓ passed' : '✗ failed', passed ? 'passed' : 'failed'),
+    element('td', `${passed ? '✓' : '✗'} ${status}`, passed ? 'passed' : 'failed'),
     element('td', figure(share), 'number'),
     element('td', milliseconds.toFixed(1), 'number'),
   );
   const said = element('td');
   said.colSpan = figures.children.length;
   said.append(element('p', about, 'about'));
-  for (const text of [why, ...notes].filter(Boolean)) said.append(element('p', text, 'why'));
+  if (why) said.append(element('p', why, 'why'));
   const words = element('tr');
   words.append(said);
   const group = element('tbody');

@@ -19,10 +19,11 @@ typedef struct {
     Axis axes[MAX_RANK];
 } End;
 
-/* A golden case: files below golden/, and a tolerance for each output. */
+/* A golden case: files below golden/, a tolerance for each output, and what is not compared. */
 typedef struct {
     const char *name, *folder;
     const Tolerance *tolerances;
+    IgnoredRows ignored;
 } Case;
 
 typedef enum { NO_CACHE, APPENDED_CACHE, CACHE_IN_PLACE } Cache;

@@ -3,8 +3,8 @@
  *
  *     self_test [BUNDLE]
  *
- * Ends with 0 where all is right, 1 where a number is wrong, 2 where the bundle cannot be read or
- * ONNX Runtime refuses the graph.
+ * Ends with 0 where all is right, 1 where a number is wrong or a case is no evidence, 2 where the
+ * bundle cannot be read or ONNX Runtime refuses the graph.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,25 +76,27 @@ static bool named_right(const Tensor *outputs, size_t count, const char *name, c
 static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t count,
                        const Tensor *truths) {
     double worst = 0;
+    size_t unusable = BUNDLE.output_count; /* the first output that is no evidence */
     if (!named_right(outputs, count, one->name, how)) return false;
     for (size_t i = 0; i < BUNDLE.output_count; i++) {
         const char *output = BUNDLE.output_names[i];
-        const Tensor *got = tensor_find(outputs, count, output);
+        Tensor *got = tensor_find(outputs, count, output);
         if (got == NULL) return say_failed(one->name, how, output, "it is missing");
         Verdict verdict;
         Error error;
-        if (!judge(got, &truths[i], &one->tolerances[i], &verdict, &error)) {
+        if (!judge(got, &truths[i], &one->tolerances[i], one->ignored, &verdict, &error)) {
             return say_failed(one->name, how, output, error.text);
         }
-        if (!verdict.passed) return say_failed(one->name, how, output, verdict.why);
+        if (verdict.status == FAILED) return say_failed(one->name, how, output, verdict.why);
         if (verdict.share > worst) worst = verdict.share;
+        if (verdict.status == UNUSABLE && i < unusable) unusable = i;
     }
-    printf("ok   %s%s  %.3f of allowed", one->name, how, worst);
-    for (size_t i = 0; i < BUNDLE.output_count; i++) {
-        const char *why = one->tolerances[i].unusable;
-        if (why != NULL) printf("; %s is not judged: %s", BUNDLE.output_names[i], why);
+    if (unusable < BUNDLE.output_count) {
+        printf("unusable %s%s  %s: %s\n", one->name, how, BUNDLE.output_names[unusable],
+               one->tolerances[unusable].unusable);
+        return false;
     }
-    printf("\n");
+    printf("ok   %s%s  %.3f of allowed\n", one->name, how, worst);
     return true;
 }
 

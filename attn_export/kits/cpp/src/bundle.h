@@ -11,24 +11,6 @@
 
 namespace attention {
 
-// The rows of a table that is compiled in.
-template <typename Row>
-class Rows {
-public:
-    constexpr Rows() = default;
-    template <std::size_t count>
-    constexpr Rows(const Row (&rows)[count]) : first_(rows), count_(count) {}
-
-    constexpr const Row* begin() const { return first_; }
-    constexpr const Row* end() const { return first_ + count_; }
-    constexpr std::size_t size() const { return count_; }
-    constexpr const Row& operator[](std::size_t at) const { return first_[at]; }
-
-private:
-    const Row* first_ = nullptr;
-    std::size_t count_ = 0;
-};
-
 // An axis has one size, or a name where it may have any.
 struct Axis {
     std::string_view name;
@@ -42,10 +24,12 @@ struct End {
     Rows<Axis> axes;
 };
 
-// A golden case: files below golden/, and a tolerance for each output.
+// A golden case: files below golden/, a tolerance for each output, and the rows of the batch that
+// are not compared.
 struct Case {
     std::string_view name, folder;
     Rows<Tolerance> tolerances;
+    Rows<std::int64_t> ignored_rows;
 };
 
 enum class Cache { none, append, in_place };

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 
 namespace attention {
 
@@ -29,6 +30,8 @@ std::string actual_and_expected(const Tensor& got, const Tensor& truth, std::siz
            number("%.6g", truth.get(flat));
 }
 
+Verdict failed(std::string why) { return {Status::failed, std::move(why)}; }
+
 // Says how many elements are wrong and which is the first; empty where none is.
 template <typename IsWrong>
 std::string wrong_elements(const std::string& what, const Tensor& got, const Tensor& truth,
@@ -49,6 +52,22 @@ std::string form_problem(const Tensor& got, const Tensor& truth) {
     }
     if (got.dims() == truth.dims()) return "";
     return "its shape is " + to_text(got.dims()) + ", expected " + to_text(truth.dims());
+}
+
+// The output with the truth in the rows of the batch that are not compared.
+Tensor without_rows(const Tensor& got, const Tensor& truth, Rows<std::int64_t> rows) {
+    if (rows.size() == 0 || truth.dims().empty()) return got;
+    Tensor compared = got.clone();
+    Dims at(truth.dims().size(), 0), sizes = truth.dims();
+    sizes[0] = 1;
+    for (const std::int64_t row : rows) {
+        if (row < 0 || row >= truth.dims()[0]) {
+            throw std::out_of_range("there is no row " + std::to_string(row) + " to ignore");
+        }
+        at[0] = row;
+        copy_block(compared, at, truth, at, sizes);
+    }
+    return compared;
 }
 
 // 0 for a number, and one each for NaN and the infinities.
@@ -112,6 +131,7 @@ Verdict within(const Tensor& got, const Tensor& truth, const Numbers& r, const N
     Verdict verdict;
     verdict.share = std::max(found.whole / allowed.whole, found.row / allowed.row);
     const auto too_far = [&](double error, double limit, const char* over) {
+        verdict.status = Status::failed;
         verdict.why = "relative error " + number("%.2e", error) + " over " + over + ", allowed " +
                       number("%.2e", limit) + "; worst at " +
                       actual_and_expected(got, truth, worst_element(r, t));
@@ -132,30 +152,36 @@ Verdict judge_numbers(const Tensor& got, const Tensor& truth, const Limits& allo
     }
     const auto row_length =
         truth.dims().empty() ? std::size_t{1} : static_cast<std::size_t>(truth.dims().back());
-    Verdict verdict;
-    verdict.why = wrong_elements("NaN or infinity in other places than the truth has them; ", got,
-                                 truth, [&](auto i) { return kind_of(r[i]) != kind_of(t[i]); });
-    if (!verdict.passed()) return verdict;
+    std::string why = wrong_elements("NaN or infinity in other places than the truth has them; ",
+                                     got, truth,
+                                     [&](auto i) { return kind_of(r[i]) != kind_of(t[i]); });
+    if (!why.empty()) return failed(why);
     const auto zero = in_zero_row(t, row_length);
-    verdict.why = wrong_elements("a row that has to be 0 is not; ", got, truth,
-                                 [&](auto i) { return zero[i] && finite(r[i]) != 0; });
-    return verdict.passed() ? within(got, truth, r, t, row_length, allowed) : verdict;
+    why = wrong_elements("a row that has to be 0 is not; ", got, truth,
+                         [&](auto i) { return zero[i] && finite(r[i]) != 0; });
+    return why.empty() ? within(got, truth, r, t, row_length, allowed) : failed(why);
+}
+
+std::string exact_problem(const Tensor& got, const Tensor& truth) {
+    const std::size_t bytes = element_bytes(truth.dtype());
+    return wrong_elements("", got, truth, [&](auto i) {
+        return std::memcmp(got.data() + i * bytes, truth.data() + i * bytes, bytes) != 0;
+    });
 }
 
 }  // namespace
 
-Verdict judge(const Tensor& got, const Tensor& truth, const Tolerance& tolerance) {
-    Verdict verdict{form_problem(got, truth)};
-    if (!verdict.passed() || !tolerance.unusable.empty() || truth.count() == 0) return verdict;
+Verdict judge(const Tensor& got, const Tensor& truth, const Tolerance& tolerance,
+              Rows<std::int64_t> ignored_rows) {
+    if (const auto why = form_problem(got, truth); !why.empty()) return failed(why);
+    const Tensor compared = without_rows(got, truth, ignored_rows);
+    if (!tolerance.unusable.empty()) return {Status::unusable, std::string(tolerance.unusable)};
     if (!is_floating(truth.dtype())) {
-        const std::size_t bytes = element_bytes(truth.dtype());
-        verdict.why = wrong_elements("", got, truth, [&](auto i) {
-            return std::memcmp(got.data() + i * bytes, truth.data() + i * bytes, bytes) != 0;
-        });
-        return verdict;
+        const auto why = exact_problem(compared, truth);
+        return why.empty() ? Verdict{} : failed(why);
     }
-    if (!tolerance.limits) return Verdict{"it has no tolerance"};
-    return judge_numbers(got, truth, *tolerance.limits);
+    if (!tolerance.limits) return failed("the golden vectors do not say what error is allowed");
+    return truth.count() == 0 ? Verdict{} : judge_numbers(compared, truth, *tolerance.limits);
 }
 
 }  // namespace attention

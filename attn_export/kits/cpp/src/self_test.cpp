@@ -2,8 +2,8 @@
 //
 //     self_test [BUNDLE]
 //
-// Ends with 0 where all is right, 1 where a number is wrong, 2 where the bundle cannot be read or
-// ONNX Runtime refuses the graph.
+// Ends with 0 where all is right, 1 where a number is wrong or a case is no evidence, 2 where the
+// bundle cannot be read or ONNX Runtime refuses the graph.
 #include <algorithm>
 #include <exception>
 #include <filesystem>
@@ -26,44 +26,45 @@ std::string one_line(std::string text) {
     return text;
 }
 
-// What is wrong with the outputs of a case, or empty; `worst` is their share of what is allowed.
-std::string problem_of(const Case& one, const std::vector<Tensor>& outputs,
-                       const std::vector<Tensor>& truths, double& worst) {
+// Of the outputs of a case together: what failed is worse than what is no evidence. Its share is
+// the largest of them.
+Verdict judge_all(const Case& one, const std::vector<Tensor>& outputs,
+                  const std::vector<Tensor>& truths) {
     for (const Tensor& output : outputs) {
-        if (find(truths, output.name()) == nullptr) return output.name() + ": nobody asked for it";
+        if (find(truths, output.name()) == nullptr) {
+            return {Status::failed, output.name() + ": nobody asked for it"};
+        }
     }
+    Verdict all;
     for (std::size_t i = 0; i < truths.size(); i++) {
         const std::string& name = truths[i].name();
         const Tensor* got = find(outputs, name);
-        if (got == nullptr) return name + ": it is missing";
-        const Verdict verdict = judge(*got, truths[i], one.tolerances[i]);
-        if (!verdict.passed()) return name + ": " + verdict.why;
-        worst = std::max(worst, verdict.share);
+        if (got == nullptr) return {Status::failed, name + ": it is missing"};
+        Verdict verdict = judge(*got, truths[i], one.tolerances[i], one.ignored_rows);
+        if (!verdict.why.empty()) verdict.why = name + ": " + verdict.why;
+        if (verdict.status == Status::failed) return verdict;
+        all.share = std::max(all.share, verdict.share);
+        if (all.status == Status::passed && verdict.status == Status::unusable) all = verdict;
     }
-    return "";
+    return all;
 }
 
 // Runs a case, judges it, prints one line; whether it passed.
 template <typename Run>
 bool passes(const Case& one, std::string_view how, const std::vector<Tensor>& truths, Run run) {
-    double worst = 0;
-    std::string problem;
+    Verdict verdict;
     try {
-        problem = problem_of(one, run(), truths, worst);
+        verdict = judge_all(one, run(), truths);
     } catch (const std::exception& error) {
-        problem = one_line(error.what());
+        verdict = {Status::failed, one_line(error.what())};
     }
-    if (!problem.empty()) {
-        std::cout << "FAIL " << one.name << how << "  " << problem << '\n';
-        return false;
+    if (verdict.status == Status::passed) {
+        std::cout << "ok   " << one.name << how << "  " << verdict.share << " of allowed\n";
+        return true;
     }
-    std::cout << "ok   " << one.name << how << "  " << worst << " of allowed";
-    for (std::size_t i = 0; i < truths.size(); i++) {
-        const auto why = one.tolerances[i].unusable;
-        if (!why.empty()) std::cout << "; " << truths[i].name() << " is not judged: " << why;
-    }
-    std::cout << '\n';
-    return true;
+    const char* is = verdict.status == Status::failed ? "FAIL " : "unusable ";
+    std::cout << is << one.name << how << "  " << verdict.why << '\n';
+    return false;
 }
 
 // Whether all cases passed; throws where the bundle cannot be read or the graph is refused.

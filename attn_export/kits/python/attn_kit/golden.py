@@ -6,7 +6,8 @@ Tensors are ONNX TensorProto messages, https://github.com/onnx/onnx/blob/main/on
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,14 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs, its truth, and the error that is allowed."""
+    """One set of inputs, its truth, the error that is allowed, and rows that are not compared."""
 
     name: str
     inputs: Mapping[str, np.ndarray]
     expected: Mapping[str, np.ndarray]
     allowed: Mapping[str, Mapping[str, float] | None]
     unusable: Mapping[str, str]
+    ignored_rows: Sequence[int]
 
 
 def cases(bundle: Path) -> Iterator[Case]:
@@ -48,7 +50,22 @@ def _case(folder: Path, index: Mapping[str, Any], entry: Mapping[str, Any]) -> C
         {name: read_tensor(folder / f"{kind}_{i}.pb") for i, name in enumerate(index[f"{kind}s"])}
         for kind in ("input", "output")
     )
-    return Case(entry["name"], inputs, expected, entry["allowed"], entry["unusable"])
+    allowed = {name: _errors(entry["allowed"][name]) for name in expected}
+    rows = [operator.index(row) for row in entry["ignored_rows"]]
+    for name, truth in expected.items():
+        # Of a negative number Python takes a row from the end.
+        if truth.ndim and not all(0 <= row < len(truth) for row in rows):
+            raise ValueError(f"{entry['name']} ignores rows that {name} does not have")
+    return Case(entry["name"], inputs, expected, allowed, entry["unusable"], rows)
+
+
+def _errors(allowed: Mapping[str, float] | None) -> dict[str, float] | None:
+    if allowed is None:
+        return None
+    errors = {part: allowed[part] for part in ("whole", "row")}
+    if any(error <= 0 for error in errors.values()):
+        raise ValueError(f"errors of {errors} are allowed")
+    return errors
 
 
 def read_tensor(path: Path) -> np.ndarray:

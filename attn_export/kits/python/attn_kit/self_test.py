@@ -1,4 +1,7 @@
-"""Replays the golden vectors. Exit code 0: all as they should be; 1: not; 2: it cannot run."""
+"""Replays the golden vectors.
+
+Exit code 0: all as they should be; 1: not, or a case is no evidence; 2: it cannot run.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from attn_kit.golden import Case, cases
-from attn_kit.judge import judge
+from attn_kit.judge import FAILED, PASSED, UNUSABLE, judge
 from attn_kit.model import Model, bundle_folder
 from attn_kit.replay import replay
 from attn_kit.settings import NAME, REPLAY
@@ -42,25 +45,27 @@ def run(model: Model, case: Case) -> Mapping[str, np.ndarray]:
 
 def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: bool = True) -> bool:
     """Say how a case went."""
-    problems, share = [], 0.0
+    said: dict[str, list[str]] = {FAILED: [], UNUSABLE: [], PASSED: []}
+    share = 0.0
     for output in set(outputs) - set(case.expected):
-        problems.append(f"{output}: nobody asked for it")
+        said[FAILED].append(f"{output}: nobody asked for it")
     for output, truth in case.expected.items():
-        if output not in outputs:
-            if whole:
-                problems.append(f"{output}: missing")
-        elif output in case.unusable:
-            print(f"     {name}  {output} is not judged: {case.unusable[output]}")
-        else:
-            problem, error = judge(outputs[output], truth, case.allowed[output])
-            share = max(share, error)
-            if problem:
-                problems.append(f"{output}: {problem}")
-    if problems:
-        print(f"FAIL {name}  {'; '.join(problems)}")
-    else:
-        print(f"ok   {name}  {share:.3f} of allowed")
-    return not problems
+        if output in outputs:
+            verdict = judge(
+                outputs[output],
+                truth,
+                case.allowed[output],
+                case.unusable.get(output),
+                case.ignored_rows,
+            )
+            share = max(share, verdict.share)
+            said[verdict.status].append(f"{output}: {verdict.why}")
+        elif whole:
+            said[FAILED].append(f"{output}: missing")
+    status = next((status for status, texts in said.items() if texts), PASSED)
+    what = f"{share:.3f} of allowed" if status == PASSED else "; ".join(said[status])
+    print(f"{status} {name}  {what}")
+    return status == PASSED
 
 
 if __name__ == "__main__":

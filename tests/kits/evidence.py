@@ -1,0 +1,143 @@
+"""Bundles with changed golden vectors: rows that are not compared, cases that prove nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attn_export.bundle import read_manifest, write_manifest
+from attn_export.tensorfile import read_tensor, write_tensor
+
+ONE_ROW = "nan_in_one_row"
+"""A case of which row 1 of the batch is NaN, and ignored."""
+
+ROWS = {
+    "the ignored row is NaN and should not be": (1, 7.0, True),
+    "a row before it should be NaN": (0, math.nan, False),
+    "a row after it should be NaN": (2, math.nan, False),
+}
+"""By what is changed: the row of the batch, the truth there, and whether the case still passes."""
+
+Entry = dict[str, Any]
+Change = Callable[[Entry], object]
+
+REASON = 'eager has "NaN" \\ ??/ é */ here'
+NO_EVIDENCE: Mapping[str, tuple[Change, str, str]] = {
+    "base": (
+        lambda entry: _allow(entry, {"whole": 1e9, "row": 1e9}), "unusable", "an error of 1e+09",
+    ),
+    "changed_query": (
+        lambda entry: _allow(entry, None), "failed", "do not say what error is allowed",
+    ),
+    "changed_past_key": (
+        lambda entry: _allow(entry, {"whole": math.inf, "row": math.inf}), "unusable",
+        "error of inf",
+    ),
+    "changed_past_value": (
+        lambda entry: _allow(entry, {"whole": 1e-6, "row": 0.2}), "unusable", "error of 0.2",
+    ),
+    "nan_in_one_row_one_query": (
+        lambda entry: entry["unusable"].update(output=REASON), "unusable", REASON,
+    ),
+}  # fmt: skip
+"""By case: what is changed in the index, what the verdict is then, and what is said."""
+
+
+def _ignore(rows: object) -> Change:
+    return lambda entry: entry.update(ignored_rows=rows)
+
+
+def _errors(**error: object) -> Change:
+    return lambda entry: entry["allowed"].update(output=error)
+
+
+NO_SUCH_ROW = _ignore([10**9])
+
+BAD_ENTRIES: Mapping[str, Change] = {
+    "a row below 0": _ignore([-1]),
+    "a row that is half": _ignore([0.5]),
+    "a row that is a text": _ignore(["0"]),
+    "rows that are none": _ignore(None),
+    "no rows": lambda entry: entry.pop("ignored_rows"),
+    "an output without an error": lambda entry: entry["allowed"].pop("output"),
+    "an error of 0": _errors(whole=0.0, row=1e-6),
+    "an error below 0": _errors(whole=1e-6, row=-1e-6),
+    "an error that is a text": _errors(whole="1}; int x = {1", row=1e-6),
+    "an error of the whole alone": _errors(whole=1e-6),
+    "no error in a table": _errors(),
+}
+"""Changes after which an index does not say how a case is judged."""
+
+
+def _allow(entry: Entry, error: Mapping[str, float] | None) -> None:
+    entry["allowed"] = dict.fromkeys(entry["allowed"], error)
+
+
+def without_evidence(bundle: Path, folder: Path) -> Path:
+    """A bundle with the cases of `NO_EVIDENCE`, and a name that has to be quoted."""
+
+    def change(index: dict[str, Any]) -> None:
+        for entry in index["cases"]:
+            if entry["name"] in NO_EVIDENCE:
+                NO_EVIDENCE[entry["name"]][0](entry)
+
+    return rewritten(bundle, folder, change, name=f"of {REASON}")
+
+
+def change_row(bundle: Path, row: int, value: float) -> None:
+    """Change a row of the batch in the first truth of the case `ONE_ROW`."""
+    path = folder_of(bundle, ONE_ROW) / "output_0.pb"
+    name, array = read_tensor(path)
+    array = array.copy()
+    array[row] = value
+    write_tensor(path, name, array)
+
+
+def folder_of(bundle: Path, name: str) -> Path:
+    """Where a case of a bundle lies."""
+    index = json.loads((bundle / "golden" / "index.json").read_text())
+    (folder,) = (entry["folder"] for entry in index["cases"] if entry["name"] == name)
+    return Path(bundle / "golden" / folder)
+
+
+def change_first(bundle: Path, change: Change) -> None:
+    """Change the first case in the index of a bundle."""
+    change_index(bundle, lambda index: change(index["cases"][0]))
+
+
+def change_index(bundle: Path, change: Change) -> None:
+    """Change the index of a bundle, as `change` does."""
+    path = bundle / "golden" / "index.json"
+    index = json.loads(path.read_text())
+    change(index)
+    # JSON has no Infinity; what is too large for a number is one wherever it is read.
+    path.write_text(json.dumps(index).replace("Infinity", "1e999"))
+
+
+def rewritten(
+    bundle: Path,
+    folder: Path,
+    change: Change = lambda _: None,
+    **manifest: object,
+) -> Path:
+    """A copy of a bundle with another index and other values of the manifest, and its digests."""
+    shutil.copytree(bundle, folder)
+    change_index(folder, change)
+    content = read_manifest(folder) | manifest
+    for part in ("format", "files", "digest"):
+        content.pop(part)
+    write_manifest(folder, content)
+    return folder
+
+
+def lines_of(output: str) -> dict[str, str]:
+    """The first line that a self-test prints of each case, by the name of the case."""
+    found: dict[str, str] = {}
+    for line in output.splitlines():
+        _, name, *_ = (*line.split(), "", "")
+        found.setdefault(name, line)
+    return found
