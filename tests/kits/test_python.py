@@ -101,7 +101,8 @@ def test_what_is_no_evidence_does_not_pass_and_verify_says_the_same(tmp_path: Pa
     report = verify(bundle, runtimes=["ort-cpu"])
     assert report.exit_code == 6
     verdicts = {v.case: v for v in report.verdicts if v.output == "output"}
-    lines = lines_of(done.stdout)
+    lines, count = lines_of(done.stdout), len(done.stdout.splitlines()) - 1
+    assert f": {count - len(NO_EVIDENCE)}/{count} passed" in done.stdout.splitlines()[-1]
     words = {"passed": "ok  ", "failed": "FAIL", "unusable": "unusable"}
     for case, verdict in verdicts.items():
         assert lines[case].startswith(f"{words[verdict.status]} {case}  "), lines[case]
