@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from attn_export.nouns import Allowed, Arrays, ErrorMap, Golden, Panel, RelativeTo, Verdict
-from attn_export.parity.place import Index, distances, row_norms, worst_index, wrong_kinds
+from attn_export.parity.place import (
+    Index,
+    distances,
+    row_norms,
+    without_rows,
+    worst_index,
+    wrong_kinds,
+)
 from attn_export.tensorfile import is_floating
 
 CELLS = 48
@@ -59,6 +66,7 @@ def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -
         shape: Of the output, dynamic axes by name.
     """
     truth = golden.expected[verdict.output]
+    got = without_rows(got, truth, golden.case.ignored_rows)
     if is_floating(truth.dtype):
         r, t = got.astype(np.float64), truth.astype(np.float64)
         allowed = golden.allowed.get(verdict.output) or Allowed(1.0, 1.0)

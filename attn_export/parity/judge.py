@@ -7,7 +7,6 @@ the case allows, for the whole output and for each row of its last axis. Rows wi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from attn_export.nouns import Allowed, Arrays, Golden, Verdict
 from attn_export.parity.gate import Gate
 from attn_export.parity.limits import beyond_limit
 from attn_export.parity.measures import measure
-from attn_export.parity.place import worst_index, wrong_kinds
+from attn_export.parity.place import without_rows, worst_index, wrong_kinds
 from attn_export.tensorfile import is_floating
 
 
@@ -54,7 +53,7 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
     ):
         if wanted != is_:
             return _failed(verdict, f"{what} is {is_}, expected {wanted}")
-    got = _without_rows(got, truth, golden.case.ignored_rows)
+    got = without_rows(got, truth, golden.case.ignored_rows)
     if name in golden.unusable:
         return dataclasses.replace(verdict, status="unusable", message=golden.unusable[name])
     if not is_floating(truth.dtype):
@@ -77,15 +76,6 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
     if verdict.status == "passed" and gate.is_set:
         verdict = _through_gate(verdict, r, e, gate)
     return verdict
-
-
-def _without_rows(got: np.ndarray, truth: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-    """Return an output with the truth in the rows of the batch that are not compared."""
-    if not rows or not got.ndim:
-        return got
-    got = got.copy()
-    got[list(rows)] = truth[list(rows)]
-    return got
 
 
 def _within(verdict: Verdict, r: np.ndarray, t: np.ndarray, allowed: Allowed) -> Verdict:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -60,3 +60,12 @@ def row_norms(t: np.ndarray) -> np.ndarray:
     finite = np.where(np.isfinite(t), t, 0.0)
     largest = float(np.abs(finite).max(initial=0.0)) or 1.0
     return np.asarray(np.linalg.norm(finite / largest, axis=-1))
+
+
+def without_rows(got: np.ndarray, truth: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+    """Return an output with the truth in the rows of the batch that are not compared."""
+    if not rows or not got.ndim:
+        return got
+    got = got.copy()
+    got[list(rows)] = truth[list(rows)]
+    return got

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from made_golden import made_golden
@@ -69,6 +71,21 @@ def test_it_is_at_the_place_that_the_message_names():
         found = map_of(truth, array)
         assert found.relative_to == by
         assert f"at {list(found.index)}: actual" in verdict.message
+
+
+def test_rows_that_are_not_compared_are_not_drawn():
+    truth = np.ones((2, 3, 2), np.float32)
+    golden = made_golden({"y": truth})
+    case = dataclasses.replace(golden.case, ignored_rows=(1,))
+    got = truth.copy()
+    got[1] = np.nan
+    got[0, 2, 0] = 2.0
+    worst = Worst()
+    look(worst, dataclasses.replace(golden, case=case), y=got)
+    found = worst.drawn({"y": ()})
+    assert found is not None
+    assert (found.actual, found.index) == ("2", (0, 2, 0))
+    assert found.panels[0].values[1] == (0.0, 0.0, 0.0)
 
 
 def test_a_nan_is_no_number_and_nothing_else_is_hidden_by_it():
