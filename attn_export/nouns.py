@@ -135,8 +135,9 @@ class Verdict:
     Attributes:
         whole: Relative L2 error against the truth; None where it was not measured.
         row: The largest relative L2 error of a row.
-        worst: The larger of whole and row, each as a share of what is allowed; 1 is the limit.
-        max_abs: The largest absolute difference from eager.
+        worst: The larger of whole and row, each as a share of what is allowed; 1 is the limit. NaN
+            where a NaN is wrong, infinite where an infinity is or what has to be 0 is not.
+        max_abs: The largest absolute difference from eager, where that is finite.
         max_rel: The largest difference from eager relative to eager, where eager is not 0.
         message: Why it did not pass; empty where it did.
     """

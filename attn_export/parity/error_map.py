@@ -37,7 +37,8 @@ class Worst:
             failed = verdict.status == "failed"
             if verdict.worst is None and not failed:
                 continue
-            rank = (failed, np.inf if verdict.worst is None else verdict.worst)
+            worst = math.inf if verdict.worst is None else verdict.worst
+            rank = (failed, math.inf if math.isnan(worst) else worst)
             got, truth = outputs.get(verdict.output), golden.expected.get(verdict.output)
             if rank <= self._rank or got is None or truth is None or not truth.size:
                 continue

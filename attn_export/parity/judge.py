@@ -7,6 +7,7 @@ the case allows, for the whole output and for each row of its last axis. Rows wi
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -57,13 +58,14 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
     if name in golden.unusable:
         return dataclasses.replace(verdict, status="unusable", message=golden.unusable[name])
     if not is_floating(truth.dtype):
-        verdict = dataclasses.replace(verdict, max_abs=0.0, max_rel=0.0)
-        same = np.array_equal(got, truth)
-        return verdict if same else _failed(verdict, _where(got != truth, got, truth))
+        return _equal(verdict, got, truth)
+    eager = _without_rows(eager, truth, golden.case.ignored_rows)
     r, t, e = (array.astype(np.float64) for array in (got, truth, eager))
     verdict = _with_differences(verdict, r, e)
     problem = _kind_problem(r, t)
     if problem:
+        nan = (np.isnan(r) != np.isnan(t)).any()
+        verdict = dataclasses.replace(verdict, worst=math.nan if nan else math.inf)
         return _failed(verdict, problem)
     allowed = golden.allowed[name]
     if allowed is None:
@@ -76,6 +78,12 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
     if verdict.status == "passed" and gate.is_set:
         verdict = _through_gate(verdict, r, e, gate)
     return verdict
+
+
+def _equal(verdict: Verdict, got: np.ndarray, truth: np.ndarray) -> Verdict:
+    if not np.array_equal(got, truth):
+        return _failed(verdict, _where(got != truth, got, truth))
+    return dataclasses.replace(verdict, max_abs=0.0, max_rel=0.0)
 
 
 def _within(verdict: Verdict, r: np.ndarray, t: np.ndarray, allowed: Allowed) -> Verdict:
@@ -107,7 +115,7 @@ def _through_gate(verdict: Verdict, r: np.ndarray, e: np.ndarray, gate: Gate) ->
 
 
 def _with_differences(verdict: Verdict, r: np.ndarray, e: np.ndarray) -> Verdict:
-    usable = np.isfinite(r) & np.isfinite(e)
+    usable = np.isfinite(e)
     difference = np.abs(r[usable] - e[usable])
     scale = np.abs(e[usable])
     nonzero = scale > 0

@@ -91,12 +91,14 @@ def figures(report: Report) -> list[Figure]:
 
 def _size(verdict: Verdict) -> float:
     """A NaN is worse than any number."""
-    return math.inf if verdict.worst is None else verdict.worst
+    return math.inf if verdict.worst is None or math.isnan(verdict.worst) else verdict.worst
 
 
 def _figure(found: ErrorMap, verdict: Verdict) -> Figure:
     at = ", ".join(f"{name} {i}" for name, i in zip(found.axes, found.index, strict=True))
-    share = "" if verdict.worst is None else f", {verdict.worst:.3g} times the error allowed"
+    share = ""
+    if verdict.worst is not None and math.isfinite(verdict.worst):
+        share = f", {verdict.worst:.3g} times the error allowed"
     return Figure(
         "",
         f"{found.case}, {found.output} {list(found.shape)}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,14 @@ from attn_export.report import error_pictures
 from attn_export.report.attention_drawing import drawn
 from attn_export.report.error_pictures import figures
 from attn_export.report.matrix import form_name
-from attn_export.report.summary import Summary, problems, summaries, verdicts_by_case
+from attn_export.report.summary import (
+    Summary,
+    largest,
+    problems,
+    shown,
+    summaries,
+    verdicts_by_case,
+)
 
 if TYPE_CHECKING:
     from attn_export.graph.neighbourhood import Neighbourhood
@@ -51,10 +57,11 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         absent=[summary.run for summary in found if summary.run.outcome != "ran"],
         problems=problems(report),
         form=form_name,
+        shown=shown,
         outputs=_outputs(report),
         figures=figures(report),
         shares=error_pictures.STEPS,
-        shown=error_pictures.SHOWN,
+        most=error_pictures.SHOWN,
         attention=drawing,
         drawn=drawn(drawing) if drawing else None,
     )
@@ -75,11 +82,12 @@ def _cell(case: str, verdicts: list[Verdict] | None) -> dict[str, str]:
     if verdicts is None:
         return {"step": "none", "mark": "", "text": f"{case}: not run"}
     wrong = [v for v in verdicts if v.status != "passed"]
-    worst = max((v.worst or 0.0 for v in verdicts), default=0.0)
+    worst = largest(verdicts, "worst")
+    said = shown(worst, ".3g")
     if wrong:
-        return {"step": "failed", "mark": "✗", "text": f"{case}: {wrong[0].status}, {worst:.3g}"}
-    step = sum(worst > limit for limit in STEPS[:-1])
-    return {"step": str(step), "mark": "", "text": f"{case}: passed, {worst:.3g}"}
+        return {"step": "failed", "mark": "✗", "text": f"{case}: {wrong[0].status}, {said}"}
+    step = sum((worst or 0.0) > limit for limit in STEPS[:-1])
+    return {"step": str(step), "mark": "", "text": f"{case}: passed, {said}"}
 
 
 def _outputs(report: Report) -> list[dict[str, Any]]:
@@ -89,12 +97,6 @@ def _outputs(report: Report) -> list[dict[str, Any]]:
         if v.output:
             groups.setdefault((v.runtime, form_name(v.graph), v.output), []).append(v)
     return [
-        {"place": place, **{figure: _largest(group, figure) for figure in FIGURES}}
+        {"place": place, **{figure: shown(largest(group, figure), ".2e") for figure in FIGURES}}
         for place, group in groups.items()
     ]
-
-
-def _largest(verdicts: list[Verdict], name: str) -> str:
-    values = [value for v in verdicts if (value := getattr(v, name)) is not None]
-    largest = max((v for v in values if math.isfinite(v)), default=None)
-    return "-" if largest is None else f"{largest:.2e}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attn_export.nouns import Report
 from attn_export.report.matrix import form_name
-from attn_export.report.summary import Summary, problems, summaries
+from attn_export.report.summary import Summary, problems, shown, summaries
 
 SHOWN = 20
 """How many failed verdicts are written out."""
@@ -56,7 +56,8 @@ def _row(summary: Summary) -> str:
     run, good = summary.run, summary.passed == summary.cases
     return (
         f"| {run.runtime} | {form_name(run.graph)} | {summary.passed}/{summary.cases} | "
-        f"{summary.worst:.3g} | {summary.max_abs:.1e} | {'' if good else '**failed**'} |"
+        f"{shown(summary.worst, '.3g')} | {shown(summary.max_abs, '.1e')} | "
+        f"{'' if good else '**failed**'} |"
     )
 
 

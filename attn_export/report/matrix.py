@@ -6,7 +6,7 @@ import dataclasses
 from typing import Literal
 
 from attn_export.nouns import Report
-from attn_export.report.summary import Summary, summaries
+from attn_export.report.summary import UNMEASURED, Summary, shown_share, summaries
 
 Colour = Literal["green", "red", "grey"]
 
@@ -16,13 +16,16 @@ class Cell:
     """One runtime with one graph.
 
     Attributes:
-        text: The worst error as a share of what is allowed; how it failed; ``-`` for not run.
+        text: The worst error as a share of what is allowed; how it failed; a dash for
+            what was not run or not measured.
         reason: Why it is not green; empty where it is.
+        worst: The error of the text, if there is one.
     """
 
     colour: Colour
     text: str
     reason: str
+    worst: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +69,11 @@ def form_name(graph: str) -> str:
 def _cell(summary: Summary) -> Cell:
     run = summary.run
     if run.outcome == "not run":
-        return Cell("red" if run.required else "grey", "-", run.reason)
+        return Cell("red" if run.required else "grey", UNMEASURED, run.reason)
     if run.outcome != "ran":
         return Cell("red", run.outcome, run.reason)
-    share = f"{summary.worst:.3f}" if summary.worst < 1000 else f"{summary.worst:.1e}"
+    share = shown_share(summary.worst)
     if summary.passed == summary.cases:
-        return Cell("green", share, "")
-    return Cell("red", f"FAILED {share}", f"{summary.cases - summary.passed} cases failed")
+        return Cell("green", share, "", summary.worst)
+    failed = summary.cases - summary.passed
+    return Cell("red", f"FAILED {share}", f"{failed} cases failed", summary.worst)

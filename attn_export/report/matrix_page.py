@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attn_export.nouns import Report
-from attn_export.report.bench_data import made_on
+from attn_export.report.bench_data import finite, made_on
 from attn_export.report.matrix import Cell, matrix
+from attn_export.report.summary import UNMEASURED, shown
 from attn_export.runtimes.catalogue import RUNTIMES
-
-NOTHING = "-"
 
 
 @dataclasses.dataclass
@@ -26,9 +25,9 @@ class _Sum:
         if red:
             return f"**FAILED** ({', '.join(red)})"
         if not green:
-            return NOTHING
-        worst = max(float(cell.text) for cell in green)
-        return f"{worst:.2f} ({len(green)}/{len(self.cells)})"
+            return UNMEASURED
+        worst = max((cell.worst for cell in green if cell.worst is not None), default=None)
+        return f"{shown(worst, '.2f')} ({len(green)}/{len(self.cells)})"
 
 
 def matrix_block(reports: Sequence[Report], when: str) -> str:
@@ -47,7 +46,7 @@ def matrix_block(reports: Sequence[Report], when: str) -> str:
     ]
     for runtime in runtimes:
         cells = (sums.get((runtime, form), _Sum()).text() for form in forms)
-        lines.append(f"| {runtime} | {versions.get(runtime, NOTHING)} | {' | '.join(cells)} |")
+        lines.append(f"| {runtime} | {versions.get(runtime, UNMEASURED)} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", f"{len(reports)} models, {when}. `scripts/matrix` repeats it."])
 
 
@@ -101,7 +100,12 @@ def matrix_to_dict(reports: Sequence[Report], when: str) -> dict[str, Any]:
         "date": when,
         "models": {
             report.name: [
-                {"runtime": runtime, "form": form, **dataclasses.asdict(cell)}
+                {
+                    "runtime": runtime,
+                    "form": form,
+                    **dataclasses.asdict(cell),
+                    "worst": None if cell.worst is None else finite(cell.worst),
+                }
                 for (runtime, form), cell in matrix(report).cells.items()
             ]
             for report in reports

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
 from attn_export.nouns import Report, RuntimeRun, Verdict
+
+UNMEASURED = "–"  # noqa: RUF001 (a dash is what it is)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,17 +18,17 @@ class Summary:
     Attributes:
         cases: How many cases were tried.
         passed: How many of them passed with every output.
-        worst: The largest error as a share of what is allowed.
-        max_abs: The largest absolute difference from eager.
-        max_rel: The largest relative difference from eager.
+        worst: The largest error as a share of what is allowed, as `largest` has it.
+        max_abs: The largest absolute difference from eager, likewise.
+        max_rel: The largest relative difference from eager, likewise.
     """
 
     run: RuntimeRun
     cases: int
     passed: int
-    worst: float
-    max_abs: float
-    max_rel: float
+    worst: float | None
+    max_abs: float | None
+    max_rel: float | None
 
 
 def summaries(report: Report) -> list[Summary]:
@@ -52,7 +56,43 @@ def _summary(run: RuntimeRun, by_case: dict[str, list[Verdict]]) -> Summary:
         run,
         cases=len(by_case),
         passed=sum(all(v.status == "passed" for v in of_case) for of_case in by_case.values()),
-        worst=max((v.worst or 0.0 for v in verdicts), default=0.0),
-        max_abs=max((v.max_abs or 0.0 for v in verdicts), default=0.0),
-        max_rel=max((v.max_rel or 0.0 for v in verdicts), default=0.0),
+        worst=largest(verdicts, "worst"),
+        max_abs=largest(verdicts, "max_abs"),
+        max_rel=largest(verdicts, "max_rel"),
     )
+
+
+def largest(verdicts: Sequence[Verdict], figure: str) -> float | None:
+    """Return the largest figure of some verdicts; NaN where one is NaN.
+
+    None where none was measured. It is not that of what passed where all that failed has none.
+
+    Args:
+        verdicts: Those to look at.
+        figure: The name of a field of them: ``"worst"``.
+    """
+    wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
+    of_wrong, of_all = (
+        [float(value) for verdict in some if (value := getattr(verdict, figure)) is not None]
+        for some in (wrong or verdicts, verdicts)
+    )
+    if not of_wrong:
+        return None
+    return max(of_all, key=lambda value: (math.isnan(value), value))
+
+
+def shown(figure: float | None, digits: str) -> str:
+    """Return a figure as text: what was not measured is a dash, and NaN is NaN.
+
+    Args:
+        figure: As `largest` gives it.
+        digits: The format of a finite one: ``".3g"``.
+    """
+    if figure is None:
+        return UNMEASURED
+    return "NaN" if math.isnan(figure) else f"{figure:{digits}}"
+
+
+def shown_share(figure: float | None) -> str:
+    """Return an error over the error allowed as text, in a column of such."""
+    return shown(figure, ".3f" if figure is None or figure < 1000 else ".1e")

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from attn_export.nouns import Report
 from attn_export.report.matrix import Cell, Matrix, form_name, matrix
-from attn_export.report.summary import Summary, problems, summaries
+from attn_export.report.summary import Summary, problems, shown, shown_share, summaries
 
 FEW = 2
 """More runtimes than that are shown as a matrix."""
@@ -117,9 +117,9 @@ def _row(summary: Summary) -> list[str]:
         summary.run.runtime,
         summary.run.graph,
         f"[{color}]{summary.passed}/{summary.cases}[/]",
-        f"{summary.worst:.3f}" if summary.worst < 1000 else f"{summary.worst:.1e}",
-        f"{summary.max_abs:.1e}",
-        f"{summary.max_rel:.1e}",
+        shown_share(summary.worst),
+        shown(summary.max_abs, ".1e"),
+        shown(summary.max_rel, ".1e"),
         "" if good else "[red]FAILED[/]",
     ]
 

@@ -202,7 +202,7 @@ def test_javascript_says_what_the_judge_says(number: int, said):
     assert theirs["status"] == verdict.status, theirs
     assert bool(theirs["problems"]) == (verdict.status == "failed"), theirs
     assert bool(theirs["unusable"]) == (verdict.status == "unusable"), theirs
-    if verdict.worst is not None:
+    if verdict.worst is not None and math.isfinite(verdict.worst):
         assert theirs["share"] == pytest.approx(verdict.worst, rel=1e-9)
 
 
@@ -237,6 +237,6 @@ def test_python_says_what_the_judge_says(case: Judged, monkeypatch: pytest.Monke
     status = {"ok  ": "passed", "FAIL": "failed", "unusable": "unusable"}[found.status]
     assert status == verdict.status, found
     assert status != "passed" or not found.why
-    if verdict.worst is not None:
+    if verdict.worst is not None and math.isfinite(verdict.worst):
         assert found.share == pytest.approx(verdict.worst, rel=1e-9)
     np.testing.assert_array_equal(case.got, before)  # what an engine gave stays as it is

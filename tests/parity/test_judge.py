@@ -213,6 +213,35 @@ def test_differences_are_from_eager_and_measures_from_the_truth():
     assert (verdict.max_abs, verdict.max_rel) == (3, 1)
 
 
+@pytest.mark.parametrize(
+    ("truth", "got", "figure"),
+    [
+        ([[1, 2]], [[1, NAN]], NAN),
+        ([[1, NAN]], [[1, 2]], NAN),
+        ([[NAN, 2]], [[INF, NAN]], NAN),
+        ([[1, 2]], [[1, INF]], INF),
+        ([[0, 0]], [[0, 1e-9]], INF),
+    ],
+)
+def test_what_is_wrong_in_kind_has_no_finite_figure(truth, got, figure):
+    verdict = judge_values(truth, got)
+    assert verdict.status == "failed"
+    assert verdict.worst == pytest.approx(figure, nan_ok=True)
+
+
+@pytest.mark.parametrize("figure", [NAN, INF])
+def test_the_difference_from_eager_of_what_is_not_finite_is_not_finite(figure: float):
+    verdict = judge_values([[1, 2]], [[1, figure]])
+    assert (verdict.max_abs, verdict.max_rel) == pytest.approx((figure, figure), nan_ok=True)
+    golden = made_golden({"y": np.array([[1, NAN]], F64)})
+    assert judge_one(golden, np.array([[1, NAN]], F64)).max_abs == 0
+
+
+def test_integers_that_differ_have_no_figure():
+    verdict = judge_one(made_golden({"y": np.array([1, 2])}), np.array([1, 3]))
+    assert (verdict.status, verdict.worst, verdict.max_abs) == ("failed", None, None)
+
+
 @settings(deadline=None, max_examples=80)
 @given(
     size=st.floats(1e-30, 1e30),

@@ -8,6 +8,7 @@ from reports import mixed
 from rich.console import Console
 
 from attn_export.report.matrix import form_name, matrix
+from attn_export.report.summary import UNMEASURED
 from attn_export.report.terminal import print_report
 
 
@@ -17,10 +18,10 @@ def test_passed_failed_crashed_missing_and_unsupported_are_told_apart():
     cells = {key: (cell.colour, cell.text) for key, cell in found.cells.items()}
     assert cells == {
         ("good", "standard"): ("green", "0.250"),
-        ("good", "ort.decode"): ("grey", "-"),
+        ("good", "ort.decode"): ("grey", UNMEASURED),
         ("bad", "standard"): ("red", "FAILED 12.500"),
         ("dead", "standard"): ("red", "crashed"),
-        ("gone", "standard"): ("red", "-"),
+        ("gone", "standard"): ("red", UNMEASURED),
     }
 
 
