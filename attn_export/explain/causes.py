@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 
+from attn_export.explain.evaluate import NotComputedError
 from attn_export.explain.experiments import Done
 from attn_export.explain.explanation import Cause, Deviation, Fault, Lines
 from attn_export.explain.inquiry import Found
 from attn_export.explain.match import Match
+from attn_export.explain.pattern import Pattern
 
 UNKNOWN = "unknown"
 IN_GRAPH = (
@@ -19,50 +24,87 @@ SURE = 0.01
 """A known mistake that leaves less of the error unexplained is named before where it sits."""
 
 
-def causes(
-    fault: Fault,
-    runtime: str,
-    found: Found,
-    done: Sequence[Done],
-    first: Deviation | None,
-    lines: Lines,
-) -> list[Cause]:
-    """What may be wrong, the most likely first.
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """All that was seen of a fault.
 
-    Args:
+    Attributes:
         fault: Where it is.
         runtime: The name of the runtime.
         found: The mistakes that account for what came out.
-        done: What else was run.
         first: The first wrong node.
+        pattern: What the cases that fail have in common.
+        stuck: By case, nodes that neither float64 nor the runtime can compute.
+        lossy: Whether the graph gives the truth in float64 alone.
+    """
+
+    fault: Fault
+    runtime: str
+    found: Found
+    first: Deviation | None
+    pattern: Pattern
+    stuck: Mapping[str, NotComputedError]
+    lossy: bool = False
+
+    @property
+    def shown(self) -> str:
+        """For which sizes it shows, and where in the outputs: the end of a sentence."""
+        sizes = [f"it fails {' and '.join(self.pattern.sizes)}"] if self.pattern.sizes else []
+        return "".join(f"; {said}" for said in (*sizes, *self.pattern.places))
+
+
+def causes(seen: Seen, done: Sequence[Done], lines: Lines) -> list[Cause]:
+    """What may be wrong, the most likely first.
+
+    Args:
+        seen: What was seen.
+        done: What else was run.
         lines: Where in the module each node came from.
     """
-    if fault == "graph":
-        return _in_graph(found, first, lines) or [Cause(UNKNOWN, IN_GRAPH)]
+    if seen.fault == "graph":
+        return _in_graph(seen, lines) or [Cause(UNKNOWN, IN_GRAPH + seen.shown)]
     mending = [(d.kind, d.experiment.name) for d in done if d.within and d.experiment.mended]
-    blamed = f"the graph is right, {runtime} is not"
-    if fault == "unknown":
-        blamed = f"the graph or {runtime} is wrong, and float64 cannot tell which"
-    said = _in_runtime(blamed, found.matches, mending, first, lines)
-    return said or [Cause(UNKNOWN, f"{blamed}: no known mistake gives its numbers")]
+    blamed = f"the graph is right, {seen.runtime} is not"
+    if seen.fault == "unknown":
+        blamed = f"the graph or {seen.runtime} is wrong, and float64 cannot tell which"
+    said = _in_runtime(blamed, seen.found.matches, mending, seen.first, lines)
+    unknown = f"{blamed}: no known mistake gives its numbers{seen.shown}"
+    return said or [Cause(UNKNOWN, unknown)]
 
 
-def _in_graph(found: Found, first: Deviation | None, lines: Lines) -> list[Cause]:
+def _in_graph(seen: Seen, lines: Lines) -> list[Cause]:
     """Causes where the graph is wrong: known mistakes, then the place where it differs."""
+    stuck = list(_stuck(seen, lines))
+    found, first = seen.found, seen.first
     causes = [_cause(match, lines, in_right=found.in_right) for match in found.matches]
     if first is None:
-        return causes
-    says = f": {first.says}" if first.says else ""
+        return [*stuck, *causes]
     place = f"{first.operator} {first.node}{_at(first.line)}"
-    changed = Cause(
-        "changed node",
-        f"the graph differs from the bundle's first at {place}{says}",
-        first.node,
-        first.line,
-    )
+    says = f": {first.says}" if first.says else ""
+    if seen.lossy:
+        kind = "precision lost"
+        loses = f"loses precision, by {first.error:.1e}" if isfinite(first.error) else "overflows"
+        sentence = f"the graph is wrong, though right in float64: rounded, {place} {loses}"
+    else:
+        kind = "changed node"
+        sentence = f"the graph differs from the bundle's first at {place}{says}{seen.shown}"
+    changed = Cause(kind, sentence, first.node, first.line)
     # What was seen to be different stands before what would only give similar numbers.
-    sure = bool(found.matches) and found.matches[0].unexplained < SURE
-    return [*causes, changed] if sure else [changed, *causes]
+    sure = found.matches and found.in_right and found.matches[0].unexplained < SURE
+    if not sure or seen.lossy:
+        return [*stuck, changed, *causes]
+    if first.node not in causes[0].sentence:
+        there = f"{causes[0].sentence}; it differs from the bundle's first at {place}"
+        causes[0] = dataclasses.replace(causes[0], sentence=there)
+    return [*stuck, *causes, changed]
+
+
+def _stuck(seen: Seen, lines: Lines) -> Iterator[Cause]:
+    """A cause for nodes that nobody can compute."""
+    for case, error in itertools.islice(seen.stuck.items(), 1):
+        line = lines.get(error.node, "")
+        sentence = f"the graph is wrong: in {case}, {error}{_at(line)}{seen.shown}"
+        yield Cause("cannot be computed", sentence, error.node, line)
 
 
 def _in_runtime(

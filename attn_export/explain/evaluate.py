@@ -33,6 +33,18 @@ ROUNDED_TO = "rounded_to"
 PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
+class NotComputedError(GraphError):
+    """A node that cannot be computed from what it is given.
+
+    Attributes:
+        node: Its name.
+    """
+
+    def __init__(self, node: onnx.NodeProto, error: Exception) -> None:
+        super().__init__(f"{node.op_type} {node.name} cannot be computed: {one_line(error)}")
+        self.node = node.name
+
+
 class Attention(OpRun):
     """The node, in the evaluator."""
 
@@ -107,6 +119,9 @@ class Evaluation:
         Args:
             inputs: By name; floating ones are widened.
             rounding: What is done to the operands of every product.
+
+        Raises:
+            NotComputedError: If a node cannot be computed.
         """
         known: dict[str, Array | None] = {"": None, **self.initializers}
         known |= {name: wide(array) for name, array in inputs.items()}
@@ -120,13 +135,15 @@ class Evaluation:
         Args:
             inputs: By name.
             dtype: The graph's own floating type.
+
+        Raises:
+            NotComputedError: If a node cannot be computed.
         """
         known: dict[str, Array | None] = {"": None, **self.initializers}
         known |= {name: wide(array) for name, array in inputs.items()}
         for node in self.nodes:
             for name, array in self._outputs(node, known).items():
-                narrow = array.astype(dtype) if array.dtype.kind == "f" else array
-                known[name] = wide(narrow)
+                known[name] = wide(array.astype(dtype)) if is_float(array) else array
         return known
 
     def again(self, values: Values, replaced: Mapping[str, Array]) -> Values:
@@ -152,7 +169,8 @@ class Evaluation:
 
     def outputs_of(self, values: Values) -> dict[str, Array]:
         """The graph's own outputs, of its values."""
-        return {name: array for name in self.outputs if (array := values[name]) is not None}
+        found = ((name, values.get(name)) for name in self.outputs)
+        return {name: array for name, array in found if isinstance(array, np.ndarray)}
 
     def _compute(
         self,
@@ -165,16 +183,24 @@ class Evaluation:
         elif node.op_type == "Attention":
             known |= self.attention(node, known, rounded_products(rounding))
         elif node.op_type in PRODUCTS:
-            narrow = {n: rounding(a) for n in node.input if (a := known[n]) is not None}
+            narrow = {n: rounding(a) for n in node.input if (a := known.get(n)) is not None}
             known |= self._outputs(node, {**known, **narrow})
         else:
             known |= self._outputs(node, known)
 
     def _outputs(self, node: onnx.NodeProto, known: Values) -> dict[str, Array]:
+        """The outputs of a node, by name.
+
+        Raises:
+            NotComputedError: If it cannot be computed, for whatever reason.
+        """
         operator = self._operators[id(node)]
-        context = {"context": dict(known)} if operator.need_context() else {}
-        with np.errstate(all="ignore"), contextlib.redirect_stdout(None):
-            found = operator.run(*(known[name] for name in node.input), **context)
+        try:
+            context = {"context": dict(known)} if operator.need_context() else {}
+            with np.errstate(all="ignore"), contextlib.redirect_stdout(None):
+                found = operator.run(*(known[name] for name in node.input), **context)
+        except Exception as error:  # a graph may hold anything
+            raise NotComputedError(node, error) from error
         return dict(zip(node.output, found, strict=False))
 
 
@@ -186,6 +212,11 @@ def rounded_products(rounding: Rounding) -> dict[str, Change]:
         "values": lambda v, _: rounding(v),
         "weights": lambda w, _: rounding(w),
     }
+
+
+def is_float(value: object) -> bool:
+    """Whether a value is an array of floating numbers in float64: it may be a list as well."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
 def wide(array: Array) -> Array:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from attn_export.explain.explanation import Experiment, Late
-from attn_export.explain.inquiry import Meaning
+from attn_export.explain.meaning import Meaning
 from attn_export.explain.setting import KnownCase, Setting, Trial
 from attn_export.explain.shrink import golden_of
 from attn_export.runtimes.preflight import why_not
@@ -62,7 +62,7 @@ def within_runtime(
 
 def with_quiet_inputs(setting: Setting, trial: Trial, right: Meaning) -> Done:
     """Inputs divided by `QUIETER`: what overflows or saturates is right then."""
-    few = [case for case in trial.failed if setting.form.takes(case.sizes)][:FEW]
+    few = [case for case in trial.failed if right.values(case) is not None][:FEW]
     quiet = {case.name: _quiet(case) for case in few}
     ran = setting.run(quiet)
     goldens = {case.name: golden_of(right, case, quiet[case.name]) for case in few}

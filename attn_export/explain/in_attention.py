@@ -148,13 +148,18 @@ def _heads() -> Iterator[tuple[str, str, dict[str, Change]]]:
     yield (
         "past ignored",
         "past keys and values are not attended to",
-        {"given": lambda given, at: given & (np.arange(at["keys"].shape[2]) >= _past_of(at))},
+        {"given": lambda given, at: given & (_keys(at) >= _past_of(at))},
+    )
+    yield (
+        "past after new keys",
+        "new keys and values come before those of the past",
+        {"keys": _new_first, "values": _new_first},
     )
 
 
 def _causal() -> Iterator[tuple[str, str, dict[str, Change]]]:
     def moved(by: int) -> Change:
-        return lambda causal, at: _below(at, at["offset"] + by) if not causal.all() else causal
+        return lambda _, at: _below(at, at["offset"] + by)
 
     kind = "causal offset"
     yield "causal dropped", "the causal mask is not applied", {"causal": _all}
@@ -163,12 +168,12 @@ def _causal() -> Iterator[tuple[str, str, dict[str, Change]]]:
     yield (
         kind,
         "query i sees keys up to i, as if there were no past",
-        {"causal": lambda causal, at: _below(at, 0) if not causal.all() else causal},
+        {"causal": lambda _, at: _below(at, 0)},
     )
     yield (
         kind,
         "query i sees keys up to S - L + i, the last query all of them",
-        {"causal": lambda causal, at: _below(at, _excess(at)) if not causal.all() else causal},
+        {"causal": lambda _, at: _below(at, _excess(at))},
     )
     yield (
         "causal added",
@@ -181,13 +186,24 @@ def _causal() -> Iterator[tuple[str, str, dict[str, Change]]]:
         {"given": _all, "added": lambda added, _: np.zeros_like(added)},
     )
     yield (
+        "key always visible",
+        "key 0 is always visible, whatever the masks hide",
+        {"visible": lambda visible, at: visible | (_keys(at) == 0)},
+    )
+    yield (
+        "key always visible",
+        "each query sees its own key, whatever the masks hide",
+        {"visible": lambda visible, at: visible | (_keys(at) == _queries(at) + at["offset"])},
+    )
+    yield (
         "last key dropped",
         "the last key is not attended to",
-        {
-            "given": lambda given, at: (
-                given & (np.arange(at["keys"].shape[2]) < at["keys"].shape[2] - 1)
-            )
-        },
+        {"given": lambda given, at: given & (_keys(at) < at["keys"].shape[2] - 1)},
+    )
+    yield (
+        "first key dropped",
+        "key 0 is not attended to",
+        {"given": lambda g, at: g & (_keys(at) > 0)},
     )
 
 
@@ -203,13 +219,24 @@ def _all(seen: Array, _: At) -> Array:
 
 
 def _below(at: At, offset: Any) -> Array:
-    L, S = at["products"].shape[-2:]
-    return np.asarray(np.arange(S) <= np.arange(L)[:, None] + offset)
+    return np.asarray(_keys(at) <= _queries(at) + offset)
 
 
 def _excess(at: At) -> int:
     L, S = at["products"].shape[-2:]
     return int(S - L)
+
+
+def _keys(at: At) -> Array:
+    return np.arange(at["keys"].shape[2])
+
+
+def _queries(at: At) -> Array:
+    return np.arange(at["queries"].shape[2])[:, None]
+
+
+def _new_first(cached: Array, at: At) -> Array:
+    return np.roll(cached, -_past_of(at), axis=2)
 
 
 def _past_of(at: At) -> int:

@@ -20,7 +20,10 @@ NORMS = frozenset(
     {"RMSNormalization", "LayerNormalization", "SimplifiedLayerNormalization", "LpNormalization"}
 )
 CAUSAL = "causal"
-COMPARING = frozenset({"LessOrEqual", "Less", "GreaterOrEqual", "Greater", "Trilu"})
+COMPARING: Mapping[str, np.ufunc | None] = {
+    "LessOrEqual": np.less_equal, "Less": np.less, "GreaterOrEqual": np.greater_equal,
+    "Greater": np.greater, "Trilu": None,
+}  # fmt: skip
 
 
 def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
@@ -143,10 +146,11 @@ def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
         yield Mistake(f"{what} dropped", f"the {what} mask is not applied", node.name, drop)
         for by, way in ((1, "late"), (-1, "early")):
             says = f"the {what} mask is one key too {way}"
-            yield Mistake(f"{what} offset", says, node.name, becomes(name, _moved(what, by)))
+            moved = _moved(node, what, functools.partial(_always, by))
+            yield Mistake(f"{what} offset", says, node.name, moved)
         if past is not None:
             says = f"the {what} mask is aligned as if there were no past"
-            yield Mistake(f"{what} offset", says, node.name, _without_past(what, name))
+            yield Mistake(f"{what} offset", says, node.name, _moved(node, what, _before_past))
 
 
 def _what(node: onnx.NodeProto, array: Array) -> str:
@@ -156,22 +160,43 @@ def _what(node: onnx.NodeProto, array: Array) -> str:
     return CAUSAL if matrix.size and matrix[0, :, 0].all() and not matrix.all() else "window"
 
 
-def _moved(what: str, by: int) -> Callable[[Array], Array]:
-    def change(visible: Array) -> Array:
-        moved = along_diagonals(visible, by, beyond=what != CAUSAL)
-        return visible if moved is None else moved
+def _moved(
+    node: onnx.NodeProto, what: str, by: Callable[[Values], int]
+) -> Callable[[Values], Mapping[str, Array]]:
+    """A mask that is so many keys too late."""
 
-    return change
-
-
-def _without_past(what: str, name: str) -> Callable[[Values], Mapping[str, Array]]:
     def replaced(values: Values) -> Mapping[str, Array]:
-        past, visible = values["past_key"], values[name]
-        assert past is not None
+        visible = values[node.output[0]]
         assert visible is not None
-        return {name: _moved(what, -past.shape[2])(visible)}
+        found = _compared_again(node, values, by(values))
+        if found is None:
+            found = along_diagonals(visible, by(values), beyond=what != CAUSAL)
+        return {} if found is None else {node.output[0]: found}
 
     return replaced
+
+
+def _compared_again(node: onnx.NodeProto, values: Values, by: int) -> Array | None:
+    """What a comparison of positions gives for keys so far to the left; None if it is not one."""
+    compare = COMPARING[node.op_type]
+    operands = [x for name in node.input if (x := values[name]) is not None]
+    if compare is None or len(operands) != 2 or any(x.dtype.kind != "i" for x in operands):
+        return None
+    apart = np.asarray(operands[0] - operands[1])
+    steps = np.unique(np.diff(apart, axis=-1))
+    if len(steps) != 1 or abs(steps[0]) != 1:
+        return None
+    return np.asarray(compare(apart - by * steps[0], 0))
+
+
+def _always(by: int, _: Values) -> int:
+    return by
+
+
+def _before_past(values: Values) -> int:
+    past = values["past_key"]
+    assert past is not None
+    return -int(past.shape[2])
 
 
 def _depends_on_data(evaluation: Evaluation) -> set[str]:

@@ -46,7 +46,7 @@ def _rows() -> Iterator[tuple[str, str, dict[str, Change]]]:
     )
     yield (
         "mask scaled",
-        "the values of the mask are multiplied by the softmax scale too",
+        "what is added to the scores, masks among it, is multiplied by the softmax scale too",
         {"added": lambda added, at: added * at["scale"]},
     )
     yield (
@@ -125,7 +125,8 @@ def _stepwise(dtype: Any) -> Change:
 
 def _over_queries(_: Array, at: At) -> Array:
     scores: Array = at["scores"]
-    raised: Array = np.exp(scores - np.max(at["capped"], initial=0.0))
+    largest = scores.max(axis=-2, keepdims=True, initial=-np.inf)
+    raised: Array = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
     return np.asarray(np.nan_to_num(raised / raised.sum(axis=-2, keepdims=True)))
 
 

@@ -3,90 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from attn_export.errors import GraphError
-from attn_export.explain.evaluate import Evaluation
 from attn_export.explain.explanation import Deviation, Fault, Late, Lines
 from attn_export.explain.localise import (
     first_difference,
     first_rounded_away,
+    first_strange,
     with_all_outputs,
 )
 from attn_export.explain.match import Evidence, Match, matches
-from attn_export.explain.setting import KnownCase, Setting, Trial, is_right
+from attn_export.explain.meaning import Meaning, dtype_of, if_right, right_rounded, spread
+from attn_export.explain.setting import KnownCase, Setting, Trial
 from attn_export.scratch import scratch
-from attn_export.tensorfile import is_floating
 
-FAILED, PASSED = 8, 4
-"""How many cases of each sort mistakes are tried on."""
+LOCALISED = 6
+"""In how many cases the first wrong node is looked for."""
 
-LOCALISED = 3
-"""In how many of the smallest and of the largest cases the first wrong node is looked for."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Meaning:
-    """A graph that can be evaluated in float64, and whether that gives the truth.
-
-    Attributes:
-        setting: The graph.
-        right: Whether it does in the cases that were looked at.
-    """
-
-    setting: Setting
-    evaluation: Evaluation
-    right: bool
-
-    def outputs(self, case: KnownCase) -> Mapping[str, np.ndarray]:
-        """What the graph means, as the bundle has its outputs."""
-        values = self.evaluation.values(self.setting.fed(case.inputs))
-        return self.setting.given(self.evaluation.outputs_of(values))
+ALIKE = 3
+"""In how many of them values are compared with all of another graph: small ones are often alike."""
 
 
-def meaning(setting: Setting, cases: Sequence[KnownCase]) -> Meaning | None:
-    """What a graph means; None where float64 cannot tell.
-
-    Args:
-        setting: The graph.
-        cases: Those to compare with the truth.
-    """
-    try:
-        evaluation = Evaluation.load(setting.path)
-        found = Meaning(setting, evaluation, right=True)
-        right = all(
-            is_right(case.golden, found.outputs(case))
-            for case in cases
-            if setting.form.takes(case.sizes)
-        )
-    except (GraphError, RuntimeError, ValueError, TypeError, KeyError, IndexError):
-        return None
-    return dataclasses.replace(found, right=right)
-
-
-def right_meaning(settings: Sequence[Setting], cases: Sequence[KnownCase]) -> Meaning | None:
-    """The first graph of a bundle that means what it should, if there is one.
-
-    The bundle's own order has the standard dialect first, in which attention is one node.
-    """
-    for setting in settings:
-        found = meaning(setting, cases) if not setting.form.layouts else None
-        if found is not None and found.right:
-            return found
-    return None
-
-
-def fault_of(own: Meaning | None, trial_elsewhere: Trial | None) -> Fault:
+def fault_of(own: Meaning | None, trial_elsewhere: Trial | None, *, lossy: bool) -> Fault:
     """Whether the graph or the runtime is to blame.
 
     Args:
         own: What the graph in question means.
         trial_elsewhere: What another runtime made of it, where float64 cannot tell.
+        lossy: Whether it gives the truth in float64 alone.
     """
     if own is not None:
-        return "runtime" if own.right else "graph"
+        return "runtime" if own.right and not own.stuck and not lossy else "graph"
     if trial_elsewhere is None or trial_elsewhere.ran.outcome != "ran":
         return "unknown"
     return "graph" if trial_elsewhere.failed else "runtime"
@@ -105,25 +54,31 @@ class Found:
     in_right: bool
 
 
-def known_mistakes(own: Meaning | None, right: Meaning | None, trial: Trial, late: Late) -> Found:
+def known_mistakes(
+    own: Meaning | None,
+    right: Meaning | None,
+    trial: Trial,
+    cases: Sequence[KnownCase],
+    late: Late,
+) -> Found:
     """Make known mistakes in a graph, and compare what it gives then with what came out."""
     made_in_right = right is not None
     base = right or own
-    if base is None or not trial.failed:
+    if base is None:
         return Found([], made_in_right)
-    chosen = [*trial.failed[:FAILED], *trial.passed[:PASSED]]
     evidence = []
-    for case in chosen:
+    for case in cases:
         actual = trial.ran.outputs.get(case.name)
-        if actual is None or set(actual) != set(base.evaluation.outputs):
+        values = base.values(case)
+        if actual is None or values is None or set(actual) != set(base.evaluation.outputs):
             continue
-        fed = base.setting.fed(case.inputs)
-        values = base.evaluation.values(fed)
         target = actual if made_in_right else case.golden.expected
-        evidence.append(Evidence(fed, values, base.evaluation.outputs_of(values), target))
+        outputs = base.evaluation.outputs_of(values)
+        evidence.append(Evidence(base.setting.fed(case.inputs), values, outputs, target))
     found = matches(base.evaluation, evidence, late) if evidence else []
     if not found and right is not None and own is not None and not own.right:
-        return known_mistakes(own, None, trial, late)  # the right graph may have another form
+        # The right graph may have another form.
+        return known_mistakes(own, None, trial, cases, late)
     return Found(found, made_in_right)
 
 
@@ -138,15 +93,15 @@ def deviation(
 
     What is wrong with a causal mask cannot show where there is one query.
     """
-    if own is None or not trial.failed:
+    if own is None or own.stuck or not trial.failed:
         return None
     if fault == "graph":
         return _first_of_several(own, twins, trial, lines)
     case = trial.failed[0]
-    fed = own.setting.fed(case.inputs)
-    values = own.evaluation.values(fed)
-    dtype = next(a.dtype for a in case.golden.expected.values() if is_floating(a.dtype))
-    noise = own.evaluation.noisy_values(fed, dtype)
+    values = own.values(case)
+    if values is None:
+        return None
+    noise = own.evaluation.noisy_values(own.setting.fed(case.inputs), dtype_of(case))
     with scratch() as folder:
         path = folder / own.setting.path.name
         with_all_outputs(own.setting.path, values, path)
@@ -158,21 +113,52 @@ def deviation(
     return first_rounded_away(own.evaluation, values, noise, actual, lines)
 
 
+def first_lossy(own: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Deviation | None:
+    """The first node that loses precision, in a graph that is right in float64 alone."""
+    for case in cases:
+        values = own.values(case)
+        if values is not None and not right_rounded(own, case):
+            rounded = own.evaluation.noisy_values(own.setting.fed(case.inputs), dtype_of(case))
+            arrays = {n: a for n, a in rounded.items() if isinstance(a, np.ndarray)}
+            found = first_rounded_away(own.evaluation, values, values, arrays, lines)
+            if found is not None:
+                return found
+    return None
+
+
 def _first_of_several(
     own: Meaning, twins: Sequence[Setting], trial: Trial, lines: Lines
 ) -> Deviation | None:
-    twin = _twin(own, twins, trial.failed[:1])
+    cases = spread(trial.failed, LOCALISED)
+    twin = _twin(own, twins, cases[:1])
     if twin is None:
         return None
     order = {node.name: number for number, node in enumerate(own.evaluation.nodes)}
     found = []
-    chosen = {c.name: c for c in (*trial.failed[:LOCALISED], *trial.failed[-LOCALISED:])}
-    for case in chosen.values():
-        mine, theirs = (m.evaluation.values(m.setting.fed(case.inputs)) for m in (own, twin))
+    for case in cases:
+        mine, theirs = own.values(case), twin.values(case)
+        if mine is None or theirs is None:
+            continue
         one = first_difference(own.evaluation, mine, twin.evaluation, theirs, lines)
         if one is not None:
             found.append(one)
-    return min(found, key=lambda one: (order[one.node], -one.error), default=None)
+    if not found:
+        return _by_values(own, twins, cases, lines)
+    return min(found, key=lambda one: (order[one.node], -one.error))
+
+
+def _by_values(
+    own: Meaning, others: Sequence[Setting], cases: Sequence[KnownCase], lines: Lines
+) -> Deviation | None:
+    """Where a graph with names of its own leaves the values of the bundle's graphs."""
+    right = [found for other in others if (found := if_right(other, cases)) is not None]
+    seen = []
+    for case in cases[-ALIKE:]:
+        mine = own.values(case)
+        theirs = [values for of in right if (values := of.values(case)) is not None]
+        if mine is not None and theirs:
+            seen.append((mine, theirs))
+    return first_strange(own.evaluation, seen, lines) if seen else None
 
 
 def _twin(own: Meaning, others: Sequence[Setting], cases: Sequence[KnownCase]) -> Meaning | None:
@@ -180,8 +166,8 @@ def _twin(own: Meaning, others: Sequence[Setting], cases: Sequence[KnownCase]) -
     mine = set(own.evaluation.producer)
     best: Meaning | None = None
     for other in others:
-        found = meaning(other, cases)
-        if found is None or not found.right or found.setting.path == own.setting.path:
+        found = if_right(other, cases)
+        if found is None or found.setting.path == own.setting.path:
             continue
         if best is None or _shared(mine, found) > _shared(mine, best):
             best = found

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 from onnx import helper
 
+from attn_export.explain.evaluate import Evaluation, Values, is_float
 from attn_export.explain.explanation import Deviation, Lines
 from attn_export.parity.measures import measure
-
-if TYPE_CHECKING:
-    from attn_export.explain.evaluate import Evaluation, Values
 
 Array = np.ndarray
 SAME = 1e-9
@@ -25,7 +22,16 @@ ROUNDINGS = 64
 """Of the graph's type, by which the output of one node may be off."""
 
 BETWEEN = 4
-"""How many values may lie between what is known to be right and what is wrong."""
+"""How many values may lie between what is known to be right and what is wrong, if they are to be
+told one by one."""
+
+FAMILIAR = 0.6
+"""The share of values that have to be those of right graphs, if the first that is none of them is
+to be told: otherwise it may be another way to compute the same."""
+
+STRANGE = 0.5
+"""The share of values that the right graph does not have, from which the names are those of another
+exporter: then the first wrong node may be anywhere."""
 
 
 def first_difference(
@@ -53,6 +59,43 @@ def first_difference(
     return None
 
 
+def first_strange(
+    wrong: Evaluation, cases: Sequence[tuple[Values, Sequence[Values]]], lines: Lines
+) -> Deviation | None:
+    """Where a graph leaves the values of right ones, whatever they are called there.
+
+    Args:
+        wrong: The graph in question.
+        cases: Its values in some cases, with those of right graphs.
+        lines: Where in the module each node came from.
+    """
+    told = [name for name in wrong.producer if all(_tells(mine.get(name)) for mine, _ in cases)]
+    right = {name for name in told if all(_among(mine[name], theirs) for mine, theirs in cases)}
+    for node in reversed(wrong.nodes):  # what something right is made of is right
+        made = [name for name in node.output if name in told]
+        if made and right.issuperset(made):
+            right.update(node.input)
+    if len(right.intersection(told)) < FAMILIAR * len(told):
+        return None
+    for node in wrong.nodes:
+        for name in node.output:
+            if name in told and name not in right:
+                says = "no right graph has such a value"
+                line = lines.get(node.name, "")
+                return Deviation(node.name, node.op_type, name, line, np.inf, says)
+    return None
+
+
+def _tells(value: object) -> bool:
+    """Whether a value is a tensor of numbers, or a mask: sizes are alike in all graphs."""
+    return isinstance(value, np.ndarray) and (value.dtype.kind == "f" or value.dtype == np.bool_)
+
+
+def _among(value: Array | None, others: Sequence[Values]) -> bool:
+    arrays = (array for values in others for array in values.values())
+    return any(isinstance(a, np.ndarray) and _error(value, a) <= SAME for a in arrays)
+
+
 def _deviation(
     node: onnx.NodeProto,
     name: str,
@@ -64,13 +107,24 @@ def _deviation(
 ) -> Deviation | None:
     """A node whose output is wrong, or the first before it that the right graph does not have."""
     between = _unmatched(node, wrong, known)
-    if len(between) > BETWEEN:
-        return None  # another exporter's names: it may be anywhere before
-    first = next((n for n in wrong.nodes if not between.isdisjoint(n.output)), node)
+    strangers = sum(name not in right.producer for name in wrong.producer)
+    if len(between) > BETWEEN and strangers > STRANGE * len(wrong.producer):
+        return None
+    theirs = {(n.op_type, n.name) for n in right.nodes}
+    strange = (n for n in wrong.nodes if (n.op_type, n.name) not in theirs)
+    first = next((n for n in strange if not between.isdisjoint(n.output)), node)
+    twin = right.producer.get(name)
     if first is node:
-        says = _change(node, wrong, right, right.producer.get(name), known)
+        says = _change(node, wrong, right, twin, known)
+    elif len(between) > BETWEEN:
+        first = node
+        changed = _change(node, wrong, right, twin, known)
+        more = f"{len(between)} values before it are not in the right graph"
+        says = "; ".join(filter(None, [changed, more]))
     else:
         says = f"the right graph has no such node before {node.op_type} {node.name}"
+        attributes = _attributes(node, twin)
+        says = "; ".join([says, *(f"there {change}" for change in attributes)])
     line = lines.get(first.name, "")
     return Deviation(first.name, first.op_type, first.output[0], line, error, says)
 
@@ -115,15 +169,15 @@ def with_all_outputs(path: Path, values: Values, target: Path) -> None:
     model = onnx.load(path)
     graph = model.graph
     floats = next(
-        (i.type.tensor_type.elem_type for i in graph.input if _is_float(values.get(i.name))),
+        (i.type.tensor_type.elem_type for i in graph.input if is_float(values.get(i.name))),
         onnx.TensorProto.FLOAT,
     )
     given = {output.name for output in graph.output}
     for node in graph.node:
         for name in node.output:
             array = values.get(name)
-            if name and array is not None and name not in given:
-                kind = floats if _is_float(array) else helper.np_dtype_to_tensor_dtype(array.dtype)
+            if name and isinstance(array, np.ndarray) and name not in given:
+                kind = floats if is_float(array) else helper.np_dtype_to_tensor_dtype(array.dtype)
                 graph.output.append(helper.make_tensor_value_info(name, kind, None))
     onnx.save(model, target)
 
@@ -141,17 +195,15 @@ def _unmatched(node: onnx.NodeProto, graph: Evaluation, known: set[str]) -> set[
     return found
 
 
-def _is_float(array: Array | None) -> bool:
-    return array is not None and array.dtype.kind == "f"
-
-
-def _error(x: Array | None, right: Array | None) -> float:
+def _error(x: object, right: object) -> float:
     """Relative L2 distance; infinite where shapes or what is not finite differ."""
     if x is None or right is None:
         return 0.0 if x is right else np.inf
+    if not (isinstance(x, np.ndarray) and isinstance(right, np.ndarray)):
+        return 0.0  # a sequence: what is made of it is compared
     if x.shape != right.shape:
         return np.inf
-    if right.dtype.kind != "f":
+    if right.dtype.kind != "f" or x.dtype.kind != "f":
         return 0.0 if np.array_equal(x, right) else np.inf
     x = x.astype(np.float64)
     alike: Callable[[Array], Array]
@@ -176,23 +228,47 @@ def _change(
     found = [f"the initialiser {n} has other values" for n in changed if n in right.initializers]
     if twin is None or twin.op_type != node.op_type:
         return "; ".join(found) or (f"{twin.op_type} should be there" if twin is not None else "")
+    found += _inputs(node, twin)
+    return "; ".join([*found, *_attributes(node, twin)])
+
+
+def _inputs(node: onnx.NodeProto, twin: onnx.NodeProto) -> list[str]:
     pairs = itertools.zip_longest(node.input, twin.input, fillvalue="")
-    found += [
+    return [
         f"its input {mine or 'nothing'} should be {theirs or 'nothing'}"
         for mine, theirs in pairs
         if mine != theirs
     ]
+
+
+def _attributes(node: onnx.NodeProto, twin: onnx.NodeProto | None) -> list[str]:
+    """The attributes of a node that are not those of its twin, and what differs in its branches."""
+    if twin is None or twin.op_type != node.op_type:
+        return []
+    found = []
     mine, theirs = (
         {a.name: helper.get_attribute_value(a) for a in n.attribute} for n in (node, twin)
     )
     for name in sorted(mine.keys() | theirs.keys()):
-        if mine.get(name) != theirs.get(name):
-            if isinstance(mine.get(name), onnx.GraphProto):
-                found.append(f"its {name} is another one")
-            else:
-                shown = _shown(mine.get(name)), _shown(theirs.get(name))
-                found.append(f"its {name} is {shown[0]}, and should be {shown[1]}")
-    return "; ".join(found)
+        one, other = mine.get(name), theirs.get(name)
+        if one == other:
+            continue
+        if isinstance(one, onnx.GraphProto) and isinstance(other, onnx.GraphProto):
+            found.append(f"its {name} is another one{_in_branch(one, other)}")
+        else:
+            found.append(f"its {name} is {_shown(one)}, and should be {_shown(other)}")
+    return found
+
+
+def _in_branch(branch: onnx.GraphProto, right: onnx.GraphProto) -> str:
+    """The first node of a branch that is not that of the right one."""
+    for node, twin in zip(branch.node, right.node, strict=False):
+        if node.op_type != twin.op_type:
+            return f": {twin.op_type} should be there in place of {node.op_type} {node.name}"
+        changed = [*_inputs(node, twin), *_attributes(node, twin)]
+        if changed:
+            return f": in {node.op_type} {node.name}, {'; '.join(changed)}"
+    return ""
 
 
 def _shown(value: object) -> str:

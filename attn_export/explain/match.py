@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attn_export.explain.evaluate import Evaluation, NotComputedError, Values
 from attn_export.explain.explanation import Late
 from attn_export.explain.in_attention import (
     attention_mistakes,
@@ -32,10 +33,8 @@ from attn_export.tensorfile import is_floating
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.explain.evaluate import Evaluation, Values
-
 KEPT = 12
-"""How many mistakes are tried on all cases: those that account best for the smallest that fails.
+"""How many mistakes are tried on all cases: those that account best for the first one.
 
 One that is the cause has to account for every case that fails.
 """
@@ -88,14 +87,15 @@ def matches(
 
     Args:
         evaluation: The right graph.
-        evidence: Cases that failed first, then some that passed.
+        evidence: Cases that failed first, then some that passed; the first one tells most.
         late: Whether time is over.
     """
-    screened = list(_tried(_all(evaluation, evidence[0]), evaluation, evidence[:1], late))
+    first = evidence[:1]
+    screened = list(_tried(_all(evaluation, evidence[0]), evaluation, first, late))
     screened.sort(key=_order)
     if not screened or screened[0].unexplained > CONVINCING:
-        more = (*_pairs(evaluation), *_fitted(evaluation, evidence[0], late))
-        screened += _tried(more, evaluation, evidence[:1], late)
+        more = (*_pairs(evaluation), *_fitted(evaluation, first, late))
+        screened += _tried(more, evaluation, first, late)
         screened.sort(key=_order)
     best = (match.mistake for match in screened[:KEPT])
     found = sorted(_tried(best, evaluation, evidence, late), key=_order)
@@ -145,7 +145,7 @@ def _tried(
         try:
             with np.errstate(all="ignore"):
                 left, rounding = left_over(mistake, evaluation, evidence)
-        except (ValueError, IndexError, AssertionError, TypeError, RuntimeError):
+        except (NotComputedError, ValueError, IndexError, AssertionError, TypeError, KeyError):
             continue  # it does not fit these shapes
         if left < 1:
             yield Match(mistake, left, rounding)
@@ -176,7 +176,7 @@ def _pairs(evaluation: Evaluation) -> Iterator[Mistake]:
         yield from swapped_heads(evaluation, node)
 
 
-def _fitted(evaluation: Evaluation, case: Evidence, late: Late) -> Iterator[Mistake]:
+def _fitted(evaluation: Evaluation, cases: Sequence[Evidence], late: Late) -> Iterator[Mistake]:
     """A factor on the scale and on the softcap of each node, the one that fits best."""
     for node in _attentions(evaluation):
         makers = [scaled, capped_at] if softcap_of(node) else [scaled]
@@ -186,7 +186,7 @@ def _fitted(evaluation: Evaluation, case: Evidence, late: Late) -> Iterator[Mist
 
             def left(log: float, make: Callable[..., Mistake] = make) -> float:
                 mistake = make(evaluation, node, math.exp(log))  # noqa: B023 (used at once)
-                return left_over(mistake, evaluation, [case])[0]
+                return left_over(mistake, evaluation, cases)[0]
 
             yield make(evaluation, node, math.exp(_lowest(left)))
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
+
+from attn_export.explain.setting import KnownCase, Trial
+from attn_export.parity.judge import judge
 
 Array = np.ndarray
 Sizes = Mapping[str, int]
@@ -12,9 +16,11 @@ Sizes = Mapping[str, int]
 LARGE = 0.1
 """Of the largest error of an output: what counts as wrong too."""
 
+ALONE = 0.01
+"""Likewise, where the error is said to sit in one place alone."""
+
 TELLING: tuple[tuple[str, Callable[[Sizes], bool]], ...] = (
     ("with a batch of more than 1", lambda s: s.get("batch", 1) > 1),
-    ("with a batch of 1", lambda s: s.get("batch", 1) == 1),
     ("with a past", lambda s: s.get("past_len", 0) > 0),
     ("without a past", lambda s: s.get("past_len", 0) == 0),
     ("with one query", lambda s: s.get("query_len", 0) == 1),
@@ -26,9 +32,56 @@ TELLING: tuple[tuple[str, Callable[[Sizes], bool]], ...] = (
 )
 """Conditions on the sizes of a case that faults depend on."""
 
+TOTAL = "total_len"
+MULTIPLES = (64, 32, 16, 8, 4, 2)
 
-def in_common(failed: Mapping[str, Sizes], passed: Mapping[str, Sizes]) -> Iterator[str]:
-    """Sentences on which cases fail, from the sizes of those that do and those that do not."""
+
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """What the cases that fail have in common, in words.
+
+    Attributes:
+        sizes: For which sizes they fail, where these tell them from all that pass.
+        places: Where the error sits alone in every case that shows it.
+        lines: Everything that there is to say.
+    """
+
+    sizes: tuple[str, ...]
+    places: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+def pattern_of(trial: Trial, axes: Mapping[str, Sequence[object]]) -> Pattern:
+    """What the cases that fail have in common.
+
+    Args:
+        trial: What failed and what passed.
+        axes: The names of each output's axes.
+    """
+    failed = [case.sizes for case in trial.failed]
+    passed = [case.sizes for case in trial.passed]
+    sizes = tuple(separating(failed, passed))
+    right, shown, wrong = set(axes), list[str](), dict[str, set[str]]()
+    for case in trial.failed:
+        outputs = trial.ran.outputs.get(case.name, {})
+        verdicts = judge("", "", case.golden, outputs)
+        wrong[case.name] = {v.output for v in verdicts if v.status != "passed"}
+        new = wrong[case.name] & right
+        shown += where_in(case, outputs, axes, new)
+        right -= new
+    places = tuple(_places_in_all(trial, axes, wrong))
+    lines = [
+        *in_common(failed, passed),
+        *(f"the cases that fail are those {where}" for where in sizes),
+        *places,
+        *shown,
+        *(f"{name} is right in every case" for name in axes if name in right),
+    ]
+    return Pattern(sizes, places, tuple(lines))
+
+
+def in_common(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
+    """Sentences on how many cases fail, and on what all of these share, as some do that pass."""
     total = len(failed) + len(passed)
     yield (
         f"{len(failed)} of {total} cases fail"
@@ -36,17 +89,101 @@ def in_common(failed: Mapping[str, Sizes], passed: Mapping[str, Sizes]) -> Itera
         else f"all {total} cases fail"
     )
     for says, holds in TELLING:
-        if passed and failed and all(map(holds, failed.values())):
-            others = sum(map(holds, passed.values()))
-            if not others:
-                yield f"the cases that fail are those {says}"
-            elif others < len(passed):
-                yield f"all cases that fail are {says}; {others} of these pass"
+        others = sum(map(holds, passed))
+        if 0 < others < len(passed) and failed and all(map(holds, failed)):
+            yield f"all cases that fail are {says}; {others} of these pass"
+
+
+def separating(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
+    """What tells the sizes of all cases that fail from those of all that pass, axis by axis.
+
+    If no axis does alone, then two together.
+    """
+    if not failed or not passed:
+        return
+    told = False
+    for axis in sorted(failed[0], key=TOTAL.__eq__):
+        if all(axis in sizes for sizes in (*failed, *passed)):
+            if axis == TOTAL and told:
+                continue  # the sum of two axes: that is said by now
+            says = _of_axis(axis, {s[axis] for s in failed}, {s[axis] for s in passed})
+            told |= bool(says)
+            yield from says
+    if not told:
+        for condition, holds in TELLING:
+            if all(map(holds, failed)) and not any(map(holds, passed)):
+                yield condition
+
+
+def _of_axis(axis: str, failed: set[int], passed: set[int]) -> list[str]:
+    """At most one sentence on the sizes of one axis."""
+    least, most = min(failed), max(failed)
+    if failed & passed:
+        return []
+    if most <= 1 and least == most:
+        return [f"where {axis} is {least}"]
+    if least > max(passed):
+        return [f"from {axis} {least} up ({axis} {max(passed)} passes)"]
+    if most < min(passed):
+        return [f"up to {axis} {most} ({axis} {min(passed)} passes)"]
+    if not any(least < size < most for size in passed):
+        return [f"where {axis} is {least}" if least == most else f"with {axis} {least} to {most}"]
+    for factor in MULTIPLES:
+        if all(size % factor == 0 for size in failed) and all(size % factor for size in passed):
+            return [f"where {axis} is a multiple of {factor}"]
+        if all(size % factor for size in failed) and all(size % factor == 0 for size in passed):
+            return [f"where {axis} is no multiple of {factor}"]
+    return []
+
+
+def _places_in_all(
+    trial: Trial, axes: Mapping[str, Sequence[object]], wrong: Mapping[str, Collection[str]]
+) -> Iterator[str]:
+    """Sentences on outputs that are wrong at one end of an axis alone, in every case."""
+    for name, named in axes.items():
+        seen: dict[str, list[bool]] = {}
+        for case in trial.failed:
+            distance = _distance(case, trial.ran.outputs.get(case.name, {}), name)
+            if name not in wrong[case.name] or distance is None:
+                continue
+            where = distance >= ALONE * distance.max()
+            for number, axis in enumerate(named):
+                size = where.shape[number]
+                if isinstance(axis, str) and size > 1:
+                    at = np.flatnonzero(where.any(axis=tuple(_others(where, number))))
+                    past = case.sizes.get("past_len", 0) if axis == TOTAL else 0
+                    for says, holds in (
+                        (f"at the first {axis}", at[-1] == 0),
+                        (f"at the last {axis}", at[0] == size - 1),
+                        ("at keys of the past", 0 < past < size and at[-1] < past),
+                        ("at new keys", 0 < past < size and at[0] >= past),
+                    ):
+                        seen.setdefault(says, []).append(bool(holds))
+        found = [says for says, holds in seen.items() if len(holds) > 1 and all(holds)]
+        if found:
+            yield f"{name} is wrong {found[0]} alone, wherever there are several"
+
+
+def _distance(case: KnownCase, actual: Mapping[str, Array], name: str) -> Array | None:
+    """How far each element of an output is off; None where that cannot be said."""
+    truth, got = case.golden.expected.get(name), actual.get(name)
+    if truth is None or got is None or got.shape != truth.shape or not truth.size:
+        return None
+    with np.errstate(invalid="ignore"):
+        distance = np.abs(got.astype(np.float64) - truth)
+    alike = np.isnan(got.astype(np.float64)) & np.isnan(truth.astype(np.float64))
+    distance = np.nan_to_num(np.where(alike | (got == truth), 0.0, distance), nan=np.inf)
+    if truth.ndim:
+        distance[list(case.golden.case.ignored_rows)] = 0.0
+    return distance
+
+
+def _others(array: Array, axis: int) -> list[int]:
+    return [i for i in range(array.ndim) if i != axis]
 
 
 def where_in(
-    case: str,
-    right: Mapping[str, Array],
+    case: KnownCase,
     actual: Mapping[str, Array],
     axes: Mapping[str, Sequence[object]],
     wrong: Collection[str],
@@ -54,31 +191,27 @@ def where_in(
     """Sentences on where the error sits in the outputs of one case.
 
     Args:
-        case: Its name.
-        right: Outputs, by name.
+        case: Which.
         actual: What came out.
         axes: The names of each output's axes.
         wrong: The outputs to look at.
     """
-    for name, truth in right.items():
-        got = actual.get(name)
-        if name not in wrong or got is None or got.shape != truth.shape or not truth.size:
+    for name, truth in case.golden.expected.items():
+        distance = _distance(case, actual, name)
+        if name not in wrong or distance is None:
             continue
-        with np.errstate(invalid="ignore"):
-            distance = np.abs(got.astype(np.float64) - truth)
-        distance = np.nan_to_num(distance, nan=np.inf)
+        got = actual[name]
         found = distance >= LARGE * distance.max()
         nan = int((np.isnan(got) & ~np.isnan(truth)).sum()) if got.dtype.kind == "f" else 0
         said = f"; {nan} are NaN" if nan else ""
-        yield f"{name} in {case}: {_places(found, axes.get(name, ()))}{said}"
+        yield f"{name} in {case.name}: {_places(found, axes.get(name, ()))}{said}"
 
 
 def _places(wrong: Array, axes: Sequence[object]) -> str:
     """Which part of each axis is concerned."""
     parts = []
     for axis, size in enumerate(wrong.shape):
-        others = tuple(i for i in range(wrong.ndim) if i != axis)
-        at = np.flatnonzero(wrong.any(axis=others))
+        at = np.flatnonzero(wrong.any(axis=tuple(_others(wrong, axis))))
         name = axes[axis] if axis < len(axes) else axis
         if isinstance(name, int) and axis == wrong.ndim - 1:
             continue  # elements of a head mean nothing to a reader

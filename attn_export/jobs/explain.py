@@ -22,7 +22,8 @@ from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable
 
 if TYPE_CHECKING:
     from attn_export.explain.experiments import Done
-    from attn_export.explain.inquiry import Meaning
+    from attn_export.explain.meaning import Meaning
+    from attn_export.explain.pattern import Pattern
     from attn_export.explain.setting import KnownCase, Setting, Trial
 
 SECONDS = 45.0
@@ -169,7 +170,7 @@ class _Inquiry:
             return dataclasses.replace(base, causes=(Cause(outcome, says),))
         other_outputs = wrong_signature(trial)
         if other_outputs:
-            pattern = tuple(self._pattern(trial))
+            pattern = self._pattern(trial).lines
             base = dataclasses.replace(
                 base, fault="graph", causes=tuple(other_outputs), pattern=pattern
             )
@@ -180,27 +181,36 @@ class _Inquiry:
         self, base: Explanation, setting: Setting, trial: Trial, output: Path | None
     ) -> Explanation:
         """What to blame, from what the graph means in float64 and what came out."""
-        from attn_export.explain import inquiry
-        from attn_export.explain.causes import causes
+        from attn_export.explain import inquiry, meaning
+        from attn_export.explain.causes import Seen, causes
 
         self.progress.phase("evaluating the graphs in float64")
-        looked_at = [*trial.failed[: inquiry.FAILED], *trial.passed[: inquiry.PASSED]]
-        own = inquiry.meaning(setting, looked_at)
-        right = inquiry.right_meaning(self.own, looked_at)
-        fault = inquiry.fault_of(own, self._foreign(setting, trial) if own is None else None)
+        cases = meaning.looked_at(trial)
+        own, reason = meaning.understood(setting, cases, trial)
+        right = meaning.right_meaning(self.own, cases)
+        lossy = meaning.loses_precision(own, right, cases)
+        other = self._foreign(setting, trial) if own is None else None
+        fault = inquiry.fault_of(own, other, lossy=lossy)
         self.progress.phase("trying known mistakes")
         lines = self._lines(setting.form.name)
-        found = inquiry.known_mistakes(own, right, trial, self.late)
-        first = inquiry.deviation(fault, own, self.own, trial, lines)
+        found = inquiry.known_mistakes(own, right, trial, cases, self.late)
+        if own is not None and lossy:
+            first = inquiry.first_lossy(own, cases, lines)
+        else:
+            first = inquiry.deviation(fault, own, self.own, trial, lines)
         self.progress.phase("running it in other ways")
         done = list(self._experiments(setting, trial, right, within=fault != "graph"))
+        pattern = self._pattern(trial)
+        stuck = {} if own is None else own.stuck
+        seen = Seen(fault, setting.runtime.name, found, first, pattern, stuck, lossy=lossy)
         explained = dataclasses.replace(
             base,
             fault=fault,
-            causes=tuple(causes(fault, setting.runtime.name, found, done, first, lines)),
+            causes=tuple(causes(seen, done, lines)),
             first=first,
             experiments=tuple(d.experiment for d in done),
-            pattern=tuple(self._pattern(trial)),
+            pattern=pattern.lines,
+            notes=(reason,) if reason else (),
         )
         return self._reproduced(explained, setting, trial, right or own, output)
 
@@ -230,23 +240,11 @@ class _Inquiry:
         others = [other for other in self.own if not why_not(other.runtime, other.form)]
         yield from elsewhere(setting, trial, others, [runtime(n) for n in ELSEWHERE], self.late)
 
-    def _pattern(self, trial: Trial) -> Iterator[str]:
-        from attn_export.explain.pattern import in_common, where_in
-        from attn_export.parity.judge import judge
+    def _pattern(self, trial: Trial) -> Pattern:
+        from attn_export.explain.pattern import pattern_of
 
-        yield from in_common(
-            {case.name: case.sizes for case in trial.failed},
-            {case.name: case.sizes for case in trial.passed},
-        )
-        right = set(self.manifest["outputs"])
         axes = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
-        for case in trial.failed:
-            outputs = trial.ran.outputs.get(case.name, {})
-            verdicts = judge("", "", case.golden, outputs)
-            wrong = {v.output for v in verdicts if v.status != "passed"} & right
-            yield from where_in(case.name, case.golden.expected, outputs, axes, wrong)
-            right -= wrong
-        yield from (f"{name} is right in every case" for name in axes if name in right)
+        return pattern_of(trial, axes)
 
     def _reproduced(
         self,

@@ -89,7 +89,7 @@ def test_the_command_prints_the_sentence_first_and_json_alone(
     assert CAUSE in first
     assert "reproduce: python folder/reproduce.py" in rest
     assert "\x1b" not in got.stdout
-    got = cli(*shared, "--json", "-", "--case", "shape_B1_P7_L5")
+    got = cli(*shared, "--json", "-", "--case", "base")
     content = json.loads(got.stdout)
     assert content["format"] == "attn-export-explanation/1"
     assert (content["fault"], content["cases"]) == ("graph", 1)

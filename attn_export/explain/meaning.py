@@ -1,0 +1,169 @@
+"""What a graph means in float64, and in which cases that is looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from attn_export.errors import GraphError
+from attn_export.explain.evaluate import Evaluation, NotComputedError, Values
+from attn_export.explain.setting import KnownCase, Setting, Trial, is_right
+from attn_export.tensorfile import is_floating
+
+FAILED, PASSED = 8, 4
+"""How many cases of each sort mistakes are tried on."""
+
+LARGEST, TIMES = 2**13, 16
+"""How many numbers a case may hold that is evaluated, or how many times those of the smallest:
+larger ones take long."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Meaning:
+    """A graph that can be evaluated in float64, and whether that gives the truth.
+
+    Attributes:
+        setting: The graph.
+        right: Whether it does in the cases that were looked at and could be evaluated.
+        stuck: By the name of each case that could not, the node that cannot be computed.
+    """
+
+    setting: Setting
+    evaluation: Evaluation
+    right: bool
+    stuck: Mapping[str, NotComputedError] = dataclasses.field(default_factory=dict)
+
+    def outputs(self, case: KnownCase) -> Mapping[str, np.ndarray]:
+        """What the graph means, as the bundle has its outputs."""
+        return self.as_stated(self.evaluation.values(self.setting.fed(case.inputs)))
+
+    def as_stated(self, values: Values) -> Mapping[str, np.ndarray]:
+        """The graph's outputs of its values, as the bundle has them."""
+        return self.setting.given(self.evaluation.outputs_of(values))
+
+    def values(self, case: KnownCase) -> Values | None:
+        """Every value of a case; None where a node cannot be computed."""
+        try:
+            return self.evaluation.values(self.setting.fed(case.inputs))
+        except NotComputedError:
+            return None
+
+
+def spread(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
+    """Some of the cases, from the smallest to the largest that can be evaluated.
+
+    The smallest alone hide what is wrong with several queries, or with a past.
+
+    Args:
+        cases: The smallest first.
+        count: How many.
+    """
+    plain = [case for case in cases if not case.golden.case.ignored_rows] or cases
+    limit = max(LARGEST, TIMES * plain[0].size) if plain else 0
+    fitting = [case for case in plain if case.size <= limit]
+    if len(fitting) <= count:
+        return list(fitting)
+    return [fitting[round(i * (len(fitting) - 1) / (count - 1))] for i in range(count)]
+
+
+def looked_at(trial: Trial) -> list[KnownCase]:
+    """The cases that are evaluated: first one that fails and is neither small nor large."""
+    failed = spread(trial.failed, FAILED)
+    failed.insert(0, failed.pop(len(failed) // 2))
+    passed = sorted(trial.passed, key=lambda case: case.size)
+    return [*failed, *spread(passed, PASSED)]
+
+
+def meaning(setting: Setting, cases: Sequence[KnownCase]) -> Meaning:
+    """What a graph means.
+
+    Args:
+        setting: The graph.
+        cases: Those to compare with the truth.
+
+    Raises:
+        GraphError: If it cannot be evaluated in float64 at all.
+    """
+    found = Meaning(setting, Evaluation.load(setting.path), right=True)
+    stuck: dict[str, NotComputedError] = {}
+    right = True
+    for case in cases:
+        if setting.form.takes(case.sizes):
+            try:
+                right &= is_right(case.golden, found.outputs(case))
+            except NotComputedError as error:
+                stuck[case.name] = error
+    return dataclasses.replace(found, right=right, stuck=stuck)
+
+
+def understood(
+    setting: Setting, cases: Sequence[KnownCase], trial: Trial
+) -> tuple[Meaning | None, str]:
+    """What a graph means; None, and the reason, where float64 cannot tell.
+
+    Args:
+        setting: The graph.
+        cases: Those to compare with the truth.
+        trial: What the runtime made of it.
+    """
+    try:
+        found = meaning(setting, cases)
+    except GraphError as error:
+        return None, str(error)
+    if any(name in trial.ran.outputs for name in found.stuck):
+        # The runtime can do what the evaluation cannot.
+        return None, str(next(iter(found.stuck.values())))
+    return found, ""
+
+
+def right_meaning(settings: Sequence[Setting], cases: Sequence[KnownCase]) -> Meaning | None:
+    """The first graph of a bundle that means what it should, if there is one.
+
+    The bundle's own order has the standard dialect first, in which attention is one node.
+    """
+    for setting in settings:
+        found = None if setting.form.layouts else if_right(setting, cases)
+        if found is not None:
+            return found
+    return None
+
+
+def if_right(setting: Setting, cases: Sequence[KnownCase]) -> Meaning | None:
+    """What a graph means, if it gives the truth in every case."""
+    try:
+        found = meaning(setting, cases)
+    except GraphError:
+        return None
+    return found if found.right and not found.stuck else None
+
+
+def loses_precision(own: Meaning | None, right: Meaning | None, cases: Sequence[KnownCase]) -> bool:
+    """Whether a graph gives the truth in float64 alone: rounded, it is wrong, and another is not.
+
+    Args:
+        own: The graph.
+        right: One of the bundle that gives the truth.
+        cases: Those that fail.
+    """
+    if own is None or right is None or not own.right or own.setting.path == right.setting.path:
+        return False
+    return any(right_rounded(right, case) and not right_rounded(own, case) for case in cases)
+
+
+def right_rounded(of: Meaning, case: KnownCase) -> bool:
+    """Whether a graph gives the truth where each node is rounded to the module's own type."""
+    if not of.setting.form.takes(case.sizes):
+        return True
+    try:
+        values = of.evaluation.noisy_values(of.setting.fed(case.inputs), dtype_of(case))
+    except NotComputedError:
+        return False
+    return is_right(case.golden, of.as_stated(values))
+
+
+def dtype_of(case: KnownCase) -> np.dtype:
+    """The floating type of a case."""
+    dtypes = (array.dtype for array in case.golden.expected.values())
+    return next((dtype for dtype in dtypes if is_floating(dtype)), np.dtype(np.float32))
