@@ -227,7 +227,10 @@ def _change(
     changed = [n for n in node.input if n in wrong.initializers and n not in known]
     found = [f"the initialiser {n} has other values" for n in changed if n in right.initializers]
     if twin is None or twin.op_type != node.op_type:
-        return "; ".join(found) or (f"{twin.op_type} should be there" if twin is not None else "")
+        other = f"{twin.op_type} should be there" if twin is not None else ""
+        if twin is not None and twin.name in {n.name for n in wrong.nodes}:
+            other = "the right graph has no such node"
+        return "; ".join(found) or other
     found += _inputs(node, twin)
     return "; ".join([*found, *_attributes(node, twin)])
 

@@ -30,15 +30,25 @@ RICH = AttentionSpec.from_dict(
         "qk_norm": "rms", "sinks": True, "softcap": 3.0,
     }
 )  # fmt: skip
-SPECS = {"gqa": GQA, "plain": PLAIN, "rich": RICH}
+CACHED = {"embed_dim": 32, "num_heads": 4, "causal": True, "cache": "append"}
+SPECS = {
+    "gqa": GQA, "plain": PLAIN, "rich": RICH,
+    "mqa": AttentionSpec.from_dict({**CACHED, "num_kv_heads": 1}),
+    "masked": AttentionSpec.from_dict(
+        {**CACHED, "num_kv_heads": 2, "attn_mask": "float[B,1,L,S]"}
+    ),
+    "rotary": AttentionSpec.from_dict({**CACHED, "num_kv_heads": 2, "rotary": "half"}),
+    "cross": AttentionSpec.from_dict(
+        {"embed_dim": 32, "num_heads": 4, "cross": True, "kdim": 16, "vdim": 24}
+    ),
+}  # fmt: skip
 
 
 def bundle_of(name: str) -> Path:
     """The bundle of a spec, built once."""
 
     def make(folder: Path) -> None:
-        dialects = ["standard", "portable"]
-        assert build(SPECS[name], folder, name=name, runtimes=["ort-cpu"], dialects=dialects).passed
+        assert build(SPECS[name], folder, name=name, runtimes=["ort-cpu"], dialects=["all"]).passed
 
     return once(f"explained/{name}", make)
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import onnx
 import pytest
 from conftest import ROOT, Cli, command
+from graph_faults import bundle_of
+from graph_surgery import Graph
+from hard_faults import row_beyond_the_end
 
 from attn_export import verify
 from attn_export.jobs import explain as job
@@ -94,6 +97,19 @@ def test_the_command_prints_the_sentence_first_and_json_alone(
     assert content["format"] == "attn-export-explanation/1"
     assert (content["fault"], content["cases"]) == ("graph", 1)
     assert content["first"]["operator"] == "Attention"
+
+
+def test_a_node_that_nothing_can_compute_is_a_cause_with_code_and_json(cli: Cli, tmp_path: Path):
+    graph = Graph(onnx.load(bundle_of("gqa") / "model.onnx"))
+    row_beyond_the_end(graph)
+    onnx.save(graph.model, tmp_path / "changed.onnx")
+    options = ("--runtime", "ort-cpu", "--graph", "changed.onnx", "--json", "-")
+    got = cli("explain", bundle_of("gqa"), *options, "--output", "folder")
+    assert got.returncode == 6, got.stderr
+    content = json.loads(got.stdout)
+    (cause,) = [c for c in content["causes"] if c["kind"] == "cannot be computed"]
+    assert cause["node"] == "planted_row"
+    assert "index 3 is out of bounds" in content["sentence"]
 
 
 @pytest.mark.parametrize(
