@@ -90,12 +90,14 @@ def _in_graph(seen: Seen, lines: Lines) -> list[Cause]:
         sentence = f"the graph differs from the bundle's first at {place}{says}{seen.shown}"
     changed = Cause(kind, sentence, first.node, first.line)
     # What was seen to be different stands before what would only give similar numbers.
-    sure = found.matches and found.in_right and found.matches[0].unexplained < SURE
-    if not sure or seen.lossy:
+    best = found.matches[0] if found.matches else None
+    # Undoing something elsewhere may mend it as well.
+    there = best is not None and (found.in_right or best.mistake.node == first.node)
+    if best is None or not there or best.unexplained >= SURE or seen.lossy:
         return [*stuck, changed, *causes]
     if first.node not in causes[0].sentence:
-        there = f"{causes[0].sentence}; it differs from the bundle's first at {place}"
-        causes[0] = dataclasses.replace(causes[0], sentence=there)
+        both = f"{causes[0].sentence}; it differs from the bundle's first at {place}"
+        causes[0] = dataclasses.replace(causes[0], sentence=both)
     return [*stuck, *causes, changed]
 
 

@@ -35,7 +35,13 @@ def explained(
         seconds: After which no further experiment is begun.
         progress: Told what is going on.
     """
-    failed = dict.fromkeys(v.runtime for v in report.verdicts if v.status == "failed")
+    # Of a runtime that ended early there is no more to find out; of one that went on there is.
+    ran = {(run.runtime, run.graph) for run in report.runs if run.outcome == "ran"}
+    failed = dict.fromkeys(
+        v.runtime
+        for v in report.verdicts
+        if v.status == "failed" or (v.status == "error" and (v.runtime, v.graph) in ran)
+    )
     if not failed:
         return report
     from attn_export.jobs.explain import explain

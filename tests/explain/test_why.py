@@ -110,6 +110,9 @@ def test_a_node_that_nothing_can_compute_is_a_cause_with_code_and_json(cli: Cli,
     (cause,) = [c for c in content["causes"] if c["kind"] == "cannot be computed"]
     assert cause["node"] == "planted_row"
     assert "index 3 is out of bounds" in content["sentence"]
+    report = verify(bundle_of("gqa"), graph=tmp_path / "changed.onnx", runtimes=["ort-cpu"])
+    (sentence,) = why.explained(report, bundle_of("gqa"), tmp_path / "changed.onnx").explanations
+    assert "Gather planted_row cannot be computed" in sentence
 
 
 @pytest.mark.parametrize(
