@@ -59,7 +59,7 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
         return dataclasses.replace(verdict, status="unusable", message=golden.unusable[name])
     if not is_floating(truth.dtype):
         return _equal(verdict, got, truth)
-    eager = _without_rows(eager, truth, golden.case.ignored_rows)
+    eager = without_rows(eager, truth, golden.case.ignored_rows)
     r, t, e = (array.astype(np.float64) for array in (got, truth, eager))
     verdict = _with_differences(verdict, r, e)
     problem = _kind_problem(r, t)
