@@ -28,26 +28,39 @@ VALUES = {
 }
 """The sizes that are tried: powers of 2, their neighbours, and primes."""
 
-BLOCKS = {64: 65, 128: 127, 256: 257, 512: 511, 1024: 1026}
+BLOCKS = {64: 65, 128: 127, 256: 257, 512: 513, 1024: 1026}
 """The sizes of blocks in which kernels work, and the size next to each that is tried."""
 
 MOST_QUERIES = 512
 """The largest block of queries that is tried where the number of keys is another axis."""
+
+KNOWN = (BATCH, QUERIES, PAST, KEYS)
 
 PLAIN = "random inputs"
 SMALLEST = f"{PLAIN}, smallest sizes"
 ONE_QUERY = "one query"
 A_PAST, NO_PAST = f", {ONE_QUERY}, a past", f", {ONE_QUERY}, no past"
 MANY_KEYS = 16
+WITH_MANY_KEYS = frozenset({
+    "fully_masked_rows", "large_logits", "left_padding", "one_visible_key", "outliers",
+    "right_padding", "tiny_values",
+})  # fmt: skip
+"""Contents of which few keys show little: among many, some large scores are close together."""
+
+BY_BATCH = ("fully_masked_rows", "large_logits", "left_padding", "one_visible_key")
+"""Contents that are tried with a batch of one row as well: graphs branch there."""
+
+WITHOUT_PAST = ("large_logits", "one_visible_key", "outliers")
+"""Contents that are tried with several queries without a past as well: graphs branch there."""
+
 LENGTHS = frozenset({"beyond_length", "empty_and_full"})
 """Contents that change nothing without a past of at least 2."""
 
 
 def free_axes(names: Sequence[str], sums: Sequence[str]) -> list[str]:
     """Return the axes that can be chosen, those that are known first."""
-    known = (BATCH, QUERIES, PAST, KEYS)
     free = [name for name in names if name not in sums]
-    return [n for n in known if n in free] + sorted(n for n in free if n not in known)
+    return [n for n in KNOWN if n in free] + sorted(n for n in free if n not in KNOWN)
 
 
 def values_of(axis: str) -> tuple[int, ...]:
@@ -64,6 +77,27 @@ def blocks_of(axis: str, axes: Sequence[str]) -> dict[int, int]:
     return {block: size for block, size in BLOCKS.items() if block <= most}
 
 
+def beside_block(axis: str, block: int) -> int:
+    """Return the size of an axis where another one is next to a block.
+
+    Several keys, since the scores of one key do not matter; a past of no keys next to one block.
+    """
+    if axis == PAST:
+        return 0 if block in (128, 256) else 3
+    return 5 if axis == KEYS else 1
+
+
+def corners(axes: Sequence[str]) -> list[dict[str, int]]:
+    """Return the sizes of which each is the least or the largest, but for blocks.
+
+    What is wrong from some size on, or up to one, of any axes at once is wrong there.
+    """
+    if not set(axes) <= set(KNOWN):
+        return []
+    ends = [(2 if axis == KEYS else min(values_of(axis)), max(values_of(axis))) for axis in axes]
+    return [dict(zip(axes, sizes, strict=True)) for sizes in itertools.product(*ends)]
+
+
 # -- sizes ---------------------------------------------------------------------------------------
 
 
@@ -76,6 +110,7 @@ def size_conditions(axes: Sequence[str]) -> list[str]:
         for level, more in itertools.product(_levels(one), _levels(other))
     ]
     found += [f"{axis} near {block}" for axis in axes for block in blocks_of(axis, axes)]
+    found += [_shown(corner) for corner in corners(axes)]
     if QUERIES in axes:
         # Graphs for one query are run in no other case.
         others = [axis for axis in axes if axis != QUERIES]
@@ -92,6 +127,7 @@ def met_by_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
         yield from (f"{axis} near {block}" for block in _blocks_near(sizes[axis]))
     for one, other in itertools.combinations(axes, 2):
         yield f"{_level(one, sizes[one])} {one}, {_level(other, sizes[other])} {other}"
+    yield _shown({axis: sizes[axis] for axis in axes})
     if sizes.get(QUERIES) == 1 and QUERIES in axes:
         others = [axis for axis in axes if axis != QUERIES]
         yield from (f"{ONE_QUERY}, {condition}" for condition in met_by_sizes(sizes, others))
@@ -111,6 +147,10 @@ def _blocks_near(size: int) -> Iterator[int]:
     return (block for block, near in BLOCKS.items() if abs(size - near) <= 2)
 
 
+def _shown(sizes: Sizes) -> str:
+    return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) + " together"
+
+
 def keys_of(sizes: Sizes) -> int | None:
     """Return the number of keys, where the axes say it."""
     if KEYS in sizes:
@@ -118,6 +158,12 @@ def keys_of(sizes: Sizes) -> int | None:
     if QUERIES in sizes:
         return sizes[QUERIES] + sizes.get(PAST, 0)
     return None
+
+
+def have_many_keys(sizes: Sizes) -> bool:
+    """Return whether there are many keys, or no axis says how many."""
+    keys = keys_of(sizes)
+    return keys is None or keys >= MANY_KEYS
 
 
 def are_smallest(sizes: Sizes) -> bool:
@@ -177,32 +223,30 @@ def content_conditions(
     found.append(SMALLEST)
     if BATCH in axes:
         found += [f"{PLAIN}{form}, batch {size}" for form in forms(axes) for size in ("1", "> 1")]
-        alone = ("fully_masked_rows", "left_padding", "empty_and_full")
-        found += [f"{name}, batch 1" for name in alone if name in (*masks, *lengths)]
-    if QUERIES in axes:
-        padded = ("fully_masked_rows", "left_padding", "right_padding")
-        found += [f"{name}, {MANY_KEYS} keys" for name in padded if name in masks]
-    if "one_visible_key" in masks and "large_logits" in values:
-        found += [f"large_logits, one_visible_key{form}" for form in forms(axes)]
+        by_batch = [name for name in (*values, *masks) if name in BY_BATCH]
+        found += [f"{name}, batch {size}" for name in by_batch for size in ("1", "> 1")]
+        found += [f"{name}, batch 1" for name in lengths if name == "empty_and_full"]
+    if QUERIES in axes and PAST in axes:
+        no_past = [name for name in (*values, *masks) if name in WITHOUT_PAST]
+        found += [f"{name}, several queries, no past" for name in no_past]
     return found
 
 
 def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     """Yield the conditions that contents meet at these sizes."""
-    form, keys = form_of(sizes), keys_of(sizes) or 0
-    hidden = {"all_keys_masked", "one_visible_key"} & set(contents)
+    form, many = form_of(sizes), have_many_keys(sizes)
+    may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes
+    few = may_have_more and not many
     for name in contents:
         if name in LENGTHS and not have_room(sizes):
             continue
-        # Where a row sees one key or none, its scores do not matter.
-        if not hidden or name in hidden:
+        if not (few and name in WITH_MANY_KEYS):
             yield f"{name}{form}"
-            yield f"{name}, batch {sizes.get(BATCH)}"
-            if keys >= MANY_KEYS:
-                yield f"{name}, {MANY_KEYS} keys"
+        if many or name in LENGTHS:
+            yield f"{name}, batch {'1' if sizes.get(BATCH) == 1 else '> 1'}"
+        if not sizes.get(PAST):
+            yield f"{name}{form}, no past"
     if not contents and are_smallest(sizes):
         yield SMALLEST
     if not contents and BATCH in sizes:
         yield f"{PLAIN}{form}, batch {'1' if sizes[BATCH] == 1 else '> 1'}"
-    if {"one_visible_key", "large_logits"} <= set(contents):
-        yield f"large_logits, one_visible_key{form}"

@@ -19,8 +19,23 @@ from attn_export.tensorfile import is_floating
 LOUD, LOUD_FLOAT16 = 24.0, 14.0
 """The factor on loud inputs. Scores reach several hundred: exp overflows at 88."""
 
+LESS_LOUD = 10.0
+"""The factor by which the largest scores lie around 60."""
+
+UNEVEN = 1e4
+"""The factor on queries and the divisor of keys whose scores are as usual."""
+
+APART = 0.02
+"""The share by which tokens of a pair differ, so that even large scores are close together."""
+
+HUGE, HUGE_FLOAT16 = 2.0**17, 14.0
+"""The factor on huge inputs. Scores reach several 1e9: no finite number is below all of them."""
+
 SHARP, SMALL = 3.0, 0.02
-OUTLIER, OUTLIER_FLOAT16 = 1000.0, 100.0
+OUTLIER, OUTLIER_FLOAT16 = 30000.0, 300.0
+QUIETER = 30.0
+"""The number by which the outliers of every other row of the batch are smaller."""
+
 TINY, TINY_CACHE, TINY_FLOAT16 = 2.0**-100, 2.0**-120, 2.0**-8
 """Factors of inputs next to the smallest numbers. What is computed of a cache is smaller still."""
 
@@ -105,36 +120,57 @@ def hides(name: str, wanted: Input) -> bool:
 
 
 def _loud(drawn: Drawn) -> None:
+    """Make all rows of the batch loud; those of our own modules in four ways, in turn.
+
+    Loud, huge, less loud with tokens in pairs, and loud queries of quiet keys.
+    """
     for name in drawn.values():
-        factor = LOUD_FLOAT16 if drawn.is_narrow(name) else LOUD
-        _multiply(drawn, name, factor)
+        narrow = drawn.is_narrow(name)
+        multiply(drawn, name, LOUD_FLOAT16 if narrow else LOUD)
+        if drawn.wanted[name].shape[:1] == ("batch",) and drawn.spec is not None and not narrow:
+            rows, is_key = drawn.inputs[name], name in ("key", "past_key")
+            _multiply_part(rows[1::4], HUGE / LOUD)
+            _multiply_part(rows[2::4], LESS_LOUD / LOUD)
+            if is_key or name == "query":
+                _pair(drawn, rows[2::4])
+                _multiply_part(rows[3::4], (1 / UNEVEN if is_key else UNEVEN) / LOUD)
+
+
+def _pair(drawn: Drawn, array: np.ndarray) -> None:
+    """Make tokens alike, two by two."""
+    even, odd = array[..., :-1:2, :], array[..., 1::2, :]
+    noise = drawn.random.uniform(1 - APART, 1 + APART, odd.shape)
+    odd[...] = (even * noise).astype(array.dtype)
 
 
 def _sharp(drawn: Drawn) -> None:
     for name in drawn.values():
-        _multiply(drawn, name, SHARP)
+        multiply(drawn, name, SHARP)
 
 
 def _small(drawn: Drawn) -> None:
     for name in drawn.values():
-        _multiply(drawn, name, SMALL)
+        multiply(drawn, name, SMALL)
 
 
 def _tiny(drawn: Drawn) -> None:
     for name in drawn.values():
         cache = name.startswith("past_")
         wide = TINY_CACHE if cache else TINY
-        _multiply(drawn, name, TINY_FLOAT16 if drawn.is_narrow(name) else wide)
+        multiply(drawn, name, TINY_FLOAT16 if drawn.is_narrow(name) else wide)
 
 
 def _outliers(drawn: Drawn) -> None:
-    """One very large element in each input, among values that make attention sharp."""
+    """One very large element in each row of the batch, among values that make attention sharp."""
     _sharp(drawn)
     for name in drawn.values():
         array = drawn.inputs[name]
-        if array.size:
-            place = drawn.random.integers(array.size)
-            array.reshape(-1)[place] = OUTLIER_FLOAT16 if drawn.is_narrow(name) else OUTLIER
+        largest = OUTLIER_FLOAT16 if drawn.is_narrow(name) else OUTLIER
+        by_row = drawn.wanted[name].shape[:1] == ("batch",)
+        for row, part in enumerate(array if by_row else [array]):
+            if part.size:
+                place = drawn.random.integers(part.size)
+                part.reshape(-1)[place] = largest / QUIETER ** (row % 2)
 
 
 def _equal(drawn: Drawn) -> None:
@@ -168,7 +204,8 @@ def _loud_future(drawn: Drawn) -> None:
     _multiply_part(drawn.inputs["query"][:, 1:], LOUD_FLOAT16)
 
 
-def _multiply(drawn: Drawn, name: str, factor: float) -> None:
+def multiply(drawn: Drawn, name: str, factor: float) -> None:
+    """Multiply one input."""
     drawn.inputs[name] = scaled({name: drawn.inputs[name]}, factor)[name]
 
 
@@ -179,7 +216,7 @@ def _multiply_part(array: np.ndarray, factor: float) -> None:
 VALUES = (
     Content(
         "large_logits", f"inputs times {LOUD:g}: softmax close to one-hot",
-        "softmax without its maximum, clipped scores, finite numbers for -inf", _loud,
+        "softmax without its maximum, clipped scores", _loud,
         is_opaque=True, is_loud=True,
     ),
     Content(
@@ -195,7 +232,7 @@ VALUES = (
         "small numbers flushed to 0", _tiny, is_opaque=True,
     ),
     Content(
-        "outliers", f"one element of {OUTLIER:g} in each input", "numbers cut at a limit",
+        "outliers", f"elements of up to {OUTLIER:g} in each input", "numbers cut at a limit",
         _outliers, is_opaque=True, is_loud=True,
     ),
     Content(

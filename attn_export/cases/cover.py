@@ -128,11 +128,11 @@ class Cover:
 
 def _kind(sizes: Sizes) -> tuple[object, ...]:
     """Return what the conditions on contents ask of sizes."""
-    keys = conditions.keys_of(sizes) or 0
     return (
         conditions.form_of(sizes),
         sizes.get(conditions.BATCH) == 1,
-        keys >= conditions.MANY_KEYS,
+        conditions.have_many_keys(sizes),
         conditions.have_room(sizes),
         conditions.are_smallest(sizes),
+        sizes.get(conditions.PAST) == 0,
     )

@@ -20,11 +20,11 @@ def keys_of_rows(inputs: Arrays, *, in_place: bool) -> np.ndarray:
 
 
 def _beyond_length(drawn: Drawn) -> None:
-    """Let rows hold 0, 1, … keys, and make what lies behind those loud."""
+    """Let rows hold 0, 1 or 2 keys of many, and make what lies behind those loud."""
     inputs = drawn.inputs
     lengths = inputs["past_length"]
     room = inputs["past_key"].shape[2] - inputs["query"].shape[1]
-    lengths[...] = np.arange(len(lengths)) % max(room, 1)
+    lengths[...] = np.arange(len(lengths)) % max(min(room, 3), 1)
     for name in ("past_key", "past_value"):
         rest = np.arange(inputs[name].shape[2]) >= lengths[:, None]  # [B, S]
         inputs[name][np.broadcast_to(rest[:, None], inputs[name].shape[:3])] *= LOUD

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.cases.contents import Content, Drawn
+from attn_export.cases.contents import HUGE, HUGE_FLOAT16, Content, Drawn, multiply
 from attn_export.cases.in_place import keys_of_rows
 from attn_export.tensorfile import is_floating, lowest_number
 
@@ -53,7 +53,13 @@ def _all_masked(drawn: Drawn) -> None:
 
 
 def _one_visible(drawn: Drawn) -> None:
-    """Show each row one key: the first row key 0, the others keys of their own."""
+    """Show each row one key, which gives its value whatever the scores are.
+
+    They are huge, and may be far below those that are hidden: no finite number stands for -inf.
+    """
+    for name in drawn.values():
+        narrow = drawn.is_narrow(name) or drawn.spec is None
+        multiply(drawn, name, HUGE_FLOAT16 if narrow else HUGE)
     for mask in _masks(drawn):
         rows = mask.array.reshape(-1, mask.array.shape[-1])
         if rows.size:
@@ -132,7 +138,7 @@ MASKS = (
     ),
     Content(
         "one_visible_key", "a row with one key gives its value", "finite numbers for -inf",
-        _one_visible, is_opaque=True,
+        _one_visible, is_opaque=True, is_loud=True,
     ),
     Content(
         "left_padding", "rows of a batch start late", "keys that are always visible",

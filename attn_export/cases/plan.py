@@ -81,10 +81,8 @@ class Groups:
 
 def _fit_together(contents: Sequence[Content]) -> bool:
     names = {content.name for content in contents}
-    if "all_keys_masked" in names:
+    if names & {"all_keys_masked", "one_visible_key"}:
         return len(names) == 1
-    if "one_visible_key" in names:
-        return names <= {"one_visible_key", "large_logits"}
     # What is loud as it is would overflow.
     return "beyond_length" not in names or not any(content.is_loud for content in contents)
 
@@ -148,16 +146,18 @@ def _candidates(axes: Sequence[str], fits: Fits, *, blocks: bool = True) -> list
     found = _some_combinations(values)
     if conditions.QUERIES in axes:
         found += _some_combinations({**values, conditions.QUERIES: (1,)})
-    least = {axis: min(of_axis) for axis, of_axis in values.items()}
-    found.append(least)
+    found.append({axis: min(of_axis) for axis, of_axis in values.items()})
+    found += conditions.corners(axes)
     for axis in axes if blocks else ():
-        for size in conditions.blocks_of(axis, axes).values():
-            if not fits({**least, axis: size}):
+        for block, size in conditions.blocks_of(axis, axes).items():
+            beside = {other: conditions.beside_block(other, block) for other in axes}
+            if not fits({**beside, axis: size}):
                 break
-            found += _next_to_block(least, axis, size)
+            found += _next_to_block(beside, axis, size)
     if conditions.PAST in axes and blocks:
-        for size in conditions.BLOCKS.values():
-            found += _next_to_block(least, conditions.PAST, size - 1)
+        for block, size in conditions.BLOCKS.items():
+            beside = {other: conditions.beside_block(other, block) for other in axes}
+            found += _next_to_block(beside, conditions.PAST, size - 1)
     return sorted(found, key=_oddity)
 
 
@@ -172,10 +172,10 @@ def _some_combinations(values: Mapping[str, Sequence[int]]) -> list[dict[str, in
     return [dict(zip(values, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _next_to_block(least: Mapping[str, int], axis: str, size: int) -> list[dict[str, int]]:
+def _next_to_block(beside: Mapping[str, int], axis: str, size: int) -> list[dict[str, int]]:
     """Return sizes with one axis next to a block, with two rows of a batch and with one."""
-    found = {**least, axis: size}
-    return [{**found, conditions.BATCH: 2}, found] if conditions.BATCH in least else [found]
+    found = {**beside, axis: size}
+    return [{**found, conditions.BATCH: 2}, found] if conditions.BATCH in beside else [found]
 
 
 def _oddity(sizes: Sizes) -> float:

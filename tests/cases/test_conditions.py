@@ -8,6 +8,7 @@ from attn_export.cases import conditions
 from attn_export.cases.conditions import (
     SMALLEST,
     content_conditions,
+    corners,
     free_axes,
     met_by_contents,
     met_by_sizes,
@@ -109,8 +110,8 @@ def test_contents_that_hide_faults_stand_for_single_sizes_only():
     [
         "left_padding, several queries", "left_padding, one query, a past",
         "left_padding, one query, no past", "left_padding, batch 1",
-        "fully_masked_rows, batch 1", "fully_masked_rows, 16 keys",
-        "large_logits, one_visible_key, one query, a past",
+        "fully_masked_rows, batch 1", "fully_masked_rows, batch > 1",
+        "one_visible_key, several queries, no past", "large_logits, batch 1",
         "random inputs, one query, a past, batch > 1",
     ],
 )  # fmt: skip
@@ -131,10 +132,10 @@ def test_without_queries_there_is_one_form():
             ["sharp", "left_padding"],
             [
                 "sharp, one query, a past", "left_padding, one query, a past",
-                "left_padding, 16 keys", "left_padding, batch 2",
+                "left_padding, batch > 1",
             ],
         ),
-        (["large_logits", "one_visible_key"], ["large_logits, one_visible_key, one query, a past"]),
+        (["one_visible_key"], ["one_visible_key, one query, a past"]),
     ],
     ids=str,
 )  # fmt: skip
@@ -143,10 +144,20 @@ def test_contents_meet_what_they_say(contents, met):
     assert set(met) <= set(met_by_contents(contents, sizes))
 
 
-def test_values_behind_a_mask_that_leaves_one_key_show_nothing_of_their_own():
-    sizes = {"batch": 2, "query_len": 1, "past_len": 17}
-    found = set(met_by_contents(["large_logits", "one_visible_key"], sizes))
-    assert "large_logits, one query, a past" not in found
+@pytest.mark.parametrize("name", ["large_logits", "left_padding", "fully_masked_rows"])
+def test_few_keys_show_little_of_what_many_show(name):
+    few, many = ({"batch": 2, "query_len": 1, "past_len": past} for past in (3, 17))
+    assert f"{name}, one query, a past" not in set(met_by_contents([name], few))
+    assert f"{name}, one query, a past" in set(met_by_contents([name], many))
+
+
+def test_corners_are_the_least_and_the_largest_of_each_axis_together():
+    found = corners(CACHED)
+    assert {"batch": 17, "query_len": 49, "past_len": 33} in found
+    assert {"batch": 1, "query_len": 49, "past_len": 0} in found
+    assert len(found) == 8
+    assert "batch 17, query_len 49, past_len 33 together" in size_conditions(CACHED)
+    assert corners(["batch", "frames"]) == []
 
 
 def test_the_blocks_are_those_of_kernels_and_the_sizes_next_to_them():

@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attn_export.cases.contents import (
+    APART,
     FUTURE,
+    HUGE,
+    LESS_LOUD,
     LOUD,
     LOUD_FLOAT16,
+    OUTLIER,
+    QUIETER,
     SHARP,
     SMALL,
     VALUES,
@@ -79,9 +84,7 @@ def test_values_of_few_bits_stay_finite_and_are_not_all_zero(name):
         assert after[one].any()
 
 
-@pytest.mark.parametrize(
-    ("name", "factor"), [("large_logits", LOUD), ("small_inputs", SMALL), ("sharp", SHARP)]
-)
+@pytest.mark.parametrize(("name", "factor"), [("small_inputs", SMALL), ("sharp", SHARP)])
 def test_factors_multiply_all_values(name, factor):
     before, after = changed(name)
     for one in VALUE_INPUTS:
@@ -94,10 +97,38 @@ def test_tiny_values_are_numbers_that_a_flush_at_1e_30_takes_for_0():
     assert all(np.abs(after[one]).max() > np.finfo(np.float32).tiny for one in VALUE_INPUTS)
 
 
-def test_there_is_one_outlier_in_each_input():
+def test_there_is_one_outlier_in_each_row_of_the_batch_of_two_sizes():
     _, after = changed("outliers")
     for one in VALUE_INPUTS:
-        assert (np.abs(after[one]) == 1000).sum() == 1
+        largest = np.sort(np.abs(after[one]).reshape(SIZES["batch"], -1), axis=1)
+        np.testing.assert_allclose(largest[:, -1], [OUTLIER, OUTLIER / QUIETER, OUTLIER])
+        assert (largest[:, -2] < 20).all()
+
+
+def test_rows_of_the_batch_are_loud_in_four_ways():
+    before, after = changed("large_logits", {**SIZES, "batch": 5})
+    factors = {
+        one: [after[one][row] / before[one][row] for row in range(5)] for one in VALUE_INPUTS
+    }
+    for one in ("query", "past_key", "past_value"):
+        for row in (0, 4):
+            np.testing.assert_allclose(factors[one][row], LOUD, rtol=1e-5)
+        np.testing.assert_allclose(factors[one][1], HUGE, rtol=1e-5)
+    np.testing.assert_allclose(factors["past_value"][2], LESS_LOUD, rtol=1e-5)
+    for one in ("query", "past_key"):
+        tokens = after[one][2]
+        np.testing.assert_allclose(tokens[..., 1::2, :], tokens[..., :-1:2, :], rtol=2 * APART)
+    scores = factors["query"][3].max() * factors["past_key"][3].max()
+    np.testing.assert_allclose(scores, 1, rtol=1e-5)
+    assert factors["query"][3].max() > 1000
+
+
+def test_a_module_of_the_users_is_loud_in_one_way():
+    inputs, sizes = {"x": Input(("batch", "frames", 4))}, {"batch": 4, "frames": 5}
+    before, after = (draw_inputs(inputs, sizes, seed_words=("test",)) for _ in range(2))
+    drawn = Drawn(after, inputs, None, sizes, generator("test"))
+    CONTENTS["large_logits"].change(drawn)
+    np.testing.assert_allclose(drawn.inputs["x"], before["x"] * LOUD, rtol=1e-5)
 
 
 def test_equal_tokens_are_equal_in_all_elements():
@@ -141,9 +172,10 @@ SHAPES = [
 
 @pytest.mark.parametrize("name", [content.name for content in MASKS])
 @pytest.mark.parametrize("mask", SHAPES)
-def test_masks_change_the_mask_and_nothing_else(name, mask):
+def test_masks_change_the_mask_and_little_else(name, mask):
     before, after = changed(name, attn_mask=mask)
-    assert differing(before, after) <= {"attn_mask"}
+    if name != "one_visible_key":
+        assert differing(before, after) <= {"attn_mask"}
     assert not np.isnan(after["attn_mask"].astype(float)).any()
 
 
@@ -172,6 +204,12 @@ def test_one_key_is_visible_in_each_row_key_0_in_the_first(mask):
     assert (rows.sum(axis=-1) == 1).all()
     assert rows[0, 0]
     assert len(rows) == 1 or not rows[:, 0].all()
+
+
+def test_values_are_huge_where_one_key_is_visible():
+    before, after = changed("one_visible_key")
+    for one in VALUE_INPUTS:
+        np.testing.assert_allclose(after[one], before[one] * HUGE, rtol=1e-5)
 
 
 @pytest.mark.parametrize("mask", SHAPES)

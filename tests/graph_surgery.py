@@ -13,13 +13,18 @@ from onnx import helper, numpy_helper
 
 @dataclasses.dataclass
 class Graph:
-    """A model that is being changed."""
+    """A model that is being changed: its graph, or one within a node of it."""
 
     model: onnx.ModelProto
+    inner: onnx.GraphProto | None = None
+
+    @property
+    def proto(self) -> onnx.GraphProto:
+        return self.model.graph if self.inner is None else self.inner
 
     @property
     def nodes(self) -> list[onnx.NodeProto]:
-        return list(self.model.graph.node)
+        return list(self.proto.node)
 
     def all(self, operator: str, name: str = "") -> list[onnx.NodeProto]:
         return [n for n in self.nodes if n.op_type == operator and name in n.name]
@@ -30,7 +35,7 @@ class Graph:
         return found[at]
 
     def constant(self, value: Any, name: str) -> str:
-        self.model.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+        self.proto.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def initializer(self, name: str) -> np.ndarray:
@@ -42,7 +47,7 @@ class Graph:
         tensor.CopyFrom(numpy_helper.from_array(changed, name))
 
     def _initializer(self, name: str) -> onnx.TensorProto:
-        return next(t for t in self.model.graph.initializer if t.name == name)
+        return next(t for t in self.proto.initializer if t.name == name)
 
     def set_attribute(self, node: onnx.NodeProto, name: str, value: Any) -> None:
         kept = [a for a in node.attribute if a.name != name]
@@ -61,7 +66,7 @@ class Graph:
             operator, [node.input[index], *more], [f"{name}.out"], name, **attributes
         )
         node.input[index] = f"{name}.out"
-        self._insert(self.nodes.index(node), new)
+        self.insert(self.nodes.index(node), new)
 
     def after(self, node: onnx.NodeProto, operator: str, *more: str, **attributes: Any) -> None:
         """Put a node between an output of a node and all that use it."""
@@ -69,7 +74,7 @@ class Graph:
         old, inner = node.output[0], f"{name}.in"
         node.output[0] = inner
         new = helper.make_node(operator, [inner, *more], [old], name, **attributes)
-        self._insert(self.nodes.index(node) + 1, new)
+        self.insert(self.nodes.index(node) + 1, new)
 
     def after_input(self, name: str, operator: str, *more: str, **attributes: Any) -> None:
         """Put a node between an input of the graph and all that use it."""
@@ -77,16 +82,16 @@ class Graph:
         for node in self.nodes:
             node.input[:] = [out if i == name else i for i in node.input]
         new = helper.make_node(operator, [name, *more], [out], f"planted_{operator}", **attributes)
-        self._insert(0, new)
+        self.insert(0, new)
 
     def skip(self, node: onnx.NodeProto) -> None:
         """Leave a node out: what uses its output gets its first input."""
         for other in self.nodes:
             other.input[:] = [node.input[0] if i == node.output[0] else i for i in other.input]
-        self.model.graph.node.remove(node)
+        self.proto.node.remove(node)
 
-    def _insert(self, at: int, node: onnx.NodeProto) -> None:
-        self.model.graph.node.insert(at, node)
+    def insert(self, at: int, node: onnx.NodeProto) -> None:
+        self.proto.node.insert(at, node)
 
 
 def users(graph: Graph, name: str) -> Iterator[onnx.NodeProto]:
