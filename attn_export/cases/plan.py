@@ -157,6 +157,8 @@ def _candidates(axes: Sequence[str], fits: Fits, *, blocks: bool = True) -> list
     if conditions.PAST in axes and blocks:
         for block, size in conditions.BLOCKS.items():
             beside = {other: conditions.beside_block(other, block) for other in axes}
+            if not fits({**beside, conditions.PAST: size - 1}):
+                break
             found += _next_to_block(beside, conditions.PAST, size - 1)
     return sorted(found, key=_oddity)
 

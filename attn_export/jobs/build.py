@@ -259,17 +259,34 @@ def _evidence(
             known[case.name] = oracle.golden(case)
     cases = [known[case.name].case if case.name in known else case for case in plan.cases]
     missing = [c.name for c in cases if c.contents and c.name in known and known[c.name].unusable]
+    undefined = [] if subject.spec else [c.name for c in cases if _is_undefined(c, known[c.name])]
     scaled = [c.name for c in plan.cases if c.name in known and known[c.name].case is not c]
+    loud = "since the module overflows or amplifies rounding there"
     notes = [
-        f"{len(names)} cases {what}, since the module overflows or amplifies rounding there: "
-        f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+        f"{len(names)} cases {what}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
         for what, names in (
-            ("are left out", missing),
-            ("have inputs that were scaled down", [n for n in scaled if n not in missing]),
+            (f"are left out, {loud}", missing),
+            ("are left out, since the module gives NaN where all keys are masked", undefined),
+            (
+                f"have inputs that were scaled down, {loud}",
+                [n for n in scaled if n not in missing],
+            ),
         )
         if names
     ]
-    return known, [case for case in cases if case.name not in missing], notes
+    return known, [case for case in cases if case.name not in {*missing, *undefined}], notes
+
+
+def _is_undefined(case: Case, golden: Golden) -> bool:
+    """Return whether a user's module gives NaN for finite inputs with other masks."""
+    import numpy as np
+
+    from attn_export.cases.masks import MASKS
+
+    masked = {content.name for content in MASKS} & set(case.contents)
+    return bool(masked) and any(
+        bool(np.isnan(t.astype(np.float64)).any()) for t in golden.expected.values()
+    )
 
 
 def _signature(subject: Subject) -> dict[str, dict[str, Any]]:

@@ -45,8 +45,8 @@ def tried_note(cases: Sequence[Case]) -> str:
     for case in cases:
         for name, size in case.sizes.items():
             found.setdefault(name, []).append(size)
-    ranges = [f"{name} {min(sizes)} to {max(sizes)}" for name, sizes in found.items()]
-    return f"sizes tried: {', '.join(ranges) or 'one, since no axis is dynamic'}"
+    ranges = [f"{name} {min(sizes)}-{max(sizes)}" for name, sizes in found.items()]
+    return f"sizes: {', '.join(ranges) or 'one, since no axis is dynamic'}"
 
 
 def _missing(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: bool) -> Iterator[str]:

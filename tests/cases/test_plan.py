@@ -286,6 +286,14 @@ def test_sizes_that_a_module_does_not_take_are_not_tried():
     assert len(plan.notes) == 1
 
 
+def test_a_past_that_a_module_does_not_take_is_not_tried():
+    inputs = {"x": Input(("batch", "query_len", 4)), "past": Input(("batch", "past_len", 4))}
+    plan = plan_cases(
+        inputs, {"y": ("batch", "query_len", 2)}, None, {}, lambda sizes: sizes["past_len"] < 200
+    )
+    assert max(case.sizes["past_len"] for case in plan.cases) == 126
+
+
 @settings(deadline=None, max_examples=20)
 @given(unknown_names)
 def test_axes_that_nobody_knows_get_sizes_of_their_own(names):

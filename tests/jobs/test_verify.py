@@ -237,7 +237,8 @@ def test_the_report_has_the_difference_from_eager_and_from_the_truth(bundle: Pat
     report = verify(bundle, runtimes=["ort-cpu"])
     worst = max(report.verdicts, key=lambda verdict: verdict.worst or 0)
     assert 0 < (worst.worst or 0) < 1
-    assert 0 < max(verdict.max_abs or 0 for verdict in report.verdicts) < 1e-4
+    plain = [verdict for verdict in report.verdicts if verdict.case.startswith("shape_")]
+    assert 0 < max(verdict.max_abs or 0 for verdict in plain) < 1e-4
     facts = report.runs[0].facts
     assert facts["threads"]
     assert facts["seconds_limit"]
