@@ -237,10 +237,12 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     form, many = form_of(sizes), have_many_keys(sizes)
     may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes
     few = may_have_more and not many
+    # Rows of a batch are loud in four ways: where there is one query, two or three rows show few.
+    few_rows = 1 < sizes.get(BATCH, 1) <= LEVELS[BATCH]["middle"][1] and form == A_PAST
     for name in contents:
         if name in LENGTHS and not have_room(sizes):
             continue
-        if not (few and name in WITH_MANY_KEYS):
+        if not (few and name in WITH_MANY_KEYS) and not (few_rows and name == "large_logits"):
             yield f"{name}{form}"
         if many or name in LENGTHS:
             yield f"{name}, batch {'1' if sizes.get(BATCH) == 1 else '> 1'}"

@@ -131,6 +131,7 @@ def _kind(sizes: Sizes) -> tuple[object, ...]:
     return (
         conditions.form_of(sizes),
         sizes.get(conditions.BATCH) == 1,
+        sizes.get(conditions.BATCH, 0) >= conditions.LEVELS[conditions.BATCH]["large"][0],
         conditions.have_many_keys(sizes),
         conditions.have_room(sizes),
         conditions.are_smallest(sizes),

@@ -223,6 +223,8 @@ def _case(
     name = "_".join([*(content.name for content in contents), *shown])
     name = name if contents else f"shape_{name}"
     drawn = draw_inputs(inputs, sizes, seed_words=("case", name))
+    if spec is not None and spec.in_place:  # one row at least has all of the past
+        drawn["past_length"][-1] = sizes["past_len"]
     change = Drawn(drawn, inputs, spec, sizes, generator("contents", name))
     for content in contents:
         content.change(change)

@@ -204,9 +204,9 @@ def _terms(
         squares = torch.ops.aten.convolution(x.square(), weight.square(), None, *rest)
         return squares, weight[0].numel()
     count = max(x.numel() / max(out.numel(), 1), 1)
-    finite = torch.where(x.isfinite(), x, 0.0)
-    mean_square = finite.square().sum() / max(x.numel(), 1)
-    return mean_square * count if name == "sum" else mean_square / count, count
+    axes = args[1] if len(args) > 1 and args[1] else list(range(x.dim()))
+    squares = torch.where(x.isfinite(), x, 0.0).square().sum(axes, keepdim=True)
+    return squares.reshape(out.shape) / (1 if name == "sum" else count**2), count
 
 
 def _terms_of_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,6 +18,7 @@ from mutants.trial import Trials
 from mutants.zoo import built, spec_of
 
 ZOO = ("mqa", "mha", "in-place")
+DECODE = "model.ort.decode.onnx"
 FILES = {
     "mqa": ("model.onnx", "model.portable.onnx", "model.ort.onnx", "model.ort.decode.onnx"),
     "mha": ("model.onnx", "model.portable.onnx", "model.ort.onnx"),
@@ -41,6 +42,7 @@ class Line:
         place: A pattern for what the mutant says of itself.
         bundle: Whose graphs are changed.
         count: The number of graphs that have the place.
+        without: A graph that is left out.
     """
 
     row: str
@@ -48,6 +50,7 @@ class Line:
     place: str = ""
     bundle: str = "mqa"
     count: int = 4
+    without: str = ""
 
 
 TABLE = (
@@ -103,7 +106,8 @@ TABLE = (
              "bfloat16")
         for value in ("0.333", "0.37796", "0.3570")
     ),
-    Line("i", "softmax sum", "1e-3: ", "bfloat16", 2),
+    # One query of few heads has too few elements to show it among roundings to bfloat16.
+    Line("i", "softmax sum", "1e-3: ", "bfloat16", 1, DECODE),
     Line("i", "softmax sum", count=2),
     Line("j", "another constant|another attribute", "^(0.7071.* of float|scale = 0.7071)"),
     Line("j", "bias dropped", "zeros: "),
@@ -143,6 +147,8 @@ def _build(bundle: str, folder: Path, place: Path) -> None:
 
 def mutants_of(line: Line, file: str) -> list[Mutant]:
     """The mutants of a line in a graph."""
+    if file == line.without:
+        return []
     return [
         mutant
         for mutant in trials_of(line.bundle).mutants(file)
