@@ -237,8 +237,8 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     form, many = form_of(sizes), have_many_keys(sizes)
     may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes
     few = may_have_more and not many
-    # Rows of a batch are loud in four ways: where there is one query, two or three rows show few.
-    few_rows = 1 < sizes.get(BATCH, 1) <= LEVELS[BATCH]["middle"][1] and form == A_PAST
+    # Rows of a batch are loud in four ways, and one query of each is a small sample.
+    few_rows = form == A_PAST and BATCH in sizes and _level(BATCH, sizes[BATCH]) != "large"
     for name in contents:
         if name in LENGTHS and not have_room(sizes):
             continue

@@ -23,7 +23,7 @@ LESS_LOUD = 10.0
 """The factor by which the largest scores lie around 60."""
 
 UNEVEN = 1e4
-"""The factor on queries and the divisor of keys whose scores are as usual."""
+"""The factor on queries and values, and the divisor of keys, whose scores are as usual."""
 
 APART = 0.02
 """The share by which tokens of a pair differ, so that even large scores are close together."""
@@ -133,7 +133,7 @@ def _loud(drawn: Drawn) -> None:
             _multiply_part(rows[2::4], LESS_LOUD / LOUD)
             if is_key or name == "query":
                 _pair(drawn, rows[2::4])
-                _multiply_part(rows[3::4], (1 / UNEVEN if is_key else UNEVEN) / LOUD)
+            _multiply_part(rows[3::4], (1 / UNEVEN if is_key else UNEVEN) / LOUD)
 
 
 def _pair(drawn: Drawn, array: np.ndarray) -> None:

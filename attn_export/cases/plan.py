@@ -185,6 +185,15 @@ def _oddity(sizes: Sizes) -> float:
     return sum(abs(math.log2((size + 1) / 5)) for size in sizes.values())
 
 
+def _is_filled(sizes: Sizes) -> bool:
+    """Return whether a row of a cache in place must have all of the past.
+
+    One of several rows has it; a single one has it next to a block, and else may have room left.
+    """
+    most = max(conditions.values_of(conditions.PAST))
+    return sizes[conditions.BATCH] > 1 or sizes[conditions.PAST] > most
+
+
 def _in_order(chosen: Sequence[Choice]) -> list[Choice]:
     """Return the cases in mixed order, the smallest call first.
 
@@ -223,7 +232,7 @@ def _case(
     name = "_".join([*(content.name for content in contents), *shown])
     name = name if contents else f"shape_{name}"
     drawn = draw_inputs(inputs, sizes, seed_words=("case", name))
-    if spec is not None and spec.in_place:  # one row at least has all of the past
+    if spec is not None and spec.in_place and _is_filled(sizes):
         drawn["past_length"][-1] = sizes["past_len"]
     change = Drawn(drawn, inputs, spec, sizes, generator("contents", name))
     for content in contents:

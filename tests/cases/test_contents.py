@@ -21,6 +21,7 @@ from attn_export.cases.contents import (
     QUIETER,
     SHARP,
     SMALL,
+    UNEVEN,
     VALUES,
     Content,
     Drawn,
@@ -115,6 +116,7 @@ def test_rows_of_the_batch_are_loud_in_four_ways():
             np.testing.assert_allclose(factors[one][row], LOUD, rtol=1e-5)
         np.testing.assert_allclose(factors[one][1], HUGE, rtol=1e-5)
     np.testing.assert_allclose(factors["past_value"][2], LESS_LOUD, rtol=1e-5)
+    np.testing.assert_allclose(factors["past_value"][3], UNEVEN, rtol=1e-5)
     for one in ("query", "past_key"):
         tokens = after[one][2]
         np.testing.assert_allclose(tokens[..., 1::2, :], tokens[..., :-1:2, :], rtol=2 * APART)
