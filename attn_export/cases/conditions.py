@@ -39,7 +39,8 @@ KNOWN = (BATCH, QUERIES, PAST, KEYS)
 PLAIN = "random inputs"
 SMALLEST = f"{PLAIN}, smallest sizes"
 ONE_QUERY = "one query"
-A_PAST, NO_PAST = f", {ONE_QUERY}, a past", f", {ONE_QUERY}, no past"
+ALONE = f", {ONE_QUERY}"
+A_PAST, NO_PAST = f"{ALONE}, a past", f"{ALONE}, no past"
 MANY_KEYS = 16
 WITH_MANY_KEYS = frozenset({
     "fully_masked_rows", "large_logits", "left_padding", "one_visible_key", "outliers",
@@ -194,7 +195,7 @@ def form_of(sizes: Sizes) -> str:
     if sizes[QUERIES] > 1:
         return ", several queries"
     if PAST not in sizes:
-        return f", {ONE_QUERY}"
+        return ALONE
     return A_PAST if sizes[PAST] else NO_PAST
 
 
@@ -202,7 +203,7 @@ def forms(axes: Sequence[str]) -> list[str]:
     """Return all forms of a call."""
     if QUERIES not in axes:
         return [""]
-    single = (A_PAST, NO_PAST) if PAST in axes else (f", {ONE_QUERY}",)
+    single = (A_PAST, NO_PAST) if PAST in axes else (ALONE,)
     return [", several queries", *single]
 
 
@@ -224,7 +225,14 @@ def content_conditions(
     if BATCH in axes:
         found += [f"{PLAIN}{form}, batch {size}" for form in forms(axes) for size in ("1", "> 1")]
         by_batch = [name for name in (*values, *masks) if name in BY_BATCH]
-        found += [f"{name}, batch {size}" for name in by_batch for size in ("1", "> 1")]
+        found += [
+            f"{name}{form}, batch {size}"
+            for name in by_batch
+            for form in forms(axes)
+            for size in ("1", "> 1")
+            # One query without a past sees itself alone.
+            if form != NO_PAST and (form != ALONE or KEYS in axes)
+        ]
         found += [f"{name}, batch 1" for name in lengths if name == "empty_and_full"]
     if QUERIES in axes and PAST in axes:
         no_past = [name for name in (*values, *masks) if name in WITHOUT_PAST]
@@ -244,8 +252,11 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
             continue
         if not (few and name in WITH_MANY_KEYS) and not (few_rows and name == "large_logits"):
             yield f"{name}{form}"
-        if many or name in LENGTHS:
-            yield f"{name}, batch {'1' if sizes.get(BATCH) == 1 else '> 1'}"
+        batch = "1" if sizes.get(BATCH) == 1 else "> 1"
+        if name in LENGTHS:
+            yield f"{name}, batch {batch}"
+        elif many:
+            yield f"{name}{form}, batch {batch}"
         if not sizes.get(PAST):
             yield f"{name}{form}, no past"
     if not contents and are_smallest(sizes):

@@ -51,6 +51,10 @@ SIMPLE = frozenset({
 })  # fmt: skip
 """Operations on single elements, which round their result once."""
 
+APPROXIMATE = frozenset({"expm1", "gelu", "log", "pow", "sigmoid", "silu", "tanh"})
+SEVERAL = 4.0
+"""The largest error of an approximation, in units of one rounding: libraries state 2 to 5."""
+
 ATTENTION = frozenset({"_safe_softmax", "_softmax", "bmm", "baddbmm"})
 """Operations that PyTorch's attention computes in float32, and a graph in the type that it has."""
 
@@ -112,8 +116,12 @@ class RandomRounding(TorchDispatchMode):
         self, name: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         unit = self._unit_of(name)
+        if name == "gelu":
+            # It ends in 0 by a difference of two numbers of the size of its input.
+            noise = self._random.uniform(out.shape)
+            out = torch.addcmul(out, args[0].abs(), noise, value=unit)
         if name in SIMPLE:
-            return self.rounded(out, unit)
+            return self.rounded(out, SEVERAL * unit if name in APPROXIMATE else unit)
         if name in ("add", "sub"):
             return self._addition(out, args, unit)
         if name in ("_softmax", "_safe_softmax"):

@@ -109,9 +109,11 @@ def test_contents_that_hide_faults_stand_for_single_sizes_only():
     "wanted",
     [
         "left_padding, several queries", "left_padding, one query, a past",
-        "left_padding, one query, no past", "left_padding, batch 1",
-        "fully_masked_rows, batch 1", "fully_masked_rows, batch > 1",
-        "one_visible_key, several queries, no past", "large_logits, batch 1",
+        "left_padding, one query, no past", "left_padding, several queries, batch 1",
+        "fully_masked_rows, one query, a past, batch 1",
+        "fully_masked_rows, several queries, batch > 1",
+        "one_visible_key, several queries, no past",
+        "large_logits, several queries, batch 1",
         "random inputs, one query, a past, batch > 1",
     ],
 )  # fmt: skip
@@ -132,7 +134,7 @@ def test_without_queries_there_is_one_form():
             ["sharp", "left_padding"],
             [
                 "sharp, one query, a past", "left_padding, one query, a past",
-                "left_padding, batch > 1",
+                "left_padding, one query, a past, batch > 1",
             ],
         ),
         (["one_visible_key"], ["one_visible_key, one query, a past"]),

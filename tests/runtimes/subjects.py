@@ -38,6 +38,7 @@ FEW: dict[str, dict[str, object]] = {
     "float mask": {"attn_mask": "float[B,H,L,S]"},
     "causal": CAUSAL,
     "cache, causal": {**CACHE, **CAUSAL},
+    "cache, causal, padding, grouped": {**CACHE, **CAUSAL, **PADDING, **GROUPED},
     "cross, weights": {"cross": True, **WEIGHTS},
     "softcap": {"softcap": 1.0, **GROUPED},
     "alibi, causal": {"alibi": True, **CAUSAL},
@@ -54,7 +55,6 @@ FEW: dict[str, dict[str, object]] = {
 SUBJECTS = FEW | {
     "grouped": GROUPED,
     "cache, padding": {**CACHE, **PADDING},
-    "cache, causal, padding, grouped": {**CACHE, **CAUSAL, **PADDING, **GROUPED},
     "causal, padding": {**CAUSAL, **PADDING},
     "cache, causal, weights": {**CACHE, **CAUSAL, **WEIGHTS},
     "rotary": {**CACHE, **ROTARY},

@@ -9,7 +9,7 @@
 import { epsOf, isFloating, sizeOf, widen } from './dtypes.mjs';
 
 /** The largest allowed errors that are evidence: in units of eps of the type, and as shares. */
-const LIMITS = [['whole', 2 ** 14, 1 / 8], ['row', 2 ** 20, 1 / 2]];
+const LIMITS = [['whole', 2 ** 17, 1 / 8], ['row', 2 ** 20, 1 / 2]];
 const OVER = { whole: 'the whole output', row: 'one row' };
 
 /**

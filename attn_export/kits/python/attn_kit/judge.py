@@ -13,7 +13,7 @@ import numpy as np
 
 PASSED, FAILED, UNUSABLE = "ok  ", "FAIL", "unusable"
 
-WHOLE, ROW = 2.0**14, 2.0**20
+WHOLE, ROW = 2.0**17, 2.0**20
 """The largest allowed errors of an output and of a row, in units of eps of its dtype."""
 
 MOST_WHOLE, MOST_ROW = 1 / 8, 1 / 2
