@@ -217,7 +217,7 @@ def test_what_is_missing_extra_or_without_a_limit_is_said(said):
     ]
     assert by_name["1000000000.0 allowed"]["unusable"] == [
         "y: no evidence: an error of 1000000000 over the whole output would be allowed, and "
-        "0.002 is the most for float32"
+        "0.016 is the most for float32"
     ]
 
 
