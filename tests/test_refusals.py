@@ -118,7 +118,7 @@ TABLE = {
     one_size: "axis 'batch' (x.shape[0]) was fixed at 2 by the module",
     not_batch_7: "not the module at batch = 7: y differs",
     not_beyond_8: "axis 'query_len' (x.shape[1]) was narrowed to [2, 8]",
-    even_lengths: "not the module at query_len = 2: y differs",
+    even_lengths: "the captured program is not the module at query_len = ",
     beside_our_attention: "not the module at query_len = 1: y differs",
     raises: "ValueError: mine",
     random: "gives another y for the same inputs; take out what is random",
