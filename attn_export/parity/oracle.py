@@ -22,6 +22,7 @@ from attn_export.nouns import DECODE, Allowed, Arrays, Case, Golden
 from attn_export.parity.allowed import allowed_error, narrowed
 from attn_export.parity.limits import beyond_limit
 from attn_export.parity.measures import eps, zero_rows
+from attn_export.parity.place import without_rows
 from attn_export.parity.rounding import RandomRounding, Steps, recorded_steps
 from attn_export.parity.widened import ComputeInFloat64
 from attn_export.subject import Subject
@@ -94,14 +95,15 @@ class Oracle:
         allowed: dict[str, Allowed | None] = {}
         unusable: dict[str, str] = {}
         for name, t in truth.items():
-            e = eager[name]
+            # Rows that are not compared say nothing of the error that is allowed.
+            e = without_rows(eager[name], expected[name], case.ignored_rows)
             if not is_floating(e.dtype):
                 allowed[name] = None
                 continue
             # What vanishes in the output's type has to be 0, and has no relative error.
             t = np.where(zero_rows(expected[name])[..., None], 0.0, t) if t.ndim else t
             in_float32 = self._computes_in_float32 and case.kind != DECODE
-            runs = [run[name] for run in rounded]
+            runs = [without_rows(run[name], t, case.ignored_rows) for run in rounded]
             found = allowed_error(t, e, expected[name], runs, in_float32=in_float32)
             if bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
                 reason = "eager is not finite where the float64 truth is: no evidence"
