@@ -127,10 +127,13 @@ class RandomRounding(TorchDispatchMode):
         if name in ("_softmax", "_safe_softmax"):
             return self._softmax(out, args[1], unit)
         if name in ADDED_UP:
-            return self._sum(out, *_terms(name, out, args, self._copies), unit)
+            terms = _terms(name, out, args, self._copies, min(self._sums, unit))
+            return self._sum(out, *terms, unit)
         if not func._schema.is_mutable:
             # A norm, say: it amplifies what its inputs lost as its own sums do.
             out = func(*(self.rounded(x, unit) for x in args), **kwargs)
+        if name == "native_layer_norm":
+            return self._layer_norm(out, args[3], unit)
         if isinstance(out, Tensor):
             return self.rounded(out, unit)
         return type(out)(self.rounded(x, unit) for x in out)
@@ -176,6 +179,22 @@ class RandomRounding(TorchDispatchMode):
         size = DEVIATION * min(self._sums, unit) * math.sqrt(count / 3)
         return torch.addcmul(self.rounded(out, 2 * unit), out, row, value=size)
 
+    def _layer_norm(
+        self, out: tuple[Tensor, ...], bias: Tensor | None, unit: float
+    ) -> tuple[Tensor, ...]:
+        """Round a layer norm before its bias is added, and again after that.
+
+        The difference, the variance, its root and two products are rounded. A bias that nearly
+        cancels the product leaves their errors in a small result. ONNX Runtime takes the variance
+        as the mean square less the squared mean, which loses digits where the mean is large.
+        """
+        normed, mean, inverse = out
+        product = normed if bias is None else normed - bias
+        noise = SEVERAL * self._random.uniform(product.shape)
+        noise += self._random.uniform(mean.shape) * (mean * inverse).square_()
+        found = torch.addcmul(normed, product, noise, value=unit)
+        return self.rounded(found, unit), mean, inverse
+
     def _addition(self, out: Tensor, args: Sequence[Any], unit: float) -> Tensor:
         """Round a sum of two, by no more than either of them: -1e30 + 1 is -1e30."""
         if any(_hides_only(x, out) for x in args[:2]):
@@ -195,15 +214,23 @@ def _hides_only(x: Any, out: Tensor) -> bool:
 
 
 def _terms(
-    name: str, out: Tensor, args: Sequence[Any], copies: int
+    name: str, out: Tensor, args: Sequence[Any], copies: int, unit: float
 ) -> tuple[Tensor, Tensor | float]:
-    """Return the sum of squares of the terms of which each result is the sum, and their number."""
+    """Return the sum of squares of the terms of which each result is the sum, and their number.
+
+    Args:
+        name: The name of the operation.
+        out: Its results.
+        args: Its arguments.
+        copies: See `RandomRounding`.
+        unit: The largest relative error of one rounding of a partial sum.
+    """
     if name in PRODUCTS:
         a, b = args[-2:]
         if copies == 1 or a.shape[0] % copies:
-            return _terms_of_product(a, b)
+            return _terms_of_product(a, b, unit)
         first = slice(a.shape[0] // copies)
-        found = _terms_of_product(a[first], b if b.dim() == 2 else b[first])
+        found = _terms_of_product(a[first], b if b.dim() == 2 else b[first], unit)
         squares, count = (x.repeat(copies, *[1] * (x.dim() - 1)) for x in found)
         return squares, count
     x = args[0]
@@ -217,16 +244,15 @@ def _terms(
     return squares.reshape(out.shape) / (1 if name == "sum" else count**2), count
 
 
-def _terms_of_product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor]:
     """Return the sum of squares of the terms of each element of a @ b, and their number.
 
-    Zeros add nothing, and small terms hardly anything: the number of elements of a row of `a` that
-    count is its participation ratio, which for normal numbers is a third of their number.
+    Adding a term rounds the partial sum, or loses the term where that is smaller: zeros add
+    nothing, and a term that is 1 / unit times smaller than the largest next to nothing.
     """
-    powers = a.square()
-    ratio = powers.sum(-1).square() / powers.square().sum(-1)
-    count = (3 * ratio).nan_to_num(nan=1.0).clamp(max=a.shape[-1])
-    return powers @ b.square(), count if b.dim() == 1 else count.unsqueeze(-1)
+    sizes = a.abs()
+    count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(a.dtype)
+    return sizes.square_() @ b.square(), count if b.dim() == 1 else count.unsqueeze(-1)
 
 
 class _Recording(TorchDispatchMode):

@@ -50,6 +50,37 @@ def test_a_product_rounds_as_sums_taken_term_by_term_do(terms, sign):
     assert 0.8 < modelled / error < 3.5
 
 
+def test_terms_added_to_a_large_one_round_as_often():
+    a, b = drawn(64, 256), drawn(256, 64)
+    a[:, 0] *= 1e4
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    error = np.sqrt(np.square(sequential(a, b) - exact).mean() / np.square(exact).mean())
+    assert 0.8 < spread(torch.matmul, a, b) / error < 3.5
+
+
+def one_pass_layer_norm(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
+    """Return the layer norm of rows in float32, with the variance as runtimes take it."""
+    mean = x.mean(-1, keepdims=True, dtype=F32)
+    variance = np.square(x).mean(-1, keepdims=True, dtype=F32) - np.square(mean)
+    return (x - mean) / np.sqrt(variance + F32(1e-6)) + bias
+
+
+@pytest.mark.parametrize("mean", [0, 10, 100])
+@pytest.mark.parametrize("bias", [0, -1])
+def test_a_layer_norm_rounds_as_runtimes_do(mean, bias):
+    """Of rows of two, which are 1 and -1 before a bias is added."""
+    x = (1 + np.abs(drawn(256, 1))) * np.array([1, -1], F32) + F32(mean)
+    biases = np.full(2, bias, F32)
+
+    def norm(x: Tensor, bias: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, (2,), torch.ones(2).double(), bias, 1e-6)
+
+    exact = norm(torch.from_numpy(x).double(), torch.from_numpy(biases).double()).numpy()
+    error = np.sqrt(np.square(one_pass_layer_norm(x, biases) - exact).mean())
+    modelled = spread(norm, x, biases) * np.sqrt(np.square(exact).mean())
+    assert 0.8 < modelled / error < 20
+
+
 def test_one_hot_rows_round_once():
     a = np.eye(16, 512, dtype=F32)
     assert spread(torch.matmul, a, drawn(512, 32)) < 0.8 * EPS
