@@ -21,6 +21,10 @@ Status = Literal["passed", "failed", "unusable", "error", "not run"]
 DECODE = "decode"
 """The kind of a case that a runtime takes step by step, its outputs put together."""
 
+BASE, CHANGED = "base", "changed_"
+"""The name of a case, and the start of the names of those that differ from it in one input, after
+which they are named."""
+
 Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run"]
 """Of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from attn_export.cases.contents import Content, Drawn
 from attn_export.cases.draw import Arrays, draw_inputs, generator, highest
 from attn_export.cases.sizes import Sizes, axis_names, with_sums
-from attn_export.nouns import Case
+from attn_export.nouns import BASE, CHANGED, Case
 from attn_export.spec import AttentionSpec, Input, Shape
 
 PROBE_SIZES: Sizes = {
@@ -18,9 +18,6 @@ PROBE_SIZES: Sizes = {
 }  # fmt: skip
 """B 2, L 3, P 2, so S 5 (4 in cross-attention): small, so that large models can keep all probes."""
 
-BASE = "base"
-CHANGED = "changed_"
-"""The case that differs from `BASE` in one input is named after that input."""
 
 SPOILT = 1
 """The row of the batch that is not finite in cases with `ignored_rows`."""

@@ -17,7 +17,7 @@ from attn_export.jobs.forms import (
     manifest_entry,
     save_checked,
 )
-from attn_export.nouns import GraphFile, Report
+from attn_export.nouns import BASE, GraphFile, Report
 from attn_export.parity.gate import Gate
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
@@ -189,7 +189,6 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.cases.golden import write_golden, write_inputs
-        from attn_export.cases.probes import BASE
         from attn_export.parity.evidence import tried_note
         from attn_export.parity.influence import check_influence
         from attn_export.parity.notes import notes_of

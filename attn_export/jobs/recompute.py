@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import read_tensors
 
 if TYPE_CHECKING:
-    from attn_export.parity.oracle import Oracle
     from attn_export.subject import Subject
 
 STORED = "golden vectors"
@@ -74,17 +74,14 @@ class Truth:
 
     def recomputed(self, goldens: Sequence[Golden], stored: Sequence[StoredCase]) -> list[Golden]:
         """Return the cases with a truth that is computed anew from their stored inputs."""
-        oracle = self._oracle()
         inputs = list(self.subject.inputs)
-        found = []
-        self.progress.expect(len(goldens))
+        cases = []
         for golden, case in zip(goldens, stored, strict=True):
             read = read_tensors(case.folder, "input", inputs)
             # What was read cannot be written, which torch asks for.
             arrays = {name: array.copy() for name, array in read.items()}
-            found.append(oracle.golden(dataclasses.replace(golden.case, inputs=arrays)))
-            self.progress.advance(f"float64 truth: {golden.case.name}")
-        return found
+            cases.append(dataclasses.replace(golden.case, inputs=arrays))
+        return self._truths(cases)
 
     def at(self, sizes: Sequence[str], folder: Path) -> tuple[list[Golden], list[StoredCase]]:
         """Return random cases of other sizes with their truth, and write their inputs.
@@ -101,29 +98,28 @@ class Truth:
         named = {case.name: case for case in map(self._case, sizes)}
         cases = list(named.values())
         stored = [write_inputs(folder, number, case) for number, case in enumerate(cases)]
-        oracle = self._oracle()
+        return self._truths(cases), stored
+
+    def _truths(self, cases: Sequence[Case]) -> list[Golden]:
+        from attn_export.parity.oracle import Oracle
+
+        oracle = Oracle(self.subject)
         found = []
         self.progress.expect(len(cases))
         for case in cases:
             found.append(oracle.golden(case))
             self.progress.advance(f"float64 truth: {case.name}")
-        return found, stored
-
-    def _oracle(self) -> Oracle:
-        from attn_export.parity.oracle import Oracle
-
-        return Oracle(self.subject)
+        return found
 
     def _case(self, text: str) -> Case:
+        from attn_export.cases.draw import concrete
         from attn_export.cases.plan import random_case
 
         changed = sizes_of(text, list(self.subject.example_sizes), self.subject.sums)
         sizes = self.subject.sizes_with(changed)
         shapes = [wanted.shape for wanted in self.subject.input_values().values()]
         for shape in (*shapes, *self.subject.output_shapes().values()):
-            elements = 1
-            for axis in shape:
-                elements *= sizes[axis] if isinstance(axis, str) else axis
+            elements = math.prod(concrete(shape, sizes))
             if elements > MOST_ELEMENTS:
                 raise UsageError(f"--sizes {text}: {list(shape)} would have {elements} elements")
         return random_case(sizes, self.subject.input_values(), self.subject.sums)

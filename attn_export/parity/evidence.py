@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from attn_export.errors import BundleError
-from attn_export.nouns import Case
+from attn_export.nouns import BASE, CHANGED, Case
 from attn_export.spec import Shape
 
 LEAST_SIZES = 3
 """The least number of sizes that each dynamic axis of an input must have."""
-
-BASE, CHANGED = "base", "changed_"
 
 SMALLEST = {"batch": 1, "query_len": 1, "past_len": 0}
 """Sizes that there must be a case with, and one without."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attn_export.cases.probes import BASE, CHANGED
 from attn_export.errors import ExportError
-from attn_export.nouns import Golden
+from attn_export.nouns import BASE, CHANGED, Golden
 from attn_export.parity.measures import measure
 
 CLEARLY = 100

@@ -122,9 +122,7 @@ class Oracle:
     def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy."""
         with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
-            tensors = to_torch(
-                {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in inputs.items()}
-            )
+            tensors = to_torch(_widened(inputs))
             try:
                 with self.widening or contextlib.nullcontext():
                     return to_numpy(self.subject.call(self._precise, tensors))
@@ -139,10 +137,7 @@ class Oracle:
         types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
         step = single if self._computes_in_float32 else max(types, default=single)
         steps = self._steps(case) if self._mixed else ()
-        inputs = {
-            name: a.astype(np.float64) if is_floating(a.dtype) else a
-            for name, a in case.inputs.items()
-        }
+        inputs = _widened(case.inputs)
         rows = min(math.prod(a.shape[:-1]) for a in eager.values())
         count = next(runs for most, runs in RUNS if rows <= most)
 
@@ -162,7 +157,8 @@ class Oracle:
         return [{name: split[number] for name, split in parts.items()} for number in range(count)]
 
     def _noisy(self, inputs: Arrays, mode: RandomRounding) -> Arrays:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), self.widening or _nothing(), mode:
+        widening = self.widening or contextlib.nullcontext()
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widening, mode:
             return to_numpy(self.subject.call(self._precise, to_torch(inputs)))
 
     def _steps(self, case: Case) -> Steps:
@@ -191,5 +187,6 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _nothing() -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
+def _widened(arrays: Arrays) -> dict[str, np.ndarray]:
+    """Return floating arrays in float64, and others as they are."""
+    return {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in arrays.items()}
