@@ -22,8 +22,9 @@ from attn_export.nouns import DECODE, Allowed, Arrays, Case, Golden
 from attn_export.parity.allowed import allowed_error, narrowed
 from attn_export.parity.limits import beyond_limit
 from attn_export.parity.measures import eps, zero_rows
+from attn_export.parity.operations import Steps, recorded_steps
 from attn_export.parity.place import without_rows
-from attn_export.parity.rounding import RandomRounding, Steps, recorded_steps
+from attn_export.parity.rounding import RandomRounding
 from attn_export.parity.widened import ComputeInFloat64
 from attn_export.subject import Subject
 from attn_export.subject.tensors import to_numpy, to_torch

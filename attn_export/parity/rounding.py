@@ -11,13 +11,14 @@ implementation might have given, with sums taken term by term, which no implemen
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attn_export.parity.operations import Steps, name_of, rounds
 from attn_export.parity.random_numbers import RandomNumbers
 
 DEVIATION = 0.4
@@ -26,20 +27,6 @@ unit in the last place, and |x| lies anywhere between two powers of 2."""
 
 FINITE = 1e300
 """A number that infinity stays infinite beside."""
-
-EXACT = frozenset({
-    "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "arange",
-    "argmax", "argmin", "argsort", "cat", "ceil", "chunk", "clamp", "clamp_max", "clamp_min",
-    "clone", "constant_pad_nd", "copy", "detach", "diagonal", "embedding", "empty", "empty_like",
-    "expand", "fill", "flip", "floor", "full", "full_like", "gather", "index", "index_put",
-    "index_select", "lift_fresh", "masked_fill", "max", "maximum", "min", "minimum", "neg",
-    "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "relu",
-    "repeat", "repeat_interleave", "reshape", "roll", "round", "scalar_tensor", "scatter",
-    "select", "select_scatter", "sign", "slice", "slice_scatter", "sort", "split",
-    "split_with_sizes", "squeeze", "stack", "t", "topk", "transpose", "tril", "triu", "trunc",
-    "unbind", "unfold", "unsqueeze", "view", "where", "zero", "zeros", "zeros_like",
-})  # fmt: skip
-"""Operations that round nothing: they move, choose or compare elements."""
 
 PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv"})
 ADDED_UP = PRODUCTS | {"convolution", "mean", "sum"}
@@ -57,9 +44,6 @@ SEVERAL = 4.0
 
 ATTENTION = frozenset({"_safe_softmax", "_softmax", "bmm", "baddbmm"})
 """Operations that PyTorch's attention computes in float32, and a graph in the type that it has."""
-
-Steps = Sequence[tuple[str, float]]
-"""The operations of a run that round, in order, each with the eps of the type that it gives."""
 
 
 class RandomRounding(TorchDispatchMode):
@@ -93,10 +77,10 @@ class RandomRounding(TorchDispatchMode):
     ) -> Any:
         """Run one operation."""
         kwargs = kwargs or {}
-        name = _name(func)
+        name = name_of(func)
         out = self._of_one_copy(name, func, args)
         out = func(*args, **kwargs) if out is None else out
-        if not _rounds(name, func, out):
+        if not rounds(name, func, out):
             return out
         found = self._run(name, func, out, args, kwargs)
         return out.copy_(found) if func._schema.is_mutable else found
@@ -253,49 +237,3 @@ def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor
     sizes = a.abs()
     count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(a.dtype)
     return sizes.square_() @ b.square(), count if b.dim() == 1 else count.unsqueeze(-1)
-
-
-class _Recording(TorchDispatchMode):
-    """Keeps the names of the operations that round, and the eps of what they give."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.steps: list[tuple[str, float]] = []
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Run one operation."""
-        out = func(*args, **(kwargs or {}))
-        name = _name(func)
-        if _rounds(name, func, out):
-            first = out if isinstance(out, Tensor) else out[0]
-            self.steps.append((name, torch.finfo(first.dtype).eps))
-        return out
-
-
-def recorded_steps(run: Callable[[], Any]) -> Steps:
-    """Return the operations of a run that round, with the eps of the types that they give."""
-    recording = _Recording()
-    with recording:
-        run()
-    return recording.steps
-
-
-def _name(func: Any) -> str:
-    """Return the name of an operation; that of its form in place is the same."""
-    name = str(func._schema.name).rpartition("::")[2]
-    return name.rstrip("_") if func._schema.is_mutable else name
-
-
-def _rounds(name: str, func: Any, out: Any) -> bool:
-    """Return whether an operation gives floating numbers that it computed."""
-    first = out[0] if isinstance(out, (tuple, list)) and out else out
-    if name in EXACT or not isinstance(first, Tensor) or not first.is_floating_point():
-        return False
-    is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
-    return not is_view

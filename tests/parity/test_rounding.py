@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export.cases.draw import generator
-from attn_export.parity.rounding import RandomRounding, recorded_steps
+from attn_export.parity.operations import recorded_steps
+from attn_export.parity.rounding import RandomRounding
 
 EPS = float(np.finfo(np.float32).eps)
 F32 = np.float32

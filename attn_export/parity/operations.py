@@ -1,0 +1,73 @@
+"""The operations of a run in PyTorch, and those of them that round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+EXACT = frozenset({
+    "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "arange",
+    "argmax", "argmin", "argsort", "cat", "ceil", "chunk", "clamp", "clamp_max", "clamp_min",
+    "clone", "constant_pad_nd", "copy", "detach", "diagonal", "embedding", "empty", "empty_like",
+    "expand", "fill", "flip", "floor", "full", "full_like", "gather", "index", "index_put",
+    "index_select", "lift_fresh", "masked_fill", "max", "maximum", "min", "minimum", "neg",
+    "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "relu",
+    "repeat", "repeat_interleave", "reshape", "roll", "round", "scalar_tensor", "scatter",
+    "select", "select_scatter", "sign", "slice", "slice_scatter", "sort", "split",
+    "split_with_sizes", "squeeze", "stack", "t", "topk", "transpose", "tril", "triu", "trunc",
+    "unbind", "unfold", "unsqueeze", "view", "where", "zero", "zeros", "zeros_like",
+})  # fmt: skip
+"""Operations that round nothing: they move, choose or compare elements."""
+
+Steps = Sequence[tuple[str, float]]
+"""The operations of a run that round, in order, each with the eps of the type that it gives."""
+
+
+class _Recording(TorchDispatchMode):
+    """Keeps the names of the operations that round, and the eps of what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.steps: list[tuple[str, float]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run one operation."""
+        out = func(*args, **(kwargs or {}))
+        name = name_of(func)
+        if rounds(name, func, out):
+            first = out if isinstance(out, Tensor) else out[0]
+            self.steps.append((name, torch.finfo(first.dtype).eps))
+        return out
+
+
+def recorded_steps(run: Callable[[], Any]) -> Steps:
+    """Return the operations of a run that round, with the eps of the types that they give."""
+    recording = _Recording()
+    with recording:
+        run()
+    return recording.steps
+
+
+def name_of(func: Any) -> str:
+    """Return the name of an operation; that of its form in place is the same."""
+    name = str(func._schema.name).rpartition("::")[2]
+    return name.rstrip("_") if func._schema.is_mutable else name
+
+
+def rounds(name: str, func: Any, out: Any) -> bool:
+    """Return whether an operation gives floating numbers that it computed."""
+    first = out[0] if isinstance(out, (tuple, list)) and out else out
+    if name in EXACT or not isinstance(first, Tensor) or not first.is_floating_point():
+        return False
+    is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+    return not is_view
