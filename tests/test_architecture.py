@@ -46,7 +46,8 @@ FLOORS = {
 WITH_TORCH = (
     "attention/", "weights/", "subject/", "user_module", "export/", "parity/notes", "parity/oracle",
     "parity/operations", "parity/random_numbers", "parity/rounding", "parity/widened",
-    "bench/peers_plain", "bench/peers_spec", "bench/peers_roofs", "bench/peers_export", "fingerprint/sdpa",
+    "bench/peers_plain", "bench/peers_spec", "bench/peers_roofs", "bench/peers_export",
+    "fingerprint/sdpa",
 )  # fmt: skip
 
 ONLY_IN = {
