@@ -88,6 +88,23 @@ def scaled_case(case: Case, factor: float) -> Case:
     return dataclasses.replace(case, inputs=scaled(case.inputs, factor), about=about)
 
 
+def with_other_signs(case: Case, number: int) -> Case:
+    """Return a case with the signs of its floating inputs drawn anew, but for `attn_mask`.
+
+    Args:
+        case: The case.
+        number: Of the draw: each gives others.
+    """
+    rng = generator("signs", case.name, number)
+    inputs = {
+        name: array * rng.choice(np.array([-1, 1], array.dtype), array.shape)
+        if name != "attn_mask" and is_floating(array.dtype)
+        else array
+        for name, array in case.inputs.items()
+    }
+    return dataclasses.replace(case, inputs=inputs)
+
+
 def _visible(rng: np.random.Generator, size: tuple[int, ...], *, with_first: bool) -> np.ndarray:
     mask = np.asarray(rng.random(size) < VISIBLE)
     if with_first and mask.ndim:

@@ -249,31 +249,39 @@ def _evidence(
     It has to be known before they are run: loud inputs are scaled down where they have to be, and
     contents that a module does not take are left out.
     """
-    narrow = bool(subject.narrow_dtypes())
+    delicate = bool(subject.narrow_dtypes()) or oracle.has_short_rows
     known: dict[str, Golden] = {}
+    kept: list[Case] = []
+    amplifying, undefined, scaled = [], [], []
     for case in plan.cases:
-        if case.is_loud or narrow:
-            known[case.name] = oracle.usable(case)
+        if case.is_loud or delicate:
+            golden = oracle.usable(case)
         elif subject.spec is None:
-            known[case.name] = oracle.golden(case)
-    cases = [known[case.name].case if case.name in known else case for case in plan.cases]
-    missing = [c.name for c in cases if c.contents and c.name in known and known[c.name].unusable]
-    undefined = [] if subject.spec else [c.name for c in cases if _is_undefined(c, known[c.name])]
-    scaled = [c.name for c in plan.cases if c.name in known and known[c.name].case is not c]
+            golden = oracle.golden(case)
+        else:
+            kept.append(case)
+            continue
+        if golden.unusable and case.contents:
+            amplifying.append(case.name)
+            continue
+        if subject.spec is None and _is_undefined(case, golden):
+            undefined.append(case.name)
+            continue
+        known[case.name] = golden
+        kept.append(golden.case)
+        if golden.case.about != case.about:
+            scaled.append(case.name)
     loud = "since the module overflows or amplifies rounding there"
     notes = [
-        f"{len(names)} cases {what}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
-        for what, names in (
-            (f"are left out, {loud}", missing),
+        f"{len(names)} cases {done}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+        for done, names in (
+            (f"are left out, {loud}", amplifying),
             ("are left out, since the module gives NaN where all keys are masked", undefined),
-            (
-                f"have inputs that were scaled down, {loud}",
-                [n for n in scaled if n not in missing],
-            ),
+            (f"have inputs that were scaled down, {loud}", scaled),
         )
         if names
     ]
-    return known, [case for case in cases if case.name not in {*missing, *undefined}], notes
+    return known, kept, notes
 
 
 def _is_undefined(case: Case, golden: Golden) -> bool:

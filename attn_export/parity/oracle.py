@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_export.cases.draw import scaled_case, seed_of
+from attn_export.cases.draw import scaled_case, seed_of, with_other_signs
 from attn_export.errors import ExportError, one_line
 from attn_export.nouns import DECODE, Allowed, Arrays, Case, Golden
 from attn_export.parity.allowed import allowed_error, narrowed
@@ -39,6 +39,9 @@ MOST_JOINED = 128
 
 QUIETER = 4
 """The number of times that inputs are divided by 4 to make a case usable as evidence."""
+
+SHORT = (1, 2, 3)
+"""Numbers of elements that may all be near 0 at once."""
 
 ONE_THREAD_BELOW = 4_000_000
 """Modules with fewer parameters run on one thread: on matrices this small, handing work over
@@ -71,21 +74,30 @@ class Oracle:
         self._computes_in_float32 = "bfloat16" in narrow
         self._mixed = bool(narrow) and not self._computes_in_float32
 
+    @property
+    def has_short_rows(self) -> bool:
+        """Whether rows of an output are so short that all their elements may nearly vanish."""
+        return any(shape[-1] in SHORT for shape in self.subject.output_shapes().values())
+
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, eager's outputs, and the error allowed for each."""
         with _threads(self._threads):
             return self._golden(case)
 
     def usable(self, case: Case) -> Golden:
-        """Return a case with its truth, its inputs scaled down as far as evidence asks for.
+        """Return a case with its truth, its inputs changed as far as evidence asks for.
 
-        Loud inputs of one module overflow in another, or amplify rounding until nothing can fail.
+        Loud inputs of one module overflow in another, or amplify rounding until nothing can fail:
+        they are scaled down. Where a row of few elements happens to vanish, other signs help.
         """
         golden = self.golden(case)
         for power in range(1, QUIETER + 1):
             if not golden.unusable:
                 break
-            golden = self.golden(scaled_case(case, 0.25**power))
+            if self.has_short_rows and not case.contents:
+                golden = self.golden(with_other_signs(case, power))
+            else:
+                golden = self.golden(scaled_case(case, 0.25**power))
         return golden
 
     def _golden(self, case: Case) -> Golden:

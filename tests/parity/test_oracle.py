@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -251,3 +252,20 @@ def test_a_case_in_which_rounding_changes_everything_is_no_evidence():
     x = 1 + np.arange(6, dtype=np.float32).reshape(2, 3) * 2.0**-22
     golden = golden_of(lambda x: ((x + 1e4) - 1e4) - 1, x)
     assert "0.016 is the most for float32" in golden.unusable["y"]
+
+
+def test_a_row_of_one_element_that_vanishes_gets_inputs_of_other_signs():
+    spec = small_spec(v_head_dim=1, num_heads=1, num_kv_heads=1, embed_dim=2, bias=False)
+    subject = Subject.from_spec(spec)
+    case = case_of(subject)
+    weight = subject.module.get_parameter("v_proj.weight").detach().numpy()[0]
+    query = case.inputs["query"].copy()
+    query[0, 0] = [weight[1], -weight[0] * np.float32(1 + 2**-21)]
+    case = dataclasses.replace(case, inputs={**case.inputs, "query": query})
+    oracle = Oracle(subject)
+    assert oracle.golden(case).unusable
+    usable = oracle.usable(case)
+    assert not usable.unusable
+    assert usable.case.about == case.about
+    for name, array in usable.case.inputs.items():
+        assert np.array_equal(np.abs(array), np.abs(case.inputs[name]))
