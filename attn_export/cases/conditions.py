@@ -48,11 +48,16 @@ WITH_MANY_KEYS = frozenset({
 })  # fmt: skip
 """Contents of which few keys show little: among many, some large scores are close together."""
 
-BY_BATCH = ("fully_masked_rows", "large_logits", "left_padding", "one_visible_key")
+BY_BATCH = (
+    "fully_masked_rows", "large_logits", "left_padding", "lowest_float", "one_visible_key",
+)  # fmt: skip
 """Contents that are tried with a batch of one row as well: graphs branch there."""
 
 WITHOUT_PAST = ("large_logits", "one_visible_key", "outliers")
 """Contents that are tried with several queries without a past as well: graphs branch there."""
+
+LOUD_AND_EMPTY = "large_logits in empty rows"
+"""A row that sees its own key alone, with a score below all finite numbers that stand for -inf."""
 
 LENGTHS = frozenset({"beyond_length", "empty_and_full"})
 """Contents that change nothing without a past of at least 2."""
@@ -234,6 +239,8 @@ def content_conditions(
             if form != NO_PAST and (form != ALONE or KEYS in axes)
         ]
         found += [f"{name}, batch 1" for name in lengths if name == "empty_and_full"]
+    if lengths:
+        found += [f"{LOUD_AND_EMPTY}{form}" for form in forms(axes) if form != NO_PAST]
     if QUERIES in axes and PAST in axes:
         no_past = [name for name in (*values, *masks) if name in WITHOUT_PAST]
         found += [f"{name}, several queries, no past" for name in no_past]
@@ -247,6 +254,8 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     few = may_have_more and not many
     # Rows of a batch are loud in four ways, and one query of each is a small sample.
     few_rows = form == A_PAST and BATCH in sizes and _level(BATCH, sizes[BATCH]) != "large"
+    if {"empty_and_full", "large_logits"} <= set(contents) and have_room(sizes) and not few_rows:
+        yield f"{LOUD_AND_EMPTY}{form}"
     for name in contents:
         if name in LENGTHS and not have_room(sizes):
             continue

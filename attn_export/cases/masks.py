@@ -130,7 +130,7 @@ MASKS = (
     ),
     Content(
         "fully_masked_rows", "a row with nothing to attend to gives 0",
-        "NaN or averages for masked rows", _masked_rows,
+        "NaN or averages for masked rows", _masked_rows, is_opaque=True,
     ),
     Content(
         "all_keys_masked", "no row attends to anything", "NaN or averages for masked rows",

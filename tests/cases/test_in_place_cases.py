@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from conftest import small_spec
 
 from attn_export.cases.in_place import LOUD
@@ -137,3 +138,28 @@ def test_a_subject_has_room_for_its_past_at_every_size_that_it_draws():
         drawn = subject.draw(sizes, "room")
         assert int(drawn["past_length"].max()) <= sizes["past_len"]
         subject.call(subject.module, drawn)
+
+
+@pytest.mark.parametrize("one_query", [True, False])
+def test_a_row_without_a_past_sees_its_own_key_alone_with_a_score_far_below_zero(one_query):
+    """No finite number in place of -inf hides the other keys of such a row."""
+    spec = AttentionSpec(embed_dim=32, num_heads=4, head_dim=8, cache="in-place")
+    subject = Subject.from_spec(spec)
+    cases = [
+        case
+        for case in plan_cases(
+            subject.input_values(), subject.output_shapes(), spec, subject.sums
+        ).cases
+        if {"large_logits", "empty_and_full"} <= set(case.contents)
+        and (case.sizes["query_len"] == 1) == one_query
+    ]
+    lowest = []
+    for case in cases:
+        empty = case.inputs["past_length"] == 0
+        x = torch.from_numpy(case.inputs["query"][empty][:, :1])
+        with torch.no_grad():
+            q, k = (subject.module.get_submodule(f"{name}_proj")(x) for name in "qk")
+        scores = (q * k).unflatten(-1, (4, 8)).sum(-1)
+        if bool((case.inputs["past_length"] > 0).any()):
+            lowest.append(float(scores.min()) / 8**0.5)
+    assert min(lowest) < -1e9

@@ -169,7 +169,7 @@ def test_names_are_unique_and_say_the_contents_and_sizes():
     names = [case.name for case in plan_of(small_spec()).cases]
     assert len(set(names)) == len(names)
     assert names[0] == "shape_B1_P0_L1"
-    assert any(name.startswith("left_padding_B") for name in names)
+    assert any("left_padding_B" in name for name in names)
 
 
 def test_names_of_cross_attention_say_the_number_of_keys():
