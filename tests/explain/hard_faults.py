@@ -238,7 +238,7 @@ HARD_FAULTS = (
             "present_key is wrong at the last total_len alone"),
     Planted("from_batch_4", "mqa", BATCH, CHANGED, "it fails from batch 4 up (batch 3 passes)"),
     Planted("from_batch_4_named_anew", "mqa", named_anew(BATCH), CHANGED, "from batch 4 up"),
-    Planted("from_query_17", "masked", QUERIES, CHANGED, "Mul planted_"),
+    Planted("from_query_17", "masked", QUERIES, CHANGED, "from query_len 17 up"),
     Planted("without_a_past", "rotary", NO_PAST, CHANGED, "it fails where past_len is 0"),
     Planted("up_to_8_keys", "cross", FEW_KEYS, CHANGED, "up to key_len 8 (key_len 9 passes)"),
     Planted("first_8_keys", "cross", eight_keys, CHANGED, "planted_Slice"),
