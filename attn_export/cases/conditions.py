@@ -28,11 +28,8 @@ VALUES = {
 }
 """The sizes that are tried: powers of 2, their neighbours, and primes."""
 
-BLOCKS = {64: 65, 128: 127, 256: 257, 512: 513, 1024: 1026}
+BLOCKS: Mapping[int, int] = {64: 65, 128: 127, 256: 257, 512: 513, 1024: 1026}
 """The sizes of blocks in which kernels work, and the size next to each that is tried."""
-
-MOST_QUERIES = 512
-"""The largest block of queries that is tried where the number of keys is another axis."""
 
 KNOWN = (BATCH, QUERIES, PAST, KEYS)
 
@@ -74,13 +71,9 @@ def values_of(axis: str) -> tuple[int, ...]:
     return VALUES.get(axis, VALUES[""])
 
 
-def blocks_of(axis: str, axes: Sequence[str]) -> dict[int, int]:
+def blocks_of(axis: str) -> Mapping[int, int]:
     """Return the blocks that are tried along an axis, and the size that is tried for each."""
-    if axis in (BATCH, PAST):
-        return {}
-    others = PAST in axes or KEYS in axes
-    most = MOST_QUERIES if axis != KEYS and (others or axis != QUERIES) else max(BLOCKS)
-    return {block: size for block, size in BLOCKS.items() if block <= most}
+    return {} if axis in (BATCH, PAST) else BLOCKS
 
 
 def beside_block(axis: str, block: int) -> int:
@@ -115,7 +108,7 @@ def size_conditions(axes: Sequence[str]) -> list[str]:
         for one, other in itertools.combinations(axes, 2)
         for level, more in itertools.product(_levels(one), _levels(other))
     ]
-    found += [f"{axis} near {block}" for axis in axes for block in blocks_of(axis, axes)]
+    found += [f"{axis} near {block}" for axis in axes for block in blocks_of(axis)]
     found += [_shown(corner) for corner in corners(axes)]
     if QUERIES in axes:
         # Graphs for one query are run in no other case.

@@ -83,6 +83,9 @@ def _fit_together(contents: Sequence[Content]) -> bool:
     names = {content.name for content in contents}
     if names & {"all_keys_masked", "one_visible_key"}:
         return len(names) == 1
+    if "fully_masked_rows" in names:
+        # In a small batch it hides all that other values could show.
+        return names <= {"fully_masked_rows", *(content.name for content in LENGTHS)}
     # What is loud as it is would overflow.
     return "beyond_length" not in names or not any(content.is_loud for content in contents)
 
@@ -149,7 +152,7 @@ def _candidates(axes: Sequence[str], fits: Fits, *, blocks: bool = True) -> list
     found.append({axis: min(of_axis) for axis, of_axis in values.items()})
     found += conditions.corners(axes)
     for axis in axes if blocks else ():
-        for block, size in conditions.blocks_of(axis, axes).items():
+        for block, size in conditions.blocks_of(axis).items():
             beside = {other: conditions.beside_block(other, block) for other in axes}
             if not fits({**beside, axis: size}):
                 break

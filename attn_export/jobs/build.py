@@ -28,10 +28,8 @@ from attn_export.scratch import scratch
 from attn_export.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from attn_export.cases.plan import Plan
     from attn_export.export import Exported
-    from attn_export.nouns import Case, Golden, RuntimeRun, Verdict
-    from attn_export.parity.oracle import Oracle
+    from attn_export.nouns import Golden, RuntimeRun, Verdict
     from attn_export.subject import Subject
 
 STANDARD = "standard"
@@ -189,13 +187,14 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.cases.golden import write_golden, write_inputs
+        from attn_export.jobs.usable import usable_cases
         from attn_export.parity.evidence import tried_note
         from attn_export.parity.influence import check_influence
         from attn_export.parity.notes import notes_of
         from attn_export.parity.oracle import Oracle
 
         plan, oracle = subject.plan(), Oracle(subject)
-        known, cases, notes = _evidence(subject, plan, oracle)
+        known, cases, notes = usable_cases(subject, plan.cases, oracle)
         folder = self.folder / GOLDEN
         written = [write_inputs(folder, i, case) for i, case in enumerate(cases)]
         spec = subject.spec  # only ours has cases that are decoded, for which axes are needed
@@ -239,61 +238,6 @@ class _Work:
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         write_manifest(folder, manifest)
-
-
-def _evidence(
-    subject: Subject, plan: Plan, oracle: Oracle
-) -> tuple[dict[str, Golden], list[Case], list[str]]:
-    """Return the truth of cases that may be no evidence, all cases that are, and notes.
-
-    It has to be known before they are run: loud inputs are scaled down where they have to be, and
-    contents that a module does not take are left out.
-    """
-    delicate = bool(subject.narrow_dtypes()) or oracle.has_short_rows
-    known: dict[str, Golden] = {}
-    kept: list[Case] = []
-    amplifying, undefined, scaled = [], [], []
-    for case in plan.cases:
-        if case.is_loud or delicate:
-            golden = oracle.usable(case)
-        elif subject.spec is None:
-            golden = oracle.golden(case)
-        else:
-            kept.append(case)
-            continue
-        if golden.unusable and case.contents:
-            amplifying.append(case.name)
-            continue
-        if subject.spec is None and _is_undefined(case, golden):
-            undefined.append(case.name)
-            continue
-        known[case.name] = golden
-        kept.append(golden.case)
-        if golden.case.about != case.about:
-            scaled.append(case.name)
-    loud = "since the module overflows or amplifies rounding there"
-    notes = [
-        f"{len(names)} cases {done}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
-        for done, names in (
-            (f"are left out, {loud}", amplifying),
-            ("are left out, since the module gives NaN where all keys are masked", undefined),
-            (f"have inputs that were scaled down, {loud}", scaled),
-        )
-        if names
-    ]
-    return known, kept, notes
-
-
-def _is_undefined(case: Case, golden: Golden) -> bool:
-    """Return whether a user's module gives NaN for finite inputs with other masks."""
-    import numpy as np
-
-    from attn_export.cases.masks import MASKS
-
-    masked = {content.name for content in MASKS} & set(case.contents)
-    return bool(masked) and any(
-        bool(np.isnan(t.astype(np.float64)).any()) for t in golden.expected.values()
-    )
 
 
 def _signature(subject: Subject) -> dict[str, dict[str, Any]]:

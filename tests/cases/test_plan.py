@@ -38,7 +38,7 @@ SPECS = {
     "no cache, no mask": {"cache": "none", "attn_mask": "none"},
     "cross, masked": CROSS,
     "cross, no mask": {**CROSS, "attn_mask": "none"},
-    "attention weights": {"attn_weights": True},
+    "attention weights of one head": {"attn_weights": True, "num_heads": 1, "num_kv_heads": 1},
 }
 
 LLAMA = {
