@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from attn_export.errors import BundleError, OutputError
 from attn_export.nouns import GraphFile
 from attn_export.scratch import folder_beside, take_place
+from attn_export.untrusted import checked, parse_json, read_text, regular_file
 
 MANIFEST = "manifest.json"
 FORMAT = "attn-export-bundle/4"
@@ -134,26 +135,29 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         BundleError: If it is missing, of another format, or was changed.
     """
+    from attn_export.schema import Manifest
+
     path = folder / MANIFEST
     if not folder.is_dir():
         raise BundleError(f"{folder} is no bundle: there is no such folder")
     try:
-        text = path.read_text(encoding="utf-8")
-        manifest = json.loads(text)
+        text = read_text(path)
+        manifest = parse_json(text)
     except OSError as error:
         raise BundleError(f"{folder} is no bundle: {path.name}: {error.strerror}") from error
     except ValueError as error:
         raise BundleError(f"{path} was changed: it is no JSON ({error})") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise BundleError(f"{path} is not of the format {FORMAT}; build the bundle again")
-    if not all(key in manifest for key in ("name", "graphs", "inputs", "outputs", "files")):
-        raise BundleError(f"{path} lacks a part; build the bundle again")
-    if not all(_is_inside(name) for name in (*manifest["files"], *manifest["graphs"])):
-        raise BundleError(f"{path} names a file outside the bundle; build the bundle again")
+    try:
+        checked(manifest, Manifest)
+    except ValueError as error:
+        raise BundleError(f"{path} was changed: {error}; build the bundle again") from error
     # Every byte counts: what is read has to be written again to the same text.
     if _to_text(manifest) != text:
         raise BundleError(f"{path} was changed after it was written; build the bundle again")
-    return manifest
+    found: dict[str, Any] = manifest
+    return found
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -164,6 +168,7 @@ def read_bundle(folder: Path) -> Bundle:
     """
     manifest = read_manifest(folder)
     files: Mapping[str, str] = manifest["files"]
+    _refuse_links(folder, files)
     for name, digest in files.items():
         try:
             found = _sha256(folder / name)
@@ -176,9 +181,14 @@ def read_bundle(folder: Path) -> Bundle:
     return Bundle(folder, manifest)
 
 
-def _is_inside(name: str) -> bool:
-    """Return whether a file of this name lies in the bundle: kits copy it under the same name."""
-    return not Path(name).is_absolute() and ".." not in Path(name).parts
+def _refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """Raise BundleError if a file lies outside the bundle: behind a link, that is."""
+    paths = {path for name in names for path in (Path(name), *Path(name).parents)}
+    for path in sorted(paths - {Path()}):
+        if (folder / path).is_symlink():
+            raise BundleError(
+                f"{folder / path} is a link, and a bundle holds files alone; copy it with cp -rL"
+            )
 
 
 def _to_text(manifest: Mapping[str, Any]) -> str:
@@ -189,5 +199,5 @@ def _to_text(manifest: Mapping[str, Any]) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb", buffering=0) as file:
+    with regular_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

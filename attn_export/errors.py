@@ -11,10 +11,45 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
 
+LINE = 300
+"""The largest number of characters of a message."""
+
+PARAGRAPH = 2000
+"""The largest number of characters of other lines that are printed."""
+
+
+def printable(text: object, most: int = LINE) -> str:
+    r"""Return a text from elsewhere as one line that a terminal, or a CI system, only shows.
+
+    Line breaks and tabs become spaces, and other characters that are not printable their escapes:
+    ESC becomes ``\x1b``. A longer text loses its middle.
+
+    Args:
+        text: Anything that has a text, such as a name in a file.
+        most: The largest number of characters to return.
+    """
+    words = " ".join(str(text).split())
+    shown = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in words
+    )
+    if len(shown) <= most:
+        return shown
+    end = most // 3
+    return f"{shown[: most - end - 1]}…{shown[-end:]}"
+
+
 class AttnExportError(Exception):
-    """Base of every error that attn-export raises on purpose."""
+    """Base of every error that attn-export raises on purpose.
+
+    Args:
+        message: The message. It is made printable.
+    """
 
     exit_code = 1
+    most = LINE
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(message, self.most))
 
 
 class UsageError(AttnExportError):
@@ -28,7 +63,12 @@ class SpecError(UsageError):
 
 
 class WeightsError(UsageError):
-    """A checkpoint that cannot be read, or that does not hold the attention asked for."""
+    """A checkpoint that cannot be read, or that does not hold the attention asked for.
+
+    It lists several tensors with their shapes, or all layers that there are.
+    """
+
+    most = PARAGRAPH
 
 
 class OutputError(UsageError):
@@ -65,11 +105,6 @@ class BundleError(AttnExportError):
     exit_code = 7
 
 
-LINE = 300
-"""How much of a foreign error's text is kept."""
-
-
 def one_line(error: BaseException) -> str:
-    """What an error of another library says, as one line."""
-    words = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    return f"{type(error).__name__}: {words[:LINE] or 'no message'}"
+    """Return what an error of another library says, as one line."""
+    return f"{type(error).__name__}: {printable(error) or 'no message'}"

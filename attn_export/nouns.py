@@ -14,6 +14,13 @@ if TYPE_CHECKING:
 
 Arrays = Mapping[str, "np.ndarray"]
 
+DTYPES = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
+    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
+}  # fmt: skip
+"""TensorProto.DataType."""
+CODES = {name: code for code, name in DTYPES.items()}
+
 Status = Literal["passed", "failed", "unusable", "error", "not run"]
 """Of a verdict. ``unusable``: the eager reference itself has NaN where the truth is finite.
 ``error``: the runtime gave no output for the case."""

@@ -8,21 +8,20 @@ dims (1), data_type (2), name (8) and raw_data (9), which is what `onnx.numpy_he
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from attn_export.errors import printable
+from attn_export.nouns import CODES, DTYPES
+from attn_export.untrusted import read_bytes
+
 DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-
-DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
-    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
-}  # fmt: skip
-"""TensorProto.DataType."""
-CODES = {name: code for code, name in DTYPES.items()}
+MOST_DIMS, LARGEST_DIM = 8, 2**31 - 1
 
 
 def write_tensor(path: Path, name: str, array: np.ndarray) -> None:
@@ -54,7 +53,7 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
     """
     dims: list[int] = []
     dtype, name, raw = None, "", None
-    for field, value in _fields(path.read_bytes()):
+    for field, value in _fields(read_bytes(path)):
         if field == DIMS and isinstance(value, int):
             dims.append(value)
         elif field == DIMS and isinstance(value, bytes):  # packed, as other writers may do
@@ -67,7 +66,15 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
             raw = value
     if dtype is None or (raw is None and 0 not in dims):
         raise ValueError(f"{path.name} holds no tensor with raw data")
-    array = np.frombuffer(raw or b"", numpy_dtype(dtype))
+    if len(dims) > MOST_DIMS or max(dims, default=0) > LARGEST_DIM:
+        raise ValueError(f"{path.name} has the dims {printable(dims, 80)}, which no tensor has")
+    kind = numpy_dtype(dtype)
+    expected = math.prod(dims) * kind.itemsize
+    if len(raw or b"") != expected:
+        raise ValueError(
+            f"{path.name} holds {len(raw or b'')} bytes, and {dims} of {dtype} take {expected}"
+        )
+    array = np.frombuffer(raw or b"", kind)
     little = array if sys.byteorder == "little" else array.byteswap()
     return name, little.reshape(dims)
 

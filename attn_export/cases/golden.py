@@ -9,18 +9,15 @@ numpy comes in with the functions that need it: `verify` starts its runtimes' pr
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.errors import BundleError, one_line
+from attn_export.errors import BundleError
 from attn_export.nouns import Allowed, Case, Golden, StoredCase
+from attn_export.untrusted import checked, parse_json, read_text
 
 INDEX = "index.json"
-FOLDER = re.compile(r"test_data_set_\d+")
-LARGEST = 2**53
-"""Whole numbers up to this are the same in every language that reads the index."""
 
 
 def write_inputs(folder: Path, number: int, case: Case) -> StoredCase:
@@ -83,84 +80,18 @@ def read_index(folder: Path) -> dict[str, Any]:
     Raises:
         BundleError: If there is none, or it is not what `write_golden` wrote.
     """
+    from attn_export.schema import GoldenIndex
+
     path = folder / INDEX
     try:
-        index: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise BundleError(f"{path} cannot be read: {one_line(error)}") from error
-    try:
-        _check(index)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BundleError(f"{path} was changed: {one_line(error)}") from error
-    return index
-
-
-def _check(index: Mapping[str, Any]) -> None:
-    for ends in ("inputs", "outputs"):
-        if not _is_list(index[ends], _is_text):
-            raise ValueError(f"{ends} are no names")
-    for entry in index["cases"]:
-        for name, is_right in ENTRY.items():
-            if not is_right(entry[name]):
-                raise ValueError(f"{name} of a case is {entry[name]!r}")
-        missing = set(index["outputs"]) - set(entry["allowed"])
-        if missing:
-            raise ValueError(
-                f"{entry['name']} does not say what error of {min(missing)} is allowed"
-            )
-    for part in ("name", "folder"):
-        if len({entry[part] for entry in index["cases"]}) < max(len(index["cases"]), 1):
-            raise ValueError(f"there are no cases, or two of one {part}")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_reason(value: object) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _is_folder(value: object) -> bool:
-    return isinstance(value, str) and FOLDER.fullmatch(value) is not None
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST
-
-
-def _is_error(value: object) -> bool:
-    """Return whether a value is a number above 0, or NaN: the judge says of those what they are."""
-    whole = type(value) is int and value <= LARGEST
-    return (whole or isinstance(value, float)) and not value <= 0  # type: ignore[operator]
-
-
-def _is_allowed(value: object) -> bool:
-    if value is None:
-        return True
-    return _is_table(value, _is_error) and set(value) == {"whole", "row"}  # type: ignore[call-overload]
-
-
-def _is_list(value: object, is_right: Callable[[object], bool]) -> bool:
-    return isinstance(value, list) and all(map(is_right, value))
-
-
-def _is_table(value: object, is_right: Callable[[object], bool]) -> bool:
-    return isinstance(value, dict) and all(map(is_right, value.values()))
-
-
-ENTRY: Mapping[str, Callable[[object], bool]] = {
-    "name": _is_text,
-    "kind": _is_text,
-    "about": _is_text,
-    "contents": lambda value: _is_list(value, _is_text),
-    "ignored_rows": lambda value: _is_list(value, _is_count),
-    "sizes": lambda value: _is_table(value, _is_count),
-    "folder": _is_folder,
-    "allowed": lambda value: _is_table(value, _is_allowed),
-    "unusable": lambda value: _is_table(value, _is_reason),
-}
-"""For each value of a case, whether it is of its type."""
+        index = parse_json(read_text(path))
+        checked(index, GoldenIndex)
+    except OSError as error:
+        raise BundleError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BundleError(f"{path} was changed: {error}; build the bundle again") from error
+    found: dict[str, Any] = index
+    return found
 
 
 def _entry(number: int, golden: Golden) -> dict[str, Any]:

@@ -18,10 +18,12 @@ from attn_export.cli.probe import probe_command
 from attn_export.cli.source import Source
 from attn_export.errors import (
     INTERRUPTED,
+    PARAGRAPH,
     AttnExportError,
     GraphError,
     UsageError,
     one_line,
+    printable,
 )
 from attn_export.interruption import MESSAGE
 from attn_export.spec import VARIANTS
@@ -50,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    click.echo(f"attn-export: {' '.join(message.split())}", err=True)
+    click.echo(f"attn-export: {printable(message)}", err=True)
     return code
 
 
@@ -212,10 +214,10 @@ def check_command(model: Path) -> int:
 
     findings = check(model)
     for finding in findings:
-        click.echo(f"{model}: {finding.check}: {finding.message}")
+        click.echo(printable(f"{model}: {finding.check}: {finding.message}"))
     if findings:
         return GraphError.exit_code
-    click.echo(f"{model}: {len(CHECKS)} checks passed")
+    click.echo(printable(f"{model}: {len(CHECKS)} checks passed"))
     return 0
 
 
@@ -240,7 +242,7 @@ def lower_command(model: Path, dialect: str, output: Path) -> int:
 
     for path, found in lower_file(model, output, dialect).items():
         counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
-        click.echo(f"{path}: {dialect}: {counts}")
+        click.echo(printable(f"{path}: {dialect}: {counts}", PARAGRAPH))
     return 0
 
 

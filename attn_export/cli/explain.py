@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from attn_export.cli.output import STDOUT, check_folders, write_file
-from attn_export.errors import ParityError, RuntimeFailure, UsageError
+from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageError, printable
 
 
 @click.command("explain")
@@ -68,7 +68,7 @@ def explain_command(
         write_file(json_file, to_json(found))
     if json_file != STDOUT:
         if quiet:
-            click.echo(found.sentence)
+            click.echo(printable(found.sentence, PARAGRAPH))
         else:
             print_explanation(found, Console())
     codes = {"none": 0, "did not run": RuntimeFailure.exit_code}

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from attn_export.errors import OutputError
+from attn_export.errors import OutputError, printable
 
 STDOUT = "-"
 
@@ -99,7 +99,11 @@ class Output:
         print_report(report, console)
         if place is not None:
             console.print(
-                f"bundle: {place}", highlight=False, markup=False, emoji=False, soft_wrap=True
+                f"bundle: {printable(place)}",
+                highlight=False,
+                markup=False,
+                emoji=False,
+                soft_wrap=True,
             )
 
 

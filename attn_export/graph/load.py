@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.errors import GraphError, one_line
+from attn_export.untrusted import read_bytes
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+
+
+MOST_BYTES = 2**31 - 1
+"""The largest size of a protobuf message."""
 
 
 def load_proto(path: Path) -> onnx.ModelProto:
@@ -22,8 +27,7 @@ def load_proto(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError
 
     try:
-        # Otherwise the format would follow the file's ending.
-        model = onnx.load(path, format="protobuf", load_external_data=False)
+        model = onnx.load_model_from_string(read_bytes(path, MOST_BYTES))
     except OSError as error:
         raise GraphError(f"cannot read {path}: {error.strerror}") from error
     except (DecodeError, ValueError) as error:

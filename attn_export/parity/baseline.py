@@ -15,6 +15,8 @@ from typing import Any
 
 from attn_export.errors import OutputError, UsageError, one_line
 from attn_export.nouns import Report, RuntimeRun, Verdict
+from attn_export.schema import BaselineFile
+from attn_export.untrusted import checked, parse_json, read_text
 
 FORMAT = "attn-export-baseline/1"
 FACTOR = 4.0
@@ -47,7 +49,7 @@ def read_baseline(path: Path) -> Baseline:
         UsageError: If there is none, or it is something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(read_text(path))
     except FileNotFoundError as error:
         raise UsageError(f"there is no baseline {path}; --update makes one") from error
     except (OSError, ValueError) as error:
@@ -55,13 +57,10 @@ def read_baseline(path: Path) -> Baseline:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(f"{path} is no baseline of the format {FORMAT}; --update makes one")
     try:
-        shares = {
-            place: {name: float(share) for name, share in errors.items()}
-            for place, errors in content["errors"].items()
-        }
-        return Baseline({**content["versions"]}, shares)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UsageError(f"the baseline {path} was changed: {one_line(error)}") from error
+        found = checked(content, BaselineFile)
+    except ValueError as error:
+        raise UsageError(f"the baseline {path} was changed: {error}") from error
+    return Baseline(found.versions, found.errors)
 
 
 def against(report: Report, baseline: Baseline, factor: float = FACTOR) -> Report:

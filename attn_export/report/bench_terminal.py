@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from attn_export.bench.results import BenchReport, Contest, Measured
 from attn_export.report.bench_data import in_mib, in_ms, three_digits
+from attn_export.report.markup import as_text
 
 COLUMNS = ("", "median ms", "p95 ms", "tokens/s", "MiB", "to peer", "of roof")
 """Memory: by how much the first run grew; ``to peer``: the median over the best peer's."""
@@ -16,20 +16,20 @@ COLUMNS = ("", "median ms", "p95 ms", "tokens/s", "MiB", "to peer", "of roof")
 def print_bench(report: BenchReport, console: Console) -> None:
     """Print one table for each contest, and what did not run."""
     for contest in report.contests:
-        console.print(f"[bold]{escape(contest.name)}[/]", highlight=False)
+        console.print(f"[bold]{as_text(contest.name)}[/]", highlight=False)
         console.print(_table(contest))
         for measured in contest.measured:
             if not measured.ran:
                 color = "red" if measured.role == "ours" else "yellow"
                 console.print(
-                    f"{escape(measured.name)} [{color}]{measured.outcome}[/]: "
-                    f"{escape(measured.reason)}",
+                    f"{as_text(measured.name)} [{color}]{measured.outcome}[/]: "
+                    f"{as_text(measured.reason)}",
                     highlight=False,
                     soft_wrap=True,
                 )
         console.print()
     console.print(
-        f"{escape(report.name)}: {report.threads} threads, {report.rounds} rounds in turn",
+        f"{as_text(report.name)}: {report.threads} threads, {report.rounds} rounds in turn",
         highlight=False,
         soft_wrap=True,
     )
@@ -50,7 +50,7 @@ def _row(contest: Contest, m: Measured) -> list[str]:
     rate = m.flops_per_second or m.bytes_per_second
     unit = "GFLOP/s" if m.flops_per_second else "GB/s"
     return [
-        escape(m.name),
+        as_text(m.name),
         in_ms(m),
         three_digits(m.p95 * 1e3),
         f"{rate / 1e9:.0f} {unit}" if roof else three_digits(m.tokens_per_second),

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from math import isfinite
 
 from rich.console import Console
-from rich.markup import escape
 
 from attn_export.explain.explanation import Experiment, Explanation
+from attn_export.report.markup import as_text
 
 MORE_CAUSES = 3
 
@@ -16,9 +16,9 @@ MORE_CAUSES = 3
 def print_explanation(found: Explanation, console: Console) -> None:
     """The sentence first, then what it rests on."""
     colour = "green" if found.fault == "none" else "red"
-    console.print(f"[{colour}]{escape(found.sentence)}[/]", highlight=False, soft_wrap=True)
+    console.print(f"[{colour}]{as_text(found.sentence)}[/]", highlight=False, soft_wrap=True)
     for line in lines(found):
-        console.print(escape(line), highlight=False, soft_wrap=True)
+        console.print(as_text(line), highlight=False, soft_wrap=True)
 
 
 def lines(found: Explanation) -> Iterator[str]:

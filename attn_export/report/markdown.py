@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attn_export.errors import PARAGRAPH, printable
 from attn_export.nouns import Report
 from attn_export.report.matrix import form_name
 from attn_export.report.summary import Summary, problems, shown, summaries
@@ -23,8 +24,8 @@ def to_markdown(report: Report) -> str:
     not_ran = [_not_ran(summary) for summary in found if summary.run.outcome != "ran"]
     failed = problems(report)
     wrong = [
-        f"- {v.status}: {v.runtime}, {form_name(v.graph)}, {_escaped(v.case)}, {v.output}: "
-        f"{_escaped(v.message)}"
+        f"- {v.status}: {v.runtime}, {_escaped(form_name(v.graph))}, {_escaped(v.case)}, "
+        f"{_escaped(v.output)}: {_escaped(v.message)}"
         for v in failed[:SHOWN]
     ]
     if len(failed) > SHOWN:
@@ -55,7 +56,7 @@ def github_annotations(report: Report) -> list[str]:
 def _row(summary: Summary) -> str:
     run, good = summary.run, summary.passed == summary.cases
     return (
-        f"| {run.runtime} | {form_name(run.graph)} | {summary.passed}/{summary.cases} | "
+        f"| {run.runtime} | {_escaped(form_name(run.graph))} | {summary.passed}/{summary.cases} | "
         f"{shown(summary.worst, '.3g')} | {shown(summary.max_abs, '.1e')} | "
         f"{'' if good else '**failed**'} |"
     )
@@ -69,13 +70,13 @@ def _not_ran(summary: Summary) -> str:
 
 def _escaped(text: str) -> str:
     """Text that markdown shows as it is, on one line."""
-    one = " ".join(text.split())
+    one = printable(text, PARAGRAPH)
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in one)
 
 
 def _data(text: str) -> str:
     # https://github.com/actions/toolkit: these three end a command early.
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text, PARAGRAPH).replace("%", "%25")
 
 
 def _property(text: str) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from attn_export.fingerprint.findings import Finding, Fingerprint, Row
 from attn_export.fingerprint.graphs import PORTABLE
+from attn_export.report.markup import as_text
 
 MARKS = {"onnx": "*", "pytorch": "+"}
 WIDTHS = (19, 26, 17, 15)
@@ -35,14 +35,14 @@ def print_probe(found: Fingerprint, console: Console) -> None:
     )  # fmt: skip
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for head, width in zip(heads, WIDTHS, strict=True):
-        table.add_column(escape(head.strip()), width=width, overflow="fold")
+        table.add_column(as_text(head.strip()), width=width, overflow="fold")
     for row in found.rows:
         style = "yellow" if row.differs else ""
         cells = (row.probe, _here(row, notes), _onnx(row), _pytorch(row, notes))
-        table.add_row(*(f"[{style}]{escape(c)}[/]" if style else escape(c) for c in cells))
+        table.add_row(*(f"[{style}]{as_text(c)}[/]" if style else as_text(c) for c in cells))
     console.print(table, highlight=False)
     for note, number in notes.items():
-        console.print(f"{number}) {escape(note)}", highlight=False)
+        console.print(f"{number}) {as_text(note)}", highlight=False)
     console.print(LEGEND, highlight=False)
     if any(len(row.here) > 1 for row in found.rows):
         console.print(IN_PORTABLE, highlight=False)

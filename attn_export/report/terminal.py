@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from attn_export.nouns import Report
+from attn_export.report.markup import as_text
 from attn_export.report.matrix import Cell, Matrix, form_name, matrix
 from attn_export.report.summary import Summary, problems, shown, shown_share, summaries
 
@@ -43,15 +43,15 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
     for verdict in failed[:SHOWN]:
         form = form_name(verdict.graph)
         where = f"{verdict.runtime} {form} {verdict.case} {verdict.output}".strip()
-        _say(f"[red]{verdict.status}[/] {escape(where)}: {escape(verdict.message)}", console)
+        _say(f"[red]{verdict.status}[/] {as_text(where)}: {as_text(verdict.message)}", console)
     if len(failed) > SHOWN:
         _say(f"… and {len(failed) - SHOWN} more; {option} has all", console)
     for sentence in report.explanations:
-        _say(f"why: {escape(sentence)}", console)
+        _say(f"why: {as_text(sentence)}", console)
     for note in report.notes:
-        _say(f"note: {escape(note)}", console)
+        _say(f"note: {as_text(note)}", console)
     verdict_line = "[green]passed[/]" if report.passed else f"[red]failed[/] ({report.exit_code})"
-    _say(f"{escape(report.name)}: {verdict_line}", console)
+    _say(f"{as_text(report.name)}: {verdict_line}", console)
 
 
 def to_text(report: Report, option: str) -> str:
@@ -68,7 +68,9 @@ def _say(line: str, console: Console) -> None:
 
 def _print_matrix(found: Matrix, console: Console) -> None:
     _say("worst error / allowed", console)
-    table = _empty_table(("runtime", "left"), *((graph, "right") for graph in found.graphs))
+    table = _empty_table(
+        ("runtime", "left"), *((as_text(graph), "right") for graph in found.graphs)
+    )
     for column in table.columns[1:]:
         column.no_wrap = False  # where most failed, FAILED stands above its figure
     for runtime in found.runtimes:
@@ -76,7 +78,7 @@ def _print_matrix(found: Matrix, console: Console) -> None:
         table.add_row(runtime, *(_coloured(cell) for cell in cells))
     console.print(table)
     for reason, graphs in found.reasons().items():
-        _say(f"{escape(reason)} ({', '.join(graphs)})", console)
+        _say(f"{as_text(reason)} ({as_text(', '.join(graphs))})", console)
 
 
 def _coloured(cell: Cell | None) -> str:
@@ -115,7 +117,7 @@ def _row(summary: Summary) -> list[str]:
     color = "green" if good else "red"
     return [
         summary.run.runtime,
-        summary.run.graph,
+        as_text(summary.run.graph),
         f"[{color}]{summary.passed}/{summary.cases}[/]",
         shown_share(summary.worst),
         shown(summary.max_abs, ".1e"),
@@ -127,4 +129,4 @@ def _row(summary: Summary) -> list[str]:
 def _not_ran(summary: Summary) -> str:
     color = "red" if summary.run.required else "yellow"
     run = summary.run
-    return f"{run.runtime} [{color}]{run.outcome}[/]: {escape(run.reason)}"
+    return f"{run.runtime} [{color}]{run.outcome}[/]: {as_text(run.reason)}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attn_export.cases.sizes import Sizes
 from attn_export.errors import ExportError, UsageError
-from attn_export.tensorfile import DTYPES
+from attn_export.nouns import DTYPES
 
 Axes = Mapping[str, Mapping[int, str]]
 

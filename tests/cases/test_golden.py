@@ -129,7 +129,7 @@ def test_inputs_are_not_written_over(folder):
         write_inputs(folder, 0, GOLDENS[0].case)
 
 
-@pytest.mark.parametrize("error", [np.inf, 1e9, np.nan])
+@pytest.mark.parametrize("error", [np.inf, 1e9])
 def test_errors_too_large_for_evidence_come_back_for_the_judge_to_say_so(error: float, folder):
     of_case(allowed={"output": {"whole": error, "row": 1e-6}, "present_key": None})(folder)
     (back,) = read_golden(folder)
@@ -235,7 +235,7 @@ def test_errors_allowed_that_are_no_table_are_refused(folder):
 @pytest.mark.parametrize("damage", [pytest.param(d, id=n) for n, d in INDEX_DAMAGE.items()])
 def test_case_folders_without_a_readable_index_are_refused(damage, folder):
     damage(folder)
-    with pytest.raises(BundleError, match=r"index\.json cannot be read"):
+    with pytest.raises(BundleError, match=r"index\.json (cannot be read|was changed)"):
         case_folders(folder)
 
 

@@ -57,7 +57,6 @@ def allow(error: object) -> Callable[[Index], None]:
     ("error", "told"),
     [
         (1e9, "is the most for float32"), (math.inf, "is the most for float32"),
-        (math.nan, "is the most for float32"),
         (0.02, "is the most for float32"), (None, "do not say what error is allowed"),
     ],
 )  # fmt: skip
@@ -69,10 +68,10 @@ def test_an_allowed_error_that_hides_faults_never_passes(error, told: str, copy:
     assert told in report.verdicts[0].message
 
 
-@pytest.mark.parametrize("error", [0, -1.0, "1e9", True, [1]])
+@pytest.mark.parametrize("error", [0, -1.0, math.nan, "1e9", True, [1]])
 def test_an_allowed_error_that_is_no_number_above_0_is_damage(error, copy: Path):
     change_index(copy, allow(error))
-    with pytest.raises(BundleError, match=r"index\.json was changed: .*allowed of a case is"):
+    with pytest.raises(BundleError, match=r"index\.json was changed: .*allowed"):
         verify(copy, runtimes=["ort-cpu"])
 
 

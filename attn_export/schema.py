@@ -1,0 +1,136 @@
+"""JSON files that are read, as types: each value has the range that everything else relies on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from attn_export.nouns import CODES
+
+_CONTROL = "\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
+_PART = rf"[^/\\:*?\"<>|'`${_CONTROL}]+"
+_ORDINARY = r"(?!\.{1,2}(?:/|\Z))"
+
+Text = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\Z")]
+Name = Annotated[str, Meta(min_length=1, max_length=500, pattern=rf"\A[^{_CONTROL}]*\Z")]
+Reason = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\S[^{_CONTROL}]*\Z")]
+FileName = Annotated[
+    str, Meta(max_length=500, pattern=rf"\A{_ORDINARY}{_PART}(?:/{_ORDINARY}{_PART})*\Z")
+]
+"""A relative path with forward slashes, inside the bundle on every system."""
+
+GraphName = Annotated[str, Meta(max_length=200, pattern=rf"\A{_ORDINARY}{_PART}\Z")]
+Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+Dtype: TypeAlias = Literal[tuple(CODES)]  # type: ignore[valid-type]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Dim = Annotated[int, Meta(ge=0, le=2**31 - 1)] | Name
+Shape = Annotated[list[Dim], Meta(max_length=8)]
+
+
+class Signature(Struct, forbid_unknown_fields=True):
+    """An input or an output."""
+
+    dtype: Dtype
+    shape: Shape
+
+
+class Graph(Struct, forbid_unknown_fields=True):
+    """A graph of a manifest; see `GraphFile`."""
+
+    dialect: Name
+    needs: dict[Name, Count | Name]
+    fixed: dict[Name, Count]
+    layouts: dict[Name, list[Annotated[int, Meta(ge=0, le=7)]]]
+    bound: dict[Name, Name]
+    features: list[Name]
+    attentions: Count | None
+    ours: bool
+    nodes: dict[Text, Text]
+
+
+class Manifest(Struct, forbid_unknown_fields=True):
+    """What `manifest.json` holds."""
+
+    format: Name
+    name: Text
+    versions: dict[Name, Text]
+    graphs: Annotated[dict[GraphName, Graph], Meta(min_length=1, max_length=100)]
+    inputs: Annotated[dict[Name, Signature], Meta(min_length=1, max_length=100)]
+    outputs: Annotated[dict[Name, Signature], Meta(min_length=1, max_length=100)]
+    weights: Text
+    files: Annotated[dict[FileName, Digest], Meta(min_length=1, max_length=100_000)]
+    digest: Digest
+
+    def __post_init__(self) -> None:
+        """Check what several fields say together.
+
+        Raises:
+            ValueError: If they contradict each other.
+        """
+        ends = {**self.inputs, **self.outputs}
+        axes = {axis for end in ends.values() for axis in end.shape if isinstance(axis, str)}
+        for name, graph in self.graphs.items():
+            if name not in self.files:
+                raise ValueError(f"the graph {name} is not among its files")
+            for end, order in graph.layouts.items():
+                if end not in ends or sorted(order) != list(range(len(ends[end].shape))):
+                    raise ValueError(f"{name} has a layout of {end} that is none: {order}")
+            for output, given in graph.bound.items():
+                if output not in self.outputs or given not in self.inputs:
+                    raise ValueError(f"{name} binds {output} to {given}, which is not there")
+            if not axes.issuperset(graph.fixed):
+                raise ValueError(f"{name} fixes an axis that is not there: {set(graph.fixed)}")
+
+
+class AllowedEntry(Struct, forbid_unknown_fields=True):
+    """The error allowed for one output; infinite where a build failed."""
+
+    whole: Annotated[float, Meta(gt=0)]
+    row: Annotated[float, Meta(gt=0)]
+
+
+class CaseEntry(Struct, forbid_unknown_fields=True):
+    """A case of the golden vectors."""
+
+    name: Name
+    kind: Name
+    about: Text
+    contents: list[Name]
+    ignored_rows: list[Count]
+    sizes: dict[Name, Count]
+    folder: Annotated[str, Meta(pattern=r"\Atest_data_set_[0-9]{1,6}\Z")]
+    allowed: dict[Name, AllowedEntry | None]
+    unusable: dict[Name, Reason]
+
+
+class GoldenIndex(Struct, forbid_unknown_fields=True):
+    """What `golden/index.json` holds."""
+
+    inputs: list[Name]
+    outputs: list[Name]
+    cases: Annotated[list[CaseEntry], Meta(min_length=1, max_length=100_000)]
+
+    def __post_init__(self) -> None:
+        """Check what several fields say together.
+
+        Raises:
+            ValueError: If they contradict each other.
+        """
+        for part in ("name", "folder"):
+            if len({getattr(case, part) for case in self.cases}) < len(self.cases):
+                raise ValueError(f"two cases have one {part}")
+        for case in self.cases:
+            missing = set(self.outputs) - set(case.allowed)
+            if missing:
+                raise ValueError(
+                    f"{case.name} does not say what error of {min(missing)} is allowed"
+                )
+
+
+class BaselineFile(Struct, forbid_unknown_fields=True):
+    """What a baseline holds."""
+
+    format: Name
+    versions: dict[Name, Text]
+    errors: dict[Name, dict[Name, float]]
