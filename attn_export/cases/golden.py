@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.errors import BundleError
-from attn_export.nouns import Allowed, Case, Golden, StoredCase
+from attn_export.errors import BundleError, one_line
+from attn_export.nouns import Allowed, Arrays, Case, Golden, StoredCase
 from attn_export.untrusted import checked, parse_json, read_text
 
 INDEX = "index.json"
@@ -74,6 +74,24 @@ def case_folders(folder: Path) -> tuple[list[str], list[StoredCase]]:
     return list(index["inputs"]), cases
 
 
+def read_inputs(case: StoredCase, names: Sequence[str]) -> Arrays:
+    """Read the inputs of a case.
+
+    Args:
+        case: The case.
+        names: The names of the inputs, in the order of their files.
+
+    Raises:
+        BundleError: If a file is missing or is no tensor of that name.
+    """
+    from attn_export.tensorfile import read_tensors
+
+    try:
+        return read_tensors(case.folder, "input", names)
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{case.folder} cannot be read: {one_line(error)}") from error
+
+
 def read_index(folder: Path) -> dict[str, Any]:
     """Read the index, and check every value that anything is done with: kits compile it.
 
@@ -125,13 +143,16 @@ def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Go
         for name, a in entry["allowed"].items()
     }
     expected = read_tensors(here, "output", index["outputs"])
+    eager = read_tensors(here, "eager", index["outputs"])
     for name, truth in expected.items():
+        if (truth.shape, truth.dtype) != (eager[name].shape, eager[name].dtype):
+            raise ValueError(f"{case.name} has two shapes or types of {name}")
         if truth.ndim and any(row >= len(truth) for row in case.ignored_rows):
             raise ValueError(f"{case.name} ignores rows that {name} does not have")
     return Golden(
         case,
         expected,
-        read_tensors(here, "eager", index["outputs"]),
+        eager,
         allowed,
         entry["unusable"],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,9 @@ from attn_export.errors import (
 from attn_export.interruption import MESSAGE
 from attn_export.spec import VARIANTS
 
+TRACEBACK = "ATTN_EXPORT_TRACEBACK"
+"""The environment variable that lets errors of our own end in a traceback."""
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; the exit code. Errors are one line on stderr."""
@@ -46,9 +50,25 @@ def run(arguments: Sequence[str]) -> int:
         # Whoever read our output has seen enough (`attn-export … | head`).
         sys.stderr.close()
         return 0
-    except OSError as error:
-        return _complain(f"the system refused: {one_line(error)}", UsageError.exit_code)
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        return _complain(*_unexpected(error))
     return code if isinstance(code, int) else 0
+
+
+def _unexpected(error: Exception) -> tuple[str, int]:
+    """Return the message and the exit code of an error that is not raised on purpose."""
+    if isinstance(error, OSError):
+        return f"the system refused: {one_line(error)}", UsageError.exit_code
+    # A library that does not fit in the address space fails to be mapped.
+    if isinstance(error, MemoryError) or "failed to map segment" in str(error):
+        return "there is too little memory; raise the limit (ulimit -v)", AttnExportError.exit_code
+    if isinstance(error, ModuleNotFoundError):
+        message = f"{error}; install all packages: pip install attn-export"
+        return message, AttnExportError.exit_code
+    message = f"internal error: {one_line(error)}; report it with the output of {TRACEBACK}=1"
+    return message, AttnExportError.exit_code
 
 
 def _complain(message: str, code: int) -> int:

@@ -20,7 +20,7 @@ from onnx.reference.op_run import OpRun
 from attn_export.errors import GraphError, one_line
 from attn_export.explain.attention import Call, Change, attention
 from attn_export.explain.contrib import GroupQueryAttention, MultiHeadAttention
-from attn_export.graph.load import load_proto
+from attn_export.graph.load import load_model
 from attn_export.tensorfile import is_floating
 
 Array = np.ndarray
@@ -110,8 +110,7 @@ class Evaluation:
         Raises:
             GraphError: If the file cannot be read, or the graph cannot be evaluated.
         """
-        load_proto(path)  # says in one line what is wrong with most files
-        return cls(onnx.load(path), path.name)
+        return cls(load_model(path), path.name)
 
     def values(self, inputs: Mapping[str, Array], rounding: Rounding | None = None) -> Values:
         """Every value of the graph, by name.

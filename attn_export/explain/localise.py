@@ -12,6 +12,7 @@ from onnx import helper
 
 from attn_export.explain.evaluate import Evaluation, Values, is_float
 from attn_export.explain.explanation import Deviation, Lines
+from attn_export.graph.load import load_model
 from attn_export.parity.measures import measure
 
 Array = np.ndarray
@@ -166,7 +167,7 @@ def with_all_outputs(path: Path, values: Values, target: Path) -> None:
         values: Of any case: what type a value has follows from them.
         target: The file to write.
     """
-    model = onnx.load(path)
+    model = load_model(path)
     graph = model.graph
     floats = next(
         (i.type.tensor_type.elem_type for i in graph.input if is_float(values.get(i.name))),

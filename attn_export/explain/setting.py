@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from attn_export.bundle import GOLDEN, graph_files
-from attn_export.cases.golden import case_folders, read_golden
+from attn_export.cases.golden import case_folders, read_golden, read_inputs
 from attn_export.errors import UsageError
 from attn_export.nouns import DECODE, Golden, GraphFile
 from attn_export.parity.judge import judge
 from attn_export.runtimes.layouts import in_order, laid_out
 from attn_export.runtimes.once import Ran, run_once
 from attn_export.runtimes.protocol import Limits, Options, Runtime
-from attn_export.tensorfile import read_tensors
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -131,9 +130,7 @@ def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
         if stored[0].kind == DECODE:
             raise UsageError(f"{only} is a whole decode, which explain cannot take apart")
     return [
-        KnownCase(
-            case.name, case.sizes, read_tensors(case.folder, "input", names), goldens[case.name]
-        )
+        KnownCase(case.name, case.sizes, read_inputs(case, names), goldens[case.name])
         for case in stored
         if case.kind != DECODE
     ]

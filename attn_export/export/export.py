@@ -29,6 +29,7 @@ from attn_export.graph.axes import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.narrow import narrow
 from attn_export.subject import Subject
+from attn_export.subject.preserved import preserved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,10 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     shapes = subject.tree.dynamic_shapes(dynamic)
     arguments = subject.tree.rebuild(subject.inputs)
     try:
-        with emit_canonical_attention(emit=emit), _signature(subject.module, arguments):
+        with (
+            preserved(subject.module), emit_canonical_attention(emit=emit),
+            _signature(subject.module, arguments),
+        ):  # fmt: skip
             return torch.export.export(
                 subject.module, (), arguments, dynamic_shapes=shapes, strict=False
             )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.errors import GraphError, one_line
+from attn_export.errors import GraphError, one_line, printable
+from attn_export.graph.external import external_problems, tensors_of
 from attn_export.untrusted import read_bytes
 
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-
 MOST_BYTES = 2**31 - 1
 """The largest size of a protobuf message."""
+
+MOST_NODES = 10_000_000
+"""The largest number of nodes where all calls of functions are replaced by their nodes."""
 
 
 def load_proto(path: Path) -> onnx.ModelProto:
@@ -36,6 +40,30 @@ def load_proto(path: Path) -> onnx.ModelProto:
         ) from error
     if not model.ir_version or not model.graph.output:
         raise GraphError(f"{path} is no ONNX model: it has no graph with outputs")
+    if _node_count(model, path) > MOST_NODES:
+        raise GraphError(
+            f"{path} calls functions in functions: it has more than {MOST_NODES} nodes without "
+            "them; inline fewer"
+        )
+    return model
+
+
+def load_model(path: Path) -> onnx.ModelProto:
+    """Read an ONNX file with its external data.
+
+    Raises:
+        GraphError: If the file cannot be read or is no ONNX model, or if its data lies outside
+            its folder or is not all there.
+    """
+    from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+
+    model = load_proto(path)
+    refuse_bad_data(model, path)
+    for tensor in tensors_of(model):
+        if uses_external_data(tensor):
+            load_external_data_for_tensor(tensor, str(path.parent))
+            tensor.ClearField("data_location")
+            del tensor.external_data[:]
     return model
 
 
@@ -43,12 +71,90 @@ def load_graph(path: Path) -> ir.Model:
     """Read an ONNX file as a graph to work on; external data is read where it is used.
 
     Raises:
-        GraphError: If the file cannot be read or is no ONNX model.
+        GraphError: If the file cannot be read or is no ONNX model, or if its data lies outside
+            its folder or is not all there.
     """
-    load_proto(path)  # says in one line what is wrong with most files
+    proto = load_proto(path)
+    refuse_bad_data(proto, path)
+    problem = next(_dangling(proto.graph, set()), "")
+    if problem:
+        raise GraphError(f"{path} is no sound ONNX model: {problem}; export it again")
     import onnx_ir as ir
 
     try:
         return ir.load(path)
     except Exception as error:
         raise GraphError(f"{path} is no sound ONNX model: {one_line(error)}") from error
+
+
+def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:
+    """Raise GraphError if external data of a model lies outside its folder or is not all there.
+
+    Args:
+        proto: The model.
+        path: Its file.
+    """
+    problem = next(external_problems(proto, path.parent), "")
+    if problem:
+        raise GraphError(f"{path}: {problem}")
+
+
+def _dangling(graph: onnx.GraphProto, outer: Set[str]) -> Iterator[str]:
+    """Yield which node or output reads what nothing before it gives.
+
+    Args:
+        graph: The graph.
+        outer: The values of the graphs around it.
+    """
+    known = {"", *outer, *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
+    known |= {t.values.name for t in graph.sparse_initializer}
+    for node in graph.node:
+        named = f"the node {printable(node.name or node.op_type, 80)}"
+        for name in node.input:
+            if name not in known:
+                yield f"{named} reads {printable(name, 80)}, which nothing before it gives"
+        for inner in _graphs(node):
+            yield from _dangling(inner, known)
+        for name in node.output:
+            if name and name in known:
+                yield f"{named} gives {printable(name, 80)}, which is there already"
+            known.add(name)
+    for output in graph.output:
+        if output.name not in known:
+            yield f"the output {printable(output.name, 80)} is given by nothing"
+
+
+def _node_count(model: onnx.ModelProto, path: Path) -> int:
+    """Return the number of nodes without functions, or more than `MOST_NODES`."""
+    functions = {(f.domain, f.name): f.node for f in model.functions}
+    known: dict[tuple[str, str], int] = {}
+    open_: list[tuple[str, str]] = []
+
+    def count(nodes: Sequence[onnx.NodeProto]) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            total += 1 + sum(count(graph.node) for graph in _graphs(node))
+            total += of_function(key) if key in functions else 0
+        return min(total, MOST_NODES + 1)
+
+    def of_function(key: tuple[str, str]) -> int:
+        if key in open_ or len(open_) > len(functions):
+            raise GraphError(f"{path}: the function {printable(key[1], 80)} calls itself")
+        if key not in known:
+            open_.append(key)
+            known[key] = count(functions[key])
+            open_.pop()
+        return known[key]
+
+    try:
+        return count(model.graph.node)
+    except RecursionError as error:
+        raise GraphError(f"{path} calls functions in functions too deep; inline some") from error
+
+
+def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs

@@ -7,19 +7,34 @@ from typing import Any
 
 from attn_export.bundle import MANIFEST, graph_files, read_manifest
 from attn_export.graph.checks import Expected, Finding, check_graph, expected_of
+from attn_export.runtimes.limited import limited
+from attn_export.runtimes.protocol import Limits
 
 
-def check(path: Path | str) -> list[Finding]:
+def check(path: Path | str, limits: Limits | None = None) -> list[Finding]:
     """Check an ONNX file. Beside a `manifest.json` that names it, it is held to what that says.
+
+    Args:
+        path: The file.
+        limits: The time and memory of the process that reads it.
 
     Returns:
         What is wrong; empty where nothing is.
 
     Raises:
-        GraphError: If the file cannot be read.
+        GraphError: If the file cannot be read within `limits`.
         BundleError: If there is a manifest and it was changed.
     """
-    path = Path(path)
+    found = limited(f"{__name__}:checked", str(path), limits, path=str(path))
+    return [Finding(*finding) for finding in found]
+
+
+def checked(path: str) -> list[tuple[str, str]]:
+    """Return what is wrong with an ONNX file, in this process: the checks and their messages."""
+    return [(finding.check, finding.message) for finding in _findings(Path(path))]
+
+
+def _findings(path: Path) -> list[Finding]:
     expected = None
     if (path.parent / MANIFEST).is_file():
         manifest = read_manifest(path.parent)

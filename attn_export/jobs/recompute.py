@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, MODEL, SPEC
-from attn_export.cases.golden import write_inputs
+from attn_export.cases.golden import read_inputs, write_inputs
 from attn_export.errors import BundleError, UsageError
 from attn_export.nouns import Case, Golden, RuntimeRun, StoredCase, Verdict
 from attn_export.report.progress import Progress
 from attn_export.spec import AttentionSpec
-from attn_export.tensorfile import read_tensors
 
 if TYPE_CHECKING:
     from attn_export.subject import Subject
@@ -77,7 +76,7 @@ class Truth:
         inputs = list(self.subject.inputs)
         cases = []
         for golden, case in zip(goldens, stored, strict=True):
-            read = read_tensors(case.folder, "input", inputs)
+            read = read_inputs(case, inputs)
             # What was read cannot be written, which torch asks for.
             arrays = {name: array.copy() for name, array in read.items()}
             cases.append(dataclasses.replace(golden.case, inputs=arrays))

@@ -61,7 +61,9 @@ class IreeEngine(Engine):
         import iree.runtime
         import onnx
 
-        proto = onnx.shape_inference.infer_shapes(onnx.load(graph), data_prop=True)
+        from attn_export.graph.load import load_model
+
+        proto = onnx.shape_inference.infer_shapes(load_model(graph), data_prop=True)
         self._inputs = [value.name for value in proto.graph.input]
         self._outputs = [value.name for value in proto.graph.output]
         program = iree.compiler.compile_str(

@@ -45,10 +45,11 @@ class ReferenceEngine(Engine):
     """A graph in the reference evaluator."""
 
     def __init__(self, graph: Path) -> None:
-        import onnx
         from onnx.reference import ReferenceEvaluator
 
-        self._evaluator = ReferenceEvaluator(onnx.load(graph))
+        from attn_export.graph.load import load_model
+
+        self._evaluator = ReferenceEvaluator(load_model(graph))
 
     def run(
         self,

@@ -34,6 +34,7 @@ from attn_export.subject.checks import (
 from attn_export.subject.example import input_like
 from attn_export.subject.from_graph import weights_of_graph
 from attn_export.subject.output_shapes import infer_output_shapes
+from attn_export.subject.preserved import preserved
 from attn_export.subject.tensors import to_torch
 from attn_export.subject.trees import InputTree, is_named, name_outputs
 from attn_export.weights import load_checkpoint
@@ -242,7 +243,7 @@ class Subject:
 
     def returned_order(self) -> tuple[str, ...]:
         """The names of the outputs in the order in which the module returns them."""
-        with torch.inference_mode():
+        with torch.inference_mode(), preserved(self.module):
             returned = self.module(**self.tree.rebuild(self.inputs))
         return tuple(returned) if is_named(returned, self.outputs) else self.outputs
 
@@ -280,7 +281,8 @@ class Subject:
             ExportError: If it raises; names the sizes.
         """
         try:
-            returned = module(**self.tree.rebuild(inputs))
+            with preserved(module):
+                returned = module(**self.tree.rebuild(inputs))
         except Exception as error:
             at = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in inputs.items())
             raise ExportError(f"the module raised at {at}: {one_line(error)}") from error

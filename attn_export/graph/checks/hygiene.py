@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import PurePosixPath
 
 import onnx
 from onnx import TensorProto
 
 from attn_export.graph.checks.model import Checked
-
-_PACKED = frozenset(
-    getattr(TensorProto, name)
-    for name in TensorProto.DataType.keys()  # noqa: SIM118 (an enum of protobuf, no mapping)
-    if name.endswith(("INT2", "INT4", "E2M1", "E2M3", "E3M2"))
-)
-"""Types of which several share a byte."""
+from attn_export.graph.external import external_problems
 
 HOST_PATH = re.compile(
     r"(?:^|[\s\"'`(\[<{=:,;])"
@@ -76,32 +68,7 @@ def no_host_paths(graph: Checked) -> Iterator[str]:
 
 def external_data(graph: Checked) -> Iterator[str]:
     """External data lies inside the model's folder, and is all there."""
-    for tensor in graph.proto.graph.initializer:
-        if tensor.data_location != TensorProto.EXTERNAL:
-            continue
-        entries = {entry.key: entry.value for entry in tensor.external_data}
-        location = PurePosixPath(entries.get("location", ""))
-        if location.is_absolute() or ".." in location.parts or not location.parts:
-            yield f"{tensor.name} lies at {str(location)!r}, outside the folder; move it inside"
-            continue
-        file = graph.path.parent / location
-        if not file.is_file():
-            yield f"{tensor.name} lies in {location}, which is missing; ship it beside the model"
-        elif problem := _misplaced(tensor, entries, file.stat().st_size):
-            yield f"{tensor.name} {problem} {location}; the file was cut off or changed"
-
-
-def _misplaced(tensor: TensorProto, entries: dict[str, str], size: int) -> str:
-    """What is wrong with the place of a tensor in a file of `size` bytes, or ""."""
-    try:
-        offset = int(entries.get("offset", 0))
-        length = int(entries.get("length", size - offset))
-    except ValueError:
-        return "has a place that is no number in"
-    width = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-    if tensor.data_type not in _PACKED and length != width * math.prod(tensor.dims):
-        return f"takes {length} bytes, not {width * math.prod(tensor.dims)}, in"
-    return "" if 0 <= offset <= offset + length <= size else "ends beyond the end of"
+    yield from external_problems(graph.proto, graph.path.parent)
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:

@@ -1,0 +1,78 @@
+"""One function in a process with limits: parsers in C++ run for ever on some files, or crash.
+
+They do not let go of the interpreter either, so that no signal is handled until they end.
+`python -m attn_export.runtimes.limited MEMORY_MIB` is that process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from attn_export import errors
+from attn_export.errors import AttnExportError, GraphError, one_line
+from attn_export.runtimes.child import Child, module_command
+from attn_export.runtimes.conversation import Voice, jobs_from_stdin, limit_memory, private_stdout
+from attn_export.runtimes.protocol import Limits
+
+
+def limited(function: str, about: str, limits: Limits | None = None, **arguments: Any) -> Any:
+    """Call a function of this package in a process of its own.
+
+    Args:
+        function: ``"MODULE:FUNCTION"``, within `attn_export`.
+        about: The file that it looks at, for messages.
+        limits: Its time and memory. Default: `Limits.default`.
+        arguments: Its keyword arguments, as JSON holds them.
+
+    Returns:
+        The result of the function, as JSON holds it.
+
+    Raises:
+        AttnExportError: What the function raised; GraphError if the process ended before it did,
+            or took longer than `limits.seconds`.
+    """
+    limits = limits or Limits.default()
+    child = Child(module_command("attn_export.runtimes.limited", limits.memory_mib or 0))
+    try:
+        child.tell({"function": function, "about": about, "arguments": arguments})
+        answer = child.hear(limits.seconds)
+        if answer is None:
+            raise GraphError(
+                f"{about} cannot be read: a process that tried it {child.how_it_died()}"
+            )
+    except TimeoutError as error:
+        raise GraphError(
+            f"{about} takes longer than {limits.seconds:g} s to read; it calls functions in "
+            "functions, or is larger than any layer"
+        ) from error
+    finally:
+        child.close()
+    if answer["event"] == "raised":
+        raise getattr(errors, answer["kind"])(answer["message"])
+    return answer["value"]
+
+
+def main() -> None:
+    """Serve one call, then end."""
+    say = Voice(private_stdout())
+    jobs = jobs_from_stdin()
+    limit_memory(int(sys.argv[1]))
+    job = jobs.get()
+    if job is None:
+        return
+    module, _, name = job["function"].partition(":")
+    try:
+        value = getattr(importlib.import_module(module), name)(**job["arguments"])
+    except AttnExportError as error:
+        kind = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
+        say("raised", kind=kind.__name__, message=str(error))
+    except Exception as error:
+        say("raised", kind=GraphError.__name__, message=f"{job['about']}: {one_line(error)}")
+    else:
+        say("returned", value=value)
+
+
+if __name__ == "__main__":
+    main()

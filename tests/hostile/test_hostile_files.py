@@ -1,0 +1,17 @@
+"""Files that were changed on purpose end in one clear line, whatever command reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hostile.bundles import MAKERS
+from hostile.trial import tried
+
+COUNTS = {"manifest": 30, "index": 14, "json_text": 14, "no_file": 15, "graph": 20, "tensors": 6}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_hostile_file_is_refused_by_one_line_or_does_no_harm(kind: str, bundle: Path, tmp_path):
+    results = list(tried(bundle, tmp_path, range(COUNTS.get(kind, 4)), [kind]))
+    assert [each for each in results if each.fate != "clean"] == []
