@@ -244,19 +244,19 @@ class Subject:
     def returned_order(self) -> tuple[str, ...]:
         """The names of the outputs in the order in which the module returns them."""
         with torch.inference_mode(), preserved(self.module):
-            returned = self.module(**self.tree.rebuild(self.inputs))
+            returned = self._run(self.module, self.inputs)
         return tuple(returned) if is_named(returned, self.outputs) else self.outputs
 
     def plan(self) -> Plan:
         """Return the cases that it is tried with."""
-        takes = _anything if self.spec else self._takes
-        return plan_cases(self.input_values(), self.output_shapes(), self.spec, self.sums, takes)
+        shapes, takes = self.output_shapes(), self._takes
+        return plan_cases(self.input_values(), shapes, self.spec, self.sums, takes)
 
     def _takes(self, sizes: Sizes) -> bool:
-        """Return whether a module of the user's takes these sizes, and soon enough."""
+        """Return whether the module takes these sizes, and a user's soon enough."""
         weights = sum(parameter.numel() for parameter in self.module.parameters())
-        if weights * math.prod(sizes.values()) > MOST_WORK:
-            return False
+        if self.spec is not None or weights * math.prod(sizes.values()) > MOST_WORK:
+            return self.spec is not None
         try:
             with torch.inference_mode():
                 self.call(self.module, self.draw(self.sizes_with(sizes), "sizes"))
@@ -281,16 +281,15 @@ class Subject:
             ExportError: If it raises; names the sizes.
         """
         try:
-            with preserved(module):
-                returned = module(**self.tree.rebuild(inputs))
+            returned = self._run(module, inputs)
         except Exception as error:
             at = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in inputs.items())
             raise ExportError(f"the module raised at {at}: {one_line(error)}") from error
         return name_outputs(returned, self.outputs)
 
-
-def _anything(_: Sizes) -> bool:
-    return True
+    def _run(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+        with preserved(module):
+            return module(**self.tree.rebuild(inputs))
 
 
 def _named_axes(shape: Shape) -> dict[int, str]:

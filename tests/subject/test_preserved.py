@@ -49,13 +49,18 @@ def test_attributes_buffers_and_containers_come_back():
     module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     module.seen, module.known = [1], {"a": 1}
     weight = module[0].weight
-    with pytest.raises(ValueError, match="out"), preserved(module):
-        module.seen.append(2)
-        module.known["b"] = 2
-        module[0].weight = nn.Parameter(torch.zeros(2, 2))
-        module[1].register_buffer("more", torch.zeros(1))
-        module.later = 3
-        raise ValueError("out")
+
+    def changed() -> None:
+        with preserved(module):
+            module.seen.append(2)
+            module.known["b"] = 2
+            module[0].weight = nn.Parameter(torch.zeros(2, 2))
+            module[1].register_buffer("more", torch.zeros(1))
+            module.later = 3
+            raise ValueError("out")
+
+    with pytest.raises(ValueError, match="out"):
+        changed()
     assert (module.seen, module.known) == ([1], {"a": 1})
     assert module[0].weight is weight
     assert not hasattr(module[1], "more")
