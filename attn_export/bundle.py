@@ -12,8 +12,10 @@ from typing import Any
 
 from attn_export.errors import BundleError, OutputError
 from attn_export.nouns import GraphFile
-from attn_export.scratch import folder_beside, take_place
-from attn_export.untrusted import checked, parse_json, read_text, regular_file
+from attn_export.output_folder import Digests, replaceable, sha256
+from attn_export.replacing import take_place
+from attn_export.scratch import folder_beside
+from attn_export.untrusted import checked, parse_json, read_text
 
 MANIFEST = "manifest.json"
 FORMAT = "attn-export-bundle/4"
@@ -40,8 +42,11 @@ class Staging:
 
         Returns:
             Where the bundle lies now.
+
+        Raises:
+            OutputError: If somebody has put a file there meanwhile.
         """
-        target = _failed(self.output) if failed else self.output
+        target = _replaceable(_failed(self.output) if failed else self.output)
         take_place(self.folder, target)
         return target
 
@@ -58,9 +63,8 @@ def staging(output: Path) -> Iterator[Staging]:
         OutputError: If `output` cannot be written, or is a folder that is no bundle.
     """
     try:
-        output = output.resolve()  # a link stays, and what it points to is replaced
-        for target in (output, _failed(output)):
-            _refuse_others_work(target)
+        output = _replaceable(output)
+        _replaceable(_failed(output))
         output.parent.mkdir(parents=True, exist_ok=True)
         with folder_beside(output) as folder:
             yield Staging(folder, output)
@@ -68,22 +72,16 @@ def staging(output: Path) -> Iterator[Staging]:
         raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
 
 
-def _refuse_others_work(target: Path) -> None:
-    """Raise OutputError unless `target` is free, empty, or a bundle, which may be replaced."""
-    if target == Path.cwd():
-        raise OutputError(f"{target} is the current folder; choose another --output")
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
-        return
+def _replaceable(output: Path) -> Path:
+    return replaceable(output, "bundle", _digests)
+
+
+def _digests(folder: Path) -> Digests | None:
+    """Return the digests of a bundle's files; None where it is none."""
     try:
-        listed = set(read_manifest(target)["files"]) | {MANIFEST}
-    except (BundleError, KeyError):
-        listed = set()
-    found = {path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file()}
-    if not listed:
-        raise OutputError(f"{target} exists and is no bundle; choose another --output or remove it")
-    if found - listed:
-        stranger = sorted(found - listed)[0]
-        raise OutputError(f"{target} holds {stranger}, which is not the bundle's; move it away")
+        return {**read_manifest(folder)["files"], MANIFEST: sha256(folder / MANIFEST)}
+    except BundleError:
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +119,7 @@ def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     """Write `manifest.json` with the SHA-256 of every other file. The last file to write."""
     files = {
-        path.relative_to(folder).as_posix(): _sha256(path)
+        path.relative_to(folder).as_posix(): sha256(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST
     }
@@ -171,7 +169,7 @@ def read_bundle(folder: Path) -> Bundle:
     _refuse_links(folder, files)
     for name, digest in files.items():
         try:
-            found = _sha256(folder / name)
+            found = sha256(folder / name)
         except OSError as error:
             raise BundleError(f"{folder / name} cannot be read: {error.strerror}") from error
         if found != digest:
@@ -196,8 +194,3 @@ def _to_text(manifest: Mapping[str, Any]) -> str:
         json.dumps({k: v for k, v in manifest.items() if k != "digest"}, sort_keys=True).encode()
     ).hexdigest()
     return json.dumps({**manifest, "digest": digest}, indent=1) + "\n"
-
-
-def _sha256(path: Path) -> str:
-    with regular_file(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,71 +1,161 @@
-"""Folders for a while: in memory where there is room, or beside what they are to replace.
+"""Temporary folders: in memory where there is room, or beside what they are to replace.
 
 On disk, making the files of a small case takes longer than computing it.
+
+Each folder is locked as long as a process uses it, and a killed process loses its locks: the next
+run removes folders of ours that nobody has locked. A lock, unlike a process id, also says so for
+processes in other containers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from attn_export.interruption import undone
 
+if sys.platform != "win32":
+    import fcntl
+
 MEMORY = Path("/dev/shm")
 ROOM = 1 << 30
 """Bytes that have to be free there; containers often have 64 MiB."""
 
+OLD = ".old"
+"""End of the name under which a folder waits until another has taken its place."""
+
+# Versions that locked nothing called their folders otherwise: those are left alone.
+_SCRATCH = re.compile(r"attn-export\.[0-9a-f]{16}")
+_BESIDE = re.compile(r"\.(?P<target>.+)\.attn-export-[0-9a-f]{16}(?P<old>\.old)?", re.DOTALL)
+
+_held: set[int] = set()
+
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A new folder, removed at the end. `TMPDIR` is honoured where it is set."""
-    with _removed(_place() / f"attn-export-{os.urandom(8).hex()}") as folder:
-        folder.mkdir(mode=0o700)
+    """Make a new folder, removed at the end. `TMPDIR` is honoured where it is set."""
+    for place in (MEMORY, Path(tempfile.gettempdir())):
+        _sweep_once(place)
+    with _new_folder(_place(), "attn-export.", mode=0o700) as folder:
         yield folder
 
 
 @contextlib.contextmanager
 def folder_beside(output: Path) -> Iterator[Path]:
-    """A new folder beside `output`, removed at the end unless it was moved.
+    """Make a new folder beside `output`, removed at the end unless it was moved.
 
     Its name starts with a dot: what is half-written is in nobody's way.
 
     Raises:
         OSError: If it cannot be made.
     """
-    with _removed(output.parent / f".{output.name}.{os.urandom(8).hex()}") as folder:
-        folder.mkdir()
+    sweep(output.parent)
+    with _new_folder(output.parent, f".{output.name}.attn-export-") as folder:
         yield folder
 
 
-def take_place(new: Path, target: Path) -> None:
-    """Rename a folder to `target`; what was there is removed, and stays if that fails.
+def sweep(place: Path) -> None:
+    """Remove what killed processes left in a folder; put back what they were about to replace."""
+    with contextlib.suppress(OSError), os.scandir(place) as entries:
+        for entry in list(entries):
+            left = _BESIDE.fullmatch(entry.name) or _SCRATCH.fullmatch(entry.name)
+            if left and entry.is_dir(follow_symlinks=False):
+                _sweep_folder(Path(entry.path), left)
 
-    Raises:
-        OSError: If it cannot be renamed.
-    """
-    old = new.with_name(new.name + ".old")
 
-    def tidy() -> None:
-        if old.exists():
-            if target.exists():
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                old.rename(target)
-
-    with undone(tidy):
-        if target.exists():
-            target.rename(old)
-        new.rename(target)
+def held_locks() -> tuple[int, ...]:
+    """Return file descriptors for a child process: while it lives, its folders are in use."""
+    return tuple(_held)
 
 
 @contextlib.contextmanager
-def _removed(folder: Path) -> Iterator[Path]:
-    with undone(lambda: shutil.rmtree(folder, ignore_errors=True)):
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from sweeping a folder, under whatever name; it may be in use."""
+    try:
+        lock = _lock(folder)
+    except OSError:
+        lock = None
+    try:
+        yield
+    finally:
+        _release(lock)
+
+
+@contextlib.contextmanager
+def _new_folder(place: Path, prefix: str, mode: int = 0o777) -> Iterator[Path]:
+    locks: list[int | None] = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: _release(*locks))  # the last thing to do
+        while not locks:
+            folder = place / f"{prefix}{os.urandom(8).hex()}"
+            remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+            stack.enter_context(undone(remove))
+            folder.mkdir(mode=mode)
+            # Another process may come between, and sweep it.
+            with contextlib.suppress(BlockingIOError, FileNotFoundError):
+                locks.append(_lock(folder))
         yield folder
+
+
+def _lock(folder: Path) -> int | None:
+    """Lock a folder until the descriptor is closed; None where the file system has no locks.
+
+    Raises:
+        BlockingIOError: If another process has locked it.
+        FileNotFoundError: If it is not there, or no longer.
+    """
+    if sys.platform == "win32":
+        return None
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(number), folder.stat(follow_symlinks=False)):
+            raise FileNotFoundError(f"{folder} was removed")
+    except (BlockingIOError, FileNotFoundError):
+        os.close(number)
+        raise
+    except OSError:
+        os.close(number)
+        return None
+    _held.add(number)
+    return number
+
+
+def _release(*locks: int | None) -> None:
+    for lock in locks:
+        if lock is not None:
+            _held.discard(lock)
+            os.close(lock)
+
+
+def _sweep_folder(folder: Path, left: re.Match[str]) -> None:
+    try:
+        lock = _lock(folder)
+    except OSError:
+        return  # in use, or swept by another
+    try:
+        if lock is None or os.fstat(lock).st_uid != os.geteuid():
+            return
+        groups = left.groupdict()
+        target = folder.with_name(groups.get("target") or folder.name)
+        if groups.get("old") and not os.path.lexists(target):
+            folder.rename(target)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        _release(lock)
+
+
+@functools.cache
+def _sweep_once(place: Path) -> None:
+    sweep(place)
 
 
 def _place() -> Path:

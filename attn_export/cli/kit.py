@@ -12,7 +12,7 @@ import click
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
     "--output", required=True, type=click.Path(path_type=Path), metavar="DIR",
-    help="The folder to write, new or empty.",
+    help="The folder to write: new, empty, or a kit as it was written.",
 )  # fmt: skip
 @click.option(
     "--dialect", metavar="NAME", help="Which graph it runs.  [the fastest that its engine runs]"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from attn_export.explain.setting import Setting
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
 from attn_export.nouns import Allowed, Arrays
-from attn_export.scratch import folder_beside, take_place
+from attn_export.output_folder import replaceable, write_list
+from attn_export.replacing import take_place
+from attn_export.scratch import folder_beside
 
 TEMPLATE = Path(__file__).with_name("templates") / "reproduce.py.j2"
 EXPLANATION, SCRIPT = "explanation.json", "reproduce.py"
@@ -49,15 +52,16 @@ class Smallest:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that holds something else.
+    """Refuse before the work a folder that holds something else, or cannot be made.
 
     Raises:
-        OutputError: If it does.
+        OutputError: If so.
     """
-    if folder.exists() and not (folder / EXPLANATION).is_file():
-        if folder.is_dir() and not any(folder.iterdir()):
-            return
-        raise OutputError(f"{folder} exists and holds no explanation; choose another --output")
+    with _told(folder):
+        target = replaceable(folder, "explanation")
+        if target.parent.exists():
+            with folder_beside(target):
+                pass
 
 
 def write_folder(folder: Path, explanation: Explanation, setting: Setting, case: Smallest) -> None:
@@ -66,9 +70,10 @@ def write_folder(folder: Path, explanation: Explanation, setting: Setting, case:
     Raises:
         OutputError: If it cannot be written.
     """
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with folder_beside(folder) as staged:
+    with _told(folder):
+        target = replaceable(folder, "explanation")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with folder_beside(target) as staged:
             replace_graph(load_graph(setting.path), staged / setting.path.name, beside=False)
             fed = setting.fed(case.inputs)
             right = {name: array.astype(np.float64) for name, array in case.right.items()}
@@ -76,9 +81,17 @@ def write_folder(folder: Path, explanation: Explanation, setting: Setting, case:
             np.savez(staged / "expected.npz", **setting.fed(right))  # type: ignore[arg-type]
             (staged / SCRIPT).write_text(_script(explanation, setting, case), encoding="utf-8")
             (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
-            take_place(staged, folder)
+            write_list(staged, "explanation")
+            take_place(staged, replaceable(target, "explanation"))
+
+
+@contextlib.contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Raise OutputError where the system refuses the folder."""
+    try:
+        yield
     except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error.strerror}") from error
+        raise OutputError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
 def to_json(explanation: Explanation) -> str:

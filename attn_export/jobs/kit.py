@@ -14,8 +14,10 @@ from attn_export.kits.facts import facts, graph_for
 from attn_export.kits.languages import Language
 from attn_export.kits.languages import language as language_of
 from attn_export.kits.project import write_project
+from attn_export.output_folder import replaceable, write_list
+from attn_export.replacing import take_place
 from attn_export.report.progress import Progress
-from attn_export.scratch import folder_beside, take_place
+from attn_export.scratch import folder_beside
 from attn_export.spec import AttentionSpec
 
 BUNDLE = "bundle"
@@ -33,7 +35,7 @@ def write_kit(
     Args:
         language: One of `LANGUAGES`.
         bundle: The bundle's folder. It is copied into the kit.
-        output: The kit's folder, new or empty.
+        output: The kit's folder: new, empty, or a kit in which nothing was changed.
         dialect: Which form of the graph it runs. Default: the fastest that its engine runs.
         progress: Told what is going on.
 
@@ -43,22 +45,32 @@ def write_kit(
     Raises:
         UsageError: If there is no such language, or it cannot run the bundle.
         BundleError: If the bundle was changed.
-        OutputError: If `output` cannot be written.
+        OutputError: If `output` cannot be written, or holds something else.
     """
     kind, progress = language_of(language), progress or Progress()
+    _target(output)
     progress.phase("reading the bundle")
     manifest = read_bundle(bundle).manifest
     _refuse_dtypes(language, kind, manifest)
     graph = graph_for(graph_files(manifest), kind.dialects, dialect)
     context = facts(manifest, read_index(bundle / GOLDEN), _spec(bundle), graph)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise OutputError(f"{output} is there and is not empty; choose another --output")
     progress.phase("writing the kit")
     try:
         _publish(kind, context, bundle, manifest, output)
     except OSError as error:
-        raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
+        raise _unwritable(output, error) from error
     return output
+
+
+def _target(output: Path) -> Path:
+    try:
+        return replaceable(output, "kit")
+    except OSError as error:
+        raise _unwritable(output, error) from error
+
+
+def _unwritable(output: Path, error: OSError) -> OutputError:
+    return OutputError(f"cannot write {output}: {error.strerror or error}")
 
 
 def _refuse_dtypes(name: str, kind: Language, manifest: Mapping[str, Any]) -> None:
@@ -84,11 +96,12 @@ def _publish(
     output: Path,
 ) -> None:
     """Write beside the output and rename, so that nothing half-written is left."""
-    output = output.absolute()
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with folder_beside(output) as folder:
+    target = _target(output)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with folder_beside(target) as folder:
         write_project(kind, context, folder)
         for name in (*manifest["files"], MANIFEST):
             (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle / name, folder / BUNDLE / name)
-        take_place(folder, output)
+        write_list(folder, "kit")
+        take_place(folder, _target(target))

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from attn_export.interruption import undo_if_ended
+from attn_export.scratch import held_locks
 
 TAIL = 300
 """How many characters of what a crashed process said are kept."""
@@ -42,6 +43,7 @@ class Child:
             start_new_session=True,
             text=True,
             env=environment,
+            pass_fds=held_locks(),
         )
         self._forget = undo_if_ended(self._kill)
         threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()

@@ -62,7 +62,7 @@ def run_once(
     """
     from attn_export.tensorfile import read_outputs, write_tensors
 
-    with Worker(runtime, limits) as worker, scratch() as folder:
+    with scratch() as folder, Worker(runtime, limits) as worker:
         files = []
         for number, (name, inputs) in enumerate(cases.items()):
             source = folder / f"in_{number}"

@@ -177,7 +177,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path):
     assert not list(tmp_path.iterdir())
     (tmp_path / "kit").mkdir()
     (tmp_path / "kit" / "mine").write_text("mine")
-    with pytest.raises(OutputError, match="is not empty"):
+    with pytest.raises(OutputError, match="is no kit"):
         write_kit("python", bundle_of("append"), tmp_path / "kit")
     assert [p.name for p in tmp_path.rglob("*")] == ["kit", "mine"]
 

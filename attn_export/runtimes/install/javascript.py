@@ -13,9 +13,10 @@ import subprocess
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from attn_export.replacing import take_place
 from attn_export.runtimes.home import STAMP, digest
 from attn_export.runtimes.install import InstallError
-from attn_export.scratch import folder_beside, take_place
+from attn_export.scratch import folder_beside, held_locks
 
 NODE, WEB = "node", "web"
 WEBGPU_AND_WASM = frozenset({"wasm", "webgpu"})
@@ -121,15 +122,17 @@ def _install(folder: Path, files: Files, say: Callable[[str], None]) -> None:
 def _bring_packages(new: Path, old: Path, say: Callable[[str], None]) -> None:
     """The packages of the lock file: those that are there, or from the registry."""
     lock = "package-lock.json"
-    held = old / lock
-    if held.is_file() and held.read_bytes() == (new / lock).read_bytes():
-        (old / "node_modules").rename(new / "node_modules")
+    held, packages = old / lock, old / "node_modules"
+    if packages.is_dir() and held.is_file() and held.read_bytes() == (new / lock).read_bytes():
+        # Linked: moved packages would be gone from the old folder if this process were killed.
+        shutil.copytree(packages, new / packages.name, symlinks=True, copy_function=os.link)
         return
     say(f"npm ci for {old.name}")
     # Without scripts: that of onnxruntime-node would only fetch libraries for CUDA.
     done = subprocess.run(
         ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
         cwd=new, capture_output=True, text=True, check=False,
+        pass_fds=held_locks(),
     )  # fmt: skip
     if done.returncode:
         raise InstallError(f"npm ci failed for {old.name}: {_first_error(done.stderr)}")

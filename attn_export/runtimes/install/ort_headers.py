@@ -14,8 +14,9 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
+from attn_export.replacing import take_place
 from attn_export.runtimes.install import InstallError
-from attn_export.scratch import folder_beside, take_place
+from attn_export.scratch import folder_beside
 
 RELEASE, PACKAGE = "trixie", "libonnxruntime-dev"
 ARCHIVE = "https://deb.debian.org/debian"

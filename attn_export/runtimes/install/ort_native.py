@@ -14,9 +14,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from attn_export.replacing import take_place
 from attn_export.runtimes.home import SETUP, STAMP, digest, missing
 from attn_export.runtimes.install import InstallError
-from attn_export.scratch import folder_beside, scratch, take_place
+from attn_export.scratch import folder_beside, held_locks, scratch
 
 NATIVE = ("c", "cpp")
 ORT = "onnxruntime"
@@ -134,6 +135,7 @@ def _run(*command: str | Path) -> None:
     done = subprocess.run(
         [*map(str, command)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        pass_fds=held_locks(),
     )  # fmt: skip
     if done.returncode:
         lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]

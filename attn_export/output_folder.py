@@ -1,0 +1,129 @@
+"""The rule by which commands replace an existing output folder: everything in it is their own.
+
+What `build`, `kit` and `explain` write holds a list of its files with their digests. A folder with
+any other file, link or folder in it, or with a file that was changed, is somebody's work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from attn_export.errors import OutputError
+
+LIST = "attn-export-files.json"
+FORMAT = "attn-export-files/1"
+
+Digests = Mapping[str, str]
+"""SHA-256 of files, by their names relative to the folder, with slashes."""
+
+
+def replaceable(
+    output: Path, kind: str, listed: Callable[[Path], Digests | None] | None = None
+) -> Path:
+    """Return where an output folder lies once links are followed, if it may be written.
+
+    Args:
+        output: New, empty, or a folder of the same kind as it was written.
+        kind: Such as ``"kit"``.
+        listed: Reads the list of a folder; None where it is not of this kind. Default: the list
+            that `write_list` wrote.
+
+    Raises:
+        OutputError: If something else is there.
+        OSError: If it cannot be looked at.
+    """
+    # A link stays, and what it points to is replaced.
+    target = Path(os.path.realpath(output))
+    check_utf8(target)
+    if target in (here := Path.cwd(), *here.parents):
+        raise OutputError(f"{target} is the current folder, or holds it; choose another --output")
+    if not os.path.lexists(target):
+        return target
+    if not target.is_dir():
+        raise OutputError(f"{target} exists and is no folder; choose another --output")
+    if any(target.iterdir()):
+        _check_own(target, kind, listed(target) if listed else _read_list(target, kind))
+    return target
+
+
+def check_utf8(path: Path | str) -> None:
+    """Refuse a path that is no text: runtimes and file formats take UTF-8 alone.
+
+    Raises:
+        OutputError: If so.
+    """
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError as error:
+        shown = ascii(str(path))[-120:]
+        raise OutputError(
+            f"the path {shown} is not UTF-8; rename it, or set a UTF-8 locale: LC_ALL=C.UTF-8"
+        ) from error
+
+
+def write_list(folder: Path, kind: str) -> None:
+    """Write the list of all files in a folder. The last file to write."""
+    names = sorted(name for name, is_file in _entries(folder) if is_file)
+    files = {name: sha256(folder / name) for name in names}
+    (folder / LIST).write_text(_to_text(kind, files), encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _read_list(folder: Path, kind: str) -> Digests | None:
+    path = folder / LIST
+    if path.is_symlink() or not path.is_file():
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        files = {str(name): str(value) for name, value in content["files"].items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    # Every byte counts: a list to which something was added is not ours.
+    return {**files, LIST: sha256(path)} if text == _to_text(kind, files) else None
+
+
+def _to_text(kind: str, files: Digests) -> str:
+    content = {"format": FORMAT, "kind": kind, "files": dict(files)}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _check_own(target: Path, kind: str, listed: Digests | None) -> None:
+    if listed is None:
+        raise OutputError(f"{target} exists and is no {kind}; choose another --output or remove it")
+    folders = {parent.as_posix() for name in listed for parent in Path(name).parents}
+    for name, is_file in _entries(target):
+        if name not in (listed if is_file else folders):
+            raise OutputError(f"{target} holds {name}, which is not the {kind}'s; move it away")
+        if is_file and sha256(target / name) != listed[name]:
+            raise OutputError(
+                f"{target / name} was changed since the {kind} was written; move {target} away or "
+                "choose another --output"
+            )
+
+
+def _entries(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Yield the name of everything in a folder, and whether it is a file; of links, that alone."""
+    for place, folders, files in os.walk(folder, onerror=_refuse):
+        for name in (*folders, *files):
+            path = Path(place, name)
+            inside = path.relative_to(folder).as_posix()
+            if path.is_symlink():
+                yield f"{inside} (a link)", True
+            elif path.is_dir() or path.is_file():
+                yield inside, path.is_file()
+            else:
+                yield f"{inside} (no plain file)", True
+
+
+def _refuse(error: OSError) -> None:
+    raise error  # what cannot be listed could be anybody's

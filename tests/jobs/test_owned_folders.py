@@ -1,0 +1,188 @@
+"""One rule for `build`, `kit` and `explain`: a folder is replaced only as they wrote it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attn_export.cli import run
+from attn_export.output_folder import LIST, replaceable, write_list
+
+COMMANDS = {
+    "bundle": ["build", "--variant", "mqa", "--output"],
+    "kit": ["kit", "python", "{bundle}", "--output"],
+    "explanation": ["explain", "{bundle}", "--runtime", "ort-cpu", "--output"],
+}
+"""By what each writes."""
+
+
+def _with(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text("mine")
+
+
+def _pipe(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+
+
+def _add_to_list(folder: Path) -> None:
+    path = next(path for path in (folder / LIST, folder / "manifest.json") if path.exists())
+    content = json.loads(path.read_text())
+    (folder / "mine").write_text("mine")
+    content["files"]["mine"] = "0" * 64
+    path.write_text(json.dumps(content))
+
+
+def _another_kind(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "mine").write_text("mine")
+    write_list(folder, "another kind")
+
+
+CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a file": (_with("notes.txt"), "holds notes.txt, which is not the "),
+    "a hidden file": (_with(".notes"), "holds .notes, which is not the "),
+    "a hidden folder": (lambda folder: (folder / ".git").mkdir(), "holds .git, which"),
+    "an empty folder": (lambda folder: (folder / "build").mkdir(), "holds build, which"),
+    "a link": (lambda folder: (folder / "l").symlink_to("/"), "holds l (a link), which"),
+    "a dead link": (lambda folder: (folder / "l").symlink_to("no"), "holds l (a link), which"),
+    "a pipe": (_pipe, "holds pipe (no plain file), which"),
+    "a file in place of a folder's": (
+        lambda folder: (shutil.rmtree(folder / "f"), _with("f")(folder)), "holds f, which"
+    ),
+    "a changed list": (_add_to_list, "exists and is no "),
+    "a folder of another kind": (_another_kind, "exists and is no "),
+}  # fmt: skip
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Everything in a folder, and what is in its files."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_text(errors="replace")
+        if path.is_file() and not path.is_symlink()
+        else str(path.is_symlink())
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def written(kind: str, bundle: Path, folder: Path) -> None:
+    """Make a folder as a command writes it; with a folder `f` in it."""
+    if kind == "bundle":
+        from attn_export.bundle import MANIFEST, read_manifest, write_manifest
+
+        shutil.copytree(bundle, folder)
+        (folder / "f").mkdir()
+        (folder / "f" / "a").touch()
+        content = {k: v for k, v in read_manifest(folder).items() if k not in {"files", "digest"}}
+        (folder / MANIFEST).unlink()
+        write_manifest(folder, content)
+    else:
+        (folder / "f").mkdir(parents=True)
+        (folder / "f" / "a").write_text("a")
+        (folder / "explanation.json").write_text("{}")
+        write_list(folder, kind)
+
+
+def refused(kind: str, output: Path | str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that has to refuse its output folder; what it says."""
+    assert run([*(word.format(bundle=bundle) for word in COMMANDS[kind]), str(output)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "choose another --output" in said or "move it away" in said or "rename it" in said
+    return said
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_folder_in_which_something_is_not_its_own_is_refused(
+    kind: str, change: str, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    written(kind, bundle, tmp_path / "out")
+    alter, told = CHANGES[change]
+    alter(tmp_path / "out")
+    before = tree(tmp_path)
+    assert told in refused(kind, tmp_path / "out", bundle, capsys)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_a_folder_in_which_a_file_was_changed_is_refused(
+    kind: str, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    written(kind, bundle, tmp_path / "out")
+    (tmp_path / "out" / "f" / "a").write_text("mine")
+    assert f"f/a was changed since the {kind} was written" in refused(
+        kind, tmp_path / "out", bundle, capsys
+    )
+    assert (tmp_path / "out" / "f" / "a").read_text() == "mine"
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ("/", "/ is the current folder, or holds it"),
+        (".", "is the current folder, or holds it"),
+        ("..", "is the current folder, or holds it"),
+        ("here", "is the current folder, or holds it"),
+        ("../file", "exists and is no folder"),
+        ("../link to file", "exists and is no folder"),
+        ("../loop", "exists and is no folder"),
+        ("../b\udcff", "is not UTF-8"),
+    ],
+)
+def test_a_place_that_no_folder_can_take_is_refused_before_the_work(
+    kind: str, output: str, told: str, bundle: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+):  # fmt: skip
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link to file").symlink_to("file")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd" / "here").symlink_to(".")
+    monkeypatch.chdir(tmp_path / "cwd")
+    before = tree(tmp_path)
+    assert told in refused(kind, output, bundle, capsys)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", COMMANDS)
+def test_new_empty_linked_and_own_folders_may_be_written(kind: str, bundle: Path, tmp_path: Path):
+    from attn_export.bundle import _digests
+
+    listed = _digests if kind == "bundle" else None
+    (tmp_path / "empty").mkdir()
+    written(kind, bundle, tmp_path / "own")
+    (tmp_path / "link").symlink_to("own")
+    for name in ("new", "empty", "own"):
+        assert replaceable(tmp_path / name, kind, listed) == tmp_path / name
+    assert replaceable(tmp_path / "link", kind, listed) == tmp_path / "own"
+
+
+def test_a_file_put_into_a_bundle_while_it_is_built_anew_is_kept(bundle: Path, tmp_path: Path):
+    from attn_export.bundle import staging
+    from attn_export.errors import OutputError
+
+    shutil.copytree(bundle, tmp_path / "out")
+    with staging(tmp_path / "out") as stage:
+        (tmp_path / "out" / "notes.txt").write_text("mine")
+        with pytest.raises(OutputError, match=r"holds notes\.txt"):
+            stage.publish()
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_kit_as_it_was_written_is_replaced(through_link: bool, bundle: Path, tmp_path: Path):
+    (tmp_path / "link").symlink_to("kit")
+    output = str(tmp_path / ("link" if through_link else "kit"))
+    for language in ("python", "c"):
+        assert run(["kit", language, str(bundle), "--output", output, "--quiet"]) == 0
+    assert (tmp_path / "kit" / "CMakeLists.txt").is_file()
+    assert not (tmp_path / "kit" / "pyproject.toml").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kit", "link"]
