@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
+from attn_export.output_folder import sha256
 from attn_export.scratch import folder_beside
 
 WEIGHTS = "weights.safetensors"
@@ -19,6 +21,9 @@ EXTERNAL_ABOVE = 64 * 2**20
 
 INLINE_BELOW = 1024
 """Initialisers of fewer bytes stay in the graph: shapes have to be known to every tool."""
+
+DIGITS = 16
+"""Of the SHA-256 in the name of a file of weights."""
 
 
 def save_graph(model: ir.Model, path: Path) -> list[str]:
@@ -86,13 +91,19 @@ def _save_pointing(model: ir.Model, path: Path, places: Mapping[str, tuple[int, 
             model.graph.initializers[name].const_value = tensor
 
 
-def replace_graph(model: ir.Model, output: Path, *, beside: bool) -> None:
+def replace_graph(
+    model: ir.Model, output: Path, *, beside: bool, kept: Collection[Path] = ()
+) -> None:
     """Write a graph with its weights as one file, or two; nothing half-written after a failure.
+
+    Large weights go to ``OUTPUT.<digest>.data``: a graph that is replaced never points to the
+    weights of another. Those of the graph that was there before are removed.
 
     Args:
         model: Its weights may lie in files.
         output: The `.onnx` file.
         beside: Whether those files are beside `output`, and are pointed to.
+        kept: Files that are not removed.
 
     Raises:
         OSError: If the folder cannot be written.
@@ -102,11 +113,49 @@ def replace_graph(model: ir.Model, output: Path, *, beside: bool) -> None:
         model = ir.external_data.load_to_model(model)
         held = (value.const_value for value in model.graph.initializers.values())
         if sum(tensor.nbytes for tensor in held if tensor is not None) > EXTERNAL_ABOVE:
-            data = f"{output.name}.data"
+            data = "data"
     with folder_beside(output) as folder:
         ir.save(model, folder / output.name, external_data=data)
-        for path in sorted(folder.iterdir(), key=lambda path: path.name == output.name):
-            path.replace(output.parent / path.name)
+        if data is not None:
+            data = _named_by_digest(folder / output.name, folder / data)
+            (folder / data).replace(output.parent / data)
+        (folder / output.name).replace(output)
+    for path in _data_files(output):
+        if path.name != data and not any(other.samefile(path) for other in kept):
+            path.unlink()
+
+
+def external_files(model: ir.Model) -> set[Path]:
+    """Return the files into which a graph's initialisers point."""
+    tensors = (
+        value.const_value for graph in model.graphs() for value in graph.initializers.values()
+    )
+    return {Path(tensor.path) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+
+
+def _named_by_digest(graph: Path, data: Path) -> str:
+    """Rename a file of weights after its content, and return the name."""
+    import onnx
+
+    name = f"{graph.name}.{sha256(data)[:DIGITS]}.data"
+    data.rename(data.with_name(name))
+    proto = onnx.load(graph, load_external_data=False)
+    for tensor in proto.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = name
+    onnx.save(proto, graph)
+    return name
+
+
+def _data_files(output: Path) -> list[Path]:
+    """List the files beside a graph that have the name and the digest of its weights."""
+    named = re.compile(re.escape(output.name) + rf"\.([0-9a-f]{{{DIGITS}}})\.data")
+    found = ((path, named.fullmatch(path.name)) for path in output.parent.iterdir())
+    return [
+        path for path, match in found
+        if match and path.is_file() and not path.is_symlink() and sha256(path).startswith(match[1])
+    ]  # fmt: skip
 
 
 def tensor_places(path: Path) -> dict[str, tuple[int, int]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
-from attn_export.errors import OutputError, UsageError
-from attn_export.graph.load import load_graph
+from attn_export.errors import GraphError, OutputError, UsageError
+from attn_export.graph.load import load_graph, load_proto
 from attn_export.graph.lower import check_dialects, lower
-from attn_export.graph.save import replace_graph
+from attn_export.graph.save import external_files, replace_graph
+from attn_export.output_folder import check_utf8
 from attn_export.runtimes.limited import limited
 from attn_export.runtimes.protocol import Limits
 
@@ -31,10 +34,11 @@ def lower_file(
         How often each operator occurs, for every file.
 
     Raises:
-        UsageError: If the dialect is unknown, or `output` is `model`.
+        UsageError: If the dialect is unknown, or `output` is `model` or holds its weights.
         GraphError: If the file cannot be read, or the dialect cannot say what it does.
-        OutputError: If `output` cannot be written.
+        OutputError: If `output` cannot be written, or is there and is no ONNX model.
     """
+    check_utf8(Path(output))
     check_dialects([dialect])
     found = limited(
         f"{__name__}:lowered", str(model), limits,
@@ -45,21 +49,46 @@ def lower_file(
 
 def lowered(model: str, output: str, dialect: str) -> dict[str, dict[str, int]]:
     """Write a graph in a dialect, in this process; see `lower_file`."""
-    forms = lower(load_graph(Path(model)), dialect)
-    files = {_named(Path(output), regime): form.model for regime, form in forms.items()}
-    for path in files:
-        if path.exists() and Path(model).exists() and path.samefile(model):
-            raise UsageError(f"{path} is the file to lower; choose another --output")
-    beside = Path(output).absolute().parent == Path(model).absolute().parent
+    source, target = Path(model), Path(output)
+    graph = load_graph(source)
+    weights = {path for path in external_files(graph) if path.exists()}
+    forms = lower(graph, dialect)
+    files = {_named(target, regime): form.model for regime, form in forms.items()}
     try:
+        for path in files:
+            _check_replaceable(path, source, weights)
+        beside = target.absolute().parent == source.absolute().parent
         for path, form in files.items():
-            replace_graph(form, path, beside=beside)
+            replace_graph(form, path, beside=beside, kept=weights)
     except OSError as error:
         raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
     return {
         str(path): dict(Counter(node.op_type for node in form.graph))
         for path, form in files.items()
     }
+
+
+def _check_replaceable(path: Path, model: Path, weights: Collection[Path]) -> None:
+    """Refuse to replace what is read, and what no graph is."""
+    if not os.path.lexists(path):
+        return
+    if path.exists() and path.samefile(model):
+        raise UsageError(f"{path} is the file to lower; choose another --output")
+    if path.exists() and any(path.samefile(other) for other in weights):
+        raise UsageError(f"{path} holds weights of {model}; choose another --output")
+    if not _is_graph_or_empty(path):
+        raise OutputError(
+            f"{path} exists and is no ONNX model; choose another --output or remove it"
+        )
+
+
+def _is_graph_or_empty(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    try:
+        return path.stat().st_size == 0 or bool(load_proto(path))
+    except GraphError:
+        return False
 
 
 def _named(output: Path, regime: str) -> Path:

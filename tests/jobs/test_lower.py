@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import onnx
@@ -74,6 +76,78 @@ def test_weights_in_a_file_are_shared_beside_it_and_copied_elsewhere(
     (bundle / "beside.onnx").unlink()
     assert verify(bundle, graph=tmp_path / "elsewhere.onnx", runtimes=["ort-cpu"]).passed
     assert not list(tmp_path.glob(".*"))
+
+
+def _weights_by_another_name(bundle: Path, how: str) -> Path:
+    path = bundle / "other.onnx"
+    weights = bundle / save.WEIGHTS
+    path.hardlink_to(weights) if how == "hard link" else path.symlink_to(weights)
+    return path
+
+
+@pytest.mark.parametrize("how", ["itself", "hard link", "link"])
+def test_the_weights_that_it_reads_are_not_overwritten(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(save, "EXTERNAL_ABOVE", 1)
+    bundle = tmp_path / "b"
+    assert build(AttentionSpec(embed_dim=64, num_heads=4), bundle, runtimes=["ort-cpu"]).passed
+    weights = bundle / save.WEIGHTS
+    output = weights if how == "itself" else _weights_by_another_name(bundle, how)
+    before = weights.read_bytes()
+    source = str(bundle / "model.onnx")
+    assert run(["lower", source, "--dialect", "portable", "--output", str(output)]) == 2
+    assert "holds weights of" in capsys.readouterr().err
+    assert weights.read_bytes() == before
+
+
+EXISTING = {
+    "a text": lambda path: path.write_text("mine"),
+    "a folder": lambda path: path.mkdir(),
+    "a dead link": lambda path: path.symlink_to("nowhere"),
+    "a pipe": lambda path: os.mkfifo(path),
+    "the model by a link": lambda path: path.symlink_to(path.parent / "m.onnx"),
+    "the model by a hard link": lambda path: path.hardlink_to(path.parent / "m.onnx"),
+}
+
+
+@pytest.mark.parametrize("existing", EXISTING)
+def test_what_is_no_graph_is_not_replaced(
+    existing: str, bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    model, output = tmp_path / "m.onnx", tmp_path / "o.onnx"
+    shutil.copyfile(bundle / "model.onnx", model)
+    EXISTING[existing](output)
+    before = (output.lstat().st_ino, model.read_bytes())
+    assert run(["lower", str(model), "--dialect", "portable", "--output", str(output)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "choose another --output" in said
+    assert (output.lstat().st_ino, model.read_bytes()) == before
+
+
+def test_large_weights_have_the_name_of_their_content_and_old_ones_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    output = tmp_path / "out" / "o.onnx"
+    output.parent.mkdir()
+    theirs = output.with_name("o.onnx.0123456789abcdef.data")
+    theirs.write_text("not what the name says")
+    output.touch()  # an empty file is nothing to keep
+    named = []
+    for seed in (0, 1):
+        bundle = tmp_path / str(seed)
+        spec = AttentionSpec(embed_dim=64, num_heads=4)
+        assert build(spec, bundle, runtimes=["ort-cpu"], seed=seed).passed
+        with monkeypatch.context() as patch:
+            patch.setattr(save, "EXTERNAL_ABOVE", 1)
+            source = str(bundle / "model.onnx")
+            assert run(["lower", source, "--dialect", "portable", "--output", str(output)]) == 0
+        (data,) = set(output.parent.iterdir()) - {output, theirs}
+        assert save.sha256(data).startswith(data.name.split(".")[2])
+        assert verify(bundle, graph=output, runtimes=["ort-cpu"]).passed
+        named.append(data.name)
+    assert named[0] != named[1]
 
 
 @pytest.mark.parametrize(
