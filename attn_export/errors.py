@@ -10,6 +10,9 @@ from __future__ import annotations
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
+READER_GONE = 141
+"""The exit code where nobody reads the output any more: 128 + SIGPIPE, as of other tools."""
+
 
 LINE = 300
 """The largest number of characters of a message."""

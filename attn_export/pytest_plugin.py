@@ -175,6 +175,7 @@ def _keep(report: Report, request: pytest.FixtureRequest) -> None:
     folder = request.config.getoption("--parity-report")
     if folder is None:
         return
+    from attn_export.replacing import write_whole
     from attn_export.report.data import to_json
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -182,4 +183,4 @@ def _keep(report: Report, request: pytest.FixtureRequest) -> None:
     written = request.config.stash[WRITTEN]
     written[stem] += 1  # a test may ask for parity several times
     number = f".{written[stem]}" if written[stem] > 1 else ""
-    (folder / f"{stem}{number}.json").write_text(to_json(report), encoding="utf-8")
+    write_whole(folder / f"{stem}{number}.json", to_json(report))

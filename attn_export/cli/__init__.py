@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from attn_export.cli.source import Source
 from attn_export.errors import (
     INTERRUPTED,
     PARAGRAPH,
+    READER_GONE,
     AttnExportError,
     GraphError,
     UsageError,
@@ -27,15 +29,19 @@ from attn_export.errors import (
     printable,
 )
 from attn_export.interruption import MESSAGE
+from attn_export.output_folder import check_utf8
 from attn_export.spec import VARIANTS
 
 TRACEBACK = "ATTN_EXPORT_TRACEBACK"
 """The environment variable that lets errors of our own end in a traceback."""
 
+HELP = ("-h", "--help")
+
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line; the exit code. Errors are one line on stderr."""
     try:
+        _check_paths(arguments)
         code = cli.main(list(arguments), prog_name="attn-export", standalone_mode=False)
     except AttnExportError as error:
         return _complain(str(error), error.exit_code)
@@ -46,10 +52,10 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(error.format_message(), UsageError.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _complain(MESSAGE, INTERRUPTED)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough (`attn-export … | head`).
-        sys.stderr.close()
-        return 0
+    except (BrokenPipeError, SystemExit):
+        # Whoever read our output has seen enough (`attn-export … | head`); click and rich turn
+        # that into SystemExit, and nothing else.
+        return READER_GONE
     except Exception as error:
         if os.environ.get(TRACEBACK):
             raise
@@ -71,6 +77,21 @@ def _unexpected(error: Exception) -> tuple[str, int]:
     return message, AttnExportError.exit_code
 
 
+def _check_paths(arguments: Sequence[str]) -> None:
+    """Refuse before the work what engines and file formats cannot take.
+
+    Raises:
+        OutputError: If an argument, the current folder or that for temporary files is not UTF-8.
+    """
+    for text in arguments:
+        check_utf8(text)
+    if set(HELP) & set(arguments):
+        return
+    with contextlib.suppress(FileNotFoundError):  # neither has to be there
+        check_utf8(Path.cwd())
+        check_utf8(tempfile.gettempdir())
+
+
 def _complain(message: str, code: int) -> int:
     click.echo(f"attn-export: {printable(message)}", err=True)
     return code
@@ -79,7 +100,7 @@ def _complain(message: str, code: int) -> int:
 # -- commands ------------------------------------------------------------------------
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(context_settings={"help_option_names": HELP, "max_content_width": 100})
 @click.version_option(package_name="attn-export")
 def cli() -> None:
     """Export PyTorch attention to ONNX and prove that every runtime computes the same.

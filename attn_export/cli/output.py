@@ -11,6 +11,8 @@ from typing import Any
 import click
 
 from attn_export.errors import OutputError, printable
+from attn_export.output_folder import check_utf8
+from attn_export.replacing import write_whole
 
 STDOUT = "-"
 
@@ -111,15 +113,16 @@ def check_folders(*files: str | None) -> None:
     """Refuse files that could not be written.
 
     Raises:
-        OutputError: If the folder of one is not there.
+        OutputError: If the folder of one is not there, or its name is not UTF-8.
     """
     for file in files:
+        check_utf8(file or "")
         if file and file != STDOUT and not Path(file).absolute().parent.is_dir():
             raise OutputError(f"cannot write {file}: there is no such folder")
 
 
 def write_file(file: str, text: str) -> None:
-    """Write a file, or to stdout where it is `STDOUT`.
+    """Write a file, whole or not at all, or to stdout where it is `STDOUT`.
 
     Raises:
         OutputError: If it cannot be written.
@@ -128,9 +131,9 @@ def write_file(file: str, text: str) -> None:
         click.echo(text, nl=False)
         return
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        write_whole(Path(file), text)
     except OSError as error:
-        raise OutputError(f"cannot write {file}: {error.strerror}") from error
+        raise OutputError(f"cannot write {file}: {error.strerror or error}") from error
 
 
 def _tell_github(report: Any, *, speaks: bool) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attn_export.errors import OutputError, UsageError, one_line
 from attn_export.nouns import Report, RuntimeRun, Verdict
+from attn_export.replacing import write_whole
 from attn_export.schema import BaselineFile
 from attn_export.untrusted import checked, parse_json, read_text
 
@@ -143,11 +143,6 @@ def _version(run: RuntimeRun) -> str:
 
 def _replace(path: Path, text: str) -> None:
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.absolute().parent, delete=False
-        ) as file:
-            file.write(text)
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(path)
+        write_whole(path, text)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error

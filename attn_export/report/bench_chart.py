@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attn_export.bench.results import Contest
 from attn_export.errors import OutputError, UsageError
+from attn_export.output_folder import check_utf8
+from attn_export.replacing import write_whole
 
 ENDINGS = (".svg", ".png")
 OURS_COLORS = ("#c8372d", "#e8853a", "#8c1d40", "#f2b134")
@@ -22,6 +25,7 @@ def check_chart_file(file: Path | str) -> None:
         OutputError: If there is no such folder.
     """
     path = Path(file)
+    check_utf8(path)
     if path.suffix not in ENDINGS:
         raise UsageError(f"{path} is to be a chart; end its name with {' or '.join(ENDINGS)}")
     if not path.absolute().parent.is_dir():
@@ -55,9 +59,11 @@ def write_chart(panels: Mapping[str, Sequence[Contest]], file: Path | str) -> No
             _draw(axes, title, contests, colors)
         metadata = {"Date": None} if Path(file).suffix == ".svg" else {}
         try:
-            figure.savefig(file, dpi=150, metadata=metadata)
+            image = io.BytesIO()
+            figure.savefig(image, format=Path(file).suffix[1:], dpi=150, metadata=metadata)
+            write_whole(Path(file), image.getvalue())
         except OSError as error:
-            raise OutputError(f"cannot write {file}: {error.strerror}") from error
+            raise OutputError(f"cannot write {file}: {error.strerror or error}") from error
 
 
 def _colors(contests: Sequence[Contest]) -> dict[str, str]:
