@@ -35,6 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require", action="append", default=[], metavar="RUNTIME",
         help="fail, instead of skipping, where this runtime is not here",
     )  # fmt: skip
+    parser.addoption(
+        "--kills", type=int, default=6, metavar="N",
+        help="kill each command at so many random moments (tests/kills)",
+    )  # fmt: skip
 
 
 def pytest_collection_finish() -> None:
