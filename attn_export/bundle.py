@@ -174,7 +174,8 @@ def read_bundle(folder: Path) -> Bundle:
             raise BundleError(f"{folder / name} cannot be read: {error.strerror}") from error
         if found != digest:
             raise BundleError(
-                f"{folder / name} was changed after the bundle was written; build it again"
+                f"{folder / name} was changed after the bundle was written; move the bundle away "
+                "and build it again"
             )
     return Bundle(folder, manifest)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from attn_export.errors import OutputError
+from attn_export.untrusted import regular_file
 
 LIST = "attn-export-files.json"
 FORMAT = "attn-export-files/1"
@@ -74,7 +75,7 @@ def write_list(folder: Path, kind: str) -> None:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    with path.open("rb", buffering=0) as file:
+    with regular_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

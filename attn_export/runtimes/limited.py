@@ -6,7 +6,9 @@ They do not let go of the interpreter either, so that no signal is handled until
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import signal
 import sys
 from typing import Any
 
@@ -15,6 +17,9 @@ from attn_export.errors import AttnExportError, GraphError, one_line
 from attn_export.runtimes.child import Child, module_command
 from attn_export.runtimes.conversation import Voice, jobs_from_stdin, limit_memory, private_stdout
 from attn_export.runtimes.protocol import Limits
+
+PR_SET_PDEATHSIG = 1
+"""Of <linux/prctl.h>. The thread that started the process waits for it."""
 
 
 def limited(function: str, about: str, limits: Limits | None = None, **arguments: Any) -> Any:
@@ -54,10 +59,20 @@ def limited(function: str, about: str, limits: Limits | None = None, **arguments
     return answer["value"]
 
 
+def _die_with_parent() -> None:
+    """Let the system end this process with the one that started it.
+
+    A parser in C++ does not let the thread run that would notice.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
     """Serve one call, then end."""
     say = Voice(private_stdout())
     jobs = jobs_from_stdin()
+    _die_with_parent()
     limit_memory(int(sys.argv[1]))
     job = jobs.get()
     if job is None:

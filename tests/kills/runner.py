@@ -27,7 +27,7 @@ import attn_export.jobs.build
 import attn_export.jobs.explain
 import attn_export.jobs.lower
 import attn_export.parity.oracle
-import attn_export.subject  # noqa: F401
+import attn_export.subject
 from attn_export import replacing, scratch
 from attn_export.cli import run
 
@@ -56,6 +56,11 @@ class Steps:
         swap = replacing.exchange if job.get("exchange", True) else lambda *_: False
         replacing.exchange = self._counted(swap, "exchange")
         scratch.sweep = self._uncounted(scratch.sweep)
+        attn_export.jobs.lower.limited = self._here
+
+    def _here(self, _function: str, _about: str, _limits: Any, **arguments: str) -> Any:
+        """Lower in this process, whose steps are counted."""
+        return attn_export.jobs.lower.lowered(**arguments)
 
     def _counted(self, call: Callable[..., Any], name: str = "") -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
