@@ -32,7 +32,7 @@ FLOORS = {
     "errors": -3, "untrusted": -2, "nouns": -1,
     "graph/load": 0, "graph/external": 0,
     "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "environment": 0, "scratch": 0,
-    "replacing": 0, "output_folder": 0,
+    "replacing": 0, "output_folder": 0, "code_templates": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
     "parity/measures": 1, "parity/limits": 1, "parity/gate": 1, "parity/__init__": 1,
     "bench/": 3, "bench/peers_export": 4, "decoding/": 3, "fingerprint/": 3,
@@ -61,7 +61,7 @@ ONLY_IN = {
     "iree": ("runtimes/iree",),
     "MNN": ("runtimes/mnn",),
     "matplotlib": ("report/bench_chart",),
-    "jinja2": ("explain/reproduce", "kits/project", "report/html"),
+    "jinja2": ("code_templates", "report/html"),
     "onnx.reference": (
         "explain/contrib",
         "explain/evaluate",

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from attn_export.code_templates import render
 from attn_export.errors import OutputError
 from attn_export.explain.explanation import Explanation
 from attn_export.explain.setting import Setting
@@ -114,25 +115,19 @@ def _options(setting: Setting, engine: str) -> dict[str, Any]:
 
 
 def _script(explanation: Explanation, setting: Setting, case: Smallest) -> str:
-    import jinja2
-
     engine = ENGINES.get(setting.runtime.name, setting.runtime.name)
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
     cuda = setting.runtime.name == "ort-cuda"
-    return template.render(
-        sentence=explanation.sentence.replace('"""', "'''").replace("\\", "/"),
-        engine=engine,
-        needs="numpy and " + (engine if engine in ENGINES.values() else "attn-export"),
-        allowed={
+    context = {
+        "sentence": explanation.sentence,
+        "engine": engine,
+        "allowed": {
             name: (float(f"{limits.whole:.3g}"), float(f"{limits.row:.3g}"))
             for name, limits in case.allowed.items()
         },
-        threads=setting.limits.threads,
-        options=_options(setting, engine),
-        providers=["CUDAExecutionProvider"] if cuda else ["CPUExecutionProvider"],
-        graph=setting.path.name,
-        outputs=dict(case.outputs),
-    )
+        "threads": setting.limits.threads,
+        "options": _options(setting, engine),
+        "providers": ["CUDAExecutionProvider"] if cuda else ["CPUExecutionProvider"],
+        "graph": setting.path.name,
+        "outputs": dict(case.outputs),
+    }
+    return render(TEMPLATE, context)

@@ -134,8 +134,11 @@ def test_no_kit_is_written_of_an_index_that_does_not_say_how_to_judge(what: str,
 @pytest.mark.parametrize(
     ("manifest", "says"),
     [
-        ({"inputs": {"query": {"dtype": "void", "shape": [1]}}}, "query is 'void'"),
-        ({"outputs": {"output": {"dtype": "float32", "shape": [["1}; int x = {1"]]}}}, "output is"),
+        ({"inputs": {"query": {"dtype": "void", "shape": [1]}}}, "'query' is 'void'"),
+        (
+            {"outputs": {"output": {"dtype": "float32", "shape": [["1}; int x = {1"]]}}},
+            "'output' is",
+        ),
         ({"graphs": {"../model.onnx": {}}}, "a file outside the bundle"),
         ({"graphs": {"/model.onnx": {}}}, "a file outside the bundle"),
     ],
@@ -160,11 +163,11 @@ def test_a_damaged_file_is_one_line_and_exit_code_2(file: str, tmp_path: Path):
 def test_the_graph_is_the_fastest_that_holds_caches_as_the_signature_says(tmp_path: Path):
     settings = "attn_kit/settings.py"
     of_append = (write_kit("python", bundle_of("append"), tmp_path / "a") / settings).read_text()
-    assert 'GRAPH = "model.ort.onnx"' in of_append
+    assert "GRAPH = 'model.ort.onnx'" in of_append
     spec = AttentionSpec(embed_dim=16, num_heads=4, num_kv_heads=1, cache="in-place", causal=True)
     build(spec, tmp_path / "b")  # there ort holds values transposed
     of_mqa = (write_kit("python", tmp_path / "b", tmp_path / "c") / settings).read_text()
-    assert 'GRAPH = "model.onnx"' in of_mqa
+    assert "GRAPH = 'model.onnx'" in of_mqa
 
 
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path):

@@ -30,6 +30,8 @@ typedef enum { NO_CACHE, APPENDED_CACHE, CACHE_IN_PLACE } Cache;
 
 typedef struct {
     const char *name, *graph;
+    const char *const *files; /* those that ONNX Runtime opens: the graph, its weights */
+    size_t file_count;
     Cache cache;
     const End *inputs, *outputs;
     size_t input_count, output_count;

@@ -36,6 +36,7 @@ enum class Cache { none, append, in_place };
 
 struct Bundle {
     std::string_view name, graph;
+    Rows<std::string_view> files;  // those that ONNX Runtime opens: the graph, its weights
     Cache cache;
     Rows<End> inputs, outputs;
     Rows<Case> cases;

@@ -1,0 +1,135 @@
+"""Templates of programs and documents into which only escaped values are written.
+
+Names, paths and numbers come from files of anyone. A value reaches a template through one function
+for each language; a value that went through none is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+PLAIN_CODE = re.compile(r"[\w./+ ,\[\]()-]+", re.ASCII)
+"""Text that a code span of Markdown shows as it is, in tables too."""
+
+
+def render(template: Path, context: Mapping[str, Any]) -> str:
+    """Return a template with its values.
+
+    Raises:
+        TypeError: If it writes a text without one of the filters in `ESCAPES`.
+        ValueError: If a value cannot be written in the language.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    def escaped(value: object) -> object:
+        # What a filter or a macro gives is Markup; a whole number is the same in every language.
+        if isinstance(value, Markup) or type(value) is int:
+            return value
+        raise TypeError(f"{template.name} writes {value!r:.60} without an escape")
+
+    def marked(escape: Callable[[Any], str]) -> Callable[[Any], Markup]:
+        return lambda value: Markup(escape(value))
+
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=True,
+        finalize=escaped,
+    )
+    environment.filters |= {name: marked(escape) for name, escape in ESCAPES.items()}
+    return environment.from_string(template.read_text(encoding="utf-8")).render(context)
+
+
+def c_string(text: str) -> str:
+    """Return a literal of C and C++: what is not plain ASCII as the octal of its UTF-8 bytes."""
+    return f'"{"".join(map(_c_character, text.encode("utf-8", "replace")))}"'
+
+
+def python(value: object) -> str:
+    """Return a literal of Python, in ASCII.
+
+    Args:
+        value: Texts, numbers, booleans and None, and lists, tuples and dicts of them.
+
+    Raises:
+        ValueError: If it is of another type.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if value is None or type(value) in (str, int, float, bool):
+        return ascii(value)
+    if isinstance(value, Mapping):
+        items = [f"{python(key)}: {python(item)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(python, value))}]"
+    if isinstance(value, tuple):
+        return f"({''.join(f'{python(item)}, ' for item in value)})".replace(", )", ",)")
+    raise ValueError(f"{value!r:.60} has no literal in Python")
+
+
+def python_comment(text: str) -> str:
+    """Return the text of a comment: one line of ASCII."""
+    return ascii(text)[1:-1]
+
+
+def to_json(value: object) -> str:
+    """Return JSON in ASCII, which is a literal of JavaScript too."""
+    return json.dumps(value, allow_nan=False)
+
+
+def number(value: float) -> str:
+    """Return a finite number as C and C++ write it.
+
+    Raises:
+        ValueError: If it is not finite.
+    """
+    if not math.isfinite(value):
+        raise ValueError(f"{value!r:.60} is not a finite number")
+    return repr(float(value))
+
+
+def identifier(name: str) -> str:
+    """Return a name as code has it; one that no language takes as a name becomes a string."""
+    return name if name.isascii() and name.isidentifier() else to_json(name)
+
+
+def markdown(text: str) -> str:
+    """Return text of Markdown that is shown as it is, on one line."""
+    return "".join(map(_entity, "".join(c if c.isprintable() else " " for c in text)))
+
+
+def markdown_code(text: str) -> str:
+    """Return a code span of Markdown."""
+    return f"`{text}`" if PLAIN_CODE.fullmatch(text) else f"<code>{markdown(text)}</code>"
+
+
+ESCAPES: Mapping[str, Callable[[Any], str]] = {
+    "c_string": c_string,
+    "python": python,
+    "python_comment": python_comment,
+    "json": to_json,
+    "number": number,
+    "identifier": identifier,
+    "markdown": markdown,
+    "code": markdown_code,
+}
+"""The filters of templates, by name."""
+
+
+def _c_character(byte: int) -> str:
+    # Two question marks begin a trigraph.
+    plain = 32 <= byte < 127 and chr(byte) not in '"\\?'
+    return chr(byte) if plain else f"\\{byte:03o}"
+
+
+def _entity(character: str) -> str:
+    return character if character.isalnum() or character in " ,.-" else f"&#{ord(character)};"
