@@ -125,8 +125,34 @@ WRONG_TRUTHS = {
     "NaN or infinity in other places": in_truth(_infinity),
     "a row that has to be 0 is not": in_truth(_zero_row),
     "the whole output, allowed": in_truth(_whole),
-    "its shape is [": in_truth(lambda truth: truth[..., :-1]),
-    "its type is 1, expected 11": in_truth(lambda truth: truth.astype(np.float64)),
+}
+
+
+def _through(operator: str, kind: int, **attributes: int) -> Callable[[Path], None]:
+    """The graph's first output goes through one more operator, and has another form then."""
+
+    def change(bundle: Path) -> None:
+        model = onnx.load(bundle / "model.onnx", load_external_data=False)
+        output = model.graph.output[0]
+        (node,) = (node for node in model.graph.node if output.name in node.output)
+        names = ["before" if name == output.name else name for name in node.output]
+        del node.output[:]
+        node.output.extend(names)
+        model.graph.node.append(
+            onnx.helper.make_node(operator, ["before"], [output.name], **attributes)
+        )
+        output.type.tensor_type.elem_type = kind
+        output.type.tensor_type.ClearField("shape")
+        onnx.save(model, bundle / "model.onnx")
+
+    return change
+
+
+WRONG_FORMS = {
+    "its shape is [": _through("Transpose", onnx.TensorProto.FLOAT),
+    "its type is 11, expected 1": _through(
+        "Cast", onnx.TensorProto.DOUBLE, to=onnx.TensorProto.DOUBLE
+    ),
 }
 
 
@@ -172,6 +198,10 @@ DAMAGED = {
     "test_data_set_1/output_0.pb": _lost,
     "holds somebody_else, expected query": _renamed,
     "input_0.pb holds no tensor: ": _huge,
+    "output_0.pb: output has the shape [": in_truth(lambda truth: truth[..., :-1]),
+    "output_0.pb: output has the type 11, expected 1": in_truth(
+        lambda truth: truth.astype(np.float64)
+    ),
     "model.onnx": _cut("model.onnx"),
 }
 

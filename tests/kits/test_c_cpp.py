@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from evidence import NO_EVIDENCE, ONE_ROW, REASON, ROWS, change_row, folder_of, lines_of
+from evidence import NO_EVIDENCE, ONE_ROW, REASON, ROWS, change_row, lines_of
 from native_kits import (
     DAMAGED,
+    WRONG_FORMS,
     WRONG_TRUTHS,
     changed,
     judged,
@@ -18,8 +19,6 @@ from native_kits import (
     scale,
 )
 from shared import BUNDLES, bundle_of
-
-from attn_export.tensorfile import read_tensor, write_tensor
 
 # C++ takes long to compile.
 KITS = [("c", name) for name in BUNDLES if name != "append"]
@@ -92,6 +91,17 @@ def test_each_part_of_the_rule_is_judged(says: str, kit: Path, bundle: Path, tmp
     assert all(line.startswith("ok   ") for line in others)
 
 
+@pytest.mark.parametrize("says", WRONG_FORMS)
+def test_an_output_of_another_form_than_the_truth_fails(
+    says: str, kit: Path, bundle: Path, tmp_path: Path
+):
+    done = run(kit, "self_test", changed(bundle, tmp_path, WRONG_FORMS[says]))
+    assert done.returncode == 1
+    first, *_ = judged(done)
+    assert first.startswith("FAIL ")
+    assert f"  output: {says}" in first
+
+
 def test_one_row_counts_as_much_as_the_whole(kit: Path, bundle: Path, tmp_path: Path):
     done = run(kit, "self_test", changed(bundle, tmp_path, one_row))
     assert done.returncode == 1
@@ -134,13 +144,7 @@ def test_what_is_no_evidence_still_has_the_shape_of_the_truth(
     language: str, bundle: Path, tmp_path: Path
 ):
     kit = kit_without_evidence(language)
-
-    def cut(folder: Path) -> None:
-        path = folder_of(folder, "base") / "output_0.pb"
-        name, truth = read_tensor(path)
-        write_tensor(path, name, truth[..., :-1])
-
-    done = run(kit, "self_test", changed(bundle, tmp_path, cut))
+    done = run(kit, "self_test", changed(bundle, tmp_path, WRONG_FORMS["its shape is ["]))
     assert lines_of(done.stdout)["base"].startswith("FAIL base  output: its shape is [")
 
 

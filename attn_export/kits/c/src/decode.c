@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "bundle.h"
+#include "bundle_check.h"
 #include "cache.h"
 
 enum { PROMPT = 8, TOKENS = 64, MOST_TOKENS = 1 << 20, KEYS_OF_OTHERS = 16 };
@@ -103,14 +104,15 @@ int main(int argc, char **argv) {
         return 2;
     }
     if (BUNDLE.cache == NO_CACHE) {
-        printf("%s has no KV cache: there is nothing to decode\n", BUNDLE.name);
+        print_line(stdout, "%.200s has no KV cache: there is nothing to decode", BUNDLE.name);
         return 0;
     }
-    char graph[4096];
-    snprintf(graph, sizeof graph, "%s/%s", argc > 2 ? argv[2] : BUNDLE_FOLDER, BUNDLE.graph);
+    char graph[3072];
     Model *model = NULL;
     Error error;
-    bool decoded = model_open(graph, (ModelOptions){.spin = true}, &model, &error);
+    bool decoded =
+        bundle_files(argc > 2 ? argv[2] : BUNDLE_FOLDER, graph, sizeof graph, &error) &&
+        model_open(graph, (ModelOptions){.spin = true}, &model, &error);
     if (decoded) {
         Tensor *inputs = calloc(BUNDLE.input_count + 1, sizeof *inputs);
         Tensor *outputs = calloc(model_output_count(model) + 1, sizeof *outputs);
@@ -122,6 +124,6 @@ int main(int argc, char **argv) {
         free(outputs);
     }
     model_close(model);
-    if (!decoded) fprintf(stderr, "decode: %s\n", error.text);
+    if (!decoded) print_line(stderr, "decode: %s", error.text);
     return decoded ? 0 : 2;
 }

@@ -1,15 +1,52 @@
 #include "error.h"
 
 #include <stdarg.h>
-#include <stdio.h>
+#include <string.h>
+
+/* The bytes of a character of UTF-8 that a terminal only shows; 0 where it does more, or is none. */
+static size_t shown_bytes(const unsigned char *c) {
+    if (c[0] < 0x80) return c[0] >= 0x20 && c[0] != 0x7f;
+    size_t count = c[0] < 0xc2 || c[0] > 0xf4 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3 : 4;
+    for (size_t i = 1; i < count; i++) {
+        if (c[i] < 0x80 || c[i] > 0xbf) return 0;
+    }
+    bool control = c[0] == 0xc2 && c[1] < 0xa0;
+    /* General punctuation has marks that turn the direction of writing or end a line. */
+    bool punctuation = c[0] == 0xe2 && (c[1] == 0x80 || c[1] == 0x81);
+    bool overlong = (c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xf0 && c[1] < 0x90);
+    bool no_character = (c[0] == 0xed && c[1] > 0x9f) || (c[0] == 0xf4 && c[1] > 0x8f);
+    return control || punctuation || overlong || no_character ? 0 : count;
+}
+
+static void make_printable(char *text) {
+    for (unsigned char *c = (unsigned char *)text; *c != '\0';) {
+        size_t bytes = shown_bytes(c);
+        if (bytes == 0) *c = *c == '\n' || *c == '\r' || *c == '\t' ? ' ' : '?';
+        c += bytes > 0 ? bytes : 1;
+    }
+}
 
 bool fail(Error *error, const char *format, ...) {
     va_list values;
     va_start(values, format);
     vsnprintf(error->text, sizeof error->text, format, values);
     va_end(values);
-    for (char *c = error->text; *c != '\0'; c++) {
-        if (*c == '\n' || *c == '\r') *c = ' ';
-    }
+    make_printable(error->text);
     return false;
+}
+
+void print_line(FILE *to, const char *format, ...) {
+    char line[1024];
+    va_list values;
+    va_start(values, format);
+    vsnprintf(line, sizeof line, format, values);
+    va_end(values);
+    make_printable(line);
+    fprintf(to, "%s\n", line);
+}
+
+const char *path_end(const char *path) {
+    enum { SHOWN = 80 };
+    size_t length = strlen(path);
+    return length > SHOWN ? path + length - SHOWN : path;
 }

@@ -3,9 +3,10 @@
 #define ERROR_H
 
 #include <stdbool.h>
+#include <stdio.h>
 
 typedef struct {
-    char text[512];
+    char text[301];
 } Error;
 
 #if defined(__GNUC__)
@@ -16,5 +17,11 @@ typedef struct {
 
 /* Fills in the error and gives false, for `return fail(error, ...)`. */
 bool fail(Error *error, const char *format, ...) PRINTF_LIKE(2, 3);
+
+/* Prints one line. Names come from files: what would move a cursor or colour a screen is a "?". */
+void print_line(FILE *to, const char *format, ...) PRINTF_LIKE(2, 3);
+
+/* The end of a path, which says the most about it and fits into an error. */
+const char *path_end(const char *path);
 
 #endif

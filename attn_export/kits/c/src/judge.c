@@ -147,7 +147,7 @@ static bool ignore_rows(Tensor *got, const Tensor *truth, IgnoredRows ignored, E
         if (at[0] < 0 || at[0] >= truth->dims[0]) {
             return fail(error, "there is no row %lld to ignore", (long long)at[0]);
         }
-        tensor_copy_block(got, at, truth, at, sizes);
+        if (!tensor_copy_block(got, at, truth, at, sizes, error)) return false;
     }
     return true;
 }

@@ -19,12 +19,25 @@ static size_t axis_of(const End *end, const char *name) {
     return axis;
 }
 
-static int64_t token_count(const Tensor *inputs) {
-    for (size_t i = 0; i < BUNDLE.input_count; i++) {
+/* The number of tokens of a case; 0, with an error, where it cannot be fed one by one. */
+static int64_t token_count(const Tensor *inputs, Error *error) {
+    int64_t tokens = 0;
+    for (size_t i = 0; i < BUNDLE.input_count && tokens == 0; i++) {
         size_t axis = axis_of(&BUNDLE.inputs[i], "query_len");
-        if (axis < BUNDLE.inputs[i].rank) return inputs[i].dims[axis];
+        if (axis < BUNDLE.inputs[i].rank) tokens = inputs[i].dims[axis];
     }
-    return 0;
+    if (tokens == 0) fail(error, "the case has no tokens to feed one by one");
+    for (size_t i = 0; i < BUNDLE.input_count && tokens > 0; i++) {
+        const End *end = &BUNDLE.inputs[i];
+        size_t keys = axis_of(end, "total_len"), room = axis_of(end, "capacity");
+        bool fits = (keys == end->rank || inputs[i].dims[keys] == tokens) &&
+                    (room == end->rank || inputs[i].dims[room] >= tokens);
+        if (fits) continue;
+        fail(error, "%.60s has %lld keys, expected those of %lld tokens", end->name,
+             (long long)inputs[i].dims[keys < end->rank ? keys : room], (long long)tokens);
+        tokens = 0;
+    }
+    return tokens;
 }
 
 /* -- one step's inputs ------------------------------------------------------------------- */
@@ -41,8 +54,7 @@ static bool cut(const Tensor *whole, const End *end, int64_t at, Tensor *part, E
         }
     }
     if (!tensor_new(whole->name, whole->dtype, whole->rank, sizes, part, error)) return false;
-    tensor_copy_block(part, ORIGIN, whole, from, sizes);
-    return true;
+    return tensor_copy_block(part, ORIGIN, whole, from, sizes, error);
 }
 
 static bool is_cache(const End *end) {
@@ -72,9 +84,9 @@ static bool next_inputs(const Tensor *wholes, int64_t at, Tensor *step, Error *e
  */
 static bool place(const Tensor *part, const End *end, int64_t at, int64_t tokens, Tensor *whole,
                   Error *error) {
-    size_t query = axis_of(end, "query_len"), last = whole->rank - 1;
-    bool fits = part->rank == whole->rank && part->dtype == whole->dtype;
-    for (size_t axis = 0; fits && axis < whole->rank; axis++) {
+    size_t query = axis_of(end, "query_len"), last = end->rank - 1;
+    bool fits = part->rank == end->rank && part->dtype == whole->dtype;
+    for (size_t axis = 0; fits && axis < end->rank; axis++) {
         bool grows = axis == last && end->axes[axis].name != NULL;
         fits = axis == query ? part->dims[axis] == 1
                : grows       ? part->dims[axis] <= whole->dims[axis]
@@ -83,19 +95,18 @@ static bool place(const Tensor *part, const End *end, int64_t at, int64_t tokens
     int64_t learned = fits && part->dims[last] < whole->dims[last] ? whole->dims[last] - tokens : 0;
     if (!fits || learned < 0 || learned > part->dims[last]) {
         char is[128];
-        return fail(error, "%s has the shape %s after %lld tokens", end->name,
+        return fail(error, "%.60s has the shape %s after %lld tokens", end->name,
                     dims_text(part->dims, part->rank, is, sizeof is), (long long)at);
     }
     int64_t to[MAX_RANK] = {0}, from[MAX_RANK] = {0}, sizes[MAX_RANK];
     memcpy(sizes, part->dims, sizeof sizes);
     to[query] = at;
     sizes[last] = part->dims[last] - learned;
-    tensor_copy_block(whole, to, part, from, sizes);
+    if (!tensor_copy_block(whole, to, part, from, sizes, error)) return false;
     to[last] = whole->dims[last] - learned;
     from[last] = part->dims[last] - learned;
     sizes[last] = learned;
-    tensor_copy_block(whole, to, part, from, sizes);
-    return true;
+    return tensor_copy_block(whole, to, part, from, sizes, error);
 }
 
 /* Of outputs without an axis of queries, the caches above all, the last step has the whole. */
@@ -104,7 +115,7 @@ static bool collect(Tensor *outputs, size_t count, int64_t at, int64_t tokens, T
     for (size_t i = 0; i < BUNDLE.output_count; i++) {
         const End *end = &BUNDLE.outputs[i];
         const Tensor *part = tensor_find(outputs, count, end->name);
-        if (part == NULL) return fail(error, "the output %s is missing", end->name);
+        if (part == NULL) return fail(error, "the output %.60s is missing", end->name);
         if (axis_of(end, "query_len") < end->rank) {
             if (!place(part, end, at, tokens, &wholes[i], error)) return false;
         } else if (at == tokens - 1) {
@@ -112,7 +123,7 @@ static bool collect(Tensor *outputs, size_t count, int64_t at, int64_t tokens, T
             if (!tensor_new(end->name, part->dtype, part->rank, part->dims, &wholes[i], error)) {
                 return false;
             }
-            tensor_copy_block(&wholes[i], ORIGIN, part, ORIGIN, part->dims);
+            if (!tensor_copy_block(&wholes[i], ORIGIN, part, ORIGIN, part->dims, error)) return false;
         }
     }
     return true;
@@ -120,7 +131,8 @@ static bool collect(Tensor *outputs, size_t count, int64_t at, int64_t tokens, T
 
 static bool take_steps(Model *model, const Tensor *inputs, Tensor *step, Tensor *outputs,
                        Tensor *wholes, Error *error) {
-    int64_t tokens = token_count(inputs);
+    int64_t tokens = token_count(inputs, error);
+    if (tokens == 0) return false;
     size_t output_count = model_output_count(model);
     for (int64_t at = 0; at < tokens; at++) {
         bool stepped = next_inputs(inputs, at, step, error) &&

@@ -6,7 +6,7 @@
 
 /*
  * Fills `wholes`, one for each output of the bundle, with what all steps gave. `inputs` are those
- * of the whole case, `truths` its outputs, for their shapes.
+ * of the whole case, `truths` its outputs, for their shapes; both fit the signature.
  */
 bool replay(Model *model, const Tensor *inputs, const Tensor *truths, Tensor *wholes,
             Error *error);

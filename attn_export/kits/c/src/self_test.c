@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "bundle.h"
+#include "bundle_check.h"
 #include "replay.h"
 #include "tensorproto.h"
 
@@ -46,7 +47,8 @@ static bool load(const char *bundle, const Case *one, size_t output_count, Loade
            tensors_read(folder, "input", BUNDLE.input_names, BUNDLE.input_count, loaded->inputs,
                         error) &&
            tensors_read(folder, "output", BUNDLE.output_names, BUNDLE.output_count,
-                        loaded->truths, error);
+                        loaded->truths, error) &&
+           case_fits(folder, loaded->inputs, loaded->truths, error);
     if (!read) unload(loaded);
     return read;
 }
@@ -54,7 +56,7 @@ static bool load(const char *bundle, const Case *one, size_t output_count, Loade
 /* -- one line for each case -------------------------------------------------------------- */
 
 static bool say_failed(const char *name, const char *how, const char *output, const char *why) {
-    printf("FAIL %s%s  %s%s%s\n", name, how, output, *output ? ": " : "", why);
+    print_line(stdout, "FAIL %.200s%s  %.200s%s%s", name, how, output, *output ? ": " : "", why);
     return false;
 }
 
@@ -92,11 +94,11 @@ static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t
         if (verdict.status == UNUSABLE && i < unusable) unusable = i;
     }
     if (unusable < BUNDLE.output_count) {
-        printf("unusable %s%s  %s: %s\n", one->name, how, BUNDLE.output_names[unusable],
-               one->tolerances[unusable].unusable);
+        print_line(stdout, "unusable %.200s%s  %.200s: %s", one->name, how,
+                   BUNDLE.output_names[unusable], one->tolerances[unusable].unusable);
         return false;
     }
-    printf("ok   %s%s  %.3f of allowed\n", one->name, how, worst);
+    print_line(stdout, "ok   %.200s%s  %.3f of allowed", one->name, how, worst);
     return true;
 }
 
@@ -147,17 +149,15 @@ int main(int argc, char **argv) {
     char graph[3072];
     Model *model = NULL;
     Error error;
-    int length = snprintf(graph, sizeof graph, "%s/%s", bundle, BUNDLE.graph);
-    bool whole = length > 0 && (size_t)length < sizeof graph;
-    if (!whole) fail(&error, "the path of the bundle is too long");
-    whole = whole && model_open(graph, (ModelOptions){0}, &model, &error) &&
-            run_all(bundle, model, &passed, &error);
+    bool whole = bundle_files(bundle, graph, sizeof graph, &error) &&
+                 model_open(graph, (ModelOptions){0}, &model, &error) &&
+                 run_all(bundle, model, &passed, &error);
     model_close(model);
     if (!whole) {
-        fprintf(stderr, "self_test: %s\n", error.text);
+        print_line(stderr, "self_test: %s", error.text);
         return 2;
     }
-    printf("%s: %zu of %zu passed, ONNX Runtime %s\n", BUNDLE.name, passed, count,
-           model_version());
+    print_line(stdout, "%.200s: %zu of %zu passed, ONNX Runtime %s", BUNDLE.name, passed, count,
+               model_version());
     return passed == count ? 0 : 1;
 }

@@ -16,17 +16,19 @@ static char *copy_text(const char *text) {
 bool tensor_new(const char *name, int dtype, size_t rank, const int64_t *dims, Tensor *tensor,
                 Error *error) {
     *tensor = (Tensor){0};
-    if (rank > MAX_RANK) return fail(error, "%s has %zu axes; %d are the most", name, rank, MAX_RANK);
+    if (rank > MAX_RANK) {
+        return fail(error, "%.60s has %zu axes; %d are the most", name, rank, MAX_RANK);
+    }
     size_t bytes = element_bytes(dtype);
-    if (bytes == 0) return fail(error, "%s is of the unknown type %d", name, dtype);
+    if (bytes == 0) return fail(error, "%.60s is of the unknown type %d", name, dtype);
     bool empty = false;
     for (size_t axis = 0; axis < rank; axis++) {
-        if (dims[axis] < 0) return fail(error, "%s has a negative size", name);
+        if (dims[axis] < 0) return fail(error, "%.60s has a negative size", name);
         empty = empty || dims[axis] == 0;
     }
     for (size_t axis = 0; axis < rank && !empty; axis++) {
         size_t size = (size_t)dims[axis];
-        if (bytes > SIZE_MAX / 2 / size) return fail(error, "%s is too large", name);
+        if (bytes > SIZE_MAX / 2 / size) return fail(error, "%.60s is too large", name);
         bytes *= size;
     }
     tensor->name = copy_text(name);
@@ -35,7 +37,7 @@ bool tensor_new(const char *name, int dtype, size_t rank, const int64_t *dims, T
         free(tensor->name);
         free(tensor->data);
         *tensor = (Tensor){0};
-        return fail(error, "out of memory for %s", name);
+        return fail(error, "out of memory for %.60s", name);
     }
     tensor->dtype = dtype;
     tensor->rank = rank;
@@ -57,7 +59,7 @@ void tensors_free(Tensor *tensors, size_t count) {
 
 bool tensor_rename(Tensor *tensor, const char *name, Error *error) {
     char *copy = copy_text(name);
-    if (copy == NULL) return fail(error, "out of memory for %s", name);
+    if (copy == NULL) return fail(error, "out of memory for %.60s", name);
     free(tensor->name);
     tensor->name = copy;
     return true;
@@ -182,11 +184,30 @@ static size_t flat_place(const Tensor *tensor, const int64_t *at, const int64_t 
     return place;
 }
 
-void tensor_copy_block(Tensor *to, const int64_t *to_at, const Tensor *from,
-                       const int64_t *from_at, const int64_t *sizes) {
+/* Whether a block lies within a tensor. Compared so that no sum can overflow. */
+static bool holds_block(const Tensor *tensor, const int64_t *at, const int64_t *sizes) {
+    for (size_t axis = 0; axis < tensor->rank; axis++) {
+        int64_t size = tensor->dims[axis];
+        if (sizes[axis] < 0 || sizes[axis] > size || at[axis] < 0 || at[axis] > size - sizes[axis]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool tensor_copy_block(Tensor *to, const int64_t *to_at, const Tensor *from,
+                       const int64_t *from_at, const int64_t *sizes, Error *error) {
     size_t bytes = element_bytes(from->dtype), rank = from->rank, run = 1;
+    if (to->dtype != from->dtype || to->rank != rank || !holds_block(to, to_at, sizes) ||
+        !holds_block(from, from_at, sizes)) {
+        char block[64], is[64], wanted[64];
+        return fail(error, "%.60s: a block of %s does not lie within both %s and %s", from->name,
+                    dims_text(sizes, rank, block, sizeof block),
+                    dims_text(from->dims, rank, is, sizeof is),
+                    dims_text(to->dims, to->rank, wanted, sizeof wanted));
+    }
     for (size_t axis = 0; axis < rank; axis++) {
-        if (sizes[axis] <= 0) return;
+        if (sizes[axis] == 0) return true;
     }
     if (rank > 0) run = (size_t)sizes[rank - 1];
     int64_t within[MAX_RANK] = {0};
@@ -196,7 +217,7 @@ void tensor_copy_block(Tensor *to, const int64_t *to_at, const Tensor *from,
         /* The next row: an odometer over all axes but the last. */
         size_t axis = rank > 0 ? rank - 1 : 0;
         while (axis > 0 && ++within[axis - 1] == sizes[axis - 1]) within[--axis] = 0;
-        if (axis == 0) return;
+        if (axis == 0) return true;
     }
 }
 

@@ -49,9 +49,12 @@ double tensor_get(const Tensor *tensor, size_t at);
 /* Sets it; a number that float16 or bfloat16 does not hold is rounded towards 0. */
 void tensor_set(Tensor *tensor, size_t at, double value);
 
-/* Copies a block of `sizes` from one place to another; both have the same type and rank. */
-void tensor_copy_block(Tensor *to, const int64_t *to_at, const Tensor *from,
-                       const int64_t *from_at, const int64_t *sizes);
+/*
+ * Copies a block of `sizes` from one place to another. False where the types or ranks differ, or
+ * the block does not lie within both.
+ */
+bool tensor_copy_block(Tensor *to, const int64_t *to_at, const Tensor *from,
+                       const int64_t *from_at, const int64_t *sizes, Error *error);
 
 /* "[2, 5, 64]" into a buffer. */
 const char *dims_text(const int64_t *dims, size_t rank, char *buffer, size_t size);

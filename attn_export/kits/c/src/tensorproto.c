@@ -1,11 +1,14 @@
 #include "tensorproto.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "file.h"
+
 enum { DIMS = 1, DATA_TYPE = 2, NAME = 8, RAW_DATA = 9 };
+/* Golden vectors take 32 MiB altogether. */
+enum { MOST_BYTES = 1 << 28 };
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 
 typedef struct {
@@ -98,40 +101,15 @@ static bool parse(Reader message, Tensor *tensor, Error *error) {
     return true;
 }
 
-static bool read_file(const char *path, unsigned char **bytes, size_t *size, Error *error) {
-    *bytes = NULL;
-    *size = 0;
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) return fail(error, "%s: %s", path, strerror(errno));
-    size_t room = 1 << 16;
-    for (;;) {
-        unsigned char *larger = realloc(*bytes, room);
-        if (larger == NULL) break;
-        *bytes = larger;
-        *size += fread(*bytes + *size, 1, room - *size, file);
-        if (*size < room) {
-            bool whole = !ferror(file);
-            fclose(file);
-            if (whole) return true;
-            free(*bytes);
-            return fail(error, "%s cannot be read", path);
-        }
-        room *= 2;
-    }
-    fclose(file);
-    free(*bytes);
-    return fail(error, "out of memory for %s", path);
-}
-
 bool tensor_read(const char *path, Tensor *tensor, Error *error) {
     unsigned char *bytes;
     size_t size;
     *tensor = (Tensor){0};
-    if (!read_file(path, &bytes, &size, error)) return false;
+    if (!file_read(path, MOST_BYTES, &bytes, &size, error)) return false;
     Error why;
     bool read = parse((Reader){bytes, bytes + size}, tensor, &why);
     free(bytes);
-    return read || fail(error, "%s holds no tensor: %s", path, why.text);
+    return read || fail(error, "%s holds no tensor: %s", path_end(path), why.text);
 }
 
 bool tensors_read(const char *folder, const char *stem, const char *const *names, size_t count,
@@ -141,14 +119,14 @@ bool tensors_read(const char *folder, const char *stem, const char *const *names
         int length = snprintf(path, sizeof path, "%s/%s_%zu.pb", folder, stem, i);
         if (length < 0 || (size_t)length >= sizeof path) {
             tensors_free(tensors, i);
-            return fail(error, "the path of %s is too long", folder);
+            return fail(error, "the path of %s is too long", path_end(folder));
         }
         if (!tensor_read(path, &tensors[i], error)) {
             tensors_free(tensors, i);
             return false;
         }
         if (strcmp(tensors[i].name, names[i]) != 0) {
-            fail(error, "%s holds %s, expected %s", path, tensors[i].name, names[i]);
+            fail(error, "%s holds %.60s, expected %.60s", path_end(path), tensors[i].name, names[i]);
             tensors_free(tensors, i + 1);
             return false;
         }

@@ -4,6 +4,7 @@
 
 #include "tensor.h"
 
+/* Reads a regular file of at most 256 MiB. */
 bool tensor_read(const char *path, Tensor *tensor, Error *error);
 
 /* Reads FOLDER/STEM_0.pb, FOLDER/STEM_1.pb ... into tensors, which have to bear these names. */

@@ -11,7 +11,9 @@
 #include <random>
 
 #include "bundle.h"
+#include "bundle_check.h"
 #include "cache.h"
+#include "text.h"
 
 using namespace attention;
 
@@ -81,7 +83,7 @@ double now_ms() {
 void decode(const std::filesystem::path& folder, std::int64_t tokens) {
     ModelOptions options;
     options.spin = true;
-    Model model(folder / bundle().graph, options);
+    Model model(graph_in(folder), options);
     std::vector<Tensor> inputs;
     const std::int64_t capacity = PROMPT + tokens;
     double start = now_ms();
@@ -105,7 +107,7 @@ int main(int argc, char** argv) {
         return 2;
     }
     if (bundle().cache == Cache::none) {
-        std::cout << bundle().name << " has no KV cache: there is nothing to decode\n";
+        std::cout << one_line(bundle().name) << " has no KV cache: there is nothing to decode\n";
         return 0;
     }
     std::cout << std::fixed << std::setprecision(3);
@@ -113,7 +115,7 @@ int main(int argc, char** argv) {
         decode(argc > 2 ? argv[2] : BUNDLE_FOLDER, tokens);
         return 0;
     } catch (const std::exception& error) {
-        std::cerr << "decode: " << error.what() << '\n';
+        std::cerr << "decode: " << one_line(error.what()) << '\n';
         return 2;
     }
 }

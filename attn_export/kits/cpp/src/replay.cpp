@@ -9,7 +9,8 @@ namespace attention {
 
 namespace {
 
-constexpr std::string_view NEW = "query_len", KEYS = "total_len", LENGTHS = "past_length";
+constexpr std::string_view NEW = "query_len", KEYS = "total_len", ROOM = "capacity",
+                           LENGTHS = "past_length";
 
 // Where an axis is among those of an input or output, if it is there.
 std::optional<std::size_t> axis_of(const End& end, std::string_view name) {
@@ -19,11 +20,21 @@ std::optional<std::size_t> axis_of(const End& end, std::string_view name) {
     return static_cast<std::size_t>(found - end.axes.begin());
 }
 
+// The number of tokens of a case. Throws where it cannot be fed one by one.
 std::int64_t token_count(const std::vector<Tensor>& inputs) {
-    for (std::size_t i = 0; i < inputs.size(); i++) {
-        if (const auto axis = axis_of(bundle().inputs[i], NEW)) return inputs[i].dims()[*axis];
+    std::int64_t tokens = 0;
+    for (std::size_t i = 0; i < inputs.size() && tokens == 0; i++) {
+        if (const auto axis = axis_of(bundle().inputs[i], NEW)) tokens = inputs[i].dims()[*axis];
     }
-    return 0;
+    if (tokens == 0) throw std::runtime_error("the case has no tokens to feed one by one");
+    for (std::size_t i = 0; i < inputs.size(); i++) {
+        const Dims& dims = inputs[i].dims();
+        const auto keys = axis_of(bundle().inputs[i], KEYS), room = axis_of(bundle().inputs[i], ROOM);
+        if ((!keys || dims[*keys] == tokens) && (!room || dims[*room] >= tokens)) continue;
+        throw std::runtime_error(inputs[i].name() + " has the shape " + to_text(dims) +
+                                 ", expected the keys of " + std::to_string(tokens) + " tokens");
+    }
+    return tokens;
 }
 
 // The part of an input that token `at` gets: its own row, and the keys up to it.
@@ -56,8 +67,8 @@ void next_inputs(const std::vector<Tensor>& wholes, std::int64_t at, std::vector
 void place(const Tensor& part, const End& end, std::size_t query, std::int64_t at,
            std::int64_t tokens, Tensor& whole) {
     const Dims &is = part.dims(), &wanted = whole.dims();
-    const std::size_t last = wanted.size() - 1;
-    bool fits = is.size() == wanted.size() && part.dtype() == whole.dtype();
+    const std::size_t last = end.axes.size() - 1;
+    bool fits = is.size() == end.axes.size() && wanted.size() == is.size() && part.dtype() == whole.dtype();
     for (std::size_t axis = 0; fits && axis <= last; axis++) {
         const bool grows = axis == last && !end.axes[axis].name.empty();
         fits = axis == query ? is[axis] == 1

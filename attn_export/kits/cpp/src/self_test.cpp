@@ -12,19 +12,13 @@
 #include <string>
 
 #include "bundle.h"
+#include "bundle_check.h"
 #include "replay.h"
-#include "tensorproto.h"
+#include "text.h"
 
 using namespace attention;
 
 namespace {
-
-std::string one_line(std::string text) {
-    for (char& c : text) {
-        if (c == '\n' || c == '\r') c = ' ';
-    }
-    return text;
-}
 
 // Of the outputs of a case together: what failed is worse than what is no evidence. Its share is
 // the largest of them.
@@ -56,40 +50,35 @@ bool passes(const Case& one, std::string_view how, const std::vector<Tensor>& tr
     try {
         verdict = judge_all(one, run(), truths);
     } catch (const std::exception& error) {
-        verdict = {Status::failed, one_line(error.what())};
+        verdict = {Status::failed, error.what()};
     }
     if (verdict.status == Status::passed) {
-        std::cout << "ok   " << one.name << how << "  " << verdict.share << " of allowed\n";
+        std::cout << "ok   " << one_line(one.name) << how << "  " << verdict.share << " of allowed\n";
         return true;
     }
     const char* is = verdict.status == Status::failed ? "FAIL " : "unusable ";
-    std::cout << is << one.name << how << "  " << verdict.why << '\n';
+    std::cout << is << one_line(one.name) << how << "  " << one_line(verdict.why) << '\n';
     return false;
 }
 
 // Whether all cases passed; throws where the bundle cannot be read or the graph is refused.
 bool self_test(const std::filesystem::path& folder) {
     const Bundle& known = bundle();
-    Model model(folder / known.graph);
+    Model model(graph_in(folder));
     std::size_t passed = 0;
-    const auto inputs_of = [&](const Case& one) {
-        return read_tensors(folder / "golden" / one.folder, "input", names_of(known.inputs));
-    };
-    const auto truths_of = [&](const Case& one) {
-        return read_tensors(folder / "golden" / one.folder, "output", names_of(known.outputs));
-    };
     for (const Case& one : known.cases) {
-        const auto inputs = inputs_of(one);
-        passed += passes(one, "", truths_of(one), [&] { return model.run(inputs, known.bound); });
+        const LoadedCase loaded = read_case(folder, one);
+        passed += passes(one, "", loaded.truths,
+                         [&] { return model.run(loaded.inputs, known.bound); });
     }
     if (known.replay) {
         const Case& one = known.cases[*known.replay];
-        const auto inputs = inputs_of(one), truths = truths_of(one);
-        passed += passes(one, " token by token", truths,
-                         [&] { return replay(model, inputs, truths); });
+        const LoadedCase loaded = read_case(folder, one);
+        passed += passes(one, " token by token", loaded.truths,
+                         [&] { return replay(model, loaded.inputs, loaded.truths); });
     }
     const std::size_t count = known.cases.size() + (known.replay ? 1 : 0);
-    std::cout << known.name << ": " << passed << " of " << count << " passed, ONNX Runtime "
+    std::cout << one_line(known.name) << ": " << passed << " of " << count << " passed, ONNX Runtime "
               << onnxruntime_version() << '\n';
     return passed == count;
 }

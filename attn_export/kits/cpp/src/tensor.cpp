@@ -13,10 +13,12 @@ namespace attention {
 namespace {
 
 std::size_t product(const Dims& dims, std::size_t most) {
+    if (std::any_of(dims.begin(), dims.end(), [](auto size) { return size < 0; })) {
+        throw std::invalid_argument("a negative size in " + to_text(dims));
+    }
     if (std::find(dims.begin(), dims.end(), 0) != dims.end()) return 0;
     std::size_t count = 1;
     for (std::int64_t size : dims) {
-        if (size < 0) throw std::invalid_argument("a negative size in " + to_text(dims));
         if (static_cast<std::uint64_t>(size) > most / count) {
             throw std::invalid_argument(to_text(dims) + " is too large");
         }
@@ -164,9 +166,30 @@ const Tensor* find(const std::vector<Tensor>& tensors, std::string_view name) {
 
 // -- blocks -------------------------------------------------------------------------------
 
+namespace {
+
+// Whether a block lies within a tensor. Compared so that no sum can overflow.
+bool holds_block(const Tensor& tensor, const Dims& at, const Dims& sizes) {
+    const Dims& dims = tensor.dims();
+    if (at.size() != dims.size() || sizes.size() != dims.size()) return false;
+    for (std::size_t axis = 0; axis < dims.size(); axis++) {
+        if (sizes[axis] < 0 || sizes[axis] > dims[axis]) return false;
+        if (at[axis] < 0 || at[axis] > dims[axis] - sizes[axis]) return false;
+    }
+    return true;
+}
+
+}  // namespace
+
 void copy_block(Tensor& to, const Dims& to_at, const Tensor& from, const Dims& from_at,
                 const Dims& sizes) {
-    if (std::any_of(sizes.begin(), sizes.end(), [](auto size) { return size <= 0; })) return;
+    if (to.dtype() != from.dtype() || !holds_block(to, to_at, sizes) ||
+        !holds_block(from, from_at, sizes)) {
+        throw std::out_of_range(from.name() + ": a block of " + to_text(sizes) +
+                                " does not lie within both " + to_text(from.dims()) + " and " +
+                                to_text(to.dims()));
+    }
+    if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) return;
     const std::size_t bytes = element_bytes(from.dtype()), rank = sizes.size();
     const std::size_t run = rank ? static_cast<std::size_t>(sizes.back()) * bytes : bytes;
     Dims within(rank, 0);

@@ -70,7 +70,8 @@ private:
 // Of these tensors the one of this name, or nullptr.
 const Tensor* find(const std::vector<Tensor>& tensors, std::string_view name);
 
-// Copies a block of `sizes` from one place to another; both have the same type and rank.
+// Copies a block of `sizes` from one place to another. Throws std::out_of_range where the types or
+// ranks differ, or the block does not lie within both.
 void copy_block(Tensor& to, const Dims& to_at, const Tensor& from, const Dims& from_at,
                 const Dims& sizes);
 

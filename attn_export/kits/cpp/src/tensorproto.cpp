@@ -1,8 +1,8 @@
 #include "tensorproto.h"
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <stdexcept>
 #include <string_view>
@@ -12,6 +12,9 @@ namespace attention {
 namespace {
 
 enum FieldNumber { dims_field = 1, data_type_field = 2, name_field = 8, raw_data_field = 9 };
+constexpr std::uintmax_t MOST_BYTES = 1 << 28;  // golden vectors take 32 MiB altogether
+constexpr std::size_t MOST_AXES = 8;
+
 enum WireType { varint = 0, fixed64 = 1, length_delimited = 2, fixed32 = 5 };
 
 // Reads a protobuf message from its start to its end.
@@ -90,6 +93,7 @@ Tensor parse(std::string_view message) {
             raw = field.bytes;
         }
     }
+    if (dims.size() > MOST_AXES) throw std::runtime_error("it has too many axes");
     const auto kind = static_cast<DType>(dtype < 32 ? static_cast<int>(dtype) : 0);
     // The bytes first: sizes that make no sense would ask for any amount of memory.
     const Tensor shape(name, kind, dims, nullptr);
@@ -105,15 +109,36 @@ Tensor parse(std::string_view message) {
 
 }  // namespace
 
+std::string path_end(const std::filesystem::path& path) {
+    const std::string text = path.string();
+    return text.substr(text.size() - std::min<std::size_t>(text.size(), 80));
+}
+
+void check_regular(const std::filesystem::path& path) {
+    std::error_code error;
+    const auto found = std::filesystem::status(path, error);
+    if (!std::filesystem::exists(found)) throw std::runtime_error(path_end(path) + " is not there");
+    if (!std::filesystem::is_regular_file(found)) {
+        throw std::runtime_error(path_end(path) + " is not a regular file");
+    }
+}
+
 Tensor read_tensor(const std::filesystem::path& path) {
+    check_regular(path);
+    const std::uintmax_t size = std::filesystem::file_size(path);
+    if (size > MOST_BYTES) {
+        throw std::runtime_error(path_end(path) + " has " + std::to_string(size) + " bytes; " +
+                                 std::to_string(MOST_BYTES) + " are the most");
+    }
     std::ifstream file(path, std::ios::binary);
-    if (!file) throw std::runtime_error(path.string() + " cannot be read");
-    const std::string content{std::istreambuf_iterator<char>(file), {}};
-    if (file.bad()) throw std::runtime_error(path.string() + " cannot be read");
+    std::string content(static_cast<std::size_t>(size), '\0');
+    if (!file.read(content.data(), static_cast<std::streamsize>(size))) {
+        throw std::runtime_error(path_end(path) + " cannot be read");
+    }
     try {
         return parse(content);
     } catch (const std::exception& error) {
-        throw std::runtime_error(path.string() + " holds no tensor: " + error.what());
+        throw std::runtime_error(path_end(path) + " holds no tensor: " + error.what());
     }
 }
 
@@ -125,7 +150,8 @@ std::vector<Tensor> read_tensors(const std::filesystem::path& folder, const std:
         tensors.push_back(read_tensor(path));
         const std::string& found = tensors.back().name();
         if (found != name) {
-            throw std::runtime_error(path.string() + " holds " + found + ", expected " + name);
+            throw std::runtime_error(path_end(path) + " holds " + found.substr(0, 60) +
+                                     ", expected " + name.substr(0, 60));
         }
     }
     return tensors;

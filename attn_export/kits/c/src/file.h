@@ -1,0 +1,15 @@
+/* Files from outside: regular ones only, whose size is known before they are read. */
+#ifndef FILE_H
+#define FILE_H
+
+#include <stddef.h>
+
+#include "error.h"
+
+/* Whether a path leads to a regular file; what a pipe or a device gives may have no end. */
+bool file_is_regular(const char *path, Error *error);
+
+/* Reads a whole file of at most `most` bytes into memory that the caller frees. */
+bool file_read(const char *path, size_t most, unsigned char **bytes, size_t *size, Error *error);
+
+#endif
