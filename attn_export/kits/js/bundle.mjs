@@ -32,9 +32,11 @@
  * @property {Read} read
  */
 
+import { checkLengths, checkValues, sizesOf } from './signature.mjs';
 import { readTensor } from './tensorproto.mjs';
 
 const FORMAT = 'attn-export-bundle/4';
+const FOLDER = /^test_data_set_[0-9]+$/;
 
 /** A bundle that is incomplete or damaged. */
 export class BundleError extends Error {}
@@ -56,6 +58,8 @@ export async function openBundle(read, dialects, chosen = {}) {
   try {
     const graph = graphOf(manifest.graphs, dialects, chosen.graph);
     const { name, inputs, outputs } = manifest;
+    checkValues(inputs);
+    checkValues(outputs);
     const pasts = Object.keys(inputs).filter((past) => presentOf(past) in outputs);
     const cache = pasts.length === 0 ? 'none' : 'past_length' in inputs ? 'in-place' : 'append';
     const { cases } = index;
@@ -73,33 +77,48 @@ export async function openBundle(read, dialects, chosen = {}) {
  * The inputs of a case and its truth.
  * @param {Bundle} bundle
  * @param {Case} entry
- * @returns {Promise<{inputs: Tensors, expected: Tensors}>}
- * @throws {BundleError} If a file is missing or holds no tensor of that name.
+ * @returns {Promise<{inputs: Tensors, expected: Tensors, sizes: Record<string, number>}>}  `sizes`:
+ *   those of the named axes.
+ * @throws {BundleError} If a file is missing or holds no tensor of that name, type and shape.
  */
 export async function readCase(bundle, entry) {
-  const tensors = async (stem, names) => {
+  const all = [];
+  const tensors = async (stem, values) => {
     const found = {};
-    for (const [number, name] of names.entries()) {
+    for (const [number, [name, value]] of Object.entries(values).entries()) {
       const path = `golden/${entry.folder}/${stem}_${number}.pb`;
       found[name] = named(path, name, await readFile(bundle.read, path));
+      all.push({ path, value, tensor: found[name] });
     }
     return found;
   };
-  const inputs = await tensors('input', Object.keys(bundle.inputs));
-  const expected = await tensors('output', Object.keys(bundle.outputs));
+  const inputs = await tensors('input', bundle.inputs);
+  const expected = await tensors('output', bundle.outputs);
+  const sizes = sizesOfCase(entry, all, inputs);
   for (const [name, { dims }] of Object.entries(expected)) {
     if (dims.length && entry.ignored_rows.some((row) => row >= dims[0])) {
       throw new BundleError(`${entry.name} ignores rows that ${name} does not have`);
     }
   }
-  return { inputs, expected };
+  return { inputs, expected, sizes };
+}
+
+function sizesOfCase(entry, all, inputs) {
+  try {
+    const sizes = sizesOf(all);
+    checkLengths(inputs, sizes);
+    return sizes;
+  } catch (error) {
+    throw new BundleError(`${entry.name} is damaged: ${error.message}`);
+  }
 }
 
 /** The output that holds what goes into a `past_*` with the next token. */
 export const presentOf = (/** @type {string} */ past) => `present_${past.replace(/^past_/, '')}`;
 
 /** What the judge goes by has to be what it takes it for. */
-function checkEntry({ name, allowed, unusable, ignored_rows: rows }, outputs) {
+function checkEntry({ name, folder, allowed, unusable, ignored_rows: rows }, outputs) {
+  if (!FOLDER.test(folder)) throw new Error(`golden/index.json puts ${name} into ${folder}`);
   const isError = (value) => typeof value === 'number' && value > 0;
   const isAllowed = (value) => value === null || (isError(value?.whole) && isError(value.row));
   const right =
@@ -117,6 +136,7 @@ function graphOf(listed, dialects, chosen) {
     ? usable.find(({ file }) => file === chosen)
     : dialects.flatMap((wanted) => usable.filter(({ dialect }) => dialect === wanted))[0];
   if (!found) throw new Error(`there is no graph ${chosen ?? `in the ${dialects.join(' or ')} dialect`}`);
+  if (/^[/\\]|(^|[/\\])\.\.([/\\]|$)/.test(found.file)) throw new Error(`${found.file} is outside it`);
   return found;
 }
 

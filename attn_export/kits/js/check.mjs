@@ -3,6 +3,7 @@
 import { BundleError, readCase } from './bundle.mjs';
 import { judge } from './judge.mjs';
 import { replay } from './replay.mjs';
+import { oneLine } from './text.mjs';
 
 /**
  * @typedef {import('./bundle.mjs').Bundle} Bundle
@@ -33,8 +34,8 @@ export async function* check(model, bundle) {
   const entry = bundle.cases.find(({ name }) => name === bundle.replay);
   if (!entry) throw new BundleError(`there is no case ${bundle.replay} to replay`);
   const about = `token by token, ${entry.sizes.query_len} of them, the cache fed back`;
-  yield checkCase(bundle, entry, `replay of ${entry.name}`, about, (inputs) =>
-    replay(model, bundle, entry, inputs),
+  yield checkCase(bundle, entry, `replay of ${entry.name}`, about, (inputs, sizes) =>
+    replay(model, bundle, sizes, inputs),
   );
 }
 
@@ -43,12 +44,12 @@ export const countOf = (/** @type {Bundle} */ bundle) =>
   bundle.cases.length + (bundle.replay === null ? 0 : 1);
 
 async function checkCase(bundle, entry, name, about, run) {
-  const { inputs, expected } = await readCase(bundle, entry);
+  const { inputs, expected, sizes } = await readCase(bundle, entry);
   const ignored = entry.ignored_rows;
   const result = { name, about, status: 'failed', share: NaN, ignored, outputs: {} };
   const started = performance.now();
   try {
-    result.outputs = await run(inputs);
+    result.outputs = await run(inputs, sizes);
   } catch (error) {
     const milliseconds = performance.now() - started;
     return { ...result, milliseconds, why: `the engine: ${oneLine(error)}` };
@@ -58,7 +59,3 @@ async function checkCase(bundle, entry, name, about, run) {
   const why = (status === 'failed' ? problems : unusable).join('; ');
   return { ...result, milliseconds, status, share, why };
 }
-
-/** What an error says, as one line. */
-export const oneLine = (/** @type {unknown} */ error) =>
-  `${error?.message ?? error}`.split('\n').map((line) => line.trim()).filter(Boolean).join(' ');

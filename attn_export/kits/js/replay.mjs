@@ -6,7 +6,6 @@ import { cut, place } from './slices.mjs';
 
 /**
  * @typedef {import('./bundle.mjs').Bundle} Bundle
- * @typedef {import('./bundle.mjs').Case} Case
  * @typedef {import('./dtypes.mjs').Tensor} Tensor
  * @typedef {import('./dtypes.mjs').Tensors} Tensors
  */
@@ -15,13 +14,13 @@ import { cut, place } from './slices.mjs';
  * Decode a case that starts with an empty cache.
  * @param {import('./model.mjs').Model} model
  * @param {Bundle} bundle
- * @param {Case} entry
+ * @param {Record<string, number>} sizes  Of the named axes of the case.
  * @param {Tensors} inputs  Of the whole case.
  * @returns {Promise<Tensors>}  What one run on `inputs` should give.
- * @throws {Error} If an output of a step has not the sizes of the step.
+ * @throws {Error} If the case cannot be fed one by one, or a step gives what cannot be put together.
  */
-export async function replay(model, bundle, entry, inputs) {
-  const { sizes } = entry;
+export async function replay(model, bundle, sizes, inputs) {
+  checkTokens(sizes);
   const decoder = new Decoder(model, bundle, startingPasts(bundle, inputs));
   const whole = Object.fromEntries(
     Object.entries(bundle.outputs).map(([name, { dtype, shape }]) => [
@@ -41,6 +40,14 @@ export async function replay(model, bundle, entry, inputs) {
     if (!shape.includes('query_len')) whole[name] = last[name];
   }
   return whole;
+}
+
+/** There has to be a token, and a key of each and no others. */
+function checkTokens({ query_len: tokens, total_len: keys, capacity }) {
+  if (!(tokens > 0)) throw new Error('the case has no tokens to feed one by one');
+  if ((keys ?? tokens) !== tokens || (capacity ?? tokens) < tokens) {
+    throw new Error(`it has ${keys ?? capacity} keys, expected those of ${tokens} tokens`);
+  }
 }
 
 /** In place as they are given, which may be more than zeros; otherwise empty. */

@@ -1,8 +1,9 @@
 /** The page: opens a bundle, runs every case, shows each as it comes. */
 
 import { openBundle } from './lib/bundle.mjs';
-import { check, countOf, oneLine } from './lib/check.mjs';
+import { check, countOf } from './lib/check.mjs';
 import { decodeTokens } from './lib/decode_example.mjs';
+import { oneLine } from './lib/text.mjs';
 import { load, unavailable } from './engine.mjs';
 import { addWeights, clearWeights } from './heat_map.mjs';
 import { chosenFiles, droppedFiles, given, served } from './sources.mjs';

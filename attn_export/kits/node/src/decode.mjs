@@ -3,17 +3,18 @@
 
 import { BundleError, ENGINE, load, open } from './attention.mjs';
 import { PROMPT, decodeTokens } from './decode_example.mjs';
+import { oneLine, printable } from './text.mjs';
 
 async function main(tokens) {
   const { bundle, graph } = await open();
   if (bundle.cache === 'none') {
-    console.log(`${bundle.name} has no cache: there is nothing to decode with`);
+    console.log(`${printable(bundle.name)} has no cache: there is nothing to decode with`);
     return;
   }
   const { held, each } = await decodeTokens(await load(graph), bundle, tokens);
   console.log(
-    `${bundle.name}: a prompt of ${PROMPT}, then ${tokens} tokens of ${each.toFixed(3)} ms each; ` +
-      `${held} in the cache; ${bundle.graph.file} in ${ENGINE}`,
+    `${printable(bundle.name)}: a prompt of ${PROMPT}, then ${tokens} tokens of ${each.toFixed(3)} ms each; ` +
+      `${held} in the cache; ${printable(bundle.graph.file)} in ${ENGINE}`,
   );
 }
 
@@ -24,7 +25,6 @@ try {
   }
   await main(tokens);
 } catch (error) {
-  if (!(error instanceof BundleError)) throw error;
-  console.error(error.message);
+  console.error(oneLine(error));
   process.exitCode = 2;
 }

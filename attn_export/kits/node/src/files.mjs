@@ -1,11 +1,14 @@
 /** The bundle beside this folder, or any other on disk. */
 
-import { readFile } from 'node:fs/promises';
+import { readFile, stat } from 'node:fs/promises';
 import { fileURLToPath } from 'node:url';
 import { join, resolve } from 'node:path';
 import { BundleError, openBundle } from './bundle.mjs';
 
 const DIALECTS = ['ort', 'standard', 'portable'];
+const WEIGHTS = 'weights.safetensors';
+/** Golden vectors take 32 MiB altogether. */
+const MOST_BYTES = 2 ** 28;
 const KIT = fileURLToPath(new URL('..', import.meta.url));
 
 /**
@@ -17,8 +20,31 @@ const KIT = fileURLToPath(new URL('..', import.meta.url));
 export async function open(folder) {
   const chosen = folder ? {} : await settings();
   const root = folder ? resolve(folder) : join(KIT, 'bundle');
-  const bundle = await openBundle((path) => readFile(join(root, path)), DIALECTS, chosen);
+  const read = async (path) => {
+    const { size } = await regularFile(join(root, path));
+    if (size > MOST_BYTES) throw new Error(`it has ${size} bytes; ${MOST_BYTES} are the most`);
+    return readFile(join(root, path));
+  };
+  const bundle = await openBundle(read, DIALECTS, chosen);
+  for (const file of [bundle.graph.file, WEIGHTS]) await checkEngineFile(root, file);
   return { bundle, graph: join(root, bundle.graph.file) };
+}
+
+/** ONNX Runtime opens the graph and, where there are any, the weights beside it. */
+async function checkEngineFile(root, file) {
+  try {
+    await regularFile(join(root, file));
+  } catch (error) {
+    if (error.code === 'ENOENT' && file === WEIGHTS) return;
+    throw new BundleError(`${file} cannot be read: ${error.message}`);
+  }
+}
+
+/** What a pipe or a device gives may have no end. */
+async function regularFile(path) {
+  const found = await stat(path);
+  if (!found.isFile()) throw new Error('it is not a regular file');
+  return found;
 }
 
 async function settings() {

@@ -6,10 +6,11 @@
  * bundle cannot be read, or the graph is refused.
  */
 
-import { check, oneLine } from './check.mjs';
+import { check } from './check.mjs';
 import { BundleError } from './bundle.mjs';
 import { ENGINE, load } from './engine.mjs';
 import { open } from './files.mjs';
+import { oneLine, printable } from './text.mjs';
 
 async function main(folder) {
   const started = performance.now();
@@ -25,7 +26,7 @@ async function main(folder) {
   }
   const seconds = ((performance.now() - started) / 1000).toFixed(2);
   const summary = failed ? `${failed} of ${count} failed` : `all ${count} passed`;
-  console.log(`${bundle.name}: ${summary}; ${bundle.graph.file} in ${ENGINE}, ${seconds} s`);
+  console.log(`${printable(bundle.name)}: ${summary}; ${printable(bundle.graph.file)} in ${ENGINE}, ${seconds} s`);
   return failed ? 1 : 0;
 }
 
@@ -33,13 +34,12 @@ const WORDS = { passed: 'ok  ', failed: 'FAIL', unusable: 'unusable' };
 
 function line({ name, status, share, why }) {
   const what = status === 'passed' ? `${share.toFixed(3)} of allowed` : why;
-  return `${WORDS[status]} ${name}  ${what}`;
+  return `${WORDS[status]} ${printable(name)}  ${printable(what)}`;
 }
 
 try {
   process.exitCode = await main(process.argv[2]);
 } catch (error) {
-  if (!(error instanceof BundleError)) throw error;
-  console.error(error.message);
+  console.error(oneLine(error));
   process.exitCode = 2;
 }
