@@ -9,8 +9,9 @@ import time
 
 import numpy as np
 
+from attn_kit.files import one_line, printable
 from attn_kit.model import Model
-from attn_kit.settings import AXES, CACHE, DTYPES, NAME
+from attn_kit.settings import AXES, CACHE, INPUTS, NAME
 
 BATCH, PROMPT = 1, 16
 
@@ -21,15 +22,24 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64, help="how many to generate")
     options = parser.parse_args()
     if CACHE == "none":
-        print(f"{NAME} has no KV cache: there is nothing to decode step by step")
+        print(f"{printable(NAME)} has no KV cache: there is nothing to decode step by step")
         return 0
-    model, random = Model(), np.random.default_rng(0)
-    room = PROMPT + options.tokens
-    caches = {n: np.zeros(shape(n, 0, 0, room), DTYPES[n]) for n in DTYPES if is_cache(n)}
+    try:
+        decode(Model(), options.tokens)
+    except Exception as error:  # whatever the engine raises
+        print(f"{printable(NAME)}: {one_line(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def decode(model: Model, count: int) -> None:
+    """Feed a prompt and then so many tokens."""
+    random, room = np.random.default_rng(0), PROMPT + count
+    caches = {n: np.zeros(shape(n, 0, 0, room), INPUTS[n]) for n in INPUTS if is_cache(n)}
     held, seconds = 0, []
     while held < room:
         new = PROMPT if not held else 1
-        inputs = {n: draw(n, random, held, new, room) for n in DTYPES if n not in caches}
+        inputs = {n: draw(n, random, held, new, room) for n in INPUTS if n not in caches}
         started = time.perf_counter()
         outputs = model.run({**inputs, **caches}, in_place=CACHE == "in-place")
         seconds.append(time.perf_counter() - started)
@@ -38,10 +48,9 @@ def main() -> int:
         held += new
     prompt, *tokens = (1e3 * s for s in seconds)
     print(
-        f"{NAME}: prompt of {PROMPT} in {prompt:.2f} ms, then {len(tokens)} tokens, "
+        f"{printable(NAME)}: prompt of {PROMPT} in {prompt:.2f} ms, then {len(tokens)} tokens, "
         f"{statistics.median(tokens):.3f} ms each (median)"
     )
-    return 0
 
 
 def is_cache(name: str) -> bool:
@@ -58,7 +67,7 @@ def shape(name: str, held: int, new: int, room: int) -> list[int]:
 
 def draw(name: str, random: np.random.Generator, held: int, new: int, room: int) -> np.ndarray:
     """Random numbers; a mask hides nothing; positions are where the tokens are."""
-    size, dtype = shape(name, held, new, room), np.dtype(DTYPES[name])
+    size, dtype = shape(name, held, new, room), np.dtype(INPUTS[name])
     if name == "past_length":
         return np.full(size, held, dtype)
     if dtype.kind == "b":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,11 @@ from typing import Any
 
 import numpy as np
 
-DIMS, DATA_TYPE, RAW_DATA = 1, 2, 9
+from attn_kit.files import read, shown
+from attn_kit.settings import AXES, INPUTS, OUTPUTS
+
+FOLDER = re.compile(r"test_data_set_[0-9]+")
+DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool",
     10: "float16", 11: "float64",
@@ -37,26 +42,78 @@ def cases(bundle: Path) -> Iterator[Case]:
     """Every case of a bundle.
 
     Raises:
-        OSError, ValueError, KeyError: If a file is missing or is not what it should be.
+        OSError, ValueError: If a file is missing or is not what it should be.
     """
     folder = bundle / "golden"
-    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-    for entry in index["cases"]:
-        yield _case(folder / entry["folder"], index, entry)
+    index = json.loads(read(folder / "index.json"))
+    try:
+        for entry in index["cases"]:
+            yield _case(folder, entry)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"golden/index.json does not say how to judge: {type(error).__name__} {error}"
+        ) from error
 
 
-def _case(folder: Path, index: Mapping[str, Any], entry: Mapping[str, Any]) -> Case:
+def _case(golden: Path, entry: Mapping[str, Any]) -> Case:
+    name, unusable = _text(entry["name"]), dict(entry["unusable"])
+    if not FOLDER.fullmatch(entry["folder"]):
+        raise ValueError(f"golden/index.json puts {name[:60]} into {entry['folder'][:60]!r}")
+    folder = golden / entry["folder"]
     inputs, expected = (
-        {name: read_tensor(folder / f"{kind}_{i}.pb") for i, name in enumerate(index[f"{kind}s"])}
-        for kind in ("input", "output")
+        _tensors(folder, *kind) for kind in (("input", INPUTS), ("output", OUTPUTS))
     )
-    allowed = {name: _errors(entry["allowed"][name]) for name in expected}
+    _check_sizes(folder, {**inputs, **expected})
+    allowed = {output: _errors(entry["allowed"][output]) for output in expected}
     rows = [operator.index(row) for row in entry["ignored_rows"]]
-    for name, truth in expected.items():
+    for output, truth in expected.items():
         # Of a negative number Python takes a row from the end.
         if truth.ndim and not all(0 <= row < len(truth) for row in rows):
-            raise ValueError(f"{entry['name']} ignores rows that {name} does not have")
-    return Case(entry["name"], inputs, expected, allowed, entry["unusable"], rows)
+            raise ValueError(f"{name[:60]} ignores rows that {output[:60]} does not have")
+    unusable = {output: _text(why) for output, why in unusable.items()}
+    return Case(name, inputs, expected, allowed, unusable, rows)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.60} is no text")
+    return value
+
+
+def _tensors(folder: Path, kind: str, dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
+    found = {}
+    for number, (name, dtype) in enumerate(dtypes.items()):
+        path = folder / f"{kind}_{number}.pb"
+        says, array = read_tensor(path)
+        where = f"{shown(path)}: {name[:60]}"
+        if says != name:
+            raise ValueError(f"{shown(path)} holds {says[:60]!r}, expected {name[:60]!r}")
+        if array.dtype != np.dtype(dtype):
+            raise ValueError(f"{where} has the type {array.dtype}, expected {dtype}")
+        if array.ndim != len(AXES[name]):
+            raise ValueError(f"{where} has the rank {array.ndim}, expected {len(AXES[name])}")
+        found[name] = array
+    return found
+
+
+def _check_sizes(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Refuse sizes that the signature does not have: one name has one size in a case."""
+    sizes: dict[str, int] = {}
+    for name, array in arrays.items():
+        wanted = [
+            axis if isinstance(axis, int) else sizes.setdefault(axis, size)
+            for axis, size in zip(AXES[name], array.shape, strict=True)
+        ]
+        if list(array.shape) != wanted:
+            raise ValueError(
+                f"{shown(folder)}: {name[:60]} has the shape {list(array.shape)}, expected {wanted}"
+            )
+    lengths, room = arrays.get("past_length"), sizes.get("capacity", 0) - sizes.get("query_len", 0)
+    if lengths is not None and np.any((lengths < 0) | (lengths > room)):
+        raise ValueError(
+            f"{shown(folder)}: past_length holds {lengths.min()} to {lengths.max()}, expected 0 to "
+            f"{room}: a step is written into the cache from there on"
+        )
 
 
 def _errors(allowed: Mapping[str, float] | None) -> dict[str, float] | None:
@@ -68,49 +125,60 @@ def _errors(allowed: Mapping[str, float] | None) -> dict[str, float] | None:
     return errors
 
 
-def read_tensor(path: Path) -> np.ndarray:
-    """Read a tensor file.
+def read_tensor(path: Path) -> tuple[str, np.ndarray]:
+    """Read a tensor file: its name and its values.
 
     Raises:
+        OSError: If there is none.
         ValueError: If it is no tensor with raw data.
     """
+    data = read(path)
+    try:
+        return _tensor(data)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{shown(path)} holds no tensor: {error}") from error
+
+
+def _tensor(data: bytes) -> tuple[str, np.ndarray]:
     dims: list[int] = []
-    dtype = raw = None
-    for field, value in _fields(path.read_bytes(), path):
-        if field == DIMS:
+    name, dtype, raw = "", None, b""
+    for field, value in _fields(data):
+        if field == DIMS and isinstance(value, int):
             dims.append(value)
-        elif field == DATA_TYPE:
+        elif field == DATA_TYPE and isinstance(value, int):
             dtype = DTYPES.get(value)
-        elif field == RAW_DATA:
+        elif field == NAME and isinstance(value, bytes):
+            name = value.decode()
+        elif field == RAW_DATA and isinstance(value, bytes):
             raw = value
     if dtype is None:
-        raise ValueError(f"{path} is of a type that numpy does not have, or is no tensor")
+        raise ValueError("it is of a type that numpy does not have")
     # A tensor without elements has no data.
-    return np.frombuffer(raw or b"", np.dtype(dtype).newbyteorder("<")).reshape(dims)
+    return name, np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(dims)
 
 
-def _fields(data: bytes, path: Path) -> Iterator[tuple[int, Any]]:
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(data):
-        key, at = _varint(data, at, path)
-        kind = key & 7
-        if kind == 0:
-            value, at = _varint(data, at, path)
-        elif kind == 2:
-            size, at = _varint(data, at, path)
+        key, at = _varint(data, at)
+        if key & 7 == 0:
+            number, at = _varint(data, at)
+            yield key >> 3, number
+        elif key & 7 == 2:
+            size, at = _varint(data, at)
             if at + size > len(data):
-                raise ValueError(f"{path} is cut off")
-            value, at = data[at : at + size], at + size
+                raise ValueError("it is cut off")
+            yield key >> 3, data[at : at + size]
+            at += size
         else:
-            raise ValueError(f"{path} is no tensor")
-        yield key >> 3, value
+            raise ValueError("it is no message")
 
 
-def _varint(data: bytes, at: int, path: Path) -> tuple[int, int]:
+def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
-    while at < len(data):
+    while at < len(data) and shift < 64:
         byte = data[at]
         at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
         if byte < 0x80:
             return value, at
-    raise ValueError(f"{path} is cut off")
+    raise ValueError("it is cut off")

@@ -12,7 +12,8 @@ import numpy as np
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
-from attn_kit.settings import BOUND, GRAPH
+from attn_kit.files import check_regular
+from attn_kit.settings import BOUND, FILES, GRAPH
 
 HERE = Path(__file__).resolve().parent
 
@@ -42,6 +43,8 @@ class Model:
         options.intra_op_num_threads = threads
         options.log_severity_level = 3  # errors
         graph = path or bundle_folder() / GRAPH
+        for file in (graph, *(graph.parent / name for name in FILES if path is None)):
+            check_regular(file)
         self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
         self.inputs = [value.name for value in self._session.get_inputs()]
         self.outputs = [value.name for value in self._session.get_outputs()]

@@ -10,7 +10,7 @@ from attn_kit.model import Model
 from attn_kit.settings import AXES, CACHE
 
 Arrays = Mapping[str, np.ndarray]
-NEW, KEYS, LENGTHS = "query_len", "total_len", "past_length"
+NEW, KEYS, ROOM, LENGTHS = "query_len", "total_len", "capacity", "past_length"
 
 
 def replay(model: Model, inputs: Arrays) -> dict[str, np.ndarray]:
@@ -22,8 +22,11 @@ def replay(model: Model, inputs: Arrays) -> dict[str, np.ndarray]:
 
     Returns:
         The outputs that have a row for each token, put together.
+
+    Raises:
+        ValueError: If the case cannot be fed one by one.
     """
-    tokens = inputs["query"].shape[AXES["query"].index(NEW)]
+    tokens = _tokens(inputs)
     caches = {name: array.copy() for name, array in inputs.items() if _is_cache(name)}
     steps: dict[str, list[np.ndarray]] = {}
     for token in range(tokens):
@@ -34,6 +37,20 @@ def replay(model: Model, inputs: Arrays) -> dict[str, np.ndarray]:
             if NEW in AXES[name]:
                 steps.setdefault(name, []).append(_as_wide(name, array, tokens))
     return {name: np.concatenate(parts, AXES[name].index(NEW)) for name, parts in steps.items()}
+
+
+def _tokens(inputs: Arrays) -> int:
+    sizes = {
+        axis: size
+        for name, array in inputs.items()
+        for axis, size in zip(AXES[name], array.shape, strict=True)
+    }
+    tokens = sizes.get(NEW, 0)
+    if not tokens:
+        raise ValueError("the case has no tokens to feed one by one")
+    if sizes.get(KEYS, tokens) != tokens or sizes.get(ROOM, tokens) < tokens:
+        raise ValueError(f"the case has other keys than those of its {tokens} tokens")
+    return tokens
 
 
 def _is_cache(name: str) -> bool:

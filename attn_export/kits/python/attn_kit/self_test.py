@@ -6,10 +6,11 @@ Exit code 0: all as they should be; 1: not, or a case is no evidence; 2: it cann
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from attn_kit.files import one_line, printable
 from attn_kit.golden import Case, cases
 from attn_kit.judge import FAILED, PASSED, UNUSABLE, judge
 from attn_kit.model import Model, bundle_folder
@@ -23,24 +24,27 @@ def main() -> int:
         model = Model()
         every = list(cases(bundle_folder()))
     except Exception as error:  # whatever the engine raises
-        print(f"{NAME}: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"{printable(NAME)}: {one_line(error)}", file=sys.stderr)
         return 2
-    results = [passes(case.name, case, run(model, case)) for case in every]
+    results = [check(case.name, case, lambda case: model.run(case.inputs)) for case in every]
     again = next((case for case in every if case.name == REPLAY), None)
     if again is not None:
         name = f"{again.name}, token by token"
-        results.append(passes(name, again, replay(model, again.inputs), whole=False))
-    print(f"{NAME}: {sum(results)}/{len(results)} passed")
+        results.append(check(name, again, lambda case: replay(model, case.inputs), whole=False))
+    print(f"{printable(NAME)}: {sum(results)}/{len(results)} passed")
     return 0 if all(results) else 1
 
 
-def run(model: Model, case: Case) -> Mapping[str, np.ndarray]:
-    """The outputs; none, with a line, if the engine refuses the case."""
+def check(
+    name: str, case: Case, run: Callable[[Case], Mapping[str, np.ndarray]], *, whole: bool = True
+) -> bool:
+    """Run a case and say how it went."""
     try:
-        return model.run(case.inputs)
-    except Exception as error:
-        print(f"     {case.name}: {' '.join(str(error).split())}")
-        return {}
+        outputs = run(case)
+    except Exception as error:  # whatever the engine raises
+        print(f"{FAILED} {printable(name)}  {one_line(error)}")
+        return False
+    return passes(name, case, outputs, whole=whole)
 
 
 def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: bool = True) -> bool:
@@ -64,7 +68,7 @@ def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: b
             said[FAILED].append(f"{output}: missing")
     status = next((status for status, texts in said.items() if texts), PASSED)
     what = f"{share:.3f} of allowed" if status == PASSED else "; ".join(said[status])
-    print(f"{status} {name}  {what}")
+    print(f"{status} {printable(name)}  {printable(what)}")
     return status == PASSED
 
 
