@@ -118,7 +118,7 @@ def _is_shape(axes: object) -> bool:
     if not isinstance(axes, list) or len(axes) > MOST_AXES:
         return False
     sizes = [axis for axis in axes if type(axis) is int]
-    names = [axis for axis in axes if isinstance(axis, str) and axis]
+    names = [axis for axis in axes if isinstance(axis, str) and 0 < len(axis) <= LONGEST]
     return (
         len(sizes) + len(names) == len(axes)
         and min(sizes, default=0) >= 0

@@ -1,0 +1,158 @@
+"""The kits in C and C++ with sanitizers, fed with broken bundles: no fault is a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from evidence import rewritten
+from native_corpus import (
+    RAN,
+    READ,
+    Broken,
+    broken_bundles,
+    broken_copy,
+    broken_shapes,
+    native_inputs,
+)
+from native_kits import DIALECT, compile_kit
+from shared import bundle_of, once
+
+from attn_export.jobs.kit import write_kit
+
+SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+REPORTED = 86
+"""The exit code of a program in which a sanitizer found something."""
+
+SECONDS = 20
+"""How long one run may take: a hundred times what it takes."""
+
+RANDOM = 10
+"""Bundles broken at random for each kit; `try_all` takes any number."""
+
+KITS = [("c", "append"), ("c", "in-place"), ("cpp", "append"), ("cpp", "in-place")]
+
+
+def small_bundle(name: str) -> Path:
+    """A bundle of two cases, the first of which is fed token by token."""
+
+    def keep(index: dict) -> None:
+        def cost(entry: dict) -> int:
+            return entry["sizes"]["batch"] * entry["sizes"]["query_len"]
+
+        kind = "decode" if name == "in-place" else "shape"
+        fed = [
+            entry for entry in index["cases"]
+            if entry["kind"] == kind and entry["sizes"]["past_len"] == 0
+            and entry["sizes"]["query_len"] > 1
+        ]  # fmt: skip
+        others = [entry for entry in index["cases"] if entry["sizes"]["past_len"] > 0]
+        index["cases"] = [min(fed, key=cost), min(others, key=cost)]
+
+    return once(f"hostile/{name}", lambda folder: rewritten(bundle_of(name), folder, keep))
+
+
+def cases_of(bundle: Path) -> list[str]:
+    index = json.loads((bundle / "golden" / "index.json").read_text())
+    return [entry["folder"] for entry in index["cases"]]
+
+
+def sanitized_kit(kind: str, name: str) -> Path:
+    """A kit of the small bundle whose programs end with `REPORTED` at the first wrong access."""
+    bundle = small_bundle(name)
+
+    def make(kit: Path) -> None:
+        write_kit(kind, bundle, kit, dialect=DIALECT)
+        compile_kit(kind, kit, "Debug", SANITIZERS)
+
+    return once(f"hostile/{kind}-{name}", make)
+
+
+def has_sanitizers(kind: str, folder: Path) -> bool:
+    compiler, suffix = {"c": ("cc", "c"), "cpp": ("c++", "cpp")}[kind]
+    source = folder / f"nothing.{suffix}"
+    source.write_text("int main(void) { return 0; }\n")
+    command = [compiler, *SANITIZERS.split(), source, "-o", folder / "nothing"]
+    built = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return built and subprocess.run([folder / "nothing"], check=False).returncode == 0
+
+
+def run(program: Path, bundle: Path) -> subprocess.CompletedProcess[bytes]:
+    options = f"exitcode={REPORTED}:detect_leaks=0:max_allocation_size_mb=1024"
+    env = os.environ | {"ASAN_OPTIONS": options, "UBSAN_OPTIONS": f"exitcode={REPORTED}"}
+    return subprocess.run(
+        [program, bundle], capture_output=True, env=env, timeout=SECONDS, check=False
+    )
+
+
+def problem(done: subprocess.CompletedProcess[bytes], codes: frozenset[int]) -> str:
+    """What is not as documented in how a program ended, or ""."""
+    out, err = (stream.decode("utf-8", "backslashreplace") for stream in (done.stdout, done.stderr))
+    if done.returncode not in codes:
+        return f"exit code {done.returncode}, expected one of {sorted(codes)}: {err[-1500:]}"
+    lines = err.splitlines()
+    if len(lines) != (done.returncode == READ) or any(len(line) > 320 for line in lines):
+        return f"an error that is not one line: {err!r}"
+    if not all(line.isprintable() for line in (*lines, *out.splitlines())):
+        return f"characters that cannot be printed: {err!r} {out!r}"
+    if done.returncode == RAN and "FAIL " not in out:
+        return f"no case failed: {out!r}"
+    return ""
+
+
+def try_all(program: Path, bundle: Path, every: Iterable[Broken], folder: Path) -> dict[str, str]:
+    """What went wrong with which broken bundle."""
+    found = {}
+    for broken in every:
+        copy = broken_copy(bundle, folder / "broken", broken)
+        try:
+            says = problem(run(program, copy), broken.codes)
+        except subprocess.TimeoutExpired:
+            says = f"still running after {SECONDS} s"
+        if says:
+            found[broken.name] = says
+    return found
+
+
+@pytest.fixture(params=KITS, ids="-".join)
+def kit(request: pytest.FixtureRequest, need, tmp_path: Path) -> tuple[Path, Path]:
+    """The self-test with sanitizers, and the bundle that it was made for."""
+    kind, name = request.param
+    need(kind)
+    if not has_sanitizers(kind, tmp_path):
+        pytest.skip("the compiler has no sanitizers")
+    return sanitized_kit(kind, name) / "build" / "self_test", small_bundle(name)
+
+
+def test_a_whole_bundle_passes(kit: tuple[Path, Path]):
+    done = run(*kit)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b" token by token  " in done.stdout
+
+
+def test_each_fault_is_one_line_and_the_documented_exit_code(kit: tuple[Path, Path], tmp_path):
+    program, bundle = kit
+    # A kit with another cache in the same language tries the other half.
+    half = slice("in-place" in bundle.name, None, 2)
+    every = list(broken_bundles(bundle, cases_of(bundle)[0]))[half]
+    assert len(every) > 25
+    assert try_all(program, bundle, every, tmp_path) == {}
+
+
+def test_each_shape_that_a_replay_cannot_take_is_refused(kit: tuple[Path, Path], tmp_path: Path):
+    program, bundle = kit
+    every = list(broken_shapes(bundle, cases_of(bundle)[0]))
+    assert len(every) > 20
+    assert try_all(program, bundle, every, tmp_path) == {}
+
+
+def test_faults_at_random_are_no_crash(kit: tuple[Path, Path], tmp_path: Path):
+    program, bundle = kit
+    drawn = native_inputs(random.Random(14), bundle, cases_of(bundle))
+    assert try_all(program, bundle, islice(drawn, RANDOM), tmp_path) == {}
