@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import subprocess
 from collections.abc import Iterable
 from itertools import islice
@@ -24,6 +25,7 @@ from native_corpus import (
 from native_kits import DIALECT, compile_kit
 from shared import bundle_of, once
 
+from attn_export.cases.golden import INDEX
 from attn_export.jobs.kit import write_kit
 
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
@@ -55,7 +57,14 @@ def small_bundle(name: str) -> Path:
         others = [entry for entry in index["cases"] if entry["sizes"]["past_len"] > 0]
         index["cases"] = [min(fed, key=cost), min(others, key=cost)]
 
-    return once(f"hostile/{name}", lambda folder: rewritten(bundle_of(name), folder, keep))
+    def make(folder: Path) -> None:
+        whole = rewritten(bundle_of(name), folder.with_name(f"{name}-whole"), keep)
+        left_out = {path.name for path in (whole / "golden").iterdir()} - {*cases_of(whole), INDEX}
+        few = folder.with_name(f"{name}-few")
+        shutil.copytree(whole, few, ignore=lambda _, names: left_out & {*names})
+        rewritten(few, folder)
+
+    return once(f"hostile/{name}", make)
 
 
 def cases_of(bundle: Path) -> list[str]:

@@ -63,6 +63,7 @@ export async function openBundle(read, dialects, chosen = {}) {
     const pasts = Object.keys(inputs).filter((past) => presentOf(past) in outputs);
     const cache = pasts.length === 0 ? 'none' : 'past_length' in inputs ? 'in-place' : 'append';
     const { cases } = index;
+    if (!Array.isArray(cases) || cases.length === 0) throw new Error('there are no cases');
     for (const entry of cases) checkEntry(entry, Object.keys(outputs));
     // Such a case is for decoding; of others only who made the kit knows that it can be decoded.
     const decode = cases.find(({ kind }) => kind === 'decode')?.name ?? null;

@@ -59,6 +59,8 @@ static bool add_dim(int64_t *dims, size_t *rank, uint64_t size) {
     return true;
 }
 
+static const char NO_AXES[] = "its axes are more than 8, or a size is negative";
+
 static bool parse(Reader message, Tensor *tensor, Error *error) {
     int64_t dims[MAX_RANK];
     size_t rank = 0;
@@ -70,17 +72,18 @@ static bool parse(Reader message, Tensor *tensor, Error *error) {
         if (!read_field(&message, &field)) return fail(error, "the message was cut off");
         size_t length = field.is_bytes ? (size_t)(field.bytes.end - field.bytes.at) : 0;
         if (field.number == DIMS && !field.is_bytes) {
-            if (!add_dim(dims, &rank, field.value)) return fail(error, "too many axes");
+            if (!add_dim(dims, &rank, field.value)) return fail(error, "%s", NO_AXES);
         } else if (field.number == DIMS) { /* packed, as other writers may do */
             while (field.bytes.at < field.bytes.end) {
                 uint64_t size;
                 if (!read_varint(&field.bytes, &size) || !add_dim(dims, &rank, size)) {
-                    return fail(error, "its axes make no sense");
+                    return fail(error, "%s", NO_AXES);
                 }
             }
         } else if (field.number == DATA_TYPE && !field.is_bytes) {
             dtype = field.value < 32 ? (int)field.value : 0;
-        } else if (field.number == NAME && field.is_bytes && length < sizeof name) {
+        } else if (field.number == NAME && field.is_bytes) {
+            if (length >= sizeof name) return fail(error, "its name has %zu bytes", length);
             memcpy(name, field.bytes.at, length);
             name[length] = '\0';
         } else if (field.number == RAW_DATA && field.is_bytes) {
@@ -89,6 +92,7 @@ static bool parse(Reader message, Tensor *tensor, Error *error) {
     }
     /* The bytes first: sizes that make no sense would ask for any amount of memory. */
     size_t length = raw.at ? (size_t)(raw.end - raw.at) : 0, wanted = element_bytes(dtype);
+    if (wanted == 0) return fail(error, "its type %d is unknown", dtype);
     for (size_t axis = 0; axis < rank; axis++) {
         bool fits = dims[axis] == 0 || wanted <= SIZE_MAX / (uint64_t)dims[axis];
         wanted = fits ? wanted * (size_t)dims[axis] : SIZE_MAX;

@@ -47,6 +47,8 @@ def cases(bundle: Path) -> Iterator[Case]:
     folder = bundle / "golden"
     index = json.loads(read(folder / "index.json"))
     try:
+        if not isinstance(index["cases"], list) or not index["cases"]:
+            raise TypeError("there are no cases")
         for entry in index["cases"]:
             yield _case(folder, entry)
     except (KeyError, TypeError, AttributeError) as error:
@@ -65,6 +67,8 @@ def _case(golden: Path, entry: Mapping[str, Any]) -> Case:
     )
     _check_sizes(folder, {**inputs, **expected})
     allowed = {output: _errors(entry["allowed"][output]) for output in expected}
+    if not isinstance(entry["ignored_rows"], list):
+        raise TypeError("ignored_rows is no list")
     rows = [operator.index(row) for row in entry["ignored_rows"]]
     for output, truth in expected.items():
         # Of a negative number Python takes a row from the end.
@@ -145,6 +149,11 @@ def _tensor(data: bytes) -> tuple[str, np.ndarray]:
     for field, value in _fields(data):
         if field == DIMS and isinstance(value, int):
             dims.append(value)
+        elif field == DIMS and isinstance(value, bytes):  # packed, as other writers may do
+            at = 0
+            while at < len(value):
+                size, at = _varint(value, at)
+                dims.append(size)
         elif field == DATA_TYPE and isinstance(value, int):
             dtype = DTYPES.get(value)
         elif field == NAME and isinstance(value, bytes):
