@@ -11,6 +11,9 @@ import onnx_ir as ir
 from attn_export.graph.constants import constant, ints
 from attn_export.graph.mend import dims
 
+NAMES = "attn_export.names"
+"""The key of a graph's metadata under which the names of its nodes are kept while it is lowered."""
+
 
 class Builder:
     """Makes nodes one after another, in front of a node of a graph.
@@ -22,7 +25,9 @@ class Builder:
 
     def __init__(self, model: ir.Model, before: ir.Node) -> None:
         self._model, self._before = model, before
-        self._names = {node.name for node in model.graph}
+        # To collect them for each of thousands of nodes takes longer than all else.
+        self._names: set[str] = model.graph.meta.get(NAMES) or {n.name or "" for n in model.graph}
+        model.graph.meta[NAMES] = self._names
         self._add: Callable[[ir.Node], None] = lambda node: model.graph.insert_before(before, node)
 
     def __call__(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
