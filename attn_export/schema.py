@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
@@ -12,6 +13,10 @@ _CONTROL = "\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\
 _PART = rf"[^/\\:*?\"<>|'`${_CONTROL}]+"
 _ORDINARY = r"(?!\.{1,2}(?:/|\Z))"
 
+MOST_BYTES, MOST_ELEMENTS = 255, 2**31
+"""The longest name of a tensor in UTF-8, and the most elements of its fixed axes: kits in C have
+buffers for these."""
+
 Text = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\Z")]
 Name = Annotated[str, Meta(min_length=1, max_length=500, pattern=rf"\A[^{_CONTROL}]*\Z")]
 Reason = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\S[^{_CONTROL}]*\Z")]
@@ -20,11 +25,14 @@ FileName = Annotated[
 ]
 """A relative path with forward slashes, inside the bundle on every system."""
 
+EndName = Annotated[str, Meta(min_length=1, max_length=MOST_BYTES, pattern=rf"\A[^{_CONTROL}]*\Z")]
+"""The name of an input, an output or an axis."""
+
 GraphName = Annotated[str, Meta(max_length=200, pattern=rf"\A{_ORDINARY}{_PART}\Z")]
 Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Dtype: TypeAlias = Literal[tuple(CODES)]  # type: ignore[valid-type]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Dim = Annotated[int, Meta(ge=0, le=2**31 - 1)] | Name
+Dim = Annotated[int, Meta(ge=0, le=2**31 - 1)] | EndName
 Shape = Annotated[list[Dim], Meta(max_length=8)]
 
 
@@ -56,8 +64,8 @@ class Manifest(Struct, forbid_unknown_fields=True):
     name: Text
     versions: dict[Name, Text]
     graphs: Annotated[dict[GraphName, Graph], Meta(min_length=1, max_length=100)]
-    inputs: Annotated[dict[Name, Signature], Meta(min_length=1, max_length=100)]
-    outputs: Annotated[dict[Name, Signature], Meta(min_length=1, max_length=100)]
+    inputs: Annotated[dict[EndName, Signature], Meta(min_length=1, max_length=100)]
+    outputs: Annotated[dict[EndName, Signature], Meta(min_length=1, max_length=100)]
     weights: Text
     files: Annotated[dict[FileName, Digest], Meta(min_length=1, max_length=100_000)]
     digest: Digest
@@ -70,6 +78,12 @@ class Manifest(Struct, forbid_unknown_fields=True):
         """
         ends = {**self.inputs, **self.outputs}
         axes = {axis for end in ends.values() for axis in end.shape if isinstance(axis, str)}
+        for name, signature in ends.items():
+            fixed = [size for size in signature.shape if isinstance(size, int)]
+            if len(name.encode()) > MOST_BYTES or math.prod(fixed) > MOST_ELEMENTS:
+                raise ValueError(
+                    f"{name} has a name or a shape that is too long: {signature.shape}"
+                )
         for name, graph in self.graphs.items():
             if name not in self.files:
                 raise ValueError(f"the graph {name} is not among its files")
@@ -77,8 +91,9 @@ class Manifest(Struct, forbid_unknown_fields=True):
                 if end not in ends or sorted(order) != list(range(len(ends[end].shape))):
                     raise ValueError(f"{name} has a layout of {end} that is none: {order}")
             for output, given in graph.bound.items():
-                if output not in self.outputs or given not in self.inputs:
-                    raise ValueError(f"{name} binds {output} to {given}, which is not there")
+                is_cache = output.replace("present_", "past_", 1) == given != output
+                if not is_cache or output not in self.outputs or given not in self.inputs:
+                    raise ValueError(f"{name} binds {output} to {given}, which is not its past")
             if not axes.issuperset(graph.fixed):
                 raise ValueError(f"{name} fixes an axis that is not there: {set(graph.fixed)}")
 
