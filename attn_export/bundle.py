@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +180,14 @@ def read_bundle(folder: Path) -> Bundle:
     return Bundle(folder, manifest)
 
 
-def _refuse_links(folder: Path, names: Iterable[str]) -> None:
+def _refuse_links(folder: Path, names: Collection[str]) -> None:
     """Raise BundleError if a file lies outside the bundle: behind a link, that is."""
-    paths = {path for name in names for path in (Path(name), *Path(name).parents)}
-    for path in sorted(paths - {Path()}):
+    paths = set(names)
+    for name in names:
+        while "/" in name:
+            name = name.rpartition("/")[0]
+            paths.add(name)
+    for path in sorted(paths):
         if (folder / path).is_symlink():
             raise BundleError(
                 f"{folder / path} is a link, and a bundle holds files alone; copy it with cp -rL"
