@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.errors import BundleError, OutputError
+from attn_export.errors import BundleError, OutputError, UsageError
 from attn_export.nouns import GraphFile
 from attn_export.output_folder import Digests, replaceable, sha256
 from attn_export.replacing import take_place
@@ -117,13 +117,23 @@ def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write `manifest.json` with the SHA-256 of every other file. The last file to write."""
+    """Write `manifest.json` with the SHA-256 of every other file. The last file to write.
+
+    Raises:
+        UsageError: If it holds what no manifest may hold, such as a name with control characters.
+    """
+    from attn_export.schema import Manifest
+
     files = {
         path.relative_to(folder).as_posix(): sha256(path)
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.name != MANIFEST
     }
     text = _to_text({"format": FORMAT, **content, "files": files})
+    try:
+        checked(json.loads(text), Manifest)
+    except ValueError as error:
+        raise UsageError(f"this cannot be a bundle: {error}; rename it") from error
     (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, MODEL, PAGE, REPORT, SPEC, staging, write_manifest
 from attn_export.environment import environment, versions
+from attn_export.errors import UsageError, printable
 from attn_export.jobs.forms import (
     Form,
     check_dialects,
@@ -77,6 +78,10 @@ def build(
         ExportError: If the module cannot be exported as it is.
         GraphError: If a check refuses the graph.
     """
+    if name != printable(name):
+        raise UsageError(
+            f"the name {printable(name, 80)} must be one printable line; choose another"
+        )
     selection = Selection.of(runtimes, require)
     dialects = check_dialects(dialects)
     limits, progress = limits or Limits.default(), progress or Progress()

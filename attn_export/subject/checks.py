@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.cases.sizes import Sizes
-from attn_export.errors import ExportError, UsageError
+from attn_export.errors import ExportError, UsageError, printable
 from attn_export.nouns import DTYPES
+from attn_export.schema import MOST_BYTES, EndName
+from attn_export.untrusted import checked
 
 Axes = Mapping[str, Mapping[int, str]]
 
@@ -50,9 +52,19 @@ def check_inputs(
                     f"axes[{name!r}] gives names to axes by number, as in {{0: 'batch'}}; "
                     f"got {axis!r}: {label!r}"
                 )
+            _check_name(label)
         if name not in tensors:
             known = ", ".join(tensors)
             raise UsageError(f"axes names the input {name!r}, which is not one of: {known}")
+
+
+def _check_name(name: str) -> None:
+    try:
+        checked(name, EndName)
+    except ValueError as error:
+        raise UsageError(
+            f"the name {printable(repr(name), 80)} must have 1 to {MOST_BYTES} printable characters"
+        ) from error
 
 
 def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
@@ -121,6 +133,7 @@ def check_outputs(
         if name in tensors:
             raise UsageError(f"{name!r} is an input and an output; give the output another name")
     for name in (*tensors, *names):
+        _check_name(name)
         if name in held:
             raise UsageError(f"{name!r} is a weight of the module too; rename the input or output")
     return tuple(names)

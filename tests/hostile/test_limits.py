@@ -14,6 +14,7 @@ import pytest
 from conftest import Cli
 from onnx import TensorProto, helper
 
+from attn_export import AttentionSpec, build
 from attn_export.errors import LINE, GraphError, UsageError, printable
 from attn_export.graph.load import load_graph, load_model
 from attn_export.nouns import CODES
@@ -174,6 +175,13 @@ def test_all_types_of_tensors_are_types_of_a_manifest():
         assert checked(name, Dtype) == name
     with pytest.raises(ValueError, match="float128"):
         checked("float128", Dtype)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "n" * 400, "no text \udcff"])
+def test_a_bundle_has_a_printable_name(name: str, tmp_path: Path):
+    with pytest.raises(UsageError, match="must be one printable line"):
+        build(AttentionSpec(embed_dim=8, num_heads=1), tmp_path / "b", name=name)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_package_is_one_line(tmp_path: Path):

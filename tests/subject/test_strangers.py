@@ -126,6 +126,8 @@ def test_a_module_that_rounds_within_is_said_to_be_far_from_its_truth(tmp_path: 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "outputs as text": ({"outputs": "scores"}, "outputs is a list of names"),
     "a number as output": ({"outputs": [3]}, "got 3 in it"),
+    "an output with an escape": ({"outputs": ["\x1b[31m"]}, "must have 1 to 255 printable"),
+    "an output of two lines": ({"outputs": ["y\n"]}, r"the name 'y\n' must have 1 to 255"),
     "an output twice": ({"outputs": ["a", "a"]}, "names 'a' twice"),
     "an output like an input": ({"outputs": ["x"]}, "'x' is an input and an output"),
     "an output like a weight": ({"outputs": ["linear.bias"]}, "is a weight of the module too"),
