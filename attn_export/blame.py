@@ -1,4 +1,4 @@
-"""Which line of the user's own files is to blame."""
+"""Location of errors in the user's own files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RAISED = ("", 0)
 
 @functools.cache  # asked for every frame, and to resolve a path asks the disk
 def is_theirs(file: str) -> bool:
-    """Whether a file is neither torch's, nor Python's, nor ours."""
+    """Return whether a file belongs to neither torch, nor Python, nor this package."""
     path = Path(file).resolve()
     if file.startswith("<") or path.is_relative_to(OURS):
         return False
@@ -37,9 +37,9 @@ def is_theirs(file: str) -> bool:
 
 
 def line_of(error: BaseException) -> str:
-    """The innermost line of theirs that an error, or what caused it, passed through.
+    """Return the innermost user line that an error, or its cause, passed through.
 
-    ``file.py:12``, or "" where there is none.
+    It reads ``file.py:12``, or "" if there is none.
     """
     found: list[Line] = []
     at: BaseException | None = error
@@ -53,7 +53,7 @@ def line_of(error: BaseException) -> str:
 
 
 def line_in(trace: str) -> str:
-    """The innermost line of theirs in the text of a stack trace, or ""."""
+    """Return the innermost user line in the text of a stack trace, or ""."""
     found = [frame for frame in _frames_in(trace) if is_theirs(frame[0])]
     return show(found[-1]) if found else ""
 
@@ -63,9 +63,9 @@ def _frames_in(text: str) -> list[Line]:
 
 
 def branching_line(one: Callable[[], object], other: Callable[[], object]) -> str:
-    """The line from which two runs of their code go different ways.
+    """Return the user line after which two runs diverge.
 
-    Or the line at which only one of them raises; "" where both go the same way.
+    If only one of them raises, return the line of the error; "" if both take the same path.
     """
     first, second = _lines_of(one), _lines_of(other)
     last: Line | None = None
@@ -77,12 +77,12 @@ def branching_line(one: Callable[[], object], other: Callable[[], object]) -> st
 
 
 def show(line: Line) -> str:
-    """``file.py:12``."""
+    """Format a line as ``file.py:12``."""
     return f"{Path(line[0]).name}:{line[1]}"
 
 
 def _lines_of(run: Callable[[], object]) -> list[Line]:
-    """The lines of theirs that a run passes, in order; an error ends them with `RAISED`."""
+    """Return the user lines that a run passes, in order; an error ends them with `RAISED`."""
     lines: list[Line] = []
 
     def on_line(frame: FrameType, event: str, _: Any) -> Any:

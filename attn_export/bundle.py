@@ -41,10 +41,10 @@ class Staging:
         """Rename into place; a failed build goes to `OUTPUT.failed` and leaves `OUTPUT` alone.
 
         Returns:
-            Where the bundle lies now.
+            The final folder of the bundle.
 
         Raises:
-            OutputError: If somebody has put a file there meanwhile.
+            OutputError: If another process has put a file there meanwhile.
         """
         target = _replaceable(_failed(self.output) if failed else self.output)
         take_place(self.folder, target)
@@ -57,7 +57,7 @@ def _failed(output: Path) -> Path:
 
 @contextlib.contextmanager
 def staging(output: Path) -> Iterator[Staging]:
-    """A new folder beside `output`, removed at the end unless it was published.
+    """Yield a new folder beside `output`, removed at the end unless it was published.
 
     Raises:
         OutputError: If `output` cannot be written, or is a folder that is no bundle.
@@ -89,7 +89,7 @@ class Bundle:
     """A bundle that was read, and whose every byte is the one that was written.
 
     Attributes:
-        manifest: What `write_manifest` wrote.
+        manifest: The content of `manifest.json`.
     """
 
     folder: Path
@@ -102,7 +102,7 @@ class Bundle:
 
 
 def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
-    """The graphs that a manifest names, and how each is run."""
+    """Return the graphs that a manifest names, with their layouts and features."""
     return [
         GraphFile(
             name,
@@ -191,7 +191,7 @@ def read_bundle(folder: Path) -> Bundle:
 
 
 def _refuse_links(folder: Path, names: Collection[str]) -> None:
-    """Raise BundleError if a file lies outside the bundle: behind a link, that is."""
+    """Raise BundleError if a file lies outside the bundle: behind a link."""
     paths = set(names)
     for name in names:
         while "/" in name:

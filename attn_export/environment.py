@@ -1,4 +1,4 @@
-"""What a result was made with: versions and machine, without paths or names of hosts."""
+"""Environment of a result: versions and machine, without paths or names of hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PACKAGES = ("attn-export", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntim
 
 
 def versions() -> dict[str, str]:
-    """The installed packages that a result depends on."""
+    """Return the versions of the installed packages that a result depends on."""
     # Imported here: `verify` starts its runtimes' processes first.
     from importlib.metadata import PackageNotFoundError, version
 
@@ -25,7 +25,7 @@ def versions() -> dict[str, str]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, system and processor."""
+    """Return versions, system and processor."""
     return {
         "versions": versions(),
         "python": platform.python_version(),

@@ -1,6 +1,6 @@
 """The errors of attn-export: one tree, one exit code each.
 
-Every message is one line that says what was wrong, with which value, and what
+Every message is one line that names the problem, the value, and what
 to do. The command line prints it and exits with the code; it never shows a
 traceback for one of these.
 """
@@ -66,7 +66,7 @@ class SpecError(UsageError):
 
 
 class WeightsError(UsageError):
-    """A checkpoint that cannot be read, or that does not hold the attention asked for.
+    """A checkpoint that cannot be read, or that lacks the wanted attention.
 
     It lists several tensors with their shapes, or all layers that there are.
     """
@@ -91,7 +91,7 @@ class GraphError(AttnExportError):
 
 
 class RuntimeFailure(AttnExportError):  # noqa: N818 (RuntimeError means something else)
-    """A runtime that was asked for by name and crashed, hung, refused or is missing."""
+    """A runtime that was named by the user and crashed, hung, refused or is missing."""
 
     exit_code = 5
 
@@ -109,5 +109,5 @@ class BundleError(AttnExportError):
 
 
 def one_line(error: BaseException) -> str:
-    """Return what an error of another library says, as one line."""
+    """Return the message of another library's error, as one line."""
     return f"{type(error).__name__}: {printable(error) or 'no message'}"

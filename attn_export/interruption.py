@@ -1,9 +1,9 @@
-"""How the command line ends when it is told to: what is under way is undone, and nothing else runs.
+"""Interruption of the command line: unfinished work is undone, and nothing else runs.
 
 A signal must not become an exception there. torch, onnx and others call Python from C++, where an
 exception that comes at the wrong moment ends the process with abort(), or comes back as an error of
 another kind, as if the module could not be exported. So the handler itself undoes what is under way
-and ends the process. Who calls the jobs from Python keeps Python's own handlers.
+and ends the process. A call of the jobs from Python keeps Python's own handlers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _asks = False
 
 
 def undo_if_ended(undo: Callable[[], None]) -> Callable[[], None]:
-    """Have something undone if a signal ends this process from here on.
+    """Register an undo action for a signal that ends this process from here on.
 
     Args:
         undo: May be called at any time, and more than once.
@@ -57,7 +57,7 @@ def undone(undo: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ctrl_c_raises() -> Iterator[None]:
-    """A block that Ctrl-C leaves by KeyboardInterrupt, for who has something to show without it."""
+    """Let Ctrl-C raise KeyboardInterrupt within a block that can return partial results."""
     global _asks
     before, _asks = _asks, True
     try:

@@ -49,9 +49,9 @@ class Case:
         kind: ``"shape"`` (from the lattice), ``"probe"`` (about meaning) or `DECODE`.
         sizes: The size of every dynamic axis.
         inputs: By name, in the order of the graph's inputs.
-        about: What the case shows, in a few words.
+        about: The purpose of the case, in a few words.
         is_loud: Whether its inputs are so large that they may have to be scaled down.
-        contents: The names of what was changed about random inputs.
+        contents: The names of the changes of random inputs.
         ignored_rows: Rows of the batch whose outputs are not compared, since their inputs are not
             finite.
     """
@@ -95,7 +95,7 @@ class GraphFile:
             (0, 1, 3, 2)}``.
         bound: Outputs that a caller may put into the buffer of an input: ``{"present_key":
             "past_key"}``.
-        features: What it asks of a runtime, as `graph.features` names it.
+        features: Its requirements on a runtime, as `graph.features` names them.
     """
 
     name: str
@@ -106,13 +106,13 @@ class GraphFile:
     features: tuple[str, ...] = ()
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
-        """Whether it is made for these sizes of the dynamic axes."""
+        """Return whether the graph is made for these sizes of the dynamic axes."""
         return all(sizes.get(axis, size) == size for axis, size in self.fixed.items())
 
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """How far an output may be from the truth: relative L2 over the whole and over any row."""
+    """Allowed error of an output: relative L2 over the whole and over any row."""
 
     whole: float
     row: float
@@ -125,7 +125,7 @@ class Golden:
     Attributes:
         case: The inputs.
         expected: The float64 truth, rounded to the outputs' dtypes.
-        eager: What the module itself gives, as it is.
+        eager: The outputs of the module itself, unchanged.
         allowed: For each output the error allowed; None for integer and bool outputs, which must
             be equal.
         unusable: For outputs that are no evidence, the reason: eager is not finite where the truth
@@ -147,7 +147,7 @@ class Verdict:
         whole: Relative L2 error against the truth; None where it was not measured.
         row: The largest relative L2 error of a row.
         worst: The larger of whole and row, each as a share of what is allowed; 1 is the limit. NaN
-            where a NaN is wrong, infinite where an infinity is or what has to be 0 is not.
+            where a NaN is wrong, infinite where an infinity is or what must be 0 is not.
         max_abs: The largest absolute difference from eager, where that is finite.
         max_rel: The largest difference from eager relative to eager, where eager is not 0.
         message: Why it did not pass; empty where it did.
@@ -168,12 +168,12 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """A picture of errors: each cell is the largest of those that it stands for.
+    """A picture of errors: each cell is the largest error of its elements.
 
     Attributes:
-        rows: What the rows are: ``"batch x head"``; empty where there is one.
-        columns: What the columns are: ``"query_len"``.
-        sizes: How many rows and columns there were before they were put together into cells.
+        rows: The meaning of the rows: ``"batch x head"``; empty where there is one.
+        columns: The meaning of the columns: ``"query_len"``.
+        sizes: The number of rows and columns before they were merged into cells.
         worst: The cell of the worst element: row and column.
         values: Rows of cells, in shares of the error allowed; None where it is wrong in kind.
     """
@@ -187,16 +187,16 @@ class Panel:
 
 @dataclasses.dataclass(frozen=True)
 class ErrorMap:
-    """Where in an output the error sits.
+    """Location of the error in an output.
 
     Attributes:
         axes: A name for each axis of the output.
         shape: Its size on each.
         index: Where the worst element is.
-        actual: What is there, to nine digits; may be NaN or infinite.
-        expected: What should be there.
+        actual: The value there, to nine digits; may be NaN or infinite.
+        expected: The right value there.
         relative_to: The norm that errors are divided by, before they are divided by what is
-            allowed: the one that the verdict is about; ``"kind"`` where a NaN, a row that has to
+            allowed: the one that the verdict is about; ``"kind"`` where a NaN, a row that must
             be 0 or an integer is wrong.
         panels: The rows of the last axis, each by its norm; then the last two axes around the
             worst element. One alone where the other has a single cell.
@@ -215,13 +215,13 @@ class ErrorMap:
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeRun:
-    """What happened to one graph in one runtime.
+    """Result of one graph in one runtime.
 
     Attributes:
         outcome: ``"ran"``, or how it failed.
         reason: Why it did not run, or how it failed; empty where it ran.
         required: Whether anything but ``"ran"`` is a failure of the whole.
-        facts: Version, device, threads, limits, seconds: what the runtime said of itself.
+        facts: Version, device, threads, limits, seconds: facts that the runtime reported.
         worst: Where the error of its worst verdict sits; None where nothing was measured.
     """
 
@@ -239,9 +239,9 @@ class Report:
     """Every verdict, the environment, one exit code.
 
     Attributes:
-        notes: What the reader should know: cases left out, precision, what was not run.
+        notes: Notes for the reader: cases left out, precision, what was not run.
         model: The graph to draw beside the figures, as long as the file is there.
-        explanations: Why numbers are wrong, a sentence for each runtime that was asked about.
+        explanations: Causes of wrong numbers, a sentence for each explained runtime.
     """
 
     name: str
@@ -267,5 +267,5 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether everything that had to pass did."""
+        """Return whether everything required passed."""
         return self.exit_code == 0

@@ -1,7 +1,7 @@
 """The rule by which commands replace an existing output folder: everything in it is their own.
 
 What `build`, `kit` and `explain` write holds a list of its files with their digests. A folder with
-any other file, link or folder in it, or with a file that was changed, is somebody's work.
+any other file, link or folder in it, or with a changed file, is a user's work.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ WRITTEN = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options."""
+    """Add the options of the plugin."""
     group = parser.getgroup("attn-export", "parity of attention in runtimes")
     group.addoption(
         "--parity-runtime", action="append", default=[], metavar="NAME",
@@ -47,14 +47,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", MARKER)
     config.stash[REPORTS] = {}
     config.stash[WRITTEN] = Counter()
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each case of the marker's bundle."""
+    """Generate one test for each case of the marker's bundle."""
     marker = metafunc.definition.get_closest_marker("parity")
     if "parity_case" not in metafunc.fixturenames:
         if marker is not None:  # it would pass, whatever the bundle is
@@ -79,7 +79,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """`assert_parity`, with the runtimes of the command line."""
+    """Return `assert_parity` with the runtimes of the command line."""
 
     def check(of: Any, *arguments: Any, **options: Any) -> Report:
         __tracebackhide__ = True
@@ -99,8 +99,8 @@ class ParityCase:
     """One case of a bundle, in all its graphs and runtimes.
 
     Attributes:
-        name: Of the case.
-        report: Of the whole bundle.
+        name: The name of the case.
+        report: The report of the whole bundle.
     """
 
     name: str
@@ -108,11 +108,11 @@ class ParityCase:
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Those of the case."""
+        """The verdicts of the case."""
         return [verdict for verdict in self.report.verdicts if verdict.case == self.name]
 
     def check(self) -> None:
-        """Fail the test unless every runtime that has to run ran the case, and was right."""
+        """Fail the test unless every runtime that must run ran the case, and was right."""
         __tracebackhide__ = True
         wrong = [v for v in self.verdicts if v.status != "passed"]
         absent = [run for run in self.report.runs if run.required and run.outcome != "ran"]
@@ -129,7 +129,7 @@ class ParityCase:
 
 @pytest.fixture
 def parity_case(request: pytest.FixtureRequest) -> ParityCase:
-    """A case of the marker's bundle; the bundle is run once for all of them in a process."""
+    """Return a case of the marker's bundle; the bundle is run once for all cases in a process."""
     __tracebackhide__ = True
     marker = request.node.get_closest_marker("parity")
     bundle = _found(marker.args[0], request.config)
@@ -143,7 +143,7 @@ def parity_case(request: pytest.FixtureRequest) -> ParityCase:
 
 
 def _report(of: Any, *arguments: Any, **options: Any) -> Report:
-    """`parity_report`; where there can be none, the test fails with the error's one line."""
+    """Return `parity_report`, or fail the test with the error's one line."""
     __tracebackhide__ = True
     from attn_export.errors import AttnExportError
     from attn_export.jobs.assert_parity import parity_report
@@ -157,7 +157,7 @@ def _report(of: Any, *arguments: Any, **options: Any) -> Report:
 
 
 def _found(bundle: Any, config: pytest.Config) -> Path:
-    """A bundle, from pytest's root folder if it is relative."""
+    """Return a bundle's path; a relative one is below pytest's root folder."""
     return Path(config.rootpath, bundle)
 
 

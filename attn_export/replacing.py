@@ -1,6 +1,6 @@
 """Folders and files that take the place of others in one step: old or new, and whole.
 
-Whatever ends the process, the old one or the new one is there. What is left beside it is removed
+However the process ends, the old one or the new one is there. Remains beside it are removed
 by the next run (`scratch.sweep`).
 """
 
@@ -26,7 +26,7 @@ STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
 
 
 def take_place(new: Path, target: Path) -> None:
-    """Rename a folder to `target`; what was there is removed, and stays if that fails.
+    """Rename a folder to `target`; the old target is removed, and stays if that fails.
 
     Raises:
         OSError: If it cannot be renamed.

@@ -58,7 +58,7 @@ class Graph(Struct, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, forbid_unknown_fields=True):
-    """What `manifest.json` holds."""
+    """Content of `manifest.json`."""
 
     format: Name
     name: Text
@@ -71,7 +71,7 @@ class Manifest(Struct, forbid_unknown_fields=True):
     digest: Digest
 
     def __post_init__(self) -> None:
-        """Check what several fields say together.
+        """Check rules that involve several fields.
 
         Raises:
             ValueError: If they contradict each other.
@@ -120,14 +120,14 @@ class CaseEntry(Struct, forbid_unknown_fields=True):
 
 
 class GoldenIndex(Struct, forbid_unknown_fields=True):
-    """What `golden/index.json` holds."""
+    """Content of `golden/index.json`."""
 
     inputs: list[Name]
     outputs: list[Name]
     cases: Annotated[list[CaseEntry], Meta(min_length=1, max_length=100_000)]
 
     def __post_init__(self) -> None:
-        """Check what several fields say together.
+        """Check rules that involve several fields.
 
         Raises:
             ValueError: If they contradict each other.
@@ -144,7 +144,7 @@ class GoldenIndex(Struct, forbid_unknown_fields=True):
 
 
 class BaselineFile(Struct, forbid_unknown_fields=True):
-    """What a baseline holds."""
+    """Content of a baseline."""
 
     format: Name
     versions: dict[Name, Text]

@@ -1,4 +1,4 @@
-"""Temporary folders: in memory where there is room, or beside what they are to replace.
+"""Temporary folders: in memory if it has space, or beside their targets.
 
 On disk, making the files of a small case takes longer than computing it.
 
@@ -51,7 +51,7 @@ def scratch() -> Iterator[Path]:
 def folder_beside(output: Path) -> Iterator[Path]:
     """Make a new folder beside `output`, removed at the end unless it was moved.
 
-    Its name starts with a dot: what is half-written is in nobody's way.
+    Its name starts with a dot, so that an incomplete folder stays hidden.
 
     Raises:
         OSError: If it cannot be made.
@@ -62,7 +62,7 @@ def folder_beside(output: Path) -> Iterator[Path]:
 
 
 def sweep(place: Path) -> None:
-    """Remove what killed processes left in a folder; put back what they were about to replace."""
+    """Remove the remains of killed processes in a folder; restore their targets."""
     with contextlib.suppress(OSError), os.scandir(place) as entries:
         for entry in list(entries):
             left = _BESIDE.fullmatch(entry.name) or _SCRATCH.fullmatch(entry.name)
@@ -77,7 +77,7 @@ def held_locks() -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from sweeping a folder, under whatever name; it may be in use."""
+    """Keep other processes from sweeping a folder, under any name; it may be in use."""
     try:
         lock = _lock(folder)
     except OSError:

@@ -27,6 +27,11 @@ MOST_DIMS, LARGEST_DIM = 8, 2**31 - 1
 def write_tensor(path: Path, name: str, array: np.ndarray) -> None:
     """Write one tensor.
 
+    Args:
+        path: The file.
+        name: The name of the tensor.
+        array: Its values.
+
     Raises:
         ValueError: If there is no ONNX type for the array's dtype.
     """
@@ -80,13 +85,24 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
 
 
 def write_tensors(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as `STEM_0.pb`, `STEM_1.pb` …, in their order."""
+    """Write arrays as `STEM_0.pb`, `STEM_1.pb` …, in their order.
+
+    Args:
+        folder: An existing folder.
+        stem: STEM.
+        arrays: The arrays by name.
+    """
     for number, (name, array) in enumerate(arrays.items()):
         write_tensor(folder / f"{stem}_{number}.pb", name, array)
 
 
 def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.ndarray]:
     """Read `STEM_0.pb`, `STEM_1.pb` … under these names.
+
+    Args:
+        folder: The folder.
+        stem: STEM.
+        names: The expected names, in the order of the files.
 
     Raises:
         ValueError: If a file is no tensor, or a tensor of another name.
@@ -106,7 +122,7 @@ def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """The numpy dtype of this name, bfloat16 included."""
+    """Return the numpy dtype of this name, bfloat16 included."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -116,19 +132,19 @@ def numpy_dtype(name: str) -> np.dtype:
 
 
 def is_floating(dtype: np.dtype) -> bool:
-    """Whether a dtype is floating point, bfloat16 included."""
+    """Return whether a dtype is floating point, bfloat16 included."""
     return np.issubdtype(dtype, np.floating) or dtype.name == "bfloat16"
 
 
 def lowest_number(dtype: np.dtype) -> float:
-    """The lowest finite number of a floating point dtype."""
+    """Return the lowest finite number of a floating point dtype."""
     import ml_dtypes
 
     return float(ml_dtypes.finfo(dtype).min)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Field numbers and values of a protobuf message.
+    """Yield field numbers and values of a protobuf message.
 
     Raises:
         ValueError: If the bytes are no message.

@@ -1,4 +1,4 @@
-"""Files from elsewhere: regular ones, of a size that is known before they are read."""
+"""Files from outside: regular ones, of a size that is known before they are read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def regular_file(path: Path) -> Iterator[FileIO]:
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Return what a regular file holds.
+    """Return the contents of a regular file.
 
     Args:
         path: The file.

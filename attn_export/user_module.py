@@ -48,7 +48,7 @@ def load_subject(reference: str) -> Subject:
 
 
 def _run(path: Path) -> ModuleType:
-    """The file as a module, which may import what lies beside it."""
+    """Run the file as a module, which may import files beside it."""
     # A name of its own, and what lies beside it found last: a file may be called json.py.
     name = f"attn_export_user_module_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)

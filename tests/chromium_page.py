@@ -85,7 +85,7 @@ class Page:
             self._note(heard)
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression; promises are waited for."""
+        """Return the value of an expression, after its promises resolve."""
         found = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -115,7 +115,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def screenshot(self, path: Path) -> bytes:
-        """A PNG of the whole page."""
+        """Return a PNG of the whole page."""
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         data = base64.b64decode(shot["data"])
         path.write_bytes(data)
@@ -143,7 +143,7 @@ class Page:
             self.call("Input.dispatchDragEvent", type=kind, x=100, y=100, data=data)
 
     def accessible(self) -> list[tuple[str, str]]:
-        """Role and name of everything that a screen reader meets, in order."""
+        """Return role and name of everything that a screen reader meets, in order."""
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         return [
             (node["role"]["value"], node.get("name", {}).get("value", "").strip())

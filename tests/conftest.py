@@ -1,4 +1,4 @@
-"""What several tests share: small specs, a built bundle, the command line."""
+"""Shared fixtures of the tests: small specs, a built bundle, the command line."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def need(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Skips a test where a runtime is not here; fails it where `--require` names the runtime."""
+    """Skip a test if a runtime is missing; fail it if `--require` names the runtime."""
     from attn_export.runtimes.catalogue import runtime
 
     def check(name: str) -> None:
@@ -77,7 +77,7 @@ def need(request: pytest.FixtureRequest) -> Callable[[str], None]:
 
 
 def small_spec(**changes: object) -> AttentionSpec:
-    """A grouped-query spec with everything, small: E 32, H 4, Hkv 2, D 8."""
+    """Return a small grouped-query spec with all features: E 32, H 4, Hkv 2, D 8."""
     values = {
         "embed_dim": 32, "num_heads": 4, "num_kv_heads": 2, "causal": True,
         "attn_mask": "bool[B,1,1,S]", "cache": "append",
@@ -87,7 +87,7 @@ def small_spec(**changes: object) -> AttentionSpec:
 
 @pytest.fixture(scope="session")
 def bundle() -> Path:
-    """A small bundle of one graph that passed. Read it; copy it before changing it."""
+    """Return a small bundle of one graph that passed. Read it; copy it before changing it."""
     from attn_export import build
 
     def make(folder: Path) -> None:
@@ -99,7 +99,7 @@ def bundle() -> Path:
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Runs the command line as a user would, in a folder of its own."""
+    """Return a runner of the command line, in a folder of its own."""
 
     def call(*arguments: str | Path, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command(arguments), cwd=cwd, capture_output=True, text=True)
@@ -108,5 +108,5 @@ def cli(tmp_path: Path) -> Cli:
 
 
 def command(arguments: Sequence[str | Path]) -> list[str]:
-    """The command line of this environment."""
+    """Return the command line of this environment."""
     return [sys.executable, "-m", "attn_export", *map(str, arguments)]

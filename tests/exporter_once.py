@@ -1,7 +1,7 @@
-"""What torch's exporter reads anew for each export, read once in a process of the tests.
+"""Cache of data that torch's exporter reads for each export, per process of the tests.
 
-The sources of 500 operators of onnxscript, which takes an eighth of an export, and the tests make
-hundreds of those.
+The data are the sources of 500 operators of onnxscript. Reading them takes an eighth of an export,
+and the tests make hundreds of exports.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _read = ONNXRegistry.from_torchlib
 
 
 def read_once() -> None:
-    """From here on in this process."""
+    """Cache the data from here on in this process."""
     ONNXRegistry.from_torchlib = staticmethod(_from_torchlib)
 
 

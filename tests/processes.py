@@ -1,4 +1,4 @@
-"""How processes of the tests start, and what became of them."""
+"""Start of processes in the tests, and their end."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 
 def default_signals() -> None:
-    """For `preexec_fn`: as in a terminal, where the tests run in the background or under nohup."""
+    """Reset signals for `preexec_fn`, since tests may run in the background or under nohup."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def wait_until_handled(pid: int, number: signal.Signals) -> None:
-    """Until a process that has just been started has a handler of a signal."""
+    """Wait until a started process has a handler of a signal."""
     bit = 1 << (number - 1)
     until = time.monotonic() + 20
     while not _caught(pid) & bit:
@@ -31,7 +31,7 @@ def _caught(pid: int) -> int:
 
 
 def worker_after(code: str) -> Callable[[str, int, int], list[str]]:
-    """For `runtimes.process.worker_command`: some Python first, with `os` and `sys`."""
+    """Return a `runtimes.process.worker_command` with Python run first, with `os` and `sys`."""
 
     def command(name: str, memory: int, threads: int) -> list[str]:
         start = f"sys.argv = ['worker', {name!r}, '{memory}', '{threads}']; worker.main()"
@@ -42,7 +42,7 @@ def worker_after(code: str) -> Callable[[str, int, int], list[str]]:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie has)."""
+    """Return whether a process has ended (a zombie has)."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What is made once in a run of the tests, by whichever of its processes comes first."""
+"""Results that are made once in a run of the tests, by the first process that needs them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def use(factory: pytest.TempPathFactory) -> None:
 
 
 def once(name: str, make: Callable[[Path], None]) -> Path:
-    """A folder of that name, made at the first call. Read it; copy it before changing it."""
+    """Return a folder of that name, made at the first call. Read it; copy it before changing it."""
     folder = _place[0] / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with Path(f"{folder}.lock").open("w") as lock:
@@ -50,13 +50,13 @@ def once(name: str, make: Callable[[Path], None]) -> Path:
 
 @functools.cache
 def spec_of(name: str) -> AttentionSpec:
-    """The spec of one of `BUNDLES`."""
+    """Return the spec of one of `BUNDLES`."""
     fields = {"embed_dim": 16, "num_heads": 2, "causal": True, **BUNDLES[name]}
     return AttentionSpec.from_dict(fields)
 
 
 def bundle_of(name: str) -> Path:
-    """One of `BUNDLES` in all dialects, which passed."""
+    """Return one of `BUNDLES` in all dialects, which passed."""
 
     def make(folder: Path) -> None:
         assert build(spec_of(name), folder, name=name, runtimes=["ort-cpu"]).passed

@@ -29,7 +29,7 @@ BIASES = st.lists(st.sampled_from(("q", "k", "v", "out")), min_size=1)
 
 
 def positions() -> dict[str, st.SearchStrategy]:
-    """Fields of positions other than rotary ones, which self-attention can have."""
+    """Return fields of positions other than rotary ones, which self-attention can have."""
     return {
         "window_left": st.none() | st.integers(0, 10**6),
         "alibi": st.booleans(),
@@ -40,7 +40,7 @@ def positions() -> dict[str, st.SearchStrategy]:
 
 @st.composite
 def rotary_values(draw: st.DrawFn, width: int) -> dict[str, object]:
-    """Rotary fields for heads of at least two elements."""
+    """Draw rotary fields for heads of at least two elements."""
     return {
         "rotary": draw(st.sampled_from(("half", "interleaved"))),
         "rotary_dim": 2 * draw(st.integers(1, width // 2)),
@@ -53,7 +53,7 @@ def rotary_values(draw: st.DrawFn, width: int) -> dict[str, object]:
 
 @st.composite
 def spec_values(draw: st.DrawFn) -> dict[str, object]:
-    """Values of a spec that is allowed, some of them left out."""
+    """Draw values of a valid spec, some of them left out."""
     kv_heads, sharing, width = draw(st.tuples(*[st.integers(1, 6)] * 3))
     heads = kv_heads * sharing
     given_width = draw(st.booleans())
@@ -119,7 +119,7 @@ def test_any_bias_is_the_set_of_its_projections(some: list[str], gap: str) -> No
 
 
 def outcome(call: Callable[[], T]) -> T | str:
-    """What a call returns, or the message of its SpecError."""
+    """Return the result of a call, or the message of its SpecError."""
     try:
         return call()
     except SpecError as error:

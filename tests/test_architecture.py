@@ -1,4 +1,4 @@
-"""The plan of the house, read from the source: floors, who imports what, style that can be counted.
+"""Architecture read from the source: floors, allowed imports, measurable style.
 
 `docs/architecture.md` explains it.
 """
@@ -83,7 +83,7 @@ def tree(file: str) -> ast.Module:
 
 
 def imports(file: str) -> Iterator[str]:
-    """The dotted names that a file imports, anywhere in it."""
+    """Yield the dotted names that a file imports, anywhere in it."""
     for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -93,7 +93,7 @@ def imports(file: str) -> Iterator[str]:
 
 
 def own_imports(file: str) -> set[str]:
-    """The files of this package that a file imports."""
+    """Return the files of this package that a file imports."""
     found = set()
     for name in imports(file):
         first, *parts = name.split(".")
@@ -178,7 +178,7 @@ def test_a_package_is_imported_only_where_it_belongs(package):
 
 
 def loaded_by(code: str) -> set[str]:
-    """The top-level modules that a fresh interpreter has after `code`."""
+    """Return the top-level modules that a fresh interpreter has after `code`."""
     code += "\nimport sys, json; sys.stdout.write(json.dumps(sorted(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
@@ -224,7 +224,7 @@ def test_no_file_but_those_with_torch_loads_it_in_any_way():
 
 @pytest.fixture
 def without_torch(tmp_path) -> Path:
-    """A folder for PYTHONPATH in which importing torch leaves a trace and fails."""
+    """Return a folder for PYTHONPATH in which importing torch leaves a trace and fails."""
     stub = tmp_path / "path" / "torch"
     stub.mkdir(parents=True)
     trace = f"open({str(tmp_path / 'torch was imported')!r}, 'w').close()"
@@ -286,7 +286,7 @@ def test_type_checkers_see_every_public_name():
 
 
 def public_definitions(file: str) -> Iterator[tuple[str, ast.AST]]:
-    """The module, its public classes and functions, and their public methods."""
+    """Yield the module, its public classes and functions, and their public methods."""
     yield "the module", tree(file)
     stack: list[ast.AST] = [tree(file)]
     while stack:

@@ -92,7 +92,7 @@ def test_a_template_that_writes_a_value_without_an_escape_is_an_error(written: s
 
 
 def shape_of(source: str) -> str:
-    """A program without the values of its literals."""
+    """Return a program without the values of its literals."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant):

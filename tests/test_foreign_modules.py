@@ -1,4 +1,4 @@
-"""Modules of users, through the public door: what they write is mended, fused, and proven."""
+"""Modules of users, through the public interface: mended, fused, and proven."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def same_weights_every_time() -> None:
 
 
 def built(subject: Subject, folder: Path) -> tuple[Report, list[onnx.NodeProto]]:
-    """The report and the nodes of a bundle."""
+    """Return the report and the nodes of a bundle."""
     report = build(subject, folder / "b", runtimes=["ort-cpu"], dialects=["standard"])
     assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
     return report, list(onnx.load(folder / "b" / "model.onnx").graph.node)
@@ -35,7 +35,7 @@ def attentions(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
 
 
 def with_past(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """The Attention nodes that have a cache: past in, present out."""
+    """Return the Attention nodes that have a cache: past in, present out."""
     found = [node for node in attentions(nodes) if any(node.input[4:6])]
     assert all(all(node.input[4:6]) and all(node.output[1:3]) for node in found)
     return found
@@ -46,12 +46,12 @@ def operators(nodes: list[onnx.NodeProto]) -> list[str]:
 
 
 def split(x: Tensor, heads: int) -> Tensor:
-    """[B, L, heads * D] as [B, heads, L, D]."""
+    """Split [B, L, heads * D] into [B, heads, L, D]."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def merge(x: Tensor) -> Tensor:
-    """[B, H, L, D] as [B, L, H * D]."""
+    """Merge [B, H, L, D] into [B, L, H * D]."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -145,7 +145,7 @@ def test_learned_queries_are_repeated_for_the_batch(tmp_path):
 
 
 def repeat_kv(x: Tensor, times: int) -> Tensor:
-    """As in the models of Hugging Face."""
+    """Repeat K/V heads as in the models of Hugging Face."""
     batch, heads, length, dim = x.shape
     x = x[:, :, None, :, :].expand(batch, heads, times, length, dim)
     return x.reshape(batch, heads * times, length, dim)
@@ -191,7 +191,7 @@ OUTPUTS = ["y", "present_key", "present_value"]
 
 
 def cached(module: nn.Module, kv_heads: int = H, *, mask: bool = True) -> Subject:
-    """A subject of a module with a cache; the mask is `[B, 1, 1, S]`."""
+    """Return a subject of a module with a cache; the mask is `[B, 1, 1, S]`."""
     inputs = {"x": torch.randn(B, L, E)}
     inputs |= {name: torch.randn(B, kv_heads, P, D) for name in ("past_key", "past_value")}
     if mask:

@@ -137,7 +137,7 @@ def test_masks_of_every_broadcast_shape_run_and_pass(mask: str, tmp_path: Path):
 
 
 def decomposed_session() -> onnxruntime.InferenceSession:
-    """Softmax with a lowest-value mask: how exporters write a bool mask at opset 18."""
+    """Return a Softmax with a lowest-value mask, as exporters write a bool mask at opset 18."""
     nodes = [
         helper.make_node("Where", ["m", "s", "low"], ["masked"]),
         helper.make_node("Softmax", ["masked"], ["p"], axis=-1),

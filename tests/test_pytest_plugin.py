@@ -102,7 +102,7 @@ def test_a_whole_bundle(parity):
 
 @pytest.fixture
 def project(bundle: Path, tmp_path: Path) -> Path:
-    """A project of somebody else's, with a bundle in it."""
+    """Return a user's project, with a bundle in it."""
     (tmp_path / "test_modules.py").write_text(MODULES)
     (tmp_path / "test_bundles.py").write_text(BUNDLES)
     shutil.copytree(bundle, tmp_path / "small")

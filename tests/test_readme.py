@@ -1,4 +1,4 @@
-"""What the README says is run, as it stands there."""
+"""Commands of the README, run as they are written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHON = [block for kind, block in BLOCKS if kind == "python"]
 
 
 def as_here(line: str) -> list[str]:
-    """A README command in this environment: set-up itself is tried by every run of scripts/test."""
+    """Return a README command in this environment; scripts/test covers the set-up itself."""
     words = line.split()
     assert words[0] == "scripts/attn-export"
     return [sys.executable, "-m", "attn_export", *words[1:]]

@@ -131,7 +131,7 @@ WITHOUT_A_LINE = {random, in_place, size_of_values}
 
 
 def line_in(function: Callable[..., object]) -> str:
-    """Where the function has its comment."""
+    """Return the line of the function's comment."""
     first = function.__code__.co_firstlineno
     lines = Path(__file__).read_text().splitlines()[first - 1 : first + 6]
     return f"{Path(__file__).name}:{first + next(i for i, s in enumerate(lines) if '# line' in s)}"

@@ -15,7 +15,7 @@ from attn_export.runtimes.ort_cuda import no_cuda_device
 
 
 def load(name: str) -> ModuleType:
-    """A script as a module."""
+    """Load a script as a module."""
     loader = SourceFileLoader(name, str(ROOT / "scripts" / name))
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""What killed processes left is removed by the next one; what a living process uses is not."""
+"""Removal of the remains of killed processes; files in use by a living process stay."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ with folder_beside(here / "out") as new:
 
 @contextlib.contextmanager
 def running(body: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has come to `ready()`."""
+    """Yield a process that has reached `ready()`."""
     with subprocess.Popen(
         [sys.executable, "-c", HEAD + body], cwd=folder, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "TMPDIR": str(folder)},

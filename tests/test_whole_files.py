@@ -20,7 +20,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
 
 
 def no_room() -> None:
-    """For `preexec_fn`: files may have 100 bytes, as on a disk that is almost full."""
+    """Limit files to 100 bytes for `preexec_fn`, as on a disk that is almost full."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 

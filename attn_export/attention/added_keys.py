@@ -30,7 +30,7 @@ class AddedKeys(nn.Module):
     def forward(
         self, key: Tensor, value: Tensor, mask: Tensor | None, L: int, *, causal: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The keys `[B, Hkv, S, D]`, values and mask with what is added.
+        """Return keys `[B, Hkv, S, D]`, values and mask with the added keys appended.
 
         The mask that comes back holds the causal one too.
         """
@@ -49,5 +49,5 @@ class AddedKeys(nn.Module):
 
 
 def _of_every_batch(one: Tensor, like: Tensor) -> Tensor:
-    """`[Hkv, D]` as `[B, Hkv, 1, D]`."""
+    """Expand `[Hkv, D]` to `[B, Hkv, 1, D]`."""
     return one[None, :, None, :].expand(like.shape[0], -1, -1, -1)

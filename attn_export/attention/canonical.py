@@ -41,7 +41,7 @@ def emit_canonical_attention(*, emit: bool = True) -> Iterator[None]:
 
 
 def emitting() -> bool:
-    """Whether an `Attention` module should emit the ONNX node."""
+    """Return whether an `Attention` module must emit the ONNX node."""
     return _EXPORTING.get()
 
 
@@ -67,14 +67,14 @@ def attention_node(
         attn_mask: Bool or float, broadcasts to `[B, H, L, S]`.
         past_key: `[B, Hkv, P, D]` or None.
         past_value: `[B, Hkv, P, Dv]` or None.
-        past_length: How many keys each row of the past holds, `[B]`, if it is a buffer of S.
+        past_length: The number of keys of each row of the past, `[B]`, if it is a buffer of S.
         causal: Whether query i sees keys up to P + i only.
         scale: Factor on the scores.
         softcap: Scores become softcap * tanh(score / softcap) before the mask.
 
     Returns:
         The attention `[B, H, L, Dv]`, `present_key`, `present_value` and the weights
-        `[B, H, L, S]`. Outputs that nobody uses are dropped from the node later.
+        `[B, H, L, S]`. Unused outputs are dropped from the node later.
     """
     B, H, L, _ = query.shape
     parts = [past_key, past_value]
@@ -166,7 +166,7 @@ def sink_attention_nodes(
 
 
 def _spread_over_queries(mask: Tensor | None, L: int) -> Tensor | None:
-    """A mask of rank 2 or 4 with all L rows.
+    """Expand a mask of rank 2 or 4 to all L rows.
 
     ONNX Runtime refuses a mask whose L axis is 1 (every key-padding mask), and runtimes
     read rank 3 differently, so both are written out.

@@ -26,7 +26,7 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Softmax(scale * Q K^T + mask) V (Vaswani et al. 2017, eq. 1).
+    """Compute softmax(scale * Q K^T + mask) V (Vaswani et al. 2017, eq. 1).
 
     Query head h attends to key/value head ``h // (H // Hkv)``. A row that may attend to
     nothing gives 0, and its weights are 0.
@@ -76,7 +76,7 @@ def _step_by_step(
     sinks: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """The same attention, for what PyTorch's own function cannot say."""
+    """Compute the same attention step by step, for options that PyTorch's own function lacks."""
     # Repeated rather than broadcast: a broadcast matmul rounds otherwise than that of an MHA
     # with repeated heads, to which this is equal to the bit.
     repeats = query.shape[1] // key.shape[1]

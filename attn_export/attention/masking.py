@@ -1,4 +1,4 @@
-"""Masks: which keys a query may attend to, and what is added to their scores."""
+"""Masks: which keys a query may attend to, and the bias on their scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MASK_FLOOR_FLOAT16 = -6e4
 
 
 def clamp_mask(mask: Tensor | None) -> Tensor | None:
-    """A float mask with its finite values at least `MASK_FLOOR`; a bool mask as it is."""
+    """Return a float mask with finite values clamped to at least `MASK_FLOOR`; keep a bool mask."""
     if mask is None or mask.dtype == torch.bool:
         return mask
     floor = MASK_FLOOR_FLOAT16 if mask.dtype == torch.float16 else MASK_FLOOR
@@ -20,12 +20,18 @@ def clamp_mask(mask: Tensor | None) -> Tensor | None:
 
 
 def causal(L: int, S: int, device: torch.device) -> Tensor:
-    """Query i sees keys up to S - L + i: bool `[L, S]`."""
+    """Return the causal mask, bool `[L, S]`: query i sees keys up to S - L + i.
+
+    Args:
+        L: The number of queries.
+        S: The number of keys.
+        device: The device of the mask.
+    """
     return torch.ones(L, S, dtype=torch.bool, device=device).tril(S - L)
 
 
 def restrict(mask: Tensor | None, shown: Tensor | None) -> Tensor | None:
-    """`mask`, with every key hidden that `shown` (bool) does not show."""
+    """Return `mask` with every key hidden that the bool mask `shown` does not show."""
     if mask is None or shown is None:
         return shown if mask is None else mask
     if mask.dtype == torch.bool:
@@ -36,7 +42,7 @@ def restrict(mask: Tensor | None, shown: Tensor | None) -> Tensor | None:
 
 
 def add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """`mask` as a float mask with `bias` added to the scores."""
+    """Return `mask` as a float mask with `bias` added to the scores."""
     if bias is None:
         return mask
     if mask is None:
@@ -45,7 +51,13 @@ def add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
 
 
 def as_float(mask: Tensor | None, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
-    """A mask in full, as scores to add, `shape` `[B, H, L, S]` of the dtype of `like`."""
+    """Expand a mask to additive scores of `shape` `[B, H, L, S]` in the dtype of `like`.
+
+    Args:
+        mask: A bool or float mask, or None.
+        shape: `[B, H, L, S]`.
+        like: A tensor of the wanted dtype and device.
+    """
     zeros = like.new_zeros(shape)
     added = add_bias(mask, zeros)
     return zeros if added is None else added.expand(shape)

@@ -17,13 +17,13 @@ from attn_export.spec import AttentionSpec, Shape
 
 
 class Attention(nn.Module):
-    """Multi-head, multi-query or grouped-query attention, as its spec says.
+    """Multi-head, multi-query or grouped-query attention, as its spec defines.
 
     Query head h attends to key/value head ``h // q_per_kv`` (blocks, as
     `Tensor.repeat_interleave`; Ainslie et al. 2023).
 
     Args:
-        spec: What to build.
+        spec: The attention to build.
     """
 
     def __init__(self, spec: AttentionSpec) -> None:
@@ -53,9 +53,9 @@ class Attention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, **fields: Any) -> Self:
-        """An `Attention` with the weights of a `torch.nn.MultiheadAttention`, equal to it.
+        """Return an `Attention` with the weights of a `torch.nn.MultiheadAttention`, equal to it.
 
-        It takes and gives batches first, and a mask as its spec says: True = may attend, where
+        Batches come first in its inputs and outputs. Its mask means True = may attend;
         `nn.MultiheadAttention` means the inverse; a `key_padding_mask` `[B, S]` becomes
         ``~mask[:, None, None, :]`` with ``attn_mask="bool[B,1,1,S]"``. Its `attn_weights` are of
         each head; their mean over heads is what `nn.MultiheadAttention` gives by default.
@@ -63,7 +63,7 @@ class Attention(nn.Module):
         Args:
             module: Its mode, dtype and device are taken over.
             fields: Fields of the spec that the module does not have: `attn_mask`, `causal`,
-                `attn_weights`, `cross` (given by itself where `kdim` or `vdim` is not E).
+                `attn_weights`, `cross` (derived if `kdim` or `vdim` is not E).
 
         Raises:
             SpecError: If the fields contradict the module.
@@ -84,7 +84,7 @@ class Attention(nn.Module):
         past_length: Tensor | None = None,
         position_ids: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Attend.
+        """Compute attention with projections.
 
         Args:
             query: `[B, L, E]`.
@@ -95,18 +95,18 @@ class Attention(nn.Module):
             past_key: `[B, Hkv, P, D]`, with a cache; P may be 0. `[B, Hkv, S, D]`, with one that
                 is written in place: S is its capacity, and what it does not hold is finite.
             past_value: `[B, Hkv, P, Dv]` or `[B, Hkv, S, Dv]`, likewise.
-            past_length: How many keys each row of such a cache holds, int64 `[B]`, at most S - L.
+            past_length: The number of keys of each row of such a cache, int64 `[B]`, at most S - L.
             position_ids: The position of every query, int64 `[B, L]`, where the spec has them.
 
         Returns:
             `output [B, L, E]`; with a cache or weights a tuple of it, `present_key
             [B, Hkv, S, D]`, `present_value [B, Hkv, S, Dv]` and `attn_weights [B, H, L, S]`,
-            as far as the spec asks for them, in this order. Inputs stay as they are.
+            as far as the spec has them, in this order. Inputs stay as they are.
 
         Raises:
             ValueError: If an input that the spec names is missing, one that it does not name is
                 given, or one has another rank, width or kind than the spec says.
-            RuntimeError: If a cache has no room for L more keys.
+            RuntimeError: If a cache lacks capacity for L more keys.
         """
         self._check_inputs(
             key=key, value=value, attn_mask=attn_mask, past_key=past_key, past_value=past_value,
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         past_value: Tensor | None,
         past_length: Tensor | None,
     ) -> list[Tensor]:
-        """Attention [B, H, L, Dv], then what else the spec asks for."""
+        """Compute attention `[B, H, L, Dv]`, followed by the other outputs of the spec."""
         k, v = _after(past_key, k, past_length), _after(past_value, v, past_length)
         present = [k, v] if self.spec.has_cache else []
         k, v, attn_mask, causal = self._with_mask(k, v, attn_mask, q.shape[2], past_length)
@@ -173,7 +173,7 @@ class Attention(nn.Module):
         past_value: Tensor | None,
         past_length: Tensor | None,
     ) -> list[Tensor]:
-        """The same as `_attend`, as one ONNX node."""
+        """Compute the same as `_attend` with one ONNX node."""
         how: dict[str, Any] = {"scale": self.spec.softmax_scale, "softcap": self.spec.softcap}
         if self.sinks is None and self.added_keys is None:
             attended, present_key, present_value, weights = canonical.attention_node(
@@ -198,7 +198,7 @@ class Attention(nn.Module):
     def _with_mask(
         self, k: Tensor, v: Tensor, mask: Tensor | None, L: int, past_length: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None, bool]:
-        """All keys and values, what hides them, and whether a causal mask does so besides."""
+        """Return all keys and values, their mask, and whether a causal mask applies in addition."""
         causal = self.spec.causal
         if past_length is not None:
             shown = in_place.visible(past_length, L, k.shape[2], causal=causal)
@@ -239,14 +239,14 @@ class Attention(nn.Module):
         return split.transpose(1, 2)  # [B, heads, len, D]
 
     def extra_repr(self) -> str:
-        """The spec, as `print(module)` shows it."""
+        """Return the spec for `print(module)`."""
         return ", ".join(f"{key}={value!r}" for key, value in self.spec.to_dict().items())
 
 
 def _places(
     q: Tensor, k: Tensor, past_key: Tensor | None, past_length: Tensor | None
 ) -> tuple[Tensor, int]:
-    """The positions of the queries, `[L]` or `[B, L]`, and the number of keys S."""
+    """Return the positions of the queries, `[L]` or `[B, L]`, and the number of keys S."""
     L, held = q.shape[2], 0 if past_key is None else past_key.shape[2]
     if past_length is not None:
         return in_place.positions(past_length, L), held
@@ -254,7 +254,7 @@ def _places(
 
 
 def _after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:
-    """Keys or values with those of the past before them, along the length: `[B, Hkv, S, .]`."""
+    """Return the new keys or values after those of the past, along the length: `[B, Hkv, S, .]`."""
     if past is None:
         return new
     if past_length is None:
@@ -264,7 +264,7 @@ def _after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tens
 
 
 def _head_norm(spec: AttentionSpec) -> nn.Module:
-    """The normalisation of one head, over D."""
+    """Return the normalisation of one head, over D."""
     if spec.qk_norm == "rms":
         return nn.RMSNorm(spec.head_dim, eps=spec.norm_eps)
     if spec.qk_norm == "layer":

@@ -12,17 +12,23 @@ from torch import Tensor
 
 
 def distances(queries: Tensor, S: int) -> Tensor:
-    """Key position minus query position, int64 `[L, S]` or `[B, L, S]`.
+    """Return key position minus query position, int64 `[L, S]` or `[B, L, S]`.
 
     Args:
         queries: Their positions, `[L]`, or `[B, L]` where every row has its own.
-        S: How many keys there are.
+        S: The number of keys.
     """
     return torch.arange(S, device=queries.device) - queries[..., None]
 
 
 def window(offsets: Tensor, left: int | None, right: int | None) -> Tensor | None:
-    """Which keys a window shows, bool like `offsets`; None without a window."""
+    """Return the keys that a window shows, bool like `offsets`; None without a window.
+
+    Args:
+        offsets: Key position minus query position.
+        left: The number of visible keys before the query's own; None for all.
+        right: The number of visible keys after it; None for all.
+    """
     shown = None if left is None else offsets >= -left
     if right is not None:
         shown = offsets <= right if shown is None else shown & (offsets <= right)
@@ -30,7 +36,7 @@ def window(offsets: Tensor, left: int | None, right: int | None) -> Tensor | Non
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """One slope for each head: 2^(-8h/H) for powers of 2 (Press et al. 2022, sec. 3).
+    """Return one slope for each head: 2^(-8h/H) for powers of 2 (Press et al. 2022, sec. 3).
 
     Other numbers of heads take the slopes of the power of 2 below, then every other one of the
     power above, as in the paper's code.
@@ -41,14 +47,14 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def relative_buckets(buckets: int, max_distance: int, *, both_sides: bool) -> Tensor:
-    """The bucket of every offset from -max_distance to max_distance, int64 `[2 * max + 1]`.
+    """Return the bucket of every offset in [-max_distance, max_distance], int64 `[2 * max + 1]`.
 
     Of the buckets of one side, half are distances of their own, the others grow logarithmically
     (Raffel et al. 2020, sec. 2.1). A table, since a logarithm at the edge of a bucket rounds
     differently in every runtime.
 
     Args:
-        buckets: How many there are.
+        buckets: The number of buckets.
         max_distance: Distances from here on share the last bucket.
         both_sides: Whether keys after the query have buckets of their own, the second half.
     """

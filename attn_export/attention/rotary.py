@@ -18,7 +18,7 @@ Turns = tuple[Tensor, Tensor]
 
 
 class Rotary(WideBuffers):
-    """Rotates pairs of elements by position.
+    """Rotation of pairs of elements by position.
 
     Args:
         spec: Its rotary fields are used.
@@ -36,7 +36,7 @@ class Rotary(WideBuffers):
             self.add_wide("growth_power", -torch.arange(0, R, 2, dtype=torch.float64) / (R - 2))
 
     def turns(self, positions: Tensor) -> Turns:
-        """Cosine and sine of every angle.
+        """Return cosine and sine of every angle.
 
         Args:
             positions: `[L]`, or `[B, L]` where every row has its own.
@@ -67,7 +67,7 @@ class Rotary(WideBuffers):
         return torch.cat([joined, rest], dim=-1) if x.shape[-1] > R else joined
 
     def _growth(self, positions: Tensor) -> Tensor:
-        """By how much the base grows beyond the original context, to the power (R - 2)/R.
+        """Return the growth of the base beyond the original context, to the power (R - 2)/R.
 
         Dynamic NTK scaling: base·(factor·S/original - (factor - 1))^(R/(R - 2)), S the largest
         position and one, so 1 within the context. Keys of the past keep the base of their time.
@@ -78,9 +78,9 @@ class Rotary(WideBuffers):
 
 
 def inverse_frequencies(spec: AttentionSpec) -> Tensor:
-    """The angle by which each pair turns from one position to the next, float64 `[R/2]`.
+    """Return the angle of each pair from one position to the next, float64 `[R/2]`.
 
-    theta^(-2i/R) (Su et al. 2021, sec. 3.2.2), stretched as `rotary_scaling` says: "linear" (Chen
+    theta^(-2i/R) (Su et al. 2021, sec. 3.2.2), stretched by `rotary_scaling`: "linear" (Chen
     et al. 2023), "llama3" (Llama 3.1's rope_scaling), "yarn" (Peng et al. 2023, sec. 3.2, with the
     ramp over pairs of their code). "dynamic" stretches by the length at hand, not here.
     """
@@ -100,7 +100,7 @@ def inverse_frequencies(spec: AttentionSpec) -> Tensor:
 
 
 def rotary_magnitude(spec: AttentionSpec) -> float:
-    """What YaRN multiplies rotated queries and keys by (Peng et al. 2023, eq. 22), else 1."""
+    """Return YaRN's factor on rotated queries and keys (Peng et al. 2023, eq. 22), else 1."""
     if spec.rotary_scaling != "yarn":
         return 1.0
     if spec.rotary_magnitude is not None:
@@ -109,11 +109,11 @@ def rotary_magnitude(spec: AttentionSpec) -> float:
 
 
 def _yarn_ramp(spec: AttentionSpec) -> Tensor:
-    """0 for pairs that keep their frequency, 1 for those that are stretched, float64 `[R/2]`."""
+    """Return 0 for pairs that keep their frequency and 1 for stretched pairs, float64 `[R/2]`."""
     R = spec.rotary_dim
 
     def pair_of(turns: float) -> float:
-        """Which pair makes so many turns within the original context."""
+        """Return the index of the pair that makes `turns` turns within the original context."""
         span = spec.rotary_original_len / (turns * 2 * math.pi)
         return R * math.log(span) / (2 * math.log(spec.rotary_theta))
 

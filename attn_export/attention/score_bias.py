@@ -1,4 +1,4 @@
-"""What positions add to the scores or hide: ALiBi, T5's relative bias, windows."""
+"""Effects of positions on the scores: ALiBi, T5's relative bias, windows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attn_export.spec import AttentionSpec
 
 
 class ScoreBias(WideBuffers):
-    """Adds what a spec says of positions to a mask.
+    """Bias and visibility that a spec derives from positions, added to a mask.
 
     Args:
         spec: Its windows, ALiBi and relative bias are used.
@@ -44,7 +44,7 @@ class ScoreBias(WideBuffers):
             self.register_buffer("buckets", table, persistent=False)
 
     def forward(self, mask: Tensor | None, queries: Tensor, S: int, like: Tensor) -> Tensor | None:
-        """The mask with windows and biases; the same mask where the spec has none.
+        """Return the mask with windows and biases; the same mask if the spec has none.
 
         Args:
             mask: Bool or float, broadcasts to `[B, H, L, S]`.
@@ -68,7 +68,7 @@ class ScoreBias(WideBuffers):
         return mask
 
     def _window(self, offsets: Tensor) -> Tensor | None:
-        """What the window shows, bool `[L, S]` or `[B, 1, L, S]`; None without one."""
+        """Return the keys that the window shows, bool `[L, S]` or `[B, 1, L, S]`, or None."""
         shown = window(offsets, self.spec.window_left, self.spec.window_right)
         return shown if shown is None or shown.dim() == 2 else shown.unsqueeze(1)
 
@@ -77,5 +77,5 @@ class ScoreBias(WideBuffers):
 
 
 def _with_batch(bias: Tensor) -> Tensor:
-    """`[H, L, S]` as `[1, H, L, S]`; `[B, H, L, S]` as it is."""
+    """Reshape `[H, L, S]` to `[1, H, L, S]`; return `[B, H, L, S]` unchanged."""
     return bias if bias.dim() == 4 else bias.unsqueeze(0)

@@ -16,7 +16,7 @@ def seeded_attention(spec: AttentionSpec, seed: int = 0) -> Attention:
 
     Args:
         spec: The spec.
-        seed: Of the weights.
+        seed: The seed of the weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What a `torch.nn.MultiheadAttention` is in our terms: its spec, and its weights by name."""
+"""Conversion of `torch.nn.MultiheadAttention`: its spec, and its weights by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attn_export.spec import AttentionSpec
 
 
 def spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> AttentionSpec:
-    """Its spec.
+    """Return the spec of a `torch.nn.MultiheadAttention`.
 
     Args:
         module: PyTorch's module.
@@ -38,7 +38,7 @@ def spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> Attenti
 
 
 def weights_of(module: nn.MultiheadAttention) -> dict[str, Tensor]:
-    """Copies of its weights under our names."""
+    """Return copies of its weights under our names."""
     packed: Tensor | None = module.in_proj_weight
     apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     parts = apart if packed is None else packed.chunk(3)

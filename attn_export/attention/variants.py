@@ -13,7 +13,12 @@ from attn_export.spec import AttentionSpec
 
 
 def MultiHeadAttention(embed_dim: int, num_heads: int, **options: Any) -> Attention:  # noqa: N802
-    """`Attention` in which every query head has a key/value head of its own.
+    """Return an `Attention` in which every query head has its own key/value head.
+
+    Args:
+        embed_dim: E.
+        num_heads: H.
+        options: Further fields of `AttentionSpec`.
 
     Raises:
         SpecError: If the options contradict each other.
@@ -22,7 +27,12 @@ def MultiHeadAttention(embed_dim: int, num_heads: int, **options: Any) -> Attent
 
 
 def MultiQueryAttention(embed_dim: int, num_heads: int, **options: Any) -> Attention:  # noqa: N802
-    """`Attention` in which all query heads share one key/value head (Shazeer 2019).
+    """Return an `Attention` in which all query heads share one key/value head (Shazeer 2019).
+
+    Args:
+        embed_dim: E.
+        num_heads: H.
+        options: Further fields of `AttentionSpec`.
 
     Raises:
         SpecError: If the options contradict each other.
@@ -35,7 +45,13 @@ def MultiQueryAttention(embed_dim: int, num_heads: int, **options: Any) -> Atten
 def GroupedQueryAttention(  # noqa: N802
     embed_dim: int, num_heads: int, num_kv_heads: int, **options: Any
 ) -> Attention:
-    """`Attention` in which blocks of query heads share a key/value head (Ainslie et al. 2023).
+    """Return an `Attention` whose blocks of query heads share a KV head (Ainslie et al. 2023).
+
+    Args:
+        embed_dim: E.
+        num_heads: H.
+        num_kv_heads: Hkv, a divisor of H.
+        options: Further fields of `AttentionSpec`.
 
     Raises:
         SpecError: If the options contradict each other.

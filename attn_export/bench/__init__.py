@@ -1,1 +1,1 @@
-"""Measures how fast candidates do the same work, against each other in one interleaved run."""
+"""Measurement of candidates that do the same work, in one interleaved run."""

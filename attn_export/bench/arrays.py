@@ -34,21 +34,21 @@ class Feed:
         return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
 
     def laid_out(self, axes: Sequence[int]) -> Feed:
-        """The same with its axes in another order."""
+        """Return the same feed with its axes in another order."""
         return dataclasses.replace(self, shape=tuple(self.shape[axis] for axis in axes))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, which `from_json` reads."""
+        """Return plain values that `from_json` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Feed:
-        """What `to_json` gave."""
+        """Return the feed that `to_json` wrote."""
         return cls(tuple(values["shape"]), values["dtype"], values["fill"])
 
 
 def empty(feed: Feed) -> np.ndarray:
-    """Memory that nobody has touched yet, aligned."""
+    """Return aligned memory that was never touched."""
     space = np.empty(feed.nbytes + ALIGNMENT, np.uint8)
     start = -space.ctypes.data % ALIGNMENT
     flat = space[start : start + feed.nbytes].view(numpy_dtype(feed.dtype))
@@ -56,7 +56,7 @@ def empty(feed: Feed) -> np.ndarray:
 
 
 def filled(feed: Feed, seed: int) -> np.ndarray:
-    """An array as its feed says; the same from the same seed."""
+    """Return an array as its feed describes; the same seed gives the same array."""
     array = empty(feed)
     if feed.fill is not None:
         array.fill(feed.fill)

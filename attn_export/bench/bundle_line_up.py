@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark of a bundle: its graphs, the peers of its spec, the roofs."""
+"""Candidates of a benchmark of a bundle: its graphs, the peers of its spec, the roofs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Manifest = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Entrants:
-    """What takes part, at any sizes.
+    """Candidates of a benchmark, at any sizes.
 
     Attributes:
         folder: The bundle's.
@@ -39,10 +39,10 @@ class Entrants:
     spec: AttentionSpec | None
 
     def at(self, sizes: Sizes, *, decode: bool) -> list[Candidate]:
-        """The candidates at these sizes.
+        """Return the candidates at these sizes.
 
         Args:
-            sizes: Of every axis that bench knows.
+            sizes: The sizes of every axis that bench supports.
             decode: Whether one token is new, and memory is what limits.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The sizes of one attention, and what it has to compute and read at least."""
+"""Sizes of one attention, and its minimal computation and memory traffic."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Dims:
         }  # fmt: skip
 
     def new(self) -> dict[str, Feed]:
-        """What comes with every run: query, and key and value of attention alone."""
+        """Return the inputs of every run: query, and key and value if attention is alone."""
         B, L, D = self.batch, self.query_len, self.head_dim
         if self.embed_dim:
             return {"query": Feed((B, L, self.embed_dim))}
@@ -75,11 +75,11 @@ class Dims:
         return {name: Feed((B, L, H * D)) for name, H in heads.items()}
 
     def cache(self, length: int) -> Feed:
-        """Keys or values of so many tokens."""
+        """Return the feed of keys or values of `length` tokens."""
         return Feed((self.batch, self.num_kv_heads, length, self.head_dim))
 
     def inputs(self, *, in_place: bool) -> dict[str, Feed]:
-        """Everything that a graph takes."""
+        """Return all inputs of a graph."""
         if not self.past_len:
             return self.new()
         past = self.cache(self.key_len if in_place else self.past_len)
@@ -89,7 +89,7 @@ class Dims:
         return found
 
     def outputs(self) -> dict[str, Feed]:
-        """Everything that a graph gives."""
+        """Return all outputs of a graph."""
         query = self.new()["query"]
         if not self.past_len:
             return {"output": query}
@@ -97,5 +97,5 @@ class Dims:
         return {"output": query, "present_key": present, "present_value": present}
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, which the constructor takes."""
+        """Return plain values that the constructor takes."""
         return dataclasses.asdict(self)

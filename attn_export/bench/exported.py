@@ -1,4 +1,4 @@
-"""Graphs that a process with torch writes, so that those who use them have none."""
+"""Graphs that a process with torch writes, so that their users need none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ TAIL = 300
 
 
 def file_of(options: Mapping[str, Any]) -> Path:
-    """The file of a candidate; where it is not there yet, its ``export`` job makes it.
+    """Return the file of a candidate; if it is missing, run its ``export`` job first.
 
     Raises:
-        RuntimeError: If the exporter fails; says how.
+        RuntimeError: If the exporter fails; with its message.
     """
     file = Path(options["file"])
     if "export" in options and not file.exists():
@@ -29,7 +29,7 @@ def make_graph(job: Mapping[str, Any], file: Path) -> None:
     """Do one job of `peers_export`.
 
     Raises:
-        RuntimeError: If it fails; says how.
+        RuntimeError: If it fails; with its message.
     """
     module = "attn_export.bench.peers_export"
     command = [sys.executable, "-P", "-m", module, json.dumps(job), str(file)]

@@ -12,7 +12,7 @@ Sizes = Mapping[str, int]
 
 
 def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
-    """What each input is fed.
+    """Return the feed of each input.
 
     Masks hide nothing, `past_length` is full, positions are those after the past.
 
@@ -26,7 +26,7 @@ def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
 
 
 def known_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
-    """Room for those outputs whose sizes are known; their types are the graph's own."""
+    """Return feeds for the outputs of known sizes; the graph determines their types."""
     return {
         name: Feed(shape_at(shape, sizes))
         for name, shape in outputs.items()
@@ -35,7 +35,7 @@ def known_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
 
 
 def shape_at(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
-    """A shape with its names replaced.
+    """Replace the names in a shape by sizes.
 
     Raises:
         UsageError: If a name has no size.

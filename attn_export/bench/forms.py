@@ -1,4 +1,4 @@
-"""One of our own graphs, and what it takes to run it."""
+"""One of our own graphs as a candidate, with all that its run needs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def as_candidate(
     outputs: Mapping[str, Feed],
     work: Work,
 ) -> Candidate:
-    """A graph in ONNX Runtime.
+    """Return a graph as a candidate in ONNX Runtime.
 
     Args:
-        name: What it is called in the contest.
-        folder: Where the graph lies.
+        name: Its name in the contest.
+        folder: The folder of the graph.
         graph: Its file, its layouts, and what is written in place.
         inputs: As the bundle states them.
         outputs: Likewise.
-        work: What one run has to do.
+        work: The work of one run.
     """
     options = {
         "file": str(folder / graph.name),

@@ -1,4 +1,4 @@
-"""The regimes of `scripts/bench_peers` and what is to be reached in each."""
+"""The regimes of `scripts/bench_peers` and the goals of each."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OURS = "ours"
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """What is to be reached.
+    """Target of a benchmark.
 
     Attributes:
         against: The peer; ``"best peer"``, ``"sgemm roof"``, or ``"memory growth"``.
@@ -27,7 +27,7 @@ class Goal:
     limit: float
 
     def figure(self, contest: Contest) -> float:
-        """What was measured; NaN where something did not run."""
+        """Return the measured figure; NaN if a candidate did not run."""
         ours = contest.named(OURS)
         if ours is None:
             return float("nan")
@@ -38,7 +38,7 @@ class Goal:
         return contest.ratio(ours, *self._peers)
 
     def peer(self, contest: Contest) -> Measured | None:
-        """The one that it is measured against, if it ran."""
+        """Return the peer that the goal compares with, if it ran."""
         return contest.best_peer(*self._peers)
 
     @property
@@ -46,7 +46,7 @@ class Goal:
         return PREFILL_PEERS if self.against == "best peer" else (self.against,)
 
     def met(self, contest: Contest) -> bool:
-        """Whether it was reached; not where it was not measured."""
+        """Return whether the goal was reached; False if it was not measured."""
         figure = self.figure(contest)
         return figure >= self.limit if self.against == ROOF else figure <= self.limit
 
@@ -68,12 +68,12 @@ class Regime:
 
     @property
     def of_layer(self) -> bool:
-        """Whether projections are part of it."""
+        """Return whether the regime includes projections."""
         return bool(self.dims.embed_dim)
 
 
 def regimes() -> list[Regime]:
-    """All of them: each for attention alone, then for the whole layer."""
+    """Return all regimes: each for attention alone, then for the whole layer."""
     cores = [*_decode(), *_prefill(), *_short()]
     found = []
     for core in cores:

@@ -19,7 +19,7 @@ Axes = Sequence[str | int]
 
 
 def save_core(dims: Dims, path: Path) -> Path:
-    """Attention alone: with a cache in place where there is a past, else the whole prompt.
+    """Write attention alone: with a cache in place if there is a past, else the whole prompt.
 
     Decode takes and gives heads [B, H, L, D] and writes into caches [B, Hkv, capacity, D];
     prefill takes and gives [B, L, H * D].
@@ -71,14 +71,14 @@ def _decode(dims: Dims, path: Path) -> Path:
 
 
 def save_gemm(path: Path) -> Path:
-    """``c = a b``."""
+    """Write a graph of ``c = a b``."""
     inputs = [_value("a", ("M", "K")), _value("b", ("K", "N"))]
     node = helper.make_node("MatMul", ["a", "b"], ["c"])
     return _save([node], inputs, [_value("c", ("M", "N"))], PREFILL_OPSET, path)
 
 
 def save_read(path: Path) -> Path:
-    """The sum of every row."""
+    """Write a graph of the sum of every row."""
     axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
     nodes = [
         helper.make_node("Constant", [], ["axes"], value=axes),

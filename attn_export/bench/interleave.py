@@ -26,10 +26,10 @@ def measure(
 
     Args:
         candidates: Those with `alone` are started for every turn, one at a time.
-        rounds: How many turns each has.
+        rounds: The number of turns of each.
         turn_seconds: How long a turn is about; one run at least.
         limits: For each process.
-        advance: Told the candidate's name once it is prepared, and after each of its turns.
+        advance: Receives the candidate's name after its preparation and each of its turns.
     """
     with contextlib.ExitStack() as stack:
         # All processes start at once and import their SDKs; what follows is one at a time.
@@ -50,5 +50,5 @@ def measure(
 
 
 def steps(candidates: Sequence[Candidate], rounds: int) -> int:
-    """How often `measure` calls `advance`."""
+    """Return the number of times that `measure` calls `advance`."""
     return len(candidates) * (rounds + 1)

@@ -1,4 +1,4 @@
-"""Who takes part in a regime of `scripts/bench_peers`: ours, the peers, the roofs."""
+"""Candidates of a regime of `scripts/bench_peers`: ours, the peers, the roofs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ ALONE_FROM = 1 << 30
 
 
 def line_up(regime: Regime, folder: Path) -> list[Candidate]:
-    """The candidates of a regime.
+    """Return the candidates of a regime.
 
     Args:
-        regime: What is measured.
+        regime: The regime to measure.
         folder: For graphs; what is there already is used again.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def _lowered(dims: Dims, folder: Path) -> Candidate:
 
 
 def layer_spec(dims: Dims) -> dict[str, Any]:
-    """The spec of a whole layer, without biases."""
+    """Return the spec of a whole layer, without biases."""
     return {
         "embed_dim": dims.embed_dim, "num_heads": dims.num_heads,
         "num_kv_heads": dims.num_kv_heads, "head_dim": dims.head_dim, "bias": "none",
@@ -80,7 +80,7 @@ def _torch(dims: Dims) -> list[Candidate]:
 
 
 def _exported(dims: Dims, folder: Path) -> list[Candidate]:
-    """The bare exporter's graph in ONNX Runtime and in OpenVINO."""
+    """Return the bare exporter's graph as candidates in ONNX Runtime and OpenVINO."""
     file = folder / "bare.onnx"
     alone = dims.score_bytes >= ALONE_FROM
     inputs = {name: feed.to_json() for name, feed in dims.inputs(in_place=False).items()}

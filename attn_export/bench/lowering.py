@@ -24,7 +24,7 @@ def lowered_forms(canonical: Path, dialect: str, folder: Path) -> dict[str, Grap
         dialect has one.
 
     Raises:
-        GraphError: If the dialect cannot say what the graph does.
+        GraphError: If the dialect cannot express the graph.
     """
     written = {}
     for key, form in lower(load_graph(canonical), dialect).items():
@@ -35,6 +35,6 @@ def lowered_forms(canonical: Path, dialect: str, folder: Path) -> dict[str, Grap
 
 
 def form_for(forms: Mapping[str, GraphFile], sizes: Mapping[str, int]) -> GraphFile:
-    """The form that is made for these sizes; the more special one first."""
+    """Return the form for these sizes; a specialised form takes precedence."""
     special = forms.get(DECODE)
     return special if special is not None and special.takes(sizes) else forms[""]

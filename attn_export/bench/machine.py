@@ -14,7 +14,7 @@ OTHERS = ("openvino",)
 
 
 def machine() -> dict[str, Any]:
-    """`environment`, the processor, and the versions of engines beside our own."""
+    """Return `environment`, the processor, and the versions of engines beside our own."""
     from importlib.metadata import PackageNotFoundError, version
 
     made = environment()

@@ -1,4 +1,4 @@
-"""How much memory this process has, and had at most (Linux; elsewhere nothing is known)."""
+"""Memory of this process, current and peak (Linux; unknown on other systems)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reset_peak() -> int | None:
 
 
 def peak() -> int | None:
-    """The most bytes that were resident since the reset, or None where unknown."""
+    """Return the peak of resident bytes since the reset, or None if unknown."""
     try:
         return _status("VmHWM")
     except OSError:

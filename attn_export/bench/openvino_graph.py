@@ -19,7 +19,7 @@ def make(options: Mapping[str, Any], threads: int) -> Prepared:
         threads: Threads for computing.
 
     Raises:
-        Exception: Whatever OpenVINO raises.
+        Exception: Any error of OpenVINO.
     """
     openvino = sdk()  # installed where it takes part only
     core = openvino.Core()

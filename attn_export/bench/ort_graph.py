@@ -1,4 +1,4 @@
-"""A graph in ONNX Runtime on the CPU, everything bound: what a serving loop would do."""
+"""A graph in ONNX Runtime on the CPU, everything bound, as in a serving loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make(options: Mapping[str, Any], threads: int) -> Prepared:
         threads: Threads for computing. They spin within a run, as by default.
 
     Raises:
-        Exception: Whatever the exporter or ONNX Runtime raises.
+        Exception: Any error of the exporter or ONNX Runtime.
     """
     session = _session(file_of(options), threads)
     binding, arrays = _bind(session, options)
@@ -44,7 +44,7 @@ def _session(file: Path, threads: int) -> Any:
 
 
 def _bind(session: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
-    """Bind what the graph has; the arrays have to live as long as the binding."""
+    """Bind what the graph has; the arrays must live as long as the binding."""
     binding = session.io_binding()
     arrays: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
@@ -68,13 +68,13 @@ def _bind(session: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, np.n
 
 
 def _dtype(end: Any) -> str:
-    """The type of an input or output as numpy names it."""
+    """Return the numpy name of the type of an input or output."""
     name: str = end.type.removeprefix("tensor(").removesuffix(")")
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
 def _feed(options: Mapping[str, Any], side: str, name: str) -> Feed:
-    """The feed of an input or output, as the graph has its axes."""
+    """Return the feed of an input or output, in the order of the graph's axes."""
     if name not in options[side]:
         raise ValueError(f"the graph has {name}, for which no sizes are given")
     feed = Feed.from_json(options[side][name])
@@ -83,7 +83,7 @@ def _feed(options: Mapping[str, Any], side: str, name: str) -> Feed:
 
 
 def ort_value(array: np.ndarray) -> Any:
-    """The same memory for ONNX Runtime."""
+    """Return an ONNX Runtime value that shares the memory of an array."""
     value = value_on(array)
     if array.size and value.data_ptr() != array.ctypes.data:
         raise RuntimeError("this ONNX Runtime copies arrays instead of sharing their memory")

@@ -65,7 +65,15 @@ def canonical(spec: AttentionSpec, file: Path) -> None:
 
 
 def dialect_times(spec: AttentionSpec, dialect: str, rounds: int) -> dict[str, list[float]]:
-    """Seconds of one more dialect, and of a whole export, in turn and after one run of each."""
+    """Return the seconds of one more dialect and of a whole export.
+
+    The two alternate, after one run of each.
+
+    Args:
+        spec: The layer to export.
+        dialect: The dialect to lower to.
+        rounds: The number of measurements of each.
+    """
     from attn_export.export import export
     from attn_export.graph.lower import lower
     from attn_export.subject import Subject

@@ -42,7 +42,7 @@ class PlainAttention(nn.Module):
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Attend; with a past also the keys and values with the new ones behind them."""
+        """Compute attention; with a past also return the extended keys and values."""
         q, k, v = self._heads(query, key, value)
         present: tuple[Tensor, ...] = ()
         if past_key is not None and past_value is not None:
@@ -60,7 +60,7 @@ class PlainAttention(nn.Module):
     def _heads(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as [B, heads, L, D]."""
+        """Return queries, keys and values as `[B, heads, L, D]`."""
         found = (self.q_proj(query),
                  self.k_proj(query if key is None else key),
                  self.v_proj(query if value is None else value))  # fmt: skip
@@ -70,7 +70,7 @@ class PlainAttention(nn.Module):
         return q, k, v
 
     def _joined(self, attended: Tensor) -> Tensor:
-        """As wide as the query."""
+        """Return the attended values in the layout of the query."""
         if not self.dims.embed_dim and self.dims.past_len:
             return attended
         joined: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2))
@@ -103,7 +103,7 @@ class StaticAttention(PlainAttention):
 
 
 def make(options: Mapping[str, Any], threads: int) -> Prepared:
-    """`PlainAttention` ready to run.
+    """Return a `PlainAttention` ready to run.
 
     Args:
         options: ``dims``; ``static``, whether the cache is; ``compile``, whether torch.compile is
@@ -119,13 +119,13 @@ def make(options: Mapping[str, Any], threads: int) -> Prepared:
 
 
 def prepare_torch(threads: int) -> None:
-    """So many threads, and float32 throughout."""
+    """Set the number of threads and float32 throughout."""
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("highest")
 
 
 def tensor(feed: Feed, seed: int) -> Tensor:
-    """A tensor in memory like that of every other candidate."""
+    """Return a tensor in memory like that of every other candidate."""
     array = filled(feed, seed)
     if feed.dtype == "bfloat16":
         return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)
@@ -133,7 +133,13 @@ def tensor(feed: Feed, seed: int) -> Tensor:
 
 
 def ready(module: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool) -> Prepared:
-    """A module and its inputs, compiled where wanted."""
+    """Return a module with its inputs, compiled if `compiled` is set.
+
+    Args:
+        module: The module to run.
+        inputs: Its inputs by name.
+        compiled: Whether torch.compile is used.
+    """
     call: Callable[..., object] = torch.compile(module, dynamic=False) if compiled else module
 
     def run() -> object:

@@ -1,4 +1,4 @@
-"""What the machine can do in PyTorch: a bare GEMM, a bare read of memory."""
+"""Limits of the machine in PyTorch: a bare GEMM, a bare read of memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from attn_export.bench.prepared import Prepared
 
 
 def make(options: Mapping[str, Any], threads: int) -> Prepared:
-    """A roof.
+    """Return a roof ready to run.
 
     Args:
         options: ``gemm``, the sizes [M, K, N] of a product; or ``read``, so many floats.

@@ -41,14 +41,14 @@ class StaticCache(Attention):
 
 
 def make(options: Mapping[str, Any], threads: int) -> Prepared:
-    """A spec's module ready to run.
+    """Return a spec's module ready to run.
 
     Args:
         options: ``spec``; ``sizes`` of its axes; ``static``; ``compile``.
         threads: Threads for computing.
 
     Raises:
-        SpecError: If the spec cannot be said so.
+        SpecError: If the spec cannot be expressed in this form.
     """
     prepare_torch(threads)
     sizes = options["sizes"]

@@ -1,4 +1,4 @@
-"""What a maker gives the worker."""
+"""Result of a maker, for the worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Prepared:
 
     Attributes:
         run: Does the work once. Its inputs are the same every time.
-        facts: What is known of how it runs.
+        facts: Facts about the run.
     """
 
     run: Callable[[], object]

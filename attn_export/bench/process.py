@@ -17,7 +17,7 @@ class Contestant:
     """One candidate. Its process blocks on a pipe between its turns.
 
     Args:
-        candidate: What to run.
+        candidate: The candidate.
         limits: For its process.
     """
 
@@ -36,7 +36,7 @@ class Contestant:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still have turns."""
+        """Return whether the candidate can take further turns."""
         return not self._reason
 
     @property
@@ -45,7 +45,7 @@ class Contestant:
         return self._child.pid if self._child else None
 
     def prepare(self) -> None:
-        """Load, allocate, bind, run twice."""
+        """Load, allocate, bind, and run twice."""
         if not self.alive:
             return
         if self._child is None:
@@ -73,7 +73,7 @@ class Contestant:
             self.close()
 
     def measured(self) -> Measured:
-        """What came of it. Times of one that failed later are not kept."""
+        """Return the result; drop the times if the candidate failed later."""
         seconds = tuple(self._seconds) if self.alive else ()
         return Measured(
             self.candidate, seconds, self._growth, self._outcome, self._reason, self._facts
@@ -91,7 +91,7 @@ class Contestant:
         self._child = Child(command)
 
     def _ask(self, job: dict[str, Any]) -> dict[str, Any] | None:
-        """Its answer; None where it failed, which ends it."""
+        """Send a job and return its answer; on failure return None and end the process."""
         assert self._child is not None
         self._child.tell(job)
         try:
@@ -110,5 +110,11 @@ class Contestant:
 
 
 def worker_command(kind: str, memory_mib: int, threads: int) -> list[str]:
-    """The command that starts a candidate's process."""
+    """Return the command that starts a candidate's process.
+
+    Args:
+        kind: The kind of candidate, a key of `KINDS`.
+        memory_mib: Its memory limit, in MiB.
+        threads: Threads for computing.
+    """
     return module_command("attn_export.bench.worker", kind, memory_mib, threads)

@@ -1,4 +1,4 @@
-"""What is measured and what came of it: frozen values, and the figures that follow from them."""
+"""Subjects and results of measurements: frozen values, and the figures derived from them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Role = Literal["ours", "peer", "roof"]
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one run has to do at least.
+    """Minimal work of one run.
 
     Attributes:
         flops: Multiplications and additions of the matrix products; of causal attention only
             those below the diagonal.
-        bytes: What has to be read from memory once: keys, values and weights.
-        tokens: How many new tokens a run gives, over the batch.
+        bytes: Bytes that must be read from memory once: keys, values and weights.
+        tokens: The number of new tokens of a run, over the batch.
     """
 
     flops: float = 0.0
@@ -38,7 +38,7 @@ class Candidate:
     Attributes:
         name: Unique within a contest.
         kind: How it is made: a key of `worker.KINDS`.
-        options: What its maker is told; plain JSON.
+        options: Options of its maker; plain JSON.
         alone: Whether it takes so much memory that its process lives for its own turns only.
         reason: Why it cannot even be tried; empty where it can.
     """
@@ -54,15 +54,15 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What came of a candidate.
+    """Result of a candidate.
 
     Attributes:
         seconds: The time of every run, all rounds together.
         growth: By how many bytes its memory grew at most in its first run; None where the
-            system does not tell.
+            system does not report it.
         outcome: ``"ran"``, or how it failed.
         reason: Why it failed.
-        facts: What it said of itself.
+        facts: Facts that it reported.
     """
 
     candidate: Candidate
@@ -84,7 +84,7 @@ class Measured:
 
     @property
     def ran(self) -> bool:
-        """Whether there are times."""
+        """Return whether there are times."""
         return bool(self.seconds)
 
     @property
@@ -111,7 +111,7 @@ class Measured:
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes per second by the median, of those that have to be read."""
+        """Bytes per second by the median, of those that must be read."""
         return self.candidate.work.bytes / self.median
 
 
@@ -121,7 +121,7 @@ class Contest:
 
     Attributes:
         name: Unique within a report.
-        sizes: What the work is: batch, query_len and so on.
+        sizes: The sizes of the work: batch, query_len and so on.
     """
 
     name: str
@@ -129,20 +129,20 @@ class Contest:
     measured: tuple[Measured, ...]
 
     def of(self, role: Role) -> list[Measured]:
-        """Those of a role that ran."""
+        """Return the candidates of a role that ran."""
         return [m for m in self.measured if m.role == role and m.ran]
 
     def named(self, name: str) -> Measured | None:
-        """The one of this name, if it ran."""
+        """Return the candidate of this name, if it ran."""
         return next((m for m in self.measured if m.name == name and m.ran), None)
 
     def best_peer(self, *names: str) -> Measured | None:
-        """The fastest peer by the median, of these names or of all."""
+        """Return the fastest peer by the median, of these names or of all."""
         peers = [m for m in self.of("peer") if not names or m.name in names]
         return min(peers, key=lambda m: m.median, default=None)
 
     def ratio(self, measured: Measured, *names: str) -> float:
-        """Its median over that of the best peer of these names; NaN where there is none."""
+        """Return its median over that of the best peer of these names; NaN if there is none."""
         best = self.best_peer(*names)
         return measured.median / best.median if best else math.nan
 
@@ -157,9 +157,9 @@ class Contest:
         return max((m.bytes_per_second for m in self.of("roof") if _reads(m)), default=math.nan)
 
     def fraction(self, measured: Measured) -> float:
-        """The least time that the roofs allow over the median; NaN where there is no roof.
+        """Return the least time that the roofs allow over the median; NaN without a roof.
 
-        It is more than 1 where the cache of the processor holds what the roof has to read.
+        It is more than 1 where the processor's cache holds the data of the roof.
         """
         work = measured.candidate.work
         shares = (
@@ -183,7 +183,7 @@ class BenchReport:
 
     Attributes:
         threads: For computing, in every candidate's process.
-        rounds: How many turns each candidate had.
+        rounds: The number of turns of each candidate.
         environment: Versions and machine.
     """
 

@@ -25,7 +25,7 @@ ROWS = 64
 
 
 def gemm_roofs(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -> list[Candidate]:
-    """A product [M, K] x [K, N], in both libraries.
+    """Return a product [M, K] x [K, N] as candidates in both libraries.
 
     Args:
         folder: Where the graph is written.
@@ -46,7 +46,7 @@ def gemm_roofs(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -> li
 
 
 def read_roofs(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
-    """The sum over a buffer, in both libraries.
+    """Return the sum over a buffer as candidates in both libraries.
 
     Args:
         folder: Where the graph is written.
@@ -70,5 +70,5 @@ def _in_torch(name: str, options: dict[str, object], work: Work) -> Candidate:
 
 
 def missing(package: str) -> str:
-    """Why a package cannot be used here, or "" where it can. Does not import it."""
+    """Return the reason that a package is unavailable, or "". Do not import the package."""
     return "" if find_spec(package) else f"{package} is not installed"

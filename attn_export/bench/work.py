@@ -1,4 +1,4 @@
-"""What the layer of a spec has to compute and read at least."""
+"""Minimal computation and memory traffic of the layer of a spec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attn_export.tensorfile import numpy_dtype
 
 
 def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Work:
-    """The work of one run; of a window only the tokens are known.
+    """Return the work of one run; for a window only the tokens are known.
 
     Args:
         spec: The layer.

@@ -1,7 +1,7 @@
 """A candidate's own process: `python -m attn_export.bench.worker KIND MEMORY_MIB THREADS`.
 
-Speaks JSON, one object a line. Told to `prepare`, it makes the candidate, runs it twice and says
-`prepared`; told to `run`, it says `times`. Between its turns it blocks on the pipe.
+The protocol is JSON, one object a line. On `prepare` it makes the candidate, runs it twice, sends
+`prepared`; on `run` it sends `times`. Between its turns it blocks on the pipe.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _serve(make: Make, threads: int, jobs: queue.Queue[dict[str, Any] | None], s
 
 
 def _first_run(prepared: Prepared) -> int | None:
-    """By how many bytes the first run makes this process grow at most."""
+    """Return the peak growth of this process in its first run, in bytes."""
     before = reset_peak()
     prepared.run()
     after = peak()

@@ -1,1 +1,1 @@
-"""Which inputs are tried: shapes, semantic probes, and their golden vectors on disk."""
+"""Test inputs: shapes, semantic probes, and their golden vectors on disk."""

@@ -89,7 +89,7 @@ def beside_block(axis: str, block: int) -> int:
 def corners(axes: Sequence[str]) -> list[dict[str, int]]:
     """Return the sizes of which each is the least or the largest, but for blocks.
 
-    What is wrong from some size on, or up to one, of any axes at once is wrong there.
+    A fault from some size on, or up to one, of any axes at once shows there.
     """
     if not set(axes) <= set(KNOWN):
         return []
@@ -151,7 +151,7 @@ def _shown(sizes: Sizes) -> str:
 
 
 def keys_of(sizes: Sizes) -> int | None:
-    """Return the number of keys, where the axes say it."""
+    """Return the number of keys, if the axes define it."""
     if KEYS in sizes:
         return sizes[KEYS]
     if QUERIES in sizes:
@@ -160,7 +160,7 @@ def keys_of(sizes: Sizes) -> int | None:
 
 
 def have_many_keys(sizes: Sizes) -> bool:
-    """Return whether there are many keys, or no axis says how many."""
+    """Return whether there are many keys, or no axis defines their number."""
     keys = keys_of(sizes)
     return keys is None or keys >= MANY_KEYS
 

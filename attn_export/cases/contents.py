@@ -1,4 +1,4 @@
-"""The contents of a case: values and masks that show what random numbers do not.
+"""The contents of a case: values and masks that reveal more than random numbers do.
 
 Each is a change of random inputs. A case has at most one change of each group: of values, here, of
 masks and of the lengths of a cache in place.
@@ -46,7 +46,7 @@ class Drawn:
 
     Attributes:
         inputs: The arrays, by name.
-        wanted: The inputs that were asked for.
+        wanted: The wanted inputs.
         spec: The spec of the module, if it is ours.
         sizes: The size of every dynamic axis.
         random: A generator of the case's own.
@@ -60,7 +60,7 @@ class Drawn:
 
     @property
     def in_place(self) -> bool:
-        """Whether the cache is written in place."""
+        """Return whether the cache is written in place."""
         return self.spec is not None and self.spec.in_place
 
     def values(self) -> Iterator[str]:
@@ -120,7 +120,7 @@ def hides(name: str, wanted: Input) -> bool:
 
 
 def _loud(drawn: Drawn) -> None:
-    """Make all rows of the batch loud; those of our own modules in four ways, in turn.
+    """Make all rows of the batch loud; for our own modules in four ways, in turn.
 
     Loud, huge, less loud with tokens in pairs, and loud queries of quiet keys.
     """
@@ -161,7 +161,7 @@ def _tiny(drawn: Drawn) -> None:
 
 
 def _outliers(drawn: Drawn) -> None:
-    """One very large element in each row of the batch, among values that make attention sharp."""
+    """Set one very large element in each row of the batch, and make attention sharp."""
     _sharp(drawn)
     for name in drawn.values():
         array = drawn.inputs[name]
@@ -185,7 +185,7 @@ def _equal(drawn: Drawn) -> None:
 
 
 def _one_hot(drawn: Drawn) -> None:
-    """A power of 2 in each row and zeros: products round once, so that few bits show."""
+    """Set a power of 2 in each row and zeros elsewhere, so that products round only once."""
     for name in drawn.values():
         array = drawn.inputs[name]
         if array.ndim and array.size:
@@ -205,7 +205,13 @@ def _loud_future(drawn: Drawn) -> None:
 
 
 def multiply(drawn: Drawn, name: str, factor: float) -> None:
-    """Multiply one input."""
+    """Multiply one input.
+
+    Args:
+        drawn: The case whose input is changed.
+        name: The input.
+        factor: The factor.
+    """
     drawn.inputs[name] = scaled({name: drawn.inputs[name]}, factor)[name]
 
 

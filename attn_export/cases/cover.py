@@ -35,7 +35,7 @@ class Candidates:
 
 
 class Cover:
-    """Chooses cases one after the other: each time the one that meets most of what is not met.
+    """Greedy choice of cases: each time the one that meets most unmet conditions.
 
     Args:
         axes: The axes that can be chosen.
@@ -127,7 +127,7 @@ class Cover:
 
 
 def _kind(sizes: Sizes) -> tuple[object, ...]:
-    """Return what the conditions on contents ask of sizes."""
+    """Return the requirements of the conditions on contents on sizes."""
     return (
         conditions.form_of(sizes),
         sizes.get(conditions.BATCH) == 1,

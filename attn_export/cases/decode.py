@@ -23,7 +23,7 @@ def decode_case(
     spec: AttentionSpec,
     sums: Mapping[str, str],
 ) -> tuple[Case | None, str]:
-    """The longest decode that there is room for, and a note where there is room for none.
+    """Return the longest decode within the size limit, and a note if there is none.
 
     To the module it is one sequence without a past, in buffers that it fills.
 

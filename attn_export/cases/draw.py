@@ -1,4 +1,4 @@
-"""Random input arrays: the same from the same words, on every machine."""
+"""Random input arrays: the same seed words give the same arrays on every machine."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ VISIBLE = 0.7
 
 
 def seed_of(*words: str | int) -> int:
-    """Return a seed that depends on nothing but the words."""
+    """Return a seed that depends only on the words."""
     return zlib.crc32(repr(words).encode())
 
 
 def generator(*words: str | int) -> np.random.Generator:
-    """Return a random generator that depends on nothing but the words."""
+    """Return a random generator that depends only on the words."""
     return np.random.default_rng(seed_of(*words))
 
 
 def concrete(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
-    """A shape with the names of its dynamic axes replaced by sizes."""
+    """Replace the names of dynamic axes in a shape by sizes."""
     return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape)
 
 
 def highest(wanted: Input, sizes: Sizes) -> int:
-    """The largest value of an integer input at some sizes."""
+    """Return the largest value of an integer input at some sizes."""
     return sizes[wanted.high] if isinstance(wanted.high, str) else wanted.high
 
 
@@ -45,6 +45,11 @@ def draw_inputs(
     """Draw every input: normal floats, integers of its range, masks with 70 % visible keys.
 
     Key 0 is visible in every row of a mask, so that a masked row comes only from a probe.
+
+    Args:
+        inputs: Every input by name.
+        sizes: The size of every dynamic axis.
+        seed_words: The same words give the same arrays.
 
     Raises:
         ValueError: If a dtype is neither floating point nor integer nor bool.

@@ -28,7 +28,7 @@ def far_case(
     spec: AttentionSpec,
     sums: Mapping[str, str],
 ) -> tuple[Case | None, str]:
-    """The case that reaches as far as there is room, and a note where that is not far enough.
+    """Return the case of the largest possible reach, and a note if that is not far enough.
 
     Args:
         inputs: Every input by name.
@@ -52,7 +52,7 @@ GROWS = "the growth of the rotary base"
 
 
 def _ends(spec: AttentionSpec) -> dict[int, str]:
-    """How many keys away something changes, and what."""
+    """Return the distances in keys at which something changes, with its description."""
     ends = {
         spec.window_left or 0: "the end of the window",
         spec.window_right or 0: "the end of the window",
@@ -73,7 +73,7 @@ def _note(ends: Mapping[int, str], reached: int) -> str:
 
 
 def _sizes(spec: AttentionSpec, sums: Mapping[str, str], reach: int) -> Sizes:
-    """One row; two queries after a long past, or many queries where there is none."""
+    """Return sizes of one row; two queries after a long past, or many queries without a past."""
     past = reach + 2 if spec.has_cache else 0
     if not past:
         return with_sums({"batch": 1, "query_len": reach + 4}, sums)
@@ -81,7 +81,7 @@ def _sizes(spec: AttentionSpec, sums: Mapping[str, str], reach: int) -> Sizes:
 
 
 def _far_keys(inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, reach: int) -> Case:
-    """Queries that have keys beyond a reach, none of them masked."""
+    """Return a case whose queries have keys beyond a reach, none of them masked."""
     drawn = draw_inputs(inputs, sizes, seed_words=("probe", "far_keys"))
     if spec.mask:
         drawn["attn_mask"][...] = True if spec.mask.dtype == "bool" else 0.0
@@ -95,7 +95,13 @@ def case_bytes(
     inputs: Mapping[str, Input],
     output_shapes: Mapping[str, Shape],
 ) -> int:
-    """What a case takes on disk: its inputs, and its outputs twice (truth and eager)."""
+    """Return the size of a case on disk: its inputs, and its outputs twice (truth and eager).
+
+    Args:
+        sizes: The sizes of the dynamic axes.
+        inputs: Every input by name.
+        output_shapes: The shape of every output.
+    """
     widths = {name: numpy_dtype(wanted.dtype).itemsize for name, wanted in inputs.items()}
     # Outputs are as wide as what they are computed from; integers and masks are not.
     floating = [

@@ -1,7 +1,7 @@
 """Golden vectors on disk: `test_data_set_N/input_I.pb, output_I.pb` and an index.
 
 The layout is ONNX's own for backend tests, so `onnx_test_runner` reads it too. Beside the
-truth (`output_I.pb`) lies what the module itself gave (`eager_I.pb`).
+truth (`output_I.pb`) are the module's own outputs (`eager_I.pb`).
 
 numpy comes in with the functions that need it: `verify` starts its runtimes' processes first.
 """
@@ -21,7 +21,13 @@ INDEX = "index.json"
 
 
 def write_inputs(folder: Path, number: int, case: Case) -> StoredCase:
-    """Write the inputs of a case."""
+    """Write the inputs of a case.
+
+    Args:
+        folder: The folder of the golden vectors.
+        number: The number of the case.
+        case: The case.
+    """
     from attn_export.tensorfile import write_tensors
 
     case_folder = folder / f"test_data_set_{number}"
@@ -51,7 +57,7 @@ def read_golden(folder: Path) -> list[Golden]:
     """Read what `write_golden` wrote, but for the inputs: those are read by the runtimes.
 
     Raises:
-        BundleError: If a file is missing or is not what the index says.
+        BundleError: If a file is missing or differs from the index.
     """
     index = read_index(folder)
     try:
@@ -61,7 +67,7 @@ def read_golden(folder: Path) -> list[Golden]:
 
 
 def case_folders(folder: Path) -> tuple[list[str], list[StoredCase]]:
-    """The names of the inputs, and every case, from the index alone.
+    """Return the names of the inputs, and every case, from the index alone.
 
     Raises:
         BundleError: If there is no index, or it was changed.

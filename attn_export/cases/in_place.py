@@ -1,4 +1,4 @@
-"""Contents of a cache that is written in place: rows of other lengths, and what lies behind."""
+"""Contents of a cache that is written in place: rows of other lengths, and unused capacity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LOUD = 1e3
 
 
 def keys_of_rows(inputs: Arrays, *, in_place: bool) -> np.ndarray:
-    """Return how many keys each row of the batch has, its new ones included: `[B]`."""
+    """Return the number of keys of each row of the batch, with its new ones: `[B]`."""
     B, L = inputs["query"].shape[:2]
     if in_place:
         return np.asarray(inputs["past_length"] + L)
@@ -20,7 +20,7 @@ def keys_of_rows(inputs: Arrays, *, in_place: bool) -> np.ndarray:
 
 
 def _beyond_length(drawn: Drawn) -> None:
-    """Let rows hold 0, 1 or 2 keys of many, and make what lies behind those loud."""
+    """Let rows hold 0, 1 or 2 keys of many, and make the unused capacity after them loud."""
     inputs = drawn.inputs
     lengths = inputs["past_length"]
     room = inputs["past_key"].shape[2] - inputs["query"].shape[1]

@@ -53,7 +53,7 @@ def _all_masked(drawn: Drawn) -> None:
 
 
 def _one_visible(drawn: Drawn) -> None:
-    """Show each row one key, which gives its value whatever the scores are.
+    """Show each row one key, which gives its value for any scores.
 
     They are huge, and may be far below those that are hidden: no finite number stands for -inf.
     """
@@ -92,7 +92,7 @@ def _pad(drawn: Drawn, *, left: bool) -> None:
 
 
 def padding_of(held: np.ndarray) -> np.ndarray:
-    """Return how many keys of each row are padding: some and not all, where there are two."""
+    """Return the number of padding keys of each row: some and not all, where there are two."""
     spread = held // 3 + np.arange(len(held))
     return np.where(held > 1, 1 + spread % np.maximum(held - 1, 1), np.arange(len(held)) % 2)
 
@@ -105,7 +105,7 @@ def _count_from_padding(drawn: Drawn, held: np.ndarray, padding: np.ndarray) -> 
 
 
 def _held(drawn: Drawn, mask: _Mask) -> np.ndarray:
-    """Return how many keys each row of the batch holds; one number where rows share the mask."""
+    """Return the number of keys of each row of the batch; one number if rows share the mask."""
     keys, first = mask.array.shape[-1], mask.array.shape[0]
     if drawn.in_place:
         held = keys_of_rows(drawn.inputs, in_place=True)

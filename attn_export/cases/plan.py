@@ -34,7 +34,7 @@ Fits = Callable[[Sizes], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The cases, and what the reader should know about how they were chosen."""
+    """The cases, and notes for the reader on their choice."""
 
     cases: tuple[Case, ...]
     notes: tuple[str, ...]
@@ -101,7 +101,7 @@ def plan_cases(
 
     Args:
         inputs: Every input by name.
-        output_shapes: The shape of every output, for the room that its truth takes.
+        output_shapes: The shape of every output, for the size of its truth.
         spec: The spec of the module, if it is ours.
         sums: Sizes that others add up to.
         fits: Whether the module takes sizes at all, of those next to blocks.
@@ -191,7 +191,7 @@ def _oddity(sizes: Sizes) -> float:
 def _is_filled(sizes: Sizes) -> bool:
     """Return whether a row of a cache in place must have all of the past.
 
-    One of several rows has it; a single one has it next to a block, and else may have room left.
+    One of several rows has it; a single one has it next to a block, else capacity may be left.
     """
     most = max(conditions.values_of(conditions.PAST))
     return sizes[conditions.BATCH] > 1 or sizes[conditions.PAST] > most

@@ -25,7 +25,7 @@ SPOILT = 1
 
 @dataclasses.dataclass(frozen=True)
 class _Made:
-    """Makes the cases of one subject."""
+    """Maker of the cases of one subject."""
 
     inputs: Mapping[str, Input]
     spec: AttentionSpec | None
@@ -69,7 +69,14 @@ def content_case(
     spec: AttentionSpec | None,
     sums: Mapping[str, str],
 ) -> Case:
-    """Return the base case with other contents."""
+    """Return the base case with other contents.
+
+    Args:
+        content: The contents.
+        inputs: Every input by name.
+        spec: The spec, if the module is ours.
+        sums: Sizes that others add up to.
+    """
     made = _Made(inputs, spec, sums)
     drawn = made.drawn(made.sizes())
     content.change(drawn)
@@ -128,7 +135,7 @@ def _other_than(array: np.ndarray, other: np.ndarray, low: int, high: int) -> np
 def _spoilt(made: _Made) -> Iterator[Case]:
     """Yield cases in which one row of the batch is not finite: it must not reach the others.
 
-    What comes out of that row itself is not compared. Runtimes differ in it, and so do dialects:
+    Outputs of that row itself are not compared. Runtimes differ in it, and so do dialects:
     0 · NaN is NaN, but a kernel may leave out what is hidden.
     """
     several = made.sizes(batch=3)
@@ -162,7 +169,7 @@ def _has_rows(wanted: Input) -> bool:
 
 
 def _hide_first_key(drawn: Drawn) -> Iterator[np.ndarray]:
-    """Mask key 0, and yield the parts of the inputs that it is made of in one row."""
+    """Mask key 0, and yield the parts of the inputs that form it in one row."""
     inputs: Arrays = drawn.inputs
     if drawn.spec is None or "attn_mask" not in inputs:
         return

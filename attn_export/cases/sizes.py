@@ -15,18 +15,18 @@ TRACED_SIZES: Sizes = {
 
 
 def axis_names(inputs: Mapping[str, Input], relations: Mapping[str, str]) -> list[str]:
-    """The dynamic axes of some inputs, what bounds their integers, and sums of them."""
+    """Return the dynamic axes of inputs, the bounds of their integers, and the sums of axes."""
     found = {axis for wanted in inputs.values() for axis in wanted.shape if isinstance(axis, str)}
     return sorted(found | bounds(inputs) | set(relations))
 
 
 def bounds(inputs: Mapping[str, Input]) -> set[str]:
-    """The sizes up to which integers go."""
+    """Return the sizes that bound integer inputs."""
     return {wanted.high for wanted in inputs.values() if isinstance(wanted.high, str)}
 
 
 def with_sums(sizes: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
-    """Sizes with those of the axes that others add up to."""
+    """Return the sizes, completed by the axes that are sums of others."""
     return {**sizes} | {
         name: sum(int(t) if t.isdigit() else sizes[t] for t in terms.replace(" ", "").split("+"))
         for name, terms in relations.items()

@@ -77,7 +77,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
 
 
 def _check_paths(arguments: Sequence[str]) -> None:
-    """Refuse before the work what engines and file formats cannot take.
+    """Refuse early any path that engines and file formats cannot take.
 
     Raises:
         OutputError: If an argument, the current folder or that for temporary files is not UTF-8.

@@ -12,7 +12,7 @@ from attn_export.errors import PARAGRAPH, GraphError, printable
 @click.command("check")
 @click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
 def check_command(model: Path) -> int:
-    """Check any ONNX file; beside a manifest.json, against what was asked for."""
+    """Check any ONNX file; beside a manifest.json, against its entry."""
     from attn_export.graph.checks import CHECKS
     from attn_export.jobs.check import check
 

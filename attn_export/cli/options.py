@@ -13,7 +13,7 @@ Command = Callable[..., Any]
 
 
 def runtime_options(command: Command) -> Command:
-    """--runtime, --require, --atol, --rtol."""
+    """Add the options --runtime, --require, --atol and --rtol."""
     for option in (
         click.option("--rtol", type=click.FloatRange(min=0), help="Relative part of --atol."),
         click.option(
@@ -80,7 +80,7 @@ SPEC_FLAGS = {
 
 
 def spec_options(command: Command) -> Command:
-    """One option for each field of AttentionSpec."""
+    """Add one option for each field of AttentionSpec."""
     for name, help_text in reversed(SPEC_FLAGS.items()):
         flag = name.replace("_", "-")
         command = click.option(f"--{flag}/--no-{flag}", default=None, help=help_text)(command)

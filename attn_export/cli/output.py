@@ -1,4 +1,4 @@
-"""Where a report goes: the terminal, files, and what a CI system reads."""
+"""Destinations of a report: the terminal, files, and the CI system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Command = Callable[..., Any]
 
 
 def output_options(command: Command) -> Command:
-    """--json, --junit, --html, --quiet: the arguments of `Output`."""
+    """Add the options --json, --junit, --html and --quiet: the arguments of `Output`."""
     for option in (
         click.option("--quiet", is_flag=True, help="Print errors only."),
         click.option("--html", "html_file", metavar="FILE", help="Write the report as a page."),
@@ -38,7 +38,7 @@ def output_options(command: Command) -> Command:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What the user wants to have of a report.
+    """Requested outputs of a report.
 
     Attributes:
         json_file: A file, `STDOUT`, or None.
@@ -53,7 +53,7 @@ class Output:
     quiet: bool = False
 
     def check(self) -> None:
-        """Refuse before the work what could not be written after it.
+        """Refuse early any output that could not be written later.
 
         Raises:
             OutputError: If a file's folder is not there.
@@ -65,7 +65,7 @@ class Output:
 
         Args:
             report: Which.
-            place: Where the bundle lies, if one was made.
+            place: The bundle's folder, if one was made.
 
         Raises:
             OutputError: If a file cannot be written.
@@ -137,7 +137,7 @@ def write_file(file: str, text: str) -> None:
 
 
 def _tell_github(report: Any, *, speaks: bool) -> None:
-    """The summary of the job's step, and an annotation for each failure.
+    """Write the summary of the job's step, and an annotation for each failure.
 
     https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
     """

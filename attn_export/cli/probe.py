@@ -13,7 +13,7 @@ from attn_export.errors import RuntimeFailure
 @click.option("--json", "json_file", metavar="FILE", help="Write it as JSON; - for stdout.")
 @click.option("--quiet", is_flag=True, help="Print errors only.")
 def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
-    """Find out what a runtime means by attention, beside ONNX and PyTorch.
+    """Find the meaning of attention in a runtime, beside ONNX and PyTorch.
 
     Small cases, each of which tells several meanings apart: causal alignment, windows, shared
     heads, masked rows, softcap, NaN, empty axes, precision, small numbers. A crash, a hang and a

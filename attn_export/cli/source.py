@@ -1,4 +1,4 @@
-"""What `build` is given: a spec, dimensions, a checkpoint, or a module of the user's."""
+"""Input of `build`: a spec, dimensions, a checkpoint, or a module of the user's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fields = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where the subject comes from; the options of `build` by their names."""
+    """Origin of the subject; the options of `build` by their names."""
 
     spec_file: Path | None
     variant: str | None
@@ -30,7 +30,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """What the bundle is called."""
+        """The name of the bundle."""
         if self.module:
             return self.module.rpartition(":")[2]
         if self.spec_file:
@@ -70,10 +70,10 @@ class Source:
 
         Args:
             changes: Single fields of the spec.
-            progress: Told what is going on.
+            progress: Receiver of progress.
 
         Raises:
-            AttnExportError: If it cannot be read, or is not what it says.
+            AttnExportError: If it cannot be read, or contradicts its description.
         """
         if self.module:
             progress.phase("importing torch")
@@ -95,7 +95,7 @@ class Source:
         )
 
     def _spec(self, changes: Fields) -> AttentionSpec | None:
-        """The spec that is given; None where dimensions alone are, or where the weights say it."""
+        """Return the given spec; None if only dimensions are given or the weights define it."""
         if self.spec_file:
             return AttentionSpec.from_toml(self.spec_file, **changes)
         if self.variant:

@@ -14,7 +14,7 @@ from attn_export.tensorfile import numpy_dtype
 
 
 def load_session(graph: Path, threads: int | None) -> Any:
-    """An ONNX Runtime session on the CPU. Its threads spin: steps follow each other closely.
+    """Return an ONNX Runtime session on the CPU. Its threads spin, as steps follow closely.
 
     Raises:
         RuntimeFailure: If ONNX Runtime is missing or refuses the graph.

@@ -1,4 +1,4 @@
-"""Buffers of keys and values that have room for more keys than they hold."""
+"""Buffers of keys and values with more capacity than keys."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Caches:
         axes: The axes of each, by name: ``("batch", 2, "capacity", 64)``.
         dtype: Of their elements.
         batch: Rows.
-        capacity: Keys that there is room for.
+        capacity: The number of keys that fit.
 
     Attributes:
-        arrays: The buffers, by the names of the graph's inputs. What no row has written is 0.
+        arrays: The buffers, by the names of the graph's inputs. Unwritten elements are 0.
         batch: Rows.
-        capacity: Keys that there is room for.
+        capacity: The number of keys that fit.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Caches:
         self.arrays = {name: self._empty(name) for name in axes}
 
     def grow(self, capacity: int) -> None:
-        """Make room for so many keys; those that are held stay."""
+        """Grow to the given capacity; keep the held keys."""
         held, self.capacity = self.arrays, max(capacity, self.capacity)
         self.arrays = {name: self._empty(name) for name in held}
         for name, array in held.items():

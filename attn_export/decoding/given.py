@@ -1,4 +1,4 @@
-"""What a caller of a session gives: arrays of the right names, types and sizes, or one error."""
+"""Arguments of a session: arrays of the right names, types and sizes, or one error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHOWN = 60
 
 
 def arrays_of(inputs: Mapping[str, object]) -> Arrays:
-    """What is given, as arrays.
+    """Return the inputs as arrays.
 
     Raises:
         UsageError: If something is no array, or the queries are no `[B, L, E]` with L ≥ 1.
@@ -44,7 +44,7 @@ def check_given(
         given: By name.
         described: The dtype and the shape of each that is wanted, as a manifest has them.
         sizes: Of the batch and of the new tokens.
-        keys: How many keys the longest row has, its new ones included.
+        keys: The number of keys of the longest row, with its new ones.
     """
     for name in sorted(set(described) ^ set(given)):
         problem = "is missing" if name in described else "is not wanted"
@@ -59,7 +59,12 @@ def check_given(
 
 
 def lengths_of(lengths: Sequence[int] | None, rows: int, tokens: int) -> np.ndarray:
-    """How many tokens of each row are its own: int64 `[B]`; all of them by default.
+    """Return the number of own tokens of each row: int64 `[B]`; all of them by default.
+
+    Args:
+        lengths: The number of own tokens of each row, or None for all.
+        rows: The number of rows.
+        tokens: The number of tokens of the longest row.
 
     Raises:
         UsageError: If there is not one number for each row, or one is out of range.
@@ -76,7 +81,7 @@ def lengths_of(lengths: Sequence[int] | None, rows: int, tokens: int) -> np.ndar
 
 
 def rows_of(rows: Sequence[int], held: int) -> np.ndarray:
-    """Numbers of rows: int64, one or more.
+    """Return row numbers: int64, one or more.
 
     Raises:
         UsageError: If there is no such row.
@@ -90,7 +95,7 @@ def rows_of(rows: Sequence[int], held: int) -> np.ndarray:
 
 
 def _whole_numbers(values: object) -> np.ndarray | None:
-    """As int64; None where they are something else."""
+    """Return the values as int64; None if they are not integers."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
@@ -99,6 +104,6 @@ def _whole_numbers(values: object) -> np.ndarray | None:
 
 
 def _shown(values: object) -> str:
-    """Values in a message of one line."""
+    """Shorten values for a message of one line."""
     text = " ".join(str(values).split())
     return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"

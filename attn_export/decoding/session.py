@@ -29,19 +29,19 @@ BLOCK = 512
 
 
 class DecodeSession:
-    """Decodes with one attention layer, in ONNX Runtime on the CPU.
+    """Decoding with one attention layer, in ONNX Runtime on the CPU.
 
     Where a graph cannot write into its input (with sinks, learned keys or bfloat16), the cache is
     copied at every step.
 
     Args:
         bundle: The folder of a bundle with ``cache = "in-place"``.
-        dialect: Whose graphs to use. Default: ``ort``, or what there is.
-        block: By how many keys the cache grows at once, when it is full.
+        dialect: The dialect of the graphs. Default: ``ort``, or an available one.
+        block: The number of keys by which a full cache grows.
         threads: For computing. Default: as many as ONNX Runtime chooses, all cores.
 
     Attributes:
-        lengths: How many keys each row of the batch holds, int64 `[B]`.
+        lengths: The number of keys of each row of the batch, int64 `[B]`.
 
     Raises:
         UsageError: If the bundle has no such cache, or not the dialect.
@@ -77,7 +77,7 @@ class DecodeSession:
 
     @property
     def capacity(self) -> int:
-        """How many keys each row has room for, before the cache grows."""
+        """The number of keys that each row can hold before the cache grows."""
         return 0 if self._caches is None else self._caches.capacity
 
     def prefill(
@@ -89,7 +89,7 @@ class DecodeSession:
             query: `[B, L, E]`.
             lengths: How many of a row's L tokens are its own, where prompts are of different
                 lengths and padded on the right. Needs causal attention, in which no token sees
-                the padding after it. What comes out for padding means nothing.
+                the padding after it. Outputs for padding are meaningless.
             inputs: The bundle's other inputs but for the cache: `attn_mask`, whose axis of keys
                 is as long as the longest row, `position_ids`.
 
@@ -115,7 +115,7 @@ class DecodeSession:
         return self._run(given, own)
 
     def step(self, query: np.ndarray, **inputs: np.ndarray) -> Arrays:
-        """Go on with one token for every row, or a few.
+        """Decode one token for every row, or a few.
 
         Args:
             query: `[B, L, E]`; the batch is that of the prompt.
@@ -167,7 +167,7 @@ class DecodeSession:
         check_given(given, described, {"batch": B, "query_len": L}, int(held.max()) + L)
 
     def _run(self, given: Arrays, own: np.ndarray) -> Arrays:
-        """Run once. `own`: how many of the new tokens each row keeps."""
+        """Run once. `own`: the number of new tokens that each row keeps."""
         B, L, _ = given["query"].shape
         keys = int(self.lengths.max()) + L
         caches = self._with_room(B, keys)
@@ -184,7 +184,7 @@ class DecodeSession:
         return {name: self._seen(name, graph.outputs[name], keys) for name in seen}
 
     def _seen(self, name: str, array: np.ndarray, keys: int) -> np.ndarray:
-        """A copy of an output, without the keys that there is only room for."""
+        """Return a copy of an output, without unused capacity for keys."""
         last = self._manifest["outputs"][name]["shape"][-1]
         if not isinstance(last, str):
             return array.copy()
@@ -207,7 +207,7 @@ class DecodeSession:
         return Caches(axes, numpy_dtype(self._spec.dtype), batch, capacity)
 
     def _graph(self, sizes: Mapping[str, int], caches: Caches) -> BoundGraph:
-        """The graph for so many queries, bound to the buffers; kept while the sizes stay.
+        """Return the graph for these sizes, bound to the buffers; reused while the sizes stay.
 
         One of them is the capacity: with it the buffers change.
         """
@@ -228,7 +228,7 @@ def _spec_of(folder: Path) -> AttentionSpec:
 
 
 def _chosen(forms: Sequence[GraphFile], dialect: str | None, folder: Path) -> list[GraphFile]:
-    """The graphs of one dialect; the first takes any number of queries."""
+    """Return the graphs of one dialect; the first takes any number of queries."""
     there = {form.dialect for form in forms}
     if dialect is not None and dialect not in there:
         raise UsageError(f"{folder} has no {dialect} graphs; it has {', '.join(sorted(there))}")

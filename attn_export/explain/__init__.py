@@ -1,1 +1,1 @@
-"""Why a number differs: counter-experiments, the first wrong node, known mistakes tried out."""
+"""Causes of numeric differences: counter-experiments, the first wrong node, known mistakes."""

@@ -25,13 +25,13 @@ AFTER_SOFTMAX, WITH_MASK, CAPPED = 3, 2, 1
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What one `Attention` node is given.
+    """Inputs of one `Attention` node.
 
     Attributes:
         q: `[B, H, L, D]`, or `[B, L, H·D]`; `k`, `v`, `past_key`, `past_value` likewise.
         mask: Bool or float, broadcast to `[B, H, L, S]`.
-        held: `nonpad_kv_seqlen` `[B]`: how many keys each row holds.
-        attributes: Those of the node that are set.
+        held: `nonpad_kv_seqlen` `[B]`: the number of keys of each row.
+        attributes: The attributes of the node that are set.
     """
 
     q: Array
@@ -61,7 +61,7 @@ class _Steps(dict[str, Any]):
 def attention(
     call: Call, changes: Mapping[str, Change] | None = None
 ) -> tuple[Array, Array, Array, Array]:
-    """Output, present key, present value and scores, as the node gives them.
+    """Return output, present key, present value and scores of the node.
 
     Steps that can be changed: ``past``, ``queries``, ``keys``, ``values``, ``kv_head``,
     ``scale``, ``products``, ``capped``, ``offset``, ``causal``, ``given``, ``added``,
@@ -87,7 +87,7 @@ def attention(
 
 
 def softmax(scores: Array, visible: Array) -> Array:
-    """Over the last axis; 0 in rows that see nothing."""
+    """Compute the softmax over the last axis; rows without visible keys are 0."""
     nothing = ~np.broadcast_to(visible, scores.shape).any(axis=-1, keepdims=True)
     if not scores.size:
         return np.zeros_like(scores)
@@ -98,7 +98,7 @@ def softmax(scores: Array, visible: Array) -> Array:
 
 
 def _scores(at: _Steps, q: Array, keys: Array, attributes: Mapping[str, Any]) -> Array:
-    """[B, H, L, S]: scaled and capped."""
+    """Return the scaled and capped scores, `[B, H, L, S]`."""
     H, Hkv = q.shape[1], keys.shape[1]
     # Query head h uses K/V head h // (H / Hkv).
     kv_head = at.set("kv_head", np.arange(H) // max(H // Hkv, 1))
@@ -110,7 +110,7 @@ def _scores(at: _Steps, q: Array, keys: Array, attributes: Mapping[str, Any]) ->
 
 
 def _visible(at: _Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
-    """Which key each query sees, and what is added to its score."""
+    """Set the keys that each query sees, and the mask added to its scores."""
     B, _, L, S = shape
     offset = P if call.held is None else call.held.reshape(B, 1, 1, 1) - L
     offset = at.set("offset", offset)
@@ -127,7 +127,7 @@ def _visible(at: _Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
 
 
 def _window(attributes: Mapping[str, Any], behind: Array) -> Array:
-    """Opset 25: at most so many keys before and after the query's own."""
+    """Return the keys within the window of opset 25 before and after the query's own."""
     left, right = (attributes.get(f"{side}_window_size", -1) for side in ("left", "right"))
     seen = np.ones_like(behind, bool)
     if left >= 0:
@@ -154,7 +154,7 @@ def _added(mask: Array | None, S: int) -> Array:
 
 
 def _split(x: Array, heads: int | None) -> Array:
-    """[B, L, H·D] to [B, H, L, D]; four axes stay as they are."""
+    """Reshape `[B, L, H·D]` to `[B, H, L, D]`; return four axes unchanged."""
     if x.ndim == 4:
         return x
     B, L, width = x.shape

@@ -1,4 +1,4 @@
-"""The sentences that name what is wrong, the most likely first."""
+"""Sentences that name the possible causes, the most likely first."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Seen:
     Attributes:
         fault: Where it is.
         runtime: The name of the runtime.
-        found: The mistakes that account for what came out.
+        found: The mistakes that account for the outputs.
         first: The first wrong node.
-        pattern: What the cases that fail have in common.
+        pattern: Common properties of the failing cases.
         stuck: By case, nodes that neither float64 nor the runtime can compute.
         lossy: Whether the graph gives the truth in float64 alone.
     """
@@ -54,11 +54,11 @@ class Seen:
 
 
 def causes(seen: Seen, done: Sequence[Done], lines: Lines) -> list[Cause]:
-    """What may be wrong, the most likely first.
+    """Return the possible causes, the most likely first.
 
     Args:
-        seen: What was seen.
-        done: What else was run.
+        seen: The observations.
+        done: The other experiments.
         lines: Where in the module each node came from.
     """
     if seen.fault == "graph":
@@ -73,7 +73,7 @@ def causes(seen: Seen, done: Sequence[Done], lines: Lines) -> list[Cause]:
 
 
 def _in_graph(seen: Seen, lines: Lines) -> list[Cause]:
-    """Causes where the graph is wrong: known mistakes, then the place where it differs."""
+    """Return the causes in a wrong graph: known mistakes, then the first difference."""
     stuck = list(_stuck(seen, lines))
     found, first = seen.found, seen.first
     causes = [_cause(match, lines, in_right=found.in_right) for match in found.matches]
@@ -102,7 +102,7 @@ def _in_graph(seen: Seen, lines: Lines) -> list[Cause]:
 
 
 def _stuck(seen: Seen, lines: Lines) -> Iterator[Cause]:
-    """A cause for nodes that nobody can compute."""
+    """Yield a cause for nodes that cannot be computed."""
     for case, error in itertools.islice(seen.stuck.items(), 1):
         line = lines.get(error.node, "")
         sentence = f"the graph is wrong: in {case}, {error}{_at(line)}{seen.shown}"
@@ -116,12 +116,12 @@ def _in_runtime(
     first: Deviation | None,
     lines: Lines,
 ) -> list[Cause]:
-    """Causes where the runtime is wrong: known mistakes, what mends it, where it begins.
+    """Return the causes in a wrong runtime: known mistakes, remedies, the first deviation.
 
     Args:
-        blamed: What is right and what is not.
-        found: Mistakes that give what it gave.
-        mending: Of each experiment that mends it, what is to blame then, and its name.
+        blamed: A statement of the right and the wrong part.
+        found: Mistakes that reproduce its outputs.
+        mending: For each experiment that passes, the cause that it implies, and its name.
         first: The first node that leaves the float64 run.
         lines: Where in the module each node came from.
     """

@@ -1,7 +1,7 @@
 """ONNX Runtime's own attention operators in float64, as far as the `ort` dialect uses them.
 
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. What else they can do
-is refused, so that no graph is said to be wrong for something that is not computed here.
+is refused, so that no graph is reported as wrong for something that is not computed here.
 
 Legend: B batch, H query heads, Hkv key/value heads, L query length, D head width.
 """
@@ -66,7 +66,7 @@ def _given(
     attributes: dict[str, Any],
     refused: set[str],
 ) -> dict[str, Any]:
-    """Inputs by name.
+    """Return the inputs and attributes by name.
 
     Raises:
         NotImplementedError: If an input or attribute is used that is not computed here.
@@ -85,19 +85,19 @@ def _numbers(attributes: dict[str, Any]) -> dict[str, float]:
 
 
 def _apart(x: Array, heads: int) -> Array:
-    """[B, L, H·D] to [B, H, L, D]."""
+    """Reshape `[B, L, H·D]` to `[B, H, L, D]`."""
     B, L, width = x.shape
     return np.swapaxes(x.reshape(B, L, heads, width // heads), 1, 2)
 
 
 def _joined(x: Array) -> Array:
-    """[B, H, L, D] to [B, L, H·D]."""
+    """Reshape `[B, H, L, D]` to `[B, L, H·D]`."""
     B, _, L, _ = x.shape
     return np.swapaxes(x, 1, 2).reshape(B, L, -1)
 
 
 def _written(past: Array | None, new: Array, start: Array, total: int) -> Array:
-    """The past with the new rows written at `start[b]`: a buffer of its size, or of `total`."""
+    """Return the past with the new rows written at `start[b]`: a buffer of its size or `total`."""
     B, Hkv, L, D = new.shape
     held = 0 if past is None else past.shape[2]
     present = np.zeros((B, Hkv, max(held, total), D), new.dtype)

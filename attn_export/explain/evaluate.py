@@ -1,4 +1,4 @@
-"""A graph in float64, value by value: what it means, whoever runs it.
+"""A graph in float64, value by value: its meaning, independent of runtimes.
 
 The reference evaluator of onnx computes each node; `Attention` is our own (`attention.py`),
 since a mistake can be made in one of its steps, and since the evaluator's is wrong for some masks.
@@ -34,7 +34,7 @@ PRODUCTS = frozenset({"MatMul", "Gemm"})
 
 
 class NotComputedError(GraphError):
-    """A node that cannot be computed from what it is given.
+    """A node that cannot be computed from its inputs.
 
     Attributes:
         node: Its name.
@@ -87,7 +87,7 @@ class Evaluation:
         nodes: In the order of computation.
 
     Raises:
-        GraphError: If it has an operator that the reference evaluator does not know.
+        GraphError: If it has an operator that the reference evaluator lacks.
     """
 
     def __init__(self, model: onnx.ModelProto, name: str = "the graph") -> None:
@@ -113,11 +113,11 @@ class Evaluation:
         return cls(load_model(path), path.name)
 
     def values(self, inputs: Mapping[str, Array], rounding: Rounding | None = None) -> Values:
-        """Every value of the graph, by name.
+        """Return every value of the graph, by name.
 
         Args:
             inputs: By name; floating ones are widened.
-            rounding: What is done to the operands of every product.
+            rounding: The rounding of the operands of every product.
 
         Raises:
             NotComputedError: If a node cannot be computed.
@@ -129,7 +129,7 @@ class Evaluation:
         return known
 
     def noisy_values(self, inputs: Mapping[str, Array], dtype: np.dtype) -> Values:
-        """Every value, each rounded to a narrower type before it is used.
+        """Return every value, each rounded to a narrower type before its use.
 
         Args:
             inputs: By name.
@@ -146,7 +146,7 @@ class Evaluation:
         return known
 
     def again(self, values: Values, replaced: Mapping[str, Array]) -> Values:
-        """The same with some values replaced: what depends on them is computed anew."""
+        """Return the values after replacing some: recompute all that depends on them."""
         known, changed = {**values, **replaced}, set(replaced)
         for node in self.nodes:
             if not changed.isdisjoint(node.input):
@@ -158,7 +158,7 @@ class Evaluation:
     def attention(
         self, node: onnx.NodeProto, values: Values, changes: Mapping[str, Change]
     ) -> dict[str, Array]:
-        """The outputs of an `Attention` node with changed steps, by name."""
+        """Return the outputs of an `Attention` node with changed steps, by name."""
         operator = self._operators[id(node)]
         operator.changes = changes
         try:
@@ -167,7 +167,7 @@ class Evaluation:
             operator.changes = {}
 
     def outputs_of(self, values: Values) -> dict[str, Array]:
-        """The graph's own outputs, of its values."""
+        """Return the graph's own outputs from its values."""
         found = ((name, values.get(name)) for name in self.outputs)
         return {name: array for name, array in found if isinstance(array, np.ndarray)}
 
@@ -188,7 +188,7 @@ class Evaluation:
             known |= self._outputs(node, known)
 
     def _outputs(self, node: onnx.NodeProto, known: Values) -> dict[str, Array]:
-        """The outputs of a node, by name.
+        """Return the outputs of a node, by name.
 
         Raises:
             NotComputedError: If it cannot be computed, for whatever reason.
@@ -204,7 +204,7 @@ class Evaluation:
 
 
 def rounded_products(rounding: Rounding) -> dict[str, Change]:
-    """Changes by which `Attention` rounds what it multiplies."""
+    """Return changes by which `Attention` rounds the operands of its products."""
     return {
         "queries": lambda q, _: rounding(q),
         "keys": lambda k, _: rounding(k),
@@ -214,12 +214,12 @@ def rounded_products(rounding: Rounding) -> dict[str, Change]:
 
 
 def is_float(value: object) -> bool:
-    """Whether a value is an array of floating numbers in float64: it may be a list as well."""
+    """Return whether a value is a float64 array; it may also be a list."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
 def wide(array: Array) -> Array:
-    """In float64, if it is floating."""
+    """Convert floating arrays to float64."""
     return array.astype(np.float64) if is_floating(array.dtype) else array
 
 

@@ -24,12 +24,12 @@ QUIETER = 16.0
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """A counter-experiment, and what it was about.
+    """A counter-experiment and its result.
 
     Attributes:
         within: Whether it changes how the same runtime runs the same graph: what mends it then
             is a cause, and not only a way around.
-        kind: What is to blame if it mends.
+        kind: The cause if it passes.
     """
 
     experiment: Experiment
@@ -40,9 +40,15 @@ class Done:
 def within_runtime(
     setting: Setting, trial: Trial, cases: Sequence[KnownCase], late: Late
 ) -> Iterator[Done]:
-    """The same graph in the same runtime: other options, order, process, threads.
+    """Run the same graph in the same runtime with other options, order, process or threads.
 
     All cases in their order: a fault may need what was run before it.
+
+    Args:
+        setting: The graph in its runtime.
+        trial: The result without changes.
+        cases: All cases.
+        late: Whether time is over.
     """
     if isinstance(setting.runtime, Tunable):
         for name, options in setting.runtime.counter_options.items():
@@ -61,7 +67,13 @@ def within_runtime(
 
 
 def with_quiet_inputs(setting: Setting, trial: Trial, right: Meaning) -> Done:
-    """Inputs divided by `QUIETER`: what overflows or saturates is right then."""
+    """Run inputs divided by `QUIETER`, which removes overflow and saturation.
+
+    Args:
+        setting: The graph in its runtime.
+        trial: The result without changes.
+        right: A graph that gives the truth.
+    """
     few = [case for case in trial.failed if right.values(case) is not None][:FEW]
     quiet = {case.name: _quiet(case) for case in few}
     ran = setting.run(quiet)
@@ -89,7 +101,15 @@ def elsewhere(
     runtimes: Sequence[Runtime],
     late: Late,
 ) -> Iterator[Done]:
-    """Other graphs of the bundle in the same runtime; the same graph in other runtimes."""
+    """Run other graphs of the bundle in this runtime, and the same graph in other runtimes.
+
+    Args:
+        setting: The graph in its runtime.
+        trial: The result without changes.
+        others: The bundle's graphs in the same runtime.
+        runtimes: Runtimes for the same graph.
+        late: Whether time is over.
+    """
     few = trial.failed[:FEW]
     for other in others:
         if not late() and other.form.name != setting.form.name:

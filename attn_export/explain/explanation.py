@@ -1,4 +1,4 @@
-"""What an explanation is made of: frozen values without behaviour of their own."""
+"""Parts of an explanation: frozen values without behaviour of their own."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Cause:
     """One thing that may be wrong.
 
     Attributes:
-        kind: What sort it is, in a word or two: ``"scale"``.
-        sentence: What is wrong and how that is known.
+        kind: Its kind, in a word or two: ``"scale"``.
+        sentence: The error and its evidence.
         node: Where in the graph; "" if not in one place.
         line: Where in the module the node came from; "" if not known.
         unexplained: The share of the error that it leaves unexplained; None if not measured.
@@ -42,9 +42,9 @@ class Experiment:
     """The same thing run in another way.
 
     Attributes:
-        name: What was changed.
+        name: The change.
         mended: Whether all cases passed then; None where it could not be run.
-        result: What came out, in a few words.
+        result: The result, in a few words.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Deviation:
         value: The output.
         line: Where in the module it came from; "" if not known.
         error: Relative L2 distance of the output.
-        says: What is different there.
+        says: A description of the difference.
     """
 
     node: str
@@ -75,23 +75,23 @@ class Deviation:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """Why a runtime's numbers differ.
+    """Explanation of a runtime's numeric differences.
 
     Attributes:
         runtime: Its name.
         graph: The file's name.
-        options: Of the engine, as the user set them.
+        options: Options of the engine, as the user set them.
         fault: Where it is.
         failed: Names of the cases that failed; the smallest first.
-        cases: How many were run.
+        cases: The number of cases that ran.
         causes: The most likely first.
         first: The first wrong node, where one was found.
-        experiments: What else was run.
-        pattern: What the cases that failed have in common, and where the error sits.
+        experiments: The other experiments.
+        pattern: Common properties of the failed cases, and the location of the error.
         smallest: The sizes of the smallest case that still shows it.
         folder: Where it can be reproduced from, once written.
         seconds: How long it took to find out.
-        notes: What could not be done.
+        notes: Notes on steps that were not possible.
     """
 
     runtime: str

@@ -36,7 +36,7 @@ MANY_HEADS = 32
 
 
 def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Those of every `Attention` node."""
+    """Yield the known mistakes of every `Attention` node."""
     for node in evaluation.nodes:
         if node.op_type == "Attention":
             causal = any(a.name == "is_causal" and a.i for a in node.attribute)
@@ -50,20 +50,32 @@ def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
 
 
 def swapped_heads(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator[Mistake]:
-    """Each pair of query heads whose results are in each other's place."""
+    """Yield a mistake for each pair of query heads whose results are swapped."""
     for a, b in itertools.combinations(range(MANY_HEADS), 2):
         says = f"the results of query heads {a} and {b} are swapped"
         yield in_attention(evaluation, node, "swapped heads", says, attended=_swap(a, b))
 
 
 def scaled(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mistake:
-    """Scores multiplied by what is `factor` times the right scale."""
+    """Return the mistake of multiplying scores by `factor` times the right scale.
+
+    Args:
+        evaluation: The right graph.
+        node: Its `Attention` node.
+        factor: The factor on the scale.
+    """
     says = f"the softmax scale is {factor:.4g} times what it should be"
     return in_attention(evaluation, node, "scale", says, scale=lambda scale, _: scale * factor)
 
 
 def capped_at(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mistake:
-    """Another softcap."""
+    """Return the mistake of another softcap: `factor` times the right one.
+
+    Args:
+        evaluation: The right graph.
+        node: Its `Attention` node.
+        factor: The factor on the softcap.
+    """
 
     def capped(_: Array, at: At) -> Array:
         softcap = softcap_of(node) * factor
@@ -74,7 +86,7 @@ def capped_at(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mi
 
 
 def softcap_of(node: onnx.NodeProto) -> float:
-    """Of an `Attention` node; 0 where it has none."""
+    """Return the softcap of an `Attention` node; 0 if it has none."""
     return next((a.f for a in node.attribute if a.name == "softcap"), 0.0)
 
 

@@ -27,11 +27,11 @@ COMPARING: Mapping[str, np.ufunc | None] = {
 
 
 def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
-    """Those of masks and caches, as they come in.
+    """Yield the mistakes of masks and caches as graph inputs.
 
     Args:
         evaluation: The right graph.
-        values: Of any case: what an input is follows from its values.
+        values: The values of any case: they show the role of an input.
     """
     for end in evaluation.proto.graph.input:
         array = values.get(end.name)
@@ -92,7 +92,7 @@ def _positions(name: str) -> Iterator[Mistake]:
 
 
 def value_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Biases, norms and sinks left out."""
+    """Yield the mistakes of leaving out biases, norms and sinks."""
     used: dict[str, list[onnx.NodeProto]] = {}
     for node in evaluation.nodes:
         for name in node.input:
@@ -131,7 +131,7 @@ def _norm(node: onnx.NodeProto) -> Iterator[Mistake]:
 
 
 def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
-    """Those of causal masks and windows that the graph computes from positions."""
+    """Yield the mistakes of causal masks and windows that the graph computes from positions."""
     of_data = _depends_on_data(evaluation)
     past = values.get("past_key")
     for node in evaluation.nodes:
@@ -163,7 +163,7 @@ def _what(node: onnx.NodeProto, array: Array) -> str:
 def _moved(
     node: onnx.NodeProto, what: str, by: Callable[[Values], int]
 ) -> Callable[[Values], Mapping[str, Array]]:
-    """A mask that is so many keys too late."""
+    """Return a change that shifts a mask by some keys."""
 
     def replaced(values: Values) -> Mapping[str, Array]:
         visible = values[node.output[0]]
@@ -177,7 +177,7 @@ def _moved(
 
 
 def _compared_again(node: onnx.NodeProto, values: Values, by: int) -> Array | None:
-    """What a comparison of positions gives for keys so far to the left; None if it is not one."""
+    """Return a comparison of positions with keys shifted left; None if it is no comparison."""
     compare = COMPARING[node.op_type]
     operands = [x for name in node.input if (x := values[name]) is not None]
     if compare is None or len(operands) != 2 or any(x.dtype.kind != "i" for x in operands):
@@ -200,7 +200,7 @@ def _before_past(values: Values) -> int:
 
 
 def _depends_on_data(evaluation: Evaluation) -> set[str]:
-    """The values that depend on what tensors hold, not on their shapes alone."""
+    """Return the values that depend on the contents of tensors, not on their shapes alone."""
     initial = set(evaluation.initializers)
     found = {e.name for e in evaluation.proto.graph.input if e.name not in initial}
     for node in evaluation.nodes:
@@ -210,7 +210,7 @@ def _depends_on_data(evaluation: Evaluation) -> set[str]:
 
 
 def precision_mistakes() -> Iterator[Mistake]:
-    """Products of rounded operands, all over the graph."""
+    """Yield the mistakes of rounding the operands of all products in the graph."""
     for name, rounding in (
         ("bfloat16", _through(ml_dtypes.bfloat16)),
         ("10 bits of precision, as TF32 and float16 have", _tf32),

@@ -19,7 +19,7 @@ BASES = (1e4, 5e5, 1e6)
 
 
 def rotary_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Positions shifted, rotations reversed or left out, other frequencies, other pairs."""
+    """Yield shifted positions, reversed or missing rotations, other frequencies, other pairs."""
     for node in evaluation.nodes:
         sine = next((n for n in evaluation.nodes if _is_sine_of(n, node)), None)
         if node.op_type == "Cos" and sine is not None:
@@ -34,7 +34,7 @@ def _is_sine_of(node: onnx.NodeProto, cosine: onnx.NodeProto) -> bool:
 def _of_angles(
     evaluation: Evaluation, cosine: onnx.NodeProto, sine: onnx.NodeProto
 ) -> Iterator[Mistake]:
-    """Angles are position · frequency: `[..., L, R/2]`."""
+    """Yield the mistakes of angles: position · frequency, `[..., L, R/2]`."""
     angle, where = cosine.input[0], cosine.name
     kind = "position offset"
     for by in (1, -1):
@@ -79,7 +79,7 @@ def _with_base(
 
 
 def _parts(evaluation: Evaluation, angle: str, values: Values) -> tuple[Array | None, Array]:
-    """Positions `[..., L, 1]` and frequencies `[R/2]`, if the angle is their product."""
+    """Return positions `[..., L, 1]` and frequencies `[R/2]`, if the angle is their product."""
     product = evaluation.producer.get(angle)
     if product is None or product.op_type not in {"Mul", "MatMul"}:
         return None, np.zeros(0)
@@ -93,7 +93,10 @@ def _parts(evaluation: Evaluation, angle: str, values: Values) -> tuple[Array | 
 
 
 def _of_blocks(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Where a head is rotated: Concat(a·cos - b·sin, b·cos + a·sin) of its halves a and b."""
+    """Yield the mistakes of rotation blocks.
+
+    A block is Concat(a·cos - b·sin, b·cos + a·sin) of the halves a and b of a head.
+    """
     for node in evaluation.nodes:
         parts = _halves(evaluation, node)
         if parts is not None:
@@ -107,7 +110,7 @@ Parts = tuple[str, str, str, str]
 
 
 def _halves(evaluation: Evaluation, node: onnx.NodeProto) -> Parts | None:
-    """The names of a, b, cos and sin, if this is such a Concat."""
+    """Return the names of a, b, cos and sin, if the node is such a Concat."""
     made_by = [evaluation.producer.get(name) for name in node.input]
     if node.op_type != "Concat" or [n.op_type if n else "" for n in made_by] != ["Sub", "Add"]:
         return None

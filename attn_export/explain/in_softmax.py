@@ -15,7 +15,7 @@ At = Mapping[str, Any]
 
 
 def softmax_changes() -> Iterator[tuple[str, str, dict[str, Change]]]:
-    """The kind of each, what it says, and the steps that it changes."""
+    """Yield the kind of each mistake, its description, and the steps that it changes."""
     yield from _rows()
     yield from _softmaxes()
 
@@ -103,7 +103,7 @@ def _first(weights: Array) -> Array:
 
 
 def reweighed(_: Array, at: At) -> Array:
-    """The softmax of changed scores, whatever was to be seen."""
+    """Return the softmax of the changed scores, ignoring visibility."""
     return softmax(at["scores"], np.ones((1, 1), bool))
 
 

@@ -1,4 +1,4 @@
-"""What is to blame, from what a graph means in float64 and what a runtime made of it."""
+"""Location of a fault, from a graph's meaning in float64 and a runtime's results."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ ALIKE = 3
 
 
 def fault_of(own: Meaning | None, trial_elsewhere: Trial | None, *, lossy: bool) -> Fault:
-    """Whether the graph or the runtime is to blame.
+    """Return whether the graph or the runtime is at fault.
 
     Args:
-        own: What the graph in question means.
-        trial_elsewhere: What another runtime made of it, where float64 cannot tell.
+        own: The meaning of the graph in question.
+        trial_elsewhere: Another runtime's result, if float64 cannot determine it.
         lossy: Whether it gives the truth in float64 alone.
     """
     if own is not None:
@@ -43,7 +43,7 @@ def fault_of(own: Meaning | None, trial_elsewhere: Trial | None, *, lossy: bool)
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """The mistakes that account for what came out, the best first.
+    """Mistakes that account for the outputs, the best first.
 
     Attributes:
         in_right: Whether they were made in a right graph. Without one, what would have to be
@@ -61,7 +61,15 @@ def known_mistakes(
     cases: Sequence[KnownCase],
     late: Late,
 ) -> Found:
-    """Make known mistakes in a graph, and compare what it gives then with what came out."""
+    """Compare the outputs of a graph with known mistakes with the actual outputs.
+
+    Args:
+        own: The meaning of the graph in question.
+        right: A graph that gives the truth, if there is one.
+        trial: The runtime's result.
+        cases: The cases to evaluate.
+        late: Whether time is over.
+    """
     made_in_right = right is not None
     base = right or own
     if base is None:
@@ -89,9 +97,16 @@ def deviation(
     trial: Trial,
     lines: Lines,
 ) -> Deviation | None:
-    """The first node whose output leaves the float64 run: of a wrong graph in several cases.
+    """Return the first node that deviates from the float64 run; for a wrong graph over cases.
 
-    What is wrong with a causal mask cannot show where there is one query.
+    An error in a causal mask cannot show with one query.
+
+    Args:
+        fault: Whether the graph or the runtime is wrong.
+        own: The meaning of the graph.
+        twins: Graphs of the bundle to compare with.
+        trial: The runtime's result.
+        lines: The line of the module behind each node.
     """
     if own is None or own.stuck or not trial.failed:
         return None
@@ -114,7 +129,13 @@ def deviation(
 
 
 def first_lossy(own: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Deviation | None:
-    """The first node that loses precision, in a graph that is right in float64 alone."""
+    """Return the first node that loses precision, in a graph that is right in float64 alone.
+
+    Args:
+        own: The meaning of the graph.
+        cases: The failing cases.
+        lines: The line of the module behind each node.
+    """
     for case in cases:
         values = own.values(case)
         if values is not None and not right_rounded(own, case):
@@ -150,7 +171,7 @@ def _first_of_several(
 def _by_values(
     own: Meaning, others: Sequence[Setting], cases: Sequence[KnownCase], lines: Lines
 ) -> Deviation | None:
-    """Where a graph with names of its own leaves the values of the bundle's graphs."""
+    """Return the first deviation from the bundle's graphs, for a graph with other names."""
     right = [found for other in others if (found := if_right(other, cases)) is not None]
     seen = []
     for case in cases[-ALIKE:]:
@@ -162,7 +183,7 @@ def _by_values(
 
 
 def _twin(own: Meaning, others: Sequence[Setting], cases: Sequence[KnownCase]) -> Meaning | None:
-    """The right graph that shares most names of values with the one in question."""
+    """Return the right graph that shares most names of values with the one in question."""
     mine = set(own.evaluation.producer)
     best: Meaning | None = None
     for other in others:

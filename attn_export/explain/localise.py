@@ -38,7 +38,7 @@ exporter: then the first wrong node may be anywhere."""
 def first_difference(
     wrong: Evaluation, wrong_values: Values, right: Evaluation, right_values: Values, lines: Lines
 ) -> Deviation | None:
-    """Where one graph computes something else than another whose values have the same names.
+    """Return the first difference between two graphs whose values share names.
 
     Args:
         wrong: The graph in question.
@@ -63,7 +63,7 @@ def first_difference(
 def first_strange(
     wrong: Evaluation, cases: Sequence[tuple[Values, Sequence[Values]]], lines: Lines
 ) -> Deviation | None:
-    """Where a graph leaves the values of right ones, whatever they are called there.
+    """Return the first deviation of a graph from right graphs with any names.
 
     Args:
         wrong: The graph in question.
@@ -88,7 +88,7 @@ def first_strange(
 
 
 def _tells(value: object) -> bool:
-    """Whether a value is a tensor of numbers, or a mask: sizes are alike in all graphs."""
+    """Return whether a value is a tensor of numbers or a mask; sizes are alike in all graphs."""
     return isinstance(value, np.ndarray) and (value.dtype.kind == "f" or value.dtype == np.bool_)
 
 
@@ -106,7 +106,7 @@ def _deviation(
     known: set[str],
     lines: Lines,
 ) -> Deviation | None:
-    """A node whose output is wrong, or the first before it that the right graph does not have."""
+    """Return a wrong node, or the first before it that the right graph does not have."""
     between = _unmatched(node, wrong, known)
     strangers = sum(name not in right.producer for name in wrong.producer)
     if len(between) > BETWEEN and strangers > STRANGE * len(wrong.producer):
@@ -137,13 +137,13 @@ def first_rounded_away(
     actual: Mapping[str, Array],
     lines: Lines,
 ) -> Deviation | None:
-    """Where a runtime leaves the float64 run of the graph that it was given.
+    """Return the first deviation of a runtime from the float64 run of its graph.
 
     Args:
         evaluation: The graph.
         truth: Its values in float64.
         noise: Its values where each output is rounded to the graph's own type.
-        actual: What the runtime gave, by name.
+        actual: The runtime's outputs, by name.
         lines: Where in the module each node came from.
     """
     least = ROUNDINGS * float(np.finfo(np.float32).eps)
@@ -164,7 +164,7 @@ def with_all_outputs(path: Path, values: Values, target: Path) -> None:
 
     Args:
         path: The graph.
-        values: Of any case: what type a value has follows from them.
+        values: The values of any case: they give the types.
         target: The file to write.
     """
     model = load_model(path)
@@ -184,7 +184,7 @@ def with_all_outputs(path: Path, values: Values, target: Path) -> None:
 
 
 def _unmatched(node: onnx.NodeProto, graph: Evaluation, known: set[str]) -> set[str]:
-    """The values between a node and those that are known to be right."""
+    """Return the values between a node and those that are known to be right."""
     found: set[str] = set()
     waiting = list(node.input)
     while waiting:
@@ -197,7 +197,7 @@ def _unmatched(node: onnx.NodeProto, graph: Evaluation, known: set[str]) -> set[
 
 
 def _error(x: object, right: object) -> float:
-    """Relative L2 distance; infinite where shapes or what is not finite differ."""
+    """Return the relative L2 distance; infinite if shapes or non-finite values differ."""
     if x is None or right is None:
         return 0.0 if x is right else np.inf
     if not (isinstance(x, np.ndarray) and isinstance(right, np.ndarray)):
@@ -224,7 +224,7 @@ def _change(
     twin: onnx.NodeProto | None,
     known: set[str],
 ) -> str:
-    """All that is different about a node, compared with the one that should be there."""
+    """Return all differences between a node and its counterpart in the right graph."""
     changed = [n for n in node.input if n in wrong.initializers and n not in known]
     found = [f"the initialiser {n} has other values" for n in changed if n in right.initializers]
     if twin is None or twin.op_type != node.op_type:
@@ -246,7 +246,7 @@ def _inputs(node: onnx.NodeProto, twin: onnx.NodeProto) -> list[str]:
 
 
 def _attributes(node: onnx.NodeProto, twin: onnx.NodeProto | None) -> list[str]:
-    """The attributes of a node that are not those of its twin, and what differs in its branches."""
+    """Return the attributes of a node that differ from its twin's, and differences in branches."""
     if twin is None or twin.op_type != node.op_type:
         return []
     found = []
@@ -265,7 +265,7 @@ def _attributes(node: onnx.NodeProto, twin: onnx.NodeProto | None) -> list[str]:
 
 
 def _in_branch(branch: onnx.GraphProto, right: onnx.GraphProto) -> str:
-    """The first node of a branch that is not that of the right one."""
+    """Return the first difference between a branch and the right one, as text."""
     for node, twin in zip(branch.node, right.node, strict=False):
         if node.op_type != twin.op_type:
             return f": {twin.op_type} should be there in place of {node.op_type} {node.name}"

@@ -1,4 +1,4 @@
-"""Which known mistake gives the numbers that a runtime gave."""
+"""Search for the known mistake that reproduces a runtime's numbers."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ CONVINCING = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """One case: what is right, and what came out.
+    """One case: its right and its actual outputs.
 
     Attributes:
         inputs: By name.
-        values: Those of the right graph, in float64.
+        values: The values of the right graph, in float64.
         right: Its outputs.
         actual: The outputs that are to be explained.
     """
@@ -68,11 +68,11 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A mistake that gives what came out.
+    """A mistake that reproduces the outputs.
 
     Attributes:
         unexplained: The distance that is left, as a share of the error: 0 explains all of it.
-        exact: Whether what is left is no more than rounding.
+        exact: Whether the rest of the error is only rounding.
     """
 
     mistake: Mistake
@@ -83,11 +83,11 @@ class Match:
 def matches(
     evaluation: Evaluation, evidence: Sequence[Evidence], late: Late = lambda: False
 ) -> list[Match]:
-    """The mistakes that account for the numbers, the best first.
+    """Return the mistakes that account for the numbers, the best first.
 
     Args:
         evaluation: The right graph.
-        evidence: Cases that failed first, then some that passed; the first one tells most.
+        evidence: Cases that failed first, then some that passed; the first one matters most.
         late: Whether time is over.
     """
     first = evidence[:1]
@@ -109,7 +109,13 @@ def _order(match: Match) -> float:
 def left_over(
     mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence]
 ) -> tuple[float, bool]:
-    """The share of the error that is left if the mistake is made, and if that is only rounding."""
+    """Return the share of the error that a mistake leaves, and whether that is only rounding.
+
+    Args:
+        mistake: The mistake.
+        evaluation: The right graph.
+        evidence: Cases with their actual outputs.
+    """
     left = total = 0.0
     rounding = True
     for case in evidence:
@@ -152,7 +158,7 @@ def _tried(
 
 
 def _distance(x: Array, actual: Array, right: Array) -> float:
-    """Mean square distance, relative to the right output's."""
+    """Return the mean square distance, relative to the right output's."""
     if x.shape != actual.shape:
         return FAR * FAR
     if not x.size:
@@ -177,7 +183,7 @@ def _pairs(evaluation: Evaluation) -> Iterator[Mistake]:
 
 
 def _fitted(evaluation: Evaluation, cases: Sequence[Evidence], late: Late) -> Iterator[Mistake]:
-    """A factor on the scale and on the softcap of each node, the one that fits best."""
+    """Yield the best factor on the scale and on the softcap of each node."""
     for node in _attentions(evaluation):
         makers = [scaled, capped_at] if softcap_of(node) else [scaled]
         for make in makers:
@@ -192,7 +198,7 @@ def _fitted(evaluation: Evaluation, cases: Sequence[Evidence], late: Late) -> It
 
 
 def _lowest(of: Callable[[float], float]) -> float:
-    """Where a function of one number is lowest, between the logs of 1/8 and 8."""
+    """Return the argument, between the logs of 1/8 and 8, that minimises a function."""
     grid = np.linspace(-math.log(8), math.log(8), 25)
     found = [of(float(x)) for x in grid]
     middle = int(np.argmin(found))

@@ -1,4 +1,4 @@
-"""What a graph means in float64, and in which cases that is looked at."""
+"""Meaning of a graph in float64, and the choice of cases for it."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class Meaning:
     stuck: Mapping[str, NotComputedError] = dataclasses.field(default_factory=dict)
 
     def outputs(self, case: KnownCase) -> Mapping[str, np.ndarray]:
-        """What the graph means, as the bundle has its outputs."""
+        """Return the graph's float64 outputs, with the bundle's axes and names."""
         return self.as_stated(self.evaluation.values(self.setting.fed(case.inputs)))
 
     def as_stated(self, values: Values) -> Mapping[str, np.ndarray]:
-        """The graph's outputs of its values, as the bundle has them."""
+        """Return the graph's outputs from its values, with the bundle's axes and names."""
         return self.setting.given(self.evaluation.outputs_of(values))
 
     def values(self, case: KnownCase) -> Values | None:
-        """Every value of a case; None where a node cannot be computed."""
+        """Return every value of a case; None if a node cannot be computed."""
         try:
             return self.evaluation.values(self.setting.fed(case.inputs))
         except NotComputedError:
@@ -52,13 +52,13 @@ class Meaning:
 
 
 def spread(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
-    """Some of the cases, from the smallest to the largest that can be evaluated.
+    """Return some of the cases, from the smallest to the largest that can be evaluated.
 
-    The smallest alone hide what is wrong with several queries, or with a past.
+    The smallest cases alone hide mistakes with several queries, or with a past.
 
     Args:
         cases: The smallest first.
-        count: How many.
+        count: The number of cases.
     """
     plain = [case for case in cases if not case.golden.case.ignored_rows] or cases
     limit = max(LARGEST, TIMES * plain[0].size) if plain else 0
@@ -69,7 +69,7 @@ def spread(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
 
 
 def looked_at(trial: Trial) -> list[KnownCase]:
-    """The cases that are evaluated: first one that fails and is neither small nor large."""
+    """Return the cases to evaluate; the first fails and is of medium size."""
     failed = spread(trial.failed, FAILED)
     failed.insert(0, failed.pop(len(failed) // 2))
     passed = sorted(trial.passed, key=lambda case: case.size)
@@ -77,11 +77,11 @@ def looked_at(trial: Trial) -> list[KnownCase]:
 
 
 def meaning(setting: Setting, cases: Sequence[KnownCase]) -> Meaning:
-    """What a graph means.
+    """Return the meaning of a graph.
 
     Args:
         setting: The graph.
-        cases: Those to compare with the truth.
+        cases: The cases to compare with the truth.
 
     Raises:
         GraphError: If it cannot be evaluated in float64 at all.
@@ -101,12 +101,12 @@ def meaning(setting: Setting, cases: Sequence[KnownCase]) -> Meaning:
 def understood(
     setting: Setting, cases: Sequence[KnownCase], trial: Trial
 ) -> tuple[Meaning | None, str]:
-    """What a graph means; None, and the reason, where float64 cannot tell.
+    """Return the meaning of a graph; None and the reason if float64 cannot determine it.
 
     Args:
         setting: The graph.
-        cases: Those to compare with the truth.
-        trial: What the runtime made of it.
+        cases: The cases to compare with the truth.
+        trial: The runtime's result.
     """
     try:
         found = meaning(setting, cases)
@@ -119,7 +119,7 @@ def understood(
 
 
 def right_meaning(settings: Sequence[Setting], cases: Sequence[KnownCase]) -> Meaning | None:
-    """The first graph of a bundle that means what it should, if there is one.
+    """Return the first right graph of a bundle, if there is one.
 
     The bundle's own order has the standard dialect first, in which attention is one node.
     """
@@ -131,7 +131,7 @@ def right_meaning(settings: Sequence[Setting], cases: Sequence[KnownCase]) -> Me
 
 
 def if_right(setting: Setting, cases: Sequence[KnownCase]) -> Meaning | None:
-    """What a graph means, if it gives the truth in every case."""
+    """Return the meaning of a graph, if it gives the truth in every case."""
     try:
         found = meaning(setting, cases)
     except GraphError:
@@ -140,12 +140,14 @@ def if_right(setting: Setting, cases: Sequence[KnownCase]) -> Meaning | None:
 
 
 def loses_precision(own: Meaning | None, right: Meaning | None, cases: Sequence[KnownCase]) -> bool:
-    """Whether a graph gives the truth in float64 alone: rounded, it is wrong, and another is not.
+    """Return whether a graph gives the truth in float64 alone.
+
+    It is wrong after rounding, and another graph is not.
 
     Args:
         own: The graph.
         right: One of the bundle that gives the truth.
-        cases: Those that fail.
+        cases: The failing cases.
     """
     if own is None or right is None or not own.right or own.setting.path == right.setting.path:
         return False
@@ -153,7 +155,7 @@ def loses_precision(own: Meaning | None, right: Meaning | None, cases: Sequence[
 
 
 def right_rounded(of: Meaning, case: KnownCase) -> bool:
-    """Whether a graph gives the truth where each node is rounded to the module's own type."""
+    """Return whether a graph gives the truth with each node rounded to the module's own type."""
     if not of.setting.form.takes(case.sizes):
         return True
     try:
@@ -164,6 +166,6 @@ def right_rounded(of: Meaning, case: KnownCase) -> bool:
 
 
 def dtype_of(case: KnownCase) -> np.dtype:
-    """The floating type of a case."""
+    """Return the floating type of a case."""
     dtypes = (array.dtype for array in case.golden.expected.values())
     return next((dtype for dtype in dtypes if is_floating(dtype)), np.dtype(np.float32))

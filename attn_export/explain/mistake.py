@@ -1,4 +1,4 @@
-"""What a known mistake is, and the small changes that many of them are made of."""
+"""Description of a known mistake, and the small changes that many mistakes consist of."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Mistake:
     """One way of being wrong, made in one place of a right graph.
 
     Attributes:
-        kind: What sort it is, in a word or two: ``"scale"``.
-        says: What is done, as the rest of a sentence: ``"scores are multiplied by …"``.
+        kind: Its kind, in a word or two: ``"scale"``.
+        says: Its effect, as the rest of a sentence: ``"scores are multiplied by …"``.
         node: Where: the name of a node, of an input, or of an initialiser; "" for everywhere.
-        replaced: What it changes.
-        rounding: What it does to the operands of every product, instead.
-        share: Of the error, how much it has to account for. Rounding is not repeated to the bit.
+        replaced: The values that it changes.
+        rounding: Its rounding of the operands of every product, instead.
+        share: The share of the error that it must account for. Rounding is not repeated to the bit.
     """
 
     kind: str
@@ -46,12 +46,12 @@ class Mistake:
     def outputs(
         self, evaluation: Evaluation, inputs: Mapping[str, Array], values: Values
     ) -> dict[str, Array]:
-        """What the graph gives with it.
+        """Return the outputs of the graph with the mistake.
 
         Args:
             evaluation: The right graph.
             inputs: Of a case.
-            values: What the graph makes of them without the mistake.
+            values: The values of the graph for them without the mistake.
         """
         if self.rounding is not None:
             return evaluation.outputs_of(evaluation.values(inputs, self.rounding))
@@ -66,7 +66,15 @@ ROUNDED = 0.3
 def in_attention(
     evaluation: Evaluation, node: onnx.NodeProto, kind: str, says: str, **changes: Change
 ) -> Mistake:
-    """One in the steps of an `Attention` node."""
+    """Return a mistake in the steps of an `Attention` node.
+
+    Args:
+        evaluation: The right graph.
+        node: Its `Attention` node.
+        kind: The kind of the mistake, in a word or two.
+        says: Its effect, as the rest of a sentence.
+        changes: The changed steps by name.
+    """
     share = ROUNDED if kind.endswith("precision") else EXACT
     return Mistake(
         kind, says, node.name, lambda v: evaluation.attention(node, v, changes), share=share
@@ -74,7 +82,7 @@ def in_attention(
 
 
 def becomes(name: str, of: Callable[[Array], Array]) -> Replaced:
-    """One value changed."""
+    """Return a change of one value."""
 
     def replaced(values: Values) -> dict[str, Array]:
         array = values[name]
@@ -85,16 +93,16 @@ def becomes(name: str, of: Callable[[Array], Array]) -> Replaced:
 
 
 def constant(value: object) -> Change:
-    """A step that does not depend on anything."""
+    """Return a step that ignores its arguments."""
     return lambda _, _at: value
 
 
 def along_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None:
-    """A matrix [..., L, S] that depends on j - i alone, read `shift` diagonals to the left.
+    """Shift a matrix [..., L, S] that depends on j - i alone by `shift` diagonals to the left.
 
     Args:
         visible: Which key j each query i sees.
-        shift: By how many diagonals.
+        shift: The number of diagonals.
         beyond: Whether a query sees keys that are further ahead of it than any in the matrix.
 
     Returns:

@@ -18,9 +18,9 @@ MOST = 60
 
 
 def parts_of(inputs: Arrays, axes: Axes, sizes: Sizes) -> Iterator[tuple[Sizes, Arrays]]:
-    """Smaller cases that a case holds, the smallest first.
+    """Yield smaller cases contained in a case, the smallest first.
 
-    Rows of the batch, the first queries with their keys, the last keys of the past.
+    They are rows of the batch, the first queries with their keys, the last keys of the past.
 
     Args:
         inputs: Of the case.
@@ -56,7 +56,7 @@ def _past(inputs: Arrays, sizes: Sizes) -> list[int | None]:
 
 
 def _kept(sizes: Sizes, row: int, L: int | None, P: int | None, S: int | None) -> dict[str, Array]:
-    """Which indices of each axis stay."""
+    """Return the indices to keep on each axis."""
     keep = {"batch": np.arange(row, row + 1)} if "batch" in sizes else {}
     if L is not None:
         keep["query_len"] = np.arange(L)

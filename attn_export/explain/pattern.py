@@ -1,4 +1,4 @@
-"""What the cases that fail have in common, and where in an output the error sits."""
+"""Common properties of failing cases, and the location of the error in an output."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ MULTIPLES = (64, 32, 16, 8, 4, 2)
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """What the cases that fail have in common, in words.
+    """Common properties of failing cases, in words.
 
     Attributes:
-        sizes: For which sizes they fail, where these tell them from all that pass.
+        sizes: The sizes at which they fail, if these separate them from all that pass.
         places: Where the error sits alone in every case that shows it.
-        lines: Everything that there is to say.
+        lines: All findings.
     """
 
     sizes: tuple[str, ...]
@@ -52,10 +52,10 @@ class Pattern:
 
 
 def pattern_of(trial: Trial, axes: Mapping[str, Sequence[object]]) -> Pattern:
-    """What the cases that fail have in common.
+    """Return the common properties of the failing cases.
 
     Args:
-        trial: What failed and what passed.
+        trial: The failing and the passing cases.
         axes: The names of each output's axes.
     """
     failed = [case.sizes for case in trial.failed]
@@ -83,7 +83,10 @@ def pattern_of(trial: Trial, axes: Mapping[str, Sequence[object]]) -> Pattern:
 
 
 def in_common(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
-    """Sentences on how many cases fail, and on what all of these share, as some do that pass."""
+    """Yield sentences on the number of failures, and on properties shared by all of them.
+
+    Some of the cases that pass have these properties too.
+    """
     total = len(failed) + len(passed)
     yield (
         f"{len(failed)} of {total} cases fail"
@@ -97,9 +100,9 @@ def in_common(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]
 
 
 def separating(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
-    """What tells the sizes of all cases that fail from those of all that pass, axis by axis.
+    """Yield conditions on sizes that separate all failing from all passing cases, by axis.
 
-    If no axis does alone, then two together.
+    If no single axis separates them, two together are tried.
     """
     if not failed or not passed:
         return
@@ -118,7 +121,7 @@ def separating(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str
 
 
 def _of_axis(axis: str, failed: set[int], passed: set[int]) -> list[str]:
-    """At most one sentence on the sizes of one axis."""
+    """Return at most one sentence on the sizes of one axis."""
     least, most = min(failed), max(failed)
     if failed & passed:
         return []
@@ -141,7 +144,7 @@ def _of_axis(axis: str, failed: set[int], passed: set[int]) -> list[str]:
 def _places_in_all(
     trial: Trial, axes: Mapping[str, Sequence[object]], wrong: Mapping[str, Collection[str]]
 ) -> Iterator[str]:
-    """Sentences on outputs that are wrong at one end of an axis alone, in every case."""
+    """Yield sentences on outputs that are wrong at one end of an axis alone, in every case."""
     for name, named in axes.items():
         seen: dict[str, list[bool]] = {}
         for case in trial.failed:
@@ -167,7 +170,7 @@ def _places_in_all(
 
 
 def _distance(case: KnownCase, actual: Mapping[str, Array], name: str) -> Array | None:
-    """How far each element of an output is off; None where that cannot be said."""
+    """Return the error of each element of an output; None if it is undefined."""
     truth, got = case.golden.expected.get(name), actual.get(name)
     if truth is None or got is None or got.shape != truth.shape or not truth.size:
         return None
@@ -190,11 +193,11 @@ def where_in(
     axes: Mapping[str, Sequence[object]],
     wrong: Collection[str],
 ) -> Iterator[str]:
-    """Sentences on where the error sits in the outputs of one case.
+    """Yield sentences on the location of the error in the outputs of one case.
 
     Args:
-        case: Which.
-        actual: What came out.
+        case: The case.
+        actual: The actual outputs.
         axes: The names of each output's axes.
         wrong: The outputs to look at.
     """
@@ -210,7 +213,7 @@ def where_in(
 
 
 def _places(wrong: Array, axes: Sequence[object]) -> str:
-    """Which part of each axis is concerned."""
+    """Describe the affected part of each axis."""
     parts = []
     for axis, size in enumerate(wrong.shape):
         at = np.flatnonzero(wrong.any(axis=tuple(_others(wrong, axis))))
@@ -225,7 +228,7 @@ def _places(wrong: Array, axes: Sequence[object]) -> str:
 
 
 def _ranges(indices: Array) -> str:
-    """``0, 2-5`` for 0, 2, 3, 4, 5."""
+    """Format indices as ranges: ``0, 2-5`` for 0, 2, 3, 4, 5."""
     runs = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
     shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:4]]
     return ", ".join(shown) + (", …" if len(runs) > 4 else "")

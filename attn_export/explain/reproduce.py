@@ -40,7 +40,7 @@ class Smallest:
     Attributes:
         sizes: Of its axes.
         inputs: By name.
-        right: What should come out.
+        right: The right outputs.
         allowed: For each output the error allowed, over the whole and over any row.
         outputs: The type of every output, of those without an error allowed too.
     """
@@ -66,7 +66,13 @@ def check_folder(folder: Path) -> None:
 
 
 def write_folder(folder: Path, explanation: Explanation, setting: Setting, case: Smallest) -> None:
-    """Write the graph, the case, the script and what was found; replaces an older one.
+    """Write the graph, the case, the script and the findings; replace an older one.
+
+    Args:
+        folder: The folder to write.
+        explanation: The findings.
+        setting: The graph in its runtime.
+        case: The smallest failing case.
 
     Raises:
         OutputError: If it cannot be written.
@@ -96,7 +102,7 @@ def _told(folder: Path) -> Iterator[None]:
 
 
 def to_json(explanation: Explanation) -> str:
-    """As `explanation.json` has it."""
+    """Return the content of `explanation.json`."""
     fields = dataclasses.asdict(explanation)
     fields["folder"] = None if explanation.folder is None else str(explanation.folder)
     if fields["first"] is not None and not np.isfinite(fields["first"]["error"]):
@@ -106,7 +112,7 @@ def to_json(explanation: Explanation) -> str:
 
 
 def _options(setting: Setting, engine: str) -> dict[str, Any]:
-    """What the engine is given: OpenVINO would compute in bfloat16 by itself."""
+    """Return the options of the engine; OpenVINO would compute in bfloat16 by default."""
     if engine != "openvino":
         return dict(setting.options)
     from attn_export.runtimes.openvino import default_options

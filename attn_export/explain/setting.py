@@ -1,4 +1,4 @@
-"""One graph in one runtime: its cases run and judged, in whatever way is asked for."""
+"""One graph in one runtime: its cases run and judged with the given options."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class KnownCase:
 
     @property
     def size(self) -> int:
-        """How many numbers come in."""
+        """The number of input elements."""
         return sum(array.size for array in self.inputs.values())
 
 
@@ -43,8 +43,8 @@ class Setting:
     Attributes:
         path: The graph's file.
         form: How it differs from the bundle's signature.
-        runtime: What runs it.
-        options: Of the engine, as the user set them.
+        runtime: The runtime.
+        options: Options of the engine, as the user set them.
         limits: For each process.
     """
 
@@ -68,24 +68,24 @@ class Setting:
         return Trial(ran, tuple(sorted(failed, key=lambda c: c.size)), tuple(passed))
 
     def passes(self, golden: Golden, ran: Ran, name: str) -> bool:
-        """Whether what came out of a case is right."""
+        """Return whether the outputs of a case are right."""
         outputs = ran.outputs.get(name)
         if outputs is None:
             return False
         return _passes(golden, outputs)
 
     def fed(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Inputs as the graph itself takes them."""
+        """Return inputs in the layout of the graph itself."""
         return laid_out(inputs, self.form.layouts)
 
     def given(self, outputs: Arrays) -> dict[str, np.ndarray]:
-        """Outputs of the graph itself, as the bundle has them."""
+        """Return outputs of the graph itself in the layout of the bundle."""
         return in_order(outputs, self.form.layouts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """What came of running cases.
+    """Result of running cases.
 
     Attributes:
         failed: The smallest first.
@@ -97,12 +97,12 @@ class Trial:
 
     @property
     def mended(self) -> bool:
-        """Whether every case ran and passed."""
+        """Return whether every case ran and passed."""
         return self.ran.outcome == "ran" and not self.failed
 
 
 def is_right(golden: Golden, outputs: Arrays) -> bool:
-    """Whether outputs in float64 are what the judge lets pass, once they are rounded."""
+    """Return whether float64 outputs, once rounded, pass the judge."""
     narrow = {
         name: array.astype(golden.expected[name].dtype) if name in golden.expected else array
         for name, array in outputs.items()
@@ -116,7 +116,7 @@ def _passes(golden: Golden, outputs: Arrays) -> bool:
 
 
 def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
-    """The cases of a bundle, without whole decodes.
+    """Return the cases of a bundle, without whole decodes.
 
     Raises:
         UsageError: If there is none of this name, or it is a whole decode.
@@ -137,7 +137,7 @@ def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
 
 
 def forms_of_bundle(manifest: Mapping[str, Any], graph: Path | None) -> list[GraphFile]:
-    """The graphs to look at: the bundle's, or another one in the place of one of them."""
+    """Return the graphs to examine: the bundle's, or another one in place of one of them."""
     forms = graph_files(manifest)
     if graph is None:
         return forms

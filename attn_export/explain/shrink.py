@@ -26,7 +26,7 @@ def shrunk(
     axes: Axes,
     late: Late,
 ) -> Smallest:
-    """The smallest part of a case that the runtime still fails.
+    """Return the smallest part of a case that the runtime still fails.
 
     Args:
         setting: The graph in its runtime.
@@ -67,7 +67,7 @@ def _types(case: KnownCase) -> dict[str, str]:
 
 
 def golden_of(right: Meaning, case: KnownCase, inputs: Mapping[str, Array]) -> Golden:
-    """The truth of other inputs, and the error allowed by the judge's rule.
+    """Return the truth of other inputs, and the error allowed by the judge's rule.
 
     Args:
         right: A graph that gives the truth.

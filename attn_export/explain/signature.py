@@ -1,4 +1,4 @@
-"""What comes out is not what was asked for: names, types, shapes."""
+"""Wrong signatures: names, types or shapes of outputs that differ from the expected ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KIND = "other outputs"
 
 
 def wrong_signature(trial: Trial) -> list[Cause]:
-    """A cause for outputs of other names, types or shapes, in the smallest case that shows it."""
+    """Return a cause for wrong names, types or shapes, in the smallest case that shows them."""
     for case in trial.failed:
         outputs = trial.ran.outputs.get(case.name)
         if outputs is None:

@@ -1,4 +1,4 @@
-"""What to write instead, for constructs that `torch.export` or ONNX cannot take."""
+"""Alternatives for constructs that `torch.export` or ONNX does not support."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ ADVICE = (
 
 
 def not_captured(error: Exception) -> ExportError:
-    """For an error of `torch.export`."""
+    """Return the error for a failure of `torch.export`."""
     return _explained(error, "torch.export cannot capture the module")
 
 
 def not_translated(error: Exception, program: ExportedProgram) -> ExportError:
-    """For an error of `torch.onnx.export`, which names the node that it could not translate."""
+    """Return the error for a failure of `torch.onnx.export`, which names the untranslated node."""
     named = re.search(r"translating node %(\w+)", " ".join(map(str, _chain(error))))
     traces = {
         node.name: str(node.meta.get("stack_trace", "")) for node in program.graph.nodes if named
@@ -55,7 +55,7 @@ def not_translated(error: Exception, program: ExportedProgram) -> ExportError:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An error and its causes."""
+    """Return an error and its causes."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)

@@ -1,7 +1,7 @@
 """The ONNX form of `F.scaled_dot_product_attention` in modules of the user's.
 
 The exporter's own asserts that inputs are 4-D and heads match where PyTorch broadcasts; the
-`Attention` operator says all of it (https://onnx.ai/onnx/operators/onnx__Attention.html).
+`Attention` operator expresses all of it (https://onnx.ai/onnx/operators/onnx__Attention.html).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: ARG001 (the operator shares heads by their numbers)
 ) -> Any:
-    """One `Attention` node.
+    """Emit one `Attention` node.
 
     Raises:
         ValueError: If inputs have more than 4 axes, or weights are dropped.

@@ -28,11 +28,11 @@ the numbers below say otherwise."""
 def check_capture(
     subject: Subject, program: ExportedProgram, in_torch: Callable[[], ExportedProgram]
 ) -> None:
-    """Compare what was captured with what was asked for.
+    """Compare the captured program with the request.
 
     Args:
         subject: Whose module it is.
-        program: What was captured.
+        program: The captured program.
         in_torch: Captures it again, with our own attention as PyTorch operations: a program that
             holds ONNX nodes cannot be run here.
 
@@ -73,9 +73,9 @@ def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
 def _dynamic_axes(
     subject: Subject, program: ExportedProgram
 ) -> list[tuple[str, int, str, int | torch.SymInt]]:
-    """Every input, axis and its name, with its size in the program; sums of axes come last.
+    """Return every input, axis and its name, with its size in the program; sums come last.
 
-    What narrows a sum is mostly one of its terms, which the reader should hear of.
+    A restriction of a sum mostly comes from one of its terms, and the error must name that term.
     """
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     leaves = zip(subject.tree.names, program.graph_signature.user_inputs, strict=True)
@@ -89,7 +89,7 @@ def _dynamic_axes(
 
 
 def _raises(subject: Subject, changed: Sizes) -> bool:
-    """Whether the module ends here too, as at the end of its table of positions."""
+    """Return whether the module raises too, as at the end of its table of positions."""
     inputs = subject.draw(subject.sizes_with(changed), "beyond")
     try:
         with torch.inference_mode():
@@ -105,12 +105,12 @@ def _is_unbounded(bound: object) -> bool:
 
 
 def _emits_onnx_nodes(program: ExportedProgram) -> bool:
-    """Whether the program holds ONNX nodes, which cannot be run here."""
+    """Return whether the program holds ONNX nodes, which PyTorch cannot run."""
     return any("onnx_symbolic" in str(node.target) for node in program.graph.nodes)
 
 
 def _check_repeatable(subject: Subject) -> None:
-    """A module that draws random numbers or changes its inputs is no function of them."""
+    """Refuse a module that draws random numbers or changes its inputs: it is no function."""
     given = {name: tensor.clone() for name, tensor in subject.inputs.items()}
     with torch.inference_mode():
         first = {n: t.clone() for n, t in subject.call(subject.module, given).items()}
@@ -151,7 +151,7 @@ def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
 
 
 def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> str:
-    """What the captured program does otherwise than the module at these sizes, or ""."""
+    """Return the difference between the captured program and the module at these sizes, or ""."""
     inputs = subject.draw(sizes, "capture", str(sizes))
     with torch.inference_mode():
         wanted = subject.call(subject.module, inputs)
@@ -168,7 +168,7 @@ def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> st
 
 
 def _differs(subject: Subject, captured: torch.nn.Module, sizes: Sizes, what: str) -> ExportError:
-    """Names the one axis that is to blame where one alone is, and the line that branches."""
+    """Return an error that names the single responsible axis, if any, and the branching line."""
     example = subject.example_sizes
     alone = [
         subject.sizes_with({name: size})

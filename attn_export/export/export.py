@@ -61,7 +61,7 @@ def export(subject: Subject) -> Exported:
 
 
 def _refuse_look_at_dtype(subject: Subject) -> None:
-    """A module that does other things in few bits is not what is settled in float32."""
+    """Refuse a module that computes differently in narrow types: it is built in float32 first."""
     with _undisturbed():
         own, wide = (_operations(_capture(s)) for s in (subject, subject.in_float32()))
     if own != wide:
@@ -73,7 +73,7 @@ def _refuse_look_at_dtype(subject: Subject) -> None:
 
 
 def _operations(program: ExportedProgram) -> list[str]:
-    """What a program does, but for changes of type: operators and their numbers."""
+    """Return a program's operators and their numbers, without casts."""
     found = []
     for node in program.graph.nodes:
         name = str(node.target)
@@ -152,14 +152,14 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
 
 
 def _opset(program: ExportedProgram) -> int:
-    """The least opset that has the ONNX nodes which our own attention emitted."""
+    """Return the least opset that has the ONNX nodes which our own attention emitted."""
     versions = [node.kwargs.get("version") for node in program.graph.nodes]
     return max([OPSET, *(version for version in versions if isinstance(version, int))])
 
 
 @contextlib.contextmanager
 def _signature(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
-    """Let `forward` say that it takes just these arguments, each by its name.
+    """Give `forward` a signature of exactly these named arguments.
 
     `torch.export` cannot find the shapes of what goes into ``**kwargs``.
     """
@@ -182,10 +182,10 @@ def _signature(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No console noise, and no garbage collection.
+    """Suppress console output and garbage collection.
 
-    Tracing makes millions of live objects, through which the collector would walk again and
-    again for a third of the whole time.
+    Tracing makes millions of live objects. The collector would traverse them repeatedly for a third
+    of the whole time.
     """
     collecting = gc.isenabled()
     gc.disable()

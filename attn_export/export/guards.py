@@ -1,6 +1,6 @@
 """Conditions on sizes under which a captured program is the module.
 
-`torch.export` keeps what the module asked of sizes as guards, and drops them in the program. Each
+`torch.export` keeps the module's conditions on sizes as guards, and drops them in the program. Each
 is broken here once, on purpose: if the program is still the module there, it did not matter.
 """
 
@@ -23,11 +23,11 @@ LARGEST = 1 << 20
 
 
 def broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
-    """For every guard the least of the sizes tried that break it, if one does.
+    """Yield, for every guard, the least of the tried sizes that break it, if one does.
 
     Args:
         subject: Whose axes give the guard its words, and whose example the sizes not in it.
-        program: What was captured.
+        program: The captured program.
     """
     for guard in getattr(program, "_guards_code", []):
         axes: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What is said of an axis that a module does not leave free."""
+"""Errors for axes that a module does not leave free."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from attn_export.subject import Subject
 
 
 def fixed_axis(subject: Subject, name: str, axis: int, size: str) -> ExportError:
-    """The error for an axis that the module allows one size only."""
+    """Return the error for an axis that the module restricts to one size.
+
+    Args:
+        subject: The subject.
+        name: The input.
+        axis: The index of the axis.
+        size: The only size that the module allows.
+    """
     label = subject.axes[name].get(axis)
     at = branch_at(subject, {label: int(size) + 1}) if label and size.isdigit() else ""
     return ExportError(
@@ -23,7 +30,7 @@ def fixed_axis(subject: Subject, name: str, axis: int, size: str) -> ExportError
 
 
 def branch_at(subject: Subject, changed: Sizes) -> str:
-    """`` (file.py:12)``: the line of the module at which these sizes go another way.
+    """Return `` (file.py:12)``: the line of the module at which these sizes branch off.
 
     Args:
         subject: Whose module is run: at the example's sizes, and at others.

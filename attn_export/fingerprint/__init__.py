@@ -1,1 +1,1 @@
-"""What a runtime means by attention: probes, the readings that they tell apart, who is asked."""
+"""Meaning of attention in a runtime: probes, the readings that they separate, the queries."""

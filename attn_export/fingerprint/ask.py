@@ -1,4 +1,4 @@
-"""Gives cases to processes, a fresh one wherever one dies, until each has its answer."""
+"""Distribution of cases to processes, with a fresh one after each crash, until all are answered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AT_ONCE = 2
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What came of one case.
+    """Result of one case.
 
     Attributes:
         outcome: ``"ran"``, or how it ended.
@@ -42,7 +42,7 @@ class Question:
 
     Attributes:
         start: Starts a process with these cases.
-        cases: Those without an answer.
+        cases: The cases without an answer.
     """
 
     start: Callable[[Sequence[CaseFiles]], Serving]
@@ -59,7 +59,7 @@ def serving_graph(
         limits: For it.
         graph: The file.
         inputs: The names of its inputs.
-        cases: What to run.
+        cases: The cases to run.
     """
     worker = Worker(kind, limits)
     worker.start(graph, inputs, cases)
@@ -69,14 +69,14 @@ def serving_graph(
 def ask(
     questions: Iterable[Question], advance: Callable[[str], None] = lambda _: None
 ) -> dict[Path, Answer]:
-    """The answers, by the folders for the outputs of the cases.
+    """Return the answers, keyed by the output folders of the cases.
 
     A process that crashes or hangs within a case is the answer to that case; the next ones get a
     fresh process. One that ends before its first case is the answer to all of them.
 
     Args:
-        questions: At most `AT_ONCE` of them are asked at a time, in their order.
-        advance: Told the name of each case as it is answered.
+        questions: At most `AT_ONCE` of them run at a time, in their order.
+        advance: Receives the name of each case after its answer.
     """
     found: dict[Path, Answer] = {}
     waiting = deque(questions)
@@ -101,7 +101,7 @@ def ask(
 def _listen(
     question: Question, server: Serving, advance: Callable[[str], None]
 ) -> dict[Path, Answer]:
-    """Answers to the cases that this process came to."""
+    """Return the answers to the cases that this process reached."""
     found: dict[Path, Answer] = {}
     cases = iter(question.cases)
     for served in server.served():

@@ -12,10 +12,15 @@ KvHead = Callable[[int], int]
 
 
 def scores(query: Array, key: Array, kv_head: KvHead | None = None) -> Array:
-    """`query [B, H, L, D]` · `key [B, Hkv, S, D]` / √D: `[B, H, L, S]`.
+    """Return `query [B, H, L, D]` · `key [B, Hkv, S, D]` / √D: `[B, H, L, S]`.
 
     Source: https://onnx.ai/onnx/operators/onnx__Attention.html, and
     `torch.nn.functional.scaled_dot_product_attention`, which agree on it.
+
+    Args:
+        query: `[B, H, L, D]`.
+        key: `[B, Hkv, S, D]`.
+        kv_head: As for `shared`.
     """
     q, k = query.astype(np.float64), shared(key, query.shape[1], kv_head)
     return np.asarray(q @ k.swapaxes(-1, -2) / np.sqrt(query.shape[-1]))
@@ -24,7 +29,7 @@ def scores(query: Array, key: Array, kv_head: KvHead | None = None) -> Array:
 def weigh(
     found: Array, value: Array, seen: Array | None = None, kv_head: KvHead | None = None
 ) -> Array:
-    """Softmax of scores `[B, H, L, S]`, times `value [B, Hkv, S, Dv]`: `[B, H, L, Dv]`.
+    """Compute softmax of scores `[B, H, L, S]`, times `value [B, Hkv, S, Dv]`: `[B, H, L, Dv]`.
 
     Args:
         found: The scores; -inf hides a key.
@@ -45,17 +50,24 @@ def weigh(
 
 
 def attend(query: Array, key: Array, value: Array, seen: Array | None = None) -> Array:
-    """Plain attention: `weigh` of `scores`, heads shared in blocks."""
+    """Compute plain attention: `weigh` of `scores`, heads shared in blocks.
+
+    Args:
+        query: `[B, H, L, D]`.
+        key: `[B, Hkv, S, D]`.
+        value: `[B, Hkv, S, Dv]`.
+        seen: Bool, broadcasts to the scores: the keys that a query sees. Default: all.
+    """
     return weigh(scores(query, key), value, seen)
 
 
 def shared(x: Array, heads: int, kv_head: KvHead | None = None) -> Array:
-    """Keys or values in float64, one for each query head.
+    """Return keys or values in float64, one for each query head.
 
     Args:
         x: `[B, Hkv, S, D]`.
         heads: H.
-        kv_head: Which of them a query head has. Default: in blocks, h // (H // Hkv).
+        kv_head: The one of a query head. Default: in blocks, h // (H // Hkv).
     """
     q_per_kv = heads // x.shape[1]
     chosen = [kv_head(h) if kv_head else h // q_per_kv for h in range(heads)]
@@ -63,7 +75,7 @@ def shared(x: Array, heads: int, kv_head: KvHead | None = None) -> Array:
 
 
 def up_to(last: Array, keys: int) -> Array:
-    """Which keys are seen where each query has a last one.
+    """Return the keys that are seen up to the last key of each query.
 
     Args:
         last: The last key of each query, `[.., L]`.

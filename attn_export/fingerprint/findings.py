@@ -1,4 +1,4 @@
-"""What was found: frozen values without behaviour of their own."""
+"""Findings of probes: frozen values without behaviour of their own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ RAN: Outcome = "ran"
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """What one side did with one probe.
+    """Result of one probe on one side.
 
     Attributes:
         reading: The reading of the probe that its output matches, `SOMETHING_ELSE`, or, where it
             gave no output, the outcome: ``"refused"``, ``"crashed"``, ``"hung"`` …
-        detail: Its own words, or numbers; empty where the reading says it all.
+        detail: Its message, or numbers; empty if the reading is complete.
         form: The dialect of the graph that it was given; empty where there was none.
         outcome: How it ended.
     """
@@ -36,16 +36,16 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One probe, and what each side did with it.
+    """One probe with the result of each side.
 
     Attributes:
         probe: Its name.
-        about: What it shows, in a few words.
-        here: What the runtime did, by the dialects that were tried, in this order.
-        says: The reading that the text of the ONNX specification asks for; "" where it says
+        about: Its purpose, in a few words.
+        here: The runtime's results by dialect, in the order of the trials.
+        says: The reading of the text of the ONNX specification; "" if it says
             nothing.
-        evaluator: What the ONNX reference evaluator did; None where it has no such operator.
-        pytorch: What PyTorch did; where it was not asked, the reading is the reason.
+        evaluator: The result of the ONNX reference evaluator; None if it lacks the operator.
+        pytorch: The result of PyTorch; if it did not run, the reading is the reason.
     """
 
     probe: str
@@ -57,12 +57,12 @@ class Row:
 
     @property
     def effective(self) -> Finding:
-        """The first form that ran, or else what came of the first that was tried."""
+        """The first form that ran, or else the result of the first that was tried."""
         return next((each for each in self.here if each.outcome == RAN), self.here[0])
 
     @property
     def onnx(self) -> str:
-        """What ONNX says or, where it says nothing, its evaluator does; "" where neither."""
+        """The reading of the ONNX specification, else that of its evaluator, else ""."""
         if self.says:
             return self.says
         ran = self.evaluator is not None and self.evaluator.outcome == RAN
@@ -70,7 +70,7 @@ class Row:
 
     @property
     def differs(self) -> tuple[str, ...]:
-        """Of whom the runtime differs: ``"onnx"``, ``"pytorch"``. What did not run does not."""
+        """The sides from which the runtime differs: ``"onnx"``, ``"pytorch"``, if they ran."""
         if self.effective.outcome != RAN:
             return ()
         asked = self.pytorch.reading if self.pytorch.outcome == RAN else ""
@@ -80,7 +80,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """What one runtime means by attention.
+    """Meaning of attention in one runtime.
 
     Attributes:
         runtime: Its name.
@@ -96,5 +96,5 @@ class Fingerprint:
 
     @property
     def ran(self) -> bool:
-        """Whether any probe gave an output."""
+        """Return whether any probe gave an output."""
         return any(row.effective.outcome == RAN for row in self.rows)

@@ -31,8 +31,8 @@ class Graph:
         name: Unique among the graphs.
         mask: The type of the mask, ``"bool"`` or ``"float"``; "" where there is none.
         past: Whether it has a past, and gives the present.
-        lengths: Whether it is told how many keys count in each row.
-        attributes: Of the node.
+        lengths: Whether an input gives the number of valid keys of each row.
+        attributes: The attributes of the node.
         dtype: Of queries, keys and values.
         opset: Of ai.onnx.
         grouped_query: Whether the node is `GroupQueryAttention` of com.microsoft.
@@ -54,12 +54,18 @@ class Graph:
 
     @property
     def causal(self) -> bool:
-        """Whether the node hides later keys."""
+        """Return whether the node hides later keys."""
         return bool(self.attributes.get("is_causal"))
 
 
 def write_graph(graph: Graph, dialect: str, folder: Path) -> Path | None:
-    """Write a graph in a dialect; the file, or None where the dialect cannot say it."""
+    """Write a graph in a dialect; the file, or None if the dialect cannot express it.
+
+    Args:
+        graph: The graph.
+        dialect: The dialect to write.
+        folder: The folder of the file.
+    """
     path = folder / f"{graph.name}.{dialect}.onnx".replace(" ", "-")
     if dialect == graph.dialect:
         import onnx

@@ -1,4 +1,4 @@
-"""Inputs of probes: the semantic cases of a build where there is one, else drawn like them."""
+"""Inputs of probes: the semantic cases of a build if there is one, else similar random ones."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ B, L = 2, 3
 
 
 def case_of_a_build(name: str, *, mask: str = "none", past: bool = False) -> Arrays:
-    """The inputs that a build tries a layer with, as inputs of its `Attention` node.
+    """Return the inputs of a build's case, as inputs of its `Attention` node.
 
-    What a layer projects from its tokens is drawn as they are.
+    The projections of a layer's tokens are drawn as the tokens are.
 
     Args:
         name: Contents of `cases.contents`.
@@ -48,13 +48,13 @@ def _cases(mask: str, past: bool) -> dict[str, Arrays]:
 
 
 def _heads_apart(x: np.ndarray, heads: int) -> np.ndarray:
-    """`[B, L, heads · D]` as `[B, heads, L, D]`."""
+    """Reshape `[B, L, heads · D]` to `[B, heads, L, D]`."""
     split = x.reshape(*x.shape[:2], heads, -1)
     return np.ascontiguousarray(split.transpose(0, 2, 1, 3))
 
 
 def drawn(name: str, *, batch: int = B, queries: int = L, keys: int = L, past: int = 0) -> Arrays:
-    """Normal queries, keys and values; with a past of `past` keys if that is not 0.
+    """Draw normal queries, keys and values; with a past of `past` keys if that is not 0.
 
     Args:
         name: Of the probe; the numbers depend on it.
@@ -75,7 +75,7 @@ def drawn(name: str, *, batch: int = B, queries: int = L, keys: int = L, past: i
 
 
 def with_past(inputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
-    """All keys and all values, those of the past first."""
+    """Return all keys and all values, those of the past first."""
     keys = (inputs[name] for name in ("past_key", "key") if name in inputs)
     values = (inputs[name] for name in ("past_value", "value") if name in inputs)
     return np.concatenate(list(keys), axis=2), np.concatenate(list(values), axis=2)

@@ -24,7 +24,7 @@ HIDDEN, SPREADS = "hidden", "spreads"
 
 
 def masks() -> Iterator[Probe]:
-    """The probes."""
+    """Yield the probes of masks."""
     bool_case = case_of_a_build("fully_masked_rows", mask="bool[B,1,L,S]")
     float_case = case_of_a_build("fully_masked_rows", mask="float[B,1,L,S]")
     lowest = case_of_a_build("lowest_float", mask="float[B,1,L,S]")
@@ -45,7 +45,7 @@ def masks() -> Iterator[Probe]:
 
 
 def _of_masked_rows(inputs: Arrays) -> Readings:
-    """Return what rows of the mask without a visible key may lead to, for every head."""
+    """Return the possible results of mask rows without a visible key, for every head."""
     query, key, value, mask = (inputs[name] for name in ("query", "key", "value", "attn_mask"))
     added = _as_added(mask)
     lowest = lowest_number(np.dtype(np.float32))
@@ -100,7 +100,7 @@ def _nan_where_hidden() -> Iterator[Probe]:
 
 
 def _of_nan(whole: np.ndarray) -> Readings:
-    """Readings of a NaN in the keys or values of batch 0."""
+    """Return readings of a NaN in the keys or values of batch 0."""
     spread, zero = whole.copy(), whole.copy()
     spread[0], zero[0] = np.nan, 0.0
     return Readings(

@@ -19,7 +19,7 @@ HUGE = 1e20
 
 
 def odd_inputs() -> Iterator[Probe]:
-    """The probes. Those of size 0, which may end the process, come last."""
+    """Yield the probes of odd inputs. Probes of size 0 come last, as they may end the process."""
     yield _nan_in_query()
     yield _infinite_score()
     yield _empty_past()
@@ -41,7 +41,7 @@ def _nan_in_query() -> Probe:
 
 
 def _of_row(whole: np.ndarray, rows: dict[str, np.ndarray | float]) -> Readings:
-    """Readings of the row of batch 0, head 1, query 2, or of NaN that comes from it."""
+    """Return readings of the row of batch 0, head 1, query 2, or of NaN that comes from it."""
     outputs = {"NaN everywhere": np.full_like(whole, np.nan)}
     for name, row in rows.items():
         outputs[name] = whole.copy()

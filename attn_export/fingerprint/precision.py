@@ -1,6 +1,6 @@
-"""Probes of numbers: how many bits a runtime really computes with, and what becomes of small ones.
+"""Probes of numbers: the effective precision of a runtime, and its treatment of small numbers.
 
-Each row of the batch asks for one bit more: a score, weight or value of 1 + 2^-b that is rounded
+Each row of the batch needs one more bit: a score, weight or value of 1 + 2^-b that is rounded
 to fewer bits is 1, which the inputs are made to show.
 """
 
@@ -41,7 +41,7 @@ HALF = Graph("float16", dtype="float16")
 
 
 def precision() -> Iterator[Probe]:
-    """The probes."""
+    """Yield the probes of precision."""
     yield Probe(
         "precision", "bits that survive Q·Kᵀ, softmax and P·V where everything is float32",
         PLAIN, bit_inputs(), read_bits, says="float32",
@@ -55,7 +55,7 @@ def precision() -> Iterator[Probe]:
 
 
 def bit_inputs() -> Arrays:
-    """Inputs `[5 · 23 + 1, heads, .., D]`: 23 rows for each of `STEPS`, one for the range.
+    """Return inputs `[5 · 23 + 1, heads, .., D]`: 23 rows for each of `STEPS`, one for the range.
 
     One query; two keys. 1/√D = 1/4 is in all scores.
     """
@@ -88,7 +88,7 @@ def _row(step: int, index: int) -> int:
 
 
 def read_bits(output: np.ndarray) -> Finding:
-    """The format that so many bits are of, and how many they are at each step."""
+    """Return the format that the bits match, and their number at each step."""
     inputs = bit_inputs()
     if output.shape != inputs["query"].shape:
         return Finding(SOMETHING_ELSE, f"its shape is {list(output.shape)}")
@@ -150,7 +150,10 @@ def _small_weights() -> Probe:
 
 
 def _two_keys(score: float, first: float, second: float) -> Arrays:
-    """A query that scores 0 with the first key, `score` with the second; what they stand for."""
+    """Return a query that scores 0 with the first key and `score` with the second.
+
+    The values of the two keys are `first` and `second`.
+    """
     query, key = np.zeros((1, H, 1, D), np.float32), np.zeros((1, HKV, 2, D), np.float32)
     value = np.empty((1, HKV, 2, D), np.float32)
     query[..., 0], key[:, :, 1, 0] = 1.0, score * 4

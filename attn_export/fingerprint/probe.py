@@ -1,4 +1,4 @@
-"""What a probe is."""
+"""Probe of a runtime."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Probe:
 
     Attributes:
         name: Unique, short: the first column of a table.
-        about: What it shows.
-        graph: What the inputs are run through.
+        about: Its purpose.
+        graph: The graph that runs the inputs.
         inputs: By the names of the graph's inputs, in their order.
-        read: Says what an output means.
-        says: The reading that the text of the ONNX specification asks for; "" where it is silent.
-        not_in_pytorch: Why `scaled_dot_product_attention` is not asked; "" where it is.
+        read: Returns the finding of an output.
+        says: The reading of the text of the ONNX specification; "" if it says nothing.
+        not_in_pytorch: The reason not to run `scaled_dot_product_attention`, or "".
     """
 
     name: str

@@ -10,5 +10,5 @@ from attn_export.fingerprint.seen_keys import seen_keys
 
 
 def probes() -> tuple[Probe, ...]:
-    """All of them, in the order in which they are told."""
+    """Return all probes, in the order of the report."""
     return (*seen_keys(), *masks(), *precision(), *odd_inputs())

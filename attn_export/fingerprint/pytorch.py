@@ -1,4 +1,4 @@
-"""Asks PyTorch, in a process of its own, if it is installed."""
+"""Probes of PyTorch, in a process of its own, if it is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attn_export.runtimes.serving import CaseFiles, Serving
 
 
 def no_pytorch() -> str:
-    """Why it cannot be asked, or ""."""
+    """Return the reason that PyTorch is unavailable, or ""."""
     return "" if find_spec("torch") else "torch is not installed"
 
 
@@ -22,7 +22,7 @@ class SdpaServer(Serving):
     Args:
         limits: For it.
         probes: By the names of the cases.
-        cases: What to run.
+        cases: The cases to run.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which reading of a probe an output matches."""
+"""Match of an output with a reading of its probe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Readings:
     outputs: Mapping[str, np.ndarray]
 
     def __call__(self, output: np.ndarray) -> Finding:
-        """The nearest reading, if it is close."""
+        """Return the nearest reading, if it is close."""
         found = {name: distance(output, wanted) for name, wanted in self.outputs.items()}
         nearest = min(found, key=lambda name: found[name])
         if found[nearest] <= CLOSE:
@@ -37,9 +37,9 @@ class Readings:
 
 
 def distance(output: np.ndarray, wanted: np.ndarray) -> float:
-    """The largest L2 error of a row, relative to the row or to the usual row, if that is larger.
+    """Return the largest L2 error of a row, relative to the larger of the row and the usual row.
 
-    Infinite where shapes differ, or NaN and infinities are elsewhere.
+    It is infinite if shapes differ, or NaN and infinities are elsewhere.
     """
     if output.shape != wanted.shape:
         return np.inf

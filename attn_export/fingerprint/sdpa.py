@@ -1,6 +1,6 @@
 """PyTorch's attention on the inputs of probes: `python -m attn_export.fingerprint.sdpa`.
 
-A process of its own, that speaks as a runtime's does: torch takes a second to import, and a kernel
+A process of its own, with the protocol of a runtime's: torch takes a second to import, and a kernel
 that dies takes no one with it.
 """
 
@@ -57,9 +57,9 @@ def _serve(case: dict[str, Any], say: Voice) -> None:
 
 
 def _attention(arrays: dict[str, np.ndarray], *, causal: bool) -> np.ndarray:
-    """`scaled_dot_product_attention`, with whatever kernel it chooses.
+    """Run `scaled_dot_product_attention` with the kernel that PyTorch chooses.
 
-    It has no past: its keys are put before the new ones, as every layer does that has a cache.
+    It has no past: past keys are put before the new ones, as in every layer with a cache.
     """
     import torch
     from torch.nn.functional import scaled_dot_product_attention

@@ -1,4 +1,4 @@
-"""Probes of which keys a query sees: causal alignment, windows, shared heads."""
+"""Probes of the keys that a query sees: causal alignment, windows, shared heads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALL = "all keys"
 
 
 def seen_keys() -> Iterator[Probe]:
-    """The probes."""
+    """Yield the probes of visible keys."""
     yield _causal()
     yield _causal_with_past()
     yield _causal_with_past_and_more_keys()
@@ -151,7 +151,7 @@ def _local_window() -> Probe:
 
 
 def _side_by_side(x: np.ndarray) -> np.ndarray:
-    """`[B, heads, L, D]` as `[B, L, heads · D]`."""
+    """Reshape `[B, heads, L, D]` to `[B, L, heads · D]`."""
     joined = x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
     return np.ascontiguousarray(joined)
 

@@ -1,4 +1,4 @@
-"""Asks a runtime, the ONNX reference evaluator and PyTorch the same, and puts it side by side."""
+"""Comparison of a runtime, the ONNX reference evaluator and PyTorch on the same probes."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ PYTORCH = "pytorch"
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """Somebody who is asked: a runtime in a dialect, or PyTorch."""
+    """One side of the comparison: a runtime in a dialect, or PyTorch."""
 
     name: str
     form: str = ""
 
 
 class Told(Protocol):
-    """Who is told how far it is."""
+    """Receiver of progress."""
 
     def expect(self, steps: int) -> None:
-        """So many answers will come."""
+        """Expect this number of answers."""
         ...
 
     def advance(self, text: str) -> None:
-        """One is there."""
+        """Count one answer."""
         ...
 
 
@@ -47,10 +47,10 @@ class Study:
 
     Args:
         kind: The runtime.
-        probes: What it is asked.
+        probes: The probes to run.
         folder: An empty one for graphs, inputs and outputs.
         limits: For every process.
-        told: How far it is.
+        told: The receiver of progress.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Study:
             write_tensors(self._inputs_of(probe), "input", probe.inputs)
 
     def rows(self) -> tuple[Row, ...]:
-        """A row for each probe, in their order."""
+        """Return a row for each probe, in their order."""
         self._ask(self._first_round())
         again = [probe for probe in self._probes.values() if self._unclear(probe)]
         if PORTABLE in self._kind.dialects:
@@ -99,7 +99,7 @@ class Study:
     def _of_runtime(
         self, kind: Runtime, dialect: str, probes: Sequence[Probe]
     ) -> Iterator[Question]:
-        """One question for each graph."""
+        """Yield one question for each graph."""
         for graph in {probe.graph.name: probe.graph for probe in probes}.values():
             if dialect not in (graph.dialect, PORTABLE):
                 continue
@@ -122,7 +122,7 @@ class Study:
     # -- reading ---------------------------------------------------------------------
 
     def _unclear(self, probe: Probe) -> bool:
-        """Whether the portable form has to show what the node of attention does not."""
+        """Return whether the portable form must clarify the result of the attention node."""
         found = self._here(probe)
         return any(
             each.outcome != RAN or (probe.says and each.reading != probe.says) for each in found

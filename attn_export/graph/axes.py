@@ -1,4 +1,4 @@
-"""Dynamic axes under the names that were asked for, in every value of a graph."""
+"""Dynamic axes under their wanted names, in every value of a graph."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
 
 
 def known_equal(one: Size | None, other: Size | None) -> bool:
-    """Whether two sizes are known to be equal: two of which nothing is known are not."""
+    """Return whether two sizes are known to be equal; two unknown sizes are not."""
     return one == other and getattr(one, "value", one) is not None
 
 
 def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None:
-    """A graph input and the axis of it that has this symbolic size."""
+    """Return a graph input and its axis that has this symbolic size."""
     for value in model.graph.inputs:
         for axis, dim in enumerate(value.shape or ()):
             if isinstance(dim, ir.SymbolicDim) and known_equal(dim, size):
@@ -65,7 +65,7 @@ def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None
 
 
 def terms(expression: str) -> tuple[str, ...]:
-    """The terms of a sum, in an order of their own: "a + b" equals "b + a"."""
+    """Return the sorted terms of a sum: "a + b" equals "b + a"."""
     return tuple(sorted(term.strip() for term in expression.split("+")))
 
 

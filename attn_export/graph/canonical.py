@@ -33,7 +33,7 @@ def canonicalize(
 
     Args:
         model: As `torch.onnx.export(..., optimize=False)` made it.
-        outputs: What its outputs are called.
+        outputs: The names of its outputs.
         relations: Names for sums of axes: ``{"total_len": "past_len + query_len"}``.
 
     Returns:
@@ -70,9 +70,9 @@ def canonicalize(
 
 
 def name_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    """Give the outputs their names, each a value of its own.
+    """Name the outputs, each a value of its own.
 
-    What is returned as it came in, or twice, is one value to the exporter.
+    An input that is returned unchanged, or a value returned twice, is one value to the exporter.
     """
     taken: set[ir.Value] = {*model.graph.inputs, *model.graph.initializers.values()}
     for index, name in enumerate(names):
@@ -162,7 +162,7 @@ def expand_by_position(model: ir.Model) -> None:
 
 
 def drop_unused_outputs(model: ir.Model) -> None:
-    """Leave out the optional outputs that nobody reads, at the end of a node's list or within."""
+    """Remove unread optional outputs, at the end of a node's list or within."""
     wanted = set(model.graph.outputs)
     for node in model.graph:
         if node.op_type != "Attention":
@@ -177,7 +177,7 @@ def drop_unused_outputs(model: ir.Model) -> None:
 
 
 def name_constants(model: ir.Model, keep: Set[str]) -> None:
-    """Name small constants by what they hold, so that names do not depend on the exporter.
+    """Name small constants by their contents, so that names do not depend on the exporter.
 
     Args:
         model: Changed in place.
@@ -212,7 +212,7 @@ def name_nodes(model: ir.Model) -> None:
 
 
 def node_origins(model: ir.Model) -> dict[str, str]:
-    """Where in the module each node came from, as ``package/file.py:line``."""
+    """Return the origin of each node in the module, as ``package/file.py:line``."""
     origins = {}
     for node in model.graph:
         frames = re.findall(r'File "([^"]+)", line (\d+)', node.metadata_props.get(STACK_TRACE, ""))
@@ -244,13 +244,13 @@ def _reads(node: ir.Node, names: Set[str]) -> bool:
 
 
 def _grows(before: ir.Shape, after: ir.Shape, axis: int) -> bool:
-    """Whether an Expand really changes `axis` of its output (counted from the right)."""
+    """Return whether an Expand really changes `axis` of its output (counted from the right)."""
     own = axis - len(after) + len(before)
     return not known_equal(after[axis], before[own] if own >= 0 else 1)
 
 
 def _positional(before: ir.Shape, after: ir.Shape) -> list[int] | None:
-    """The constant target of a Reshape, or None where it takes more than one unknown."""
+    """Return the constant target of a Reshape, or None if it has more than one unknown."""
     target: list[int] = []
     for axis, size in enumerate(after):
         if isinstance(size, int):

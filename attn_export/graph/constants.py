@@ -1,4 +1,4 @@
-"""Small constants: held once, and called by what they hold."""
+"""Small constants: stored once, and named after their contents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 
 def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
-    """An initializer that holds `array`: the same one for all who ask for it."""
+    """Return an initializer that holds `array`, shared by all callers."""
     tensor = ir.tensor(array)
     name, held = constant_name(tensor), model.graph.initializers
     # Names have six digits: other values of one name get names of their own.
@@ -23,12 +23,12 @@ def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
 
 
 def ints(model: ir.Model, *numbers: int) -> ir.Value:
-    """A constant int64 `[n]`."""
+    """Return a constant int64 `[n]`."""
     return constant(model, np.array(numbers, np.int64))
 
 
 def constant_name(tensor: ir.TensorProtocol) -> str:
-    """``int64[2]_0_-1``: type, shape and values, whoever made it."""
+    """Return a name such as ``int64[2]_0_-1``: type, shape and values, for any exporter."""
     values = tensor.numpy().ravel().tolist()
     held = "_".join(str(int(x)) if isinstance(x, int) else f"{x:g}" for x in values)
     shape = "x".join(str(size) for size in tensor.shape)

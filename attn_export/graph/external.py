@@ -34,7 +34,7 @@ def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
 
 
 def external_problems(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
-    """Yield what is wrong with external data: it must lie in the folder, and be all there.
+    """Yield defects of external data: it must lie in the folder and be complete.
 
     Args:
         model: The model.
@@ -60,7 +60,7 @@ def external_problems(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
 
 
 def _misplaced(tensor: onnx.TensorProto, entries: dict[str, str], size: int) -> str:
-    """Return what is wrong with the place of a tensor in a file of `size` bytes, or ""."""
+    """Return the defect of a tensor's location in a file of `size` bytes, or ""."""
     from onnx import TensorProto, helper
 
     try:

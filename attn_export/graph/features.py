@@ -1,4 +1,4 @@
-"""What a graph asks of a runtime, as names that tables of support are keyed by."""
+"""Requirements of a graph on a runtime, as the keys of support tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ORDER = "LessOrEqual"
 
 
 def features(model: ir.Model) -> tuple[str, ...]:
-    """What a graph uses, sorted.
+    """Return the features that a graph uses, sorted.
 
     ``Softmax`` for an operator of ai.onnx, ``com.microsoft.GroupQueryAttention`` for another's;
     ``input FLOAT16`` for the types of inputs; ``opset 24``. Of some operators also how they are
@@ -82,7 +82,7 @@ def _before_unsqueeze(value: ir.Value) -> ir.Value:
 
 
 def is_given(value: ir.Value) -> bool:
-    """Whether what it holds comes from an input, not from the sizes of inputs alone."""
+    """Return whether a value depends on the contents of an input, not on sizes alone."""
     values, seen = [value], {value}
     while values:
         value = values.pop()

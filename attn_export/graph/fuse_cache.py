@@ -1,4 +1,4 @@
-"""Brings the attention of a user's module into canonical form: one node with its cache.
+"""Canonical form of the attention of a user's module: one node with its cache.
 
 A module of the user's concatenates its cache, and often repeats K/V heads, in front of
 `scaled_dot_product_attention`. The `Attention` operator does both itself. Each pass is one
@@ -26,7 +26,7 @@ HEADS, LENGTH = 1, 2
 
 
 def fuse_attention(model: ir.Model) -> None:
-    """All passes of this file, each of which the next one needs."""
+    """Run all passes of this file; each needs the previous one."""
     drop_whole_slices(model)
     share_heads(model)
     # The nodes that repeated the heads would count as readers of the cache.
@@ -88,7 +88,7 @@ def fuse_caches(model: ir.Model) -> None:
 
 
 def _cache_concat(value: ir.Value | None) -> ir.Node | None:
-    """The Concat that appends to a cache along the length, if `value` is its output."""
+    """Return the Concat that appends to a cache along the length, if `value` is its output."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
         return None
@@ -99,7 +99,7 @@ def _cache_concat(value: ir.Value | None) -> ir.Node | None:
 
 
 def _is_handed_in(value: ir.Value) -> bool:
-    """Whether a value is, or was cut out of, an input: a cache, and no prefix or sink."""
+    """Return whether a value is, or was cut from, an input: a cache, and no prefix or sink."""
     while not value.is_graph_input():
         node = value.producer()
         if node is None or node.op_type not in LAYOUT or node.inputs[0] is None:
@@ -109,7 +109,7 @@ def _is_handed_in(value: ir.Value) -> bool:
 
 
 def _fit(node: ir.Node, joins: Sequence[ir.Node | None]) -> bool:
-    """Whether two Concats can become the cache of `node`."""
+    """Return whether two Concats can become the cache of `node`."""
     key, value = joins
     if key is None or value is None or key is value:
         return False
@@ -122,7 +122,7 @@ def _fit(node: ir.Node, joins: Sequence[ir.Node | None]) -> bool:
 
 
 def _leads_to(value: ir.Value, node: ir.Node) -> bool:
-    """Whether `node` needs `value` in another way than as its key or value."""
+    """Return whether `node` needs `value` in another way than as its key or value."""
     uses = [use for use in value.uses() if use.node is not node or use.idx not in (1, 2)]
     seen: set[ir.Node] = set()
     while uses:
@@ -137,14 +137,14 @@ def _leads_to(value: ir.Value, node: ir.Node) -> bool:
 
 
 def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Let `new` be what `old` was, for its readers and by its name."""
+    """Replace `old` by `new`, for its readers and in name."""
     new.shape, new.type = old.shape, old.type
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name, old.name = old.name, None
 
 
 def _is_whole(node: ir.Node) -> bool:
-    """Whether a Slice leaves out nothing."""
+    """Return whether a Slice leaves out nothing."""
     starts, ends = _numbers(node.inputs[1]), _numbers(node.inputs[2])
     steps = given(node, 4)
     if not starts or not ends or (steps is not None and set(_numbers(steps) or [0]) != {1}):
@@ -153,7 +153,7 @@ def _is_whole(node: ir.Node) -> bool:
 
 
 def _before_repeating(value: ir.Value | None) -> ir.Value | None:
-    """`[B, Hkv, S, D]`, of which `value` `[B, H, S, D]` repeats each head, if it does."""
+    """Return `[B, Hkv, S, D]` if `value` `[B, H, S, D]` repeats each of its heads."""
     if value is None or len(dims(value)) != 4:
         return None
     heads = dims(value)[HEADS]
@@ -178,13 +178,13 @@ def _before_repeating(value: ir.Value | None) -> ir.Value | None:
 
 
 def _one_head_of(source: ir.Value, value: ir.Value) -> bool:
-    """Whether `value` `[B, H, S, D]` can only be `source` `[B, 1, S, D]`, repeated."""
+    """Return whether `value` `[B, H, S, D]` can only be `source` `[B, 1, S, D]`, repeated."""
     B, H, S, D = dims(value)
     return isinstance(H, int) and _are([B, 1, S, D], dims(source))
 
 
 def _made_by(value: ir.Value, *op_types: str) -> list[ir.Node]:
-    """The nodes that made `value`, last first, if they are of these types; else none."""
+    """Return the nodes that made `value`, last first, if they are of these types; else none."""
     nodes: list[ir.Node] = []
     source: ir.Value | None = value
     for op_type in op_types:
@@ -197,12 +197,12 @@ def _made_by(value: ir.Value, *op_types: str) -> list[ir.Node]:
 
 
 def _are(sizes: Sequence[Size], others: Sequence[Size]) -> bool:
-    """Whether all sizes are known to be equal."""
+    """Return whether all sizes are known to be equal."""
     return len(sizes) == len(others) and all(map(known_equal, sizes, others))
 
 
 def _numbers(value: ir.Value | None) -> list[int] | None:
-    """What a constant holds."""
+    """Return the numbers in a constant."""
     if value is None or value.const_value is None:
         return None
     return [int(number) for number in value.const_value.numpy().ravel()]

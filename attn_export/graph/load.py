@@ -88,7 +88,7 @@ def load_graph(path: Path) -> ir.Model:
 
 
 def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:
-    """Raise GraphError if external data of a model lies outside its folder or is not all there.
+    """Raise GraphError if external data of a model lies outside its folder or is incomplete.
 
     Args:
         proto: The model.
@@ -100,7 +100,7 @@ def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def _dangling(graph: onnx.GraphProto, outer: Set[str]) -> Iterator[str]:
-    """Yield which node or output reads what nothing before it gives.
+    """Yield nodes and outputs that read a value without an earlier producer.
 
     Args:
         graph: The graph.

@@ -1,4 +1,4 @@
-"""Mends nodes that runtimes refuse or compute otherwise than PyTorch.
+"""Repair of nodes that runtimes refuse or compute otherwise than PyTorch.
 
 PyTorch broadcasts masks, batches and rotary caches, takes any scale, and masks a key by -inf
 only. ONNX Runtime does none of this. Each pass is one function on an `onnx_ir.Model` that leaves
@@ -27,14 +27,14 @@ PASSED_ON = frozenset(
 
 
 class Size(NamedTuple):
-    """Of an axis: what is known of it, and a value that holds it as int64 `[1]`."""
+    """Size of an axis: its known part, and a value that holds it as int64 `[1]`."""
 
     dim: int | ir.SymbolicDim
     value: ir.Value
 
 
 def mend_attention(model: ir.Model) -> None:
-    """All passes of this file, in the order in which they are cheapest."""
+    """Run all passes of this file, in the cheapest order."""
     clamp_masks(model)
     spread_masks(model)
     spread_batches(model)
@@ -119,7 +119,7 @@ def make_scales_positive(model: ir.Model) -> None:
 def spread_rotary_caches(model: ir.Model) -> None:
     """Repeat the cos and sin of a RotaryEmbedding, where they are `[1, L, .]`, for the batch.
 
-    The operator asks for `[B, L, .]`; ONNX Runtime refuses others where B is not 1.
+    The operator requires `[B, L, .]`; ONNX Runtime refuses others if B is not 1.
     """
     for node in nodes_of(model, "RotaryEmbedding"):
         turned = node.inputs[0]
@@ -133,7 +133,7 @@ def spread_rotary_caches(model: ir.Model) -> None:
 
 
 def _may_be_huge(mask: ir.Value) -> bool:
-    """Whether a mask may hold finite values below `MASK_FLOOR`, as far as its making tells."""
+    """Return whether a mask may hold finite values below `MASK_FLOOR`, judging by its nodes."""
     values, seen = [mask], {mask}
     while values:
         value = values.pop()
@@ -149,7 +149,7 @@ def _may_be_huge(mask: ir.Value) -> bool:
 
 
 def _holds_huge(value: ir.Value) -> bool:
-    """Whether an initializer has a finite value below `MASK_FLOOR`, or an input may have one."""
+    """Return whether an initializer has, or an input may have, finite values below `MASK_FLOOR`."""
     if value.const_value is None:
         return value.dtype == ir.DataType.FLOAT
     array = value.const_value.numpy()
@@ -158,13 +158,13 @@ def _holds_huge(value: ir.Value) -> bool:
 
 
 def _is_clamped(node: ir.Node) -> bool:
-    """Whether this is the Where by which a mask was clamped."""
+    """Return whether the node is the Where that clamps a mask."""
     producers = [value.producer() for value in node.inputs if value is not None]
     return node.op_type == "Where" and any(p is not None and p.op_type == "Clip" for p in producers)
 
 
 def _masks(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Every Attention that has a mask, and the mask."""
+    """Yield every Attention node that has a mask, with the mask."""
     for node in nodes_of(model, "Attention"):
         mask = given(node, 3)
         if mask is not None:
@@ -172,17 +172,17 @@ def _masks(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
 
 
 def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
-    """The nodes of an ONNX operator, as they are now: the graph may be changed meanwhile."""
+    """Return a snapshot of the nodes of an ONNX operator; the graph may change meanwhile."""
     return [node for node in model.graph if node.op_type == op_type and node.domain == ""]
 
 
 def given(node: ir.Node, index: int) -> ir.Value | None:
-    """An optional input of a node."""
+    """Return an optional input of a node."""
     return node.inputs[index] if index < len(node.inputs) else None
 
 
 def dims(value: ir.Value) -> tuple[int | ir.SymbolicDim, ...]:
-    """The axes of a value; none if nothing is known of them."""
+    """Return the axes of a value; none if its shape is unknown."""
     return tuple(value.shape or ())
 
 
@@ -205,7 +205,7 @@ def _key_length(model: ir.Model, node: ir.Node) -> Size:
 
 
 def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> Size:
-    """The size of an axis: of an input that has it too, so that it is the same for all layers."""
+    """Return the size of an axis; taken from an input if possible, so that layers share it."""
     dim = dims(value)[axis] if dims(value) else ir.SymbolicDim(None)
     if isinstance(dim, int):
         return Size(dim, ints(model, dim))
@@ -219,7 +219,7 @@ def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> Size:
 def _expanded(
     model: ir.Model, node: ir.Node, value: ir.Value, grown: Mapping[int, Size], rank: int
 ) -> ir.Value:
-    """`value` with some axes of size 1 grown, as an Expand in front of `node`."""
+    """Return `value` with some axes of size 1 grown, by an Expand in front of `node`."""
     sizes = {axis: size.dim for axis, size in grown.items()}
     if all(isinstance(size, int) for size in sizes.values()):
         numbers = [int(str(sizes.get(axis, 1))) for axis in range(rank)]
@@ -242,7 +242,7 @@ def _insert(
     dtype: ir.DataType | None = None,
     shape: ir.Shape | None = None,
 ) -> ir.Value:
-    """Put `new` in front of `node`, in its name; its output, typed and shaped as told or `like`."""
+    """Put `new` in front of `node`, in its name; type and shape are as given, or of `like`."""
     assert node.graph is not None  # it was found in one
     new.metadata_props.update(node.metadata_props)
     node.graph.insert_before(node, new)

@@ -1,4 +1,4 @@
-"""What stands around the first `Attention` node of a graph, in few steps, for a drawing.
+"""Surroundings of the first `Attention` node of a graph, in few steps, for a drawing.
 
 A *lane* leads from a graph input to one input of the node, or from one of its outputs to a graph
 output.
@@ -34,7 +34,7 @@ class Lane:
     """Steps from top to bottom.
 
     Attributes:
-        role: What the operator calls this input or output.
+        role: The operator's name for this input or output.
         steps: The first or the last is an end of the graph, if it is near enough.
     """
 
@@ -44,11 +44,11 @@ class Lane:
 
 @dataclasses.dataclass(frozen=True)
 class Neighbourhood:
-    """An `Attention` node with what feeds it and what takes from it.
+    """An `Attention` node with its sources and its readers.
 
     Attributes:
         name: Of the node.
-        count: How many such nodes the graph has.
+        count: The number of such nodes in the graph.
         facts: Its attributes, where they are not the default: ``"causal"``.
         axes: By letter, the axes that shapes name with it.
         before: A lane for each input that is given.
@@ -64,7 +64,7 @@ class Neighbourhood:
 
 
 def neighbourhood(model: ir.Model) -> Neighbourhood | None:
-    """The surroundings of the first `Attention` node; None where there is none."""
+    """Return the surroundings of the first `Attention` node; None if there is none."""
     nodes = [node for node in model.graph if node.op_type == ATTENTION and not node.domain]
     if not nodes:
         return None
@@ -91,7 +91,7 @@ def neighbourhood(model: ir.Model) -> Neighbourhood | None:
 
 
 def read_neighbourhood(path: Path | None) -> Neighbourhood | None:
-    """That of an ONNX file; None where there is no file, or no `Attention` in it.
+    """Return the surroundings in an ONNX file; None without a file or an `Attention` node.
 
     Raises:
         GraphError: If the file cannot be read.
@@ -114,7 +114,7 @@ def _facts(node: ir.Node) -> Iterator[str]:
 
 
 def _upwards(value: ir.Value) -> tuple[Step, ...]:
-    """Steps from a graph input down to `value`."""
+    """Return the steps from a graph input down to `value`."""
     path: list[ir.Node] = []
     at: ir.Value | None = value
     while at is not None and (node := at.producer()) is not None:
@@ -129,7 +129,7 @@ def _upwards(value: ir.Value) -> tuple[Step, ...]:
 
 
 def _downwards(value: ir.Value) -> tuple[Step, ...]:
-    """Steps from `value` down to a graph output."""
+    """Return the steps from `value` down to a graph output."""
     path: list[ir.Node] = []
     at = value
     while not at.is_graph_output():

@@ -70,7 +70,7 @@ def save_graphs(models: Mapping[str, ir.Model], folder: Path) -> list[str]:
 
 
 def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
-    """The initialisers that are not small."""
+    """Return the initialisers that are not small."""
     held = {name: value.const_value for name, value in model.graph.initializers.items()}
     return {n: t for n, t in held.items() if t is not None and t.nbytes >= INLINE_BELOW}
 
@@ -159,7 +159,7 @@ def _data_files(output: Path) -> list[Path]:
 
 
 def tensor_places(path: Path) -> dict[str, tuple[int, int]]:
-    """Offset and length in bytes of every tensor of a safetensors file.
+    """Return offset and length in bytes of every tensor of a safetensors file.
 
     The format: 8 bytes of header length, a JSON header, then the tensors
     (https://github.com/huggingface/safetensors, "Format").

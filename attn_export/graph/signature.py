@@ -37,7 +37,7 @@ def form_of_file(
     inputs: Mapping[str, End],
     outputs: Mapping[str, End],
 ) -> GraphFile:
-    """Return how to run a graph that stands in for one of a bundle.
+    """Return the description of a graph that replaces one of a bundle.
 
     Args:
         model: The graph.

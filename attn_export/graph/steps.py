@@ -1,4 +1,4 @@
-"""Nodes of a graph put together into steps, of which a drawing has few.
+"""Nodes of a graph combined into steps, of which a drawing has few.
 
 A *step* is the nodes of one module (``q_proj/MatMul``, ``q_proj/Add``), or operators in a row that
 only move elements.
@@ -55,7 +55,7 @@ REST = Step("rest", "and more")
 
 
 def in_steps(path: list[ir.Node]) -> list[Step]:
-    """Nodes that follow each other, put together."""
+    """Combine consecutive nodes into steps."""
     groups: list[list[ir.Node]] = []
     for node in path:
         if groups and _group(groups[-1][-1]) == _group(node):
@@ -66,7 +66,7 @@ def in_steps(path: list[ir.Node]) -> list[Step]:
 
 
 def main_input(node: ir.Node) -> ir.Value | None:
-    """The input that carries the data: from graph inputs, of the most axes, computed before."""
+    """Return the data input: from graph inputs, of the most axes, computed before."""
     values = [value for value in node.inputs if value is not None and not _is_constant(value)]
     return max(
         values,
@@ -76,12 +76,12 @@ def main_input(node: ir.Node) -> ir.Value | None:
 
 
 def end_step(kind: str, value: ir.Value) -> Step:
-    """A graph input or output."""
+    """Return the step of a graph input or output."""
     return Step(kind, str(value.name), shape=_shape(value))
 
 
 def axis_name(dim: int | ir.SymbolicDim) -> str:
-    """A size, or the name of a dynamic axis."""
+    """Return a size, or the name of a dynamic axis."""
     return str(dim.value if isinstance(dim, ir.SymbolicDim) else dim)
 
 
@@ -114,7 +114,7 @@ def _step(nodes: list[ir.Node]) -> Step:
 
 
 def _members(nodes: list[ir.Node], main: ir.Value | None, module: str) -> list[ir.Node]:
-    """The nodes of a module that `nodes` are made from behind `main`, in the graph's order."""
+    """Return a module's nodes between `main` and `nodes`, in the graph's order."""
     order = {node: number for number, node in enumerate(nodes[0].graph or nodes)}
     source = main.producer() if main is not None else None
     first = -1 if source is None else order.get(source, -1)
@@ -131,12 +131,12 @@ def _members(nodes: list[ir.Node], main: ir.Value | None, module: str) -> list[i
 
 
 def _is_worth(value: ir.Value) -> bool:
-    """Whether a step names what it takes beside: not weights, constants and sizes."""
+    """Return whether a step names a further input: not for weights, constants and sizes."""
     return value.is_graph_input() or (not _is_constant(value) and len(dims(value)) > 1)
 
 
 def _called(value: ir.Value) -> str:
-    """Of an input or of weights the name; else the operator that makes it, as ``Cos``."""
+    """Return the name of an input or of weights; else the operator that makes it, as ``Cos``."""
     while (node := value.producer()) is not None:
         first = node.inputs[0] if node.inputs else None
         sources = [v for v in node.inputs if v is not None and not _is_constant(v)]

@@ -1,1 +1,1 @@
-"""The jobs, each of which reads top to bottom as what it does: build, verify, check."""
+"""The jobs, each of which reads from top to bottom as its steps: build, verify, check."""

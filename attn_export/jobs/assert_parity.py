@@ -37,7 +37,7 @@ def assert_parity(
         axes: Of a module: the dynamic axes of each input, as of `Subject`.
         outputs: Of a module: names of its outputs, as of `Subject`.
         runtimes: Which to run. Default ort-cpu, and ort-cuda where there is a GPU.
-        require: Which have to run.
+        require: Which must run.
         dialects: Forms of the graph; of a bundle all that it has.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
@@ -46,7 +46,7 @@ def assert_parity(
         The report, of which everything passed.
 
     Raises:
-        AssertionError: If not: with the table, what failed, and why.
+        AssertionError: If not; with the table, the failures and their reasons.
         AttnExportError: If it cannot be built or read at all.
     """
     __tracebackhide__ = True  # pytest shows the line of the test, not this function and its arrays
@@ -71,7 +71,7 @@ def parity_report(
     dialects: Sequence[str] = ("all",),
     **options: Any,
 ) -> Report:
-    """The report of `assert_parity`, whatever it says; where numbers are wrong, with the cause."""
+    """Return the report of `assert_parity`, passed or failed; with the cause of wrong numbers."""
     __tracebackhide__ = True
     from attn_export.jobs.why import explained
 
@@ -88,7 +88,7 @@ def parity_report(
 
 
 def failure(report: Report) -> str:
-    """What a failed assertion says: who fails where in one line, and the report in plain text."""
+    """Return the message of a failed assertion: the failures in one line, then the report."""
     from attn_export.report.matrix import matrix
     from attn_export.report.terminal import to_text
 

@@ -1,4 +1,4 @@
-"""Measures a bundle's own graphs against PyTorch and the bare exporter's graph."""
+"""Benchmark of a bundle's own graphs against PyTorch and the bare exporter's graph."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def bench(
         rounds: Turns of each candidate.
         threads: For computing, on all sides; default all cores.
         turn_seconds: How long a turn is about.
-        progress: Told what is going on.
+        progress: Receiver of progress.
 
     Raises:
-        UsageError: If the graphs have no axis for what is asked for.
+        UsageError: If the graphs lack an axis for the request.
         RuntimeFailure: If ONNX Runtime is not installed.
         BundleError: If a file of the bundle is missing or was changed.
     """
@@ -107,7 +107,7 @@ def _regimes(
     prefill: Sequence[int],
     decode: Sequence[int],
 ) -> list[tuple[str, dict[str, int]]]:
-    """The name of each contest, and the sizes of all axes in it."""
+    """Return the name of each contest, and the sizes of all axes in it."""
     axes = {axis for entry in manifest["inputs"].values() for axis in entry["shape"]}
     can_decode = any(axis in axes for axis in KEYS)
     if decode and not can_decode:

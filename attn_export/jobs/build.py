@@ -58,17 +58,17 @@ def build(
     """Export, check, run, judge, and write the bundle.
 
     Args:
-        subject: What to build: a spec, whose module gets seeded weights, or a subject.
+        subject: A spec, whose module gets seeded weights, or a subject.
         output: The bundle's folder. Default `models/NAME`.
-        name: What the report calls it.
+        name: Its name in the report.
         dialects: Forms of the graph, or ``"all"``.
         runtimes: Which to run. Default ort-cpu, and ort-cuda where there is a GPU.
-        require: Which have to run: one that cannot is a failure.
+        require: Which must run: one that cannot is a failure.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
         seed: For the weights of a spec's module.
-        limits: What each runtime's process may take.
-        progress: Told what is going on.
+        limits: The limits of each runtime's process.
+        progress: Receiver of progress.
 
     Returns:
         The report. The bundle lies in `output` if it passed, else in `OUTPUT.failed`.
@@ -108,9 +108,10 @@ def _subject_of(subject: Subject | AttentionSpec, seed: int) -> Subject:
 def _settled(
     subject: Subject, selection: Selection, limits: Limits, progress: Progress
 ) -> _Judged | None:
-    """What the same module gives in float32, if it is of fewer bits.
+    """Judge the same module in float32, if it has narrower types.
 
-    Rounding to 8 or 11 bits hides a wrong scale: what the graph means is settled without it.
+    Rounding to 8 or 11 bits hides a wrong scale. The float32 module shows the meaning of the graph
+    without it.
     """
     if not subject.narrow_dtypes():
         return None
@@ -135,7 +136,7 @@ def _report(name: str, settled: _Judged | None, judged: _Judged) -> Report:
 
 @dataclasses.dataclass(frozen=True)
 class _Judged:
-    """What came of one subject."""
+    """Result of one subject."""
 
     exported: Exported
     forms: tuple[Form, ...]
@@ -145,7 +146,7 @@ class _Judged:
     dtypes: Mapping[str, str]
 
     def under(self, graph: str) -> _Judged:
-        """The same, with another name for the graph."""
+        """Return the same result, with another name for the graph."""
         runs = tuple(dataclasses.replace(run, graph=graph) for run in self.runs)
         verdicts = tuple(dataclasses.replace(v, graph=graph) for v in self.verdicts)
         return _Judged(self.exported, self.forms, runs, verdicts, self.notes, self.dtypes)
@@ -161,7 +162,7 @@ class _Work:
     dialects: tuple[str, ...]
 
     def judge(self, subject: Subject) -> _Judged:
-        """Export, check, run in all cases, compare."""
+        """Export, check, run all cases, and compare."""
         from attn_export.parity.replay import judge_pool
 
         exported = self._export(subject)
@@ -218,7 +219,7 @@ class _Work:
         return goldens, said
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
-        """Write what belongs into the bundle beside the graphs and the golden vectors."""
+        """Write the other files of the bundle, beside the graphs and the golden vectors."""
         from attn_export.graph.neighbourhood import neighbourhood
 
         folder = self.folder

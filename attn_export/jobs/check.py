@@ -1,4 +1,4 @@
-"""Runs the graph checks on any ONNX file; all of them beside a manifest."""
+"""Job that runs the graph checks on any ONNX file; all of them beside a manifest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from attn_export.runtimes.protocol import Limits
 
 
 def check(path: Path | str, limits: Limits | None = None) -> list[Finding]:
-    """Check an ONNX file. Beside a `manifest.json` that names it, it is held to what that says.
+    """Check an ONNX file. A `manifest.json` beside it that names it is compared too.
 
     Args:
         path: The file.
         limits: The time and memory of the process that reads it.
 
     Returns:
-        What is wrong; empty where nothing is.
+        The findings; empty if there are none.
 
     Raises:
         GraphError: If the file cannot be read within `limits`.
@@ -30,7 +30,7 @@ def check(path: Path | str, limits: Limits | None = None) -> list[Finding]:
 
 
 def checked(path: str) -> list[tuple[str, str]]:
-    """Return what is wrong with an ONNX file, in this process: the checks and their messages."""
+    """Return the findings in an ONNX file, in this process: the checks and their messages."""
     return [(finding.check, finding.message) for finding in _findings(Path(path))]
 
 
@@ -44,7 +44,7 @@ def _findings(path: Path) -> list[Finding]:
 
 
 def expected_by(manifest: dict[str, Any], name: str) -> Expected:
-    """What a manifest says of one of its graphs."""
+    """Return a manifest's expected properties of one of its graphs."""
     graph = manifest["graphs"][name]
     (file,) = (file for file in graph_files(manifest) if file.name == name)
     whole = Expected(

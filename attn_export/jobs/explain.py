@@ -1,4 +1,4 @@
-"""Why a runtime's numbers differ: runs the counter-experiments and names the cause."""
+"""Explanation of numeric differences: runs the counter-experiments and names the cause."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ def explain(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
-    """Say why a runtime fails cases of a bundle.
+    """Explain why a runtime fails cases of a bundle.
 
     Args:
         bundle: The bundle's folder, or the `.failed` one that a build left.
         runtime_name: The runtime.
         case: The only case to look at. Default: all, whole decodes apart.
-        graph: An ONNX file in the place of the bundle's own.
-        options: Of the engine, as the program sets them that shows the fault.
-        output: The folder for what reproduces it. None writes none.
+        graph: An ONNX file that replaces the bundle's own.
+        options: Options of the engine, as set by the program that shows the fault.
+        output: The folder of the reproduction. None writes none.
         seconds: After which no further experiment is begun.
-        limits: What each process may take.
-        progress: Told what is going on.
+        limits: The limits of each process.
+        progress: Receiver of progress.
 
     Raises:
         UsageError: If there is no such runtime, option or case, `seconds` is NaN, or `output`
@@ -130,15 +130,15 @@ class _Inquiry:
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     def elapsed(self) -> float:
-        """Seconds since the inquiry began."""
+        """Return the seconds since the inquiry began."""
         return time.monotonic() - self.started
 
     def late(self) -> bool:
-        """Whether no further experiment is to be begun."""
+        """Return whether the time for further experiments is over."""
         return self.elapsed() > self.seconds
 
     def explanation(self, settings: Sequence[Setting], output: Path | None) -> Explanation:
-        """Of the first graph that fails."""
+        """Return the explanation of the first graph that fails."""
         reasons, ran = [], 0
         for setting in settings:
             reason = why_not(setting.runtime, setting.form, [s.form for s in settings])
@@ -180,7 +180,7 @@ class _Inquiry:
     def _compared(
         self, base: Explanation, setting: Setting, trial: Trial, output: Path | None
     ) -> Explanation:
-        """What to blame, from what the graph means in float64 and what came out."""
+        """Determine the fault from the graph's float64 meaning and the runtime's outputs."""
         from attn_export.explain import inquiry, meaning
         from attn_export.explain.causes import Seen, causes
 
@@ -215,14 +215,14 @@ class _Inquiry:
         return self._reproduced(explained, setting, trial, right or own, output)
 
     def _lines(self, graph: str) -> Mapping[str, str]:
-        """Where in the module nodes came from: by the graph itself, or one that it was made of."""
+        """Return the origins of nodes in the module, from this graph and from the others."""
         known: dict[str, str] = {}
         for name, entry in self.manifest["graphs"].items():
             known = {**known, **entry["nodes"]} if name == graph else {**entry["nodes"], **known}
         return known
 
     def _foreign(self, setting: Setting, trial: Trial) -> Trial | None:
-        """What another runtime makes of a graph that float64 cannot tell about."""
+        """Return another runtime's result for a graph whose meaning float64 cannot determine."""
         other = runtime(ELSEWHERE[0])
         if setting.runtime.name == other.name or other.unavailable():
             return None
@@ -254,7 +254,7 @@ class _Inquiry:
         base: Meaning | None,
         output: Path | None,
     ) -> Explanation:
-        """With the smallest case that still fails, and a folder of it."""
+        """Add the smallest case that still fails, and write its folder."""
         from attn_export.explain.reproduce import write_folder
         from attn_export.explain.shrink import shrunk
 

@@ -28,9 +28,9 @@ class Form:
     """A graph in a dialect.
 
     Attributes:
-        file: What it is called, and how it is run.
+        file: Its name and description.
         model: The graph.
-        expected: What it has to look like.
+        expected: Its expected properties.
     """
 
     file: GraphFile
@@ -39,7 +39,7 @@ class Form:
 
 
 def check_dialects(names: Sequence[str]) -> tuple[str, ...]:
-    """The dialects that are named, each once; those of ``"all"`` are optional.
+    """Return the named dialects, each once; those of ``"all"`` are optional.
 
     Raises:
         UsageError: If there is no dialect of a name.
@@ -51,7 +51,7 @@ def check_dialects(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def first_graphs(dialects: Sequence[str]) -> list[GraphFile]:
-    """The graph that is there whatever is exported: its runtimes can start early."""
+    """Return the graph that every export produces: its runtimes can start early."""
     first = DIALECTS[0] if ALL in dialects else dialects[0]
     return [GraphFile(file_name(first), first)]
 
@@ -59,11 +59,11 @@ def first_graphs(dialects: Sequence[str]) -> list[GraphFile]:
 def forms_of(
     exported: Exported, expected: Expected, dialects: Sequence[str]
 ) -> tuple[list[Form], tuple[str, ...]]:
-    """The graph in every dialect.
+    """Return the graph in every dialect.
 
     Args:
         exported: The canonical graph.
-        expected: What that has to look like.
+        expected: Its expected properties.
         dialects: As `check_dialects` gives them.
 
     Returns:
@@ -96,13 +96,13 @@ def _in_dialect(model: ir.Model, expected: Expected, dialect: str) -> list[Form]
 
 
 def file_name(dialect: str, regime: str = "") -> str:
-    """What a graph is called: ``model.onnx``, ``model.ort.decode.onnx``."""
+    """Return the file name of a graph: ``model.onnx``, ``model.ort.decode.onnx``."""
     parts = ["" if dialect == "standard" else dialect, regime]
     return ".".join([Path(MODEL).stem, *filter(None, parts), "onnx"])
 
 
 def save_checked(forms: Sequence[Form], folder: Path) -> None:
-    """Write the graphs and their weights, and check each as it lies there.
+    """Write the graphs and their weights, and check each written file.
 
     Raises:
         GraphError: If a check refuses one.
@@ -120,7 +120,7 @@ def save_checked(forms: Sequence[Form], folder: Path) -> None:
 
 
 def manifest_entry(form: Form, origins: Mapping[str, str]) -> dict[str, Any]:
-    """What a manifest says of a graph.
+    """Return the manifest's entry of a graph.
 
     Args:
         form: The graph.
@@ -147,7 +147,7 @@ def manifest_entry(form: Form, origins: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _origin(name: str, origins: Mapping[str, str]) -> str:
-    """Of a node, or of the one in whose place it was put: ``Attention/MatMul``."""
+    """Return the origin of a node, or of the node that it replaces: ``Attention/MatMul``."""
     while name and name not in origins:
         name = name.rpartition("/")[0]
     return origins.get(name, "")

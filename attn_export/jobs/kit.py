@@ -1,4 +1,4 @@
-"""Writes a program in another language that loads, runs and tests a bundle."""
+"""Job that writes a program in another language that loads, runs and tests a bundle."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_kit(
         bundle: The bundle's folder. It is copied into the kit.
         output: The kit's folder: new, empty, or a kit in which nothing was changed.
         dialect: Which form of the graph it runs. Default: the fastest that its engine runs.
-        progress: Told what is going on.
+        progress: Receiver of progress.
 
     Returns:
         The kit's folder.

@@ -1,4 +1,4 @@
-"""Rewrites the `Attention` nodes of any ONNX file into a dialect."""
+"""Job that rewrites the `Attention` nodes of any ONNX file into a dialect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lower_file(
     External data is pointed to where `output` lies beside `model`, and copied elsewhere.
 
     Args:
-        model: Any ONNX file with ai.onnx `Attention` nodes, whoever made it.
+        model: Any ONNX file with ai.onnx `Attention` nodes, of any origin.
         output: The file to write. In the dialect ``ort``, where there is a KV cache, the graph
             for a single query goes to ``OUTPUT.decode.onnx``.
         dialect: One of `DIALECTS`.
@@ -35,7 +35,7 @@ def lower_file(
 
     Raises:
         UsageError: If the dialect is unknown, or `output` is `model` or holds its weights.
-        GraphError: If the file cannot be read, or the dialect cannot say what it does.
+        GraphError: If the file cannot be read, or the dialect cannot express it.
         OutputError: If `output` cannot be written, or is there and is no ONNX model.
     """
     check_utf8(Path(output))
@@ -48,7 +48,13 @@ def lower_file(
 
 
 def lowered(model: str, output: str, dialect: str) -> dict[str, dict[str, int]]:
-    """Write a graph in a dialect, in this process; see `lower_file`."""
+    """Write a graph in a dialect, in this process; see `lower_file`.
+
+    Args:
+        model: The input file.
+        output: The output file.
+        dialect: The dialect to write.
+    """
     source, target = Path(model), Path(output)
     graph = load_graph(source)
     weights = {path for path in external_files(graph) if path.exists()}
@@ -69,7 +75,7 @@ def lowered(model: str, output: str, dialect: str) -> dict[str, dict[str, int]]:
 
 
 def _check_replaceable(path: Path, model: Path, weights: Collection[Path]) -> None:
-    """Refuse to replace what is read, and what no graph is."""
+    """Refuse to replace the input file, or a file that is no graph."""
     if not os.path.lexists(path):
         return
     if path.exists() and path.samefile(model):

@@ -1,4 +1,4 @@
-"""Finds out what a runtime means by attention."""
+"""Job that finds the meaning of attention in a runtime."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HUNG_AFTER = 60.0
 
 
 def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
-    """Ask a runtime what it does where runtimes differ, and who agrees with it.
+    """Probe a runtime where runtimes differ, and find those that agree with it.
 
     Crashes, hangs and refusals are part of the answer.
 
     Args:
         name: The runtime.
-        progress: Told what is going on.
+        progress: Receiver of progress.
 
     Raises:
         UsageError: If there is no such runtime.

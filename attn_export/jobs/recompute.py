@@ -27,11 +27,11 @@ MOST_ELEMENTS = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-    """Makes the truth of cases anew.
+    """New computation of the truth of cases.
 
     Attributes:
         subject: The module.
-        progress: Told what is going on.
+        progress: Receiver of progress.
     """
 
     subject: Subject
@@ -47,12 +47,12 @@ class Truth:
             folder: The bundle.
             manifest: Its manifest.
             module: ``PATH.py:FUNCTION`` of a module of the user's.
-            progress: Told what is going on.
+            progress: Receiver of progress.
 
         Raises:
             UsageError: If the bundle is not of a layer of ours, and `module` is None; or if
                 `module` has other inputs or outputs.
-            BundleError: If the graph lacks a weight that the spec asks for.
+            BundleError: If the graph lacks a weight that the spec requires.
         """
         progress.phase("importing torch")
         if module is not None:
@@ -130,7 +130,7 @@ def sizes_of(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[st
     Args:
         text: ``"batch=4,query_len=2048"``.
         axes: The axes that there are.
-        sums: Those that others add up to, which cannot be given.
+        sums: The sizes that are sums of others, which cannot be given.
 
     Raises:
         UsageError: If it is something else.
@@ -153,7 +153,7 @@ def sizes_of(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[st
 def judge_stored(
     recomputed: Sequence[Golden], stored: Sequence[Golden]
 ) -> tuple[RuntimeRun, list[Verdict]]:
-    """Judge the stored truth, as if it were what a runtime gave."""
+    """Judge the stored truth, as if it were a runtime's output."""
     from attn_export.parity.judge import judge
 
     run = RuntimeRun(STORED, GOLDEN, "ran", "", True, {})

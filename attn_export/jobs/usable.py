@@ -20,7 +20,7 @@ def usable_cases(
 ) -> tuple[dict[str, Golden], list[Case], list[str]]:
     """Return the truth of cases that may be no evidence, all cases that are, and notes.
 
-    It has to be known before they are run: loud inputs are scaled down where they have to be, and
+    It must be known before they are run: loud inputs are scaled down where they must be, and
     contents that a module does not take are left out.
 
     Args:

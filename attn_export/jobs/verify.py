@@ -1,4 +1,4 @@
-"""Replays a bundle's golden vectors in runtimes, on a machine that need not have torch."""
+"""Replay of a bundle's golden vectors in runtimes, on a machine that need not have torch."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def verify(
         graph: An ONNX file to run instead of the bundle's own; one that is called as one of
             these is run as that is.
         runtimes: Which to run. Default ort-cpu, and ort-cuda where there is a GPU.
-        require: Which have to run: one that cannot is a failure.
+        require: Which must run: one that cannot is a failure.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
         recompute: Compute the truth anew from the stored inputs, and judge by that; the stored
-            truth has to agree with it. Needs torch.
+            truth must agree with it. Needs torch.
         module: The user's module that the truth is computed from, as ``PATH.py:FUNCTION``. Of
             bundles of specs it is the spec, with the weights of `model.onnx`.
         sizes: Run random cases of these sizes in place of the golden ones:
             ``["batch=4,query_len=2048"]``. Needs torch.
         baseline: A file that remembers errors: an output that is much worse than there fails.
-        update: Write what this run gave into `baseline`, if it passed, and compare with nothing.
-        limits: What each runtime's process may take.
-        progress: Told what is going on.
+        update: Write this run's errors into `baseline`, if it passed, and compare nothing.
+        limits: The limits of each runtime's process.
+        progress: Receiver of progress.
 
     Raises:
         UsageError: If a name is unknown, or there is no `baseline` to compare with.

@@ -1,4 +1,4 @@
-"""Adds to a report that failed why it did, within a limit of time."""
+"""Job that adds the causes to a failed report, within a limit of time."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def explained(
     seconds: float = SECONDS,
     progress: Progress | None = None,
 ) -> Report:
-    """The report, with a sentence on each runtime whose numbers are wrong.
+    """Return the report, with a sentence on each runtime whose numbers are wrong.
 
     Args:
         report: Of a build or of `verify`.
-        bundle: What was run; of a build that failed, the folder that it left.
+        bundle: The bundle that ran; of a failed build, the folder that it left.
         graph: The file that was run in its place.
         seconds: After which no further experiment is begun.
-        progress: Told what is going on.
+        progress: Receiver of progress.
     """
     # Of a runtime that ended early there is no more to find out; of one that went on there is.
     ran = {(run.runtime, run.graph) for run in report.runs if run.outcome == "ran"}

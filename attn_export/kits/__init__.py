@@ -1,1 +1,1 @@
-"""Projects in other languages, as templates, and what is put into them."""
+"""Projects in other languages, as templates, and their values."""

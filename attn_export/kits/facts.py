@@ -1,4 +1,4 @@
-"""What a kit's templates are told of its bundle."""
+"""Facts about a bundle for the templates of a kit."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ENOUGH = 16
 def graph_for(
     graphs: Sequence[GraphFile], dialects: Sequence[str], wanted: str | None
 ) -> GraphFile:
-    """The graph that a kit runs: for all lengths, with inputs as the bundle's signature has them.
+    """Return the graph that a kit runs: for all lengths, with the inputs of the bundle.
 
     Args:
-        graphs: Those of the bundle.
-        dialects: That the kit's engine runs, the best first.
+        graphs: The graphs of the bundle.
+        dialects: The dialects that the kit's engine runs, the best first.
         wanted: One of them, or None.
 
     Raises:
@@ -50,7 +50,7 @@ def facts(
     spec: AttentionSpec | None,
     graph: GraphFile,
 ) -> dict[str, Any]:
-    """The names that templates use.
+    """Return the names that templates use.
 
     Args:
         manifest: The bundle's.
@@ -102,7 +102,7 @@ def _cache(inputs: Iterable[str]) -> str:
 
 
 def _replay(spec: AttentionSpec | None, cases: Sequence[Mapping[str, Any]]) -> str | None:
-    """A case that means the same token by token: each token sees those before it only."""
+    """Return a case with the same results token by token: tokens see only earlier ones."""
     if spec is None or not spec.causal or spec.cache == "none":
         return None
     if spec.rotary_scaling == "dynamic":  # turns keys by the length at which they came

@@ -59,7 +59,7 @@ LANGUAGES: Mapping[str, Language] = {
 
 
 def language(name: str) -> Language:
-    """The language of this name.
+    """Return the language of this name.
 
     Raises:
         UsageError: If there is none.

@@ -41,7 +41,7 @@ def allowed_error(
         t: The truth.
         e: Eager's output.
         expected: The truth in the type of `e`.
-        runs: What random rounding made of it.
+        runs: Its values under random rounding.
         in_float32: Whether the graph computes in float32, and rounds what comes out only. Not so in
             a decode, which reads the keys that it has rounded before.
     """
@@ -79,7 +79,7 @@ def _expected_error(runs: Sequence[Measures]) -> Measures:
 
 
 def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return an array in another type; what is beyond its range is infinite there."""
+    """Return an array in another type; values beyond its range become infinite."""
     with np.errstate(over="ignore"):
         return np.asarray(array.astype(dtype))
 

@@ -1,4 +1,4 @@
-"""What errors were before: a run that is much worse fails, even where it is within what is allowed.
+"""Baseline of errors: a run that is much worse fails, even within the allowed error.
 
 An engine that starts to compute in fewer bits may stay within 8 times the rounding of PyTorch. Its
 own past does not: on one machine and version the same graph gives the same numbers.
@@ -31,7 +31,7 @@ Shares = dict[str, dict[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Baseline:
-    """What a baseline file holds.
+    """Content of a baseline file.
 
     Attributes:
         versions: By ``runtime/graph``, which version each error was seen with.
@@ -64,12 +64,12 @@ def read_baseline(path: Path) -> Baseline:
 
 
 def against(report: Report, baseline: Baseline, factor: float = FACTOR) -> Report:
-    """A report with what is worse than before as failed.
+    """Return a report in which results worse than the baseline failed.
 
     Args:
         report: Of this run.
-        baseline: What was before.
-        factor: How much worse it may be.
+        baseline: The errors of earlier runs.
+        factor: The allowed growth of an error.
     """
     versions = {_place(run): _version(run) for run in report.runs}
     verdicts = tuple(_compared(v, baseline, versions, factor) for v in report.verdicts)
@@ -81,7 +81,7 @@ def against(report: Report, baseline: Baseline, factor: float = FACTOR) -> Repor
 
 
 def write_baseline(path: Path, report: Report) -> None:
-    """Write what this run gave, and keep what the file holds of others.
+    """Write the errors of this run, and keep the file's entries of others.
 
     Args:
         path: The file; it is replaced whole or not at all.

@@ -25,14 +25,14 @@ Shape = Sequence[int | str]
 
 
 class Worst:
-    """Remembers the worst verdict of a runtime with a graph: only that one is drawn."""
+    """Record of the worst verdict of a runtime with a graph: only that one is drawn."""
 
     def __init__(self) -> None:
         self._rank = (False, -1.0)
         self._found: tuple[Verdict, Golden, np.ndarray] | None = None
 
     def see(self, verdicts: Sequence[Verdict], golden: Golden, outputs: Arrays) -> None:
-        """Look at the verdicts of one case: what failed is worse than any error that passed."""
+        """Look at the verdicts of one case: a failure is worse than any error that passed."""
         for verdict in verdicts:
             failed = verdict.status == "failed"
             if verdict.worst is None and not failed:
@@ -46,7 +46,7 @@ class Worst:
                 self._rank, self._found = rank, (verdict, golden, got)
 
     def drawn(self, axes: Mapping[str, Shape]) -> ErrorMap | None:
-        """Its map; None where no verdict has errors that can be drawn.
+        """Return the map; None if no verdict has errors that can be drawn.
 
         Args:
             axes: For each output its shape, dynamic axes by name.
@@ -58,12 +58,12 @@ class Worst:
 
 
 def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -> ErrorMap:
-    """Where the error of one output sits.
+    """Return a map of the error of one output.
 
     Args:
         verdict: Of `got`.
         golden: The case with its truth.
-        got: What the runtime gave, of the truth's shape and type, with at least one element.
+        got: The runtime's output, of the truth's shape and type, with at least one element.
         shape: Of the output, dynamic axes by name.
     """
     truth = golden.expected[verdict.output]
@@ -91,11 +91,11 @@ def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -
 
 
 def axis_names(shape: Shape, count: int) -> tuple[str, ...]:
-    """A name for each axis of an output.
+    """Return a name for each axis of an output.
 
     Args:
         shape: Dynamic axes by name, others by size; empty where nothing is known.
-        count: How many axes there are.
+        count: The number of axes.
     """
     if len(shape) != count:
         return tuple(f"axis {axis}" for axis in range(count))
@@ -111,7 +111,7 @@ def axis_names(shape: Shape, count: int) -> tuple[str, ...]:
 
 
 def _is_by_row(verdict: Verdict, allowed: Allowed) -> bool:
-    """Whether its rows say more than the whole does; as in the message of one that failed."""
+    """Return whether the error by row exceeds that of the whole, as in the failure message."""
     if verdict.whole is None or verdict.row is None:
         return True
     whole = verdict.whole / allowed.whole
@@ -119,7 +119,7 @@ def _is_by_row(verdict: Verdict, allowed: Allowed) -> bool:
 
 
 def _shares(r: np.ndarray, t: np.ndarray, allowed: Allowed, *, by_row: bool) -> np.ndarray:
-    """Of what is allowed, for each element; a row's own is the norm of its elements'."""
+    """Return the share of the allowed error of each element; a row's share is a norm."""
     d, norms = distances(r, t), row_norms(np.atleast_1d(t))
     if by_row:
         limit = np.where(norms > 0, norms, np.inf)[..., None] * allowed.row

@@ -28,5 +28,5 @@ class Gate:
 
     @property
     def is_set(self) -> bool:
-        """Whether there is a gate."""
+        """Return whether there is a gate."""
         return self.atol is not None or self.rtol is not None

@@ -1,4 +1,4 @@
-"""Every input has to matter: a case that cannot tell two inputs apart proves nothing."""
+"""Every input must matter: a case that cannot tell two inputs apart proves nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None
 
     Args:
         goldens: All cases with their truth.
-        clearly: How many times the allowed error an output has to move.
+        clearly: The least change of an output, as a multiple of the allowed error.
 
     Raises:
         ExportError: If an input changes no output, or an output reacts to no input.

@@ -28,7 +28,7 @@ def judge(
         runtime: Name of the runtime.
         graph: Name of the graph's file.
         golden: The case with its truth.
-        outputs: What the runtime gave, by name.
+        outputs: The runtime's outputs, by name.
         gate: The user's own tolerances, beside the rule.
     """
     verdicts = []
@@ -135,7 +135,7 @@ def _kind_problem(r: np.ndarray, t: np.ndarray) -> str:
 
 
 def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
-    """How many elements are wrong, and the first of them."""
+    """Describe the number of wrong elements, and the first of them."""
     index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
     at = [int(i) for i in index]
     return (

@@ -1,4 +1,4 @@
-"""How far one array is from the truth: relative L2 over the whole and over rows."""
+"""Distance of an array from the truth: relative L2 over the whole and over rows."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
 
 
 def zero_rows(truth: np.ndarray) -> np.ndarray:
-    """Which rows of the last axis are 0 in every element: `truth.shape[:-1]`."""
+    """Return a mask `truth.shape[:-1]` of the rows of the last axis that are 0 in every element."""
     return np.asarray((np.atleast_1d(truth) == 0).all(axis=-1))
 
 
 def eps(dtype: np.dtype) -> float:
-    """The distance from 1 to the next number of a floating point type."""
+    """Return the distance from 1 to the next number of a floating point type."""
     import ml_dtypes  # knows bfloat16 besides numpy's own types
 
     return float(ml_dtypes.finfo(dtype).eps)

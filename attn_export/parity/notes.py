@@ -1,4 +1,4 @@
-"""What the reader of a report should know of the truth of a user's module."""
+"""Notes for the reader of a report on the truth of a user's module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLACES = 3
 
 
 def notes_of(oracle: Oracle, case: Case) -> tuple[str, ...]:
-    """Return what a reader should know of the truth."""
+    """Return notes for the reader on the truth."""
     if oracle.widening is None:
         return ()
     return (
@@ -59,7 +59,7 @@ def _mixing_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
 
 
 def _export_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
-    """Return a note where the module asks whether it is being exported."""
+    """Return a note if the module tests whether it is being exported."""
     asked = places_that_ask(lambda: oracle.eager(case.inputs))
     if not asked:
         return ()

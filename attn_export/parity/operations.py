@@ -28,7 +28,7 @@ Steps = Sequence[tuple[str, float]]
 
 
 class _Recording(TorchDispatchMode):
-    """Keeps the names of the operations that round, and the eps of what they give."""
+    """Recorder of the operations that round, and the eps of their results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

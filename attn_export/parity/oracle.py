@@ -49,15 +49,15 @@ takes longer than doing it (measured at E 512: 0.39 s against 0.73 s for all cas
 
 
 class Oracle:
-    """Computes the expected outputs of a subject.
+    """Source of the expected outputs of a subject.
 
     Args:
         subject: The subject; its module is copied to float64 once.
 
     Attributes:
         subject: See `subject`.
-        widening: Makes the copy compute in float64 where the module asks for less; None for a
-            layer of ours, which asks for nothing less than its inputs have.
+        widening: Makes the copy compute in float64 where the module uses less; None for a
+            layer of ours, which never uses a narrower type than its inputs.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -76,7 +76,7 @@ class Oracle:
 
     @property
     def has_short_rows(self) -> bool:
-        """Whether rows of an output are so short that all their elements may nearly vanish."""
+        """Return whether an output has rows so short that all their elements may nearly vanish."""
         return any(shape[-1] in SHORT for shape in self.subject.output_shapes().values())
 
     def golden(self, case: Case) -> Golden:
@@ -85,7 +85,7 @@ class Oracle:
             return self._golden(case)
 
     def usable(self, case: Case) -> Golden:
-        """Return a case with its truth, its inputs changed as far as evidence asks for.
+        """Return a case with its truth, its inputs changed as far as evidence requires.
 
         Loud inputs of one module overflow in another, or amplify rounding until nothing can fail:
         they are scaled down. Where a row of few elements happens to vanish, other signs help.

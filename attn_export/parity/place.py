@@ -1,4 +1,4 @@
-"""Where in an output something is wrong, and where it is worst."""
+"""Location of wrong elements in an output, and of the worst one."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Index = tuple[int, ...]
 
 
 def wrong_kinds(r: np.ndarray, t: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """What no relative error measures: a description, and which elements are wrong so.
+    """Yield errors beyond relative measures: a description, and a mask of the wrong elements.
 
     Args:
-        r: What a runtime gave, as float64.
+        r: A runtime's output, as float64.
         t: The truth, of the same shape and type.
     """
     if not (np.isfinite(r).all() and np.isfinite(t).all()):
@@ -29,12 +29,12 @@ def wrong_kinds(r: np.ndarray, t: np.ndarray) -> Iterator[tuple[str, np.ndarray]
 
 
 def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:
-    """The largest difference: of the whole, or within the row of the largest relative error.
+    """Return the index of the largest difference: of the whole, or within the worst row.
 
     Args:
-        r: What a runtime gave, as float64.
+        r: A runtime's output, as float64.
         t: The truth, of the same shape and type, with at least one element.
-        by_row: Which of the two.
+        by_row: Whether the row counts.
     """
     d = distances(r, t)
     if by_row and d.ndim:
@@ -48,7 +48,7 @@ def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:
 
 
 def distances(r: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """|r − t| as shares of the largest element of t; 0 where one of the two is not finite."""
+    """Return |r − t| as shares of the largest element of t; 0 if either is not finite."""
     usable = np.isfinite(r) & np.isfinite(t)
     # Of shares, squares neither overflow nor vanish.
     largest = float(np.abs(t[usable]).max(initial=0.0)) or 1.0
@@ -56,14 +56,23 @@ def distances(r: np.ndarray, t: np.ndarray) -> np.ndarray:
 
 
 def row_norms(t: np.ndarray) -> np.ndarray:
-    """‖t_row‖ as shares of the largest element of t, `t.shape[:-1]`; what is not finite is 0."""
+    """Return ‖t_row‖ as shares of the largest element of t, `t.shape[:-1]`.
+
+    Elements that are not finite count as 0.
+    """
     finite = np.where(np.isfinite(t), t, 0.0)
     largest = float(np.abs(finite).max(initial=0.0)) or 1.0
     return np.asarray(np.linalg.norm(finite / largest, axis=-1))
 
 
 def without_rows(got: np.ndarray, truth: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-    """Return an output with the truth in the rows of the batch that are not compared."""
+    """Return an output with the truth in the rows of the batch that are not compared.
+
+    Args:
+        got: The output of a runtime.
+        truth: The right output.
+        rows: The rows that are not compared.
+    """
     if not rows or not got.ndim:
         return got
     got = got.copy()

@@ -1,4 +1,4 @@
-"""Judges what comes back from the runtimes, case by case, as it comes."""
+"""Judgement of the runtimes' outputs, case by case, as they arrive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def judge_pool(
         axes: For each output its shape, dynamic axes by name.
         out: The folder that the pool was given for outputs.
         gate: The user's own tolerances.
-        advance: Told about every case.
+        advance: Called after every case.
     """
     runs = [
         RuntimeRun(a.runtime, a.graph, "not run", a.reason, a.required, {}) for a in pool.absent

@@ -52,7 +52,7 @@ class RandomRounding(TorchDispatchMode):
     Args:
         eps: The distance from 1 to the next number of the narrower type.
         sums: The same of the type in which sums of products are kept.
-        seed: Of the random numbers.
+        seed: The seed of the random numbers.
         copies: The number of runs that are rows of one batch. They differ by roundings only, so
             that the first of them says how large the terms of sums are in all.
         steps: The operations of the module in its own types, by `recorded_steps`, where these are

@@ -1,6 +1,6 @@
-"""The float64 truth of modules that ask for float32 within.
+"""Float64 truth of modules that use float32 internally.
 
-Many norms and softmaxes compute in float32 whatever the type of their input. A float64 copy of
+Many norms and softmaxes compute in float32 for any type of their input. A float64 copy of
 such a module is good to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
 every such request is answered in float64, and the places are kept.
 """
@@ -23,10 +23,10 @@ LESS = (torch.float32, *NARROW)
 
 
 class ComputeInFloat64(TorchDispatchMode):
-    """Answers every operation in float64.
+    """Mode that computes every operation in float64.
 
     Attributes:
-        places: Where the module asked for less, as ``file.py:12``, in order.
+        places: The lines at which the module used less, as ``file.py:12``, in order.
     """
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class ComputeInFloat64(TorchDispatchMode):
 
 
 def _mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
-    """`value` with everything of a kind changed, in the containers that operators take.
+    """Return `value` with everything of a kind changed, in the containers that operators take.
 
-    A third of the time of `torch.utils._pytree`, which looks every container up.
+    It takes a third of the time of `torch.utils._pytree`, which looks every container up.
     """
     if isinstance(value, kind):
         return change(value)

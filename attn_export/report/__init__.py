@@ -1,1 +1,1 @@
-"""What a person or a machine gets to read."""
+"""Output of reports, for people and machines."""

@@ -1,4 +1,4 @@
-"""Where the parts of a drawing of the graph's attention stand: boxes, arrows and their texts.
+"""Layout of a drawing of the graph's attention: boxes, arrows and their texts.
 
 A column for each input of `Attention`, from top to bottom; steps that columns next to each other
 have in common are one wide box. All lengths are in CSS pixels.
@@ -36,7 +36,7 @@ class Text:
 
     Attributes:
         style: ``"name"``, ``"plain"`` or ``"shape"``.
-        room: How wide it is to be drawn; None for as wide as it is.
+        room: The width to draw; None for the natural width.
     """
 
     x: float
@@ -100,7 +100,7 @@ def drawn(found: Neighbourhood) -> Drawing:
 
 
 def _above(lanes: Sequence[Lane]) -> tuple[list[Box], list[Arrow], float]:
-    """What feeds the node, and where the node's top is."""
+    """Return the boxes and arrows above the node, and the position of its top."""
     boxes: list[Box] = []
     arrows: list[Arrow] = []
     feet = [float(MARGIN)] * len(lanes)  # of each column, so far
@@ -118,7 +118,7 @@ def _above(lanes: Sequence[Lane]) -> tuple[list[Box], list[Arrow], float]:
 
 
 def _runs(lanes: Sequence[Lane], row: int) -> Iterator[tuple[int, int]]:
-    """First and last column of each box in a row: columns are together as long as they agree."""
+    """Yield first and last column of each box in a row: equal columns are merged."""
     first = 0
     for column in range(1, len(lanes) + 1):
         same = column < len(lanes) and (
@@ -146,7 +146,7 @@ def _below(
 
 
 def _columns_below(found: Neighbourhood) -> list[int]:
-    """A column for each output."""
+    """Return a column for each output."""
     inputs = {lane.role: column for column, lane in enumerate(found.before)}
     taken: list[int] = []
     for lane in found.after:
@@ -158,7 +158,7 @@ def _columns_below(found: Neighbourhood) -> list[int]:
 def _attention_texts(
     found: Neighbourhood, below: Sequence[int], columns: int, y: float
 ) -> list[Text]:
-    """Roles of inputs along the top, roles of outputs along the foot, the name between."""
+    """Return roles of inputs along the top, roles of outputs along the bottom, the name between."""
     middle = MARGIN + _width(columns) / 2
     many = f" (the first of {found.count})" if found.count > 1 else ""
     y += PAD + LINE - 4

@@ -18,7 +18,7 @@ PEER_COLORS = ("#9aa5b1", "#6b7a89", "#475569", "#b7c9c3", "#7d9d9c", "#c9c3d6")
 
 
 def check_chart_file(file: Path | str) -> None:
-    """Refuse before the work what could not be drawn after it.
+    """Refuse early a chart that could not be drawn later.
 
     Raises:
         UsageError: If it ends with something else than .svg or .png.
@@ -67,7 +67,7 @@ def write_chart(panels: Mapping[str, Sequence[Contest]], file: Path | str) -> No
 
 
 def _colors(contests: Sequence[Contest]) -> dict[str, str]:
-    """Warm ones for ours, cool ones for peers."""
+    """Return warm colours for ours, cool ones for peers."""
     found: dict[str, str] = {}
     for role, palette in (("ours", OURS_COLORS), ("peer", PEER_COLORS)):
         names = dict.fromkeys(m.name for c in contests for m in c.measured if m.role == role)

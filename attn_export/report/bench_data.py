@@ -1,4 +1,4 @@
-"""What a benchmark measured, as JSON and in words."""
+"""Results of a benchmark, as JSON and in words."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ FORMAT = "attn-export-bench/1"
 
 
 def bench_to_json(report: BenchReport) -> str:
-    """The report as JSON text, with a newline at the end. What was not measured is null."""
+    """Return the report as JSON text, with a newline at the end. Missing measurements are null."""
     return json.dumps(bench_to_dict(report), indent=1, allow_nan=False) + "\n"
 
 
 def bench_to_dict(report: BenchReport) -> dict[str, Any]:
-    """The report as plain values."""
+    """Return the report as plain values."""
     return {
         "format": FORMAT,
         "name": report.name,
@@ -31,7 +31,7 @@ def bench_to_dict(report: BenchReport) -> dict[str, Any]:
 
 
 def contest_to_dict(contest: Contest) -> dict[str, Any]:
-    """One contest as plain values."""
+    """Return one contest as plain values."""
     return {
         "name": contest.name,
         "sizes": dict(contest.sizes),
@@ -61,7 +61,7 @@ def _candidate(contest: Contest, m: Measured) -> dict[str, Any]:
 
 
 def made_on(machine: Mapping[str, Any]) -> str:
-    """Where figures were measured, in words: `machine`."""
+    """Describe the machine and the versions of a measurement: `machine`."""
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, "
@@ -70,17 +70,17 @@ def made_on(machine: Mapping[str, Any]) -> str:
 
 
 def finite(value: float) -> float | None:
-    """The value to five digits; None for NaN and infinities."""
+    """Return the value to five digits; None for NaN and infinities."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
 def in_ms(m: Measured | None) -> str:
-    """The median in milliseconds with three digits, or a dash."""
+    """Format the median in milliseconds with three digits, or a dash."""
     return "-" if m is None or not m.ran else three_digits(m.median * 1e3)
 
 
 def three_digits(value: float) -> str:
-    """A number with about three digits, none of them in an exponent; NaN is a dash."""
+    """Format a number with about three digits, without an exponent; NaN is a dash."""
     if not math.isfinite(value):
         return "-"
     digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
@@ -88,5 +88,5 @@ def three_digits(value: float) -> str:
 
 
 def in_mib(growth: int | None) -> str:
-    """Bytes as MiB, or a dash."""
+    """Format bytes as MiB, or a dash."""
     return "-" if growth is None else f"{growth / 2**20:.0f}"

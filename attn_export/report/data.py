@@ -15,7 +15,7 @@ LIST_OF_PLAIN = re.compile(r'\[\n[^][{}"]*\]')
 
 
 def to_json(report: Report) -> str:
-    """The report as JSON text, with a newline at the end. NaN and infinities become null."""
+    """Return the report as JSON text, with a newline at the end. NaN and infinities become null."""
     content = {
         "format": FORMAT,
         "name": report.name,

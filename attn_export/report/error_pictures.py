@@ -1,4 +1,4 @@
-"""Error maps as pictures: cells by colour, and what each picture shows in words."""
+"""Error maps as pictures: cells by colour, and a description of each picture in words."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Picture:
     """A panel as it is drawn, in units of a cell.
 
     Attributes:
-        width: Of the whole, in CSS pixels.
+        width: The width of the whole, in CSS pixels.
         height: Likewise.
         across: Columns of cells.
         down: Rows of cells.
         paths: Each colour's name with the cells that have it, as an SVG path.
         worst: Left and top of the cell of the worst element.
         apart: Whether a line parts the cells.
-        axes: What is down and what is across, for the eye.
-        words: What it shows.
+        axes: The vertical and the horizontal axis, for the label.
+        words: A description of its content.
     """
 
     width: int
@@ -60,8 +60,8 @@ class Figure:
     Attributes:
         name: Of them.
         of: Case, output and its shape.
-        place: Where the worst element is, in words.
-        verdict: What the judge said of that output.
+        place: The position of the worst element, in words.
+        verdict: The verdict on that output.
         passed: Whether it passed.
     """
 
@@ -74,7 +74,7 @@ class Figure:
 
 
 def figures(report: Report) -> list[Figure]:
-    """A figure for each map: first what failed, then the largest errors."""
+    """Return a figure for each map: first failures, then the largest errors."""
     verdicts = {(v.runtime, v.graph, v.case, v.output): v for v in report.verdicts}
     ranked = []
     for run in report.runs:
@@ -90,7 +90,7 @@ def figures(report: Report) -> list[Figure]:
 
 
 def _size(verdict: Verdict) -> float:
-    """A NaN is worse than any number."""
+    """Return the sort key of a verdict: a NaN is worse than any number."""
     return math.inf if verdict.worst is None or math.isnan(verdict.worst) else verdict.worst
 
 
@@ -153,7 +153,7 @@ def _cell(count: int, room: int) -> int:
 
 
 def _paths(values: Sequence[Sequence[float | None]], *, apart: bool) -> tuple[tuple[str, str], ...]:
-    """By colour, rectangles of one cell, or of all in a row that follow each other."""
+    """Return rectangles by colour, of one cell, or of equal consecutive cells in a row."""
     largest = max((value for line in values for value in line if value is not None), default=0.0)
     paths: dict[str, list[str]] = {}
     for y, line in enumerate(values):

@@ -14,7 +14,7 @@ MORE_CAUSES = 3
 
 
 def print_explanation(found: Explanation, console: Console) -> None:
-    """The sentence first, then what it rests on."""
+    """Print the sentence first, then its evidence."""
     colour = "green" if found.fault == "none" else "red"
     console.print(f"[{colour}]{as_text(found.sentence)}[/]", highlight=False, soft_wrap=True)
     for line in lines(found):
@@ -22,7 +22,7 @@ def print_explanation(found: Explanation, console: Console) -> None:
 
 
 def lines(found: Explanation) -> Iterator[str]:
-    """What the sentence rests on, line by line."""
+    """Yield the evidence of the sentence, line by line."""
     for cause in found.causes[1 : 1 + MORE_CAUSES]:
         yield f"or: {cause.sentence}"
     if found.first is not None:

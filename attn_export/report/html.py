@@ -30,10 +30,10 @@ FIGURES = ("whole", "row", "max_abs", "max_rel")
 
 
 def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
-    """The report as HTML.
+    """Return the report as HTML.
 
     Args:
-        report: What it says.
+        report: The report.
         drawing: The attention part of the graph, to draw it.
     """
     import jinja2
@@ -68,7 +68,7 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
 
 
 def _row(report: Report, summary: Summary, cases: list[str]) -> dict[str, Any]:
-    """A runtime with a graph: its figures, and a cell for each case."""
+    """Return the row of a runtime with a graph: its figures, and a cell for each case."""
     run = summary.run
     by_case = verdicts_by_case(report, run)
     return {
@@ -91,7 +91,7 @@ def _cell(case: str, verdicts: list[Verdict] | None) -> dict[str, str]:
 
 
 def _outputs(report: Report) -> list[dict[str, Any]]:
-    """For each runtime, graph and output the largest errors, against float64 and eager."""
+    """Return the largest errors for each runtime, graph and output, against float64 and eager."""
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for v in report.verdicts:
         if v.output:

@@ -22,7 +22,7 @@ NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def to_junit(report: Report) -> str:
-    """The report as JUnit XML, with a newline at the end."""
+    """Return the report as JUnit XML, with a newline at the end."""
     root = ElementTree.Element("testsuites", name=_text(report.name))
     for run in report.runs:
         root.append(_suite(report, run))

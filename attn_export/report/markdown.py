@@ -12,7 +12,7 @@ SHOWN = 20
 
 
 def to_markdown(report: Report) -> str:
-    """Verdict, a table of runtimes and graphs, what failed and what was not run."""
+    """Return the verdict, a table of runtimes and graphs, failures and runs that are missing."""
     verdict = "passed" if report.passed else f"**failed** (exit code {report.exit_code})"
     found = summaries(report)
     lines = [f"## {_escaped(report.name)}: {verdict}", ""]
@@ -40,7 +40,7 @@ def to_markdown(report: Report) -> str:
 
 
 def github_annotations(report: Report) -> list[str]:
-    """A workflow command for each failure, as GitHub reads them from a job's output."""
+    """Return a GitHub workflow command for each failure, for a job's output."""
     lines = []
     for v in problems(report)[:SHOWN]:
         title = f"{report.name}: {v.runtime}, {form_name(v.graph)}, {v.case}"
@@ -69,7 +69,7 @@ def _not_ran(summary: Summary) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text that markdown shows as it is, on one line."""
+    """Escape text, so that markdown shows it literally, on one line."""
     one = printable(text, PARAGRAPH)
     return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in one)
 

@@ -37,10 +37,10 @@ class Matrix:
     cells: dict[tuple[str, str], Cell]
 
     def reasons(self, *colours: Colour) -> dict[str, list[str]]:
-        """By runtime and reason, in the order of the report, which graphs it holds for.
+        """Return the graphs by runtime and reason, in the order of the report.
 
         Args:
-            colours: Those of the cells; all but green by default.
+            colours: The colours of the cells; all but green by default.
         """
         found: dict[str, list[str]] = {}
         for (runtime, graph), cell in self.cells.items():
@@ -50,7 +50,7 @@ class Matrix:
 
 
 def matrix(report: Report) -> Matrix:
-    """The matrix of a report."""
+    """Return the matrix of a report."""
     found = summaries(report)
     return Matrix(
         tuple(dict.fromkeys(s.run.runtime for s in found)),
@@ -60,7 +60,7 @@ def matrix(report: Report) -> Matrix:
 
 
 def form_name(graph: str) -> str:
-    """What a graph's column is called: ``ort.decode`` for ``model.ort.decode.onnx``."""
+    """Return the column name of a graph: ``ort.decode`` for ``model.ort.decode.onnx``."""
     if not graph.startswith("model.") or not graph.endswith("onnx"):
         return graph
     return graph.removeprefix("model.").removesuffix("onnx").strip(".") or "standard"

@@ -31,7 +31,7 @@ class _Sum:
 
 
 def matrix_block(reports: Sequence[Report], when: str) -> str:
-    """The matrix alone: for each runtime and form the worst error over what is allowed.
+    """Return the matrix alone: for each runtime and form the worst share of the allowed error.
 
     Args:
         reports: One of each model.
@@ -53,7 +53,7 @@ def matrix_block(reports: Sequence[Report], when: str) -> str:
 def matrix_page(
     reports: Sequence[Report], left_out: Iterable[str], when: str, machine: Mapping[str, Any]
 ) -> str:
-    """The matrix, and why what is not green is not.
+    """Return the matrix, with the reasons for all cells that are not green.
 
     Args:
         reports: One of each model.
@@ -95,7 +95,7 @@ def matrix_page(
 
 
 def matrix_to_dict(reports: Sequence[Report], when: str) -> dict[str, Any]:
-    """Every cell of every model."""
+    """Return every cell of every model."""
     return {
         "date": when,
         "models": {

@@ -20,13 +20,13 @@ Seconds = Mapping[str, float]
 def peers_page(
     report: BenchReport, regimes: Sequence[Regime], dialect: Seconds, command: str
 ) -> str:
-    """The page as Markdown.
+    """Return the page as Markdown.
 
     Args:
         report: A contest for each regime, of its name.
-        regimes: What was to be reached.
+        regimes: The regimes with their goals.
         dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
-        command: What was run.
+        command: The command that ran.
     """
     lines = [
         "# Against the peers",
@@ -49,7 +49,13 @@ def peers_page(
 
 
 def unmet(report: BenchReport, regimes: Sequence[Regime], dialect: Seconds) -> list[str]:
-    """The goals that were not reached, or not measured; those of whole layers are not counted."""
+    """Return the goals that were missed or not measured; those of whole layers do not count.
+
+    Args:
+        report: A contest for each regime.
+        regimes: The regimes with their goals.
+        dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
+    """
     contests = {contest.name: contest for contest in report.contests}
     found = [
         f"{regime.name}, {goal.against}: {goal.figure(contests[regime.name]):.3g}, {goal.text}"

@@ -11,7 +11,7 @@ FORMAT = "attn-export-fingerprint/1"
 
 
 def probe_to_json(found: Fingerprint) -> str:
-    """The fingerprint as JSON text, with a newline at the end."""
+    """Return the fingerprint as JSON text, with a newline at the end."""
     content = {
         "format": FORMAT,
         "runtime": found.runtime,

@@ -25,7 +25,7 @@ ONLY_PORTABLE = "It has no Attention: it was given portable operators of opset 1
 
 
 def print_probe(found: Fingerprint, console: Console) -> None:
-    """Print the table, the notes to it and what its marks mean."""
+    """Print the table, its notes and the legend of its marks."""
     versions = found.environment.get("versions", {})
     assert isinstance(versions, dict)
     notes: dict[str, int] = {}
@@ -61,7 +61,7 @@ def _here(row: Row, notes: dict[str, int]) -> str:
 
 
 def _told(each: Finding, says: str, notes: dict[str, int]) -> str:
-    """The reading, with the number of a note where there is more to say than what ONNX says."""
+    """Return the reading, with a note number if its detail goes beyond the ONNX reading."""
     if not each.detail or each.reading == says:
         return each.reading
     note = f"{each.reading}: {each.detail}"

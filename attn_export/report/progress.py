@@ -1,4 +1,4 @@
-"""A progress bar on stderr while a job works; nothing where nobody watches."""
+"""A progress bar on stderr while a job works; nothing without a terminal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from attn_export.interruption import undone
 
 
 class Progress:
-    """What a job tells about its progress. This one says nothing."""
+    """Progress reports of a job. This class discards them."""
 
     def phase(self, text: str) -> None:
-        """A part of the work begins."""
+        """Start a part of the work."""
 
     def expect(self, steps: int) -> None:
-        """So many steps will come."""
+        """Expect this number of steps."""
 
     def advance(self, text: str) -> None:
-        """One step is done."""
+        """Count one step."""
 
 
 class BarProgress(Progress):
@@ -39,7 +39,7 @@ class BarProgress(Progress):
         self._bar.update(self._task, description=text)
 
     def expect(self, steps: int) -> None:
-        """Let the bar grow."""
+        """Extend the bar."""
         self._expected += steps
         self._bar.update(self._task, total=self._expected)
 
@@ -50,7 +50,7 @@ class BarProgress(Progress):
 
 @contextlib.contextmanager
 def progress(*, quiet: bool) -> Iterator[Progress]:
-    """A bar on stderr if that is a terminal, otherwise silence."""
+    """Yield a bar on stderr if that is a terminal, otherwise a silent object."""
     if quiet or not (sys.stderr and sys.stderr.isatty()):
         yield Progress()
         return

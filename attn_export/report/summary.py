@@ -1,4 +1,4 @@
-"""What a report says about one runtime with one graph, in a few figures."""
+"""Summary of one runtime with one graph, in a few figures."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Summary:
     """One row of the table.
 
     Attributes:
-        cases: How many cases were tried.
-        passed: How many of them passed with every output.
+        cases: The number of cases tried.
+        passed: The number of them that passed with every output.
         worst: The largest error as a share of what is allowed, as `largest` has it.
         max_abs: The largest absolute difference from eager, likewise.
         max_rel: The largest relative difference from eager, likewise.
@@ -32,17 +32,17 @@ class Summary:
 
 
 def summaries(report: Report) -> list[Summary]:
-    """One summary for each runtime and graph."""
+    """Return one summary for each runtime and graph."""
     return [_summary(run, verdicts_by_case(report, run)) for run in report.runs]
 
 
 def problems(report: Report) -> list[Verdict]:
-    """The verdicts that did not pass."""
+    """Return the verdicts that did not pass."""
     return [verdict for verdict in report.verdicts if verdict.status != "passed"]
 
 
 def verdicts_by_case(report: Report, run: RuntimeRun) -> dict[str, list[Verdict]]:
-    """The verdicts of one runtime and graph, by case."""
+    """Return the verdicts of one runtime and graph, by case."""
     found: dict[str, list[Verdict]] = {}
     for verdict in report.verdicts:
         if (verdict.runtime, verdict.graph) == (run.runtime, run.graph):
@@ -68,7 +68,7 @@ def largest(verdicts: Sequence[Verdict], figure: str) -> float | None:
     None where none was measured. It is not that of what passed where all that failed has none.
 
     Args:
-        verdicts: Those to look at.
+        verdicts: The verdicts to consider.
         figure: The name of a field of them: ``"worst"``.
     """
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]

@@ -25,7 +25,7 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
     Args:
         report: Which.
         console: Where to.
-        option: What to give to have the whole report.
+        option: The option that shows the whole report.
     """
     found = summaries(report)
     ran = [summary for summary in found if summary.cases]
@@ -55,7 +55,7 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
 
 
 def to_text(report: Report, option: str) -> str:
-    """What `print_report` prints, plain, 100 columns wide, without spaces at the ends of lines."""
+    """Return the plain text of `print_report`, 100 columns wide, without trailing spaces."""
     out = io.StringIO()
     print_report(report, Console(file=out, width=100, color_system=None), option)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

@@ -26,15 +26,15 @@ class C:
     unsupported: Sequence[Unsupported] = ()
 
     def version(self) -> str | None:
-        """The version of the wheel whose library the program uses."""
+        """Return the version of the wheel whose library the program uses."""
         return installed_version("onnxruntime-gpu", "onnxruntime")
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         return not_ready(self.name, home())
 
     def prepare(self) -> None:
-        """Nothing: the program is started with its graph."""
+        """Do nothing: the program is started with its graph."""
 
     def load(self, graph: Path, threads: int) -> Engine:
         """Start the program."""

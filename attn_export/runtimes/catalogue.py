@@ -28,7 +28,7 @@ DEFAULT = ("ort-cpu", "ort-cuda")
 
 
 def runtime(name: str) -> Runtime:
-    """The runtime of this name.
+    """Return the runtime of this name.
 
     Raises:
         UsageError: If there is none.

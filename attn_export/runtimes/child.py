@@ -1,4 +1,4 @@
-"""A process that this one started and speaks with: JSON, one object a line, over pipes."""
+"""Child process and its protocol: JSON, one object a line, over pipes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TAIL = 300
 
 
 class Child:
-    """One process. Nobody who waits for it spins: a thread blocks on its pipe.
+    """One process. Waiting for it does not spin: a thread blocks on its pipe.
 
     Args:
-        command: What to start.
+        command: The command line.
         environment: Its environment; this process's own where None.
     """
 
@@ -61,7 +61,7 @@ class Child:
             self._process.stdin.flush()
 
     def hear(self, seconds: float) -> dict[str, Any] | None:
-        """The next object that it sends; None when it has ended.
+        """Return the next object that the child sends; None after its end.
 
         Raises:
             TimeoutError: If nothing comes for so long.
@@ -72,7 +72,7 @@ class Child:
             raise TimeoutError(f"gave no sign of life for {seconds:g} s") from error
 
     def how_it_died(self) -> str:
-        """Exit code or signal, and the last line that it wrote to stderr. Waits for its end."""
+        """Wait for its end; return exit code or signal, and its last line on stderr."""
         code = self._process.wait()
         self._stderr.seek(0)
         said = self._stderr.read().decode(errors="replace").strip().splitlines()
@@ -80,7 +80,7 @@ class Child:
         return f"ended with {how}" + (f": {said[-1][-TAIL:]}" if said else "")
 
     def close(self) -> None:
-        """End the process and what it started."""
+        """End the process and its children."""
         self._kill()
         self._process.wait()
         self._forget()
@@ -107,6 +107,6 @@ class Child:
 
 
 def module_command(module: str, *words: str | int) -> list[str]:
-    """The command that runs a module of ours in another process."""
+    """Return the command that runs a module of this package in another process."""
     # -P: what lies in the current folder, a numpy.py say, is not for that process.
     return [sys.executable, "-P", "-m", module, *map(str, words)]

@@ -1,4 +1,4 @@
-"""The other end of `Child`: how a process that was started hears and speaks."""
+"""Other end of `Child`: the input and output of a started process."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "ou
 
 
 class Voice:
-    """Says events to the process that asked."""
+    """Channel of events to the parent process."""
 
     def __init__(self, channel: TextIO) -> None:
         self._channel = channel
 
     def __call__(self, event: str, **values: Any) -> None:
-        """Say one event."""
+        """Send one event."""
         self._channel.write(json.dumps({"event": event, **values}) + "\n")
         self._channel.flush()
 
 
 def private_stdout() -> TextIO:
-    """The pipe to the other process; what engines print to stdout goes to stderr instead."""
+    """Return the pipe to the other process; redirect the engines' stdout to stderr."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return channel
 
 
 def jobs_from_stdin() -> queue.Queue[dict[str, Any] | None]:
-    """Jobs as they come. When the other process is gone, so is this one, whatever it is doing.
+    """Return a queue of jobs. When the other process ends, this one ends at any point.
 
-    So are the programs that this one started, if it is the first of its group, as `Child` makes it.
+    The programs that this process started end too, if it is the first of its group, as `Child`
+    makes it.
     """
     jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
@@ -53,7 +54,7 @@ def jobs_from_stdin() -> queue.Queue[dict[str, Any] | None]:
 
 
 def limit_memory(mib: int) -> None:
-    """Let this process allocate so much; anything for 0."""
+    """Limit the memory that this process may allocate; 0 for no limit."""
     if mib <= 0:
         return
     import resource
@@ -66,7 +67,7 @@ def limit_memory(mib: int) -> None:
 
 
 def outcome_of(error: Exception) -> str:
-    """Whether an engine refused, died, or had too little memory."""
+    """Return whether an engine refused, died, or had too little memory."""
     if isinstance(error, EngineDiedError):
         return "crashed"
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):

@@ -1,4 +1,4 @@
-"""Where programs in other languages are built and their packages installed."""
+"""Location of built programs in other languages and of their packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SETUP = "scripts/setup_runtimes"
 
 
 def home() -> Path:
-    """The folder: `$ATTN_EXPORT_RUNTIMES`; in a checkout its `.runtimes`; else the user's cache."""
+    """Return the folder: `$ATTN_EXPORT_RUNTIMES`; a checkout's `.runtimes`; the user's cache."""
     named = os.environ.get(VARIABLE)
     if named:
         return Path(named)
@@ -24,7 +24,7 @@ def home() -> Path:
 
 
 def digest(sources: Iterable[Path]) -> str:
-    """The SHA-256 of files, names and bytes."""
+    """Return the SHA-256 of files, names and bytes."""
     import hashlib  # costs every start of a runtime's process, and few need it
 
     whole = hashlib.sha256()
@@ -35,7 +35,13 @@ def digest(sources: Iterable[Path]) -> str:
 
 
 def missing(name: str, program: Path, sources: Iterable[Path]) -> str:
-    """Why a program cannot be run, or "": it is not there, or was made from other sources."""
+    """Return the reason that a program cannot be run, or "": it is missing or outdated.
+
+    Args:
+        name: The runtime.
+        program: The path of the program.
+        sources: The files that it is built from.
+    """
     if not program.is_file():
         return f"it is not built here; run {SETUP} {name}"
     stamp = program.parent / STAMP

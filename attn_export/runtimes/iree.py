@@ -32,11 +32,11 @@ class Iree:
     unsupported: Sequence[Unsupported] = UNSUPPORTED
 
     def version(self) -> str | None:
-        """The version of the compiler."""
+        """Return the version of the compiler."""
         return installed_version(COMPILER)
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         for module, package in (("iree.compiler", COMPILER), ("iree.runtime", RUNTIME)):
             if find_spec("iree") is None or find_spec(module) is None:
                 return f"{package} is not installed; {INSTALL}"
@@ -87,12 +87,12 @@ class IreeEngine(Engine):
         return dict(zip(self._outputs, arrays, strict=True))
 
     def facts(self) -> Facts:
-        """It runs on the CPU, compiled for it."""
+        """Return the facts: it runs on the CPU, compiled for it."""
         return {"device": "CPU (local-task)", "precision": "as the graph says", "flags": FLAGS}
 
 
 def _torch_dialect(proto: Any) -> bytes:
-    """A graph in the form that the compiler reads."""
+    """Convert a graph to the form that the compiler reads."""
     import io
 
     from iree.compiler.extras import onnx_importer

@@ -11,7 +11,7 @@ Layouts = Mapping[str, Sequence[int]]
 
 
 def laid_out(inputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
-    """Inputs in the order of axes in which the graph holds them."""
+    """Return inputs in the graph's order of axes."""
     return {**inputs} | {
         name: np.ascontiguousarray(inputs[name].transpose(order))
         for name, order in layouts.items()
@@ -20,7 +20,7 @@ def laid_out(inputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np
 
 
 def in_order(outputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
-    """Outputs in their usual order of axes."""
+    """Return outputs in their usual order of axes."""
     return {**outputs} | {
         name: outputs[name].transpose(np.argsort(order))
         for name, order in layouts.items()

@@ -35,7 +35,7 @@ def limited(function: str, about: str, limits: Limits | None = None, **arguments
         The result of the function, as JSON holds it.
 
     Raises:
-        AttnExportError: What the function raised; GraphError if the process ended before it did,
+        AttnExportError: The error of the function; GraphError if the process ended before it did,
             or took longer than `limits.seconds`.
     """
     limits = limits or Limits.default()
@@ -60,7 +60,7 @@ def limited(function: str, about: str, limits: Limits | None = None, **arguments
 
 
 def _die_with_parent() -> None:
-    """Let the system end this process with the one that started it.
+    """Request the end of this process with its parent.
 
     A parser in C++ does not let the thread run that would notice.
     """

@@ -36,11 +36,11 @@ class Mnn:
     unsupported: Sequence[Unsupported] = UNSUPPORTED
 
     def version(self) -> str | None:
-        """The version of MNN."""
+        """Return the version of MNN."""
         return installed_version("MNN")
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         return "" if find_spec("MNN") else "MNN is not installed; pip install MNN"
 
     def prepare(self) -> None:
@@ -82,13 +82,13 @@ class MnnEngine(Engine):
         return dict(zip(self._outputs, arrays, strict=True))
 
     def facts(self) -> Facts:
-        """It runs on the CPU, in float32."""
+        """Return the facts: it runs on the CPU, in float32."""
         return {"device": "CPU", "precision": "high: f32"}
 
 
 @contextlib.contextmanager
 def _file() -> Iterator[Path]:
-    """An empty file, gone at the end."""
+    """Yield an empty file, removed at the end."""
     if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryDirectory(prefix="attn-export-") as folder:
             converted = Path(folder) / "graph.mnn"

@@ -26,17 +26,17 @@ class Node:
     unsupported: Sequence[Unsupported] = ()
 
     def version(self) -> str | None:
-        """The version of onnxruntime-node."""
+        """Return the version of onnxruntime-node."""
         return package_version(home() / self.name, "onnxruntime-node")
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         if shutil.which("node") is None:
             return NODE_MISSING
         return missing(self.name, self._program(), node_sources())
 
     def prepare(self) -> None:
-        """Nothing: the program is started with its graph."""
+        """Do nothing: the program is started with its graph."""
 
     def load(self, graph: Path, threads: int) -> Engine:
         """Start the program."""

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """What came of it.
+    """Result of a run.
 
     Attributes:
         outcome: `"ran"` if every case was served.
         reason: Why not; empty where it ran.
         outputs: Of each case that gave some, by name.
-        errors: What a case was refused with.
-        facts: What the runtime said of itself.
+        errors: The message with which a case was refused.
+        facts: Facts that the runtime reported.
     """
 
     outcome: Outcome
@@ -38,7 +38,7 @@ class Ran:
 
     @property
     def complaint(self) -> str:
-        """Why it ended, or what the first case was refused with; empty where there is neither."""
+        """The reason that it ended, or the refusal of the first case; empty without either."""
         return self.reason or next(iter(self.errors.values()), "")
 
 
@@ -53,12 +53,12 @@ def run_once(
     """Run cases in their order through one loaded graph.
 
     Args:
-        runtime: Which; it has to be `Tunable` if there are `options`.
+        runtime: Which; it must be `Tunable` if there are `options`.
         graph: The file.
         cases: Inputs by name, under the name of each case; all of the same names.
         limits: For the process.
-        form: How the graph differs from what the cases are for.
-        options: Of the engine.
+        form: The differences of the graph from the signature of the cases.
+        options: Options of the engine.
     """
     from attn_export.tensorfile import read_outputs, write_tensors
 

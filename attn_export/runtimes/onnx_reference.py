@@ -25,11 +25,11 @@ class OnnxReference:
     unsupported: Sequence[Unsupported] = ()
 
     def version(self) -> str | None:
-        """The version of onnx."""
+        """Return the version of onnx."""
         return installed_version("onnx")
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         return "" if find_spec("onnx") else "onnx is not installed; pip install onnx"
 
     def prepare(self) -> None:
@@ -65,5 +65,5 @@ class ReferenceEngine(Engine):
         return {name: np.asarray(out) for name, out in zip(names, outputs, strict=True)}
 
     def facts(self) -> Facts:
-        """It runs on the CPU, in numpy."""
+        """Return the facts: it runs on the CPU, in numpy."""
         return {"computes in": "numpy"}

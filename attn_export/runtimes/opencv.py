@@ -44,13 +44,13 @@ class OpenCv:
     unsupported: Sequence[Unsupported] = UNSUPPORTED
 
     def version(self) -> str | None:
-        """The version of OpenCV's package, of which there are several."""
+        """Return the version of OpenCV's package, of which there are several."""
         return installed_version(
             PACKAGE, "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python"
         )
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         return "" if find_spec("cv2") else f"OpenCV is not installed; pip install {PACKAGE}"
 
     def prepare(self) -> None:
@@ -88,5 +88,5 @@ class OpenCvEngine(Engine):
         return dict(zip(self._outputs, arrays, strict=True))
 
     def facts(self) -> Facts:
-        """It runs on the CPU, by the newer of its engines."""
+        """Return the facts: it runs on the CPU, with the newer engine."""
         return {"device": "CPU", "precision": "f32", "engine": "new"}

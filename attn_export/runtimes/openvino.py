@@ -46,11 +46,11 @@ class OpenVino:
     }
 
     def version(self) -> str | None:
-        """The version of openvino."""
+        """Return the version of openvino."""
         return installed_version("openvino")
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         return "" if find_spec("openvino") else "openvino is not installed; pip install openvino"
 
     def prepare(self) -> None:
@@ -95,7 +95,7 @@ class OpenVinoEngine(Engine):
         return {name: _array_of(self._request.get_output_tensor(i)) for i, name in outputs}
 
     def facts(self) -> Facts:
-        """Where it runs, and the precision that it chose."""
+        """Return the device, and the precision that it chose."""
         return {
             "build": sdk().get_version(),
             "device": DEVICE,
@@ -104,7 +104,7 @@ class OpenVinoEngine(Engine):
 
 
 def sdk() -> Any:
-    """The package, without its telemetry."""
+    """Import and return the package, without its telemetry."""
     # Importing openvino sends an event to Google Analytics, and leaves files in the user's home,
     # unless `openvino_telemetry` cannot be imported: it is optional, and has no switch that is
     # not such a file.
@@ -115,7 +115,7 @@ def sdk() -> Any:
 
 
 def default_options(threads: int) -> dict[str, Any]:
-    """Properties of the device that make it right, and a good neighbour."""
+    """Return device properties for right results and limited use of the machine."""
     return {
         # By default it computes in bfloat16 where the processor can: errors of 2e-2.
         PRECISION: "f32",
@@ -131,7 +131,7 @@ def default_options(threads: int) -> dict[str, Any]:
 
 
 def _name_of(port: Any) -> str:
-    """What the ONNX file calls an output. The port has the names of its aliases too."""
+    """Return the ONNX name of an output. The port has the names of its aliases too."""
     name: str = port.get_node().get_friendly_name().split("/sink_port_")[0]
     return name if name in port.get_names() else port.get_any_name()
 

@@ -40,11 +40,11 @@ class OrtCpu:
     }
 
     def version(self) -> str | None:
-        """The version of onnxruntime or onnxruntime-gpu."""
+        """Return the version of onnxruntime or onnxruntime-gpu."""
         return installed_version("onnxruntime-gpu", "onnxruntime")
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         # Not by `version()`: reading metadata takes as long as starting a session.
         if find_spec("onnxruntime") is None:
             return "onnxruntime is not installed; pip install onnxruntime"
@@ -86,7 +86,7 @@ class OrtEngine(Engine):
         return dict(zip(self._names, outputs, strict=True))
 
     def _run_with_bfloat16(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run once, with bits in and out: its interface to numpy knows no bfloat16."""
+        """Run once, with bits in and out: its interface to numpy lacks bfloat16."""
         fed = {name: value_on(array) for name, array in inputs.items()}
         outputs = self.session.run_with_ort_values(self._names, fed)
         return {name: array_of(out) for name, out in zip(self._names, outputs, strict=True)}
@@ -111,12 +111,12 @@ class OrtEngine(Engine):
         return dict(zip(self._names, outputs, strict=True))
 
     def facts(self) -> Facts:
-        """The execution providers of the session."""
+        """Return the execution providers of the session."""
         return {"providers": self.session.get_providers()}
 
 
 def sdk() -> Any:
-    """The package, without its telemetry, unless the user wants it."""
+    """Import and return the package, without its telemetry, unless the user enables it."""
     # Importing it collects events in the user's home, and sends them to its maker.
     os.environ.setdefault(*NO_TELEMETRY)
     import onnxruntime
@@ -125,7 +125,10 @@ def sdk() -> Any:
 
 
 def value_on(array: np.ndarray, device: str = "cpu") -> Any:
-    """A value of ONNX Runtime; on the CPU in the memory of the array, which has to live as long."""
+    """Return a value of ONNX Runtime.
+
+    On the CPU it shares the memory of the array, which must live as long.
+    """
     if array.dtype.name == "bfloat16":  # its interface to numpy knows none
         import numpy as np
 
@@ -135,7 +138,7 @@ def value_on(array: np.ndarray, device: str = "cpu") -> Any:
 
 
 def array_of(value: Any) -> np.ndarray:
-    """The array of a value on the CPU; it may be a view of the value's memory."""
+    """Return the array of a value on the CPU; it may be a view of the value's memory."""
     if value.data_type() != BFLOAT16:
         array: np.ndarray = value.numpy()
         return array
@@ -150,7 +153,7 @@ def array_of(value: Any) -> np.ndarray:
 
 
 def session_options(threads: int, *, spin: bool = False) -> Any:
-    """Options that every session has: errors only in the log.
+    """Return the options of every session: errors only in the log.
 
     Args:
         threads: For computing; 0 for as many as ONNX Runtime chooses.
@@ -167,10 +170,10 @@ def session_options(threads: int, *, spin: bool = False) -> Any:
 
 
 def with_options(session: Any, options: Options) -> Any:
-    """Session options with these besides: `OPTIMIZATION`, or entries of the configuration.
+    """Add options to session options: `OPTIMIZATION`, or entries of the configuration.
 
     Raises:
-        ValueError: If there is no such level, or what is set is certainly no entry.
+        ValueError: If there is no such level, or a name is certainly no entry.
     """
     for name, value in options.items():
         if name != OPTIMIZATION:

@@ -34,7 +34,7 @@ class OrtCuda(OrtCpu):
     counter_options: Mapping[str, Options] = {**OrtCpu.counter_options, "TF32 off": {TF32: "0"}}
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         return super().unavailable() or no_cuda_device()
 
     def prepare(self) -> None:
@@ -56,16 +56,16 @@ class OrtCuda(OrtCpu):
 
 
 class CudaEngine(OrtEngine):
-    """A session that knows which provider runs which node."""
+    """A session with a record of the provider of each node."""
 
     device = "cuda"
 
     def facts(self) -> Facts:
-        """The providers, and how many nodes of which operator each runs."""
+        """Return the providers, and the number of nodes of each operator on each."""
         return super().facts() | {"tf32": self._uses_tf32(), "nodes": self._operators_by_provider()}
 
     def objection(self) -> str:
-        """Why this does not count as CUDA."""
+        """Return the reason that the run does not count as CUDA."""
         by_provider = self._operators_by_provider()
         on_cuda = COMPUTING & by_provider.get(PROVIDER, {}).keys()
         elsewhere = sorted(
@@ -92,7 +92,7 @@ class CudaEngine(OrtEngine):
 
 
 def no_cuda_device() -> str:
-    """Why there is no CUDA device, asked of the driver itself; "" where there is one."""
+    """Return the reason that there is no CUDA device, from the driver itself; or ""."""
     for library in ("libcuda.so.1", "nvcuda.dll"):
         try:
             driver = ctypes.CDLL(library)

@@ -20,7 +20,7 @@ ALL = "all"
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Which runtimes to run, and which of them have to be there.
+    """Selection of the runtimes to run, and of the required ones.
 
     Attributes:
         runtimes: In order.
@@ -32,12 +32,12 @@ class Selection:
 
     @classmethod
     def of(cls, named: Sequence[str], require: Sequence[str]) -> Self:
-        """From the command line's --runtime and --require.
+        """Return the selection of the command line's --runtime and --require.
 
         Args:
             named: Names, or ``"all"``, of which those that are not here are not missed;
                 ``"-NAME"`` leaves one of them out.
-            require: Names of those that have to run, besides.
+            require: Names of those that must run, besides.
 
         Raises:
             UsageError: If there is no runtime of a name.
@@ -113,7 +113,10 @@ class Pool:
 
     @property
     def absent(self) -> list[Absent]:
-        """What does not run, and why: a failure if its runtime has to run and runs no graph."""
+        """The combinations that do not run, with the reason.
+
+        It is a failure if a required runtime runs no graph.
+        """
         missed = self._selection.required - {name for name, _ in self.workers}
         return [
             Absent(name, graph, reason, name in missed)
@@ -128,12 +131,12 @@ class Pool:
         cases: Iterable[StoredCase],
         out: Path,
     ) -> None:
-        """Hand over graphs and cases; returns at once.
+        """Pass graphs and cases to the processes, and return at once.
 
         Args:
             folder: Where the graphs lie.
             inputs: The names of the inputs, in the order of their files.
-            axes: Those of every input and output, by name.
+            axes: The axes of every input and output, by name.
             cases: Of which a graph gets those whose sizes it takes.
             out: A folder for the outputs, which `outputs_of` finds there.
         """
@@ -150,11 +153,11 @@ class Pool:
             worker.start(folder / graph, inputs, files, self._forms[graph], axes, decodes)
 
     def expected_of(self, graph: str) -> int:
-        """How many cases each runtime was given for a graph."""
+        """Return the number of cases that each runtime received for a graph."""
         return len(self._cases[graph])
 
     def expected(self) -> int:
-        """How many cases were given to all processes together."""
+        """Return the number of cases of all processes together."""
         return sum(self.expected_of(graph) for _, graph in self.workers)
 
 
@@ -164,5 +167,12 @@ def _takes(form: GraphFile, case: StoredCase) -> bool:
 
 
 def outputs_of(out: Path, runtime_name: str, graph: str, number: int) -> Path:
-    """The folder for the outputs of one case: by number, since names come from a file."""
+    """Return the folder for the outputs of one case: by number, as names come from a file.
+
+    Args:
+        out: The folder of all outputs.
+        runtime_name: The runtime.
+        graph: The file name of the graph.
+        number: The number of the case.
+    """
     return out / runtime_name / Path(graph).name / str(number)

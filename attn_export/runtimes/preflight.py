@@ -1,4 +1,4 @@
-"""What a runtime cannot run is told before it is tried."""
+"""Known limits of a runtime, reported before a graph is tried."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attn_export.runtimes.protocol import Runtime
 
 
 def why_not(kind: Runtime, form: GraphFile, others: Iterable[GraphFile] = ()) -> str:
-    """Why a runtime is not given a graph, and which it can have; "" where nothing is known.
+    """Return the reason not to run a graph in a runtime, with the forms that fit; or "".
 
     Args:
         kind: The runtime.

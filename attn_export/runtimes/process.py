@@ -1,4 +1,4 @@
-"""Runs a runtime in a process of its own, within limits."""
+"""Execution of a runtime in a process of its own, within limits."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Worker(Serving):
         decodes: Collection[str] = (),
         options: Options | None = None,
     ) -> None:
-        """Give it its graph and cases; the inputs have to lie on disk by now.
+        """Send its graph and cases to the process; the inputs must be on disk by now.
 
         Args:
             graph: The file.
             inputs: The names of the inputs, in the order of their files.
-            cases: What to run.
+            cases: The cases to run.
             form: In which order of axes it takes inputs and gives outputs, and which of these
                 share a buffer. Default: as the cases have them.
-            axes: Those of every input and output, by name, if any case is decoded.
+            axes: The axes of every input and output, by name, if any case is decoded.
             decodes: The names of cases that are run step by step.
-            options: Of the engine; the runtime has to be `Tunable`.
+            options: Of the engine; the runtime must be `Tunable`.
         """
         form = form or GraphFile(graph.name)
         job = {
@@ -65,5 +65,11 @@ class Worker(Serving):
 
 
 def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:
-    """The command that starts a runtime's process."""
+    """Return the command that starts a runtime's process.
+
+    Args:
+        name: The runtime.
+        memory_mib: Its memory limit, in MiB.
+        threads: Threads for computing.
+    """
     return module_command("attn_export.runtimes.worker", name, memory_mib, threads)

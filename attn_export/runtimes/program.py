@@ -2,7 +2,7 @@
 
 The runtime's own process starts the program and stays between it and the job: it reads and writes
 tensor files, lays caches out and takes decodes step by step, so that a program has three things to
-do: load, run, answer. What it hears and says (lines end with a newline; numbers are decimal; bytes
+do: load, run, answer. Its input and output (lines end with a newline; numbers are decimal; bytes
 are the elements in C order, little-endian; DTYPE is ONNX's `TensorProto.DataType`):
 
     program:  loaded {"version": …, …}         once, a JSON object of facts; or `error TEXT`
@@ -11,7 +11,7 @@ are the elements in C order, little-endian; DTYPE is ONNX's `TensorProto.DataTyp
               OUTPUT<tab>INPUT                 an output to put into an input's buffer, if it can
     program:  outputs COUNT                    then so many tensors; or `error TEXT`
 
-At the end of its input the program ends. What it prints to stderr is kept for the case it dies.
+At the end of its input the program ends. Its stderr is kept for the error message if it dies.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class ProgramEngine(Engine):
     """A program that holds a graph.
 
     Args:
-        command: What to start; the graph and the threads follow.
+        command: The command line; the graph and the threads follow.
         graph: The file.
         threads: For computing.
-        environment: What is added to this process's environment.
+        environment: Additions to this process's environment.
 
     Raises:
-        EngineDiedError: If it ends before the graph is loaded, or says what nobody asked for.
+        EngineDiedError: If it ends before the graph is loaded, or sends an unexpected line.
         RuntimeError: If it refuses the graph.
     """
 
@@ -92,7 +92,7 @@ class ProgramEngine(Engine):
         return dict(self._received() for _ in range(count))
 
     def facts(self) -> Facts:
-        """What it said when the graph was loaded."""
+        """Return the facts that the program sent when it loaded the graph."""
         return self._facts
 
     def _send(self, name: str, array: np.ndarray) -> None:
@@ -128,7 +128,7 @@ class ProgramEngine(Engine):
         return name, np.frombuffer(data, kind).reshape(shape)
 
     def _answer(self, wanted: str) -> str:
-        """The rest of a line that starts as wanted."""
+        """Return the rest of a line that starts with the expected word."""
         line = self._line()
         word, _, rest = line.partition(" ")
         if word == "error":
@@ -149,7 +149,7 @@ class ProgramEngine(Engine):
         return line[:-1].decode(errors="replace")
 
     def _died(self, what: str) -> EngineDiedError:
-        """What to raise; the program is ended, and its end is part of the reason."""
+        """End the program, and return the error to raise; its reason includes the exit."""
         code = self._end()
         if code is None:
             return EngineDiedError(f"{self._name} {what}")

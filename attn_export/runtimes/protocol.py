@@ -1,4 +1,4 @@
-"""What a runtime is, to the process that asks and to the process that runs it.
+"""Interface of a runtime, for the calling process and the process that runs it.
 
 To add one, write one file with a class that meets `Runtime`, and name it in `RUNTIMES`
 (`catalogue.py`). Its SDK is imported within its methods only.
@@ -24,7 +24,7 @@ Options = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a runtime's process may take.
+    """Limits of a runtime's process.
 
     Attributes:
         threads: Threads for computing.
@@ -39,7 +39,7 @@ class Limits:
 
     @classmethod
     def default(cls) -> Limits:
-        """All cores, 120 s, three quarters of the machine's memory."""
+        """Return all cores, 120 s, and three quarters of the machine's memory."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         memory = None
         if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -49,7 +49,7 @@ class Limits:
 
 
 class EngineDiedError(Exception):
-    """The engine's program ended, or says what makes no sense: nothing more will come from it."""
+    """The end of the engine's program, or an invalid line from it: it sends nothing more."""
 
 
 class Engine(Protocol):
@@ -65,16 +65,16 @@ class Engine(Protocol):
             bound: Outputs to put into the buffer of an input, where the engine can.
 
         Raises:
-            Exception: Whatever the engine raises; it becomes this case's error.
+            Exception: Any error of the engine; it becomes this case's error.
         """
         ...
 
     def facts(self) -> Facts:
-        """What is known of how it ran: device, execution providers."""
+        """Return the facts of the run: device, execution providers."""
         ...
 
     def objection(self) -> str:
-        """Why results of this engine do not count, or "" where they do."""
+        """Return the reason that results of this engine do not count, or ""."""
         return ""
 
 
@@ -92,11 +92,11 @@ class Runtime(Protocol):
     """What it does not do, of the dialects that it can be given."""
 
     def version(self) -> str | None:
-        """The installed version, or None. Read without importing the SDK."""
+        """Return the installed version, or None, without importing the SDK."""
         ...
 
     def unavailable(self) -> str:
-        """Why it cannot run here and what to do, or "" where it can. Does not import the SDK."""
+        """Return the reason that it cannot run and the remedy, or "". Do not import the SDK."""
         ...
 
     def prepare(self) -> None:
@@ -107,7 +107,7 @@ class Runtime(Protocol):
         """Load a graph, in the runtime's own process.
 
         Raises:
-            Exception: Whatever the engine raises; it means that it refuses the graph.
+            Exception: Any error of the engine; it means a refusal of the graph.
         """
         ...
 
@@ -129,7 +129,7 @@ class Tunable(Protocol):
 
 
 def installed_version(*distributions: str) -> str | None:
-    """The version of the first of these distributions that is installed."""
+    """Return the version of the first of these distributions that is installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     for name in distributions:

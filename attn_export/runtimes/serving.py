@@ -20,8 +20,8 @@ class Served:
     """A case that a process is done with.
 
     Attributes:
-        outputs: How many output files it wrote.
-        error: What went wrong; empty where nothing did.
+        outputs: The number of output files.
+        error: The error; empty if there was none.
     """
 
     case: str
@@ -30,17 +30,17 @@ class Served:
 
 
 class Serving:
-    """A process that is given cases and says how it gets on.
+    """A process that runs cases and reports its progress.
 
     Args:
-        command: What to start.
+        command: The command line.
         limits: For it.
 
     Attributes:
         outcome: How it ended; `"ran"` only when every case was served.
         reason: Why it did not run to its end; empty where it did.
         loaded: Whether it came as far as its first case.
-        facts: What it said of itself.
+        facts: Facts that it reported.
     """
 
     def __init__(self, command: Sequence[str], limits: Limits) -> None:
@@ -67,7 +67,7 @@ class Serving:
         return self._child.pid
 
     def served(self) -> Iterator[Served]:
-        """The cases as they are served. Afterwards `outcome` and `reason` hold."""
+        """Yield the cases after they are served. Afterwards `outcome` and `reason` are set."""
         while True:
             try:
                 event = self._child.hear(self.limits.seconds)
@@ -83,11 +83,11 @@ class Serving:
                 return
 
     def close(self) -> None:
-        """End the process and what it started."""
+        """End the process and its children."""
         self._child.close()
 
     def _note(self, event: dict[str, Any]) -> bool:
-        """Keep what it said of itself; whether that was the last."""
+        """Keep a reported fact, and return whether it was the last event."""
         match event["event"]:
             case "loaded":
                 self.loaded = True

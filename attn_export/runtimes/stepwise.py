@@ -33,11 +33,11 @@ def decode(run: Callable[[Arrays], Arrays], inputs: Arrays, axes: Axes, *, singl
         single: Whether the graph takes one token at a time only.
 
     Returns:
-        What one run on `inputs` should give.
+        The outputs that one run on `inputs` should give.
 
     Raises:
         ValueError: If an output of a step has not the sizes of the step.
-        Exception: Whatever `run` raises.
+        Exception: Any error of `run`.
     """
     total = inputs["query"].shape[axes["query"].index(NEW)]
     rooms = {n: axes[n].index(ROOM) for n in inputs if n.startswith(PAST) and ROOM in axes[n]}
@@ -65,7 +65,7 @@ def decode(run: Callable[[Arrays], Arrays], inputs: Arrays, axes: Axes, *, singl
 
 
 def _counts(total: int, *, single: bool) -> Iterator[int]:
-    """How many tokens each step has."""
+    """Yield the number of tokens of each step."""
     done = 0
     while done < total:
         chunk = CHUNK if done % EVERY == PROMPT - CHUNK else 1
@@ -76,7 +76,7 @@ def _counts(total: int, *, single: bool) -> Iterator[int]:
 
 
 def _piece(inputs: Arrays, axes: Axes, held: int, count: int, capacity: int) -> Arrays:
-    """The inputs of some new tokens, but for the caches; masks have room for `capacity` keys."""
+    """Return the inputs of some new tokens, without the caches; masks cover `capacity` keys."""
     keys = held + count
     piece = {}
     for name, array in inputs.items():
@@ -107,7 +107,7 @@ def _check(outputs: Arrays, axes: Axes, sizes: Mapping[str, int], held: int) -> 
 def _keys_as_whole(
     array: np.ndarray, axes: Sequence[str | int], capacity: int, total: int
 ) -> np.ndarray:
-    """An output with as many keys as the whole has; learned ones stay behind them."""
+    """Return an output with as many keys as the whole has; learned ones follow them."""
     for at, axis in enumerate(axes):
         if isinstance(axis, str) and axis not in (BATCH, NEW):
             keys, learned = np.split(array, [capacity], axis=at)
@@ -116,7 +116,7 @@ def _keys_as_whole(
 
 
 def _fit(array: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """An array of another size along an axis: cut, or with zeros behind it."""
+    """Return an array of another size along an axis: cut, or padded with zeros."""
     shape = list(array.shape)
     shape[axis] = size
     fitted = np.zeros(shape, array.dtype)

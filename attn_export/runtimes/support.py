@@ -1,4 +1,4 @@
-"""What a runtime was seen not to do: rows of the table in its file."""
+"""Known limits of runtimes: the rows of the tables in their files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Unsupported:
 
     Attributes:
         features: A graph that has all of them, as `graph.features` names them, is concerned.
-        says: What the runtime answers, or in which way it is wrong.
+        says: The runtime's message, or a description of its error.
     """
 
     features: frozenset[str]
@@ -19,5 +19,5 @@ class Unsupported:
 
 
 def unsupported(*features: str, says: str) -> Unsupported:
-    """A row of a runtime's table."""
+    """Return a row of a runtime's table."""
     return Unsupported(frozenset(features), says)

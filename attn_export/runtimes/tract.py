@@ -47,11 +47,11 @@ class Tract:
     unsupported: Sequence[Unsupported] = UNSUPPORTED
 
     def version(self) -> str | None:
-        """The version of tract."""
+        """Return the version of tract."""
         return installed_version("tract")
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         return "" if find_spec("tract") else "tract is not installed; pip install tract"
 
     def prepare(self) -> None:
@@ -62,7 +62,7 @@ class Tract:
         import tract  # noqa: F401
 
     def load(self, graph: Path, threads: int) -> Engine:  # noqa: ARG002 (it computes in one)
-        """Type and optimise the graph."""
+        """Return an engine with the graph typed and optimised."""
         return TractEngine(graph)
 
 
@@ -91,5 +91,5 @@ class TractEngine(Engine):
         return dict(zip(self._outputs, arrays, strict=True))
 
     def facts(self) -> Facts:
-        """It runs on the CPU, in one thread."""
+        """Return the facts: it runs on the CPU, in one thread."""
         return {"device": "CPU", "precision": "as the graph says", "threads": 1}

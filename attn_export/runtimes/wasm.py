@@ -43,11 +43,11 @@ class Wasm:
     )
 
     def version(self) -> str | None:
-        """The version of onnxruntime-web."""
+        """Return the version of onnxruntime-web."""
         return package_version(home() / WEB, "onnxruntime-web")
 
     def unavailable(self) -> str:
-        """Why it cannot run here."""
+        """Return the reason that it cannot run here."""
         if shutil.which("node") is None:
             return NODE_MISSING
         if chromium() is None:
@@ -55,7 +55,7 @@ class Wasm:
         return missing(self.name, self._program(), web_sources())
 
     def prepare(self) -> None:
-        """Nothing: the browser is started with its graph."""
+        """Do nothing: the browser is started with its graph."""
 
     def load(self, graph: Path, threads: int) -> Engine:
         """Start a page that holds the graph."""

@@ -1,4 +1,4 @@
-"""`AttentionSpec`: what to build, as frozen, validated values."""
+"""`AttentionSpec`: the attention to build, as frozen, validated values."""
 
 from attn_export.spec.attention import VARIANTS, AttentionSpec
 from attn_export.spec.fields import DERIVED

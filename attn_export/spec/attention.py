@@ -1,4 +1,4 @@
-"""`AttentionSpec`: what to build, as frozen, validated values.
+"""`AttentionSpec`: the attention to build, as frozen, validated values.
 
 Legend: B batch, L query length, S key length (past included), P past length,
 E embed_dim, H num_heads, Hkv num_kv_heads, D head_dim, Dv v_head_dim.
@@ -62,21 +62,21 @@ class AttentionSpec(AttentionFields):
 
     @property
     def has_cache(self) -> bool:
-        """Whether `past_key` and `past_value` are inputs."""
+        """Return whether `past_key` and `past_value` are inputs."""
         return self.cache != "none"
 
     @property
     def in_place(self) -> bool:
-        """Whether new keys are written into a buffer, after `past_length` others in each row."""
+        """Return whether new keys are written into a buffer, after `past_length` others per row."""
         return self.cache == "in-place"
 
     @property
     def has_rotary(self) -> bool:
-        """Whether queries and keys are rotated by their positions."""
+        """Return whether queries and keys are rotated by their positions."""
         return self.rotary != "none"
 
     def has_bias(self, projection: str) -> bool:
-        """Whether a projection, one of q, k, v and out, has a bias."""
+        """Return whether a projection, one of q, k, v and out, has a bias."""
         return self.bias == "all" or projection in self.bias.split(",")
 
     @property
@@ -88,7 +88,7 @@ class AttentionSpec(AttentionFields):
 
     @property
     def added_keys(self) -> int:
-        """How many keys stand after all others that are of no token: 0 to 2."""
+        """The number of keys after all others that belong to no token: 0 to 2."""
         return int(self.add_bias_kv) + int(self.add_zero_attn)
 
     @property
@@ -105,7 +105,7 @@ class AttentionSpec(AttentionFields):
         """Sizes that others add up to where inputs are made: those of `relations`, and capacity.
 
         The graph leaves the capacity free. What is tried has room for a past of `past_len`, which
-        is no axis then, but the most that `past_length` can say.
+        is no axis then, but the maximum of `past_length`.
         """
         if not self.in_place:
             return self.relations
@@ -115,7 +115,7 @@ class AttentionSpec(AttentionFields):
         }
 
     def inputs(self) -> dict[str, Input]:
-        """Every graph input by name, in order."""
+        """Return every graph input by name, in order."""
         dtypes = {"attn_mask": "bool"} if self.mask and self.mask.dtype == "bool" else {}
         return {
             name: Input(shape, dtypes.get(name, self.dtype))
@@ -132,7 +132,7 @@ class AttentionSpec(AttentionFields):
         return Input(("batch", "query_len"), "int64", 0, stretched or POSITIONS)
 
     def input_shapes(self) -> dict[str, Shape]:
-        """Name and shape of every graph input, in order; dynamic axes by name."""
+        """Return name and shape of every graph input, in order; dynamic axes by name."""
         shapes: dict[str, Shape] = {"query": ("batch", "query_len", self.embed_dim)}
         if self.cross:
             shapes["key"] = ("batch", self.key_axis, self.kdim)
@@ -153,7 +153,7 @@ class AttentionSpec(AttentionFields):
         return shapes
 
     def output_shapes(self) -> dict[str, Shape]:
-        """Name and shape of every graph output, in order; dynamic axes by name."""
+        """Return name and shape of every graph output, in order; dynamic axes by name."""
         shapes: dict[str, Shape] = {"output": ("batch", "query_len", self.embed_dim)}
         if self.has_cache:
             shapes["present_key"] = ("batch", self.num_kv_heads, self.key_axis, self.head_dim)
@@ -167,7 +167,7 @@ class AttentionSpec(AttentionFields):
 
     @classmethod
     def variant(cls, name: str, **changes: Any) -> Self:
-        """The specs behind ``--variant``: E 512, H 8, Hkv 8, 1 or 2, causal, mask and cache.
+        """Return the spec behind ``--variant``: E 512, H 8, Hkv 8, 1 or 2, causal, mask and cache.
 
         Raises:
             SpecError: If `name` is none of mha, mqa, gqa, or if a change contradicts it.
@@ -229,11 +229,11 @@ class AttentionSpec(AttentionFields):
             raise SpecError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, derived ones included, unset ones left out."""
+        """Return the fields as plain values, including derived ones, without unset ones."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
 
     def to_toml(self) -> str:
-        """The spec as TOML that `from_toml` reads back to an equal spec."""
+        """Return the spec as TOML that `from_toml` reads back to an equal spec."""
         # Strings, booleans, ints and finite floats are written alike in TOML and JSON.
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.to_dict().items())
 
@@ -258,5 +258,5 @@ class AttentionSpec(AttentionFields):
 
 
 def _usual_kv_heads(heads: int) -> int:
-    """A quarter of the heads, or the divisor next below it: 8 -> 2, 16 -> 4, 14 -> 2."""
+    """Return a quarter of the heads, or the divisor next below: 8 -> 2, 16 -> 4, 14 -> 2."""
     return max(d for d in divisors(heads) if d <= max(2, heads // 4))

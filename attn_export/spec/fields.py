@@ -1,4 +1,4 @@
-"""The fields of a spec, and what they mean."""
+"""Fields of a spec, and their meaning."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class AttentionFields:
         cache: ``"none"``, ``"append"`` (`past_*` in, `present_*` = past + new out) or
             ``"in-place"``: `past_*` are buffers of a fixed capacity, `past_length` `[B]` says how
             many keys each row holds, and `present_*` are the buffers with the new keys written
-            after those. What lies beyond is never seen, but has to be finite.
+            after those. Keys beyond are never seen, but must be finite.
         attn_weights: Whether the softmax weights `[B, H, L, S]` are an output.
         qk_norm: Normalisation of every query and key head: ``"none"``, ``"rms"`` (Qwen3, Gemma 3)
             or ``"layer"``, with learned weights.
-        norm_eps: What that adds to the variance.
+        norm_eps: The addition to the variance.
         rotary: Rotary positions (Su et al. 2021): ``"none"``, ``"half"`` (pairs are i and i + R/2,
             as in Llama) or ``"interleaved"`` (pairs are 2i and 2i + 1, as in GPT-J).
-        rotary_dim: R, how many of the first of D elements are rotated. Default D.
+        rotary_dim: R, the number of leading elements of D that are rotated. Default D.
         rotary_theta: The base of the wavelengths.
         rotary_scaling: ``"none"``, ``"linear"``, ``"dynamic"`` (NTK, by the longest row of a
             batch), ``"llama3"`` or ``"yarn"``.
-        rotary_factor: By how much the context is stretched.
+        rotary_factor: The factor by which the context is stretched.
         rotary_original_len: The context that the model was trained with.
         rotary_low_freq: llama3: pairs that turn less often than this in it are stretched.
         rotary_high_freq: llama3: pairs that turn more often than this in it are left alone.
@@ -54,8 +54,8 @@ class AttentionFields:
         rotary_magnitude: yarn: factor on rotated queries and keys. Default 0.1 ln(factor) + 1.
         position_ids: Whether the positions of the queries are an input `[B, L]`, as for left
             padding; else they follow the past.
-        window_left: How many keys before its own a query sees (Mistral's sliding_window - 1).
-        window_right: How many keys after its own a query sees.
+        window_left: The number of visible keys before its own (Mistral's sliding_window - 1).
+        window_right: The number of visible keys after its own.
         softcap: Scores become softcap·tanh(score / softcap) before the mask (Gemma 2).
         alibi: Scores lose slope·distance, one slope for each head (Press et al. 2022).
         relative_buckets: Buckets of T5's learned relative bias; 0 for none.

@@ -1,4 +1,4 @@
-"""`Input`: what one input of a graph looks like."""
+"""`Input`: description of one input of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`MaskSpec`: the type and shape of a mask, as text that says it all: ``bool[B,1,1,S]``."""
+"""`MaskSpec`: the type and shape of a mask, as text: ``bool[B,1,1,S]``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a spec has to obey: each rule is one function that names the rule and the values."""
+"""Rules of a spec: each rule is one function that names the rule and the values."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROJECTIONS: Final = ("q", "k", "v", "out")
 
 
 def check_types(spec: AttentionFields) -> None:
-    """Every field has the type that it is declared with."""
+    """Check that every field has its declared type."""
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
         # bool is an int to Python, but num_heads = true is a mistake.
@@ -51,7 +51,7 @@ def check_types(spec: AttentionFields) -> None:
 
 
 def as_float(name: str, value: int) -> float:
-    """A whole number where a float is meant, such as ``scale = 1``."""
+    """Convert a whole number to float for a float field, such as ``scale = 1``."""
     try:
         return float(value)
     except OverflowError as error:
@@ -59,7 +59,7 @@ def as_float(name: str, value: int) -> float:
 
 
 def heads_divide_width(spec: AttentionFields) -> None:
-    """H is at least 1, and divides E unless D is given."""
+    """Check that H is at least 1, and divides E unless D is given."""
     if spec.num_heads < 1:
         raise SpecError(f"num_heads has to be at least 1; got {spec.num_heads}")
     if spec.head_dim == DERIVED and spec.embed_dim % spec.num_heads:
@@ -70,7 +70,7 @@ def heads_divide_width(spec: AttentionFields) -> None:
 
 
 def dimensions(spec: AttentionFields) -> None:
-    """All dimensions are positive, and Hkv divides H."""
+    """Check that all dimensions are positive, and Hkv divides H."""
     for name in ("embed_dim", "num_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim"):
         if getattr(spec, name) < 1:
             raise SpecError(f"{name} has to be at least 1; got {getattr(spec, name)}")
@@ -84,7 +84,7 @@ def dimensions(spec: AttentionFields) -> None:
 
 
 def choices(spec: AttentionFields) -> None:
-    """Fields with a few values have one of them."""
+    """Check that fields with a fixed set of values have one of them."""
     for name, allowed in CHOICES.items():
         if getattr(spec, name) not in allowed:
             raise SpecError(
@@ -93,7 +93,7 @@ def choices(spec: AttentionFields) -> None:
 
 
 def numbers(spec: AttentionFields) -> None:
-    """Factors and probabilities are in their ranges."""
+    """Check that factors and probabilities are in their ranges."""
     if not 0 <= spec.dropout < 1:
         raise SpecError(f"dropout has to be at least 0 and less than 1; got {spec.dropout}")
     for name, (low, high) in RANGES.items():
@@ -108,7 +108,7 @@ def numbers(spec: AttentionFields) -> None:
 
 
 def cross_attention(spec: AttentionFields) -> None:
-    """What only cross-attention has, and what it cannot have."""
+    """Check the fields that require or exclude cross-attention."""
     if not spec.cross and (spec.kdim, spec.vdim) != (spec.embed_dim, spec.embed_dim):
         raise SpecError(
             f"kdim {spec.kdim} and vdim {spec.vdim} differ from embed_dim {spec.embed_dim}, "
@@ -127,7 +127,7 @@ def cross_attention(spec: AttentionFields) -> None:
 
 
 def positions(spec: AttentionFields) -> None:
-    """Positions of keys and queries are comparable, and rotary ones come in pairs."""
+    """Check that positions of keys and queries are comparable, and rotary dimensions are even."""
     used = [
         name
         for name, is_used in (
@@ -163,7 +163,7 @@ def positions(spec: AttentionFields) -> None:
 
 
 def rotary_scaling(spec: AttentionFields) -> None:
-    """Scaling and position ids need rotary positions, and bounds are in their order."""
+    """Check that scaling and position ids have rotary positions, and bounds are in order."""
     for name, unused in (("rotary_scaling", "none"), ("position_ids", False)):
         if spec.rotary == "none" and getattr(spec, name) != unused:
             raise SpecError(
@@ -190,7 +190,7 @@ def rotary_scaling(spec: AttentionFields) -> None:
 
 
 def packing(spec: AttentionFields) -> None:
-    """A packed projection has one input, and one bias or none."""
+    """Check that a packed projection has one input, and one bias or none."""
     if not spec.packed_qkv:
         return
     if spec.cross:
@@ -207,7 +207,7 @@ def packing(spec: AttentionFields) -> None:
 
 
 def parse_bias(bias: object) -> str:
-    """The canonical text of a set of projections: ``"all"``, ``"none"`` or ``"q,v"``."""
+    """Return the canonical text of a set of projections: ``"all"``, ``"none"`` or ``"q,v"``."""
     if isinstance(bias, bool):
         return "all" if bias else "none"
     words = list(bias) if isinstance(bias, (list, tuple)) else str(bias).split(",")
@@ -228,6 +228,6 @@ RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
 
 
 def divisors(number: int) -> list[int]:
-    """The divisors of a number, in order."""
+    """Return the divisors of a number, in order."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})

@@ -1,4 +1,4 @@
-"""What a subject has to obey: names, types and axes that fit together, a module that is ready."""
+"""Rules of a subject: names, types and axes that fit together, a module in eval mode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
 def check_inputs(
     module: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], axes: Axes
 ) -> None:
-    """The inputs are those of the module, of types that travel; axes name inputs.
+    """Check that the inputs fit the module, have supported types, and that axes name inputs.
+
+    Args:
+        module: The module.
+        arguments: The arguments of its `forward`.
+        tensors: The tensors within them, by name.
+        axes: The dynamic axes of each tensor.
 
     Raises:
         UsageError: If not.
@@ -68,7 +74,7 @@ def _check_name(name: str) -> None:
 
 
 def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
-    """Axes exist, those of one name have one size, and the example's sizes are free.
+    """Check that axes exist, share sizes by name, and are free in the example.
 
     Returns:
         The size of every axis in the example, by its name.
@@ -97,7 +103,7 @@ def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
 
 
 def check_integers(tensors: Mapping[str, Tensor]) -> None:
-    """Integers differ: what is drawn lies within their range, and has to show what they do.
+    """Check that integers differ: drawn values lie in their range, and must show their effect.
 
     Raises:
         UsageError: If not.
@@ -116,7 +122,12 @@ def check_integers(tensors: Mapping[str, Tensor]) -> None:
 def check_outputs(
     module: nn.Module, tensors: Mapping[str, Tensor], outputs: object
 ) -> tuple[str, ...]:
-    """Names of outputs and inputs are texts that nothing else in the graph has.
+    """Check that names of outputs and inputs are texts that are unique in the graph.
+
+    Args:
+        module: The module.
+        tensors: The inputs by name.
+        outputs: The names of the outputs, not yet checked.
 
     Raises:
         UsageError: If not.
@@ -140,7 +151,7 @@ def check_outputs(
 
 
 def check_relations(relations: Mapping[str, str], known: Sizes) -> None:
-    """Sums are of axes that there are, or of whole numbers, and the example obeys them.
+    """Check that sums consist of known axes or whole numbers, and that the example obeys them.
 
     Args:
         relations: The sums by the names of their axes.
@@ -167,7 +178,7 @@ def check_relations(relations: Mapping[str, str], known: Sizes) -> None:
 
 
 def refuse_train_mode(module: nn.Module) -> None:
-    """No part of the module trains.
+    """Refuse a module with a part in train mode.
 
     Raises:
         ExportError: If one does; names it.
@@ -182,5 +193,5 @@ def refuse_train_mode(module: nn.Module) -> None:
 
 
 def dtype_of(tensor: Tensor) -> str:
-    """A tensor's dtype as numpy names it."""
+    """Return the numpy name of a tensor's dtype."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""What the example of an input says of the values that it may have."""
+"""Ranges of an input's values, taken from its example."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attn_export.subject.checks import dtype_of
 
 
 def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
-    """An input of which `example` is one.
+    """Return the description of an input that has `example` as an instance.
 
     Args:
         example: Its dtype, its fixed sizes, the range of its integers, what its rows start with
@@ -26,7 +26,7 @@ def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
 
 
 def _first(example: Tensor) -> bool | None:
-    """What all rows of a bool tensor start with, or None."""
+    """Return the common first value of all rows of a bool tensor, or None."""
     if example.dtype != torch.bool or not example.dim() or not example.numel():
         return None
     starts = set(example[..., 0].flatten().tolist())

@@ -1,4 +1,4 @@
-"""Places where a module asks whether it is being exported or compiled."""
+"""Places where a module tests whether it is being exported or compiled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASKED = (
 
 
 def places_that_ask(run: Callable[[], Any]) -> list[str]:
-    """Return where the code of a user asks such a function: ``is_exporting() at mine.py:12``.
+    """Return the user's calls of such a function: ``is_exporting() at mine.py:12``.
 
     Args:
         run: Calls the module.

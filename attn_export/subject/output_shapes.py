@@ -1,4 +1,4 @@
-"""Which axes the outputs of a user's module have, found by running it."""
+"""Axes of the outputs of a user's module, inferred by running it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ def infer_output_shapes(
     """Name the axes of a module's outputs by running it at two sets of sizes.
 
     An axis is the one whose size it has both times; "" where it is none.
+
+    Args:
+        run: Returns the shapes of the outputs at some sizes.
+        axes: The names of all dynamic axes.
+        relations: Axes that are sums of others.
     """
     # Each axis has a size of its own that ends alike, so that a sum of two is no third.
     free = sorted(set(axes) - relations.keys())

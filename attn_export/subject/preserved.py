@@ -1,4 +1,4 @@
-"""A module that is as it was, whatever a call of it left behind."""
+"""Restoration of a module's state after a call."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _containers(part: nn.Module) -> list[Contents]:
 
 
 def _restore(value: Contents, held: Contents) -> None:
-    """Give a container what it held."""
+    """Restore the contents of a container."""
     if isinstance(value, list):
         value[:] = held
     else:

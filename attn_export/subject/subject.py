@@ -44,7 +44,7 @@ MOST_WORK = 2**30
 
 
 class Subject:
-    """What is exported and compared: ours from a spec, or any module of the user's.
+    """Module to export and compare: ours from a spec, or any module of the user's.
 
     Args:
         module: In eval mode. Called with the inputs by name.
@@ -59,7 +59,7 @@ class Subject:
         outputs: Names for the tensors that the module returns, in order; of a dict, its keys.
         relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
         spec: The spec behind the module, if it is ours.
-        notes: What a reader of the report should know of it.
+        notes: Notes on it for the reader of the report.
 
     Attributes:
         sums: The relations, and what else sizes add up to where inputs are made (`spec.sums`).
@@ -104,7 +104,7 @@ class Subject:
 
     @classmethod
     def from_spec(cls, spec: AttentionSpec, *, seed: int = 0) -> Self:
-        """The `Attention` of a spec, with seeded weights.
+        """Return the `Attention` of a spec, with seeded weights.
 
         The global random state is left as it was.
         """
@@ -120,13 +120,13 @@ class Subject:
         pool_kv_heads: int | None = None,
         **fields: Any,
     ) -> Self:
-        """One attention of a safetensors checkpoint.
+        """Return one attention of a safetensors checkpoint.
 
         Args:
             path: A ``.safetensors`` file, a ``.safetensors.index.json``, or the folder of either.
             layer: Its number, or a prefix such as ``"decoder.layers.3.self_attn"``. Default: 0.
-            spec: What it is. Default: what `config.json` beside the weights says.
-            pool_kv_heads: To how many key/value heads those of the checkpoint are mean-pooled.
+            spec: Its spec. Default: from `config.json` beside the weights.
+            pool_kv_heads: The number of key/value heads after mean-pooling.
             fields: Single fields of the spec to change.
 
         Raises:
@@ -146,7 +146,7 @@ class Subject:
 
     @classmethod
     def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:
-        """The `Attention` of a spec, with the weights of a graph that was exported from it.
+        """Return the `Attention` of a spec, with the weights of a graph exported from it.
 
         Raises:
             GraphError: If the graph cannot be read.
@@ -171,17 +171,17 @@ class Subject:
         )
 
     def input_values(self) -> dict[str, Input]:
-        """Every input by name: its shape with dynamic axes by name, its type, its range."""
+        """Return every input by name: its shape with dynamic axes by name, its type, its range."""
         if self.spec is not None:
             return self.spec.inputs()
         return {name: input_like(x, self.axes[name]) for name, x in self.inputs.items()}
 
     def sizes_with(self, changed: Sizes) -> dict[str, int]:
-        """The example's sizes, but for those that change, and for the sums of them."""
+        """Return the example's sizes with some changed, and the sums that follow."""
         return with_sums({**self.example_sizes, **changed}, self.sums)
 
     def draw(self, sizes: Sizes, *seed_words: str | int) -> dict[str, Tensor]:
-        """Random inputs of these sizes, the same from the same words.
+        """Return random inputs of these sizes; the same seed words give the same inputs.
 
         Raises:
             KeyError: If `sizes` lacks an axis.
@@ -189,7 +189,7 @@ class Subject:
         return to_torch(draw_inputs(self.input_values(), sizes, seed_words=seed_words))
 
     def output_shapes(self) -> dict[str, Shape]:
-        """The shape of every output; dynamic axes by name.
+        """Return the shape of every output; dynamic axes by name.
 
         For a module of the user's they are found by running it twice, at the example's sizes
         and at others: an axis is the one whose size it has both times.
@@ -205,7 +205,7 @@ class Subject:
         return infer_output_shapes(shapes_at, self.example_sizes, self.relations)
 
     def narrow_dtypes(self) -> dict[str, str]:
-        """The names of weights, inputs and outputs in float16 or bfloat16, and their types."""
+        """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
         state: dict[str, Tensor] = {}
         state.update(self.module.named_parameters(remove_duplicate=False))
         state.update(self.module.named_buffers(remove_duplicate=False))
@@ -216,7 +216,7 @@ class Subject:
         return {name: dtype_of(t) for name, t in state.items() if t.dtype in NARROW}
 
     def in_float32(self) -> Subject:
-        """The same with its weights and inputs widened to float32.
+        """Return the subject with its weights and inputs widened to float32.
 
         Raises:
             ExportError: If the module does not run so.
@@ -242,7 +242,7 @@ class Subject:
         return twin
 
     def returned_order(self) -> tuple[str, ...]:
-        """The names of the outputs in the order in which the module returns them."""
+        """Return the names of the outputs in the order in which the module returns them."""
         with torch.inference_mode(), preserved(self.module):
             returned = self._run(self.module, self.inputs)
         return tuple(returned) if is_named(returned, self.outputs) else self.outputs
@@ -265,7 +265,7 @@ class Subject:
         return True
 
     def expected(self) -> Expected:
-        """What its graph has to look like."""
+        """Return the expected properties of the subject's graph."""
         return Expected(
             inputs={name: wanted.shape for name, wanted in self.input_values().items()},
             outputs=self.output_shapes(),

@@ -12,12 +12,12 @@ from attn_export.tensorfile import numpy_dtype
 
 
 def to_torch(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    """Tensors of the same values."""
+    """Return tensors of the same values."""
     return {name: _tensor(array) for name, array in arrays.items()}
 
 
 def to_numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Arrays of the same values."""
+    """Return arrays of the same values."""
     return {name: _array(tensor.detach().cpu()) for name, tensor in tensors.items()}
 
 

@@ -57,7 +57,7 @@ class InputTree:
         return cls(tensors, tuple(names), tuple(leaf for _, leaf in leaves), structure)
 
     def rebuild(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments again, with a value for each tensor.
+        """Return the arguments again, with a value for each tensor.
 
         Args:
             values: By the names of the tensors.
@@ -70,9 +70,9 @@ class InputTree:
         return rebuilt
 
     def dynamic_shapes(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
-        """What `torch.export` takes as ``dynamic_shapes``, with a value for each tensor.
+        """Return ``dynamic_shapes`` for `torch.export`, with a value for each tensor.
 
-        It wants the parts of a class of someone else's, such as a cache, as they are flattened.
+        `torch.export` expects the parts of a foreign class, such as a cache, in flattened form.
 
         Args:
             shapes: By the names of the tensors.
@@ -83,12 +83,12 @@ class InputTree:
 
 
 def is_named(returned: Any, names: Sequence[str]) -> bool:
-    """Whether what a module returned is a dict whose keys, in any order, are the names."""
+    """Return whether a returned object is a dict whose keys, in any order, are the names."""
     return isinstance(returned, Mapping) and set(returned) == set(names)
 
 
 def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """The tensors that a module returned, by their names.
+    """Return the tensors that a module returned, by their names.
 
     A flat dict is taken by its keys where they are the names, all else in its order.
 

@@ -1,4 +1,4 @@
-"""Why a file is not the safetensors file that it should be.
+"""Diagnosis of files that are not valid safetensors files.
 
 The format: 8 bytes with the length of the header, the header in JSON, then the tensors
 (https://huggingface.co/docs/safetensors, "Format").
@@ -22,11 +22,11 @@ AGAIN: Final = "download it again"
 
 
 def why_unreadable(file: Path, error: Exception) -> str:
-    """What is wrong with a file that the safetensors library refused, and what to do.
+    """Return the defect of a file that the safetensors library refused, and the remedy.
 
     Args:
         file: The file.
-        error: What the library raised.
+        error: The error of the library.
     """
     if file.is_dir():
         return "is a folder; give a .safetensors file"
@@ -53,7 +53,7 @@ def _looks_pickled(start: bytes) -> bool:
 
 
 def _header_problem(file: Path, size: int, start: bytes) -> str | None:
-    """What is wrong with the sizes or the header, or None if that is not it."""
+    """Return the defect of the sizes or the header, or None if they are valid."""
     length = int.from_bytes(start[:8], "little")
     if size < 8 or (length <= LONGEST_HEADER and 8 + length > size and start[8:9] in (b"{", b"")):
         needed = f"its header alone takes {8 + length}" if size >= 8 else "its header takes more"

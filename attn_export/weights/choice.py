@@ -1,4 +1,4 @@
-"""Which attention of a checkpoint is meant."""
+"""Choice of one attention of a checkpoint."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Found:
     """One attention of a checkpoint.
 
     Attributes:
-        prefix: What its tensors' names start with, with the dot.
+        prefix: The prefix of its tensors' names, with the dot.
         layout: How it is stored.
         layer: Its number, None where the prefix has none.
-        role: `CROSS`, `DECODER`, `ENCODER` or "" where the prefix does not say.
+        role: `CROSS`, `DECODER`, `ENCODER` or "" if the prefix does not show it.
     """
 
     prefix: str
@@ -47,7 +47,7 @@ class Found:
 
 
 def choose(source: Source, layer: str | None, wanted: str | None) -> Found:
-    """One attention.
+    """Return one attention.
 
     Args:
         source: The checkpoint.
@@ -94,7 +94,7 @@ def _number(text: str) -> int | None:
 
 
 def _matching(every: Sequence[Found], layer: str | None) -> list[Found]:
-    """Those of a number or a prefix; without either layer 0, or the only one."""
+    """Return the attentions of a number or a prefix; without either layer 0, or the only one."""
     if layer is None and len(every) == 1:
         return list(every)
     number = 0 if layer is None else _number(layer)
@@ -107,7 +107,7 @@ def _matching(every: Sequence[Found], layer: str | None) -> list[Found]:
 
 
 def _with_prefix(every: Sequence[Found], layer: str) -> list[Found]:
-    """Those of exactly this prefix, else those whose prefix ends with it, else starts with it."""
+    """Return the attentions with exactly this prefix, else with it as a suffix, else as a start."""
     wanted = layer.strip(".") + "."
     exact = [found for found in every if found.prefix == wanted]
     ending = [found for found in every if found.prefix.endswith(f".{wanted}")]
@@ -115,7 +115,7 @@ def _with_prefix(every: Sequence[Found], layer: str) -> list[Found]:
 
 
 def _meant(matching: Sequence[Found], wanted: str | None) -> list[Found]:
-    """Of an encoder and a decoder, those that are wanted."""
+    """Return the attentions of the wanted role, from an encoder and a decoder."""
     if len(matching) == 1 or wanted is None:
         return list(matching)
     if wanted == CROSS:

@@ -1,4 +1,4 @@
-"""What a config.json says of one attention, in the fields of our spec.
+"""Reader of one attention's config.json, as fields of our spec.
 
 The keys and their defaults are those of the `configuration_*.py` of Hugging Face's transformers:
 authors leave out keys that have the default of their model's class.
@@ -31,7 +31,7 @@ class Config:
 
     @classmethod
     def beside(cls, path: Path) -> Config | None:
-        """The config at a path, or None if there is no such file.
+        """Return the config at a path, or None if there is no such file.
 
         Raises:
             WeightsError: If it is not JSON.
@@ -45,20 +45,20 @@ class Config:
         return cls(path, values)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
-        """The same with what the model's class has where a key is left out."""
+        """Return the config with the defaults of the model's class for missing keys."""
         return Config(self.path, {**defaults, **self.values})
 
     @property
     def model_type(self) -> str:
-        """The family of models, "" where it does not say."""
+        """The family of models, "" if the config lacks it."""
         return str(self.values.get("model_type") or "")
 
     def has(self, key: str) -> bool:
-        """Whether a key is there and not null."""
+        """Return whether a key is there and not null."""
         return self.values.get(key) is not None
 
     def whole(self, key: str) -> int:
-        """A whole number.
+        """Return a whole number.
 
         Raises:
             WeightsError: If it is missing or is no whole number.
@@ -70,7 +70,7 @@ class Config:
         return value
 
     def number(self, key: str) -> float:
-        """A positive number.
+        """Return a positive number.
 
         Raises:
             WeightsError: If it is missing or is no positive finite number.
@@ -78,7 +78,7 @@ class Config:
         return self.positive(key, self.values.get(key))
 
     def positive(self, key: str, value: object) -> float:
-        """A value of the file that has to be a positive number.
+        """Return a value of the file that must be a positive number.
 
         Raises:
             WeightsError: If it is not.
@@ -89,7 +89,7 @@ class Config:
         return float(value)  # type: ignore[arg-type]
 
     def flag(self, key: str) -> bool:
-        """True or false; false if it is missing or null.
+        """Return true or false; false if the key is missing or null.
 
         Raises:
             WeightsError: If it is anything else.
@@ -100,12 +100,12 @@ class Config:
         return bool(value)
 
     def wrong(self, key: str, wanted: str, value: object = None) -> WeightsError:
-        """The error of a key that is missing or has no value that can be used."""
+        """Return the error of a key that is missing or has no usable value."""
         value = self.values.get(key) if value is None else value
         if value is None:
             return WeightsError(f"{self.path} has no {key!r}; it has to be {wanted}")
         return WeightsError(f"{self.path}: {key} has to be {wanted}; got {shown(repr(value))}")
 
     def refused(self, key: str, value: object, why: str) -> WeightsError:
-        """The error of a value that our attention cannot be."""
+        """Return the error of a value that our attention does not support."""
         return WeightsError(f"{self.path}: {key} = {shown(repr(value))} is not supported: {why}")

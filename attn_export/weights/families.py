@@ -17,18 +17,18 @@ from attn_export.weights.rotary import gemma3_rotary, neox_rotary, phi3_rotary, 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """How one `model_type` says what its attention is.
+    """Description of the attention of one `model_type`.
 
     Attributes:
         embed_dim: The keys of E, of which the first that is there counts.
         num_heads: The keys of H; ``{side}`` stands for encoder or decoder.
         num_kv_heads: The key of Hkv, "" if there is none.
         head_dim: The key of D, "" if there is none.
-        rules: What else its attention is.
-        defaults: What its class has where a key is left out.
-        bias: Which projections have biases, as in `AttentionSpec.bias`; None if a key says so.
-        bias_key: That key. Where it is left out, the tensors decide.
-        slides: Which layers have a window, None if all are alike.
+        rules: Further features of its attention.
+        defaults: The class's defaults for missing keys.
+        bias: The projections with biases, as in `AttentionSpec.bias`; None if a key says so.
+        bias_key: That key. If it is missing, the tensors decide.
+        slides: The layers with a window, None if all are alike.
     """
 
     embed_dim: tuple[str, ...] = ("hidden_size",)
@@ -43,7 +43,7 @@ class Family:
 
 
 def _grouped(*rules: Rule, **values: Any) -> Family:
-    """A decoder that names K/V heads and their width as Llama does."""
+    """Return a decoder family with Llama's names for K/V heads and their width."""
     defaults = {"rope_theta": 10000.0, **values.pop("defaults", {})}
     return Family(
         num_kv_heads="num_key_value_heads", head_dim="head_dim", rules=rules, defaults=defaults,
@@ -142,5 +142,5 @@ GEMMA3: Final = ("gemma3", "gemma3_text")
 
 
 def family_of(model_type: str) -> Family | None:
-    """The row of a `model_type`, or None."""
+    """Return the row of a `model_type`, or None."""
     return FAMILIES.get("gemma3_text" if model_type in GEMMA3 else model_type)

@@ -1,4 +1,4 @@
-"""What the attention of a family of models is beyond its dimensions: a function for each feature.
+"""Features of a family's attention beyond its dimensions: one function for each feature.
 
 Each returns fields of the spec. Sources are the `modeling_*.py` and `configuration_*.py` of Hugging
 Face's transformers.
@@ -14,52 +14,52 @@ from attn_export.weights.layer import Layer
 
 
 def causal(_: Layer) -> dict[str, Any]:
-    """A decoder: no key after the query's own."""
+    """Set causal for a decoder: no key after the query's own."""
     return {"causal": True}
 
 
 def by_role(layer: Layer) -> dict[str, Any]:
-    """Of an encoder and a decoder: what the prefix says."""
+    """Set the fields of an encoder or a decoder, as the prefix indicates."""
     if layer.role == CROSS:
         return {"cross": True}
     return {} if layer.role == ENCODER else {"causal": True}
 
 
 def window(layer: Layer) -> dict[str, Any]:
-    """`sliding_window` counts the query's own key too."""
+    """Set the window; `sliding_window` counts the query's own key too."""
     if not layer.config.values.get("sliding_window"):
         return {}
     return {"window_left": layer.config.whole("sliding_window") - 1}
 
 
 def window_of_some(layer: Layer) -> dict[str, Any]:
-    """The window of the layers that have one."""
+    """Set the window of the layers that have one."""
     return window(layer) if layer.slides else {}
 
 
 def qwen_window(layer: Layer) -> dict[str, Any]:
-    """The window of those layers, if it is in use at all."""
+    """Set the window of those layers, if windows are enabled."""
     return window_of_some(layer) if layer.config.flag("use_sliding_window") else {}
 
 
 def query_scale(layer: Layer) -> dict[str, Any]:
-    """The scale that Gemma states as the width it is made for."""
+    """Set the scale that Gemma states as the width it is made for."""
     return {"scale": layer.config.number("query_pre_attn_scalar") ** -0.5}
 
 
 def softcap(layer: Layer) -> dict[str, Any]:
-    """Gemma 2's cap on the scores, null for none."""
+    """Set Gemma 2's cap on the scores, null for none."""
     key = "attn_logit_softcapping"
     return {"softcap": layer.config.number(key)} if layer.config.has(key) else {}
 
 
 def head_norm(layer: Layer) -> dict[str, Any]:
-    """RMSNorm of every query and key head."""
+    """Set RMSNorm of every query and key head."""
     return {"qk_norm": "rms", "norm_eps": layer.config.number("rms_norm_eps")}
 
 
 def causal_only(layer: Layer) -> dict[str, Any]:
-    """A decoder that could be used on both sides, which is not known well enough."""
+    """Set causal for a decoder; refuse bidirectional use, which is not known well enough."""
     key = "use_bidirectional_attention"
     if layer.config.flag(key):
         raise layer.config.refused(key, True, "give SPEC.toml and take config.json away")
@@ -67,7 +67,7 @@ def causal_only(layer: Layer) -> dict[str, Any]:
 
 
 def gemma3_sides(layer: Layer) -> dict[str, Any]:
-    """EmbeddingGemma sees both sides, half of its window each."""
+    """Set causal, or for EmbeddingGemma both sides, half of its window each."""
     if not layer.config.flag("use_bidirectional_attention"):
         return {"causal": True, **window_of_some(layer)}
     if not layer.slides:
@@ -77,12 +77,12 @@ def gemma3_sides(layer: Layer) -> dict[str, Any]:
 
 
 def sinks(_: Layer) -> dict[str, Any]:
-    """gpt-oss's learned score for no key."""
+    """Set gpt-oss's learned score for no key."""
     return {"sinks": True}
 
 
 def falcon(layer: Layer) -> dict[str, Any]:
-    """Hkv by two flags. Its ALiBi is not that of the paper."""
+    """Set Hkv from two flags. Refuse Falcon's ALiBi, which is not that of the paper."""
     config = layer.config
     if config.flag("alibi"):
         raise config.refused("alibi", True, "Falcon multiplies its ALiBi by the scale as well")
@@ -96,7 +96,7 @@ def falcon(layer: Layer) -> dict[str, Any]:
 
 
 def gpt2_scale(layer: Layer) -> dict[str, Any]:
-    """1/sqrt(D), unless flags take it away or divide it by the layer's number."""
+    """Set the scale: 1/sqrt(D), unless flags disable it or divide it by the layer's number."""
     config = layer.config
     divided = config.flag("scale_attn_by_inverse_layer_idx")
     if config.flag("scale_attn_weights") and not divided:
@@ -106,12 +106,12 @@ def gpt2_scale(layer: Layer) -> dict[str, Any]:
 
 
 def alibi(_: Layer) -> dict[str, Any]:
-    """ALiBi with the slopes of the paper."""
+    """Set ALiBi with the slopes of the paper."""
     return {"alibi": True}
 
 
 def bert(layer: Layer) -> dict[str, Any]:
-    """Both sides, or a decoder by its flag."""
+    """Set both sides, or causal for a decoder by its flag."""
     key = "position_embedding_type"
     kind = layer.config.values.get(key)
     if kind not in (None, "absolute"):
@@ -122,7 +122,7 @@ def bert(layer: Layer) -> dict[str, Any]:
 
 
 def t5(layer: Layer) -> dict[str, Any]:
-    """No scale; a learned bias by distance, but not between decoder and encoder."""
+    """Set no scale, and a learned bias by distance, except between decoder and encoder."""
     fields = {**by_role(layer), "scale": 1.0}
     if layer.role == CROSS:
         return fields
@@ -133,15 +133,15 @@ def t5(layer: Layer) -> dict[str, Any]:
 
 
 def even(_: Config, number: int) -> bool:
-    """Every other layer, from the first."""
+    """Return whether a layer is one of every other layer, from the first."""
     return number % 2 == 0
 
 
 def gemma3_slides(config: Config, number: int) -> bool:
-    """All but every sixth layer, or so."""
+    """Return whether a layer slides: by default all but every sixth one."""
     return (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
 
 
 def qwen_slides(config: Config, number: int) -> bool:
-    """The layers from one on."""
+    """Return whether a layer slides: all layers from a given one on."""
     return number >= config.whole("max_window_layers")

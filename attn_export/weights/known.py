@@ -17,13 +17,13 @@ from attn_export.weights.layer import Layer, slides
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
-    """What a config.json says.
+    """Content of a config.json on one attention.
 
     Attributes:
         spec: The attention.
         fields: The fields that it was made from, without derived ones.
-        keys: Which key says a dimension, by the field of the spec.
-        biases_said: Whether it says which biases there are; otherwise the tensors did.
+        keys: The key of each dimension, by the field of the spec.
+        biases_said: Whether it lists the biases; otherwise the tensors did.
     """
 
     spec: AttentionSpec
@@ -33,15 +33,15 @@ class Known:
 
 
 def known(config: Config, found: Found, biases: str) -> Known:
-    """What a config.json says of one attention.
+    """Return the description of one attention in a config.json.
 
     Args:
         config: The file.
         found: The attention.
-        biases: Which biases the checkpoint has, for where the config does not say.
+        biases: The biases of the checkpoint, if the config does not list them.
 
     Raises:
-        WeightsError: If a key is missing or wrong, or says what our attention cannot be.
+        WeightsError: If a key is missing, wrong, or not supported by our attention.
     """
     family = family_of(config.model_type)
     if family is None:
@@ -73,7 +73,7 @@ def known(config: Config, found: Found, biases: str) -> Known:
 def _dimensions(
     config: Config, family: Family, found: Found
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """E, H and where they are there Hkv and D; and the key that says each."""
+    """Return E, H and, if present, Hkv and D; and the key of each."""
     side = "encoder" if found.role == ENCODER else "decoder"
     fields: dict[str, Any] = {}
     keys = {}
@@ -105,10 +105,15 @@ SCALED: Final = {
 
 
 def check_agrees(spec: AttentionSpec, said: Known, config: Config) -> str | None:
-    """That a spec does not contradict a config.json.
+    """Check that a spec does not contradict a config.json.
+
+    Args:
+        spec: The spec.
+        said: The config's description of the attention.
+        config: The config, for messages.
 
     Returns:
-        What a reader should know of a mask that has to come from outside, or None.
+        A note on a mask that the caller must give, or None.
 
     Raises:
         WeightsError: If they do; names the field and both values.
@@ -132,7 +137,7 @@ def check_agrees(spec: AttentionSpec, said: Known, config: Config) -> str | None
 
 
 def _compared(spec: AttentionSpec, said: Known) -> list[str]:
-    """The fields that mean something in either spec."""
+    """Return the fields that have a meaning in either spec."""
     both = (spec, said.spec)
     unused = {
         "rotary_": all(not s.has_rotary for s in both),
@@ -148,7 +153,7 @@ def _compared(spec: AttentionSpec, said: Known) -> list[str]:
 
 
 def _magnitude(spec: AttentionSpec) -> float:
-    """YaRN's factor on queries and keys (Peng et al. 2023, eq. 22), else 1."""
+    """Return YaRN's factor on queries and keys (Peng et al. 2023, eq. 22), else 1."""
     if spec.rotary_scaling != "yarn":
         return 1.0
     usual = 0.1 * math.log(spec.rotary_factor) + 1.0

@@ -22,7 +22,7 @@ class Layer:
     Attributes:
         config: With the defaults of the family.
         role: As in `choice.Found`.
-        number: Which layer it is.
+        number: The number of the layer.
         heads: H, the number of query heads.
         head_dim: D, the width of one head.
         slides: Whether it has a window, in a model where some layers have.
@@ -41,12 +41,12 @@ Rule = Callable[[Layer], dict[str, Any]]
 
 
 def slides(config: Config, pattern: Pattern | None, number: int) -> bool:
-    """Whether a layer has a window.
+    """Return whether a layer has a window.
 
     Args:
         config: With the defaults of the family.
-        pattern: Which layers have one where `layer_types` does not say; None if all are alike.
-        number: Which layer it is.
+        pattern: The layers with one if `layer_types` is missing; None if all are alike.
+        number: The number of the layer.
 
     Raises:
         WeightsError: If `layer_types` has no such layer, or a kind that is not known.

@@ -1,4 +1,4 @@
-"""How checkpoints name and pack the tensors of one attention: a row for each layout.
+"""Names and packing of the tensors of one attention in checkpoints: a row for each layout.
 
 Names are relative to the attention's prefix, such as ``model.layers.0.self_attn.``. Sources are the
 `modeling_*.py` of Hugging Face's transformers, `torch.nn.MultiheadAttention`, "The Annotated
@@ -27,14 +27,14 @@ class Layout:
     """One way to store an attention.
 
     Attributes:
-        name: What messages call it.
+        name: Its name in messages.
         weights: The weights of q, k and v, or the one that packs them.
         biases: The biases of q, k and v, or the one that packs them.
         out: The weight and the bias of the output projection.
         packing: How one tensor packs three, `ROWS` or `GROUPS`.
         conv1d: Whether weights may be stored `[in, out]`, as GPT-2's Conv1D does.
-        others: What lies under the same prefix and is no part of attention.
-        added_keys: What comes before ``bias_k`` and ``bias_v``; torch keeps them as `[1, 1, E]`.
+        others: Tensors under the same prefix that are no part of attention.
+        added_keys: The prefix of ``bias_k`` and ``bias_v``; torch keeps them as `[1, 1, E]`.
     """
 
     name: str
@@ -57,19 +57,19 @@ def _linear(module: str) -> tuple[str, str]:
 
 
 def _apart(name: str, *modules: str, others: tuple[str, ...] = ()) -> Layout:
-    """A layout of four modules: q, k, v and out."""
+    """Return a layout of four modules: q, k, v and out."""
     (q, k, v, out) = map(_linear, modules)
     return Layout(name, (q[0], k[0], v[0]), (q[1], k[1], v[1]), out, others=others)
 
 
 def _packed(name: str, module: str, out: str, packing: str, *, conv1d: bool = False) -> Layout:
-    """A layout of one module for q, k and v, and one for out."""
+    """Return a layout of one module for q, k and v, and one for out."""
     weight, bias = _linear(module)
     return Layout(name, (weight,), (bias,), _linear(out), packing, conv1d)
 
 
 def _norm(module: str) -> tuple[str, ...]:
-    """The names of a LayerNorm; gamma and beta are those of TensorFlow."""
+    """Return the names of a LayerNorm; gamma and beta are those of TensorFlow."""
     return tuple(f"{module}.{part}" for part in ("weight", "bias", "gamma", "beta"))
 
 
@@ -127,9 +127,9 @@ _LONGEST_TAIL: Final = max(name.count(".") for name in _BY_REQUIRED) + 1
 
 
 def recognise(names: Collection[str]) -> dict[str, Layout]:
-    """Every attention of a checkpoint: its prefix, with its dot, and its layout.
+    """Return every attention of a checkpoint: its prefix, with its dot, and its layout.
 
-    More than half of the weights of q, k and v have to be there, so that what a damaged file lacks
+    More than half of the weights of q, k and v must be there, so that what a damaged file lacks
     is named rather than not seen. Where rows share names, the one with most of its names counts.
 
     Args:
@@ -147,7 +147,7 @@ def recognise(names: Collection[str]) -> dict[str, Layout]:
 
 
 def _best(tails: set[str]) -> Layout | None:
-    """The row that most of these names belong to, the first of several."""
+    """Return the row that most of these names belong to, the first of several."""
     fitting = [
         layout
         for layout in LAYOUTS

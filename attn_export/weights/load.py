@@ -30,9 +30,9 @@ class Checkpoint:
     """One attention out of a checkpoint.
 
     Attributes:
-        spec: What it is.
+        spec: Its spec.
         weights: The state dict of an `Attention` of that spec, in its dtype, on the CPU.
-        notes: What a reader should know: where it is from, what was converted or pooled.
+        notes: Notes for the reader: its origin, conversions and pooling.
     """
 
     spec: AttentionSpec
@@ -54,9 +54,9 @@ def load_checkpoint(
         path: A .safetensors file, a .safetensors.index.json, or a folder that holds either.
         layer: A number, or a prefix such as "decoder.layers.3.self_attn". Default: layer 0, or the
             only attention that is there.
-        spec: What the attention is. Default: what a config.json beside the weights says.
+        spec: The attention's spec. Default: from a config.json beside the weights.
         fields: Single fields of the spec to change, such as cache and attn_mask.
-        pool_kv_heads: How many K/V heads to pool to, after reading; the spec is that of the
+        pool_kv_heads: The number of K/V heads to pool to, after reading; the spec is that of the
             checkpoint as it is.
 
     Raises:
@@ -92,7 +92,7 @@ def load_checkpoint(
 
 
 def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str | None:
-    """Which attention of an encoder and a decoder is meant, None if nothing says so."""
+    """Return the wanted attention of an encoder and a decoder, None if it is not determined."""
     if spec is None and not {"causal", "cross"} & fields.keys():
         return None
     cross = fields.get("cross", False) if spec is None else spec.cross
@@ -105,7 +105,7 @@ def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str |
 def _given(
     source: Source, found: Found, spec: AttentionSpec, config: Config | None
 ) -> tuple[Sizes, list[str]]:
-    """A spec that does not contradict the config, and notes on that."""
+    """Return the sizes of a spec that does not contradict the config, with notes."""
     sizes = Sizes(spec, {}, "the spec")
     if config is None:
         return sizes, []
@@ -119,7 +119,7 @@ def _given(
 def _said(
     source: Source, found: Found, config: Config, fields: Mapping[str, Any]
 ) -> tuple[Sizes, list[str]]:
-    """The spec that the config says with some fields changed, and notes on that."""
+    """Return the sizes of the config's spec with some fields changed, with notes."""
     said = known(config, found, _biases_there(source, found))
     notes = []
     if not said.biases_said:
@@ -130,7 +130,7 @@ def _said(
 
 
 def _biases_there(source: Source, found: Found) -> str:
-    """Which projections have biases in the file, as `AttentionSpec.bias`."""
+    """Return the projections that have biases in the file, as `AttentionSpec.bias`."""
     layout = found.layout
     names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
     pairs = zip(("q", "k", "v", "out"), (*names, layout.out[1]), strict=True)
@@ -139,7 +139,7 @@ def _biases_there(source: Source, found: Found) -> str:
 
 
 def _stores_less_one(source: Source, found: Found, config: Config | None) -> bool:
-    """Whether this is Gemma 3: by its config, else by the norms that its layers have."""
+    """Return whether this is Gemma 3: by its config, else by the norms of its layers."""
     if config is not None and config.model_type:
         return config.model_type in GEMMA3
     layer = found.prefix.removesuffix("self_attn.")

@@ -18,7 +18,7 @@ PARTS: Final = ("q", "k", "v")
 
 
 def split_packed(tensor: Tensor, spec: AttentionSpec, packing: str) -> list[Tensor]:
-    """The rows of q, k and v.
+    """Return the rows of q, k and v.
 
     Args:
         tensor: `[H * D + Hkv * (D + Dv), ...]`.
@@ -34,7 +34,7 @@ def split_packed(tensor: Tensor, spec: AttentionSpec, packing: str) -> list[Tens
 
 
 def as_packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The names of an `Attention` with `packed_qkv`, from those without."""
+    """Rename the weights of an `Attention` without `packed_qkv` to those of one with it."""
     packed = dict(weights)
     for kind in ("weight", "bias"):
         parts = [packed.pop(f"{side}_proj.{kind}", None) for side in PARTS]
@@ -45,7 +45,7 @@ def as_packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def as_apart(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Tensor]:
-    """The names of an `Attention` without `packed_qkv`, from those with it."""
+    """Rename the weights of an `Attention` with `packed_qkv` to those of one without it."""
     apart = dict(weights)
     for kind in ("weight", "bias"):
         tensor = apart.pop(f"qkv_proj.{kind}", None)

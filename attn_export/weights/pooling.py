@@ -58,7 +58,7 @@ def pool(
 
 
 def _mean(tensor: Tensor, before: int, after: int) -> Tensor:
-    """The mean over each group of heads: rows [Hkv * D, ...] -> [n * D, ...]."""
+    """Return the mean over each group of heads: rows [Hkv * D, ...] -> [n * D, ...]."""
     # In float64 the sum of equal values is exact. Adding them one to the next keeps a -0.0, which
     # `sum` would add to 0.0.
     heads = tensor.to(torch.float64).unflatten(0, (after, before // after, -1))

@@ -16,17 +16,17 @@ from attn_export.weights.layer import FULL, SLIDING, Layer
 
 
 def rotary(layer: Layer) -> dict[str, Any]:
-    """The fields of rotary positions."""
+    """Return the fields of rotary positions."""
     return _fields(layer, _parameters(layer), "rope_theta", "partial_rotary_factor")
 
 
 def neox_rotary(layer: Layer) -> dict[str, Any]:
-    """The same under GPT-NeoX's names."""
+    """Return the fields of rotary positions under GPT-NeoX's names."""
     return _fields(layer, _parameters(layer), "rotary_emb_base", "rotary_pct")
 
 
 def phi3_rotary(layer: Layer) -> dict[str, Any]:
-    """Phi-3 knows LongRoPE alone, whatever its file calls it."""
+    """Return the fields for Phi-3; refuse scaling, which is always LongRoPE in Phi-3."""
     given = _parameters(layer)
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in (None, "default"):
@@ -35,7 +35,7 @@ def phi3_rotary(layer: Layer) -> dict[str, Any]:
 
 
 def gemma3_rotary(layer: Layer) -> dict[str, Any]:
-    """Layers with a window turn by another base and are never scaled."""
+    """Return the fields for Gemma 3: layers with a window have another base and no scaling."""
     given = _parameters(layer)
     values = layer.config.values
     of_each_kind = not values.get("rope_scaling") and SLIDING in (
@@ -47,7 +47,7 @@ def gemma3_rotary(layer: Layer) -> dict[str, Any]:
 
 
 def _parameters(layer: Layer) -> Mapping[str, Any]:
-    """The dictionary of this layer, empty if there is none."""
+    """Return the rotary parameters of this layer, empty if there are none."""
     config = layer.config
     key = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
     given = config.values.get(key) or {}
@@ -80,7 +80,7 @@ def _fields(
 
 
 def _scaling(config: Config, kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The constants of one way of scaling."""
+    """Return the constants of one kind of scaling."""
     longest = config.values.get("max_position_embeddings")
     original = given.get("original_max_position_embeddings")
     if config.has("original_max_position_embeddings"):
@@ -109,7 +109,7 @@ CONSTANTS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def _yarn(config: Config, given: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """Whether the ramp is cut to whole pairs, and the factor on queries and keys."""
+    """Return truncation of the ramp to whole pairs, and the factor on queries and keys."""
 
     def usual(scale: float) -> float:
         return 0.1 * scale * math.log(max(factor, 1.0)) + 1.0

@@ -1,4 +1,4 @@
-"""Which tensors a spec expects of a layout, of which shapes, and why.
+"""Tensors that a spec expects of a layout, with their shapes and the reasons.
 
 Legend: E embed_dim, H num_heads, Hkv num_kv_heads, D head_dim, Dv v_head_dim.
 """
@@ -16,7 +16,7 @@ from attn_export.weights.packing import PARTS
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Wanted:
-    """A tensor that has to be there.
+    """A tensor that must be there.
 
     Attributes:
         shape: Its shape.
@@ -31,11 +31,11 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes:
-    """The dimensions of a spec, and what they are called where they come from.
+    """Dimensions of a spec, and their names at their source.
 
     Attributes:
         spec: The attention.
-        keys: The key of config.json that says a field.
+        keys: The key of each field in config.json.
         origin: Where the numbers are from.
     """
 
@@ -44,31 +44,31 @@ class Sizes:
     origin: str
 
     def of(self, field: str) -> str:
-        """A field and its value, as in ``num_key_value_heads 4``."""
+        """Return a field and its value, as in ``num_key_value_heads 4``."""
         return f"{self.keys.get(field, field)} {getattr(self.spec, field)}"
 
     def q(self) -> tuple[int, str]:
-        """Rows of the query projection."""
+        """Return the rows of the query projection."""
         s = self.spec
         return s.num_heads * s.head_dim, f"{self.of('num_heads')} * {self.of('head_dim')}"
 
     def k(self) -> tuple[int, str]:
-        """Rows of the key projection."""
+        """Return the rows of the key projection."""
         s = self.spec
         return s.num_kv_heads * s.head_dim, f"{self.of('num_kv_heads')} * {self.of('head_dim')}"
 
     def v(self) -> tuple[int, str]:
-        """Rows of the value projection."""
+        """Return the rows of the value projection."""
         s = self.spec
         return s.num_kv_heads * s.v_head_dim, f"{self.of('num_kv_heads')} * {self.v_width()}"
 
     def v_width(self) -> str:
-        """Dv, which is D unless a spec says otherwise."""
+        """Return the text of Dv, which is D unless a spec sets it."""
         is_derived = self.spec.v_head_dim == self.spec.head_dim
         return self.of("head_dim" if is_derived else "v_head_dim")
 
     def packed(self) -> tuple[int, str]:
-        """Rows of all three."""
+        """Return the rows of all three."""
         s = self.spec
         rows = (s.num_heads + s.num_kv_heads) * s.head_dim + s.num_kv_heads * s.v_head_dim
         if s.v_head_dim != s.head_dim:
@@ -78,7 +78,7 @@ class Sizes:
 
 
 def wanted_tensors(found: Found, names: Collection[str], sizes: Sizes) -> dict[str, Wanted]:
-    """The tensors of a checkpoint that an attention needs, by their full names.
+    """Return the tensors of a checkpoint that an attention needs, by their full names.
 
     Args:
         found: The attention.
@@ -92,7 +92,7 @@ def wanted_tensors(found: Found, names: Collection[str], sizes: Sizes) -> dict[s
 
 
 def relative_bias_name(found: Found, names: Collection[str]) -> str | None:
-    """T5 keeps the bias of all layers in the first one."""
+    """Return the name of T5's relative bias, which the first layer holds for all layers."""
     if found.role == CROSS:
         return None
     own = [found.prefix + tail for tail in RELATIVE]

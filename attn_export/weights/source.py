@@ -1,4 +1,4 @@
-"""Where the tensors of a checkpoint lie: one file, a folder, or shards with an index.
+"""Storage of a checkpoint's tensors: one file, a folder, or shards with an index.
 
 Headers and tensors are read when they are asked for, so one layer of a large checkpoint costs one
 layer. Nothing is ever unpickled.
@@ -27,7 +27,7 @@ PICKLES: Final = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
-    """What a file says of one tensor."""
+    """Shape and type of one tensor in a file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -47,14 +47,14 @@ class Source:
 
     @property
     def config(self) -> Path:
-        """Where its config.json is, if it has one."""
+        """The path of its config.json, if it has one."""
         return self.path.parent / "config.json"
 
     def describe(self, names: Iterable[str]) -> dict[str, Stored]:
-        """Shape and dtype of some of its tensors; reads headers only.
+        """Return shape and dtype of some of its tensors; read headers only.
 
         Raises:
-            WeightsError: If a file is missing or broken, or lacks what the index says it has.
+            WeightsError: If a file is missing or broken, or lacks a tensor of the index.
         """
         found = {}
         for file, wanted in self._by_file(names):
@@ -71,7 +71,7 @@ class Source:
         return found
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Some of its tensors, as views of the file.
+        """Return some of its tensors, as views of the file.
 
         Raises:
             WeightsError: If a file is missing or broken.
@@ -90,7 +90,7 @@ class Source:
 
 
 def open_source(path: Path) -> Source:
-    """A checkpoint, by its file, the index of its shards, or the folder of either.
+    """Return a checkpoint, from its file, the index of its shards, or the folder of either.
 
     Raises:
         WeightsError: If there is none, if it is a pickle, or if it is broken.
@@ -108,7 +108,7 @@ def open_source(path: Path) -> Source:
 
 
 def read_json(path: Path, meaning: str) -> dict[str, Any]:
-    """A JSON file that holds one object.
+    """Return the object in a JSON file.
 
     Raises:
         WeightsError: If it cannot be read or holds anything else.
@@ -134,7 +134,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _in_folder(folder: Path) -> Path:
-    """The checkpoint of a folder: the usual names, or the only one that is there."""
+    """Return the checkpoint of a folder: the usual names, or the only one that is there."""
     for usual in (SINGLE, INDEX):
         if (folder / usual).is_file():
             return folder / usual
@@ -165,9 +165,10 @@ def _read_index(path: Path) -> dict[str, Path]:
 
 
 def _stays_inside(shard: str) -> bool:
-    """Whether a name of a file leads nowhere else.
+    """Return whether the name of a file stays inside its folder.
 
-    By its words, not by following links: Hugging Face's cache links every file to another folder.
+    The test uses the words of the name and follows no links: Hugging Face's cache links every file
+    to another folder.
     """
     if not shard.strip() or not shard.isprintable():
         return False

@@ -28,7 +28,7 @@ WORDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16
 def read_weights(
     source: Source, found: Found, sizes: Sizes, *, less_one: bool
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Our weights of one attention, and what a reader should know of them.
+    """Return our weights of one attention, and notes for the reader.
 
     Args:
         source: The checkpoint.
@@ -68,7 +68,7 @@ def read_weights(
 def _is_conv1d(
     found: Found, wanted: Mapping[str, Wanted], stored: Mapping[str, Stored]
 ) -> set[str]:
-    """Which weights are stored `[in, out]`: all of them if the packed one is."""
+    """Return the weights that are stored `[in, out]`: all of them if the packed one is."""
     packed = found.prefix + found.layout.weights[0]
     if not found.layout.conv1d or packed not in stored:
         return set()
@@ -90,7 +90,7 @@ def _missing(wanted: Mapping[str, Wanted], source: Source) -> list[str]:
 def _misfits(
     wanted: Mapping[str, Wanted], stored: Mapping[str, Stored], turned: set[str]
 ) -> list[str]:
-    """Tensors of another shape or type than the spec needs."""
+    """Return the tensors of another shape or type than the spec needs."""
     problems = []
     for name, tensor in stored.items():
         shape = wanted[name].shape[::-1] if name in turned else wanted[name].shape
@@ -105,7 +105,7 @@ def _misfits(
 
 
 def _left_over(source: Source, found: Found, wanted: Mapping[str, Wanted]) -> list[str]:
-    """Tensors of this attention that nothing took, and parts of a packed bias."""
+    """Return unused tensors of this attention, and parts of a packed bias."""
     known = {found.prefix + name for name in (*BUFFERS, *found.layout.others)}
     relative = relative_bias_name(found, source.files)
     own = [name for name in source.files if name.startswith(found.prefix) or name == relative]
@@ -115,7 +115,7 @@ def _left_over(source: Source, found: Found, wanted: Mapping[str, Wanted]) -> li
 
 
 def _unpackable(found: Found, wanted: Mapping[str, Wanted], spec: AttentionSpec) -> list[str]:
-    """What a layout that packs q, k and v cannot be."""
+    """Return the conflicts of a spec with a layout that packs q, k and v."""
     layout, problems = found.layout, []
     weight, bias = (found.prefix + names[0] for names in (layout.weights, layout.biases))
     widths = {spec.embed_dim, spec.kdim, spec.vdim}
@@ -133,7 +133,7 @@ def _unpackable(found: Found, wanted: Mapping[str, Wanted], spec: AttentionSpec)
 def _converted(
     source: Source, stored: Mapping[str, Stored], spec: AttentionSpec, raised: set[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """The tensors in the type of the spec, copied out of the file; some of them plus 1."""
+    """Return the tensors in the type of the spec, copied out of the file; some of them plus 1."""
     target: torch.dtype = getattr(torch, spec.dtype)
     values = {}
     for name, tensor in source.read(stored).items():
@@ -166,7 +166,7 @@ def _type_notes(found: set[str], target: str) -> list[str]:
 
 
 def _unpacked(tensor: Tensor, ours: str, found: Found, spec: AttentionSpec) -> dict[str, Tensor]:
-    """One tensor, or the three that it packs."""
+    """Return one tensor, or the three that it packs."""
     if ours.startswith(ADDED_KEYS):
         return {ours: tensor.reshape(spec.num_kv_heads, -1)}
     if ours:

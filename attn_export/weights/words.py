@@ -1,4 +1,4 @@
-"""How what a checkpoint holds is put into one line."""
+"""Formatting of a checkpoint's content on one line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ LONGEST: Final = 400
 
 
 def shown(name: str) -> str:
-    """A name out of a file, printable and on one line."""
+    """Return a name out of a file, printable and on one line."""
     plain = name if name.isprintable() else ascii(name)
     return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}…"
 
 
 def listed(items: Iterable[str], separator: str = ", ") -> str:
-    """The first items, and how many more there are."""
+    """Return the first items, and the number of further ones."""
     every = [shown(item) for item in items]
     more = f"{separator}and {len(every) - AT_MOST} more" if len(every) > AT_MOST else ""
     return separator.join(every[:AT_MOST]) + more
 
 
 def bracketed(shape: Sequence[int]) -> str:
-    """A shape, as in ``[32, 64]``."""
+    """Format a shape, as in ``[32, 64]``."""
     return f"[{', '.join(map(str, shape))}]"

@@ -26,7 +26,7 @@ BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail")
 
 @dataclasses.dataclass
 class Ran:
-    """What became of an action.
+    """Result of an action.
 
     Attributes:
         code: Of the first step that failed; 0 where none did.
@@ -103,12 +103,12 @@ class Composite:
 def text(
     template: object, inputs: Mapping[str, str], steps: Mapping[str, Mapping[str, str]]
 ) -> str:
-    """A text in which each expression is its value."""
+    """Return a text with each expression replaced by its value."""
     return EXPRESSION.sub(lambda found: term(found[1].strip(), inputs, steps), str(template))
 
 
 def term(words: str, inputs: Mapping[str, str], steps: Mapping[str, Mapping[str, str]]) -> str:
-    """The value of an input, of an output, or of a text in quotes."""
+    """Return the value of an input, of an output, or of a text in quotes."""
     found = TERM.fullmatch(words)
     assert found, f"unknown expression: {words}"
     if found["input"]:
@@ -122,7 +122,7 @@ def holds(
     condition: str, inputs: Mapping[str, str], steps: Mapping[str, Mapping[str, str]], *,
     failed: bool,
 ) -> bool:  # fmt: skip
-    """Whether a step runs: `a != b`, `success()` and `!cancelled()`, joined by `&&`."""
+    """Return whether a step runs: `a != b`, `success()` and `!cancelled()`, joined by `&&`."""
     words = condition.strip().removeprefix("${{").removesuffix("}}")
     parts = [part.strip() for part in words.split("&&")]
     # A condition that names no status is one of success.
@@ -137,7 +137,7 @@ def holds(
 
 
 def outputs_in(file: str) -> dict[str, str]:
-    """The outputs that a step wrote: `name=value`, or `name<<END`, lines, `END`."""
+    """Return the outputs that a step wrote: `name=value`, or `name<<END`, lines, `END`."""
     found, rest = {}, iter(file.split("\n"))
     for line in rest:
         if "<<" in line:

@@ -30,7 +30,7 @@ Act = Callable[..., Ran]
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """The folder of the job."""
+    """Return the folder of the job."""
     folder = tmp_path / "work space"
     folder.mkdir()
     return folder
@@ -38,7 +38,7 @@ def workspace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def act(workspace: Path, tmp_path: Path) -> Act:
-    """Runs the action; its pip only notes what it was asked for, in `pip.json`."""
+    """Return a runner of the action; its pip only records its arguments, in `pip.json`."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
@@ -62,7 +62,7 @@ def act(workspace: Path, tmp_path: Path) -> Act:
 
 
 def wrong(bundle: Path, folder: Path) -> Path:
-    """A copy of a bundle with another scale, that is whole by its digests."""
+    """Return a copy of a bundle with another scale and correct digests."""
     copy = Path(shutil.copytree(bundle, folder))
     model = onnx.load(copy / "model.onnx")
     (node,) = (node for node in model.graph.node if node.op_type == "Attention")

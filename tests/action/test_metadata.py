@@ -1,4 +1,4 @@
-"""What `action.yml` says of itself, and what is said of it elsewhere."""
+"""Metadata in `action.yml`, and descriptions of it elsewhere."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ PAGES = [ROOT / "README.md", ACTION / "README.md"]
 
 
 def schema(name: str) -> Draft7Validator:
-    """A published schema, as SchemaStore keeps it and check-jsonschema brings it."""
+    """Return a published schema, as SchemaStore keeps it and check-jsonschema ships it."""
     folder = files("check_jsonschema.builtin_schemas") / "vendor"
     return Draft7Validator(json.loads((folder / f"{name}.json").read_text(encoding="utf-8")))
 
 
 def examples(page: Path) -> list[str]:
-    """The pieces of YAML of a page that use the action."""
+    """Return the pieces of YAML of a page that use the action."""
     blocks = re.findall(r"```yaml\n(.*?)```", page.read_text(), flags=re.S)
     return [block for block in blocks if USES.search(block)]
 
 
 def steps_in(block: str) -> list[dict[str, Any]]:
-    """The steps of an example: a whole workflow, jobs, or steps alone."""
+    """Return the steps of an example: a whole workflow, jobs, or steps alone."""
     content = yaml.safe_load(block)
     jobs = content["jobs"].values() if isinstance(content, dict) else [{"steps": content}]
     return [step for job in jobs for step in job["steps"]]

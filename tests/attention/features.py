@@ -83,7 +83,7 @@ GROWING = {
 
 
 def exact_module(spec: AttentionSpec, seed: int = 0) -> Attention:
-    """A seeded module whose buffers are float64 too, and whose norms are not at their start."""
+    """Return a seeded module with float64 buffers, and norms away from their initial values."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
@@ -98,5 +98,5 @@ def exact_module(spec: AttentionSpec, seed: int = 0) -> Attention:
 
 
 def feature_spec(feature: dict, **changes: object) -> AttentionSpec:
-    """The small spec with a feature and changes."""
+    """Return the small spec with a feature and changes."""
     return small_spec(**{"attn_weights": True, **feature, **changes})

@@ -12,7 +12,7 @@ TOTAL = 9
 
 
 def whole_sequence(module: Attention) -> Inputs:
-    """Three sequences of 9, with 0, 2 and 5 of padding on the left."""
+    """Return three sequences of 9, with 0, 2 and 5 of padding on the left."""
     inputs = draw_inputs(module.spec, 3, TOTAL)
     if "attn_mask" in inputs:
         padding = torch.tensor([0, 2, 5]).view(3, 1, 1, 1)
@@ -28,7 +28,7 @@ def whole_sequence(module: Attention) -> Inputs:
 
 
 def piece_of(whole: Inputs, past: dict[str, Tensor], start: int, stop: int) -> Inputs:
-    """The inputs of the queries from start to stop, whose keys reach up to stop."""
+    """Return the inputs of the queries from start to stop, whose keys reach up to stop."""
     piece = {"query": whole["query"][:, start:stop], **past}
     if "position_ids" in whole:
         piece["position_ids"] = whole["position_ids"][:, start:stop]

@@ -16,7 +16,7 @@ from attn_export.spec import AttentionSpec
 
 
 def frequencies(spec: AttentionSpec, length: int = 0) -> list[float]:
-    """The angle by which each pair turns in one step, in a sequence of that length."""
+    """Return the angle of each pair for one step, in a sequence of that length."""
     R, base = spec.rotary_dim, spec.rotary_theta
     plain = [1.0 / base ** (2 * i / R) for i in range(R // 2)]
     if spec.rotary_scaling == "linear":
@@ -34,7 +34,7 @@ def frequencies(spec: AttentionSpec, length: int = 0) -> list[float]:
 
 
 def magnitude(spec: AttentionSpec) -> float:
-    """YaRN's attention_factor."""
+    """Return YaRN's attention_factor."""
     if spec.rotary_scaling != "yarn":
         return 1.0
     if spec.rotary_magnitude is not None:
@@ -79,7 +79,7 @@ def _yarn(plain: list[float], spec: AttentionSpec) -> list[float]:
 def rotated(
     x: NDArray[np.float64], spec: AttentionSpec, start: int | NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """[B, H, L, D]: pairs as complex numbers, times e^(i * position * frequency).
+    """Rotate [B, H, L, D]: pairs as complex numbers, times e^(i * position * frequency).
 
     `start` is the position of the first, or the positions of all, [B, L].
     """
@@ -101,7 +101,7 @@ def rotated(
 
 
 def alibi_slopes(n: int) -> list[float]:
-    """`get_slopes` of https://github.com/ofirpress/attention_with_linear_biases."""
+    """Return `get_slopes` of https://github.com/ofirpress/attention_with_linear_biases."""
 
     def power_of_2(n: int) -> list[float]:
         start = 2 ** (-(2 ** -(math.log2(n) - 3)))
@@ -114,7 +114,7 @@ def alibi_slopes(n: int) -> list[float]:
 
 
 def t5_bucket(offset: int, buckets: int, max_distance: int, *, both_sides: bool) -> int:
-    """The bucket of key position minus query position, in float32 as T5 computes it."""
+    """Return the bucket of key position minus query position, in float32 as T5 computes it."""
     bucket = 0
     if both_sides:
         buckets //= 2
@@ -132,5 +132,5 @@ def t5_bucket(offset: int, buckets: int, max_distance: int, *, both_sides: bool)
 
 
 def window_shows(offset: int, left: int | None, right: int | None) -> bool:
-    """Whether a window shows a key that is so far after the query."""
+    """Return whether a window shows a key at this offset after the query."""
     return (left is None or -offset <= left) and (right is None or offset <= right)

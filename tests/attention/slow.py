@@ -26,7 +26,7 @@ Inputs = dict[str, torch.Tensor]
 
 
 def slow_attention(module: Attention, inputs: Inputs) -> dict[str, Array]:
-    """What the module should return, by name, and the `attn_weights` in any case."""
+    """Return the expected outputs by name, and the `attn_weights` in any case."""
     spec = module.spec
     query = inputs["query"].double().numpy()
     q = _project(module, "q_proj", query, spec.num_heads)
@@ -50,7 +50,7 @@ def slow_attention(module: Attention, inputs: Inputs) -> dict[str, Array]:
 
 
 def _held(inputs: Inputs) -> NDArray[np.int64]:
-    """How many keys of the past each row of the batch has: `[B]`."""
+    """Return the number of past keys of each row of the batch: `[B]`."""
     if "past_length" in inputs:
         return inputs["past_length"].numpy()
     past = inputs["past_key"].shape[2] if "past_key" in inputs else 0
@@ -58,7 +58,7 @@ def _held(inputs: Inputs) -> NDArray[np.int64]:
 
 
 def _after_past(inputs: Inputs, name: str, new: Array) -> Array:
-    """Old and new keys or values; where the cache is a buffer, one new key after another."""
+    """Return old and new keys or values; for a buffer, write one new key after another."""
     if name not in inputs:
         return new
     past = inputs[name].double().numpy()
@@ -110,7 +110,7 @@ def _attend(
 
 
 def _with_added(module: Attention, k: Array, v: Array) -> tuple[Array, Array]:
-    """Keys and values with the learned ones and those of 0 after them."""
+    """Append the learned keys and values and those of 0."""
     state = {key: tensor.double().numpy() for key, tensor in module.state_dict().items()}
     B = k.shape[0]
     if module.spec.add_bias_kv:
@@ -124,7 +124,7 @@ def _with_added(module: Attention, k: Array, v: Array) -> tuple[Array, Array]:
 
 
 def _added_by_position(module: Attention) -> Callable[[int, int], float]:
-    """What ALiBi and the relative bias add, for a head and key position minus query position."""
+    """Return the bias of ALiBi and relative positions for a head and an offset of key and query."""
     spec = module.spec
     slopes = published.alibi_slopes(spec.num_heads) if spec.alibi else [0.0] * spec.num_heads
     learned = module.state_dict().get("score_bias.relative_attention_bias.weight")
@@ -144,7 +144,7 @@ def _added_by_position(module: Attention) -> Callable[[int, int], float]:
 
 
 def _normed(module: Attention, name: str, x: Array) -> Array:
-    """Every head divided by its root mean square, or by its standard deviation around 0."""
+    """Divide every head by its root mean square, or by its standard deviation around 0."""
     if module.spec.qk_norm == "none":
         return x
     state = {key: tensor.double().numpy() for key, tensor in module.state_dict().items()}
@@ -155,7 +155,7 @@ def _normed(module: Attention, name: str, x: Array) -> Array:
 
 
 def _added(mask: torch.Tensor | None, shape: tuple[int, ...]) -> Array:
-    """The mask as what is added to each score."""
+    """Return the mask as additive scores."""
     if mask is None:
         return np.zeros(shape)
     values = mask.numpy()
@@ -173,7 +173,7 @@ def _or_query(inputs: Inputs, name: str) -> Array:
 
 
 def _project(module: Attention, name: str, x: Array, heads: int) -> Array:
-    """[B, len, width] -> [B, heads, len, width of a head]."""
+    """Project and split heads: [B, len, width] -> [B, heads, len, width of a head]."""
     wide = _linear(module, name, x)
     width = wide.shape[-1] // heads
     return np.stack([wide[..., h * width : (h + 1) * width] for h in range(heads)], axis=1)
@@ -198,7 +198,7 @@ def _linear(module: Attention, name: str, x: Array) -> Array:
 def draw_inputs(
     spec: AttentionSpec, B: int, L: int, P: int = 0, key_len: int = 5, seed: int = 0
 ) -> Inputs:
-    """Seeded float64 inputs of a spec; a mask forbids about a third of what it could allow.
+    """Draw seeded float64 inputs of a spec; a mask forbids about a third of its possible keys.
 
     A buffer has room for P + L keys, and each of its rows holds 0 to P.
     """
@@ -227,13 +227,13 @@ def draw_inputs(
 def make_module(
     spec: AttentionSpec, dtype: torch.dtype = torch.float64, seed: int = 0
 ) -> Attention:
-    """A seeded module in evaluation mode."""
+    """Return a seeded module in evaluation mode."""
     torch.manual_seed(seed)
     return Attention(spec).to(dtype).eval()
 
 
 def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    """The inputs with the floating ones in another type."""
+    """Return the inputs with the floating ones in another type."""
     return {
         name: tensor.to(dtype) if tensor.is_floating_point() else tensor
         for name, tensor in inputs.items()
@@ -241,7 +241,7 @@ def cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def outputs_of(module: Attention, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """What the module returns, by the names of its spec."""
+    """Return the module's outputs, by the names of its spec."""
     with torch.no_grad():
         returned = module(**inputs)
     names = module.spec.output_shapes()

@@ -122,7 +122,7 @@ CHANGING = {name: EVERYWHERE[name] for name in EVERYWHERE if not name.startswith
 
 @pytest.mark.parametrize("feature", CHANGING.values(), ids=CHANGING)
 def test_feature_changes_the_output(feature: dict) -> None:
-    """What the tests above would miss if the feature did nothing."""
+    """Show that the tests above would fail if the feature did nothing."""
     kept = {key: value for key, value in feature.items() if key == "causal"}
     with_it, without = exact_module(feature_spec(feature)), exact_module(feature_spec(kept))
     missing = with_it.load_state_dict(without.state_dict(), strict=False).missing_keys

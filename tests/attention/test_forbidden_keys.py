@@ -21,14 +21,14 @@ both_pasts = pytest.mark.parametrize("P", [0, 3], ids=["no past", "past"])
 
 
 def as_mask(allowed: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
-    """Allowed keys as a bool mask or as 0 and -inf."""
+    """Return allowed keys as a bool mask or as 0 and -inf."""
     if kind == "bool":
         return allowed
     return torch.zeros(allowed.shape, dtype=dtype).masked_fill(~allowed, -torch.inf)
 
 
 def left_padded(spec: AttentionSpec, kind: str, dtype: torch.dtype, P: int) -> Inputs:
-    """Two sequences of P + 4 keys: the first with P + 2 of padding on the left, and no other."""
+    """Return two sequences of P + 4 keys: the first with P + 2 of padding on the left."""
     inputs = cast(draw_inputs(spec, 2, 4, P), dtype)
     allowed = torch.ones(2, 1, 1, P + 4, dtype=torch.bool)
     allowed[0, ..., : P + 2] = False
@@ -116,7 +116,7 @@ def test_forbidden_keys_do_not_reach_the_output(
 
 
 def with_mask(module: Attention, rows: list[list[float]], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The outputs for L = 2 and a float mask [L, S] given row by row."""
+    """Return the outputs for L = 2 and a float mask [L, S] given row by row."""
     inputs = cast(draw_inputs(module.spec, 2, 2, 1), dtype)
     return outputs_of(module, inputs | {"attn_mask": torch.tensor(rows, dtype=dtype)})
 

@@ -29,7 +29,7 @@ def drawn(widths: dict, L: int, S: int) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def call_theirs(module: nn.MultiheadAttention, tensors, **options):
-    """Batches first in and out, however the module has them."""
+    """Call PyTorch's module with the batch first in inputs and outputs."""
     if module.batch_first:
         return module(*tensors, **options)
     output, weights = module(*(x.transpose(0, 1) for x in tensors), **options)

@@ -14,7 +14,7 @@ from attn_export.attention import Attention
 
 
 def normed(module: Attention, name: str, x: Tensor) -> Tensor:
-    """PyTorch's own norm of every head of [B, H, L, D]."""
+    """Apply PyTorch's own norm to every head of [B, H, L, D]."""
     norm = getattr(module, f"{name}_norm")
     if module.spec.qk_norm == "rms":
         return F.rms_norm(x, (8,), norm.weight, module.spec.norm_eps)

@@ -27,7 +27,7 @@ def in_place(feature: dict, **changes: object) -> Attention:
 
 
 def appending(module: Attention) -> Attention:
-    """The same layer with an appending cache."""
+    """Return the same layer with an appending cache."""
     other = exact_module(dataclasses.replace(module.spec, cache="append"))
     other.load_state_dict(module.state_dict())
     return other
@@ -111,14 +111,14 @@ def test_each_row_is_alone_what_an_appending_cache_gives(feature: dict) -> None:
 
 
 def row_of(inputs: Inputs, row: int, held: int) -> Inputs:
-    """One row of a batch, its cache cut off at what it holds."""
+    """Return one row of a batch, with its cache cut to the keys it holds."""
     one = {name: x[row : row + 1] for name, x in inputs.items() if name != "past_length"}
     one |= {name: one[name][:, :, :held] for name in ("past_key", "past_value")}
     return one | {"attn_mask": one["attn_mask"][..., : held + 3]}
 
 
 def rubbish(module: Attention, B: int) -> dict[str, Tensor]:
-    """Buffers in which everything is large."""
+    """Return buffers with large values everywhere."""
     shapes = module.spec.input_shapes()
     return {
         name: 1e4 * torch.randn(B, shapes[name][1], CAPACITY, shapes[name][3], dtype=torch.float64)

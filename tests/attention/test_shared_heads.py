@@ -23,12 +23,12 @@ D = 16  # so that each head starts on 64 bytes: a GEMM may round by where its ro
 
 
 def repeated(x: Tensor, heads: int = H, dim: int = 1) -> Tensor:
-    """Key/value heads repeated in blocks, a a b b: one for each query head."""
+    """Repeat key/value heads in blocks, a a b b: one for each query head."""
     return x.repeat_interleave(heads // x.shape[dim], dim)
 
 
 def repeated_module(module: Attention) -> Attention:
-    """The MHA with the weights of a module with shared heads."""
+    """Return the MHA with the weights of a module with shared heads."""
     spec = module.spec
     mha = make_module(
         small_spec(**spec.to_dict() | {"num_kv_heads": spec.num_heads}), module.q_proj.weight.dtype
@@ -42,7 +42,7 @@ def repeated_module(module: Attention) -> Attention:
 
 
 def compare(module: Attention, inputs: Inputs) -> dict[str, tuple[Tensor, Tensor]]:
-    """Each output of the module, and of the MHA with repeated heads."""
+    """Return each output of the module, and of the MHA with repeated heads."""
     shared = outputs_of(module, inputs)
     past = {name: repeated(value) for name, value in inputs.items() if name.startswith("past_")}
     wanted = outputs_of(repeated_module(module), inputs | past)
@@ -53,7 +53,7 @@ def compare(module: Attention, inputs: Inputs) -> dict[str, tuple[Tensor, Tensor
 
 
 def whole_numbers(module: Attention, inputs: Inputs) -> Inputs:
-    """Small whole numbers in the module's weights, and those inputs with them."""
+    """Set small whole numbers in the module's weights, and return such inputs."""
     random = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -134,7 +134,7 @@ def test_random_module_with_shared_heads_equals_repeated_heads_to_rounding(
 
 
 def test_heads_in_another_order_are_another_attention() -> None:
-    """What the tests above would miss if it made no difference: a b a b instead of a a b b."""
+    """Show that the tests above can fail: a b a b instead of a a b b gives other outputs."""
     spec = small_spec()
     module = make_module(spec)
     inputs = draw_inputs(spec, 2, 4, 3)

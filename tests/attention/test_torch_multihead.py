@@ -53,7 +53,7 @@ def draw(B: int, length: int, width: int) -> Tensor:
 
 
 def padding(B: int, S: int) -> Tensor:
-    """A key padding mask as PyTorch has it, True = padding: 0, 1, 2 ... keys at the end."""
+    """Return a key padding mask as PyTorch has it, True = padding: 0, 1, 2 ... keys at the end."""
     return torch.arange(S) >= S - torch.arange(B).unsqueeze(1)
 
 

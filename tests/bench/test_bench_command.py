@@ -28,7 +28,7 @@ SMALL = ("--prefill", "16", "--decode", "24", "--rounds", "1", "--threads", "1")
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small roofs, short turns, and nothing that has to be compiled."""
+    """Set small roofs, short turns, and nothing that must be compiled."""
     monkeypatch.setattr(
         bundle_line_up,
         "gemm_roofs",
@@ -47,7 +47,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where torch is not installed."""
+    """Simulate a system without torch."""
     for place in (bundle_line_up, roofs):
         monkeypatch.setattr(place, "missing", lambda name: f"{name} is not installed")
 

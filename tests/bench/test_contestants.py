@@ -28,7 +28,7 @@ def cpu_seconds(pid: int) -> float:
 
 @pytest.fixture
 def gemm(tmp_path: Path) -> Candidate:
-    """A small product in ONNX Runtime."""
+    """Return a small product in ONNX Runtime."""
     return gemm_roofs(tmp_path, (32, 32, 32))[1]
 
 

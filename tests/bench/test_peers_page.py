@@ -148,5 +148,5 @@ def test_the_script_measures_a_regime_and_writes_page_figures_and_chart(
 
 
 def without(name: str, call):
-    """The same line-up but for one, which takes long."""
+    """Return the line-up without one candidate, which takes long."""
     return lambda *given: [c for c in call(*given) if c.name != name]

@@ -1,4 +1,4 @@
-"""What is measured against each other computes the same."""
+"""Equal work of the candidates that are compared."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def graph_output(file: Path, feeds: dict[str, Feed], layouts=()) -> np.ndarray:
 
 
 def plain_output(dims: Dims) -> np.ndarray:
-    """Of what a concatenating cache gives."""
+    """Return the output of an attention with a concatenating cache."""
     feeds = dims.inputs(in_place=bool(dims.past_len))
     inputs = {n: tensor(f, i) for i, (n, f) in enumerate(feeds.items()) if n != "past_length"}
     for name in ("past_key", "past_value"):

@@ -1,4 +1,4 @@
-"""Who gets a case that is a whole decode, and how long it is."""
+"""Cases that are whole decodes: the specs that get one, and its length."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ GOLDENS = [golden("shape_B1", "shape", 1), golden("shape_B2", "shape", 2), golde
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Golden vectors as they were written."""
+    """Return golden vectors as they were written."""
     for number, one in enumerate(GOLDENS):
         write_inputs(tmp_path / "golden", number, one.case)
     write_golden(tmp_path / "golden", GOLDENS)

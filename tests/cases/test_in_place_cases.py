@@ -30,7 +30,7 @@ def cases_with(content: str, **changes: object) -> list[Case]:
 
 
 def lengths_of(case: Case) -> np.ndarray:
-    """How many keys each row has, the new ones included."""
+    """Return the number of keys of each row, including the new ones."""
     found: np.ndarray = case.inputs["past_length"] + case.sizes["query_len"]
     return found
 

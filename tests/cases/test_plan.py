@@ -61,7 +61,7 @@ def free_of(spec: AttentionSpec) -> list[str]:
 
 
 def bytes_of(plan: Plan, spec: AttentionSpec) -> int:
-    """What the golden vectors hold: inputs, and float32 outputs from the truth and from eager."""
+    """Return the size of the golden vectors: inputs, and float32 outputs of truth and eager."""
     total = 0
     for case in plan.cases:
         total += sum(array.nbytes for array in case.inputs.values())

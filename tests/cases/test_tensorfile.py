@@ -28,7 +28,7 @@ def numpy_dtype(name: str) -> np.dtype:
 
 @st.composite
 def arrays(draw, shapes=shapes) -> np.ndarray:
-    """Arrays of every type, with any bits: NaN payloads, infinities, subnormals."""
+    """Draw arrays of every type, with any bits: NaN payloads, infinities, subnormals."""
     dtype = numpy_dtype(draw(st.sampled_from(sorted(DTYPES.values()))))
     shape = draw(shapes)
     if dtype == np.bool_:

@@ -49,7 +49,7 @@ JUDGED = ("gqa, rotary, mask", "mqa, window, positions", "mha, weights, float ma
 
 
 def bundle_of(name: str) -> Path:
-    """A bundle of one of `SPECS`, built once for all processes of the tests."""
+    """Return a bundle of one of `SPECS`, built once for all processes of the tests."""
 
     def make(folder: Path) -> None:
         report = _built(name, folder)
@@ -59,7 +59,7 @@ def bundle_of(name: str) -> Path:
 
 
 def report_of(name: str) -> Report:
-    """What was said when it was built."""
+    """Return the report of its build."""
     report: Report = pickle.loads(Path(f"{bundle_of(name)}.report").read_bytes())
     return report
 
@@ -86,7 +86,7 @@ def subject_of(name: str) -> Subject:
 
 
 def whole(name: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
-    """What the module gives in float64 for a sequence from its start."""
+    """Return the module's float64 outputs for a sequence from its start."""
     subject = subject_of(name)
     B, T = inputs["query"].shape[:2]
     spec = subject.spec
@@ -131,7 +131,7 @@ class Sequence:
         return cls(name, inputs)
 
     def piece(self, start: int, stop: int) -> Arrays:
-        """The inputs of some tokens, whose keys reach up to the last of them."""
+        """Return the inputs of some tokens, whose keys reach up to the last of them."""
         piece = {n: x[:, start:stop] for n, x in self.inputs.items() if n != "attn_mask"}
         if "attn_mask" in self.inputs:
             mask = self.inputs["attn_mask"][..., :stop]
@@ -143,7 +143,7 @@ class Sequence:
 
 
 def close(name: str, actual: np.ndarray, wanted: np.ndarray) -> None:
-    """Equal within the rounding of the spec's type, for values of the order 1."""
+    """Assert equality within the rounding of the spec's type, for values of the order 1."""
     assert actual.dtype == numpy_dtype(SPECS[name].dtype)
     allowed = {"float32": 2e-6, "float16": 4e-3, "bfloat16": 4e-2}[SPECS[name].dtype]
     np.testing.assert_allclose(actual.astype(np.float64), wanted, rtol=allowed, atol=allowed)

@@ -58,7 +58,7 @@ def test_no_step_copies_the_cache_and_each_writes_into_it(name: str, dialect: st
 
 
 def usual(session: DecodeSession, name: str, array: np.ndarray) -> np.ndarray:
-    """A buffer with its axes as `[B, Hkv, S, D]`."""
+    """Return a buffer with its axes as `[B, Hkv, S, D]`."""
     return array.transpose(np.argsort(session._layouts.get(name, range(4))))
 
 
@@ -100,7 +100,7 @@ def test_what_a_step_gave_stays_as_it_was_and_what_was_given_is_the_callers(name
 
 @dataclasses.dataclass
 class Beams:
-    """What each row has been given so far."""
+    """Inputs of each row so far."""
 
     name: str
     queries: np.ndarray
@@ -110,7 +110,7 @@ class Beams:
         self.queries, self.shown = self.queries[rows], self.shown[rows]
 
     def extend(self, rng: np.random.Generator) -> Arrays:
-        """Another random token for each row."""
+        """Append a random token to each row."""
         rows = len(self.queries)
         token = rng.standard_normal((rows, 1, 32)).astype(np.float32)
         self.queries = np.concatenate([self.queries, token], axis=1)
@@ -122,7 +122,7 @@ class Beams:
         return self.shown[:, None, None]
 
     def last(self) -> np.ndarray:
-        """What each row gives at its last token, decoded alone."""
+        """Return the output of each row at its last token, decoded alone."""
         return np.concatenate([
             Sequence(self.name, {"query": q[None], "attn_mask": m[None]}).truth()["output"][:, -1:]
             for q, m in zip(self.queries, self.mask, strict=True)

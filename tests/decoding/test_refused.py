@@ -85,7 +85,7 @@ def test_a_step_or_an_order_before_the_prompt_is_refused():
 
 
 def changed(**changes: object) -> dict[str, object]:
-    """The next token's inputs but for some changes; those that are None are left out."""
+    """Return the next token's inputs with some changes; omit those that are None."""
     given = {**SEQUENCE.piece(5, 6), **changes}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -23,7 +23,7 @@ EACH = [pytest.param(n, d, id=f"{n}, {d}") for n, dialects in DIALECTS.items() f
 
 
 def stops(tokens: int) -> list[int]:
-    """A prompt of 5, then single tokens, and now and then 4 at once."""
+    """Return the ends of steps: a prompt of 5, single tokens, and occasionally 4 at once."""
     found = [0, 5]
     while found[-1] < tokens:
         found.append(min(found[-1] + (4 if len(found) % 9 == 0 else 1), tokens))
@@ -52,7 +52,7 @@ def test_every_step_is_that_of_the_whole_sequence(name: str, dialect: str):
 
 
 def weights_at(name: str, wanted: Arrays, start: int, stop: int) -> np.ndarray:
-    """The weights of some tokens, over the keys so far and those that are learned."""
+    """Return the weights of some tokens, over the keys so far and the learned ones."""
     rows = wanted["attn_weights"][:, :, start:stop]
     learned = rows.shape[-1] - SPECS[name].added_keys
     return np.concatenate([rows[..., :stop], rows[..., learned:]], axis=-1)
@@ -95,7 +95,7 @@ def alone(sequence: Sequence, row: int) -> np.ndarray:
 
 
 def of_rows(sequence: Sequence, held: np.ndarray) -> Arrays:
-    """The next token of each row; the mask is as long as the longest of them."""
+    """Return the next token of each row; the mask is as long as the longest of them."""
     rows = np.arange(len(held))
     found = {n: x[rows, held][:, None] for n, x in sequence.inputs.items() if n != "attn_mask"}
     if "attn_mask" in sequence.inputs:

@@ -79,7 +79,7 @@ def golden_of(name: str) -> tuple[Golden, Arrays]:
 
 
 def judged(fault: Callable[[Run], Run]) -> list[Verdict]:
-    """What the judge says of the standard graph with a fault around it."""
+    """Return the verdicts on the standard graph with a fault around it."""
     golden, inputs = golden_of(NAMES[0])
     engine = OrtCpu().load(bundle_of(NAMES[0]) / "model.onnx", threads=1)
     manifest = json.loads((bundle_of(NAMES[0]) / "manifest.json").read_text())
@@ -89,7 +89,7 @@ def judged(fault: Callable[[Run], Run]) -> list[Verdict]:
 
 
 def written_one_far(run: Run) -> Run:
-    """From 100 keys on, where there is room."""
+    """Write one position too far from 100 keys on, if there is space."""
 
     def wrong(inputs: Arrays) -> Arrays:
         held, room = int(inputs["past_length"][0]), inputs["past_key"].shape[2]
@@ -100,7 +100,7 @@ def written_one_far(run: Run) -> Run:
 
 
 def on_growth(change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callable[[Run], Run]:
-    """A fault in how a buffer is taken over: `change(held before, grown)`."""
+    """Return a fault in the copy of a growing buffer: `change(held before, grown)`."""
 
     def fault(run: Run) -> Run:
         last: Arrays = {}
@@ -120,7 +120,7 @@ def on_growth(change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Callabl
 
 
 def copied_flat(held: np.ndarray, grown: np.ndarray) -> np.ndarray:
-    """As memory, whatever the axes are."""
+    """Copy as flat memory, ignoring the axes."""
     flat = np.zeros_like(grown)
     flat.reshape(-1)[: held.size] = held.reshape(-1)
     return flat

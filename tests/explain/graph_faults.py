@@ -1,4 +1,4 @@
-"""Faults planted into the graphs of bundles, and what `explain` has to call them."""
+"""Faults planted into the graphs of bundles, and what `explain` must call them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SPECS = {
 
 
 def bundle_of(name: str) -> Path:
-    """The bundle of a spec, built once."""
+    """Return the bundle of a spec, built once."""
 
     def make(folder: Path) -> None:
         assert build(SPECS[name], folder, name=name, runtimes=["ort-cpu"], dialects=["all"]).passed
@@ -63,7 +63,7 @@ class Planted:
         change: How.
         kinds: What the first cause may be called.
         says: A part of its sentence.
-        runtime: What runs it. ONNX Runtime's CPU provider computes in float32 what is cast down.
+        runtime: The runtime. ONNX Runtime's CPU provider computes in float32 what is cast down.
     """
 
     name: str
@@ -209,7 +209,7 @@ def softcap_times(factor: float) -> Callable[[Graph], None]:
 
 
 def hidden_score(value: float) -> Callable[[Graph], None]:
-    """In the portable form, which writes -inf out."""
+    """Replace -inf in the portable form, which writes it out."""
 
     def change(graph: Graph) -> None:
         names = [t.name for t in graph.model.graph.initializer if t.name.endswith("-inf")]

@@ -43,7 +43,7 @@ def through(graph: Graph, name: str, *steps: Step, **attributes: Any) -> None:
 
 
 def named_anew(change: Change) -> Change:
-    """With a fault, and the names that another exporter would give."""
+    """Return a change with a fault, and with the names of another exporter."""
 
     def of(graph: Graph) -> None:
         change(graph)
@@ -61,7 +61,7 @@ def named_anew(change: Change) -> Change:
 
 
 def where(of: str, axis: int, test: str, size: int, name: str, factor: float) -> Change:
-    """A value times a factor where a size of an input is so."""
+    """Multiply a value by a factor if a size of an input meets a condition."""
 
     def change(graph: Graph) -> None:
         graph.constant(np.array(size), "bound")
@@ -120,7 +120,7 @@ def last_row_of(name: str) -> Change:
 
 
 def rounded_keys(graph: Graph) -> None:
-    """To 10 bits, by a split that rounds in float32 alone."""
+    """Round to 10 bits, by a split that rounds in float32 alone."""
     steps: list[Step] = [
         ("Mul", ["x", "split"], "large"), ("Sub", ["large", "x"], "rest"),
         ("Sub", ["large", "rest"], "y"),

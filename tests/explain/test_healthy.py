@@ -1,4 +1,4 @@
-"""What is right is not blamed."""
+"""Right results, which must not be reported as faults."""
 
 from __future__ import annotations
 
@@ -82,13 +82,13 @@ def test_noise_is_no_known_mistake(healthy: Path):
 
 
 def evidence_of(evaluation: Evaluation, case: KnownCase, random: np.random.Generator) -> Evidence:
-    """A case whose outputs are off by noise that nothing in it accounts for."""
+    """Return a case whose outputs have noise without a cause."""
     values = evaluation.values(case.inputs)
     right = evaluation.outputs_of(values)
     return Evidence(case.inputs, values, right, {n: noisy(a, random) for n, a in right.items()})
 
 
 def noisy(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """With an error of about 3e-3 of its size."""
+    """Add an error of about 3e-3 of the array's size."""
     size = float(np.sqrt(np.square(np.nan_to_num(array)).mean())) if array.size else 0.0
     return array + 3e-3 * size * random.standard_normal(array.shape)

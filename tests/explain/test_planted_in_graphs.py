@@ -17,7 +17,7 @@ from attn_export.jobs.explain import explain
 
 
 def planted(fault: Planted, bundle: Path, folder: Path) -> Path:
-    """The bundle's graph with the fault."""
+    """Return the path of the bundle's graph with the fault."""
     source = "model.onnx" if fault.dialect == "standard" else f"model.{fault.dialect}.onnx"
     graph = Graph(onnx.load(bundle / source))
     fault.change(graph)

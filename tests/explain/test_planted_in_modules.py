@@ -69,7 +69,7 @@ WRONG = ("scale", "tiled heads", "causal dropped", "heads not moved", "missing b
 
 
 def built(name: str, module: nn.Module) -> Path:
-    """A bundle of a right module."""
+    """Return a bundle of a right module."""
 
     def make(folder: Path) -> None:
         report = build(subject_of(module), folder, runtimes=["ort-cpu"], dialects=["standard"])
@@ -121,7 +121,7 @@ def test_so_is_one_in_a_module_that_torch_exported(stack: Path, tmp_path: Path):
 
 
 def exported(module: nn.Module, folder: Path) -> Path:
-    """As torch does it by itself."""
+    """Export a module with torch alone."""
     path = folder / "theirs.onnx"
     axes = {"x": {0: torch.export.Dim("batch"), 1: torch.export.Dim("query_len")}}
     torch.onnx.export(

@@ -1,4 +1,4 @@
-"""What is said is true where there are two faults, other outputs, or no right graph."""
+"""Correct explanations of two faults, of other outputs, and without a right graph."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Change = Callable[[Graph], None]
 
 @pytest.fixture
 def told(tmp_path: Path) -> Callable[[Change], Explanation]:
-    """Explains a changed graph of the bundle `gqa`, into the folder `explained`."""
+    """Return a function that explains a changed graph of `gqa`, into the folder `explained`."""
 
     def of(change: Change) -> Explanation:
         graph = Graph(onnx.load(bundle_of("gqa") / "model.onnx"))

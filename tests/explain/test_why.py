@@ -25,7 +25,7 @@ CAUSE = "the graph is wrong: the causal mask is not applied"
 
 @pytest.fixture(scope="module")
 def wrong(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundle's graph without its causal mask."""
+    """Return the bundle's graph without its causal mask."""
     path = tmp_path_factory.mktemp("wrong") / "wrong.onnx"
     model = onnx.load(bundle / "model.onnx")
     (node,) = (node for node in model.graph.node if node.op_type == "Attention")

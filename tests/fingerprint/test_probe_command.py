@@ -31,7 +31,7 @@ WITH_NAN = ["NaN in hidden key", "NaN in hidden value", "NaN in a query"]
 
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch):
-    """Makes every runtime's process run some Python first."""
+    """Let every runtime's process run some Python first."""
 
     def change(code: str) -> None:
         monkeypatch.setattr(process, "worker_command", worker_after(code))
@@ -158,7 +158,7 @@ for name in sys.argv[1:]: say(event="case", name=name, outputs=1)
 
 
 def scripted(cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loaded: bool) -> Serving:
-    """A process that serves so many cases, then ends in some way."""
+    """Start a process that serves `serves` cases, then ends in the given way."""
     names = [name for name, _, _ in cases[:serves]]
     for _, _, folder in cases[:serves]:
         folder.mkdir(parents=True)
@@ -169,7 +169,7 @@ def scripted(cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loade
 
 
 def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outcome], int]:
-    """The outcomes of four cases, and how many processes that took."""
+    """Return the outcomes of four cases, and the number of processes they took."""
     cases = [(str(i), tmp_path, tmp_path / str(i)) for i in range(4)]
     steps, started = iter(script), []
 

@@ -122,7 +122,7 @@ def test_the_masked_rows_are_masked():
 
 
 def up_to(last: list[int], inputs) -> np.ndarray:
-    """Loops, unlike the model of the probes: query i sees the keys up to last[i]."""
+    """Compute with loops, unlike the probes' model: query i sees the keys up to last[i]."""
     key, value = with_past(inputs)
     rows = [
         attend(inputs["query"][:, :, [i]], key[:, :, : end + 1], value[:, :, : end + 1])
@@ -181,7 +181,7 @@ def test_a_planted_tiling_of_heads_is_read_as_it_is():
 
 
 def to_bits(count: int) -> Rounding:
-    """Rounds to a significand of so many bits, of any exponent."""
+    """Round to a significand of `count` bits, of any exponent."""
 
     def to(x: np.ndarray) -> np.ndarray:
         significand, exponent = np.frexp(np.asarray(x, np.float64))
@@ -202,7 +202,7 @@ FORMATS = [
 
 
 def rounding(step: str, to: Rounding) -> np.ndarray:
-    """Attention in which one step is rounded, or all."""
+    """Compute attention in which one step is rounded, or all."""
     at = {name: to if step in (name, "all") else lambda x: x for name in STEPS}
     inputs = bit_inputs()
     with np.errstate(invalid="ignore"):

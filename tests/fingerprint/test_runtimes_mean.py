@@ -1,4 +1,4 @@
-"""What each runtime means by attention, measured: what is not as ONNX has its reason here."""
+"""Meaning of attention in each runtime, measured: each difference from ONNX has a reason."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ OF_THE_PROCESSOR = {"small values", "small weights"}
 
 
 def told(row: Row) -> str:
-    """The readings, with the form in front of those that came second."""
+    """Return the readings, with the form in front of those that came second."""
     first, *others = row.here
     return "; ".join([first.reading, *(f"{each.form}: {each.reading}" for each in others)])
 

@@ -197,7 +197,7 @@ SIZES = ((2, 3, 4, 2), (1, 1, 1, 0), (3, 5, 5, 1), (2, 1, 6, 7))  # B, L, new ke
 
 
 def scatters() -> list[onnx.NodeProto]:
-    """The nodes in front of an `Attention` whose cache is written in place."""
+    """Return the nodes in front of an `Attention` whose cache is written in place."""
     return [
         helper.make_node(
             "TensorScatter", [f"past_{x}", new, "past_length"], [f"present_{x}"], f"scatter_{x}"
@@ -246,7 +246,7 @@ def session(model: ir.Model) -> onnxruntime.InferenceSession:
 def bound_run(
     engine: InferenceSession, inputs: dict[str, np.ndarray], form: Lowered
 ) -> list[np.ndarray]:
-    """The outputs, in their usual layout; caches lie in one buffer where the form says so."""
+    """Return the outputs in their usual layout; bound caches share one buffer."""
     given = {name: laid_out(form, name, array) for name, array in inputs.items()}
     values = {name: OrtValue.ortvalue_from_numpy(array) for name, array in given.items()}
     binding = engine.io_binding()
@@ -264,6 +264,6 @@ def bound_run(
 
 
 def laid_out(form: Lowered, name: str, array: np.ndarray) -> np.ndarray:
-    """In the order of axes of the form; that of two axes swapped is its own inverse."""
+    """Transpose to the form's axis order; swapping two axes is its own inverse."""
     order = form.layouts.get(name)
     return np.ascontiguousarray(array.transpose(order)) if order else array.copy()

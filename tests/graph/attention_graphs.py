@@ -20,7 +20,7 @@ SIZES = [(2, 3, 5), (1, 1, 1), (2, 1, 4), (1, 4, 1), (3, 5, 5), (2, 5, 3), (1, 7
 
 
 def qkv(heads: int = H) -> list[ir.Value]:
-    """The inputs q, k, v."""
+    """Return the inputs q, k, v."""
     return [
         value("q", "batch", H, "query_len", D),
         value("k", "batch", heads, "key_len", D),
@@ -33,7 +33,7 @@ def output(name: str = "y") -> ir.Value:
 
 
 def integers(name: str, *numbers: int) -> ir.Value:
-    """A constant of int64."""
+    """Return a constant of int64."""
     return weight(name, np.array(numbers, np.int64))
 
 
@@ -42,7 +42,7 @@ def attention_model(
     attributes: Mapping[str, object] | None = None,
     inputs: Sequence[ir.Value] | None = None,
 ) -> ir.Model:
-    """One Attention of graph inputs."""
+    """Return a model of one Attention of graph inputs."""
     inputs, y = inputs or qkv(), output()
     given = [*inputs, mask] if mask is not None else [*inputs]
     node = ir.node("Attention", given, attributes, outputs=[y], name="attention")
@@ -88,7 +88,7 @@ class Cached:
 
 
 def draw(model: ir.Model, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
-    """Random inputs for a model; bool ones are 60 % True, and True for key 0."""
+    """Draw random inputs for a model; bool ones are 60 % True, and True for key 0."""
     rng, arrays = np.random.default_rng(seed), {}
     for given in model.graph.inputs:
         dims = [dim.value if isinstance(dim, ir.SymbolicDim) else dim for dim in given.shape]
@@ -102,7 +102,7 @@ def draw(model: ir.Model, sizes: Mapping[str, int], seed: int = 0) -> Arrays:
 
 
 def run_ort(model: ir.Model, inputs: Arrays) -> list[np.ndarray]:
-    """A model's outputs, after the checker has accepted it."""
+    """Return a model's outputs, after the checker has accepted it."""
     proto = ir.to_proto(model)
     onnx.checker.check_model(proto, full_check=True)
     options = onnxruntime.SessionOptions()
@@ -114,7 +114,7 @@ def run_ort(model: ir.Model, inputs: Arrays) -> list[np.ndarray]:
 
 
 def torch_attention(inputs: Arrays, **options: object) -> np.ndarray:
-    """What PyTorch makes of the inputs q, k, v and, if there is one, m."""
+    """Return PyTorch's attention of the inputs q, k, v and, if there is one, m."""
     q, k, v, *m = (torch.from_numpy(inputs[name]) for name in "qkvm" if name in inputs)
     mask = m[0] if m else None
     return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, **options).numpy()
@@ -125,7 +125,7 @@ def named(B: int, L: int, S: int) -> dict[str, int]:
 
 
 def check_against_torch(model: ir.Model, change: Callable[[Arrays], None] | None = None, **options):
-    """The model equals PyTorch at all `SIZES`."""
+    """Assert that the model equals PyTorch at all `SIZES`."""
     for sizes in SIZES:
         inputs = draw(model, named(*sizes))
         if change is not None:

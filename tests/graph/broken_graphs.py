@@ -11,7 +11,7 @@ from graph_edits import Edit
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """An edit, and the check that has to find it.
+    """An edit, and the check that must find it.
 
     Attributes:
         told: What its message says: the thing, and what to do.

@@ -120,7 +120,7 @@ FOREIGN = {
 
 @functools.cache
 def exported(name: str, opset: int = 23) -> ir.Model:
-    """What PyTorch's exporter makes of one of them. Read it only."""
+    """Return the graph of one of them by PyTorch's exporter. Read it only."""
     foreign = FOREIGN[name]
     torch.manual_seed(0)
     dims = {label: Dim(label, min=0 if label == "past_len" else 1, max=64)

@@ -14,13 +14,13 @@ ATTENDED = "Attention.out"
 
 
 def by_name(values, name: str):
-    """The one of these protobuf messages that has the name."""
+    """Return the protobuf message that has the name."""
     (found,) = (value for value in values if value.name == name)
     return found
 
 
 def dims_of(model: onnx.ModelProto, name: str):
-    """The declared axes of a value, to be changed."""
+    """Return the declared axes of a value, to be changed."""
     graph = model.graph
     value = by_name((*graph.input, *graph.output, *graph.value_info), name)
     return value.type.tensor_type.shape.dim
@@ -73,7 +73,7 @@ def ir_version(version: int) -> Edit:
 
 
 def after_attention(kind: str, *inputs: str, domain: str = "", **attributes: object) -> Edit:
-    """One more node, that reads the attention's result first."""
+    """Add one more node that reads the attention's result first."""
 
     def edit(model):
         if domain:
@@ -87,12 +87,12 @@ def after_attention(kind: str, *inputs: str, domain: str = "", **attributes: obj
 
 
 def constant(name: str, array: np.ndarray) -> Edit:
-    """One more initialiser."""
+    """Add one more initialiser."""
     return lambda model: model.graph.initializer.append(numpy_helper.from_array(array, name))
 
 
 def text(where: str, path: str) -> Edit:
-    """A text with a path, as the exporter leaves it, at one place."""
+    """Add a text with a path, as the exporter leaves it, at one location."""
 
     def edit(model):
         graph = model.graph
@@ -162,7 +162,7 @@ def reversed_inputs(model):
 
 
 def without_attention(model):
-    """The cache as two Concat nodes, and the query as the result."""
+    """Replace attention by two Concat nodes for the cache, with the query as the result."""
     without_mask(model)
     attention = by_name(model.graph.node, "Attention")
     at = list(model.graph.node).index(attention)

@@ -47,7 +47,7 @@ class Masks(nn.Module):
 
 
 def subject(masks: Mapping[str, Mask], *, past: bool = False) -> Subject:
-    """Each attention is an output that is named as its mask."""
+    """Return a subject in which each attention is an output named after its mask."""
     random = torch.Generator().manual_seed(0)
     inputs: dict[str, object] = {"q": torch.randn(2, H, 5, D, generator=random)}
     axes = {"q": {0: "batch", 2: "query_len"}}

@@ -44,14 +44,14 @@ CONSTANTS = {
 def parsed(
     body: str, *, past: bool = True, given: str = "", attributes: str = "", opset: int = 23
 ) -> onnx.ModelProto:
-    """A graph with one `Attention` that has a cache.
+    """Return a graph with one `Attention` that has a cache.
 
     Args:
         body: Makes `mask`, of what `SIZES` and `CONSTANTS` are.
         past: Whether there is a cache; without, P is 0.
         given: More inputs.
-        attributes: Of the node.
-        opset: Which.
+        attributes: The attributes of the node.
+        opset: The opset.
     """
     sizes = SIZES if past else SIZES.replace("Shape <start: int = 2, end: int = 3> (past_key)",
                                              "Identity (zeros)")  # fmt: skip
@@ -69,7 +69,7 @@ def parsed(
 
 
 def with_constants(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The constants that are read become initializers."""
+    """Turn the constants that are read into initializers."""
     read = {name for node in model.graph.node for name in node.input}
     held = [numpy_helper.from_array(np.asarray(x), n) for n, x in CONSTANTS.items() if n in read]
     model.graph.initializer.extend(held)

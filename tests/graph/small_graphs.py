@@ -1,4 +1,4 @@
-"""What the tests of graphs share: exports of small specs, each made once, and a tiny model."""
+"""Shared parts of the tests of graphs: cached exports of small specs, and a tiny model."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ PLAIN = {"cache": "none", "attn_mask": "none"}
 
 @functools.cache
 def exported(**changes: object) -> tuple[Subject, Exported]:
-    """A small spec's subject and its canonical graph. Read them only."""
+    """Return a small spec's subject and its canonical graph. Read them only."""
     subject = Subject.from_spec(small_spec(**changes))
     return subject, export(subject)
 
 
 def saved(folder: Path, **changes: object) -> Path:
-    """The canonical graph of a small spec as a file."""
+    """Save the canonical graph of a small spec as a file."""
     path = folder / "model.onnx"
     save_graph(exported(**changes)[1].model, path)
     return path
 
 
 def operators(**changes: object) -> dict[str, int]:
-    """How many nodes of each operator a small spec's graph has."""
+    """Return the number of nodes of each operator in a small spec's graph."""
     return dict(Counter(node.op_type for node in exported(**changes)[1].model.graph))
 
 
 def tiny_model(
     *nodes: onnx.NodeProto, initializers: tuple[TensorProto, ...] = ()
 ) -> onnx.ModelProto:
-    """A model `x [n, 4] -> y [n, 4]`, float32, opset 23; one Relu if no nodes are given."""
+    """Return a model `x [n, 4] -> y [n, 4]`, float32, opset 23; one Relu by default."""
     graph = helper.make_graph(
         nodes or [helper.make_node("Relu", ["x"], ["y"])],
         "tiny",

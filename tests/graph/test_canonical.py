@@ -35,7 +35,7 @@ def test_a_sum_of_axes_gets_its_one_name_everywhere(written, named):
 
 
 def transposed(*readers: int, perm: Sequence[int] = (1, 0)) -> ir.Model:
-    """MatMul with the transpose of a weight, once for each reader."""
+    """Return a MatMul with the transpose of a weight, once for each reader."""
     w = weight("proj.weight", np.arange(12, dtype=np.float32).reshape(3, 4))
     x, nodes, outputs = value("x", "batch", 4), [], []
     for reader in readers:
@@ -83,7 +83,7 @@ def test_equal_weights_are_stored_once_however_large_they_are():
 
 
 def check_deduplication(size: int) -> None:
-    """Two biases of zeros, as many modules start with."""
+    """Check two biases of zeros, a common initial state of modules."""
     a, b = (weight(f"{name}.bias", np.zeros(size, np.float32)) for name in "ab")
     x, z, y = (value(name, "batch", size) for name in "xzy")
     nodes = [ir.node("Add", [x, a], outputs=[z]), ir.node("Add", [z, b], outputs=[y])]
@@ -96,7 +96,7 @@ def check_deduplication(size: int) -> None:
 
 
 def reshape_model(before: Sequence[str | int], after: Sequence[str | int]) -> ir.Model:
-    """A Reshape to a target that comes from outside, as far as this pass can see."""
+    """Return a Reshape to a target that this pass must treat as external."""
     x, y = value("x", *before), value("y", *after)
     target = value("target", len(after), dtype=INT64)
     node = ir.node("Reshape", [x, target], {"allowzero": 1}, outputs=[y])

@@ -11,7 +11,7 @@ from attn_export.graph import canonical
 
 
 def attention(*wanted: int) -> ir.Model:
-    """An Attention with all four outputs, of which only some leave the graph."""
+    """Return an Attention with all four outputs, of which only some leave the graph."""
     inputs = [value(name, "batch", 2, "query_len", 8) for name in "qkv"]
     outputs = [value(f"out_{i}", "batch", 2, "query_len", 8) for i in range(4)]
     node = ir.node("Attention", inputs, {"qk_matmul_output_mode": 3}, outputs=outputs)
@@ -71,7 +71,7 @@ def test_constants_that_look_alike_keep_names_of_their_own():
 
 
 def scoped(*scopes: str) -> ir.Model:
-    """A chain of Relu nodes, each with the exporter's name scopes."""
+    """Return a chain of Relu nodes, each with the exporter's name scopes."""
     values = [value(f"val_{i}", "n") for i in range(len(scopes) + 1)]
     nodes = [ir.node("Relu", [values[i]], outputs=[values[i + 1]]) for i in range(len(scopes))]
     for node, scope in zip(nodes, scopes, strict=True):

@@ -17,7 +17,7 @@ from attn_export.graph.checks import CHECKS, Finding, check_graph
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory) -> Path:
-    """The canonical graph of a small spec. Read it."""
+    """Return the canonical graph of a small spec. Read it."""
     return saved(tmp_path_factory.mktemp("healthy"))
 
 

@@ -54,7 +54,7 @@ def draw(model: onnx.ModelProto, B: int, L: int, P: int) -> dict[str, np.ndarray
 
 
 def assert_same(original: onnx.ModelProto, sizes: list[tuple[int, int, int]]) -> None:
-    """The `ort` dialect gives what the graph gave before."""
+    """Assert that the `ort` dialect gives the same outputs as the graph."""
     reference = ReferenceEvaluator(original)
     for regime, form in lower(ir.from_proto(original), "ort").items():
         engine = session(form.model)

@@ -1,4 +1,4 @@
-"""What small specs export to: how many nodes of which operators, and under which names."""
+"""Exports of small specs: the number of nodes of each operator, and their names."""
 
 from __future__ import annotations
 

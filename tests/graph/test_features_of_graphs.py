@@ -1,4 +1,4 @@
-"""What a graph asks of a runtime, by name."""
+"""Requirements of a graph on a runtime, by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLOAT, BOOL, FLOAT16 = ir.DataType.FLOAT, ir.DataType.BOOL, ir.DataType.FLOAT16
 
 
 def of(*given: ir.Value | None, outputs: int = 1, **attributes: object) -> set[str]:
-    """The features of one `Attention` node that are about that node."""
+    """Return the features of one `Attention` node that are about that node."""
     outs = [output(f"y{i}") for i in range(outputs)]
     node = ir.node("Attention", [*qkv(), *given], attributes, outputs=outs)
     known = [*qkv(), *(v for v in given if v is not None)]
@@ -69,7 +69,7 @@ def constant(name: str, number: int) -> ir.Value:
 
 
 def positions() -> tuple[list[ir.Node], ir.Value]:
-    """The nodes that count up to the size of `q`'s third axis, and what they give."""
+    """Return the nodes that count up to the size of `q`'s third axis, and their output."""
     q = qkv()[0]
     nodes = [ir.node("Shape", [q], {"start": 2, "end": 3})]
     nodes.append(ir.node("Squeeze", [nodes[0].outputs[0]]))
@@ -79,7 +79,7 @@ def positions() -> tuple[list[ir.Node], ir.Value]:
 
 
 def compared(*, moved: bool) -> set[str]:
-    """The features of a mask that compares positions with each other, and is what is attended."""
+    """Return the features of a mask that compares positions with each other."""
     nodes, at = positions()
     nodes.append(ir.node("Unsqueeze", [at, weight("axes", np.array([1]))]))
     rows = nodes[-1].outputs[0]

@@ -35,7 +35,7 @@ def sizes_of(B: int, L: int, new: int, P: int) -> dict[str, int]:
 
 
 def joined(inputs: Arrays) -> Arrays:
-    """q, k, v and m, with the past in front of k and v."""
+    """Return q, k, v and m, with the past in front of k and v."""
     return {
         "q": inputs["q"],
         "k": np.concatenate([inputs["past_key"], inputs["k"]], axis=2),
@@ -45,7 +45,7 @@ def joined(inputs: Arrays) -> Arrays:
 
 
 def check_all_sizes(model: ir.Model, **options: object) -> None:
-    """The first outputs of a model are those of PyTorch, with the past in front."""
+    """Assert that a model's first outputs are PyTorch's, with the past in front."""
     for sizes in SIZES:
         inputs = draw(model, sizes_of(*sizes))
         whole = joined(inputs)
@@ -243,7 +243,7 @@ def a_mask_made_of_the_keys(graph: Cached) -> None:
 
 
 def a_mask_made_of_the_keys_in_a_branch(graph: Cached) -> None:
-    """As `torch.cond` exports to: what a branch reads is no input of the node that has it."""
+    """Add an `If`, as `torch.cond` exports it: a branch's reads are no inputs of its node."""
     branches = {}
     for name in ("then_branch", "else_branch"):
         size = ir.node("Shape", [graph.presents[0]])

@@ -114,7 +114,7 @@ def test_heads_stay_repeated(change: Callable[[ir.Model], None]):
 
 
 def expand_model(source: ir.Value) -> ir.Model:
-    """Attention whose K/V are expanded to `[B, H, S, D]`."""
+    """Return Attention whose K/V are expanded to `[B, H, S, D]`."""
     q, y = value("q", B, H, L, D), value("y", B, H, L, D)
     expand = ir.node("Expand", [source, integers("target", 1, H, 1, 1)])
     expand.outputs[0].shape = ir.Shape([B, H, S, D])

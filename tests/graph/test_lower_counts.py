@@ -1,4 +1,4 @@
-"""How many nodes of which operators a variant becomes: a slower graph shows without a benchmark."""
+"""Operator counts of each variant's graph: a slower graph shows without a benchmark."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def canonical(variant: str, cache: str) -> ir.Model:
 
 
 def counted(graph: ir.Graph) -> str:
-    """Operators by how often they occur; those of branches in brackets."""
+    """Return operators with their counts; those of branches in brackets."""
     found = Counter(node.op_type for node in graph)
     text = ", ".join(f"{name} {count}" for name, count in sorted(found.items()))
     branches = [

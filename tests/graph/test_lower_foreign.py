@@ -85,7 +85,7 @@ def test_a_graph_without_attention_is_refused_in_one_line(tmp_path: Path, cli: C
 def node_model(
     node: onnx.NodeProto, inputs: dict[str, tuple[int, list[str | int]]], opset: int = 24
 ) -> onnx.ModelProto:
-    """A graph of one node, whose first input and whose output are of one shape."""
+    """Return a graph of one node, whose first input and whose output have one shape."""
     kind, shape = next(iter(inputs.values()))
     graph = helper.make_graph(
         [node], "g", [helper.make_tensor_value_info(name, *what) for name, what in inputs.items()],

@@ -166,7 +166,7 @@ LOWEST = np.finfo(np.float32).min
 
 
 def set_rows(number: float):
-    """A change of inputs: the first row of the mask is `number`, half of the next ones are."""
+    """Return a change that sets the mask's first row, and half of the next ones, to `number`."""
 
     def change(inputs):
         inputs["m"][..., 1:, ::2] = number
@@ -193,7 +193,7 @@ def test_masked_rows_are_what_they_are_in_pytorch_whatever_masks_them(shape, num
 
 
 def made_mask(*nodes: ir.Node, constants: Sequence[ir.Value] = ()) -> ir.Model:
-    """Attention with a mask that the last of the nodes makes of the input m, bool."""
+    """Return Attention with a mask that the last of the nodes makes of the bool input m."""
     inputs = [*qkv(), value("m", L, S, dtype=BOOL)]
     for old in {v for node in nodes for v in node.inputs if v is not None and v.name == "m"}:
         old.replace_all_uses_with(inputs[3])
@@ -205,7 +205,7 @@ def made_mask(*nodes: ir.Node, constants: Sequence[ir.Value] = ()) -> ir.Model:
 
 
 def one_minus_mask_times(number: float) -> ir.Model:
-    """`(1 - mask) * number`, as Hugging Face writes it."""
+    """Return `(1 - mask) * number`, as Hugging Face writes it."""
     one, low = weight("one", np.float32(1)), weight("low", np.float32(number))
     cast = ir.node("Cast", [value("m")], {"to": FLOAT})
     inverse = ir.node("Sub", [one, cast.outputs[0]])

@@ -1,4 +1,4 @@
-"""What a drawing of the attention part has in it, on graphs as they are built."""
+"""Content of a drawing of the attention part, on graphs as they are built."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ JOINED = {"and": "And", "or": "Or"}
 
 @st.composite
 def rules(draw: st.DrawFn) -> tuple[str, dict[str, int]]:
-    """A rule for which keys are seen: lines that make `mask`, and the numbers in it."""
+    """Draw a rule for visible keys: lines that make `mask`, and the numbers in it."""
     numbers: dict[str, int] = {}
 
     def number(least: int) -> str:
@@ -174,7 +174,7 @@ MASKS: tuple[tuple[str | int, ...], ...] = (
 
 @st.composite
 def forms(draw: st.DrawFn) -> Form:
-    """An `Attention` node with any of its features."""
+    """Draw an `Attention` node with any of its features."""
     Hkv, shared = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from((1, 1, 2, 4)))
     heads = (Hkv * shared, Hkv)
     cache = draw(st.sampled_from(("none", "past", "in place")))

@@ -23,7 +23,7 @@ LARGE = {"q_proj.weight", "k_proj.weight", "v_proj.weight", "out_proj.weight"}
 
 @pytest.fixture
 def everything_large(monkeypatch):
-    """Weights are external from 1 byte on."""
+    """Make weights external from 1 byte on."""
     monkeypatch.setattr(save, "EXTERNAL_ABOVE", 1)
 
 

@@ -1,4 +1,4 @@
-"""What is tidied after nodes were replaced, and what has to stay where it is."""
+"""Cleanup after nodes were replaced, and nodes that must stay."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from attn_export.graph.checks import check_graph
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> bytes:
-    """The canonical graph of a small spec."""
+    """Return the canonical graph of a small spec."""
     return saved(tmp_path_factory.mktemp("healthy")).read_bytes()
 
 

@@ -41,7 +41,7 @@ class Broken:
 
 
 def broken_bundles(bundle: Path, case: str) -> Iterator[Broken]:
-    """Each kind of fault, at one file or another of a case.
+    """Yield each kind of fault, at one file or another of a case.
 
     Args:
         bundle: A whole one.
@@ -60,7 +60,7 @@ def broken_bundles(bundle: Path, case: str) -> Iterator[Broken]:
 
 
 def broken_shapes(bundle: Path, case: str) -> Iterator[Broken]:
-    """Each tensor of a case in shapes that a replay would cut and put together wrongly."""
+    """Yield each tensor of a case in shapes that a replay would cut and join wrongly."""
     folder = bundle / "golden" / case
     tensors = [f"golden/{case}/{p.name}" for p in sorted(folder.iterdir()) if "eager" not in p.name]
     for place, what in itertools.product(tensors, ("another last size", "an axis of 1", "rank 1")):
@@ -73,7 +73,7 @@ def broken_shapes(bundle: Path, case: str) -> Iterator[Broken]:
 
 
 def native_inputs(rng: random.Random, bundle: Path, cases: Sequence[str]) -> Iterator[Broken]:
-    """Bundles broken at random, without end: fields, bytes, and both.
+    """Yield bundles broken at random, without end: fields, bytes, and both.
 
     Args:
         rng: Draws everything; the same seed gives the same bundles.
@@ -265,7 +265,7 @@ def _spoiled(seed: int) -> Change:
 
 
 def broken_copy(bundle: Path, folder: Path, broken: Broken) -> Path:
-    """A copy of a bundle with the fault in it; takes the place of the last copy."""
+    """Return a copy of a bundle with the fault in it; it replaces the last copy."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(bundle, folder)
     broken.change(folder)

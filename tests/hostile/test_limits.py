@@ -1,4 +1,4 @@
-"""What is read from files has limits: time, memory, characters, paths and nesting."""
+"""Limits on what is read from files: time, memory, characters, paths and nesting."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ KITS = [("c", "append"), ("c", "in-place"), ("cpp", "append"), ("cpp", "in-place
 
 
 def small_bundle(name: str) -> Path:
-    """A bundle of two cases, the first of which is fed token by token."""
+    """Return a bundle of two cases, the first of which is fed token by token."""
 
     def keep(index: dict) -> None:
         def cost(entry: dict) -> int:
@@ -73,7 +73,7 @@ def cases_of(bundle: Path) -> list[str]:
 
 
 def sanitized_kit(kind: str, name: str) -> Path:
-    """A kit of the small bundle whose programs end with `REPORTED` at the first wrong access."""
+    """Return a kit whose programs end with `REPORTED` at the first wrong access."""
     bundle = small_bundle(name)
 
     def make(kit: Path) -> None:
@@ -101,7 +101,7 @@ def run(program: Path, bundle: Path) -> subprocess.CompletedProcess[bytes]:
 
 
 def problem(done: subprocess.CompletedProcess[bytes], codes: frozenset[int]) -> str:
-    """What is not as documented in how a program ended, or ""."""
+    """Return the deviation of a program's end from the documentation, or ""."""
     out, err = (stream.decode("utf-8", "backslashreplace") for stream in (done.stdout, done.stderr))
     if done.returncode not in codes:
         return f"exit code {done.returncode}, expected one of {sorted(codes)}: {err[-1500:]}"
@@ -116,7 +116,7 @@ def problem(done: subprocess.CompletedProcess[bytes], codes: frozenset[int]) -> 
 
 
 def try_all(program: Path, bundle: Path, every: Iterable[Broken], folder: Path) -> dict[str, str]:
-    """What went wrong with which broken bundle."""
+    """Return the problem of each broken bundle that caused one."""
     found = {}
     for broken in every:
         copy = broken_copy(bundle, folder / "broken", broken)
@@ -131,7 +131,7 @@ def try_all(program: Path, bundle: Path, every: Iterable[Broken], folder: Path) 
 
 @pytest.fixture(params=KITS, ids="-".join)
 def kit(request: pytest.FixtureRequest, need, tmp_path: Path) -> tuple[Path, Path]:
-    """The self-test with sanitizers, and the bundle that it was made for."""
+    """Return the self-test with sanitizers, and the bundle that it was made for."""
     kind, name = request.param
     need(kind)
     if not has_sanitizers(kind, tmp_path):

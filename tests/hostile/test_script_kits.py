@@ -32,7 +32,7 @@ def _entry(field: str, value: object) -> Callable[[Path], None]:
 
 
 def faults(bundle: Path) -> list[Broken]:
-    """A third of those of the corpus, and each field of the index of another type."""
+    """Return a third of the corpus's faults, and each field of the index with another type."""
     (fed, *_) = cases_of(bundle)
     files = [*broken_bundles(bundle, fed), *broken_shapes(bundle, fed)]
     found = [one for one in files[::3] if 1 not in one.codes]

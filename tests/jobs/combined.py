@@ -72,5 +72,5 @@ SENSELESS = [
 
 
 def fields_of(features: Iterable[str], *more: dict[str, object]) -> dict[str, object]:
-    """The fields of a spec with these features."""
+    """Return the fields of a spec with these features."""
     return dict(ChainMap({}, *more, *(FEATURES[name] for name in features)))

@@ -29,7 +29,7 @@ FILES = {"model.onnx", "model.portable.onnx", "model.ort.onnx", "model.ort.decod
 
 @pytest.fixture(scope="module")
 def whole() -> Path:
-    """A bundle with every dialect and a cache in place."""
+    """Return a bundle with every dialect and a cache in place."""
 
     def make(folder: Path) -> None:
         spec = small_spec(cache="in-place", attn_mask="none", rotary="half")
@@ -199,7 +199,7 @@ def test_outputs_in_another_order_of_axes_would_be_seen(
 
 
 def test_a_case_in_another_layout_is_the_same_case(tmp_path: Path):
-    """What the runtime is given is the transposed array, contiguous."""
+    """Check that the runtime receives the transposed array, contiguous."""
     from attn_export.runtimes.layouts import in_order, laid_out
 
     array = np.arange(24.0, dtype=np.float32).reshape(1, 2, 3, 4)

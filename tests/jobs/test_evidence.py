@@ -1,4 +1,4 @@
-"""What a bundle says is evidence only where it holds enough cases and allows small errors."""
+"""Evidence in a bundle: enough cases, and small allowed errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Index = dict[str, Any]
 
 @pytest.fixture
 def copy(bundle: Path, tmp_path: Path) -> Path:
-    """A bundle that may be changed."""
+    """Return a bundle that may be changed."""
     return Path(shutil.copytree(bundle, tmp_path / "copy"))
 
 
@@ -231,7 +231,7 @@ def other():
 
 @pytest.fixture
 def users(tmp_path: Path) -> tuple[Path, Path]:
-    """A bundle of a module of the user's, and its file."""
+    """Return a bundle of a module of the user's, and its file."""
     file = tmp_path / "mine.py"
     file.write_text(MODULE)
     from attn_export.user_module import load_subject

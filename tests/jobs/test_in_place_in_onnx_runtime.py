@@ -63,7 +63,7 @@ def test_each_row_is_its_own_sequence_at_every_step(feature: str, heads: str, tm
 
 
 def alone(module: torch.nn.Module, row: np.ndarray) -> np.ndarray:
-    """What the layer gives for one whole sequence without a cache, `[len, E]`."""
+    """Return the layer's output for one whole sequence without a cache, `[len, E]`."""
     spec = dataclasses.replace(module.spec, cache="none", attn_mask="none")
     other = Attention(spec).eval()
     other.load_state_dict(module.state_dict())

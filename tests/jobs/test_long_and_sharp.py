@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def built(name: str, folder: Path, dtype: str = "float32") -> Built:
-    """An MQA of E 16, H 2, D 8."""
+    """Export and load an MQA of E 16, H 2, D 8."""
     spec = AttentionSpec(
         embed_dim=16, num_heads=2, num_kv_heads=1, causal=True, cache="append", dtype=dtype,
         **SPECS[name],
@@ -77,7 +77,7 @@ def built(name: str, folder: Path, dtype: str = "float32") -> Built:
 
 
 def logits(subject: Subject, inputs: Arrays) -> np.ndarray:
-    """The scores that the module itself gives to keys of the past that its queries see."""
+    """Return the module's own scores of past keys that its queries see."""
     found: list[torch.Tensor] = []
     attend = attention_module.scaled_dot_product_attention
 
@@ -95,7 +95,7 @@ def logits(subject: Subject, inputs: Arrays) -> np.ndarray:
 
 
 def sharp_case(subject: Subject, L: int) -> Case:
-    """S keys, those of the past so large that the logits reach ±40."""
+    """Return a case of S keys, with past keys so large that the logits reach ±40."""
     sizes = with_sums({"batch": 1, "query_len": L, "past_len": S - L}, subject.relations)
     inputs = draw_inputs(subject.input_values(), sizes, seed_words=("long and sharp", L))
     drawn, past = logits(subject, inputs), inputs["past_key"]

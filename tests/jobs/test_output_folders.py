@@ -1,4 +1,4 @@
-"""What a build may replace, and what it may not."""
+"""Output folders that a build may replace, and others."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Everything in a folder, and what is in its files."""
+    """Return everything in a folder, with the contents of its files."""
     return {
         path.relative_to(folder).as_posix(): path.read_text(errors="replace")
         if path.is_file() and not path.is_symlink()
@@ -89,7 +89,7 @@ def written(kind: str, bundle: Path, folder: Path) -> None:
 
 
 def refused(kind: str, output: Path | str, bundle: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that has to refuse its output folder; what it says."""
+    """Run a command that must refuse its output folder; return its message."""
     assert run([*(word.format(bundle=bundle) for word in COMMANDS[kind]), str(output)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1

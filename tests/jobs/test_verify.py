@@ -21,7 +21,7 @@ from attn_export.nouns import Report
 
 @pytest.fixture
 def copy(bundle: Path, tmp_path: Path) -> Path:
-    """A bundle that may be changed."""
+    """Return a bundle that may be changed."""
     return Path(shutil.copytree(bundle, tmp_path / "copy"))
 
 

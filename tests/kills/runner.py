@@ -1,4 +1,4 @@
-"""Runs commands in forked processes that are killed: after a time, or around a step on disk.
+"""Execution of commands in forked processes that are killed: by time, or at a step on disk.
 
 `python runner.py` reads one JSON object a line and answers each with another. It has imported what
 commands need, so that a run takes as long as its work. Orphans become its children: it waits for

@@ -88,7 +88,7 @@ class Workplace:
         return done
 
     def files(self) -> dict[str, str]:
-        """The digest of every file of the output; those with a dot first are not of it."""
+        """Return the digest of every file of the output, except those with a leading dot."""
         out = self.folder / "out"
         found = (path.relative_to(out) for path in sorted(out.rglob("*")))
         return {
@@ -97,7 +97,7 @@ class Workplace:
         }  # fmt: skip
 
     def check_whole(self, name: str) -> None:
-        """Every file of the output is there, and as it was written."""
+        """Assert that every file of the output is there, and as it was written."""
         output = self.folder / "out" / OUTPUTS[name]
         assert output.exists()
         if name == "build":
@@ -110,7 +110,7 @@ class Workplace:
             assert all(sha256(output / file) == digest for file, digest in listed.items())
 
     def left(self) -> list[str]:
-        """What a command has left beside its output, and where temporary folders are."""
+        """Return what a command has left beside its output and in temporary folders."""
         places = ("out", "tmp", "shm")
         found = [path.name for place in places for path in (self.folder / place).iterdir()]
         # torch makes one folder in every run, and keeps it.

@@ -78,7 +78,7 @@ def _allow(entry: Entry, error: Mapping[str, float] | None) -> None:
 
 
 def without_evidence(bundle: Path, folder: Path) -> Path:
-    """A bundle with the cases of `NO_EVIDENCE`, and a name that has to be quoted."""
+    """Return a bundle with the cases of `NO_EVIDENCE`, and a name that needs quotes."""
 
     def change(index: dict[str, Any]) -> None:
         for entry in index["cases"]:
@@ -98,7 +98,7 @@ def change_row(bundle: Path, row: int, value: float) -> None:
 
 
 def folder_of(bundle: Path, name: str) -> Path:
-    """Where a case of a bundle lies."""
+    """Return the folder of a case of a bundle."""
     index = json.loads((bundle / "golden" / "index.json").read_text())
     (folder,) = (entry["folder"] for entry in index["cases"] if entry["name"] == name)
     return Path(bundle / "golden" / folder)
@@ -124,7 +124,7 @@ def rewritten(
     change: Change = lambda _: None,
     **manifest: object,
 ) -> Path:
-    """A copy of a bundle with another index and other values of the manifest, and its digests."""
+    """Copy a bundle with another index, changed manifest values and right digests."""
     shutil.copytree(bundle, folder)
     change_index(folder, change)
     content = read_manifest(folder) | manifest
@@ -135,7 +135,7 @@ def rewritten(
 
 
 def lines_of(output: str) -> dict[str, str]:
-    """The first line that a self-test prints of each case, by the name of the case."""
+    """Return the first line of a self-test's output for each case, by the name of the case."""
     found: dict[str, str] = {}
     for line in output.splitlines():
         _, name, *_ = (*line.split(), "", "")

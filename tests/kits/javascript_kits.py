@@ -1,4 +1,4 @@
-"""What the tests of the kits in JavaScript share: a kit set up, a planted fault."""
+"""Shared parts of the tests of JavaScript kits: a kit set up, a planted fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attn_export.spec import AttentionSpec
 
 
 def kit_of(language: str, bundle: Path, folder: Path, packages: str) -> Path:
-    """A kit in a folder of its own, with the packages that are installed already."""
+    """Write a kit into a folder of its own, with the packages that are installed already."""
     kit = write_kit(language, bundle, folder / "kit")
     (kit / "node_modules").symlink_to(home() / packages / "node_modules")
     return kit
@@ -39,5 +39,5 @@ def plant_fault(bundle: Path, spec: AttentionSpec) -> None:
 
 
 def run(kit: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """A command in the kit's folder."""
+    """Run a command in the kit's folder."""
     return subprocess.run(command, cwd=kit, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What the tests of the kits in C and C++ share: kits, and faults to plant in bundles."""
+"""Shared parts of the tests of C and C++ kits: kits, and faults to plant in bundles."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DIALECT = "standard"
 
 
 def kit_of(kind: str, name: str) -> Path:
-    """A kit that was built as its README says, but that a warning is an error."""
+    """Return a kit that was built as its README says, but with warnings as errors."""
     bundle = bundle_of(name)
 
     def make(kit: Path) -> None:
@@ -45,7 +45,7 @@ def compile_kit(kind: str, kit: Path, how: str, flags: str = "") -> None:
 
 
 def kit_without_evidence(kind: str) -> Path:
-    """A kit of a bundle some cases of which prove nothing, and one ignores a row it has not."""
+    """Return a kit of a bundle with unusable cases, one of which ignores a missing row."""
 
     def make(kit: Path) -> None:
         proves = without_evidence(bundle_of("append"), kit.with_name(f"{kit.name}-proves"))
@@ -65,13 +65,13 @@ def call(*command: str | Path, cwd: Path) -> None:
 
 
 def run(kit: Path, program: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """A program of a kit, from another folder than its own."""
+    """Run a program of a kit, from another folder than its own."""
     command = [kit / "build" / program, *words]
     return subprocess.run([*map(str, command)], cwd="/", capture_output=True, text=True)
 
 
 def changed(bundle: Path, folder: Path, change: Callable[[Path], None]) -> Path:
-    """A copy of a bundle in which something is changed."""
+    """Return a copy of a bundle with a change."""
     copy = Path(shutil.copytree(bundle, folder / "changed"))
     change(copy)
     return copy
@@ -81,7 +81,7 @@ def changed(bundle: Path, folder: Path, change: Callable[[Path], None]) -> Path:
 
 
 def scale(bundle: Path) -> None:
-    """The scale of the attention is wrong by the root of head_dim."""
+    """Divide the scale of the attention by the root of head_dim."""
     path = bundle / "model.onnx"
     model = onnx.load(path, load_external_data=False)
     (node,) = (n for n in model.graph.node if n.op_type == "Attention")
@@ -93,7 +93,7 @@ def scale(bundle: Path) -> None:
 
 
 def in_truth(edit: Callable[[np.ndarray], np.ndarray | None]) -> Callable[[Path], None]:
-    """A fault in the first truth of the bundle's first case."""
+    """Return a fault in the first truth of the bundle's first case."""
 
     def change(bundle: Path) -> None:
         path = bundle / "golden" / "test_data_set_0" / "output_0.pb"
@@ -130,7 +130,7 @@ WRONG_TRUTHS = {
 
 
 def _through(operator: str, kind: int, **attributes: int) -> Callable[[Path], None]:
-    """The graph's first output goes through one more operator, and has another form then."""
+    """Send the graph's first output through one more operator that changes its form."""
 
     def change(bundle: Path) -> None:
         model = onnx.load(bundle / "model.onnx", load_external_data=False)
@@ -158,7 +158,7 @@ WRONG_FORMS = {
 
 
 def one_row(bundle: Path) -> None:
-    """The smallest row of many is off by twice what is allowed of a row: little in the whole."""
+    """Change the smallest row by twice its allowed error, which is small in the whole."""
     cases = json.loads((bundle / "golden" / "index.json").read_text())["cases"]
     case = max(cases, key=lambda c: c["sizes"]["batch"] * c["sizes"]["query_len"])
     path = bundle / "golden" / case["folder"] / "output_0.pb"
@@ -188,7 +188,7 @@ def _renamed(bundle: Path) -> None:
 
 
 def _huge(bundle: Path) -> None:
-    """A tensor that says of itself to have 2**62 elements."""
+    """Write a tensor that claims to have 2**62 elements."""
     path = bundle / "golden" / "test_data_set_0" / "input_0.pb"
     path.write_bytes(b"\x08" + b"\x80" * 8 + b"\x40" + path.read_bytes())
 
@@ -208,5 +208,5 @@ DAMAGED = {
 
 
 def judged(done: subprocess.CompletedProcess[str]) -> Sequence[str]:
-    """The lines about cases, without the summary."""
+    """Return the lines about cases, without the summary."""
     return done.stdout.splitlines()[:-1]

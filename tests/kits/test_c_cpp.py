@@ -33,13 +33,13 @@ def language(request: pytest.FixtureRequest, need) -> str:
 
 @pytest.fixture
 def bundle() -> Path:
-    """With an appended cache."""
+    """Return a bundle with an appended cache."""
     return bundle_of("append")
 
 
 @pytest.fixture
 def kit(language: str) -> Path:
-    """Of that bundle; its programs take another folder of it as an argument."""
+    """Return a kit of that bundle; its programs take another folder of it as an argument."""
     return kit_of(language, "append")
 
 

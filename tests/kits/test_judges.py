@@ -61,7 +61,7 @@ def told(array: np.ndarray) -> dict[str, object]:
 
 
 def arrays() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """A name, a truth and what an engine gave."""
+    """Yield a name, a truth and an engine's output."""
     rng = np.random.default_rng(0)
     t = rng.standard_normal((3, 4, 5)).astype(np.float32)
     for error in (0.0, 1e-4, 9e-4, 1.1e-3, 5e-3, 1.0):
@@ -109,7 +109,7 @@ def arrays() -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def limits() -> Iterator[Judged]:
-    """Errors allowed that are evidence, and such that are not."""
+    """Yield allowed errors that are evidence, and such that are not."""
     for dtype in FLOATS:
         t, most = np.ones((2, 3), dtype), largest_allowed(dtype)
         yield Judged(f"{dtype} at its limit", t, t, most)
@@ -139,7 +139,7 @@ def limits() -> Iterator[Judged]:
 
 
 def ignored() -> Iterator[Judged]:
-    """Rows that are not compared, and others that are."""
+    """Yield rows that are not compared, and others that are."""
     t = np.random.default_rng(1).standard_normal((3, 2, 5)).astype(np.float32)
     t[2] *= 100
     t[0, 1] = 0
@@ -173,7 +173,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def said(need_node: None) -> list[dict[str, object]]:
-    """What the JavaScript says of every case, and of those with other outputs."""
+    """Return the JavaScript judge's results on every case, and on cases with other outputs."""
     cases = [case.told() for case in CASES]
     cases.append({**cases[0], "outputs": {}})
     cases.append({**cases[0], "outputs": {**cases[0]["outputs"], "z": cases[0]["outputs"]["y"]}})

@@ -32,7 +32,7 @@ NAMES = ("append", "in-place", "no-cache", "float16")
 
 
 def run(kit: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command of the kit, with nothing on the path but the kit itself."""
+    """Run a command of the kit, with nothing on the path but the kit itself."""
     code = (
         f"import sys; sys.path.insert(0, '.'); from attn_kit.{module} import main; sys.exit(main())"
     )

@@ -47,7 +47,7 @@ def page() -> Iterator[Page]:
 
 @contextmanager
 def served(kit: Path) -> Iterator[str]:
-    """The kit's address, served as its README says, on a port that is free."""
+    """Yield the kit's address, served as its README says, on a free port."""
     command = ["node", "server.mjs", "0"]
     with subprocess.Popen(command, cwd=kit, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -59,14 +59,14 @@ def served(kit: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a kit is served of a bundle that is right."""
+    """Yield the address of a kit of a right bundle."""
     with served(kit_of("web", bundle_of("append"), tmp_path_factory.mktemp("web"), "web")) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def failing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where a kit is served of a bundle with a wrong scale."""
+    """Yield the address of a kit of a bundle with a wrong scale."""
     kit = kit_of("web", bundle_of("append"), tmp_path_factory.mktemp("failing"), "web")
     plant_fault(kit / "bundle", spec_of("append"))
     with served(kit) as found:
@@ -82,14 +82,14 @@ def show(page: Page, address: str) -> None:
 
 @pytest.fixture
 def shown(address: str, page: Page) -> str:
-    """The address of a page that shows that all is right, and only to be looked at."""
+    """Return the address of a page that shows success; tests must only read it."""
     show(page, address)
     return address
 
 
 @pytest.fixture
 def passing(address: str, page: Page) -> Iterator[str]:
-    """The address of such a page, opened anew, in which the test may do what it likes."""
+    """Yield the address of a successful page, opened anew, which the test may change."""
     page.open(address)
     page.wait(DONE)
     yield address
@@ -247,7 +247,7 @@ VALUE = "document.getElementById('weights-value').textContent"
 
 
 def several_queries() -> tuple[str, int, int, int]:
-    """A case with one row in the batch and a past: its name, queries, keys, and a visible key."""
+    """Return a case with one row and a past: its name, queries, keys, and a visible key."""
     bundle = bundle_of("append")
     index = json.loads((bundle / "golden" / "index.json").read_text())
     case = next(

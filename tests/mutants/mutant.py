@@ -29,7 +29,7 @@ class Mutant:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What is mutated.
+    """Graph to mutate.
 
     Attributes:
         model: The graph, with its weights.

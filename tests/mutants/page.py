@@ -1,4 +1,4 @@
-"""What came of the mutants, as a page."""
+"""Results of the mutants, as a page."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def float_values(model: onnx.ModelProto) -> list[Value]:
 
 
 class Planter:
-    """Adds nodes to a graph, one behind the other.
+    """Insertion of nodes into a graph, one behind the other.
 
     Args:
         graph: The graph.

@@ -1,4 +1,4 @@
-"""Tries mutants of the graphs of one bundle: are they caught, and are they faults at all."""
+"""Trials of mutants of the graphs of one bundle: whether they are faults, and are caught."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Fate = Literal["caught", "refused", "missed"]
 
 @dataclasses.dataclass(frozen=True)
 class Tried:
-    """What came of a mutant.
+    """Result of a mutant.
 
     Attributes:
         fate: Whether the golden vectors caught it; "refused" where ONNX Runtime did not run it.
@@ -60,12 +60,12 @@ class Tried:
 
     @property
     def is_seen(self) -> bool:
-        """Whether it is a fault."""
+        """Return whether it is a fault."""
         return bool(self.seen) and not self.is_unknown
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it could not be evaluated."""
+        """Return whether it could not be evaluated."""
         return self.seen.startswith(UNKNOWN)
 
 

@@ -32,7 +32,7 @@ LEARNED, ZERO = 0, -1
 
 
 def learned(name: str, of: Change) -> dict[str, Change]:
-    """The learned key or value of every head `[Hkv, D]` changed."""
+    """Change the learned key or value of every head `[Hkv, D]`."""
     key = f"added_keys.{name}"
     return {"parameters": lambda w, at: w | {key: of(w[key], at)}}
 
@@ -52,17 +52,17 @@ def missing(place: int) -> dict[str, Change]:
 
 
 def hidden(place: int) -> dict[str, Change]:
-    """As where the mask, or the causal diagonal, goes on over the added keys."""
+    """Hide added keys, as if the mask or the causal diagonal covered them."""
     return {"sees_added_keys": c.rows(np.s_[..., place], np.zeros_like)}
 
 
 def seen_as_last_key(sees: Array, at: At) -> Array:
-    """The mask widened by its own last column."""
+    """Widen the mask by its own last column."""
     return np.broadcast_to(at["visible"][..., -1:], sees.shape)
 
 
 def mask_in_front(visible: Array, at: At) -> Array:
-    """The mask widened as if the added keys were the first."""
+    """Widen the mask as if the added keys were the first."""
     return np.roll(visible, len(at["added_pairs"]), axis=-1)
 
 
@@ -79,7 +79,7 @@ def weights_not_written(weights: Array, at: At) -> Array:
 
 
 def rotated_as_next(pairs: Pairs, at: At) -> Pairs:
-    """The learned key turned as that of the position after the last."""
+    """Rotate the learned key to the position after the last."""
     (key, value), *others = pairs
     turning = (at["inv_freq"], np.array([at["length"]]), at["layout"], at["magnitude"])
     return [(positions.rotated(key, *turning), value), *others]
@@ -90,7 +90,7 @@ def appended_to_present(present: Array, at: At) -> Array:
 
 
 def offset_of_added(at: At) -> Array:
-    """`[L, n]`, as if positions went on."""
+    """Return offsets `[L, n]`, as if positions continued."""
     *_, L, S = at["shape"]
     return positions.offsets(at["P"], (L, S + len(at["added_pairs"])))[..., S:]
 
@@ -121,7 +121,7 @@ def has_zero(spec: AttentionSpec) -> bool:
 
 
 def hides_last(spec: AttentionSpec) -> bool:
-    """Some case hides the last key."""
+    """Return whether some case hides the last key."""
     return spec.causal or mask_has("S")(spec)
 
 

@@ -1,4 +1,4 @@
-"""What a planted fault is, and for which specs one can be a fault at all."""
+"""Definition of a planted fault, and of the specs to which one applies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def no(condition: Applies) -> Applies:
 
 
 def has_cache(spec: AttentionSpec) -> bool:
-    """One that is appended to; faults of one that is written in place are its own."""
+    """Return whether there is an appended cache; one in place has its own faults."""
     return spec.has_cache and not spec.in_place
 
 
@@ -66,7 +66,7 @@ def mask_has(axis: str) -> Applies:
 
 
 def shares_some_heads(spec: AttentionSpec) -> bool:
-    """With one K/V head, or one for each query head, blocks and tiles are the same."""
+    """Return whether blocks and tiles of heads differ: not for one K/V head, or one per query."""
     return spec.q_per_kv > 1 and spec.num_kv_heads > 1
 
 
@@ -99,7 +99,7 @@ def has_rotary(spec: AttentionSpec) -> bool:
 
 
 def counts_positions(spec: AttentionSpec) -> bool:
-    """Rotary positions follow the past, and are no input."""
+    """Return whether rotary positions follow the past, and are no input."""
     return spec.has_rotary and not spec.position_ids
 
 

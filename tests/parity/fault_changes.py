@@ -19,12 +19,12 @@ Arrays = dict[str, Array]
 
 
 def value(of: Callable[[Any], Any]) -> Change:
-    """A change that needs nothing but the value of the step."""
+    """Return a change that needs only the value of the step."""
     return lambda value, _: of(value)
 
 
 def rows(index: Any, of: Callable[[Array], Any]) -> Change:
-    """Some elements changed."""
+    """Return a change of some elements."""
 
     def change(array: Array, at: At) -> Array:
         array = array.copy()
@@ -35,7 +35,7 @@ def rows(index: Any, of: Callable[[Array], Any]) -> Change:
 
 
 def output(name: str, of: Change) -> dict[str, Change]:
-    """One output that is not what was computed with."""
+    """Return a change of one output after the computation."""
     return {"outputs": lambda made, at: made | {name: of(made[name], at)}}
 
 
@@ -44,7 +44,7 @@ def swap(axis: int) -> Callable[[Array], Array]:
 
 
 def first_of(axis: int) -> Callable[[Array], Array]:
-    """The first of an axis for all of it."""
+    """Return a function that repeats the first element of an axis."""
     return lambda array: np.broadcast_to(np.take(array, [0], axis=axis), array.shape)
 
 
@@ -95,7 +95,7 @@ def only_causal(visible: Array, at: At) -> Array:
 
 
 def masked_rows(weight: Callable[[int], float]) -> Change:
-    """A weight for every key of a row that has none to see."""
+    """Set a weight for every key of a row that sees none."""
     return lambda w, at: np.where(at["nothing"], np.float32(weight(w.shape[-1])), w)
 
 
@@ -108,7 +108,7 @@ def first_of_masked_rows(weights: Array, at: At) -> Array:
 
 
 def without_bias(name: str, *, head: int | None = None) -> Change:
-    """The bias of one layer set to 0, or of one head of it."""
+    """Set the bias of one layer, or of one head of it, to 0."""
 
     def change(weights: Arrays, at: At) -> Arrays:
         spec = at["spec"]
@@ -121,7 +121,7 @@ def without_bias(name: str, *, head: int | None = None) -> Change:
 
 
 def with_bias_of_q(name: str) -> Change:
-    """The bias of queries where the spec has none."""
+    """Add the bias of queries to a layer whose spec has none."""
 
     def change(weights: Arrays, at: At) -> Arrays:
         width = len(weights[f"{name}.weight"])
@@ -147,7 +147,7 @@ def from_position(start: int, keys: Array) -> Array:
 
 
 def frequencies_of(**changes: Any) -> Change:
-    """The frequencies of another spec."""
+    """Return the frequencies of another spec."""
     return lambda _, at: positions.frequencies(
         dataclasses.replace(at["spec"], **changes), at["length"]
     )
@@ -190,5 +190,5 @@ def through(dtype: Any) -> Callable[[Array], Array]:
 
 
 def noisy(row: Array) -> Array:
-    """Signs that alternate, so that the change is of the size of the row itself."""
+    """Add alternating signs, so that the change has the size of the row itself."""
     return row * (1 + np.float32(1e-4) * np.resize(np.float32([1, -1]), row.shape))

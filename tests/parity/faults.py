@@ -1,4 +1,4 @@
-"""Planted faults: ways in which attention is got wrong, each of which the judge has to catch.
+"""Planted faults: wrong kinds of attention, each of which the judge must catch.
 
 A fault changes one step, or a few, of `numpy_attention.run`. `applies` says for which specs it
 is a fault at all, so that nothing is left out without a reason.
@@ -38,20 +38,21 @@ from attn_export.spec import AttentionSpec
 
 
 def key_bias_shows(spec: AttentionSpec) -> bool:
-    """q·b is the same for every new key, and softmax does not see what is added to all scores:
-    without a past, keys of no token, a norm or a rotation, nothing that comes out depends on the
-    key bias.
+    """Return whether the key bias has an effect.
+
+    q·b is the same for every new key, and softmax ignores constants that are added to all scores:
+    without a past, keys of no token, a norm or a rotation, no output depends on the key bias.
     """
     return spec.has_cache or has_added_keys(spec) or has_norm(spec) or has_rotary(spec)
 
 
 def masks_rows(spec: AttentionSpec) -> bool:
-    """Some case masks whole rows, and no added key is left to see."""
+    """Return whether some case masks whole rows, without an added key to see."""
     return mask_has("S")(spec) and not has_added_keys(spec)
 
 
 def scores_overflow(spec: AttentionSpec) -> bool:
-    """exp overflows at 88: only keys that come from outside reach that in the loudest probe."""
+    """Return whether exp overflows (at 88): only external keys reach that in the loudest probe."""
     return spec.has_cache and not has_norm(spec) and spec.softcap is None
 
 

@@ -25,7 +25,7 @@ of_row_0 = c.value(c.first_of(0))
 
 
 def end_of_buffer(at: At) -> int:
-    """Where the new keys would be if they were the last of the capacity."""
+    """Return the position of the new keys if they were the last of the capacity."""
     return at["inputs"]["past_key"].shape[2] - at["inputs"]["query"].shape[1]
 
 
@@ -38,7 +38,7 @@ def of_longest(held: Array, _: At) -> Array:
 
 
 def rest_of(change: Change) -> Change:
-    """What lies behind the keys that a row holds, changed."""
+    """Change the buffer after the keys that a row holds."""
 
     def changed(present: Array, at: At) -> Array:
         rest = np.arange(present.shape[2]) >= at["count"][:, None]
@@ -52,7 +52,7 @@ def zeros(array: Array, _: At) -> Array:
 
 
 def past_zeroed(present: Array, at: At) -> Array:
-    """The new keys alone, in a fresh buffer."""
+    """Keep the new keys alone, in a fresh buffer."""
     past = np.arange(present.shape[2]) < at["past_length"][:, None]
     return np.where(past[:, None, :, None], np.float32(0), present)
 
@@ -66,7 +66,7 @@ def offset_from_end(_: Array, at: At) -> Array:
 
 
 def weights_of_rest(weights: Array, at: At) -> Array:
-    """What was in the buffer of weights before."""
+    """Set stale values in the buffer of weights."""
     rest = np.arange(weights.shape[-1]) >= at["count"][:, None, None, None]
     return np.where(rest, np.float32(0.1), weights)
 
@@ -76,7 +76,7 @@ def from_0(position: Array, at: At) -> Array:
 
 
 def turning(change: Change) -> dict[str, Change]:
-    """Of queries and keys alike."""
+    """Apply a change to queries and keys alike."""
     return {"positions_q": change, "positions_k": change}
 
 

@@ -19,7 +19,7 @@ def made_golden(
     case: str = "base",
     inputs: Arrays | None = None,
 ) -> Golden:
-    """A golden of these outputs; eager is right where nothing else is said."""
+    """Return a golden of these outputs; eager equals them by default."""
     return Golden(
         case=Case(case, "probe", {}, inputs or {}, ""),
         expected=expected,

@@ -14,7 +14,7 @@ Pair = tuple[np.ndarray, np.ndarray]
 
 
 def added_pairs(at: Mapping[str, Any]) -> list[Pair]:
-    """The keys and values, `[B, Hkv, 1, D]` and `[B, Hkv, 1, Dv]`, in their order."""
+    """Return the keys and values, `[B, Hkv, 1, D]` and `[B, Hkv, 1, Dv]`, in their order."""
     spec, w = at["spec"], at["parameters"]
     key, value = at["k"][:, :, :1], at["v"][:, :, :1]  # where there is a query, there is a key
     pairs = []
@@ -31,12 +31,12 @@ def added_pairs(at: Mapping[str, Any]) -> list[Pair]:
 
 
 def with_added(at: Mapping[str, Any]) -> Pair:
-    """All keys and all values."""
+    """Return all keys and all values."""
     pairs = [(at["k"], at["v"]), *at["added_pairs"]]
     k, v = (np.concatenate(arrays, axis=2) for arrays in zip(*pairs, strict=True))
     return k, v
 
 
 def widened(array: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """`[B, H, L, S]` and the same for what is added, `[B, H, L, n]`."""
+    """Concatenate `[B, H, L, S]` and the columns of added keys, `[B, H, L, n]`."""
     return np.concatenate([array, columns.astype(array.dtype)], axis=-1)

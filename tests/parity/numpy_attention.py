@@ -93,13 +93,13 @@ def run(
 
 
 def linear(w: Mapping[str, np.ndarray], name: str, x: np.ndarray) -> np.ndarray:
-    """A linear layer, with its bias where it has one."""
+    """Apply a linear layer, with its bias if it has one."""
     y = x @ w[f"{name}.weight"].T
     return y + w[f"{name}.bias"] if f"{name}.bias" in w else y
 
 
 def softmax(scores: np.ndarray, axis: int = -1, sinks: np.ndarray | None = None) -> np.ndarray:
-    """Softmax in the type of its argument; NaN where every score is -inf.
+    """Compute softmax in the type of its argument; NaN if every score is -inf.
 
     Args:
         scores: `[B, H, L, S]`.
@@ -116,7 +116,7 @@ def softmax(scores: np.ndarray, axis: int = -1, sinks: np.ndarray | None = None)
 
 
 def capped(scores: np.ndarray, softcap: float) -> np.ndarray:
-    """Scores between -softcap and softcap."""
+    """Return scores between -softcap and softcap."""
     return softcap * np.tanh(scores / softcap)
 
 
@@ -124,7 +124,7 @@ def normed(
     at: Steps, of: str, x: np.ndarray, *, eps: float | None = None, kind: str = "",
     axes: tuple[int, ...] = (-1,),
 ) -> np.ndarray:  # fmt: skip
-    """Queries or keys `[B, H, L, D]`, every head and position normalised over D.
+    """Normalise every head and position of queries or keys `[B, H, L, D]` over D.
 
     Args:
         of: `"q"` or `"k"`.
@@ -148,7 +148,7 @@ def _project(w: Mapping[str, np.ndarray], name: str, x: np.ndarray, heads: int) 
 
 
 def _apart(at: Steps, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The parameters, those of a packed projection under the names of three."""
+    """Return the parameters, those of a packed projection under three names."""
     if not at["spec"].packed_qkv:
         return dict(parameters)
     rows = packing.rows_in_order(at["spec"], "qkv")
@@ -157,7 +157,7 @@ def _apart(at: Steps, parameters: Mapping[str, np.ndarray]) -> dict[str, np.ndar
 
 
 def _set_turning(at: Steps) -> None:
-    """Where the queries are, and by how much one position turns."""
+    """Set the positions of the queries, and the rotation of one position."""
     spec = at["spec"]
     if not spec.has_rotary:
         return
@@ -173,7 +173,7 @@ def _set_turning(at: Steps) -> None:
 def _heads(
     at: Steps, w: Mapping[str, np.ndarray], of: str, x: np.ndarray, heads: int
 ) -> np.ndarray:
-    """Queries or keys: projected, normalised, rotated."""
+    """Project, normalise and rotate queries or keys."""
     spec = at["spec"]
     x = at.set(f"projected_{of}", _project(w, f"{of}_proj", x, heads))
     if spec.qk_norm != "none":
@@ -186,7 +186,7 @@ def _heads(
 
 
 def _past(at: Steps) -> Any:
-    """P: a number, or `[B, 1, 1, 1]` where it differs from row to row."""
+    """Return P: a number, or `[B, 1, 1, 1]` if rows differ."""
     if at["spec"].in_place:
         return in_place.past_of_rows(at)
     return at["inputs"]["past_key"].shape[2] if at["spec"].has_cache else 0
@@ -207,7 +207,7 @@ def _with_past(at: Steps, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.
 def _of_all_keys(
     at: Steps, w: Mapping[str, np.ndarray], shape: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which keys a query sees, and what is added to their scores: `[B, H, L, S + n]` both."""
+    """Return the visible keys and the bias of their scores: `[B, H, L, S + n]` both."""
     n = len(at["added_pairs"])
     at["shape"] = (*shape[:-1], shape[-1] - n)  # [B, H, L, S]
     visible, added = _mask(at, at["spec"], at["inputs"], at["shape"])
@@ -222,7 +222,7 @@ def _of_all_keys(
 def _of_positions(
     at: Steps, w: Mapping[str, np.ndarray], shape: tuple[int, ...]
 ) -> np.ndarray | np.float32:
-    """What positions add to the scores."""
+    """Return the bias of positions on the scores."""
     spec, added = at["spec"], np.float32(0)
     offset = at.set("offset", positions.offsets(at["P"], shape))
     if spec.alibi:
@@ -242,7 +242,7 @@ def _mask(
     inputs: Mapping[str, np.ndarray],
     shape: tuple[int, ...],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Which keys a query sees, and what is added to their scores: `[B, H, L, S]` both."""
+    """Return the visible keys and the bias of their scores: `[B, H, L, S]` both."""
     mask = np.broadcast_to(inputs.get("attn_mask", np.True_), shape)
     mask = at.set("mask", mask)
     visible = mask if mask.dtype == np.bool_ else mask != -np.inf

@@ -11,13 +11,13 @@ import numpy as np
 
 
 def past_of_rows(at: Any) -> np.ndarray:
-    """P as it is added to keys and queries: `[B, 1, 1, 1]`."""
+    """Return P in the shape for adding it to keys and queries: `[B, 1, 1, 1]`."""
     held: np.ndarray = at.set("past_length", at["inputs"]["past_length"])
     return held[:, None, None, None]
 
 
 def written(at: Any, k: np.ndarray, v: np.ndarray) -> list[np.ndarray]:
-    """Copies of the buffers with the new keys and values, row by row."""
+    """Return copies of the buffers with the new keys and values, row by row."""
     held = at.set("written_after", at["past_length"])  # [B]
     buffers = []
     for name, new in (("past_key", k), ("past_value", v)):
@@ -30,6 +30,6 @@ def written(at: Any, k: np.ndarray, v: np.ndarray) -> list[np.ndarray]:
 
 
 def counted(at: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Which keys a row holds once the new ones are written: `[B, 1, 1, S]`."""
+    """Return the keys that a row holds after the new ones are written: `[B, 1, 1, S]`."""
     count = at.set("count", at["past_length"] + shape[-2])  # [B]
     return np.arange(shape[-1]) < count[:, None, None, None]

@@ -16,20 +16,20 @@ PACKED = "qkv_proj."
 
 
 def widths(spec: AttentionSpec) -> dict[str, int]:
-    """How many rows the queries, keys and values have."""
+    """Return the number of rows of queries, keys and values."""
     H, Hkv, D, Dv = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
     return {"q": H * D, "k": Hkv * D, "v": Hkv * Dv}
 
 
 def rows_in_order(spec: AttentionSpec, order: str) -> Arrays:
-    """Which rows of the packed projection are whose, where they lie in an order such as "qkv"."""
+    """Return the rows of each side in a packed projection with an order such as "qkv"."""
     counts = widths(spec)
     ends = np.cumsum([counts[side] for side in order])
     return {side: np.arange(end - counts[side], end) for side, end in zip(order, ends, strict=True)}
 
 
 def rows_by_kv_head(spec: AttentionSpec) -> Arrays:
-    """The same where each K/V head follows its query heads: q, q, k, v, then those of the next."""
+    """Return the rows if each K/V head follows its query heads: q, q, k, v, then the next."""
     each = {side: count // spec.num_kv_heads for side, count in widths(spec).items()}
     grouped = np.arange(sum(widths(spec).values())).reshape(spec.num_kv_heads, -1)
     parts = np.split(grouped, np.cumsum([each["q"], each["k"]]), axis=1)
@@ -39,7 +39,7 @@ def rows_by_kv_head(spec: AttentionSpec) -> Arrays:
 def apart(
     parameters: Mapping[str, np.ndarray], rows: Mapping[str, Mapping[str, np.ndarray]]
 ) -> Arrays:
-    """The parameters under the names that they have where the projections are apart.
+    """Return the parameters under the names of separate projections.
 
     Args:
         parameters: The module's.

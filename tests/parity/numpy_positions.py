@@ -13,7 +13,7 @@ from attn_export.spec import AttentionSpec
 
 
 def frequencies(spec: AttentionSpec, length: int) -> np.ndarray:
-    """Radians from one position to the next, float32 `[R/2]`, stretched as the spec says.
+    """Return radians per position, float32 `[R/2]`, stretched as the spec defines.
 
     Args:
         length: Of the sequence so far, to which "dynamic" stretches.
@@ -27,7 +27,7 @@ def frequencies(spec: AttentionSpec, length: int) -> np.ndarray:
 
 
 def of_base(spec: AttentionSpec, base: float | np.ndarray) -> np.ndarray:
-    """base^(-2i/R), float32 `[.., R/2]`."""
+    """Return base^(-2i/R), float32 `[.., R/2]`."""
     pairs = np.arange(spec.rotary_dim // 2)
     return np.float32(np.power(np.asarray(base)[..., None], -2 * pairs / spec.rotary_dim))
 
@@ -35,7 +35,7 @@ def of_base(spec: AttentionSpec, base: float | np.ndarray) -> np.ndarray:
 def stretched_base(
     spec: AttentionSpec, length: int | np.ndarray, power: float | None = None
 ) -> float | np.ndarray:
-    """Dynamic NTK: the base of a sequence of that length, whether or not it is a long one.
+    """Return the base of dynamic NTK for a sequence of that length, long or not.
 
     Args:
         length: Any number of them.
@@ -47,7 +47,7 @@ def stretched_base(
 
 
 def magnitude(spec: AttentionSpec) -> float:
-    """YaRN's factor on rotated queries and keys."""
+    """Return YaRN's factor on rotated queries and keys."""
     if spec.rotary_scaling != "yarn":
         return 1.0
     if spec.rotary_magnitude is not None:
@@ -58,7 +58,7 @@ def magnitude(spec: AttentionSpec) -> float:
 def rotated(
     x: np.ndarray, inv_freq: np.ndarray, position: np.ndarray, layout: str, factor: float
 ) -> np.ndarray:
-    """Pairs of the first R elements as complex numbers, turned by their position.
+    """Rotate pairs of the first R elements as complex numbers, by their position.
 
     Args:
         x: `[B, H, L, D]`.
@@ -82,13 +82,13 @@ def rotated(
 
 
 def offsets(P: int | np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Position of the key minus position of the query, `[L, S]`, or as P is `[B, 1, L, S]`."""
+    """Return key position minus query position, `[L, S]`, or as P is `[B, 1, L, S]`."""
     i, j = np.indices(shape[-2:])
     return j - (i + P)
 
 
 def slopes(heads: int) -> np.ndarray:
-    """ALiBi's slopes `[H, 1, 1]`: 2^(-8/n), its square, ... for n heads, n a power of 2.
+    """Return ALiBi's slopes `[H, 1, 1]`: 2^(-8/n), its square, ... for n heads, n a power of 2.
 
     Other numbers take those of the power below, then the 1st, 3rd, ... of twice that power.
     """
@@ -98,12 +98,12 @@ def slopes(heads: int) -> np.ndarray:
 
 
 def geometric(heads: int) -> np.ndarray:
-    """2^(-8h/H) for h from 1 to H."""
+    """Return 2^(-8h/H) for h from 1 to H."""
     return np.float32([2 ** (-8 * h / heads) for h in range(1, heads + 1)])
 
 
 def buckets(offset: np.ndarray, spec: AttentionSpec, *, both_sides: bool) -> np.ndarray:
-    """T5's bucket of each offset. With both sides, later keys have the second half."""
+    """Return T5's bucket of each offset. With both sides, later keys have the second half."""
     count = spec.relative_buckets // 2 if both_sides else spec.relative_buckets
     distance = np.abs(offset) if both_sides else np.maximum(-offset, 0)
     table = np.array([_bucket(d, count, spec.relative_max_distance) for d in range(1200)])
@@ -111,7 +111,7 @@ def buckets(offset: np.ndarray, spec: AttentionSpec, *, both_sides: bool) -> np.
 
 
 def _bucket(distance: int, count: int, longest: int) -> int:
-    """The first half are distances of their own, the rest is equal steps of the logarithm.
+    """Return the bucket: half are single distances, the rest equal steps of the logarithm.
 
     In whole numbers, so that nothing is rounded: the step k that distance d has reached is the
     largest one with (longest / exact)^(k / steps) <= d / exact.
@@ -153,11 +153,11 @@ def _llama3(spec: AttentionSpec, plain: list[float]) -> list[float]:
 
 
 def _yarn(spec: AttentionSpec, plain: list[float]) -> list[float]:
-    """As in the published code: the ramp is linear in the number of the pair."""
+    """Stretch as in the published code: the ramp is linear in the number of the pair."""
     R, context = spec.rotary_dim, spec.rotary_original_len
 
     def pair(turns: float) -> float:
-        """The i with theta^(-2i/R) * context = 2 pi turns."""
+        """Return the i with theta^(-2i/R) * context = 2 pi turns."""
         return R / 2 * math.log(context / (2 * math.pi * turns), spec.rotary_theta)
 
     first, last = pair(spec.rotary_beta_fast), pair(spec.rotary_beta_slow)

@@ -36,7 +36,7 @@ def all_of_head(inv_freq: Array, at: At) -> Array:
 
 
 def wide_exponent(_: Array, at: At) -> Array:
-    """theta^(-2i/D) for theta^(-2i/R): the first of the frequencies of all of D."""
+    """Return the first of the frequencies of all of D: theta^(-2i/D) for theta^(-2i/R)."""
     return all_of_head(_, at)[: at["spec"].rotary_dim // 2]
 
 
@@ -76,7 +76,7 @@ def half_of_buckets(_: Array, at: At) -> Array:
 
 
 def without_logarithm(_: Array, at: At) -> Array:
-    """Every distance a bucket of its own, as far as there are buckets."""
+    """Give every distance a bucket of its own, as far as there are buckets."""
     spec, offset = at["spec"], at["offset"]
     if spec.causal:
         return np.clip(-offset, 0, spec.relative_buckets - 1)
@@ -97,7 +97,7 @@ def of_next_head(weights: dict[str, Array], _: At) -> dict[str, Array]:
 
 
 def layout_is(layout: str) -> Applies:
-    """With one pair both layouts are the same."""
+    """Return a test for a layout; with one pair both layouts are the same."""
     return lambda spec: spec.rotary == layout and spec.rotary_dim > 2
 
 
@@ -110,7 +110,7 @@ def has_alibi(spec: AttentionSpec) -> bool:
 
 
 def odd_heads(spec: AttentionSpec) -> bool:
-    """The slopes of a power of 2 are those of the formula."""
+    """Return whether the heads are no power of 2, whose slopes are those of the formula."""
     return spec.alibi and spec.num_heads & (spec.num_heads - 1) != 0
 
 

@@ -15,7 +15,7 @@ from attn_export.spec import AttentionSpec
 
 
 def norm_of(name: str, **changes: object) -> Change:
-    """Another norm of what was projected."""
+    """Apply another norm to the projected values."""
     return lambda _, at: normed(at, name, at[f"projected_{name}"], **changes)
 
 

@@ -28,7 +28,7 @@ from attn_export.spec import AttentionSpec
 
 
 def grown(length: Callable[[At], int | Array], power: float | None = None) -> Change:
-    """Dynamic frequencies of another length, or with another power of the growth."""
+    """Return dynamic frequencies of another length, or with another power of the growth."""
 
     def change(_: Array, at: At) -> Array:
         spec = at["spec"]
@@ -39,27 +39,27 @@ def grown(length: Callable[[At], int | Array], power: float | None = None) -> Ch
 
 
 def always_grown(_: Array, at: At) -> Array:
-    """By the whole factor at every length, within the original one too."""
+    """Grow by the whole factor at every length, even within the original one."""
     spec = at["spec"]
     power = spec.rotary_dim / (spec.rotary_dim - 2)
     return positions.of_base(spec, spec.rotary_theta * spec.rotary_factor**power)
 
 
 def grown_within(_: Array, at: At) -> Array:
-    """The growth not held at 1 within the original length, where it is less or negative."""
+    """Let the growth fall below 1 within the original length."""
     base = positions.stretched_base(at["spec"], np.float64(at["length"]))
     return positions.of_base(at["spec"], base)
 
 
 def grown_by_ratio(_: Array, at: At) -> Array:
-    """length / original for factor * length / original - (factor - 1)."""
+    """Grow by length / original for factor * length / original - (factor - 1)."""
     ratio = max(at["length"] / at["spec"].rotary_original_len, 1)
     power = at["spec"].rotary_dim / (at["spec"].rotary_dim - 2)
     return positions.of_base(at["spec"], at["spec"].rotary_theta * ratio**power)
 
 
 def past_regrown(parts: list[tuple[Array, Array]], at: At) -> list[tuple[Array, ...]]:
-    """Keys of the past turned on to the base of the length that they are read at."""
+    """Rotate keys of the past to the base of the length at which they are read."""
     past_key, past_value = parts[0]
     counted = np.arange(at["P"])
     of_then = positions.frequencies(at["spec"], at["P"])
@@ -69,7 +69,7 @@ def past_regrown(parts: list[tuple[Array, Array]], at: At) -> list[tuple[Array, 
 
 
 def bounds_swapped(_: Array, at: At) -> Array:
-    """What is stretched is kept, and the other way round."""
+    """Swap the stretched and the kept frequencies."""
     spec = at["spec"]
     plain = positions.frequencies(dataclasses.replace(spec, rotary_scaling="none"), 0)
     right = positions.frequencies(spec, 0)
@@ -77,7 +77,7 @@ def bounds_swapped(_: Array, at: At) -> Array:
 
 
 def counted(position: Array, at: At) -> Array:
-    """From the past on, in every row."""
+    """Count from the past on, in every row."""
     return np.broadcast_to(np.arange(at["P"], at["P"] + position.shape[1]), position.shape)
 
 

@@ -53,7 +53,7 @@ SHAPES = (  # B, L, P, S of cross-attention
 
 
 def cases(subject: Subject) -> Iterator[Case]:
-    """Every shape at every scale of the inputs, from several seeds."""
+    """Yield every shape at every scale of the inputs, from several seeds."""
     for (B, L, P, S), scale, seed in itertools.product(SHAPES, SCALES, SEEDS):
         sizes = with_sums({"batch": B, "query_len": L, "past_len": P, "key_len": S}, subject.sums)
         name = f"B{B}_L{L}_P{P}_S{S}_scale{scale:g}_seed{seed}"
@@ -69,14 +69,14 @@ def cases(subject: Subject) -> Iterator[Case]:
 
 @dataclasses.dataclass(frozen=True)
 class CleanRun:
-    """What the judge said of one runtime in one case."""
+    """Verdicts on one runtime in one case."""
 
     runtime: str
     case: str
     verdicts: list[Verdict]
 
     def alarm(self) -> str:
-        """What is wrong with it, for a reader; empty where nothing is."""
+        """Return the problems as text; empty if there are none."""
         wrong = [v for v in self.verdicts if v.status != "passed"]
         lines = (f"{v.output} {v.status}, worst {v.worst}: {v.message}" for v in wrong)
         return "; ".join(f"{self.runtime} {self.case}: {line}" for line in lines)
@@ -84,7 +84,7 @@ class CleanRun:
 
 @pytest.fixture(scope="module")
 def clean_runs(tmp_path_factory: pytest.TempPathFactory) -> list[CleanRun]:
-    """All cases of all specs, in ONNX Runtime and in numpy."""
+    """Return all cases of all specs, in ONNX Runtime and in numpy."""
     found: list[CleanRun] = []
     for seed, (name, spec) in enumerate(SPECS.items()):
         subject = Subject.from_spec(spec, seed=seed)

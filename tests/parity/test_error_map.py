@@ -1,4 +1,4 @@
-"""Where the error sits: in words and as a picture, on outputs written by hand."""
+"""Location of an error: in words and as a picture, on outputs written by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every input has to matter, and every output has to react."""
+"""Every input must matter, and every output must react."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLEARLY = 100 * ALLOWED.whole
 
 
 def goldens(*, a: dict[str, object], b: dict[str, object], dtype: type = np.float64):
-    """The base, where every output is 1, and what changing the inputs a and b makes of them."""
+    """Return the base, with outputs of 1, and the outputs after changes of inputs a and b."""
     outputs = {"base": dict.fromkeys(a, 1), "changed_a": a, "changed_b": b}
     inputs = {"a": np.zeros(1), "b": np.zeros(1)}
     return [

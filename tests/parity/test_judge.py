@@ -156,7 +156,7 @@ def test_the_message_of_integers_says_where_and_what():
 
 @pytest.mark.parametrize(("got", "status"), [(F32, "unusable"), (F64, "failed")])
 def test_no_evidence_is_never_a_pass_and_hides_no_wrong_type(got, status):
-    """Where eager is NaN and the truth is not, no figure could be right."""
+    """No figure could be right if eager is NaN and the truth is not."""
     golden = made_golden(
         {"y": np.ones((1, 2), F32)},
         {"y": np.array([[1, NAN]], F32)},

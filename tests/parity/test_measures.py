@@ -71,7 +71,7 @@ def test_measures_do_not_depend_on_the_unit(pair, factor):
 @settings(deadline=None, max_examples=60)
 @given(pairs)
 def test_the_whole_is_no_further_than_its_worst_row(pair):
-    """Where rows that have to be 0 are 0: others are another check's."""
+    """Compare measures with zero rows at 0: other rows belong to another check."""
     x, truth = (array.astype(np.float64) for array in pair)
     x = np.where(zero_rows(truth)[..., None], 0, x)
     found = measure(x, truth)

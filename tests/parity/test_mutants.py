@@ -131,7 +131,7 @@ TABLE = (
 
 @functools.cache
 def trials_of(bundle: str) -> Trials:
-    """The graphs of a bundle, which is built once."""
+    """Return the graphs of a bundle, which is built once."""
     if bundle in shared.BUNDLES and bundle not in ZOO:
         return Trials(bundle, shared.bundle_of(bundle), shared.spec_of(bundle))
     folder = shared.once("mutants", lambda place: place.mkdir())
@@ -146,7 +146,7 @@ def _build(bundle: str, folder: Path, place: Path) -> None:
 
 
 def mutants_of(line: Line, file: str) -> list[Mutant]:
-    """The mutants of a line in a graph."""
+    """Return the mutants of a line in a graph."""
     if file == line.without:
         return []
     return [

@@ -47,7 +47,7 @@ def case_of(subject: Subject, B: int = 2, L: int = 3, P: int = 2, S: int = 4) ->
 
 
 def slow_truth(spec: AttentionSpec, parameters: Arrays, inputs: Arrays) -> dict[str, np.ndarray]:
-    """Attention from its definition: one query of one head at a time, in float64."""
+    """Compute attention from its definition: one query of one head at a time, in float64."""
 
     def projected(name: str, x: np.ndarray, heads: int) -> np.ndarray:
         y = x.astype(np.float64) @ parameters[f"{name}.weight"].astype(np.float64).T
@@ -198,7 +198,7 @@ def test_a_module_that_computes_in_few_bits_is_allowed_4_times_its_own_error():
 
 
 def foreign(subject: Subject) -> Subject:
-    """The same module as one of a user's, of which the oracle knows nothing."""
+    """Return the same module as a user's, without a spec."""
     return Subject(
         subject.module, subject.inputs, subject.axes, subject.outputs, relations=subject.relations
     )

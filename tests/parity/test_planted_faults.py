@@ -1,4 +1,4 @@
-"""The judge and the cases are tested themselves: what is planted has to be found."""
+"""Tests of the judge and the cases: planted faults must be found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 
 @functools.lru_cache
 def subject_of(spec_name: str) -> tuple[AttentionSpec, dict[str, np.ndarray], tuple[Golden, ...]]:
-    """A spec, the parameters of its module and the truth of all its cases."""
+    """Return a spec, the parameters of its module and the truth of all its cases."""
     subject = Subject.from_spec(SPECS[spec_name])
     plan = subject.plan()
     oracle = Oracle(subject)
@@ -34,7 +34,7 @@ def subject_of(spec_name: str) -> tuple[AttentionSpec, dict[str, np.ndarray], tu
 def verdicts_of(
     spec_name: str, fault: Fault | None, wanted: Callable[[Case], bool] = lambda _: True
 ) -> Iterator[Verdict]:
-    """What the judge says, case by case, of numpy attention with a fault."""
+    """Yield the verdicts on numpy attention with a fault, case by case."""
     spec, parameters, goldens = subject_of(spec_name)
     for golden in goldens:
         if wanted(golden.case):
@@ -154,7 +154,7 @@ def test_some_shapes_alone_are_blind_to_a_fault_of_positions(shapes, spec_name, 
 def assert_blind(
     spec_name: str, shapes: Callable[[Mapping[str, int]], bool], fault_name: str, why: str
 ) -> None:
-    """The cases of some shapes do not notice what others do."""
+    """Assert that cases of some shapes miss a fault that others find."""
     fault = BY_NAME[fault_name]
     seen = list(verdicts_of(spec_name, fault, lambda c: c.kind == "shape" and shapes(c.sizes)))
     assert seen

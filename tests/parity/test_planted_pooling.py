@@ -1,4 +1,4 @@
-"""K/V heads that are pooled in another way than by their mean: the judge has to catch it.
+"""K/V heads that are pooled in another way than by their mean: the judge must catch it.
 
 Legend: Hkv key/value heads of the checkpoint, n of them after pooling.
 """
@@ -64,7 +64,7 @@ def median(heads: Tensor) -> Tensor:
 
 
 def mean_of_strided(heads: Tensor) -> Tensor:
-    """The mean of every n-th head, as if K/V heads were tiled: h uses h % n."""
+    """Return the mean of every n-th head, as if K/V heads were tiled: h uses h % n."""
     n, each = heads.shape[:2]
     return mean(heads.flatten(0, 1).unflatten(0, (each, n)).transpose(0, 1))
 
@@ -91,7 +91,7 @@ FAULTS: dict[str, tuple[Heads, tuple[str, ...]]] = {
 
 
 def pooled(weights: Weights, spec: AttentionSpec, how: Heads, which: tuple[str, ...]) -> Weights:
-    """K/V heads pooled as `how` says, apart from `attn_export.weights.pooling`."""
+    """Pool K/V heads with `how`, independently of `attn_export.weights.pooling`."""
     found = {}
     for name, tensor in as_apart(weights, spec).items():
         if name.startswith(ALL):
@@ -109,7 +109,7 @@ def subject_of(spec: AttentionSpec, weights: Weights) -> Subject:
 
 @functools.cache
 def checkpoint(spec_name: str) -> Weights:
-    """What is in the file: the weights of the spec as it is."""
+    """Return the content of the file: the weights of the spec as it is."""
     return dict(Subject.from_spec(SPECS[spec_name], seed=1).module.state_dict())
 
 
@@ -120,7 +120,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def truth(spec_name: str, folder: Path) -> tuple[AttentionSpec, list[Golden]]:
-    """The checkpoint, loaded and pooled by the package: what all its cases should give."""
+    """Load and pool the checkpoint with the package, and return the truth of all its cases."""
     path = folder / f"{spec_name}.safetensors"
     save_file({f"self_attn.{name}": t.clone() for name, t in checkpoint(spec_name).items()}, path)
     loaded = load_checkpoint(path, spec=SPECS[spec_name], pool_kv_heads=KV_HEADS)
@@ -132,7 +132,7 @@ def truth(spec_name: str, folder: Path) -> tuple[AttentionSpec, list[Golden]]:
 def verdicts_of(
     spec_name: str, folder: Path, how: Heads, which: tuple[str, ...] = ALL
 ) -> Iterator[Verdict]:
-    """What the judge says of a module with weights that are pooled so."""
+    """Yield the verdicts on a module with weights that are pooled in this way."""
     spec, goldens = truth(spec_name, folder)
     weights = pooled(checkpoint(spec_name), SPECS[spec_name], how, which)
     oracle = Oracle(subject_of(spec, weights))
@@ -149,7 +149,7 @@ def test_heads_pooled_by_their_mean_pass_every_case(spec_name, folder):
 
 
 def changes_something(spec_name: str, name: str) -> bool:
-    """Not every spec has biases, or a learned key."""
+    """Return whether a fault changes weights: not every spec has biases, or a learned key."""
     how, which = FAULTS[name]
     right, wrong = (
         pooled(checkpoint(spec_name), SPECS[spec_name], of, which) for of in (mean, how)

@@ -21,7 +21,7 @@ def drawn(*shape: int) -> np.ndarray:
 
 
 def spread(function, *arrays: np.ndarray, eps: float = EPS, sums: float = EPS) -> float:
-    """The root mean square of what rounding changes, over 16 runs, relative to the result."""
+    """Return the RMS change by rounding, over 16 runs, relative to the result."""
     tensors = [torch.from_numpy(array.astype(np.float64)) for array in arrays]
     right = function(*tensors)
     found = []
@@ -32,7 +32,7 @@ def spread(function, *arrays: np.ndarray, eps: float = EPS, sums: float = EPS) -
 
 
 def sequential(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The product of two matrices in float32, one term after the other."""
+    """Multiply two matrices in float32, one term after the other."""
     total = np.zeros((a.shape[0], b.shape[1]), F32)
     for k in range(a.shape[1]):
         total = total + a[:, k, None] * b[None, k]

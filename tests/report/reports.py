@@ -21,7 +21,7 @@ def verdict(runtime: str, status: Any, worst: float | None, **changes: Any) -> V
 
 
 def error_map(**changes: Any) -> ErrorMap:
-    """Of an output [2, 3, 100], worst at [1, 2, 7]."""
+    """Return the map of an output [2, 3, 100], worst at [1, 2, 7]."""
     rows = Panel("batch", "query_len", (2, 3), (1, 2), ((0.0, 0.1, None), (0.2, 0.5, 12.5)))
     detail = Panel(
         "query_len", "element", (3, 100), (2, 2), ((0.1,) * 34, (2.0,) * 34, (8.0,) * 34)
@@ -35,7 +35,7 @@ def error_map(**changes: Any) -> ErrorMap:
 
 
 def mixed() -> Report:
-    """One of each, with characters that formats have to escape."""
+    """Return a report with one of each, with characters that formats must escape."""
     runs = (
         run("good"),
         run("good", "not run", "it has no TensorScatter", graph=GRAPHS[1], required=False),
@@ -55,7 +55,7 @@ def mixed() -> Report:
 
 
 def clean() -> Report:
-    """Everything passed."""
+    """Return a report in which everything passed."""
     return Report(
         "clean",
         (run("good", worst=error_map()),),

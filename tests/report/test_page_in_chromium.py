@@ -33,7 +33,7 @@ pages = pytest.mark.parametrize("name", ["passed", "failed"])
 
 
 def wrong_scale(bundle: Path, folder: Path) -> Report:
-    """Verdicts on the bundle's graph with another softmax scale."""
+    """Return verdicts on the bundle's graph with another softmax scale."""
     import onnx_ir as ir
 
     model = load_graph(bundle / "model.onnx")
@@ -46,7 +46,7 @@ def wrong_scale(bundle: Path, folder: Path) -> Report:
 
 @pytest.fixture(scope="module")
 def files(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page of a bundle that passed, and of one that failed."""
+    """Return a page of a bundle that passed, and of one that failed."""
     folder = tmp_path_factory.mktemp("pages")
     failed = wrong_scale(bundle, folder / "wrong")
     assert not failed.passed

@@ -27,7 +27,7 @@ NAME = "shape_B2_P17_L5_and_a_name_that_is_longer_than_any_that_there_is"
 
 
 def all_wrong(*runtimes: str, graphs: tuple[str, ...] = FORMS) -> Report:
-    """Every figure at its widest."""
+    """Return a report with every figure at its widest."""
     runs = tuple(run(name, graph=graph) for name in runtimes for graph in graphs)
     verdicts = tuple(
         verdict(r.runtime, "failed", 999.9999, graph=r.graph, case=NAME, max_abs=1e-7, max_rel=1e-6,
@@ -81,7 +81,7 @@ def test_a_failure_names_runtime_form_case_and_output():
 
 
 def in_terminal(words: list[str], **environment: str) -> str:
-    """What a command shows on a terminal of 80 columns."""
+    """Return the output of a command on a terminal of 80 columns."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     plain = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")}

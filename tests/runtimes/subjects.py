@@ -82,7 +82,7 @@ class Stored:
     """A subject's graphs and golden vectors on disk.
 
     Attributes:
-        axes: Those of every input and output, by name.
+        axes: The axes of every input and output, by name.
     """
 
     folder: Path
@@ -93,7 +93,7 @@ class Stored:
 
 
 def shared_folder(factory: pytest.TempPathFactory) -> Path:
-    """A folder that all processes of the tests have."""
+    """Return a folder that all processes of the tests share."""
     base = factory.getbasetemp()  # each process has its own, in one that is theirs together
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "subjects"
     folder.mkdir(exist_ok=True)
@@ -101,7 +101,7 @@ def shared_folder(factory: pytest.TempPathFactory) -> Path:
 
 
 def stored(name: str, shared: Path) -> Stored:
-    """A subject, made by whichever process of the tests comes first.
+    """Return a subject, made by the first process of the tests that needs it.
 
     Args:
         name: One of `SUBJECTS`.
@@ -118,7 +118,7 @@ def stored(name: str, shared: Path) -> Stored:
 
 
 def _made(name: str, folder: Path) -> Stored:
-    """Export, lower, and ask for the truth, as a build does."""
+    """Export, lower, and compute the truth, as a build does."""
     spec = AttentionSpec(embed_dim=16, num_heads=2, **SUBJECTS[name])
     subject = Subject.from_spec(spec)
     forms, _ = forms_of(export(subject), subject.expected(), ("all",))
@@ -136,9 +136,9 @@ def _made(name: str, folder: Path) -> Stored:
 
 
 def what_is_wrong(kind: Runtime, subject: Stored, form: GraphFile, out: Path) -> str:
-    """Why a runtime cannot run a graph, or what it computes wrong; "" where it is right.
+    """Return the reason that a runtime cannot run a graph, or its wrong results; or "".
 
-    It is tried whatever its table of support says.
+    The support table of the runtime is ignored.
     """
     cases = [case for case in subject.cases if case.kind == DECODE or form.takes(case.sizes)]
     files = {case.name: (case.name, case.folder, out / str(i)) for i, case in enumerate(cases)}

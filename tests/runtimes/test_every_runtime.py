@@ -25,7 +25,7 @@ Need = Callable[[str], None]
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In all dialects, appending."""
+    """Return a bundle in all dialects, appending."""
     folder = tmp_path_factory.mktemp("bundle") / "b"
     assert build(small_spec(), folder, name="b", runtimes=["ort-cpu"]).passed
     return folder
@@ -33,7 +33,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wrong(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same graphs, their softmax scale that of one more in each head."""
+    """Return the same graphs, with the softmax scale of a head dimension one larger."""
     folder = tmp_path_factory.mktemp("wrong")
     model = load_graph(bundle / "model.onnx")
     for node in model.graph:

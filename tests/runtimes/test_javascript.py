@@ -62,14 +62,14 @@ def test_webgpu_says_that_it_computes_in_software(need: Need):
 
 @pytest.fixture
 def own_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary folder of this test's own, by which its processes are known; a short path."""
+    """Yield the test's own temporary folder, which identifies its processes; a short path."""
     with tempfile.TemporaryDirectory(prefix="js-") as folder:
         monkeypatch.setenv("TMPDIR", folder)
         yield Path(folder)
 
 
 def processes(own_tmp: Path) -> dict[int, str]:
-    """The processes of a test but for this one, by number, with their commands."""
+    """Return the other processes of a test, by number, with their commands."""
     environment, argument = f"TMPDIR={own_tmp}\0".encode(), str(own_tmp).encode()
     commands, own_groups, groups = {}, set(), {}
     for path in Path("/proc").iterdir():
@@ -90,7 +90,7 @@ def processes(own_tmp: Path) -> dict[int, str]:
 
 
 def nothing_is_left(own_tmp: Path) -> bool:
-    """Whether all processes and files are gone, at the latest after some seconds."""
+    """Return whether all processes and files are gone after at most some seconds."""
     end = time.monotonic() + 10
     while (processes(own_tmp) or list(own_tmp.iterdir())) and time.monotonic() < end:
         time.sleep(0.05)
@@ -99,7 +99,7 @@ def nothing_is_left(own_tmp: Path) -> bool:
 
 @pytest.fixture
 def running(bundle: Path, tmp_path: Path, own_tmp: Path) -> Iterator[Callable[[str], Worker]]:
-    """Starts a runtime on far more cases than it is done with when it is ended."""
+    """Yield a starter of a runtime on far more cases than it completes before its end."""
     workers = []
 
     def start(name: str) -> Worker:

@@ -32,7 +32,7 @@ more = pytest.mark.skipif(not MORE, reason="outside the default tests: ATTN_EXPO
 
 
 def fault(reason: str) -> pytest.MarkDecorator:
-    """The test fails, because the runtime is wrong and not because it does not run."""
+    """Mark an expected failure: the runtime is wrong, rather than unable to run."""
     return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
 
 
@@ -41,13 +41,13 @@ in_bfloat16 = pytest.mark.skipif(not BFLOAT16, reason="this processor has no bfl
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the subjects lie."""
+    """Return the folder of the subjects."""
     return shared_folder(tmp_path_factory)
 
 
 @pytest.fixture
 def measured(shared: Path, tmp_path: Path, need: Need) -> Measured:
-    """What is wrong with a runtime on a dialect of a subject; "" where nothing is."""
+    """Return a function that reports a runtime's errors on a dialect of a subject, or ""."""
 
     def measure(name: str, subject: str, dialect: str) -> str:
         need(name)
@@ -63,7 +63,7 @@ def measured(shared: Path, tmp_path: Path, need: Need) -> Measured:
 
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes a runtime's process run a line of Python first."""
+    """Let a runtime's process run a line of Python first."""
 
     def change(line: str) -> None:
         monkeypatch.setattr(process, "worker_command", worker_after(line))
@@ -72,7 +72,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 def without_option(name: str) -> str:
-    """Python that takes an option from OpenVINO."""
+    """Return Python that removes an option from OpenVINO."""
     return (
         "from attn_export.runtimes import openvino; whole = openvino.default_options\n"
         f"openvino.default_options = lambda threads: {{k: v for k, v in whole(threads).items() "
@@ -127,7 +127,7 @@ def test_openvino_is_right_in_the_forms_that_it_is_given(measured, shared):
 
 
 def causal(path: Path, queries: int, keys: int) -> dict[str, np.ndarray]:
-    """Writes a causal `Attention` of fewer queries than keys without a past; inputs for it."""
+    """Write a causal `Attention` of fewer queries than keys without a past; return its inputs."""
     shapes = {"q": queries, "k": keys, "v": keys}
     axes = {"q": "query_len", "k": "key_len", "v": "key_len", "y": "query_len"}
     q, k, v, y = (

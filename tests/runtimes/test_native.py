@@ -40,7 +40,7 @@ def _here(need) -> None:
 
 @contextlib.contextmanager
 def loaded(name: str, graph: Path) -> Iterator[Any]:
-    """An engine, whose program has to end by itself with its input."""
+    """Yield an engine, whose program must end by itself with its input."""
     engine: Any = runtime(name).load(graph, 1)
     try:
         yield engine
@@ -145,7 +145,7 @@ def children(pid: int) -> Iterator[int]:
 
 
 def program_under(worker: Worker) -> int:
-    """The process of the program that a worker has started."""
+    """Return the process of the program that a worker has started."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for pid in children(worker.pid):

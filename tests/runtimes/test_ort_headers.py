@@ -20,7 +20,7 @@ HEADERS = {"onnxruntime_c_api.h": b"/* c */\n", "onnxruntime_cxx_api.h": b"// c+
 
 
 def package() -> bytes:
-    """A Debian package with headers in two folders, and what is none."""
+    """Return a Debian package with headers in two folders, and other files."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:xz") as archive:
         for name, content in [*HEADERS.items(), ("libonnxruntime.so", b"elf")]:
@@ -38,7 +38,7 @@ def package() -> bytes:
 
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of an archive, which is the only one that is asked."""
+    """Yield the folder of an archive, which is the only one in use."""
     folder = tmp_path / "archive"
     index = folder / "dists" / ort_headers.RELEASE / "main" / "binary-amd64" / "Packages.xz"
     index.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What cannot run is told before it is tried, with what can."""
+"""Graphs that cannot run: reported before they are tried, with the forms that can run."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
 
 
 def model(path: Path, op: str, *, domain: str = "") -> Path:
-    """A graph of one node from `x [n]` to `y`."""
+    """Save a graph of one node from `x [n]` to `y`."""
     node = helper.make_node(op, ["x"], ["y"], domain=domain)
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in "xy")
     opsets = [helper.make_opsetid("", 23), *([helper.make_opsetid(domain, 1)] if domain else [])]
@@ -39,7 +39,7 @@ def model(path: Path, op: str, *, domain: str = "") -> Path:
 
 
 def one_case(folder: Path, array: np.ndarray) -> tuple[str, Path, Path]:
-    """A case on disk: its name, its inputs, a place for its outputs."""
+    """Write a case to disk; return its name, its inputs, and a folder for its outputs."""
     source = folder / "case"
     source.mkdir()
     write_tensors(source, "input", {"x": array})

@@ -1,4 +1,4 @@
-"""What programs in other languages say, and what becomes of it, whatever they say."""
+"""Output of programs in other languages, valid or not, and its treatment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tables of the runtimes say is measured again: in both directions, on every runtime.
+"""New measurements of the runtimes' support tables, in both directions, on every runtime.
 
 So a new version of a runtime that gains or loses something fails here. Outside the default tests,
 `ATTN_EXPORT_MORE_RUNTIMES=1` has all runtimes that are here measured, on more subjects.
@@ -31,12 +31,12 @@ MILD = {("opencv", "softcap by 50"), ("mnn", "softcap")}
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the subjects lie."""
+    """Return the folder of the subjects."""
     return shared_folder(tmp_path_factory)
 
 
 def forms_for(kind: Runtime, name: str, shared: Path) -> list[GraphFile]:
-    """The forms of a subject that are tried."""
+    """Return the tested forms of a subject."""
     return [
         form
         for form in stored(name, shared).forms

@@ -1,4 +1,4 @@
-"""A plain spec with changes, and what a refusal has to be."""
+"""A plain spec with changes, and the form of a refusal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attn_export.spec import AttentionSpec
 
 
 def make(**changes: object) -> AttentionSpec:
-    """E 32, H 4 and nothing else, with changes."""
+    """Return a spec of E 32, H 4 and nothing else, with changes."""
     return AttentionSpec.from_dict({"embed_dim": 32, "num_heads": 4} | changes)
 
 

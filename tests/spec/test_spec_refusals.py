@@ -1,4 +1,4 @@
-"""What a spec refuses, with the rule and the values, and what goes together."""
+"""Refusals of a spec, with the rule and the values, and valid combinations."""
 
 from __future__ import annotations
 

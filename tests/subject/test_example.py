@@ -1,4 +1,4 @@
-"""What a subject takes over from its example: sizes, types, ranges, masks."""
+"""Properties that a subject takes from its example: sizes, types, ranges, masks."""
 
 from __future__ import annotations
 

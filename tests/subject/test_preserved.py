@@ -14,7 +14,7 @@ from attn_export.subject.preserved import preserved
 
 
 class MaskMadeOnce(nn.Module):
-    """Keeps the mask of the longest sequence that it has seen."""
+    """Module that keeps the mask of its longest sequence."""
 
     mask: Tensor | None = None
 

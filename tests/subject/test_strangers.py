@@ -1,4 +1,4 @@
-"""What strangers brought: modules and mistakes that were once taken for others."""
+"""Modules and mistakes of users that were once taken for others."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Layer(nn.Module):
 
 
 def layer(name: str, implementation: str, mask: str | None, *, cache: bool) -> Subject:
-    """An attention alone; the mask is as in a spec: ``bool[B,1,L,S]``, or None."""
+    """Return an attention alone; the mask is as in a spec: ``bool[B,1,L,S]``, or None."""
     torch.manual_seed(0)
     family = FAMILIES[name]
     inputs: dict[str, Any] = {"x": torch.randn(B, L, E)}
@@ -142,7 +142,7 @@ IDS = torch.arange(B * L).reshape(B, L) * 5
 
 
 def padded(length: int) -> Tensor:
-    """A mask of ones whose first row is padded on the left."""
+    """Return a mask of ones whose first row is padded on the left."""
     mask = torch.ones(B, length, dtype=torch.int64)
     mask[0, :2] = 0
     return mask
@@ -174,7 +174,7 @@ PRESENT = ["key_0", "value_0", "key_1", "value_1"]
 
 
 def decoder(name: str, *, windows: bool = False) -> Subject:
-    """A whole model of two layers with a cache, of which layers may keep a window only."""
+    """Return a whole model of two layers with a cache, whose layers may keep a window only."""
     module = Decoder(model(name, layers=2), windows=windows).eval()
     heads = FAMILIES[name].kv_heads
     past = [(torch.randn(B, heads, P, D), torch.randn(B, heads, P, D)) for _ in range(2)]
@@ -204,6 +204,6 @@ class Built:
 
     @property
     def with_past(self) -> int:
-        """How many Attention nodes take the past and give the present."""
+        """The number of Attention nodes that take the past and give the present."""
         attentions = [node for node in self.nodes if node.op_type == "Attention"]
         return sum(all(n.input[4:6]) and all(n.output[1:3]) for n in attentions if n.input[4:6])

@@ -1,4 +1,4 @@
-"""What of `transformers` cannot be exported as it is: the line, and what to write instead."""
+"""Constructs of `transformers` that cannot be exported: the line, and the alternative."""
 
 from __future__ import annotations
 

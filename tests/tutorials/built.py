@@ -41,7 +41,7 @@ class Built:
         return onnxruntime.InferenceSession(self.file, options, providers=["CPUExecutionProvider"])
 
     def run(self, **inputs: Tensor) -> list[Tensor]:
-        """The graph's outputs. Inputs that the graph does not have are an error."""
+        """Return the graph's outputs. Unknown inputs are an error."""
         arrays = {name: tensor.numpy() for name, tensor in inputs.items()}
         return [torch.from_numpy(array) for array in self._session.run(None, arrays)]
 
@@ -63,5 +63,5 @@ def built(
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
-    """Equal within the rounding of float32 sums of some dozen terms of order 1."""
+    """Assert equality within the rounding of float32 sums of some dozen terms of order 1."""
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=5e-6)

@@ -33,14 +33,14 @@ class QuadraticAttention(nn.Module):
         self.mix = nn.Linear(num_heads * channels, out_channels)
 
     def weights(self, positions: Tensor) -> Tensor:
-        """Who looks where, `[H, L, L]`, for tokens at `positions [L, N]`."""
+        """Return the attention weights, `[H, L, L]`, for tokens at `positions [L, N]`."""
         offsets = positions.unsqueeze(0) - positions.unsqueeze(1)  # [query, key, N]
         misses = offsets - self.centre[:, None, None]  # [H, query, key, N]
         scores = -self.alpha[:, None, None] * misses.square().sum(-1)
         return scores.softmax(-1)
 
     def attend(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """`[B, L, C]` -> `[B, L, out_channels]`."""
+        """Apply attention: `[B, L, C]` -> `[B, L, out_channels]`."""
         seen = self.weights(positions) @ tokens.unsqueeze(1)  # [B, H, L, C]
         return self.mix(seen.transpose(1, 2).flatten(2))
 
@@ -52,7 +52,7 @@ class SequenceAttention(QuadraticAttention):
         super().__init__(1, channels, out_channels, num_heads)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """`[B, L, C]` -> `[B, L, out_channels]`."""
+        """Apply attention: `[B, L, C]` -> `[B, L, out_channels]`."""
         return self.attend(tokens, _steps(tokens.shape[1], tokens).unsqueeze(-1))
 
 
@@ -63,7 +63,7 @@ class ImageAttention(QuadraticAttention):
         super().__init__(2, channels, out_channels, num_heads)
 
     def forward(self, images: Tensor) -> Tensor:
-        """`[B, C, height, width]` -> `[B, out_channels, height, width]`."""
+        """Apply attention: `[B, C, height, width]` -> `[B, out_channels, height, width]`."""
         height, width = images.shape[2:]
         rows = _steps(height, images)[:, None].expand(height, width)
         columns = _steps(width, images)[None].expand(height, width)
@@ -76,7 +76,7 @@ class ImageAttention(QuadraticAttention):
 def from_convolution(
     convolution: nn.Conv1d | nn.Conv2d, *, alpha: float = 40.0
 ) -> SequenceAttention | ImageAttention:
-    """Attention that equals a convolution, within about exp(-alpha).
+    """Return attention that equals a convolution, within about exp(-alpha).
 
     One head for each place of the kernel. Where the kernel reaches over the border, a head
     looks at the nearest pixel there is: the convolution has `padding_mode="replicate"`.

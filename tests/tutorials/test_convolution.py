@@ -47,7 +47,7 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Conv2d, Built]:
-    """A 3x3 convolution, and the graph of the attention that equals it."""
+    """Return a 3x3 convolution, and the graph of the attention that equals it."""
     convolution = convolution_2d()
     folder = tmp_path_factory.mktemp("kernel")
     attention = from_convolution(convolution)

@@ -22,7 +22,7 @@ WEIGHTS = ("none", "averaged", "per head")
 
 @dataclasses.dataclass(frozen=True)
 class Masks:
-    """What one kind of mask is there, and here.
+    """Forms of one kind of mask in PyTorch and in this package.
 
     `attn_mask` is `[L, S]`, or `[B, H, L, S]`, which PyTorch takes as `[B * H, L, S]`.
     """
@@ -92,7 +92,7 @@ def pytorchs(batch_first: bool) -> nn.MultiheadAttention:
 
 
 def called(module: nn.MultiheadAttention, inputs: dict[str, Tensor], weights: str):
-    """What PyTorch's module gives, without None for weights that nobody asked for."""
+    """Return the outputs of PyTorch's module, without None for weights."""
     inputs = dict(inputs)
     if inputs.get("attn_mask", torch.empty(0)).dim() == 4:
         inputs["attn_mask"] = inputs["attn_mask"].flatten(0, 1)
@@ -101,7 +101,7 @@ def called(module: nn.MultiheadAttention, inputs: dict[str, Tensor], weights: st
 
 
 def drawn(masks: Masks, batch_first: bool, B: int, L: int, S: int) -> dict[str, Tensor]:
-    """Inputs as PyTorch's module has them. Every query may attend to key 0 at least."""
+    """Draw inputs in the form of PyTorch's module. Every query may attend to key 0."""
     random = torch.Generator().manual_seed(B * L * S)
     shapes = {"query": (B, L, E), "key": (B, S, KDIM), "value": (B, S, VDIM)}
     found = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
@@ -124,7 +124,7 @@ def _hidden(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
 
 
 def graph_of(module: InItsConventions, masks: Masks, folder: Path) -> Built:
-    """The graph, with the inputs of PyTorch's module."""
+    """Return the graph, with the inputs of PyTorch's module."""
     example = drawn(masks, module.batch_first, 2, 3, 4)
     batch, length = (0, 1) if module.batch_first else (1, 0)
     axes = {name: {batch: "batch", length: "key_len"} for name in ("key", "value")}

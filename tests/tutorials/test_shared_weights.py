@@ -27,7 +27,7 @@ SPEC = AttentionSpec(embed_dim=E, num_heads=H, num_kv_heads=2, causal=True)
 
 
 class PlainAttention(nn.Module):
-    """What one writes without this package: linear layers around PyTorch's function."""
+    """Attention without this package: linear layers around PyTorch's function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,13 +99,13 @@ def graph_of(module: Stack, folder: Path) -> Built:
 
 
 def stored(graph: Built) -> list[np.ndarray]:
-    """The weights in the file."""
+    """Return the weights in the file."""
     arrays = map(onnx.numpy_helper.to_array, graph.graph.initializer)
     return [array for array in arrays if array.size > SMALL]
 
 
 def copies(graph: Built, parameter: Tensor) -> int:
-    """How often the file holds a parameter; a linear layer's is stored as MatMul reads it."""
+    """Return the number of copies of a parameter in the file, transposed ones included."""
     wanted = (parameter.detach().numpy(), parameter.detach().numpy().T)
     return sum(any(np.array_equal(array, w) for w in wanted) for array in stored(graph))
 

@@ -28,19 +28,19 @@ Outputs = tuple[Tensor, Tensor]
 
 
 def self_attention(tokens: Tensor) -> Outputs:
-    """softmax(X Xᵀ) X for X `[B, L, C]`."""
+    """Compute softmax(X Xᵀ) X for X `[B, L, C]`."""
     weights = (tokens @ tokens.mT).softmax(-1)  # [B, L, L]
     return weights @ tokens, weights
 
 
 def scaled(query: Tensor, key: Tensor, value: Tensor) -> Outputs:
-    """Vaswani et al. 2017, eq. 1, for one head: `[B, L, C]` and twice `[B, S, C]`."""
+    """Compute Vaswani et al. 2017, eq. 1, for one head: `[B, L, C]` and twice `[B, S, C]`."""
     weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1)  # [B, L, S]
     return weights @ value, weights
 
 
 def scaled_and_masked(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor) -> Outputs:
-    """`scaled` where a query sees the keys for which `attn_mask [B, L, S]` is True."""
+    """Compute `scaled` with the keys for which `attn_mask [B, L, S]` is True."""
     scores = query @ key.mT / math.sqrt(query.shape[-1])
     hidden = ~attn_mask
     nothing = hidden.all(-1, keepdim=True)
@@ -50,7 +50,7 @@ def scaled_and_masked(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tens
 
 
 def ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None) -> Outputs:
-    """`attn_export.attention.scaled_dot_product_attention` as one head."""
+    """Call `attn_export.attention.scaled_dot_product_attention` with one head."""
     attended, weights = attention.scaled_dot_product_attention(
         query.unsqueeze(1),
         key.unsqueeze(1),
@@ -63,7 +63,7 @@ def ours(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = N
 
 
 def ours_of_itself(tokens: Tensor) -> Outputs:
-    """softmax(X Xᵀ) X again: scale 1, and X three times."""
+    """Compute softmax(X Xᵀ) X with this package: scale 1, and X three times."""
     x = tokens.unsqueeze(1)
     attended, weights = attention.scaled_dot_product_attention(x, x, x, scale=1, need_weights=True)
     return attended.squeeze(1), weights.squeeze(1)
@@ -121,7 +121,7 @@ AXES = {
 
 
 def drawn(names: tuple[str, ...], B: int, L: int, S: int) -> dict[str, Tensor]:
-    """Inputs by name. In a mask, the last query of each batch sees nothing."""
+    """Draw inputs by name. In a mask, the last query of each batch sees nothing."""
     random = torch.Generator().manual_seed(B * L * S)
     found: dict[str, Tensor] = {}
     for name in names:

@@ -23,20 +23,20 @@ Writer = Callable[[AttentionSpec, Weights], Weights]
 
 
 def spec_of(**changes: Any) -> AttentionSpec:
-    """E 24, H 6, Hkv 2, D 5: no two sizes that could be mistaken for one another."""
+    """Return a spec of E 24, H 6, Hkv 2, D 5, whose sizes are all distinguishable."""
     values = {"embed_dim": 24, "num_heads": 6, "num_kv_heads": 2, "head_dim": 5, "bias": "none"}
     return AttentionSpec.from_dict(values | changes)
 
 
 def random_weights(spec: AttentionSpec, seed: int = 0) -> Weights:
-    """Random values for every weight of an `Attention`."""
+    """Return random values for every weight of an `Attention`."""
     generator = torch.Generator().manual_seed(seed)
     state = Attention(spec).state_dict()
     return {name: torch.randn(t.shape, generator=generator) for name, t in state.items()}
 
 
 def renamed(q: str, k: str, v: str, out: str) -> Writer:
-    """A layout that only has other names for the four modules."""
+    """Return a layout that only renames the four modules."""
     theirs = {"q_proj": q, "k_proj": k, "v_proj": v, "out_proj": out}
 
     def write(spec: AttentionSpec, weights: Weights) -> Weights:
@@ -50,7 +50,7 @@ def renamed(q: str, k: str, v: str, out: str) -> Writer:
 
 
 def packed(name: str, out: str, order: Callable[[AttentionSpec], list[tuple[str, int]]]) -> Writer:
-    """A layout of one tensor for q, k and v: `order` says whose row comes next."""
+    """Return a layout of one tensor for q, k and v; `order` lists the owners of its rows."""
 
     def write(spec: AttentionSpec, weights: Weights) -> Weights:
         stored = {n: t for n, t in weights.items() if not n.startswith(PROJECTIONS)}
@@ -66,7 +66,7 @@ def packed(name: str, out: str, order: Callable[[AttentionSpec], list[tuple[str,
 
 
 def one_after_another(spec: AttentionSpec) -> list[tuple[str, int]]:
-    """All of q, all of k, all of v (Phi-3, GPT-2, torch)."""
+    """Return all rows of q, then k, then v (Phi-3, GPT-2, torch)."""
     order = []
     for side, heads in (("q", spec.num_heads), ("k", spec.num_kv_heads), ("v", spec.num_kv_heads)):
         order += [(side, row) for row in range(heads * spec.head_dim)]
@@ -74,7 +74,7 @@ def one_after_another(spec: AttentionSpec) -> list[tuple[str, int]]:
 
 
 def head_by_head(spec: AttentionSpec) -> list[tuple[str, int]]:
-    """[H, 3, D]: q, k and v of one head, then of the next (GPT-NeoX, BLOOM, old Falcon)."""
+    """Return rows as [H, 3, D]: q, k and v of each head (GPT-NeoX, BLOOM, old Falcon)."""
     order = []
     for head in range(spec.num_heads):
         for side in ("q", "k", "v"):
@@ -83,7 +83,7 @@ def head_by_head(spec: AttentionSpec) -> list[tuple[str, int]]:
 
 
 def group_by_group(spec: AttentionSpec) -> list[tuple[str, int]]:
-    """The query heads of a K/V head, then its key, then its value (Falcon)."""
+    """Return the query heads of a K/V head, then its key, then its value (Falcon)."""
     order, D = [], spec.head_dim
     per_group = spec.num_heads // spec.num_kv_heads
     for group in range(spec.num_kv_heads):
@@ -95,7 +95,7 @@ def group_by_group(spec: AttentionSpec) -> list[tuple[str, int]]:
 
 
 def conv1d(write: Writer) -> Writer:
-    """GPT-2's Conv1D keeps weights as [in, out]."""
+    """Store weights as [in, out], as GPT-2's Conv1D does."""
 
     def turned(spec: AttentionSpec, weights: Weights) -> Weights:
         stored = write(spec, weights)
@@ -108,7 +108,7 @@ def conv1d(write: Writer) -> Writer:
 
 
 def less_one(write: Writer) -> Writer:
-    """Gemma's RMSNorm multiplies by 1 + weight."""
+    """Store norms minus 1, since Gemma's RMSNorm multiplies by 1 + weight."""
 
     def lowered(spec: AttentionSpec, weights: Weights) -> Weights:
         stored = write(spec, weights)
@@ -118,7 +118,7 @@ def less_one(write: Writer) -> Writer:
 
 
 def torch_names(write: Writer) -> Writer:
-    """torch.nn.MultiheadAttention has no dot in ``in_proj_weight``."""
+    """Remove the dot of ``in_proj_weight``, as torch.nn.MultiheadAttention does."""
 
     def named(spec: AttentionSpec, weights: Weights) -> Weights:
         stored = write(spec, weights)
@@ -141,7 +141,7 @@ GEMMA3 = less_one(LLAMA)
 
 
 def with_added_keys(write: Writer) -> Writer:
-    """torch.nn.MultiheadAttention keeps its added key and value as [1, 1, E]."""
+    """Store the added key and value as [1, 1, E], as torch.nn.MultiheadAttention does."""
 
     def added(spec: AttentionSpec, weights: Weights) -> Weights:
         own = {name: tensor for name, tensor in weights.items() if "added_keys" not in name}
@@ -155,7 +155,7 @@ def with_added_keys(write: Writer) -> Writer:
 
 
 def t5(spec: AttentionSpec, weights: Weights) -> Weights:
-    """T5 without our folder for the relative bias."""
+    """Store T5 without our folder for the relative bias."""
     stored = T5(spec, weights)
     return {name.replace("score_bias.", ""): tensor for name, tensor in stored.items()}
 
@@ -165,7 +165,7 @@ def under(prefix: str, tensors: Weights) -> Weights:
 
 
 def save(folder: Path, tensors: Weights, config: dict[str, Any] | None = None) -> Path:
-    """model.safetensors, and config.json where there is one."""
+    """Write model.safetensors, and config.json if there is one."""
     folder.mkdir(parents=True, exist_ok=True)
     # A copy of each: the library refuses tensors that share memory.
     save_file({n: t.clone().contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
@@ -175,7 +175,7 @@ def save(folder: Path, tensors: Weights, config: dict[str, Any] | None = None) -
 
 
 def save_sharded(folder: Path, shards: dict[str, Weights]) -> Path:
-    """Shards and their index."""
+    """Write shards and their index."""
     folder.mkdir(parents=True, exist_ok=True)
     weight_map = {}
     for file, tensors in shards.items():
@@ -187,7 +187,7 @@ def save_sharded(folder: Path, shards: dict[str, Weights]) -> Path:
 
 
 def equal(ours: Weights, theirs: Weights) -> bool:
-    """The same names, and the same bits."""
+    """Return whether names and bits are equal."""
     return ours.keys() == theirs.keys() and all(
         torch.equal(ours[name].view(torch.int32), theirs[name].view(torch.int32)) for name in ours
     )

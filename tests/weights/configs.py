@@ -1,4 +1,4 @@
-"""What config.json holds in these tests, and a Llama that goes with it."""
+"""Content of config.json in these tests, and a Llama that fits it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIDES = {"d_model": 24, "encoder_attention_heads": 6, "decoder_attention_heads":
 
 
 def llama(tmp_path, keys=GQA, *, spec=None, family="llama"):
-    """A Llama whose tensors are as its config says, if it is not told otherwise."""
+    """Save a Llama whose tensors match its config by default."""
     spec = spec or AttentionSpec.from_dict(DECODER)
     stored = under(SELF.format(0), LLAMA(spec, random_weights(spec)))
     return save(tmp_path, stored, {"model_type": family, **keys})

@@ -1,4 +1,4 @@
-"""Which attention of a checkpoint is meant, and what is said where that is open."""
+"""Choice of one attention of a checkpoint, and the error if it is ambiguous."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ANNOTATED = ["encoder.layers.{}.self_attn", "decoder.layers.{}.self_attn",
 
 
 def model(tmp_path, prefixes, write=OUT_PROJ, layers=2):
-    """A checkpoint of several attentions, and the weights of each."""
+    """Save a checkpoint of several attentions; return it with the weights of each."""
     stored, weights = {}, {}
     for layer in range(layers):
         for prefix in prefixes:

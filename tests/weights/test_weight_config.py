@@ -1,4 +1,4 @@
-"""What a config.json of every family says."""
+"""Content of a config.json of every family."""
 
 from __future__ import annotations
 

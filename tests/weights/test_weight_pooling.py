@@ -15,7 +15,7 @@ from attn_export.weights import load_checkpoint, pool
 
 @st.composite
 def specs_and_heads(draw):
-    """A spec, a number of heads to pool to, and the seed of its weights."""
+    """Draw a spec, a number of heads to pool to, and the seed of its weights."""
     kv_heads = draw(st.sampled_from([1, 2, 3, 4, 6, 7, 8, 12]))
     spec = spec_of(
         num_kv_heads=kv_heads, num_heads=kv_heads * draw(st.integers(1, 3)),
@@ -34,7 +34,7 @@ def of_kv(name):
 
 
 def mean_of_heads(tensor, before, after):
-    """One number at a time."""
+    """Compute the mean one number at a time."""
     width = tensor.shape[0] // before
     each = before // after
     rows = []

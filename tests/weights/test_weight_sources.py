@@ -1,4 +1,4 @@
-"""Where a checkpoint is taken from, and files that are none: one line of error each."""
+"""Sources of a checkpoint, and invalid files: one line of error each."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ class Trap:
 
 @pytest.fixture
 def trap(tmp_path, monkeypatch):
-    """A pickle that leaves a trace when it is read."""
+    """Return a pickle that leaves a trace when it is read."""
     monkeypatch.chdir(tmp_path)
     return pickle.dumps(Trap())
 

@@ -1,4 +1,4 @@
-"""Are the axes that should be dynamic really dynamic, under one name each?"""
+"""Checks that the dynamic axes are dynamic, under one name each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from attn_export.graph.checks.model import Checked, shape_of, show
 
 
 def signature(graph: Checked) -> Iterator[str]:
-    """Names and order of inputs and outputs as they were asked for."""
+    """Check names and order of inputs and outputs against the expected ones."""
     if graph.expected is None:
         return
     for what, values, wanted in (
@@ -21,7 +21,7 @@ def signature(graph: Checked) -> Iterator[str]:
 
 
 def dynamic_axes(graph: Checked) -> Iterator[str]:
-    """Every axis that was asked for is dynamic, under its one name, up to the outputs."""
+    """Check that every expected dynamic axis is dynamic, under its one name, up to the outputs."""
     if graph.expected is None:
         return
     wanted = {**graph.expected.inputs, **graph.expected.outputs}
@@ -45,7 +45,7 @@ def dynamic_axes(graph: Checked) -> Iterator[str]:
 
 
 def named_axes(graph: Checked) -> Iterator[str]:
-    """No axis of an input or output of which nothing is said: runtimes cannot tie those."""
+    """Check that every axis of inputs and outputs has a size or name; runtimes need it."""
     for value in (*graph.proto.graph.input, *graph.proto.graph.output):
         shape = shape_of(value)
         if shape is None:

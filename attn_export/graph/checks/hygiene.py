@@ -1,4 +1,4 @@
-"""Is there anything in the file that should not ship?"""
+"""Checks of content that must not ship."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOST_PATH = re.compile(
 
 
 def no_float64(graph: Checked) -> Iterator[str]:
-    """No float64: runtimes are slow at it, or wrong (scalars pass through float32)."""
+    """Check that there is no float64: it is slow, or wrong (scalars pass through float32)."""
     model = graph.proto.graph
     for value in (*model.input, *model.output, *model.value_info):
         if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
@@ -36,7 +36,7 @@ def no_float64(graph: Checked) -> Iterator[str]:
 
 
 def no_dead_nodes(graph: Checked) -> Iterator[str]:
-    """No node and no initialiser whose result nobody reads."""
+    """Check that every node and every initialiser is read."""
     model = graph.proto.graph
     read = {name for node in model.node for name in _reads(node)} | {o.name for o in model.output}
     for node in model.node:
@@ -48,7 +48,7 @@ def no_dead_nodes(graph: Checked) -> Iterator[str]:
 
 
 def no_duplicate_initializers(graph: Checked) -> Iterator[str]:
-    """No two initialisers with the same type, shape and values."""
+    """Check that no two initialisers have the same type, shape and values."""
     seen: dict[tuple[object, ...], str] = {}
     for tensor in graph.proto.graph.initializer:
         key = (tensor.data_type, tuple(tensor.dims), _content(tensor))
@@ -58,7 +58,7 @@ def no_duplicate_initializers(graph: Checked) -> Iterator[str]:
 
 
 def no_host_paths(graph: Checked) -> Iterator[str]:
-    """No path of the machine that exported: it tells strangers about it, and changes the bytes."""
+    """Check that there is no path of the exporting machine: it leaks data and changes the bytes."""
     model = graph.proto
     for where, text in _texts(model):
         match = HOST_PATH.search(text)
@@ -67,7 +67,7 @@ def no_host_paths(graph: Checked) -> Iterator[str]:
 
 
 def external_data(graph: Checked) -> Iterator[str]:
-    """External data lies inside the model's folder, and is all there."""
+    """Check that external data lies inside the model's folder and is complete."""
     yield from external_problems(graph.proto, graph.path.parent)
 
 

@@ -1,4 +1,4 @@
-"""What a check is given, and what it gives back."""
+"""Input and result of a check."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from attn_export.spec import Shape
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """What the maker of a graph asked for; read from a spec or a manifest.
+    """Expected properties of a graph; read from a spec or a manifest.
 
     Attributes:
         inputs: Name and shape of every input; dynamic axes by name.
         outputs: Name and shape of every output.
         dialect: The form of the graph: ``"standard"``, ``"portable"`` or ``"ort"``.
-        attentions: How many `Attention` nodes there have to be; None where it is not known.
+        attentions: The required number of `Attention` nodes; None if unknown.
         ours: Whether the graph is of our own module, whose operators are all known.
     """
 
@@ -32,11 +32,11 @@ class Expected:
 
 
 def expected_of(file: GraphFile, whole: Expected) -> Expected:
-    """What is expected of one graph of a bundle.
+    """Return the expected properties of one graph of a bundle.
 
     Args:
         file: How it differs.
-        whole: What is expected of the graph in the standard dialect.
+        whole: The expected properties of the graph in the standard dialect.
     """
 
     def own(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -64,8 +64,8 @@ class Checked:
 
     Attributes:
         proto: Without external data.
-        path: Where it lies: external data is looked for beside it.
-        expected: What was asked for; None for a file of unknown origin.
+        path: The file; its external data is beside it.
+        expected: The expected properties; None for a file of unknown origin.
     """
 
     proto: onnx.ModelProto
@@ -75,7 +75,7 @@ class Checked:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something wrong with a graph: which check found it, what it is, what to do."""
+    """Something wrong with a graph: its check, its description, and the remedy."""
 
     check: str
     message: str
@@ -85,7 +85,7 @@ Check = Callable[[Checked], Iterator[str]]
 
 
 def shape_of(value: onnx.ValueInfoProto) -> Shape | None:
-    """The declared shape: sizes, names, or "" for an axis of which nothing is said."""
+    """Return the declared shape: sizes, names, or "" for an axis without either."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     return tuple(
@@ -95,5 +95,5 @@ def shape_of(value: onnx.ValueInfoProto) -> Shape | None:
 
 
 def show(shape: Shape | None) -> str:
-    """A shape as text."""
+    """Format a shape as text."""
     return "unknown" if shape is None else f"[{', '.join(str(axis) or '?' for axis in shape)}]"

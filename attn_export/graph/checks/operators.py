@@ -1,4 +1,4 @@
-"""Are the operators the ones that the dialect has, and no others?"""
+"""Checks that all operators belong to the dialect."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DOMAINS = {"ort": ("", "ai.onnx", "com.microsoft")}
 
 
 def attention_count(graph: Checked) -> Iterator[str]:
-    """One `Attention` node for each attention, and none that was taken apart."""
+    """Check that there is one `Attention` node for each attention, and none was decomposed."""
     if graph.expected is None or graph.expected.attentions is None:
         return
     counts = Counter(node.op_type for node in graph.proto.graph.node)
@@ -55,7 +55,7 @@ def attention_count(graph: Checked) -> Iterator[str]:
 
 
 def expected_operators(graph: Checked) -> Iterator[str]:
-    """Only operators that belong here."""
+    """Check that all operators belong to the dialect."""
     if graph.expected is None:
         return
     dialect = graph.expected.dialect
@@ -69,7 +69,7 @@ def expected_operators(graph: Checked) -> Iterator[str]:
 
 
 def opset_and_ir(graph: Checked) -> Iterator[str]:
-    """Versions that the target supports, and that have the operators in use."""
+    """Check that the target supports the versions, and that these have the operators in use."""
     opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.proto.opset_import}
     opset, ir_version = opsets.get("ai.onnx", 0), graph.proto.ir_version
     newest = onnx.defs.onnx_opset_version()
@@ -96,7 +96,7 @@ def _by_domain(model: onnx.ModelProto) -> dict[str, list[str]]:
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph, and of the branches within them."""
+    """Yield the nodes of a graph, and of the branches within them."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:

@@ -31,8 +31,8 @@ def check_graph(path: Path, expected: Expected | None = None) -> list[Finding]:
     """Run every check on an ONNX file.
 
     Args:
-        path: The file; its external data lies beside it.
-        expected: What was asked for. Without it, checks that need it find nothing.
+        path: The file; its external data is beside it.
+        expected: The expected properties. Without them, checks that need them find nothing.
 
     Raises:
         GraphError: If the file cannot be read.

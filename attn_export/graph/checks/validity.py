@@ -1,4 +1,4 @@
-"""Is it valid ONNX, and are its declared shapes the ones it produces?"""
+"""Checks of ONNX validity, and of declared against produced shapes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attn_export.graph.checks.model import Checked, shape_of, show
 
 
 def onnx_checker(graph: Checked) -> Iterator[str]:
-    """The onnx checker, in full."""
+    """Run the full onnx checker."""
     try:
         # By path, since it also looks at external data; a model over 2 GiB has no other way.
         onnx.checker.check_model(str(graph.path), full_check=True)
@@ -22,7 +22,7 @@ def onnx_checker(graph: Checked) -> Iterator[str]:
 
 
 def strict_shape_inference(graph: Checked) -> Iterator[str]:
-    """Shape inference that stops at the first operator that it cannot infer."""
+    """Run shape inference that stops at the first operator that it cannot infer."""
     try:
         onnx.shape_inference.infer_shapes(
             graph.proto, check_type=True, strict_mode=True, data_prop=True
@@ -32,7 +32,7 @@ def strict_shape_inference(graph: Checked) -> Iterator[str]:
 
 
 def declared_shapes(graph: Checked) -> Iterator[str]:
-    """Every declared shape against the inferred one; an axis declared 0 passes the checker."""
+    """Compare declared shapes with inferred ones; an axis declared 0 passes the checker."""
     bare = onnx.ModelProto()
     bare.CopyFrom(graph.proto)
     del bare.graph.value_info[:]

@@ -11,7 +11,7 @@ from attn_export.graph.lower.build import Builder, take_over
 
 
 def lower_gelu(model: ir.Model, node: ir.Node) -> None:
-    """X · (1 + erf(x / √2)) / 2, or with tanh for erf (Hendrycks and Gimpel 2016)."""
+    """Replace `Gelu` by x · (1 + erf(x / √2)) / 2, or with tanh (Hendrycks and Gimpel 2016)."""
     op, x, kind = _start(model, node)
     if node.attributes.get_string("approximate", "none") == "tanh":
         cube = op("Mul", op("Mul", x, x), x)
@@ -25,7 +25,7 @@ def lower_gelu(model: ir.Model, node: ir.Node) -> None:
 
 
 def lower_swish(model: ir.Model, node: ir.Node) -> None:
-    """X · sigmoid(α · x) (Ramachandran et al. 2017)."""
+    """Replace `Swish` by x · sigmoid(α · x) (Ramachandran et al. 2017)."""
     op, x, kind = _start(model, node)
     alpha = node.attributes.get_float("alpha", 1.0)
     inner = x if alpha == 1 else op("Mul", x, op.number(alpha, kind))

@@ -1,4 +1,4 @@
-"""Builds the nodes that take the place of one."""
+"""Builder of the nodes that replace one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = "attn_export.names"
 
 
 class Builder:
-    """Makes nodes one after another, in front of a node of a graph.
+    """Builder of consecutive nodes, in front of a node of a graph.
 
     Args:
         model: Whose graph it is.
@@ -31,7 +31,7 @@ class Builder:
         self._add: Callable[[ir.Node], None] = lambda node: model.graph.insert_before(before, node)
 
     def __call__(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
-        """One node with one output, which is returned."""
+        """Add one node with one output, and return the output."""
         return self.several(op_type, inputs, 1, **attributes)[0]
 
     def several(
@@ -42,7 +42,7 @@ class Builder:
         domain: str = "",
         **attributes: Any,
     ) -> Sequence[ir.Value]:
-        """One node with several outputs."""
+        """Add one node with several outputs, and return them."""
         node = ir.node(
             op_type, inputs, attributes, domain=domain, num_outputs=count,
             name=self._fresh(f"/{op_type}"),
@@ -62,7 +62,7 @@ class Builder:
         otherwise: Callable[[Builder], Sequence[ir.Value]],
         dtype: ir.DataType,
     ) -> Sequence[ir.Value]:
-        """An `If`: what `then` makes where a bool scalar is True, else what `otherwise` makes.
+        """Add an `If`: the results of `then` if a bool scalar is True, else those of `otherwise`.
 
         Args:
             condition: The scalar.
@@ -83,23 +83,23 @@ class Builder:
         return self.several("If", [condition], count, **branches)
 
     def ints(self, *numbers: int) -> ir.Value:
-        """A constant int64 `[n]`."""
+        """Return a constant int64 `[n]`."""
         return ints(self._model, *numbers)
 
     def scalar_int(self, number: int, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
-        """A constant scalar of an integer type."""
+        """Return a constant scalar of an integer type."""
         return constant(self._model, np.array(number, dtype.numpy()))
 
     def number(self, value: float, dtype: ir.DataType) -> ir.Value:
-        """A constant scalar of a floating point type."""
+        """Return a constant scalar of a floating point type."""
         return constant(self._model, np.array(value).astype(dtype.numpy()))
 
     def array(self, array: np.ndarray) -> ir.Value:
-        """A constant."""
+        """Return a constant."""
         return constant(self._model, array)
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
-        """The size of an axis, int64 `[1]`: constant where it is known."""
+        """Return the size of an axis, int64 `[1]`: constant if it is known."""
         known = dims(value)[axis] if dims(value) else None
         if isinstance(known, int):
             return self.ints(known)
@@ -115,7 +115,7 @@ class Builder:
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Let `new` be what `old` was, for its readers; a graph output keeps its name."""
+    """Replace `old` by `new` for its readers; a graph output keeps its name."""
     new.shape, new.type = old.shape, old.type or new.type
     name, is_output = old.name, old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)

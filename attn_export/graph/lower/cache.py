@@ -29,7 +29,7 @@ class InPlaceCache:
         past_value: `[B, Hkv, capacity, Dv]`.
         new_key: `[B, Hkv, L, D]`.
         new_value: `[B, Hkv, L, Dv]`.
-        lengths: How many keys each row holds before, int64 `[B]`.
+        lengths: The number of past keys of each row, int64 `[B]`.
     """
 
     past_key: ir.Value
@@ -40,7 +40,7 @@ class InPlaceCache:
 
 
 def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
-    """The cache of a node, if both parts are written at one place and the node reads up to it."""
+    """Return the cache of a node that writes both parts at one place and reads up to it."""
     keys, values = _scatter(a.key), _scatter(a.value)
     if a.packed or a.past_key is not None or a.valid_keys is None:
         return None
@@ -56,13 +56,13 @@ def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
 
 
 def is_bound(past: ir.Value, present: ir.Value) -> bool:
-    """Whether the caller gives `past` and gets `present`, and nobody else reads `past`."""
+    """Return whether the caller owns `past` and `present`, and no other node reads `past`."""
     readers = [use for use in past.uses() if use.node.op_type != "Shape"]
     return past.is_graph_input() and len(readers) == 1 and present.is_graph_output()
 
 
 def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
-    """Let the caller hold V as `[B, Hkv, Dv, capacity]`; V with the new values, in that order."""
+    """Hold V as `[B, Hkv, Dv, capacity]`, and return V with the new values in that order."""
     past, present = cache.past_value, a.value
     scatter = present.producer()
     assert scatter is not None  # that is how the cache was found
@@ -75,7 +75,7 @@ def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) ->
 
 
 def _scatter(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
-    """Past, new and the place, of the `TensorScatter` that made a `[B, Hkv, capacity, D]`."""
+    """Return past, new and the place, of the `TensorScatter` of a `[B, Hkv, capacity, D]`."""
     node = value.producer()
     if node is None or node.op_type != "TensorScatter" or len(dims(value)) != 4:
         return None
@@ -89,7 +89,7 @@ def _scatter(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
 
 
 def _is_sum(total: ir.Value, lengths: ir.Value, new: Size) -> bool:
-    """Whether `total` is `lengths` and the number of new keys, as far as its making tells."""
+    """Return whether `total` is provably `lengths` plus the number of new keys."""
     node = _source(total).producer()
     if node is None or node.op_type != "Add":
         return False
@@ -116,7 +116,7 @@ def _is_length(value: ir.Value, size: Size) -> bool:
 
 
 def _source(value: ir.Value) -> ir.Value:
-    """Where a number comes from, through what leaves it as it is."""
+    """Return the origin of a number, through nodes that leave it unchanged."""
     node = value.producer()
     while node is not None and node.op_type in SAME_NUMBER and node.inputs[0] is not None:
         value = node.inputs[0]

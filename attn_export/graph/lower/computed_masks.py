@@ -1,11 +1,11 @@
-"""Masks that a graph computes itself, from sizes alone: what they hide, a node can say by itself.
+"""Masks that a graph computes itself, from sizes alone: node attributes can replace them.
 
 A mask is not recognised by its pattern, of which there are as many as authors, but by its values:
 the nodes that make it are run at several sizes, and next to every number that occurs in them, so
-that a window, or a rule that begins at some length, is seen. What cannot be run stays.
+that a window, or a rule that begins at some length, is seen. Masks that cannot be run stay.
 
 - All visible: the mask goes.
-- Causal (key j for query i if j <= P + i): the mask goes, and `is_causal` says it.
+- Causal (key j for query i if j <= P + i): `is_causal` replaces the mask.
 - Causal and something that is computed from data, such as padding: `is_causal` says the first part,
   and the second stays as the mask (`mask_parts`).
 
@@ -36,11 +36,11 @@ HIDING = -1e9
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a mask is replaced by.
+    """Replacement of a mask.
 
     Attributes:
         mask: None for nothing.
-        causal: Whether the node has to be causal.
+        causal: Whether the node must be causal.
     """
 
     mask: ir.Value | None
@@ -48,7 +48,7 @@ class Found:
 
 
 def recognise_masks(model: ir.Model) -> None:
-    """Take out of every `Attention` the part of its mask that it can say itself."""
+    """Remove from every `Attention` the part of its mask that its attributes express."""
     known: dict[object, Found | None] = {}
     for node in nodes_of(model, "Attention"):
         found = _known(model, node, known)
@@ -65,7 +65,7 @@ def recognise_masks(model: ir.Model) -> None:
 
 
 def _known(model: ir.Model, node: ir.Node, known: dict[object, Found | None]) -> Found | None:
-    """What becomes of a mask: layers that share one are asked once."""
+    """Return the replacement of a mask; layers that share a mask share the result."""
     if given(node, 3) is None:
         return None
     try:
@@ -94,7 +94,7 @@ def _found(model: ir.Model, a: AttentionNode, trials: Trials) -> Found | None:
 
 
 def _whole(maker: MaskMaker, trials: Trials) -> Found | None:
-    """Of a mask that is computed from sizes alone."""
+    """Return the replacement of a mask that is computed from sizes alone."""
     redundant = causal = True
     evaluate = maker.evaluator([maker.mask])
     for trial in maker.trials():
@@ -113,7 +113,7 @@ def _whole(maker: MaskMaker, trials: Trials) -> Found | None:
 
 
 def _read(mask: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Which keys it shows, and which it hides."""
+    """Return the keys that a mask shows, and those that it hides."""
     if mask.dtype == np.bool_:
         return mask, ~mask
     lowest = HIDING if mask.dtype == np.float32 else -np.inf

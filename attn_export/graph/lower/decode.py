@@ -21,7 +21,7 @@ TURNED = [0, 1, 3, 2]
 def fold(
     op: Builder, a: AttentionNode, key: ir.Value, value: ir.Value, *, transposed: bool = False
 ) -> ir.Value:
-    """The attention, as the node gives it.
+    """Return the attention in the layout of the node's output.
 
     Args:
         op: Makes the nodes.

@@ -1,4 +1,4 @@
-"""Which dialects there are, and a graph in one of them."""
+"""List of the dialects, and conversion of a graph to one of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DECODE = "decode"
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """A graph in a dialect, and how it differs from what it was made of.
+    """A graph in a dialect, and its differences from its source.
 
     Attributes:
         model: The graph.
@@ -51,15 +51,15 @@ class Lowered:
     bound: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def as_file(self, name: str, dialect: str) -> GraphFile:
-        """How it is run, once it lies in a file of this name."""
+        """Return the description of the graph for a file of this name."""
         return GraphFile(name, dialect, self.fixed, self.layouts, self.bound, features(self.model))
 
 
 def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
-    """A graph in a dialect; the same weights, in memory or on disk.
+    """Lower a graph to a dialect; the weights, in memory or on disk, are shared.
 
     Args:
-        model: With ai.onnx `Attention` nodes, whoever made it. It is left alone.
+        model: A model of any origin with ai.onnx `Attention` nodes. It is not changed.
         dialect: One of `DIALECTS`.
 
     Returns:
@@ -68,7 +68,7 @@ def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
 
     Raises:
         UsageError: If there is no such dialect.
-        GraphError: If the dialect cannot say what the graph does; names the node.
+        GraphError: If the dialect cannot express the graph; names the node.
     """
     (dialect,) = check_dialects([dialect])
     form = DIALECTS[dialect]
@@ -81,7 +81,7 @@ def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
 
 
 def check_dialects(names: Iterable[str]) -> tuple[str, ...]:
-    """These dialects, each once.
+    """Return these dialects, each once.
 
     Raises:
         UsageError: If there is no dialect of a name.
@@ -153,7 +153,7 @@ def _refuse_other_domains(model: ir.Model, dialect: str) -> None:
 
 
 def _refuse_without_attention(model: ir.Model, dialect: str) -> None:
-    """Not where only the opset changes: that too is the portable dialect."""
+    """Refuse a graph without `Attention`, unless only its opset changes to the portable one."""
     opset = model.graph.opset_imports.get("", OPSET)
     if nodes_of(model, "Attention") or dialect == STANDARD:
         return
@@ -168,7 +168,7 @@ def _attentions(model: ir.Model) -> list[AttentionNode]:
 
 
 def _bound(model: ir.Model) -> dict[str, str]:
-    """The caches that are written in place, where the buffers are the caller's."""
+    """Return the caches that are written in place into the caller's buffers."""
     found = {}
     for node in nodes_of(model, "TensorScatter"):
         past, present = node.inputs[0], node.outputs[0]
@@ -187,7 +187,7 @@ def _layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
 
 
 def _length_of_queries(model: ir.Model) -> str:
-    """The axis of the queries of all nodes with a cache; "" where there is none, or no one name."""
+    """Return the query axis of all nodes with a cache; "" if there is no unique name."""
     lengths = set()
     for a in _attentions(model):
         if decodes(a):
@@ -198,13 +198,13 @@ def _length_of_queries(model: ir.Model) -> str:
 
 
 def _of_known_shape(model: ir.Model) -> list[ir.Value]:
-    """Values of which the forms have to know the shape."""
+    """Return the values that need known shapes for the forms."""
     nodes = [*nodes_of(model, "Attention"), *nodes_of(model, "RotaryEmbedding")]
     return [value for node in nodes for value in node.inputs if value is not None]
 
 
 def _with_shapes(model: ir.Model) -> ir.Model:
-    """Shapes inferred by onnx; those that are declared stay, since it takes some unknowns for 0."""
+    """Infer shapes with onnx; keep declared ones, since onnx takes some unknowns for 0."""
     declared = {value.name: value.shape for value in model.graph.outputs}
     inferred = common.ShapeInferencePass()(model).model
     for value in inferred.graph.outputs:

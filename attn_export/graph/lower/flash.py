@@ -29,7 +29,7 @@ INT32 = ir.DataType.INT32
 
 
 def full(op: Builder, a: AttentionNode) -> ir.Value:
-    """Every query sees every key. The attention, as the node gives it."""
+    """Return the attention in which every query sees every key, in the node's layout."""
     query, key, value = side_by_side(op, a)
     if a.q_per_kv > 1:  # it shares no heads; they are small beside the scores
         key, value = _repeated(op, a, key, a.head_dim), _repeated(op, a, value, a.v_head_dim)
@@ -41,9 +41,9 @@ def full(op: Builder, a: AttentionNode) -> ir.Value:
 
 
 def causal(op: Builder, a: AttentionNode) -> list[ir.Value]:
-    """Query i sees keys up to P + i that the mask allows. Attention, present key and value.
+    """Return attention, present key and value; query i sees keys up to P + i within the mask.
 
-    With a past, batches of one row only, or queries that are the first.
+    With a past, this holds only for batches of one row, or for queries that are the first.
     """
     query, key, value = side_by_side(op, a)
     L = op.size(query, 1)
@@ -62,9 +62,14 @@ def causal(op: Builder, a: AttentionNode) -> list[ir.Value]:
 
 
 def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Value]:
-    """One query a row, which sees all keys of its row. Attention, present key and value.
+    """Return attention, present key and value for one query a row, which sees all its keys.
 
-    It writes the new keys itself, into the buffer of the past if that is bound as the present.
+    The operator writes the new keys, into the buffer of the past if it is bound as the present.
+
+    Args:
+        op: Makes the nodes.
+        a: The node.
+        cache: Its cache.
     """
     new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
     query, key, value = side_by_side(op, new)
@@ -84,7 +89,7 @@ def _attributes(a: AttentionNode) -> dict[str, float]:
 
 
 def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value | None:
-    """What is added to the scores, `[B or 1, H or 1, L, S]`; -inf hides a key."""
+    """Return the bias on the scores, `[B or 1, H or 1, L, S]`; -inf hides a key."""
     mask = a.mask
     if mask is None:
         return None
@@ -99,7 +104,7 @@ def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value |
 def _nothing_gives_zero(
     op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value
 ) -> ir.Value:
-    """The attention as the node gives it, 0 for the rows in which every key is hidden.
+    """Return the attention in the node's layout, with 0 in the rows whose keys are all hidden.
 
     Some kernels give NaN for them.
     """
@@ -111,7 +116,7 @@ def _nothing_gives_zero(
 
 
 def _repeated(op: Builder, a: AttentionNode, x: ir.Value, width: int) -> ir.Value:
-    """`[B, S, Hkv·D]` as `[B, S, H·D]`, each head beside its copies."""
+    """Repeat the heads of `[B, S, Hkv·D]` to `[B, S, H·D]`, each beside its copies."""
     split = op("Reshape", x, op.ints(0, 0, a.num_kv_heads, 1, width))
     copies = op("Expand", split, op.ints(1, 1, 1, a.q_per_kv, 1))
     return op("Reshape", copies, op.ints(0, 0, a.num_heads * width))

@@ -13,7 +13,7 @@ SWAPPED = [0, 2, 1, 3]
 
 
 def heads_first(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """`[B, H, L, D]`, `[B, Hkv, S - P, D]` and `[B, Hkv, S - P, Dv]`."""
+    """Return `[B, H, L, D]`, `[B, Hkv, S - P, D]` and `[B, Hkv, S - P, Dv]`."""
     if not a.packed:
         return a.query, a.key, a.value
     query, key, value = (
@@ -24,7 +24,7 @@ def heads_first(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.V
 
 
 def side_by_side(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """`[B, L, H·D]`, `[B, S - P, Hkv·D]` and `[B, S - P, Hkv·Dv]`."""
+    """Return `[B, L, H·D]`, `[B, S - P, Hkv·D]` and `[B, S - P, Hkv·Dv]`."""
     if a.packed:
         return a.query, a.key, a.value
     query, key, value = (joined(op, *part) for part in _parts(a))
@@ -32,7 +32,14 @@ def side_by_side(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.
 
 
 def joined(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
-    """`[B, H, L, D]` as `[B, L, H·D]`."""
+    """Reshape `[B, H, L, D]` to `[B, L, H·D]`.
+
+    Args:
+        op: Makes the nodes.
+        x: `[B, H, L, D]`.
+        heads: H.
+        width: D.
+    """
     whole = before_split(x)
     if whole is not None:
         return whole
@@ -40,7 +47,7 @@ def joined(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
 
 
 def before_split(x: ir.Value) -> ir.Value | None:
-    """`[B, L, H·D]`, of which `[B, H, L, D]` was made, if it was."""
+    """Return the `[B, L, H·D]` that `[B, H, L, D]` was made of, if there is one."""
     swapped = _only(x.producer(), "Transpose")
     whole = None if swapped is None else _only(swapped.producer(), "Reshape")
     if whole is None or len(dims(x)) != 4:
@@ -53,7 +60,7 @@ def before_split(x: ir.Value) -> ir.Value | None:
 
 
 def joins_heads(a: AttentionNode) -> ir.Value | None:
-    """`[B, L, H·Dv]`, if that is what everybody makes of the attention."""
+    """Return `[B, L, H·Dv]`, if all readers of the attention join its heads."""
     value = a.output(0)
     for op_type in ("Transpose", "Reshape"):
         uses = () if value is None or value.is_graph_output() else tuple(value.uses())
@@ -69,12 +76,12 @@ def joins_heads(a: AttentionNode) -> ir.Value | None:
 
 
 def same_for_heads(a: AttentionNode) -> bool:
-    """Whether the mask hides the same keys from all heads, as far as its shape tells."""
+    """Return whether the mask's shape shows that all heads hide the same keys."""
     return a.mask is not None and dims(a.mask)[:-2][1:] in ((), (1,))
 
 
 def _only(node: ir.Node | None, op_type: str) -> ir.Value | None:
-    """What a node of this type is given; a Transpose swaps heads and length."""
+    """Return the input of a node of this type; a Transpose must swap heads and length."""
     if node is None or node.op_type != op_type or node.domain:
         return None
     perm = node.attributes.get_ints("perm", ()) if op_type == "Transpose" else SWAPPED
@@ -82,7 +89,7 @@ def _only(node: ir.Node | None, op_type: str) -> ir.Value | None:
 
 
 def _axes(value: ir.Value) -> tuple[Size, ...]:
-    """The axes of a value; of a product that nobody noted, those of its factors."""
+    """Return the axes of a value; for a product without a shape, those of its factors."""
     node = value.producer()
     if dims(value) or node is None or node.op_type != "MatMul":
         return dims(value)
@@ -91,7 +98,13 @@ def _axes(value: ir.Value) -> tuple[Size, ...]:
 
 
 def as_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
-    """`[B, H, L, Dv]` as the node gives it: the heads side by side if those of the query are."""
+    """Convert `[B, H, L, Dv]` to the layout of the node: joined heads if the query has them.
+
+    Args:
+        op: Makes the nodes.
+        a: The node.
+        attended: `[B, H, L, Dv]`.
+    """
     if not a.gives_joined:
         return attended
     if dims(a.query)[-2] == 1:  # the heads are beside each other as it is
@@ -101,18 +114,36 @@ def as_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
 
 
 def heads_apart(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
-    """`[B, L, H·Dv]` as `[B, H, L, Dv]`."""
+    """Reshape `[B, L, H·Dv]` to `[B, H, L, Dv]`.
+
+    Args:
+        op: Makes the nodes.
+        a: The node.
+        attended: `[B, L, H·Dv]`.
+    """
     split = op("Reshape", attended, op.ints(0, 0, a.num_heads, a.v_head_dim))
     return op("Transpose", split, perm=SWAPPED)
 
 
 def as_given(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
-    """`[B, L, H·Dv]` as the node gives it."""
+    """Convert `[B, L, H·Dv]` to the layout of the node's output.
+
+    Args:
+        op: Makes the nodes.
+        a: The node.
+        attended: `[B, L, H·Dv]`.
+    """
     return attended if a.gives_joined else heads_apart(op, a, attended)
 
 
 def replace_output(a: AttentionNode, index: int, value: ir.Value) -> None:
-    """Let `value` be an output of the node, if somebody reads it."""
+    """Replace an output of the node by `value`, if the output is read.
+
+    Args:
+        a: The node.
+        index: The index of the output.
+        value: The new value.
+    """
     old = a.joined if index == 0 and a.joined is not None else a.output(index)
     if old is None:
         return

@@ -23,15 +23,15 @@ FLOATS = [0.0, 0.0, 1.0, -0.5, -np.inf, float(np.finfo(np.float32).min)]
 
 
 def without_causal_part(model: ir.Model, maker: MaskMaker, trials: Trials) -> ir.Value | None:
-    """The mask without the part that is computed from sizes, if that part is causal.
+    """Return the mask without the part that is computed from sizes, if that part is causal.
 
-    Where data meets a value of sizes that is one number for all visible keys, this number is put in
-    its place. That is right if it leaves the mask as it is there, and the mask hides all others:
-    both are seen by running it on data of all kinds.
+    A value of sizes may be one number for all visible keys. If it meets data, this number takes its
+    place. That is right if the mask stays the same for visible keys, and hides all others: both are
+    verified by running it on data of all kinds.
 
     Args:
         model: Gets the nodes of the new mask.
-        maker: What the mask is made of.
+        maker: The nodes of the mask.
         trials: Where it is tried.
 
     Returns:
@@ -57,7 +57,7 @@ def without_causal_part(model: ir.Model, maker: MaskMaker, trials: Trials) -> ir
 
 
 def _parts(maker: MaskMaker, trials: Trials) -> dict[ir.Value, Array]:
-    """Values of sizes that data meets, and the one number that each is for visible keys."""
+    """Return the values of sizes that meet data, and the one number of each for visible keys."""
     met = {
         value: None
         for node in maker.nodes
@@ -81,7 +81,7 @@ def _parts(maker: MaskMaker, trials: Trials) -> dict[ir.Value, Array]:
 
 
 def _visible(array: Array, trial: Trial) -> set[Any]:
-    """What an array is for visible keys; None if it is not as long as the scores."""
+    """Return the numbers of an array for visible keys; None if it is not as long as the scores."""
     if array.shape[-2:] != (trial.queries, trial.keys):
         return {None}
     scores = over_scores(array, trial)
@@ -89,7 +89,7 @@ def _visible(array: Array, trial: Trial) -> set[Any]:
 
 
 def _is_split(before: Array, after: Array, trial: Trial) -> bool:
-    """Whether two masks agree on visible keys, and the first hides all others."""
+    """Return whether two masks agree on visible keys, and the first hides all others."""
     before, after = over_scores(before, trial), over_scores(after, trial)
     same = (before == after) | ((before != before) & (after != after))
     hidden = ~before if before.dtype == np.bool_ else before == -np.inf
@@ -114,7 +114,7 @@ def _built(
     trials: Trials,
     tried: Sequence[Tried],
 ) -> ir.Value:
-    """The nodes that make the mask once more, with numbers in the place of the parts."""
+    """Build the nodes of the mask once more, with numbers in place of the parts."""
     new: dict[ir.Value | None, ir.Value] = {x: op.array(array) for x, array in parts.items()}
     for node in maker.nodes:
         if not any(value in new for value in node.inputs) or node.outputs[0] in new:
@@ -136,7 +136,7 @@ def _built(
 def _passed_on(
     node: ir.Node, parts: Mapping[ir.Value, Array], tried: Sequence[Tried]
 ) -> ir.Value | None:
-    """An input that a node of such a number gives as it is: True and x, x + 0."""
+    """Return an input that a node passes on unchanged, such as x in True and x, or x + 0."""
     if not any(value in parts for value in node.inputs) or len(node.outputs) != 1:
         return None
     for value in node.inputs:

@@ -1,4 +1,4 @@
-"""The nodes that make a mask, and what they give where sizes, and made-up data, go in."""
+"""Nodes that compute a mask, and their evaluation on sizes and artificial data."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class MaskMaker:
 
     Args:
         mask: The mask.
-        lengths: A value that says how many keys each row holds, if there is one.
+        lengths: A value with the number of keys of each row, if there is one.
         trials: Where it can be tried.
 
     Attributes:
         nodes: In an order in which they can run.
-        data: What is neither computed from sizes nor constant, whatever it is.
+        data: All values that are neither computed from sizes nor constant.
         tainted: The values that are computed from it.
     """
 
@@ -61,7 +61,7 @@ class MaskMaker:
         self._find()
 
     def _find(self) -> None:
-        """Depth first: a node is listed behind those that it reads."""
+        """Collect the nodes depth first: each comes after those that it reads."""
         done: set[ir.Value | ir.Node] = set()
         stack: list[ir.Value | ir.Node] = [self.mask]
         while stack:
@@ -76,7 +76,7 @@ class MaskMaker:
                     stack += [node, *(value for value in node.inputs if value is not None)]
 
     def _maker_of(self, value: ir.Value) -> ir.Node | None:
-        """The node to go on with; None where a value is given."""
+        """Return the node to go on with; None if the value is an input of the evaluation."""
         node, constant = value.producer(), ir.convenience.get_const_tensor(value)
         if value is self._lengths or (node is not None and self._is_size(node)):
             self._sized.add(value)
@@ -100,7 +100,7 @@ class MaskMaker:
         return source is not None and bool(dims(source)) and all(known)
 
     def trials(self) -> Iterator[Trial]:
-        """Yield trials of small sizes first, then those that the numbers in the mask ask for.
+        """Yield trials of small sizes first, then those that the numbers in the mask require.
 
         Raises:
             ValueError: If those are too large, or too many, or if the mask has an operator by
@@ -119,7 +119,7 @@ class MaskMaker:
         yield from beyond
 
     def _known_values(self, trials: Sequence[Trial]) -> dict[ir.Value, Array]:
-        """Return the values that do not follow from the sizes: constants, and what they give."""
+        """Return the values that do not follow from the sizes: constants and their results."""
         known = dict(self._constants)
         if len(trials) > 1:
             nodes = [x for node in self.nodes for x in node.outputs]
@@ -149,14 +149,14 @@ class MaskMaker:
         return math.ceil(min(reach, NO_LENGTH))
 
     def sizes(self, trial: Trial) -> dict[ir.Value, Array]:
-        """What follows from the sizes of a trial."""
+        """Return the values that follow from the sizes of a trial."""
         return {
             value: trial.past if value is self._lengths else _size(value, self._trials, trial)
             for value in self._sized
         }
 
     def evaluator(self, outputs: Sequence[ir.Value], cut: Collection[ir.Value] = ()) -> Evaluator:
-        """Runs the nodes that `outputs` need; data, and the values in `cut`, are given instead."""
+        """Return a runner of the nodes that `outputs` need, with data and `cut` values as input."""
         wanted, nodes = set(outputs) - set(cut), list[ir.Node]()
         for node in reversed(self.nodes):
             if wanted.intersection(node.outputs):
@@ -170,7 +170,7 @@ class MaskMaker:
     def tried(
         self, evaluate: Evaluator, trial: Trial, given: Values | None = None
     ) -> Values | None:
-        """What is made in a trial; None where a table ends before, and the mask is none."""
+        """Return the values made in a trial; None if the trial goes beyond a table."""
         beyond = [n for x in self._constants.values() if x.size > SMALL for n in x.shape if n > 1]
         try:
             values = evaluate(self.sizes(trial), given or {})
@@ -201,7 +201,7 @@ def _lengths_in(array: Array) -> list[float]:
 
 
 def _divisor(node: ir.Node, known: Values) -> float:
-    """Return by how much a node divides: by a constant, or by the product with a fraction."""
+    """Return the divisor of a node: a constant, or the inverse of a factor."""
     if node.op_type not in ("Div", "Mul"):
         return 1.0
     operands = node.inputs[1:] if node.op_type == "Div" else node.inputs
@@ -218,8 +218,8 @@ class Evaluator:
 
     Args:
         nodes: Which, in order.
-        inputs: What they read that none of them makes.
-        outputs: What they are run for.
+        inputs: Values that they read and none of them makes.
+        outputs: The wanted values.
         constants: Inputs that are always the same.
     """
 
@@ -240,11 +240,11 @@ class Evaluator:
         self._model = ReferenceEvaluator(helper.make_model(graph, opset_imports=[opset]))
 
     def __call__(self, sizes: Values, given: Values) -> dict[ir.Value, Array]:
-        """What the outputs are.
+        """Return the outputs.
 
         Args:
-            sizes: What follows from the sizes of the trial.
-            given: The values of data, and of what was cut off.
+            sizes: The values that follow from the sizes of the trial.
+            given: The values of data, and of the cut values.
         """
         known = {**self._constants, **sizes, **given}
         feeds = {str(value.name): known[value] for value in self._inputs}
@@ -254,7 +254,7 @@ class Evaluator:
 
 
 def over_scores(mask: Array, trial: Trial) -> Array:
-    """A mask as `[B, H or 1, L, S]`.
+    """Broadcast a mask to `[B, H or 1, L, S]`.
 
     Raises:
         ValueError: If it does not fit.
@@ -271,7 +271,7 @@ def _can_run(node: ir.Node) -> bool:
 
 
 def _asked(node: ir.Node) -> tuple[Size, ...]:
-    """The axes that a Shape or Size reads."""
+    """Return the axes that a Shape or Size reads."""
     source = node.inputs[0]
     assert source is not None
     whole = dims(source)

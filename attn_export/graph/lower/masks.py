@@ -1,4 +1,4 @@
-"""Which keys a query may see, in operators of opset 18."""
+"""Visibility of keys, in operators of opset 18."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from attn_export.graph.lower.read import AttentionNode
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """Broadcasts to the scores, `[B, H, L, S]` or `[B, Hkv, r, L, S]`.
+    """Visibility that broadcasts to the scores, `[B, H, L, S]` or `[B, Hkv, r, L, S]`.
 
     Attributes:
         keys: Bool: which keys may be seen. None for all.
-        added: Float: what is added to the scores. None for nothing.
+        added: The float bias on the scores, or None.
         may_hide_all: Whether a row may see nothing.
     """
 
@@ -31,13 +31,13 @@ class Allowed:
 def allowed_keys(
     op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value, *, grouped: bool
 ) -> Allowed:
-    """Everything that hides keys, in one.
+    """Combine everything that hides keys.
 
     Args:
         op: Makes the nodes.
         a: The node.
-        L: How many queries, int64 `[1]`.
-        S: How many keys, those of the past included, int64 `[1]`.
+        L: The number of queries, int64 `[1]`.
+        S: The number of keys, with those of the past, int64 `[1]`.
         grouped: Whether the scores are `[B, Hkv, r, L, S]`.
     """
     grouped = grouped and a.q_per_kv > 1
@@ -65,9 +65,14 @@ def allowed_keys(
 
 
 def as_bias(op: Builder, a: AttentionNode, allowed: Allowed) -> ir.Value | None:
-    """What is added to the scores: -inf hides. None where all keys may be seen.
+    """Return the bias on the scores, in which -inf hides; None if all keys are visible.
 
     A Where over all scores would take longer.
+
+    Args:
+        op: Makes the nodes.
+        a: The node.
+        allowed: The combined masks.
     """
     if allowed.keys is None:
         return None
@@ -76,7 +81,7 @@ def as_bias(op: Builder, a: AttentionNode, allowed: Allowed) -> ir.Value | None:
 
 
 def _last_visible(op: Builder, a: AttentionNode, L: ir.Value, *, grouped: bool) -> ir.Value:
-    """The last key that each query may see: `[L, 1]`, or with one for every row of the batch."""
+    """Return the last visible key of each query: `[L, 1]`, or one for every row of the batch."""
     rows = op("Range", op.scalar_int(0), op("Squeeze", L), op.scalar_int(1))
     column = op("Unsqueeze", rows, op.ints(1))  # [L, 1]
     if a.past_key is not None:
@@ -88,14 +93,14 @@ def _last_visible(op: Builder, a: AttentionNode, L: ir.Value, *, grouped: bool) 
 
 
 def _over_scores(op: Builder, of_batch: ir.Value, *, grouped: bool) -> ir.Value:
-    """`[B]` as int64 `[B, 1, 1, 1]`, or `[B, 1, 1, 1, 1]` where the scores are grouped."""
+    """Reshape `[B]` to int64 `[B, 1, 1, 1]`, or `[B, 1, 1, 1, 1]` for grouped scores."""
     if of_batch.dtype != ir.DataType.INT64:
         of_batch = op("Cast", of_batch, to=ir.DataType.INT64)
     return op("Unsqueeze", of_batch, op.ints(*range(1, 5 if grouped else 4)))
 
 
 def before_expand(mask: ir.Value) -> ir.Value:
-    """What was expanded: Where broadcasts, and not every runtime has a dynamic Expand."""
+    """Return the input of an Expand: Where broadcasts, and some runtimes lack dynamic Expand."""
     producer = mask.producer()
     if producer is None or producer.op_type != "Expand" or producer.inputs[0] is None:
         return mask
@@ -107,7 +112,7 @@ def before_expand(mask: ir.Value) -> ir.Value:
 
 
 def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> ir.Value:
-    """The mask with its last axis as long as the keys: a shorter one hides the rest."""
+    """Pad the last axis of the mask to the length of the keys: a shorter mask hides the rest."""
     length = None if mask.shape is None else mask.shape[-1]
     if mask.shape is None:
         raise GraphError(f"{a.node.name}: the shape of {mask.name} is not known; declare it")
@@ -127,7 +132,7 @@ def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> 
 
 
 def may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
-    """Whether a mask may end before the keys do: only where its length has another name."""
+    """Return whether a mask may end before the keys do: only if its length has another name."""
     past, new = _axis(a.past_key, 2), _axis(a.key, -2)
     known = [_axis(a.output(1), 2), _axis(a.output(3), 3), new if a.past_key is None else None]
     if past is not None and new is not None and isinstance(length, ir.SymbolicDim):
@@ -142,7 +147,7 @@ def _axis(value: ir.Value | None, axis: int) -> Size | None:
 
 
 def _grouped(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
-    """A mask over heads in groups: `[.., H, L, S]` as `[.., Hkv, r, L, S]`."""
+    """Group the heads of a mask: `[.., H, L, S]` to `[.., Hkv, r, L, S]`."""
     shape = mask.shape
     assert shape is not None
     if len(shape) < 3:

@@ -67,7 +67,10 @@ def _convert(model: ir.Model, node: ir.Node) -> None:
 
 
 def _rms_normalization(model: ir.Model, node: ir.Node) -> None:
-    """X / sqrt(mean(x²) + ε) · weight (Zhang and Sennrich 2019), in the stash type."""
+    """Replace the node by x / sqrt(mean(x²) + ε) · weight (Zhang and Sennrich 2019).
+
+    The mean is computed in the stash type.
+    """
     x, weight = node.inputs[0], node.inputs[1]
     assert x is not None
     assert weight is not None
@@ -86,7 +89,7 @@ def _rms_normalization(model: ir.Model, node: ir.Node) -> None:
 
 
 def _tensor_scatter(model: ir.Model, node: ir.Node) -> None:
-    """`new` written into a copy of `past` along one axis, from a place of each row on."""
+    """Replace the node by a write of `new` into a copy of `past`, from a place of each row on."""
     past, new = node.inputs[0], node.inputs[1]
     if past is None or new is None or not dims(past):
         raise GraphError(f"{node.name}: the shape of its cache is not known; declare it")
@@ -107,7 +110,7 @@ def _tensor_scatter(model: ir.Model, node: ir.Node) -> None:
 
 
 def _coordinates(op: Builder, x: ir.Value, axis: int, last: int) -> ir.Value:
-    """0, 1, 2 … along an axis of `x`; the shape has the axes up to `last`, all others 1."""
+    """Return 0, 1, 2 … along an axis of `x`; the shape has the axes up to `last`, all others 1."""
     size = dims(x)[axis]
     if isinstance(size, int):
         shape = [size if i == axis else 1 for i in range(last + 1)]

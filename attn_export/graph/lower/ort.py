@@ -1,7 +1,7 @@
 """The form of each `Attention` node that is fastest in ONNX Runtime, for many queries or one.
 
 Where no form is better, the node stays: ONNX Runtime has the operator itself.
-docs/performance.md says what each form is chosen by.
+docs/performance.md explains the choice of each form.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
 
 
 def lower_for_prefill(model: ir.Model, node: ir.Node) -> None:
-    """Any number of queries.
+    """Lower a node for any number of queries.
 
     Raises:
         GraphError: If heads or widths of the node are not known.
@@ -54,7 +54,7 @@ def lower_for_prefill(model: ir.Model, node: ir.Node) -> None:
 
 
 def lower_for_decoding(model: ir.Model, node: ir.Node) -> None:
-    """One query.
+    """Lower a node for one query.
 
     Raises:
         GraphError: If heads or widths of the node are not known.
@@ -91,7 +91,7 @@ def _read(node: ir.Node) -> AttentionNode:
 
 
 def decodes(a: AttentionNode) -> bool:
-    """Whether a node has a cache to which it appends one key for every query."""
+    """Return whether a node has a cache to which it appends one key for every query."""
     cache = in_place_cache(a)
     new = a.key if cache is None else cache.new_key
     cached = cache is not None or a.past_key is not None
@@ -99,13 +99,13 @@ def decodes(a: AttentionNode) -> bool:
 
 
 def holds_values_transposed(a: AttentionNode, cache: InPlaceCache) -> bool:
-    """Whether V is held as `[B, Hkv, Dv, capacity]`, in both graphs: shared heads gain by it."""
+    """Return whether both graphs hold V as `[B, Hkv, Dv, capacity]`: shared heads gain by it."""
     whole = a.value.is_graph_output() and len(a.value.uses()) == 1
     return a.q_per_kv > 1 and _plain(a) and whole and is_bound(cache.past_value, a.value)
 
 
 def _plain(a: AttentionNode) -> bool:
-    """Whether nobody asks for the scores, nor for a softmax of another type."""
+    """Return whether the scores are unused, and the softmax is in the node's own type."""
     return a.output(3) is None and a.precision in (None, a.dtype)
 
 
@@ -116,7 +116,7 @@ def _may_be_flash_full(a: AttentionNode) -> bool:
 
 
 def _may_be_flash_causal(a: AttentionNode, new_key: ir.Value) -> bool:
-    """Whether the kernel says it: as many new keys as queries, of one width."""
+    """Return whether the kernel fits: as many new keys as queries, of one width."""
     if not (a.causal and _of_its_widths(a) and _plain(a) and a.dtype in (FLOAT, FLOAT16)):
         return False
     if a.mask is not None and (a.dtype != FLOAT or not _is_of_scores(a)):
@@ -125,19 +125,19 @@ def _may_be_flash_causal(a: AttentionNode, new_key: ir.Value) -> bool:
 
 
 def _is_of_scores(a: AttentionNode) -> bool:
-    """Whether the mask is as long as the keys, as far as its shape tells."""
+    """Return whether the mask's shape shows that it is as long as the keys."""
     assert a.mask is not None
     keys = dims(a.mask)[-1] if len(dims(a.mask)) in (2, 4) else 1
     return keys != 1 and not may_be_shorter(a, keys)
 
 
 def _of_its_widths(a: AttentionNode) -> bool:
-    """Whether contrib GroupQueryAttention takes heads of these widths."""
+    """Return whether contrib GroupQueryAttention takes heads of these widths."""
     return a.head_dim == a.v_head_dim and a.head_dim % 8 == 0
 
 
 def _fits_in_place(a: AttentionNode, cache: InPlaceCache) -> bool:
-    """Whether contrib GroupQueryAttention may write the cache itself."""
+    """Return whether contrib GroupQueryAttention may write the cache itself."""
     bound = is_bound(cache.past_key, a.key) and is_bound(cache.past_value, a.value)
     alone = len(a.key.uses()) == 1 and len(a.value.uses()) == 1
     return (
@@ -147,7 +147,7 @@ def _fits_in_place(a: AttentionNode, cache: InPlaceCache) -> bool:
 
 
 def _into_cache(op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Value) -> ir.Value:
-    """Queries on a cache whose V is `[B, Hkv, Dv, capacity]`."""
+    """Compute the attention over a cache whose V is `[B, Hkv, Dv, capacity]`."""
 
     def whole(inner: Builder) -> list[ir.Value]:
         attended, _ = decomposed(inner, a, a.query, a.key, value, transposed=True)
@@ -159,7 +159,7 @@ def _into_cache(op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Va
 
 
 def _first_or(op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Branch) -> ir.Value:
-    """Queries on an empty cache see only each other; `otherwise` serves those of a later chunk."""
+    """Compute attention among new keys for an empty cache; use `otherwise` for a later chunk."""
 
     def of_the_first(inner: Builder) -> Sequence[ir.Value]:
         new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value, valid_keys=None)
@@ -174,7 +174,7 @@ def _first_or(op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Bra
 
 
 def _beginning(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
-    """The mask of the first L keys."""
+    """Return the mask of the first L keys."""
     mask = before_expand(mask)
     kept = op("Slice", mask, op.ints(0), op.size(a.query, 2), op.ints(-1))
     kept.type, kept.shape = mask.type, ir.Shape([*dims(mask)[:-1], dims(a.query)[2]])
@@ -182,7 +182,7 @@ def _beginning(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
 
 
 def _appended(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
-    """The kernel takes several queries after a past in batches of one row only."""
+    """Append to a past: the kernel takes several queries only in batches of one row."""
     assert a.past_key is not None
     none = op("Equal", op.size(a.past_key, 2), op.ints(0))
     single = op("Equal", op.size(a.query, 0), op.ints(1))
@@ -192,9 +192,9 @@ def _appended(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
 
 
 def _runs_as_it_is(a: AttentionNode) -> bool:
-    """Whether ONNX Runtime means the same by the node as the text of the operator.
+    """Return whether ONNX Runtime implements the node as the operator's text defines it.
 
-    It takes masks of all queries and keys, in 2 or 4 axes. A single query it lets see all new keys.
+    It takes masks of all queries and keys, in 2 or 4 axes. It lets a single query see all new keys.
     """
     if a.causal and a.past_key is not None and not decodes(a):
         return False
@@ -204,7 +204,7 @@ def _runs_as_it_is(a: AttentionNode) -> bool:
 
 
 def _otherwise(op: Builder, a: AttentionNode, count: int) -> Sequence[ir.Value]:
-    """What no kernel does: the node as it is, or taken apart."""
+    """Return the outputs without a kernel: of the node as it is, or decomposed."""
     if not _runs_as_it_is(a):
         return attend(op, a)[:count]
     attributes = {name: held.value for name, held in a.node.attributes.items()}

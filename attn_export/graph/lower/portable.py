@@ -23,7 +23,7 @@ from attn_export.graph.lower.read import (
 
 
 def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
-    """Put portable operators in the place of one `Attention` node.
+    """Replace one `Attention` node by portable operators.
 
     Raises:
         GraphError: If heads or widths of the node are not known.
@@ -35,7 +35,7 @@ def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
 
 
 def attend(op: Builder, a: AttentionNode) -> list[ir.Value]:
-    """The outputs of a node: attention, present key and value, and scores if they are wanted."""
+    """Return the outputs of a node: attention, present key and value, and scores if in use."""
     query, key, value = heads_first(op, a)
     present_key, present_value = key, value
     if a.past_key is not None and a.past_value is not None:
@@ -56,7 +56,7 @@ def decomposed(
     *,
     transposed: bool = False,
 ) -> tuple[ir.Value, ir.Value]:
-    """The attention `[B, H, L, Dv]`, and the scores that the node's fourth output is.
+    """Return the attention `[B, H, L, Dv]`, and the scores of the node's fourth output.
 
     Args:
         op: Makes the nodes.
@@ -77,7 +77,13 @@ def decomposed(
 
 
 def capped(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
-    """The scores, or softcap · tanh(scores / softcap) where the node has one."""
+    """Return the scores, or softcap · tanh(scores / softcap) if the node has a softcap.
+
+    Args:
+        op: Makes the nodes.
+        a: The node.
+        scores: The scores before the mask.
+    """
     if not a.softcap:
         return scores
     cap = op.number(a.softcap, a.dtype)
@@ -129,7 +135,7 @@ def _attended(
 
 
 def _ungrouped(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
-    """`[B, H, L, S]`: the heads are joined at the end, where Reshape can keep L and S."""
+    """Join the groups of scores to `[B, H, L, S]`; with heads last, Reshape can keep L and S."""
     if a.q_per_kv == 1:
         return scores
     last = op("Transpose", scores, perm=[0, 3, 4, 1, 2])  # [B, L, S, Hkv, r]
@@ -138,5 +144,5 @@ def _ungrouped(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
 
 
 def _own(op: Builder, a: AttentionNode, present: ir.Value, new: ir.Value) -> ir.Value:
-    """A value that may be an output: not what somebody else gives."""
+    """Return a value that may be a graph output: a copy if another node owns it."""
     return op("Identity", present) if present is new and not a.packed else present

@@ -1,4 +1,4 @@
-"""An `Attention` node as plain values: what every dialect starts from.
+"""An `Attention` node as plain values: the start of every dialect.
 
 https://onnx.ai/onnx/operators/onnx__Attention.html, opsets 23 and 24.
 """
@@ -29,8 +29,8 @@ class AttentionNode:
         v_head_dim: Dv.
         softcap: 0 for none.
         precision: The type that softmax computes in, or None.
-        mode: What `scores` is.
-        joined: What takes the place of the 4-D output, with the heads side by side.
+        mode: The meaning of `scores`.
+        joined: The replacement of the 4-D output, with the heads joined.
     """
 
     node: ir.Node
@@ -56,7 +56,7 @@ class AttentionNode:
 
     @property
     def gives_joined(self) -> bool:
-        """Whether the attention is wanted as `[B, L, H·Dv]`."""
+        """Return whether the attention must be `[B, L, H·Dv]`."""
         return self.packed or self.joined is not None
 
     @property
@@ -65,7 +65,7 @@ class AttentionNode:
         return self.num_heads // self.num_kv_heads
 
     def output(self, index: int) -> ir.Value | None:
-        """An output that somebody reads: attention, present key and value, scores."""
+        """Return an output that is read: attention, present key and value, or scores."""
         if index >= len(self.node.outputs):
             return None
         value = self.node.outputs[index]

@@ -14,7 +14,7 @@ from attn_export.graph.mend import dims, given
 
 
 def lower_rotary(model: ir.Model, node: ir.Node) -> None:
-    """Put portable operators in the place of one node.
+    """Replace one node by portable operators.
 
     Raises:
         GraphError: If the shape of its input is not known.
@@ -48,7 +48,7 @@ def _turned(
     cos: ir.Value,
     sin: ir.Value,
 ) -> ir.Value:
-    """The first r of D turned, and what stays."""
+    """Return the first r of D rotated, with the rest unchanged."""
     rotated = node.attributes.get_int("rotary_embedding_dim", 0) or width
     interleaved = bool(node.attributes.get_int("interleaved", 0))
     if not isinstance(rotated, int) or not isinstance(width, int):

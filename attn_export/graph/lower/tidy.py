@@ -1,4 +1,4 @@
-"""What is left to do after nodes were replaced: sizes are asked for once, and only where needed."""
+"""Cleanup after nodes were replaced: each size is computed once, and only where it is needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHARED = frozenset(
 
 
 def tidy(model: ir.Model) -> None:
-    """All of this file."""
+    """Run all passes of this file."""
     reshape_at_once(model)
     sizes_of_inputs(model)
     share_sizes(model.graph)
@@ -31,7 +31,7 @@ def tidy(model: ir.Model) -> None:
 
 
 def reshape_at_once(model: ir.Model) -> None:
-    """Let a Transpose that moves only axes of 1 be part of the Reshape before it."""
+    """Merge a Transpose that moves only axes of 1 into the Reshape before it."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type != "Transpose" or not _moves_nothing(node):
             continue
@@ -58,7 +58,7 @@ def _moves_nothing(node: ir.Node) -> bool:
 
 
 def _target(source: ir.Value, made: ir.Value) -> list[int] | None:
-    """The constant target of a Reshape: 0 for an axis that stays, -1 for one that is not known."""
+    """Return the constant target of a Reshape: 0 for a kept axis, -1 for an unknown one."""
     target = []
     for axis, size in enumerate(dims(made)):
         stays = axis < len(dims(source)) and known_equal(size, dims(source)[axis])
@@ -67,7 +67,7 @@ def _target(source: ir.Value, made: ir.Value) -> list[int] | None:
 
 
 def sizes_of_inputs(model: ir.Model) -> None:
-    """Ask inputs for sizes that they have too, so that all nodes ask the same, or nobody."""
+    """Take sizes from inputs that have them, so that all nodes share them."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         source = node.inputs[0] if node.op_type in ("Shape", "Squeeze") else None
         if source is None:
@@ -89,18 +89,18 @@ def sizes_of_inputs(model: ir.Model) -> None:
 
 
 def _be(model: ir.Model, node: ir.Node, array: np.ndarray) -> None:
-    """Let the readers of a node read a constant."""
+    """Replace the output of a node by a constant for its readers."""
     if node.outputs[0].is_graph_output() or len(node.inputs) > 1 or array.size > 1:
         return
     node.outputs[0].replace_all_uses_with(constant(model, array))
 
 
 def share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) -> None:
-    """Let nodes that compute the same from sizes be one, also those within branches.
+    """Merge nodes that compute the same from sizes, also within branches.
 
     Args:
         graph: A graph.
-        known: What was computed around it.
+        known: The values computed around it.
     """
     known = dict(known or {})
     for node in graph:
@@ -119,7 +119,7 @@ def share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) ->
 
 
 def sink_into_branches(model: ir.Model) -> None:
-    """Move what only one branch of an `If` reads into that branch: the other does without it."""
+    """Move what only one branch of an `If` reads into that branch: the other does not need it."""
     graph = model.graph
     # The body of a Loop would do it again and again.
     branches = {x for node in graph if node.op_type == "If" for x in _branches(node)}

@@ -1,4 +1,4 @@
-"""Sizes at which a mask is tried, and which keys are to be seen there."""
+"""Sizes at which a mask is tried, and the visible keys there."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Trial:
         sizes: Of every axis that an input has, by name.
         queries: L.
         keys: S.
-        past: How many keys each row holds before, `[B]`.
-        causal: Which keys stand no later than the query, `[B, 1, L, S]`.
+        past: The number of past keys of each row, `[B]`.
+        causal: The keys that are no later than the query, `[B, 1, L, S]`.
         shown: Which keys the node shows without its mask, `[B, 1, L, S]`.
     """
 
@@ -42,7 +42,7 @@ class Trial:
 
 
 class Trials:
-    """Makes the trials of one node.
+    """Maker of the trials of one node.
 
     Args:
         model: Whose node it is.
@@ -61,20 +61,20 @@ class Trials:
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """What the lengths of queries, keys and past are called."""
+        """The names of the lengths of queries, keys and past."""
         a = self._a
         parts = (a.query, a.key, *([] if a.past_key is None else [a.past_key]))
         return tuple(str(dims(part)[-2]) for part in parts)
 
     @property
     def appends(self) -> bool:
-        """Whether every query has a new key of its own, so that the node means P + i."""
+        """Return whether every query has a new key of its own, so that the node means P + i."""
         new = self._a.key if self.cache is None else self.cache.new_key
         own = bool(dims(new)) and known_equal(dims(new)[-2], dims(self._a.query)[-2])
         return own and (self.cache is not None or self._a.valid_keys is None)
 
     def first(self) -> list[Trial]:
-        """Trials of small sizes."""
+        """Return trials of small sizes."""
         return self._of(FIRST)
 
     def beyond(
@@ -106,7 +106,7 @@ class Trials:
         return self._of(sizes)
 
     def size(self, size: Size, sizes: Mapping[str, int]) -> int | None:
-        """A size in a trial; None if that is not known."""
+        """Return a size in a trial; None if it is not known."""
         if isinstance(size, int):
             return size
         if size.value is None:
@@ -123,7 +123,7 @@ class Trials:
         return int(found) if isinstance(found, int) else None
 
     def known(self, size: Size, sizes: Mapping[str, int]) -> int:
-        """A size in a trial.
+        """Return a size in a trial.
 
         Raises:
             ValueError: If that is not known.
@@ -134,14 +134,14 @@ class Trials:
         return found
 
     def is_known(self, size: Size) -> bool:
-        """Whether a size can be told in a trial."""
+        """Return whether a size is known in a trial."""
         try:
             return self.size(size, self._bind(1, 1, 0)) is not None
         except ValueError:
             return False
 
     def axis(self, found: Sequence[tuple[Trial, int]]) -> Size:
-        """What an axis is called that has these sizes in these trials."""
+        """Return the name of the axis that has these sizes in these trials."""
         sizes = {size for _, size in found}
         if len(sizes) == 1:
             return sizes.pop()
@@ -164,7 +164,7 @@ class Trials:
         return list(found.values())
 
     def _bind(self, B: int, L: int, P: int) -> dict[str, int]:
-        """A size for every name that inputs have: those of no meaning here get odd ones."""
+        """Return a size for every name in the inputs; those without meaning here are arbitrary."""
         a = self._a
         known = {_symbol(dims(a.query)[0]): B, _symbol(dims(a.query)[-2]): L}
         if a.past_key is not None:
@@ -206,7 +206,7 @@ class Trials:
 
 
 def _totals(model: ir.Model) -> Iterator[tuple[str, tuple[Size, Size]]]:
-    """Names of the length of past and new keys together, and of both."""
+    """Yield names of the length of past and new keys together, and both lengths."""
     for node in nodes_of(model, "Attention"):
         past, new = node.inputs[4] if len(node.inputs) > 4 else None, node.inputs[1]
         present = node.outputs[1] if len(node.outputs) > 1 else None
@@ -219,6 +219,6 @@ def _totals(model: ir.Model) -> Iterator[tuple[str, tuple[Size, Size]]]:
 
 
 def _symbol(size: Size) -> str:
-    """The name of an axis that has one."""
+    """Return the name of an axis, or ""."""
     name = "" if isinstance(size, int) else str(size.value or "")
     return name if SYMBOL.fullmatch(name) else ""

@@ -1,5 +1,5 @@
-"""Installs the runtimes that pip alone does not bring."""
+"""Installation of the runtimes that pip alone does not bring."""
 
 
 class InstallError(Exception):
-    """Something cannot be installed; the message is one line that says what to do."""
+    """Something cannot be installed; the message is one line with the remedy."""

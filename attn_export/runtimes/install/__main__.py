@@ -1,6 +1,6 @@
 """`python -m attn_export.runtimes.install [NAME …]`: runtimes that pip alone does not bring.
 
-Debian 12 is what it is tried on. Without names: those that the tests need.
+Debian 12 is what it is tried on. Without names: the runtimes that the tests need.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT)
 
 
 def main() -> int:
-    """Install what is named; the exit code."""
+    """Install the named runtimes and return the exit code."""
     end_when_told()
     named = tuple(sys.argv[1:])
     names = EVERY if named == (ALL,) else named or REQUIRED
@@ -49,7 +49,7 @@ def install(names: Collection[str]) -> None:
     """Install runtimes; quick where they are there.
 
     Raises:
-        InstallError: If one cannot be installed; the message says what to do.
+        InstallError: If one cannot be installed; the message gives the remedy.
     """
     wheels = [
         wheel for name in names if runtime(name).unavailable() for wheel in WHEELS.get(name, ())
@@ -74,7 +74,7 @@ def _pip(wheels: list[str]) -> None:
 
 
 def say(text: str) -> None:
-    """A line on stderr."""
+    """Write a line to stderr."""
     sys.stderr.write(f"attn-export: {text}\n")
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""Installs what runs graphs in JavaScript: npm packages, programs of ours, Chromium.
+"""Installation of the JavaScript runtimes: npm packages, programs of ours, Chromium.
 
 A folder for each is made like the kit of the same name, whose modules the programs use: what is
 shipped is what was tested.
@@ -39,10 +39,10 @@ def install(folder: Path, names: Collection[str], say: Callable[[str], None]) ->
     Args:
         folder: Where programs are installed.
         names: Of node, wasm and webgpu.
-        say: Told what takes long.
+        say: Receives a message before each long step.
 
     Raises:
-        InstallError: If something is missing that has to be installed by hand.
+        InstallError: If something is missing that must be installed by hand.
     """
     _check_node()
     if NODE in names:
@@ -54,24 +54,24 @@ def install(folder: Path, names: Collection[str], say: Callable[[str], None]) ->
 
 
 def chromium() -> str | None:
-    """The browser's program: what `CHROME_PATH` names, or one on the path; None without one."""
+    """Return the browser's program: from `CHROME_PATH`, or from the path; None without one."""
     named = os.environ.get("CHROME_PATH")
     found = (shutil.which(name) for name in ([named] if named else BROWSERS))
     return next(filter(None, found), None)
 
 
 def node_sources() -> Iterable[Path]:
-    """The files that the program of `node` is made from."""
+    """Return the source files of the program of `node`."""
     return _node_files().values()
 
 
 def web_sources() -> Iterable[Path]:
-    """The files that the program of `wasm` and `webgpu` is made from."""
+    """Return the source files of the program of `wasm` and `webgpu`."""
     return _web_files().values()
 
 
 def package_version(folder: Path, package: str) -> str | None:
-    """The version of an npm package that is installed in a folder, or None."""
+    """Return the version of an npm package that is installed in a folder, or None."""
     path = folder / "node_modules" / package / "package.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["version"]
@@ -94,7 +94,7 @@ def _web_files() -> Files:
 
 
 def _shared(place: str) -> Files:
-    """The modules that both kits have, and the frames that programs speak in."""
+    """Return the modules that both kits share, and the frames of the programs' protocol."""
     modules = [*sorted((KITS / "js").glob("*.mjs")), HARNESS / "frames.mjs"]
     return {f"{place}/{path.name}": path for path in modules}
 
@@ -104,7 +104,7 @@ def _harness(*names: str) -> Files:
 
 
 def _install(folder: Path, files: Files, say: Callable[[str], None]) -> None:
-    """Make a folder anew beside the old one, and put it in its place."""
+    """Make a new folder beside the old one, and replace the old one."""
     stamp = folder / STAMP
     wanted = digest(files.values())
     if stamp.is_file() and stamp.read_text() == wanted:
@@ -120,7 +120,7 @@ def _install(folder: Path, files: Files, say: Callable[[str], None]) -> None:
 
 
 def _bring_packages(new: Path, old: Path, say: Callable[[str], None]) -> None:
-    """The packages of the lock file: those that are there, or from the registry."""
+    """Copy the packages of the lock file from the old folder, or install them."""
     lock = "package-lock.json"
     held, packages = old / lock, old / "node_modules"
     if packages.is_dir() and held.is_file() and held.read_bytes() == (new / lock).read_bytes():
@@ -163,7 +163,7 @@ def _install_chromium(say: Callable[[str], None]) -> None:
 
 
 def _first_error(said: str) -> str:
-    """The first line that says what went wrong: npm and apt end with where the log lies."""
+    """Return the first line that states an error: npm and apt end with the path of a log."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("npm error", "npm ERR!", "E:"))]
     return (errors or lines or ["no message"])[0]

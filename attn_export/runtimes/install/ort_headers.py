@@ -49,7 +49,7 @@ def bring_headers(folder: Path, say: Callable[[str], None]) -> None:
 
 
 def _archives_of_this_machine() -> Iterator[str]:
-    """Those that apt is told of: a mirror may be all that can be reached."""
+    """Yield the archives in apt's configuration: a mirror may be the only one within reach."""
     apt = Path("/etc/apt")
     for path in (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))):
         if path.is_file():
@@ -57,7 +57,7 @@ def _archives_of_this_machine() -> Iterator[str]:
 
 
 def _package(archive: str) -> bytes:
-    """The package, whose digest the archive's index has."""
+    """Return the package; its digest must match the archive's index."""
     index = _fetch(f"{archive}/dists/{RELEASE}/main/binary-amd64/Packages.xz")
     entries = "\n" + lzma.decompress(index).decode()
     at = entries.find(f"\nPackage: {PACKAGE}\n")
@@ -78,7 +78,7 @@ def _fetch(url: str) -> bytes:
 
 
 def _headers(package: bytes) -> dict[str, bytes]:
-    """The header files of a Debian package, by their names without folders."""
+    """Return the header files of a Debian package, by their names without folders."""
     for name, content in _members(package):
         if name.startswith("data.tar"):
             with tarfile.open(fileobj=io.BytesIO(content)) as archive:
@@ -92,7 +92,7 @@ def _headers(package: bytes) -> dict[str, bytes]:
 
 
 def _members(package: bytes) -> Iterator[tuple[str, bytes]]:
-    """The files of an `ar` archive: a header of fixed width each, content padded to even."""
+    """Yield the files of an `ar` archive: a header of fixed width each, content padded to even."""
     if not package.startswith(_MAGIC):
         raise ValueError("it is no Debian package")
     at = len(_MAGIC)
@@ -105,7 +105,7 @@ def _members(package: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _write(headers: dict[str, bytes], folder: Path) -> None:
-    """All or nothing."""
+    """Write all headers or none."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(folder) as new:
         for name, content in headers.items():

@@ -1,4 +1,4 @@
-"""Builds the programs behind `c` and `cpp`, over the code of the kits.
+"""Build of the programs behind `c` and `cpp`, over the code of the kits.
 
 ONNX Runtime's library is the one in its wheel, which has no headers; those come from Debian's
 package. The C API is stable: a library runs what was built with headers older than itself.
@@ -39,10 +39,10 @@ def install(folder: Path, say: Say) -> None:
 
     Args:
         folder: Where programs are installed.
-        say: Told what takes long.
+        say: Receives a message before each long step.
 
     Raises:
-        InstallError: If something is missing; the message says what to do.
+        InstallError: If something is missing; the message gives the remedy.
     """
     ort = folder / ORT
     _link_library(ort / "lib")
@@ -60,12 +60,12 @@ def install(folder: Path, say: Say) -> None:
 
 
 def program_of(name: str, folder: Path) -> Path:
-    """Where the program of a runtime lies."""
+    """Return the path of the program of a runtime."""
     return folder / name / "serve"
 
 
 def not_ready(name: str, folder: Path) -> str:
-    """Why the program of a runtime cannot be run, or ""."""
+    """Return the reason that the program of a runtime cannot be run, or ""."""
     reason = missing(name, program_of(name, folder), sources_of(name))
     library = folder / ORT / "lib" / LINKS[-1]
     if not reason and not library.is_file():
@@ -74,7 +74,7 @@ def not_ready(name: str, folder: Path) -> str:
 
 
 def sources_of(name: str) -> list[Path]:
-    """The files that the program of a runtime is made from."""
+    """Return the source files of the program of a runtime."""
     modules = ("cache", "model", "tensor", *(("error",) if name == "c" else ()))
     files = (f"src/{module}.{suffix}" for module in modules for suffix in (name, "h"))
     kit = [KITS / name / file for file in ("CMakeLists.txt", *files)]
@@ -82,7 +82,7 @@ def sources_of(name: str) -> list[Path]:
 
 
 def _link_library(folder: Path) -> None:
-    """Let the library of the wheel be found under its usual names."""
+    """Link the library of the wheel under its usual names."""
     library = _library()
     folder.mkdir(parents=True, exist_ok=True)
     for name in LINKS:

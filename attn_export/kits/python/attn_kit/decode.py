@@ -1,4 +1,4 @@
-"""Generates with random inputs: a prompt, then token after token with the KV cache."""
+"""Generation with random inputs: a prompt, then token after token with the KV cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BATCH, PROMPT = 1, 16
 
 
 def main() -> int:
-    """Decode, and say how long a token took."""
+    """Decode, and print the time per token."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=64, help="how many to generate")
     options = parser.parse_args()
@@ -54,19 +54,34 @@ def decode(model: Model, count: int) -> None:
 
 
 def is_cache(name: str) -> bool:
-    """Whether an input holds keys or values."""
+    """Return whether an input holds keys or values."""
     return name.startswith("past_") and name != "past_length"
 
 
 def shape(name: str, held: int, new: int, room: int) -> list[int]:
-    """The shape of an input with so many keys held, and so many new."""
+    """Return the shape of an input with `held` keys held, and `new` new ones.
+
+    Args:
+        name: The input.
+        held: The number of keys in the cache.
+        new: The number of new tokens.
+        room: The capacity of the cache.
+    """
     sizes = {"batch": BATCH, "query_len": new, "past_len": held, "capacity": room}
     sizes |= {"total_len": held + new, "key_len": held + new}
     return [sizes[axis] if isinstance(axis, str) else axis for axis in AXES[name]]
 
 
 def draw(name: str, random: np.random.Generator, held: int, new: int, room: int) -> np.ndarray:
-    """Random numbers; a mask hides nothing; positions are where the tokens are."""
+    """Draw random numbers; a mask hides nothing; positions are those of the tokens.
+
+    Args:
+        name: The input.
+        random: The random generator.
+        held: The number of keys in the cache.
+        new: The number of new tokens.
+        room: The capacity of the cache.
+    """
     size, dtype = shape(name, held, new, room), np.dtype(INPUTS[name])
     if name == "past_length":
         return np.full(size, held, dtype)

@@ -16,7 +16,7 @@ def check_regular(path: Path) -> int:
 
     Raises:
         OSError: If there is none.
-        ValueError: If it is a pipe or a device: what those give may have no end.
+        ValueError: If it is a pipe or a device: their data may have no end.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -37,18 +37,18 @@ def read(path: Path) -> bytes:
 
 
 def shown(path: Path) -> str:
-    """Return the end of a path, which says the most about it."""
+    """Return the end of a path, its most informative part."""
     return str(path)[-80:]
 
 
 def printable(text: str) -> str:
-    """Return one line: names come from files, and may hold what moves a cursor."""
+    """Return one line: names come from files, and may hold control characters."""
     words = " ".join(text.split())
     return "".join(c if c.isprintable() else "?" for c in words)[:LINE]
 
 
 def one_line(error: Exception) -> str:
-    """Return what an error says as one line."""
+    """Return the message of an error as one line."""
     if isinstance(error, OSError) and error.filename is not None:
         return printable(f"{str(error.filename)[-80:]}: {error.strerror}")
     return printable(str(error))

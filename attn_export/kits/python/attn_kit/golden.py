@@ -1,4 +1,4 @@
-"""Golden vectors: the inputs of every case, and what the float64 reference gave.
+"""Golden vectors: the inputs of every case, and the outputs of the float64 reference.
 
 Tensors are ONNX TensorProto messages, https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
 """
@@ -39,10 +39,10 @@ class Case:
 
 
 def cases(bundle: Path) -> Iterator[Case]:
-    """Every case of a bundle.
+    """Yield every case of a bundle.
 
     Raises:
-        OSError, ValueError: If a file is missing or is not what it should be.
+        OSError, ValueError: If a file is missing or invalid.
     """
     folder = bundle / "golden"
     index = json.loads(read(folder / "index.json"))

@@ -1,7 +1,7 @@
-"""How far an output may be from the truth: attn-export's rule.
+"""Distance of an output from the truth: attn-export's rule.
 
 With everything widened to float64, the distance relative to the truth is taken over the whole
-output and over each row of the last axis. Rows that are 0 have to be exactly 0.
+output and over each row of the last axis. Rows that are 0 must be exactly 0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_WHOLE, MOST_ROW = 1 / 8, 1 / 2
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an output is: the error as a share of what is allowed, and what is wrong."""
+    """Result of an output: the error as a share of the allowed error, and the reason of failure."""
 
     status: str
     share: float = 0.0
@@ -39,9 +39,9 @@ def judge(
     """Compare an output with its truth.
 
     Args:
-        got: What the engine gave.
-        truth: What it should be.
-        allowed: Relative errors: ``whole`` and ``row``; None where it has to be equal.
+        got: The output of the engine.
+        truth: The right output.
+        allowed: Relative errors: ``whole`` and ``row``; None where it must be equal.
         unusable: Why the output is no evidence, if it is none.
         ignored_rows: Rows of the batch that are not compared.
     """

@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def bundle_folder() -> Path:
-    """Beside this file once installed, otherwise beside the package."""
+    """Return the bundle beside this file once installed, otherwise beside the package."""
     installed = HERE / "bundle"
     return installed if installed.is_dir() else HERE.parent / "bundle"
 
@@ -57,7 +57,7 @@ class Model:
         Args:
             inputs: By name.
             in_place: Whether `present_*` may be written into the arrays of `past_*`, which saves
-                a copy of the cache at every step. They have to be contiguous then.
+                a copy of the cache at every step. They must be contiguous then.
         """
         if not (in_place and BOUND):
             outputs = self._session.run(self.outputs, dict(inputs))

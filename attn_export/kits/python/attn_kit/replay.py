@@ -58,7 +58,7 @@ def _is_cache(name: str) -> bool:
 
 
 def _cut(name: str, array: np.ndarray, token: int) -> np.ndarray:
-    """The part of an input that belongs to one token."""
+    """Return the part of an input that belongs to one token."""
     if name == LENGTHS:
         return np.full_like(array, token)
     for at, axis in enumerate(AXES[name]):
@@ -70,7 +70,7 @@ def _cut(name: str, array: np.ndarray, token: int) -> np.ndarray:
 
 
 def _as_wide(name: str, array: np.ndarray, tokens: int) -> np.ndarray:
-    """An output with a column for every key: those that are yet to come count as 0."""
+    """Extend an output to a column for every key; columns of later keys are 0."""
     for at, axis in enumerate(AXES[name]):
         if axis == KEYS:
             missing = [(0, 0)] * array.ndim

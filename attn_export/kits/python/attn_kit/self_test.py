@@ -1,4 +1,4 @@
-"""Replays the golden vectors.
+"""Replay of the golden vectors.
 
 Exit code 0: all as they should be; 1: not, or a case is no evidence; 2: it cannot run.
 """
@@ -38,7 +38,7 @@ def main() -> int:
 def check(
     name: str, case: Case, run: Callable[[Case], Mapping[str, np.ndarray]], *, whole: bool = True
 ) -> bool:
-    """Run a case and say how it went."""
+    """Run a case and print the result."""
     try:
         outputs = run(case)
     except Exception as error:  # whatever the engine raises
@@ -48,7 +48,7 @@ def check(
 
 
 def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: bool = True) -> bool:
-    """Say how a case went."""
+    """Print the result of a case, and return whether it passed."""
     said: dict[str, list[str]] = {FAILED: [], UNUSABLE: [], PASSED: []}
     share = 0.0
     for output in set(outputs) - set(case.expected):

@@ -1,0 +1,110 @@
+"""Style of docstrings: no question words, functions in the imperative, classes as noun phrases."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+QUESTION = re.compile(r"(What|Which|Whether|Why|How)\b")
+NO_VERB = {
+    *("A", "All", "An", "Another", "As", "At", "Both", "By", "Each", "Every", "For", "From", "In"),
+    *("It", "Its", "No", "Not", "Of", "One", "Only", "Other", "Over", "Some", "The", "Two", "Who"),
+    *("So", "That", "Their", "Those", "These", "With", "Where", "When", "Whoever"),
+}
+VERB = re.compile(r"[A-Z][a-z]+")
+THIRD_PERSON = re.compile(
+    r"(Adds|Asks|Brings|Chooses|Computes|Generates|Gives|Installs|Keeps|Makes|Mends|Puts|Remembers"
+    r"|Rewrites|Rotates|Says|Speaks|Tells|Writes)\b"
+)
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def sources(folder: str) -> Iterator[Path]:
+    """Yield the Python files of a folder, programs without a suffix included."""
+    for path in sorted((ROOT / folder).rglob("*")):
+        if path.suffix == ".py" or (path.suffix == "" and path.is_file() and is_program(path)):
+            yield path
+
+
+def is_program(path: Path) -> bool:
+    """Return whether a file without a suffix is a Python program."""
+    return path.read_bytes().split(b"\n", 1)[0].endswith(b"python3")
+
+
+def docstrings(*folders: str) -> Iterator[tuple[str, Documented, str]]:
+    """Yield the place, the node and the first line of every docstring."""
+    for path in (path for folder in folders for path in sources(folder)):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            text = ast.get_docstring(node) if isinstance(node, Documented) else None
+            if text is not None:
+                line = getattr(node, "lineno", 1)
+                yield f"{path.relative_to(ROOT)}:{line}", node, text.split("\n", 1)[0]
+
+
+def is_property(node: Documented) -> bool:
+    """Return whether a node is a property, whose docstring may be a noun phrase."""
+    names = (ast.unparse(decorator) for decorator in getattr(node, "decorator_list", ()))
+    return any(name.endswith(("property", ".setter")) for name in names)
+
+
+def is_imperative(line: str) -> bool:
+    """Return whether a line may open with a verb in the imperative."""
+    word = re.split(r"[\s,.:;]", line, maxsplit=1)[0]
+    inflected = word.endswith("s") and not word.endswith("ss")
+    gerund = word.endswith("ing") and word != "Bring"
+    return bool(VERB.fullmatch(word)) and word not in NO_VERB and not inflected and not gerund
+
+
+def asks(node: Documented, line: str) -> bool:
+    """Return whether a docstring opens with a question word."""
+    return bool(QUESTION.match(line))
+
+
+def is_no_command(node: Documented, line: str) -> bool:
+    """Return whether a function's docstring does not open with a verb in the imperative."""
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    return is_function and not is_property(node) and not is_imperative(line)
+
+
+def is_sentence(node: Documented, line: str) -> bool:
+    """Return whether the docstring of a class or module opens with a verb."""
+    is_thing = isinstance(node, ast.Module | ast.ClassDef)
+    return is_thing and bool(THIRD_PERSON.match(line))
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "folders"),
+    [
+        (asks, ("attn_export", "scripts", "tests")),
+        (is_no_command, ("attn_export", "scripts")),
+        (is_sentence, ("attn_export", "scripts")),
+    ],
+)
+def test_docstrings_open_in_plain_english(
+    is_wrong: Callable[[Documented, str], bool], folders: tuple[str, ...]
+):
+    found = list(docstrings(*folders))
+    assert len(found) > 100
+    wrong = [f"{place}: {line}" for place, node, line in found if is_wrong(node, line)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Return the shape.", True),
+        ("Export, check and compare.", True),
+        ("Bring the graph into canonical form.", True),
+        ("Compress the weights.", True),
+        ("The shape.", False),
+        ("Returns the shape.", False),
+        ("Returning the shape.", False),
+        ("return the shape.", False),
+        ("`[B, L]` as int64.", False),
+    ],
+)
+def test_imperative_is_recognised(line: str, expected: bool):
+    assert is_imperative(line) is expected
