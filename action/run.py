@@ -20,7 +20,7 @@ REPORTS = {"--json": JSON, "--junit": "junit.xml", "--html": "report.html"}
 
 
 def main() -> int:
-    """Run the command and say how it ended."""
+    """Run the command and report how it ended."""
     folder = Path(given("REPORT_DIR") or "attn-export-report")
     try:
         command = arguments(folder)
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def arguments(folder: Path) -> list[str]:
-    """The command that the inputs ask for, with its reports in a folder.
+    """Return the command that the inputs ask for, with its reports in a folder.
 
     Raises:
         ValueError: If they ask for none, or for two.
@@ -75,7 +75,7 @@ def run(command: list[str]) -> int:
 
 
 def copied(folder: Path) -> str:
-    """A folder of the runner with the reports, "" where there are none.
+    """Return a folder of the runner with the reports, or "".
 
     What uploads them takes a pattern, and `report-dir` may hold characters that mean something.
     """
@@ -89,12 +89,12 @@ def copied(folder: Path) -> str:
 
 
 def given(name: str) -> str:
-    """An input as it was given."""
+    """Return an input as it is."""
     return os.environ.get(f"ACTION_{name}", "")
 
 
 def lines(name: str) -> list[str]:
-    """The lines of an input as they are, without those that are empty."""
+    """Return the lines of an input as they are, without those that are empty."""
     return [line for line in given(name).splitlines() if line.strip()]
 
 
@@ -106,7 +106,7 @@ def tell(name: str, value: str) -> None:
 
 
 def annotate(text: str) -> None:
-    """An error at the top of the job's page."""
+    """Print an error at the top of the job's page."""
     for char, code in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
         text = text.replace(char, code)
     print(f"::error title=attn-export::{text}", flush=True)
