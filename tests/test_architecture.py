@@ -46,10 +46,10 @@ FLOORS = {
 }  # fmt: skip
 
 WITH_TORCH = (
-    "attention/", "weights/", "subject/", "user_module", "export/", "parity/notes", "parity/oracle",
-    "parity/operations", "parity/random_numbers", "parity/rounding", "parity/widened",
-    "bench/peers_plain", "bench/peers_spec", "bench/peers_roofs", "bench/peers_export",
-    "fingerprint/sdpa",
+    "attention/", "weights/", "subject/", "user_module", "export/", "parity/large", "parity/notes",
+    "parity/oracle", "parity/operations", "parity/random_numbers", "parity/rounding",
+    "parity/widened", "bench/peers_plain", "bench/peers_spec", "bench/peers_roofs",
+    "bench/peers_export", "fingerprint/sdpa",
 )  # fmt: skip
 
 ONLY_IN = {
@@ -70,7 +70,7 @@ ONLY_IN = {
     ),
     "onnxscript": ("graph/canonical", "export/attention_form"),
     "onnx_ir": ("graph/", "export/", "jobs/forms"),
-    "safetensors": ("weights/", "graph/save"),
+    "safetensors": ("weights/",),
     "click": ("cli/",),
     "rich": ("cli/", "report/"),
 }

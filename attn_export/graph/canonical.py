@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
@@ -20,6 +18,7 @@ from attn_export.graph.axes import axis_of_an_input, known_equal, name_sums_of_a
 from attn_export.graph.constants import constant_name, ints
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.mend import mend_attention
+from attn_export.graph.merge import merge_equal_weights
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
 TORCH = re.compile(r"^torch/|-packages/torch/")
@@ -57,7 +56,7 @@ def canonicalize(
     fuse_attention(model)
     mend_attention(model)
     common.CommonSubexpressionEliminationPass()(model)
-    common.DeduplicateInitializersPass(size_limit=sys.maxsize)(model)
+    merge_equal_weights(model)
     common.RemoveUnusedNodesPass()(model)
     name_outputs(model, outputs)
     drop_unused_outputs(model)
@@ -97,7 +96,8 @@ def fold_weight_transposes(model: ir.Model) -> None:
         if source is None or source.const_value is None or len(source.uses()) != 1:
             continue
         perm = node.attributes.get_ints("perm")
-        array = np.ascontiguousarray(source.const_value.numpy().transpose(perm))
+        # A view: it shares the memory of the module, and is put into this order as it is written.
+        array = source.const_value.numpy().transpose(perm)
         source.const_value = ir.tensor(array, name=source.name)
         source.shape = ir.Shape(array.shape)
         node.outputs[0].replace_all_uses_with(source)

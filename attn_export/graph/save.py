@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
+from attn_export.graph.merge import same_bytes
+from attn_export.graph.safetensors_file import tensor_places, write_tensors
 from attn_export.output_folder import sha256
 from attn_export.scratch import folder_beside
 
@@ -53,16 +52,11 @@ def save_graphs(models: Mapping[str, ir.Model], folder: Path) -> list[str]:
     for model in models.values():
         for name, tensor in _weights(model).items():
             held = weights.setdefault(name, tensor)
-            assert held is tensor or held.tobytes() == tensor.tobytes(), f"two weights {name}"
+            assert same_bytes(held, tensor), f"two weights {name}"
     if len(models) == 1 and sum(t.nbytes for t in weights.values()) <= EXTERNAL_ABOVE:
         weights = {}
     if weights:
-        import safetensors.numpy  # needed for large weights only
-
-        # safetensors writes an array in the order in which it lies in memory.
-        arrays = {name: np.ascontiguousarray(t.numpy()) for name, t in weights.items()}
-        safetensors.numpy.save_file(arrays, folder / WEIGHTS)
-        (folder / WEIGHTS).chmod(0o644)  # safetensors leaves it to its owner alone
+        write_tensors(folder / WEIGHTS, weights)
     places = tensor_places(folder / WEIGHTS) if weights else {}
     for name, model in models.items():
         _save_pointing(model, folder / name, places)
@@ -156,23 +150,3 @@ def _data_files(output: Path) -> list[Path]:
         path for path, match in found
         if match and path.is_file() and not path.is_symlink() and sha256(path).startswith(match[1])
     ]  # fmt: skip
-
-
-def tensor_places(path: Path) -> dict[str, tuple[int, int]]:
-    """Return offset and length in bytes of every tensor of a safetensors file.
-
-    The format: 8 bytes of header length, a JSON header, then the tensors
-    (https://github.com/huggingface/safetensors, "Format").
-    """
-    with path.open("rb") as file:
-        (size,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(size))
-    start = 8 + size
-    return {
-        name: (
-            start + entry["data_offsets"][0],
-            entry["data_offsets"][1] - entry["data_offsets"][0],
-        )
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -13,9 +15,10 @@ from ir_graphs import model_of, value, weight
 from onnx import numpy_helper
 from small_graphs import exported
 
-from attn_export.graph import save
+from attn_export.graph import safetensors_file, save
 from attn_export.graph.checks import check_graph
-from attn_export.graph.save import WEIGHTS, save_graph, tensor_places
+from attn_export.graph.safetensors_file import tensor_places, write_tensors
+from attn_export.graph.save import WEIGHTS, save_graph
 
 LARGE = {"q_proj.weight", "k_proj.weight", "v_proj.weight", "out_proj.weight"}
 """The initialisers of a small spec that take 1024 bytes or more: 4, 2, 2 and 4 KiB."""
@@ -182,6 +185,37 @@ def test_a_tensor_comes_back_whatever_its_type_and_layout(array, everything_larg
     save_graph(model, tmp_path / "model.onnx")
     (tensor,) = onnx.load(tmp_path / "model.onnx").graph.initializer
     np.testing.assert_array_equal(numpy_helper.to_array(tensor), array)
+
+
+def test_weights_are_written_in_parts_and_as_safetensors_reads_them(monkeypatch, tmp_path):
+    monkeypatch.setattr(safetensors_file, "PART", 1000)
+    arrays = {
+        "a": np.arange(70 * 90, dtype=np.float32).reshape(70, 90).T,
+        "b": np.arange(5, dtype=np.uint8),
+        "c": np.arange(2 * 3 * 500, dtype=np.float64).reshape(2, 3, 500).transpose(1, 2, 0),
+        "d": np.arange(6, dtype=np.int64)[::2],
+        "e": np.array(1.5, np.float16),
+        "f": np.zeros((0, 3), np.float32),
+    }
+    path = tmp_path / WEIGHTS
+    write_tensors(path, {name: ir.tensor(array, name=name) for name, array in arrays.items()})
+    found = safetensors.numpy.load_file(path)
+    assert found.keys() == arrays.keys()
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, arrays[name], strict=True)
+    for name, (offset, _) in tensor_places(path).items():
+        assert offset % arrays[name].itemsize == 0
+
+
+def test_saving_takes_no_copy_of_the_weights(tmp_path):
+    array = np.ones((3000, 8000), np.float32).T
+    tensors = {"w": ir.tensor(array)}
+    tracemalloc.start()
+    try:
+        write_tensors(tmp_path / WEIGHTS, tensors)
+        assert tracemalloc.get_traced_memory()[1] < 2.2 * safetensors_file.PART < array.nbytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_the_places_of_tensors_are_those_of_the_file(tmp_path):
