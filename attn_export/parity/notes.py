@@ -27,7 +27,7 @@ PLACES = 3
 
 def notes_of(oracle: Oracle, case: Case) -> tuple[str, ...]:
     """Return notes for the reader on the truth."""
-    if oracle.widening is None:
+    if oracle.subject.spec is not None:
         return ()
     return (
         *_far_from_truth(oracle, case),

@@ -69,5 +69,9 @@ def rounds(name: str, func: Any, out: Any) -> bool:
     first = out[0] if isinstance(out, (tuple, list)) and out else out
     if name in EXACT or not isinstance(first, Tensor) or not first.is_floating_point():
         return False
-    is_view = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
-    return not is_view
+    return not is_view(func)
+
+
+def is_view(func: Any) -> bool:
+    """Return whether an operation gives a view of its input."""
+    return any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)

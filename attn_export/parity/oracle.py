@@ -8,7 +8,6 @@ is allowed is what rounding explains: see `docs/parity.md`.
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Iterator
 
@@ -20,6 +19,7 @@ from attn_export.cases.draw import scaled_case, seed_of, with_other_signs
 from attn_export.errors import ExportError, one_line
 from attn_export.nouns import DECODE, Allowed, Arrays, Case, Golden
 from attn_export.parity.allowed import allowed_error, narrowed
+from attn_export.parity.large import is_large, widened_copy
 from attn_export.parity.limits import beyond_limit
 from attn_export.parity.measures import eps, zero_rows
 from attn_export.parity.operations import Steps, recorded_steps
@@ -52,22 +52,23 @@ class Oracle:
     """Source of the expected outputs of a subject.
 
     Args:
-        subject: The subject; its module is copied to float64 once.
+        subject: The subject; its module is copied to float64 once, but for its large weights.
 
     Attributes:
         subject: See `subject`.
-        widening: Makes the copy compute in float64 where the module uses less; None for a
-            layer of ours, which never uses a narrower type than its inputs.
+        widening: Makes the copy compute in float64 where the module or a large weight has less;
+            None for a small layer of ours, which never uses a narrower type than its inputs.
     """
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         try:
-            self._precise = copy.deepcopy(subject.module).double()
+            self._precise = widened_copy(subject.module)
         except Exception as error:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         size = sum(parameter.numel() for parameter in subject.module.parameters())
-        self.widening = None if subject.spec else ComputeInFloat64()
+        shared = any(is_large(parameter) for parameter in self._precise.parameters())
+        self.widening = ComputeInFloat64() if shared or subject.spec is None else None
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
         narrow = set(subject.narrow_dtypes().values())
         # Such a graph computes in float32, and rounds what comes out.
@@ -128,13 +129,17 @@ class Oracle:
         return Golden(case, expected, eager, allowed, unusable)
 
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Return the outputs of the module as it is."""
-        with torch.inference_mode():
+        """Return the outputs of the module as it is.
+
+        On one thread: the sums of float32 products depend on their number.
+        """
+        with torch.inference_mode(), _threads(1):
             return to_numpy(self.subject.call(self.subject.module, to_torch(inputs)))
 
     def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy."""
-        with torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
+        # Inference mode would show products with weights to `widening` before they are taken apart.
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             tensors = to_torch(_widened(inputs))
             try:
                 with self.widening or contextlib.nullcontext():

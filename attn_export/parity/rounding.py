@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attn_export.parity.large import is_large, product
 from attn_export.parity.operations import Steps, name_of, rounds
 from attn_export.parity.random_numbers import RandomNumbers
 
@@ -236,4 +237,8 @@ def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor
     """
     sizes = a.abs()
     count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(a.dtype)
-    return sizes.square_() @ b.square(), count if b.dim() == 1 else count.unsqueeze(-1)
+    squares = sizes.square_()
+    if is_large(b) and b.dim() == 2:
+        found = product(squares, b, Tensor.square_, lambda a, part, _: a @ part)
+        return found, count.unsqueeze(-1)
+    return squares @ b.square(), count if b.dim() == 1 else count.unsqueeze(-1)

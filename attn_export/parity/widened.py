@@ -2,13 +2,14 @@
 
 Many norms and softmaxes compute in float32 for any type of their input. A float64 copy of
 such a module is good to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
-every such request is answered in float64, and the places are kept.
+every such request is answered in float64, and the places are kept. Large weights (`large.py`) are
+widened there as well, where they are used.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -16,10 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.attention.wide import NARROW
 from attn_export.blame import is_theirs, show
-
-LESS = (torch.float32, *NARROW)
+from attn_export.parity.large import LESS, is_large, product
+from attn_export.parity.operations import is_view, name_of
 
 
 class ComputeInFloat64(TorchDispatchMode):
@@ -45,6 +45,11 @@ class ComputeInFloat64(TorchDispatchMode):
         args, options = _mapped(torch.dtype, self._wide_dtype, given)
         if func._schema.is_mutable:  # what is written into has to stay what it is
             return func(*args, **options)
+        if any(map(is_large, args)):
+            if is_view(func) or name_of(func) == "_to_copy":  # one copy, not two
+                return func(*args, **options)
+            if name_of(func) in ("mm", "addmm") and is_large(args[-1]):
+                return _product(func, args, options)
         wide_args, wide_options = _mapped(Tensor, _wide, (args, options))
         return _mapped(Tensor, _wide, func(*wide_args, **wide_options))
 
@@ -67,6 +72,19 @@ def _mapped(kind: type, change: Callable[[Any], Any], value: Any) -> Any:
     if type(value) is dict:
         return {name: _mapped(kind, change, part) for name, part in value.items()}
     return value
+
+
+def _product(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Tensor:
+    """Return the product of a matrix with a large one; ``args`` may begin with what is added."""
+    *added, a = (_wide(x) for x in args[:-1])
+
+    def multiply(a: Tensor, b: Tensor, part: slice) -> Tensor:
+        found: Tensor = func(
+            *(x[..., part] if x.shape[-1] > 1 else x for x in added), a, b, **options
+        )
+        return found
+
+    return product(a, args[-1], lambda b: b, multiply)
 
 
 def _wide(tensor: Tensor) -> Tensor:
