@@ -23,6 +23,10 @@ ORT_NEEDED = "1.28"
 which 1.22 lacks the opset, and 1.23 to 1.27 give NaN or numbers out of nowhere for a fully masked
 row."""
 
+PREPACKED_BELOW = 2**30
+"""The largest size in bytes of files beside a graph, among them its weights, of which a session
+holds weights in the order that its kernels read fastest."""
+
 NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 BFLOAT16, ONNX_BFLOAT16 = "tensor(bfloat16)", 16
 
@@ -60,7 +64,11 @@ class OrtCpu:
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
         """Make a session with entries of its configuration, or `OPTIMIZATION`: disable_all, …."""
-        return OrtEngine(graph, with_options(session_options(threads), options), [PROVIDER])
+        made = session_options(threads)
+        if _bytes_beside(graph) > PREPACKED_BELOW:
+            # Packed weights are a copy for each session; else sessions share those in the file.
+            made.add_session_config_entry("session.disable_prepacking", "1")
+        return OrtEngine(graph, with_options(made, options), [PROVIDER])
 
 
 class OrtEngine(Engine):
@@ -113,6 +121,10 @@ class OrtEngine(Engine):
     def facts(self) -> Facts:
         """Return the execution providers of the session."""
         return {"providers": self.session.get_providers()}
+
+
+def _bytes_beside(graph: Path) -> int:
+    return sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
 
 
 def sdk() -> Any:
