@@ -40,17 +40,18 @@ def replaced(folder: Path, name: str, content: bytes) -> None:
     file.write_bytes(content)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["files"][name] = hashlib.sha256(content).hexdigest()
-    resign(folder, manifest)
+    write_sealed(folder, manifest)
 
 
-def resign(folder: Path, manifest: Any) -> None:
+def write_sealed(folder: Path, manifest: Any) -> None:
     """Write a manifest with a digest of its own."""
     if isinstance(manifest, dict):
         rest = {key: value for key, value in manifest.items() if key != "digest"}
         digest = hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
         manifest = {**rest, "digest": digest}
-    (folder / "manifest.json").unlink()
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    path = folder / "manifest.json"
+    path.unlink(missing_ok=True)  # it may be a link to the file of another bundle
+    path.write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 def reader(folder: Path, random: Random) -> list[str]:
@@ -69,7 +70,7 @@ def reader(folder: Path, random: Random) -> list[str]:
 def manifest(bundle: Path, place: Path, random: Random) -> list[str]:
     """Change a value of the manifest."""
     copied(bundle, place)
-    resign(place, changed(json.loads((place / "manifest.json").read_text()), random))
+    write_sealed(place, changed(json.loads((place / "manifest.json").read_text()), random))
     return reader(place, random)
 
 

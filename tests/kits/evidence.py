@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle import read_manifest, write_manifest
+from hostile.bundles import write_sealed
+
+from attn_export.bundle import MANIFEST, read_manifest
+from attn_export.output_folder import sha256
 from attn_export.tensorfile import read_tensor, write_tensor
 
 ONE_ROW = "nan_in_one_row"
@@ -124,13 +127,19 @@ def rewritten(
     change: Change = lambda _: None,
     **manifest: object,
 ) -> Path:
-    """Copy a bundle with another index, changed manifest values and right digests."""
+    """Copy a bundle with another index, changed manifest values and right digests.
+
+    The manifest may hold values that `write_manifest` refuses: an attacker does not use it.
+    """
     shutil.copytree(bundle, folder)
     change_index(folder, change)
-    content = read_manifest(folder) | manifest
-    for part in ("format", "files", "digest"):
-        content.pop(part)
-    write_manifest(folder, content)
+    content = read_manifest(folder)
+    files = {
+        path.relative_to(folder).as_posix(): sha256(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    write_sealed(folder, {**content, **manifest, "files": files})
     return folder
 
 
