@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import errno
 import json
 import os
+import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,15 +91,82 @@ def checked(value: object, schema: type[T]) -> T:
         schema: A class of `msgspec`, or another type.
 
     Raises:
-        ValueError: If it does not fit; the message names the field.
+        ValueError: If it does not fit; the message names the field and its value.
     """
     import msgspec
 
     try:
         return msgspec.convert(value, schema)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+        said, _, place = str(error).rpartition(" - at ")
+        try:
+            field, found = _locate(value, place, partial(_same_error, value, schema, str(error)))
+        except (LookupError, TypeError):  # No path, or a value that looks like one.
+            said, field, found = str(error), "", shortened(value)
         # Patterns are long, and for nobody's eyes.
-        before, found, after = printable(error).partition(" matching regex ")
-        place = after.rpartition(" - at ")[2]
-        said = f"{before} without such characters - at {place}" if found else before
-        raise ValueError(said) from error
+        said, pattern, _ = said.partition(" matching regex ")
+        said = f"{said} without such characters" if pattern else printable(said, 120)
+        where = f" - at `{field}`" if field else ""
+        # An object whose fields are wrong is too large to show.
+        is_shown = (field and not said.startswith("Object ")) or not isinstance(value, dict)
+        raise ValueError(f"{said}{where}{f', which is {found}' * is_shown}") from error
+
+
+def _same_error(value: object, schema: type[T], message: str) -> bool:
+    import msgspec
+
+    try:
+        msgspec.convert(value, schema)
+    except (msgspec.ValidationError, OverflowError, RecursionError) as error:
+        return str(error) == message
+    return False
+
+
+def _locate(value: Any, place: str, fails: Callable[[], bool]) -> tuple[str, str]:
+    """Return the full path and the shortened value of the field that an error of msgspec means.
+
+    msgspec writes `[...]` for any key of a mapping. The key is the last one of the shortest
+    beginning of the mapping that still fails.
+
+    Args:
+        value: The value that was converted. It is as before afterwards.
+        place: Its path as msgspec writes it, such as "`key` in `$.files`".
+        fails: Converts the value again, and returns whether the error is the same.
+
+    Raises:
+        LookupError: If it is no path of this value. (TypeError likewise.)
+    """
+    if not re.fullmatch(r"(`key` in )?`\$[^`]*`", place):
+        raise LookupError(place)
+    of_key = place.startswith("`key` in ")
+    field = "$"
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place):
+        if name or index.isdigit():
+            value = value[name or int(index)]
+            field += f".{name}" if name else f"[{index}]"
+        else:
+            key = _first_wrong_key(value, fails)
+            value = value[key]
+            field += f"[{shortened(key)}]"
+    return field, shortened(_first_wrong_key(value, fails) if of_key else value)
+
+
+def _first_wrong_key(mapping: dict[str, Any], fails: Callable[[], bool]) -> str:
+    items = list(mapping.items())
+
+    def fails_with(count: int) -> bool:
+        mapping.clear()
+        mapping.update(items[:count])
+        return fails()
+
+    count = bisect.bisect_left(range(1, len(items)), True, key=fails_with) + 1
+    mapping.clear()
+    mapping.update(items)
+    return items[count - 1][0]
+
+
+def shortened(value: object) -> str:
+    """Return a value of a file in at most 60 characters, and an array by its length."""
+    if isinstance(value, list | dict) and (isinstance(value, dict) or len(value) > 8):
+        return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
+    return printable(repr(value), 60)
