@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attn_export.jobs.assert_parity import assert_parity
     from attn_export.jobs.build import build
     from attn_export.jobs.verify import verify
-    from attn_export.nouns import Report
+    from attn_export.results import Report
     from attn_export.spec import AttentionSpec
     from attn_export.subject import Subject
 
@@ -31,7 +31,7 @@ _HOMES = {
     "GroupedQueryAttention": "attn_export.attention",
     "MultiHeadAttention": "attn_export.attention",
     "MultiQueryAttention": "attn_export.attention",
-    "Report": "attn_export.nouns",
+    "Report": "attn_export.results",
     "Subject": "attn_export.subject",
     "assert_parity": "attn_export.jobs.assert_parity",
     "build": "attn_export.jobs.build",

@@ -24,9 +24,9 @@ def main() -> None:
     # Whoever is impatient with the end of the process changes nothing about it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
-    # Where Ctrl-C came within an exec() of some library (`jobs/why.py` lets it raise), CPython
-    # remembers it and would end the process by the signal, whatever the code. The next exec()
-    # makes it forget.
+    # Where Ctrl-C came within an exec() of some library (`jobs/explain_failures.py` lets it raise),
+    # CPython remembers it and would end the process by the signal, whatever the code. The next
+    # exec() makes it forget.
     exec("")
     sys.exit(code)
 

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from attn_export.atomic_replace import take_place
 from attn_export.errors import BundleError, OutputError, UsageError
-from attn_export.nouns import GraphFile
 from attn_export.output_folder import Digests, replaceable, sha256
-from attn_export.replacing import take_place
-from attn_export.scratch import folder_beside
+from attn_export.results import GraphFile
+from attn_export.temp_folders import folder_beside
 from attn_export.untrusted import checked, parse_json, read_text
 
 MANIFEST = "manifest.json"

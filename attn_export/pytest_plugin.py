@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from attn_export.nouns import Report, Verdict
+    from attn_export.results import Report, Verdict
 
 MARKER = "parity(bundle, **options): run the test once for each case of a bundle, as `parity_case`"
 REPORTS = pytest.StashKey[dict[Any, Any]]()
@@ -175,7 +175,7 @@ def _keep(report: Report, request: pytest.FixtureRequest) -> None:
     folder = request.config.getoption("--parity-report")
     if folder is None:
         return
-    from attn_export.replacing import write_whole
+    from attn_export.atomic_replace import write_whole
     from attn_export.report.data import to_json
 
     folder.mkdir(parents=True, exist_ok=True)

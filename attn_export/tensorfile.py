@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from attn_export.errors import printable
-from attn_export.nouns import CODES, DTYPES
+from attn_export.results import CODES, DTYPES
 from attn_export.untrusted import read_bytes
 
 DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9

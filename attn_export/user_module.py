@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from attn_export.blame import line_of
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
+from attn_export.source_location import line_of
 from attn_export.subject import Subject
 
 

@@ -29,15 +29,15 @@ FILES = {
 
 # The longest prefix counts. A file imports from floors below, and from its own floor and folder.
 FLOORS = {
-    "errors": -3, "untrusted": -2, "nouns": -1,
+    "errors": -3, "untrusted": -2, "results": -1,
     "graph/load": 0, "graph/external": 0,
-    "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "environment": 0, "scratch": 0,
-    "replacing": 0, "output_folder": 0, "code_templates": 0,
+    "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "system_info": 0,
+    "temp_folders": 0, "atomic_replace": 0, "output_folder": 0, "code_templates": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
     "parity/measures": 1, "parity/limits": 1, "parity/gate": 1, "parity/__init__": 1,
     "bench/": 3, "bench/peers_export": 4, "decoding/": 3, "fingerprint/": 3,
     "bundle": 2, "subject/": 2, "user_module": 3,
-    "export/": 3, "parity/": 3, "blame": 1,
+    "export/": 3, "parity/": 3, "source_location": 1,
     "explain/explanation": 3, "explain/": 4,
     "report/": 4, "kits/": 3,
     "jobs/": 5,
@@ -46,10 +46,10 @@ FLOORS = {
 }  # fmt: skip
 
 WITH_TORCH = (
-    "attention/", "weights/", "subject/", "user_module", "export/", "parity/large", "parity/notes",
-    "parity/oracle", "parity/operations", "parity/random_numbers", "parity/rounding",
-    "parity/widened", "bench/peers_plain", "bench/peers_spec", "bench/peers_roofs",
-    "bench/peers_export", "fingerprint/sdpa",
+    "attention/", "weights/", "subject/", "user_module", "export/", "parity/large_weights",
+    "parity/notes", "parity/oracle", "parity/operations", "parity/random_numbers",
+    "parity/rounding", "parity/float64_mode", "bench/peers_plain", "bench/peers_spec",
+    "bench/peers_roofline", "bench/peers_export", "fingerprint/sdpa",
 )  # fmt: skip
 
 ONLY_IN = {

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from processes import default_signals, gone
 
+from attn_export.atomic_replace import take_place
 from attn_export.interruption import MESSAGE
-from attn_export.replacing import take_place
 
 HEAD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from attn_export.interruption import ctrl_c_raises, end_when_told, undone
-from attn_export.replacing import take_place
-from attn_export.scratch import folder_beside, scratch
+from attn_export.atomic_replace import take_place
+from attn_export.temp_folders import folder_beside, scratch
 end_when_told()
 here = Path.cwd()
 def ready(): print("ready", flush=True)
@@ -118,8 +118,8 @@ ready(); time.sleep(60)
 
 def test_told_between_the_two_renames_the_old_folder_is_back(tmp_path: Path):
     between = """
-from attn_export import replacing
-replacing.exchange = lambda *_: False  # as on file systems that cannot
+from attn_export import atomic_replace
+atomic_replace.exchange = lambda *_: False  # as on file systems that cannot
 rename = Path.rename
 def tells(self, target):
     rename(self, target)

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attn_export import Attention, AttentionSpec, Subject, build
-from attn_export.blame import is_theirs
 from attn_export.errors import ExportError
+from attn_export.source_location import is_theirs
 
 # fmt: off
 

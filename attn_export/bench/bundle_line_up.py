@@ -1,4 +1,4 @@
-"""Candidates of a benchmark of a bundle: its graphs, the peers of its spec, the roofs."""
+"""Candidates of a benchmark of a bundle: its graphs, the peers of its spec, the rooflines."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from attn_export.bench.feeds import Sizes, feeds_of, known_feeds
 from attn_export.bench.forms import as_candidate
-from attn_export.bench.results import Candidate, Work
-from attn_export.bench.roofs import gemm_roofs, missing, read_roofs
+from attn_export.bench.measurements import Candidate, Work
+from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
 from attn_export.bench.work import work_of
 from attn_export.bundle import graph_files
 from attn_export.spec import AttentionSpec, Input
@@ -53,7 +53,7 @@ class Entrants:
             work = work_of(self.spec, sizes)
         found = [*self._ours(sizes, work), *self._peers(sizes, work, decode=decode)]
         if work.flops:
-            found += read_roofs(self.scratch) if decode else gemm_roofs(self.scratch)
+            found += read_rooflines(self.scratch) if decode else gemm_rooflines(self.scratch)
         return found
 
     def _ours(self, sizes: Sizes, work: Work) -> list[Candidate]:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from attn_export.bench.arrays import Feed
-from attn_export.bench.results import Work
+from attn_export.bench.measurements import Work
 
 FLOAT32 = 4
 """Bytes."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from attn_export.bench.arrays import Feed
-from attn_export.bench.results import Candidate, Work
-from attn_export.nouns import GraphFile
+from attn_export.bench.measurements import Candidate, Work
+from attn_export.results import GraphFile
 
 
 def as_candidate(

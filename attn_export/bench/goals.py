@@ -1,11 +1,11 @@
-"""The regimes of `scripts/bench_peers` and the goals of each."""
+"""The phases of `scripts/bench_peers` and the goals of each."""
 
 from __future__ import annotations
 
 import dataclasses
 
 from attn_export.bench.dims import Dims
-from attn_export.bench.results import Contest, Measured
+from attn_export.bench.measurements import Contest, Measured
 
 HEADS, HEAD_DIM, EMBED_DIM = 16, 64, 1024
 STATIC, BARE, ROOF, MEMORY = "torch static cache", "bare export, ORT", "sgemm roof", "memory growth"
@@ -59,7 +59,7 @@ class Goal:
 
 
 @dataclasses.dataclass(frozen=True)
-class Regime:
+class Phase:
     """One contest and its goals. Those of the whole layer are shown beside those of the core."""
 
     name: str
@@ -68,22 +68,22 @@ class Regime:
 
     @property
     def of_layer(self) -> bool:
-        """Return whether the regime includes projections."""
+        """Return whether the phase includes projections."""
         return bool(self.dims.embed_dim)
 
 
-def regimes() -> list[Regime]:
-    """Return all regimes: each for attention alone, then for the whole layer."""
+def phases() -> list[Phase]:
+    """Return all phases: each for attention alone, then for the whole layer."""
     cores = [*_decode(), *_prefill(), *_short()]
     found = []
     for core in cores:
         found.append(core)
         layer = dataclasses.replace(core.dims, embed_dim=EMBED_DIM)
-        found.append(Regime(f"{core.name}, layer", layer, core.goals))
+        found.append(Phase(f"{core.name}, layer", layer, core.goals))
     return found
 
 
-def _decode() -> list[Regime]:
+def _decode() -> list[Phase]:
     rows = (  # Hkv, S, against the static cache, against the bare export
         ("MHA", 16, 4096, 0.80, 0.40),
         ("GQA", 4, 4096, 0.80, 0.25),
@@ -91,7 +91,7 @@ def _decode() -> list[Regime]:
         ("MQA", 1, 8192, 0.35, 0.08),
     )
     return [
-        Regime(
+        Phase(
             f"decode {kind}, B 8, S {S}",
             _dims(batch=8, query_len=1, key_len=S, num_kv_heads=Hkv, causal=True),
             (Goal(STATIC, static), Goal(BARE, bare)),
@@ -100,7 +100,7 @@ def _decode() -> list[Regime]:
     ]
 
 
-def _prefill() -> list[Regime]:
+def _prefill() -> list[Phase]:
     rows = (  # causal, L, against the best peer, memory
         (False, 2048, 0.98, None),
         (False, 8192, 0.85, 300),
@@ -111,13 +111,13 @@ def _prefill() -> list[Regime]:
     for causal, L, ratio, memory in rows:
         goals = (Goal("best peer", ratio), *((Goal(MEMORY, memory),) if memory else ()))
         kind = "causal" if causal else "full"
-        found.append(Regime(f"prefill {kind}, L {L}", _dims(query_len=L, causal=causal), goals))
+        found.append(Phase(f"prefill {kind}, L {L}", _dims(query_len=L, causal=causal), goals))
     return found
 
 
-def _short() -> list[Regime]:
+def _short() -> list[Phase]:
     return [
-        Regime(f"short prefill, L {L}", _dims(query_len=L), (Goal(ROOF, 0.90),))
+        Phase(f"short prefill, L {L}", _dims(query_len=L), (Goal(ROOF, 0.90),))
         for L in (128, 256, 512)
     ]
 

@@ -1,4 +1,4 @@
-"""Candidates of a regime of `scripts/bench_peers`: ours, the peers, the roofs."""
+"""Candidates of a phase of `scripts/bench_peers`: ours, the peers, the rooflines."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from attn_export.bench.dims import Dims
 from attn_export.bench.exported import make_graph
 from attn_export.bench.forms import as_candidate
-from attn_export.bench.goals import BARE, OURS, ROOF, STATIC, Regime
+from attn_export.bench.goals import BARE, OURS, ROOF, STATIC, Phase
 from attn_export.bench.graphs import save_core
 from attn_export.bench.lowering import form_for, lowered_forms
-from attn_export.bench.results import Candidate
-from attn_export.bench.roofs import gemm_roofs, missing, read_roofs
+from attn_export.bench.measurements import Candidate
+from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
 from attn_export.errors import AttnExportError, one_line
 
 DIALECT = "ort"
@@ -20,17 +20,17 @@ ALONE_FROM = 1 << 30
 """Bytes of scores from which a graph that writes them out lives for its own turns only."""
 
 
-def line_up(regime: Regime, folder: Path) -> list[Candidate]:
-    """Return the candidates of a regime.
+def line_up(phase: Phase, folder: Path) -> list[Candidate]:
+    """Return the candidates of a phase.
 
     Args:
-        regime: The regime to measure.
+        phase: The phase to measure.
         folder: For graphs; what is there already is used again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    dims = regime.dims
+    dims = phase.dims
     peers = [*_torch(dims), *_exported(dims, folder)]
-    return [_ours(dims, folder), *peers, *_roofs(regime, folder)]
+    return [_ours(dims, folder), *peers, *_rooflines(phase, folder)]
 
 
 def _ours(dims: Dims, folder: Path) -> Candidate:
@@ -100,13 +100,13 @@ def _exported(dims: Dims, folder: Path) -> list[Candidate]:
     return found
 
 
-def _roofs(regime: Regime, folder: Path) -> list[Candidate]:
-    if regime.dims.past_len:
-        return read_roofs(folder)
-    if any(goal.against == ROOF for goal in regime.goals):
-        width = regime.dims.num_heads * regime.dims.head_dim
-        return gemm_roofs(folder, (regime.dims.query_len, width, width))
-    return gemm_roofs(folder)
+def _rooflines(phase: Phase, folder: Path) -> list[Candidate]:
+    if phase.dims.past_len:
+        return read_rooflines(folder)
+    if any(goal.against == ROOF for goal in phase.goals):
+        width = phase.dims.num_heads * phase.dims.head_dim
+        return gemm_rooflines(folder, (phase.dims.query_len, width, width))
+    return gemm_rooflines(folder)
 
 
 def _inputs_of(file: Path) -> set[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import DECODE, lower
 from attn_export.graph.save import save_graph
-from attn_export.nouns import GraphFile
+from attn_export.results import GraphFile
 
 
 def lowered_forms(canonical: Path, dialect: str, folder: Path) -> dict[str, GraphFile]:

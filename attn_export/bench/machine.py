@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from attn_export.environment import environment
+from attn_export.system_info import environment
 
 OTHERS = ("openvino",)
 """Packages that take part where they are installed."""
 
 
 def machine() -> dict[str, Any]:
-    """Return `environment`, the processor, and the versions of engines beside our own."""
+    """Return `system_info`, the processor, and the versions of engines beside our own."""
     from importlib.metadata import PackageNotFoundError, version
 
     made = environment()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_export.bench.results import Candidate, Measured
-from attn_export.nouns import Outcome
+from attn_export.bench.measurements import Candidate, Measured
+from attn_export.results import Outcome
 from attn_export.runtimes.child import Child, module_command
 from attn_export.runtimes.protocol import Facts, Limits
 

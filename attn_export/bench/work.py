@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from attn_export.bench.results import Work
+from attn_export.bench.measurements import Work
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import numpy_dtype
 

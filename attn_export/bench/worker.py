@@ -17,7 +17,7 @@ from typing import Any
 from attn_export.bench.memory import peak, reset_peak
 from attn_export.bench.prepared import Prepared
 from attn_export.errors import one_line
-from attn_export.runtimes.conversation import (
+from attn_export.runtimes.ipc import (
     Voice,
     jobs_from_stdin,
     limit_memory,
@@ -30,7 +30,7 @@ KINDS = {
     "openvino": "attn_export.bench.openvino_graph",
     "plain": "attn_export.bench.peers_plain",
     "spec": "attn_export.bench.peers_spec",
-    "roof": "attn_export.bench.peers_roofs",
+    "roof": "attn_export.bench.peers_roofline",
 }
 """The module of every kind of candidate; each has `make(options, threads) -> Prepared`."""
 

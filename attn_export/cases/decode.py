@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from attn_export.cases.distant_positions import case_bytes
 from attn_export.cases.draw import draw_inputs
-from attn_export.cases.far import case_bytes
 from attn_export.cases.sizes import Sizes, with_sums
-from attn_export.nouns import DECODE, Case
+from attn_export.results import DECODE, Case
 from attn_export.spec import AttentionSpec, Input, Shape
 
 DECODE_BYTES = 8 * 2**20

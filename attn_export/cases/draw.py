@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from attn_export.cases.sizes import Sizes
-from attn_export.nouns import Case
+from attn_export.results import Case
 from attn_export.spec import Input, Shape
 from attn_export.tensorfile import is_floating, numpy_dtype
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.errors import BundleError, one_line
-from attn_export.nouns import Allowed, Arrays, Case, Golden, StoredCase
+from attn_export.results import Allowed, Arrays, Case, Golden, StoredCase
 from attn_export.untrusted import checked, parse_json, read_text
 
 INDEX = "index.json"

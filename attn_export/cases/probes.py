@@ -10,7 +10,7 @@ import numpy as np
 from attn_export.cases.contents import Content, Drawn
 from attn_export.cases.draw import Arrays, draw_inputs, generator, highest
 from attn_export.cases.sizes import Sizes, axis_names, with_sums
-from attn_export.nouns import BASE, CHANGED, Case
+from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import AttentionSpec, Input, Shape
 
 PROBE_SIZES: Sizes = {

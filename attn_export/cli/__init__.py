@@ -170,7 +170,7 @@ def build_command(
     --module.
     """
     from attn_export.jobs.build import build
-    from attn_export.jobs.why import explained
+    from attn_export.jobs.explain_failures import explained
     from attn_export.report.progress import progress
 
     changes = {name: value for name, value in fields.items() if value is not None}
@@ -230,8 +230,8 @@ def verify_command(
     **options: Any,
 ) -> int:
     """Replay a bundle's golden vectors; needs no torch."""
+    from attn_export.jobs.explain_failures import explained
     from attn_export.jobs.verify import verify
-    from attn_export.jobs.why import explained
     from attn_export.report.progress import progress
 
     wanted = Output(json_file, junit_file, html_file, quiet)

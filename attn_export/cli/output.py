@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from attn_export.atomic_replace import write_whole
 from attn_export.errors import OutputError, printable
 from attn_export.output_folder import check_utf8
-from attn_export.replacing import write_whole
 
 STDOUT = "-"
 

@@ -16,9 +16,9 @@ from attn_export.bundle import SPEC, graph_files, read_bundle
 from attn_export.cases.sizes import with_sums
 from attn_export.decoding.bound import BoundGraph, load_session
 from attn_export.decoding.caches import CAPACITY, Axes, Caches
-from attn_export.decoding.given import Arrays, arrays_of, check_given, lengths_of, rows_of
+from attn_export.decoding.validate_inputs import Arrays, arrays_of, check_given, lengths_of, rows_of
 from attn_export.errors import BundleError, UsageError
-from attn_export.nouns import GraphFile
+from attn_export.results import GraphFile
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import numpy_dtype
 

@@ -10,7 +10,7 @@ from math import isfinite
 from attn_export.explain.evaluate import NotComputedError
 from attn_export.explain.experiments import Done
 from attn_export.explain.explanation import Cause, Deviation, Fault, Lines
-from attn_export.explain.inquiry import Found
+from attn_export.explain.fault_attribution import Found
 from attn_export.explain.match import Match
 from attn_export.explain.pattern import Pattern
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from attn_export.explain.explanation import Experiment, Late
+from attn_export.explain.graph_run import KnownCase, Setting, Trial
 from attn_export.explain.meaning import Meaning
-from attn_export.explain.setting import KnownCase, Setting, Trial
 from attn_export.explain.shrink import golden_of
 from attn_export.runtimes.preflight import why_not
 from attn_export.runtimes.protocol import Runtime, Tunable

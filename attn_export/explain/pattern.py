@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from attn_export.explain.setting import KnownCase, Trial
+from attn_export.explain.graph_run import KnownCase, Trial
 from attn_export.parity.judge import judge
 
 Array = np.ndarray

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from attn_export.atomic_replace import take_place
 from attn_export.code_templates import render
 from attn_export.errors import OutputError
 from attn_export.explain.explanation import Explanation
-from attn_export.explain.setting import Setting
+from attn_export.explain.graph_run import Setting
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
-from attn_export.nouns import Allowed, Arrays
 from attn_export.output_folder import replaceable, write_list
-from attn_export.replacing import take_place
-from attn_export.scratch import folder_beside
+from attn_export.results import Allowed, Arrays
+from attn_export.temp_folders import folder_beside
 
 TEMPLATE = Path(__file__).with_name("templates") / "reproduce.py.j2"
 EXPLANATION, SCRIPT = "explanation.json", "reproduce.py"

@@ -8,12 +8,12 @@ import numpy as np
 
 from attn_export.explain.evaluate import NotComputedError
 from attn_export.explain.explanation import Late
+from attn_export.explain.graph_run import KnownCase, Setting
 from attn_export.explain.meaning import Meaning
-from attn_export.explain.parts import Axes, parts_of
 from attn_export.explain.reproduce import Smallest
-from attn_export.explain.setting import KnownCase, Setting
-from attn_export.nouns import Allowed, Case, Golden
+from attn_export.explain.subcases import Axes, parts_of
 from attn_export.parity.measures import eps, measure
+from attn_export.results import Allowed, Case, Golden
 from attn_export.tensorfile import is_floating
 
 Array = np.ndarray

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attn_export.explain.explanation import Cause
-from attn_export.explain.setting import Trial
+from attn_export.explain.graph_run import Trial
 
 KIND = "other outputs"
 

@@ -6,8 +6,8 @@ import re
 
 from torch.export import ExportedProgram
 
-from attn_export.blame import line_in, line_of
 from attn_export.errors import ExportError, one_line
+from attn_export.source_location import line_in, line_of
 
 ADVICE = (
     (

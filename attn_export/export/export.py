@@ -27,7 +27,7 @@ from attn_export.export.capture import check_capture
 from attn_export.export.refusals import fixed_axis
 from attn_export.graph.axes import name_axes
 from attn_export.graph.canonical import canonicalize
-from attn_export.graph.narrow import narrow
+from attn_export.graph.low_precision import narrow
 from attn_export.subject import Subject
 from attn_export.subject.preserved import preserved
 

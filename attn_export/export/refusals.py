@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from attn_export.blame import branching_line
 from attn_export.cases.sizes import Sizes
 from attn_export.errors import ExportError
+from attn_export.source_location import branching_line
 from attn_export.subject import Subject
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from attn_export.fingerprint.findings import RAN
-from attn_export.nouns import Outcome
+from attn_export.results import Outcome
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
 from attn_export.runtimes.serving import CaseFiles, Serving

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from attn_export.nouns import Outcome
+from attn_export.results import Outcome
 
 NO_OPERATOR = "no such operator"
 """Of a runtime whose dialects cannot say what a probe asks."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError
-from attn_export.nouns import CODES
+from attn_export.results import CODES
 
 if TYPE_CHECKING:
     import onnx

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attn_export.errors import one_line
-from attn_export.runtimes.conversation import Voice, jobs_from_stdin, outcome_of, private_stdout
+from attn_export.runtimes.ipc import Voice, jobs_from_stdin, outcome_of, private_stdout
 from attn_export.tensorfile import read_tensors, write_tensors
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
 from attn_export.graph.axes import axis_of_an_input, known_equal, name_sums_of_axes
-from attn_export.graph.constants import constant_name, ints
 from attn_export.graph.fuse_cache import fuse_attention
-from attn_export.graph.mend import mend_attention
+from attn_export.graph.ir_helpers import constant_name, ints
 from attn_export.graph.merge import merge_equal_weights
+from attn_export.graph.ort_compat import make_ort_compatible
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
 TORCH = re.compile(r"^torch/|-packages/torch/")
@@ -54,7 +54,7 @@ def canonicalize(
     )
     common.IdentityEliminationPass()(model)
     fuse_attention(model)
-    mend_attention(model)
+    make_ort_compatible(model)
     common.CommonSubexpressionEliminationPass()(model)
     merge_equal_weights(model)
     common.RemoveUnusedNodesPass()(model)

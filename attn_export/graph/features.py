@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from attn_export.graph.mend import dims, given
+from attn_export.graph.ir_helpers import dims, optional_input
 
 ATTENTION = "Attention"
 MASK = 3
@@ -37,7 +37,7 @@ def features(model: ir.Model) -> tuple[str, ...]:
 def _of_attention(node: ir.Node) -> set[str]:
     uses = set()
     for index, name in OPTIONAL.items():
-        value = given(node, index)
+        value = optional_input(node, index)
         if value is None:
             continue
         dtype = f": {value.dtype.name}" if index == MASK and value.dtype else ""

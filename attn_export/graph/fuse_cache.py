@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.graph.axes import Size, known_equal
-from attn_export.graph.mend import dims, given, nodes_of
+from attn_export.graph.ir_helpers import dims, nodes_of, optional_input
 
 LAYOUT = frozenset(
     {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
@@ -52,7 +52,7 @@ def share_heads(model: ir.Model) -> None:
     what the operator means as well.
     """
     for node in nodes_of(model, "Attention"):
-        if given(node, 4) is not None:
+        if optional_input(node, 4) is not None:
             continue
         key, value = (_before_repeating(x) for x in node.inputs[1:3])
         if key is None or value is None or dims(key)[HEADS] != dims(value)[HEADS]:
@@ -69,7 +69,7 @@ def fuse_caches(model: ir.Model) -> None:
     without a present.
     """
     for node in nodes_of(model, "Attention"):
-        if given(node, 4) is not None:
+        if optional_input(node, 4) is not None:
             continue
         joins = [_cache_concat(node.inputs[index]) for index in (1, 2)]
         if node.attributes.get_int("is_causal", 0) or not _fit(node, joins):
@@ -146,7 +146,7 @@ def _take_over(old: ir.Value, new: ir.Value) -> None:
 def _is_whole(node: ir.Node) -> bool:
     """Return whether a Slice leaves out nothing."""
     starts, ends = _numbers(node.inputs[1]), _numbers(node.inputs[2])
-    steps = given(node, 4)
+    steps = optional_input(node, 4)
     if not starts or not ends or (steps is not None and set(_numbers(steps) or [0]) != {1}):
         return False
     return not any(starts) and min(ends) == np.iinfo(np.int64).max

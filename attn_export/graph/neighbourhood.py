@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from attn_export.graph.features import ATTENTION
-from attn_export.graph.mend import dims
+from attn_export.graph.ir_helpers import dims
 from attn_export.graph.steps import REST, SHORT, Step, axis_name, end_step, in_steps, main_input
 
 INPUTS = (

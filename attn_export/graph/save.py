@@ -11,7 +11,7 @@ import onnx_ir as ir
 from attn_export.graph.merge import same_bytes
 from attn_export.graph.safetensors_file import tensor_places, write_tensors
 from attn_export.output_folder import sha256
-from attn_export.scratch import folder_beside
+from attn_export.temp_folders import folder_beside
 
 WEIGHTS = "weights.safetensors"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from attn_export.errors import GraphError
-from attn_export.nouns import GraphFile
+from attn_export.results import GraphFile
 from attn_export.spec import Shape
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from attn_export.graph.axes import SYMBOL
 from attn_export.graph.features import is_given
-from attn_export.graph.mend import dims
+from attn_export.graph.ir_helpers import dims
 
 MOVES = (
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten",

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.errors import AttnExportError
-from attn_export.nouns import Report
-from attn_export.scratch import scratch
+from attn_export.results import Report
+from attn_export.temp_folders import scratch
 
 BUNDLE = "bundle"
 
@@ -73,7 +73,7 @@ def parity_report(
 ) -> Report:
     """Return the report of `assert_parity`, passed or failed; with the cause of wrong numbers."""
     __tracebackhide__ = True
-    from attn_export.jobs.why import explained
+    from attn_export.jobs.explain_failures import explained
 
     if isinstance(of, str | os.PathLike):
         from attn_export.jobs.verify import verify

@@ -9,15 +9,15 @@ from pathlib import Path
 from attn_export.bench.bundle_line_up import RUNTIME, Entrants, Manifest
 from attn_export.bench.interleave import measure, steps
 from attn_export.bench.machine import machine
-from attn_export.bench.results import BenchReport, Candidate, Contest, Measured
+from attn_export.bench.measurements import BenchReport, Candidate, Contest, Measured
 from attn_export.bundle import SPEC, read_bundle
 from attn_export.cases.sizes import with_sums
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
-from attn_export.scratch import scratch
 from attn_export.spec import AttentionSpec
+from attn_export.temp_folders import scratch
 
 BATCH, PREFILL, DECODE = (1,), (512,), (2048,)
 ROUNDS = 5
@@ -40,7 +40,7 @@ def bench(
     turn_seconds: float = TURN_SECONDS,
     progress: Progress | None = None,
 ) -> BenchReport:
-    """Measure every graph of a bundle beside its peers and the machine's roofs.
+    """Measure every graph of a bundle beside its peers and the machine's rooflines.
 
     Args:
         bundle: The bundle's folder.
@@ -68,7 +68,7 @@ def bench(
     spec = AttentionSpec.from_toml(opened.folder / SPEC) if _has_spec(opened.manifest) else None
     with scratch() as folder:
         entrants = Entrants(opened.folder, folder, opened.manifest, spec)
-        rows = _regimes(opened.manifest, spec, batch, prefill, decode)
+        rows = _phases(opened.manifest, spec, batch, prefill, decode)
         planned = [
             (name, sizes, entrants.at(sizes, decode=sizes["query_len"] == 1))
             for name, sizes in rows
@@ -100,7 +100,7 @@ def _has_spec(manifest: Manifest) -> bool:
     return SPEC in manifest["files"]
 
 
-def _regimes(
+def _phases(
     manifest: Manifest,
     spec: AttentionSpec | None,
     batch: Sequence[int],

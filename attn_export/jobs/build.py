@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, MODEL, PAGE, REPORT, SPEC, staging, write_manifest
-from attn_export.environment import environment, versions
 from attn_export.errors import UsageError, printable
 from attn_export.jobs.forms import (
     Form,
@@ -18,19 +17,20 @@ from attn_export.jobs.forms import (
     manifest_entry,
     save_checked,
 )
-from attn_export.nouns import BASE, GraphFile, Report
 from attn_export.parity.gate import Gate
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.progress import Progress
+from attn_export.results import BASE, GraphFile, Report
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
-from attn_export.scratch import scratch
 from attn_export.spec import AttentionSpec
+from attn_export.system_info import environment, versions
+from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
     from attn_export.export import Exported
-    from attn_export.nouns import Golden, RuntimeRun, Verdict
+    from attn_export.results import Golden, RuntimeRun, Verdict
     from attn_export.subject import Subject
 
 STANDARD = "standard"

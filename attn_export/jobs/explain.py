@@ -13,8 +13,8 @@ from attn_export.bundle import GOLDEN, read_bundle
 from attn_export.cases.golden import case_folders
 from attn_export.errors import GraphError, RuntimeFailure, UsageError
 from attn_export.explain.explanation import Cause, Explanation
-from attn_export.nouns import DECODE
 from attn_export.report.progress import Progress
+from attn_export.results import DECODE
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.pool import ALL
 from attn_export.runtimes.preflight import why_not
@@ -22,9 +22,9 @@ from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable
 
 if TYPE_CHECKING:
     from attn_export.explain.experiments import Done
+    from attn_export.explain.graph_run import KnownCase, Setting, Trial
     from attn_export.explain.meaning import Meaning
     from attn_export.explain.pattern import Pattern
-    from attn_export.explain.setting import KnownCase, Setting, Trial
 
 SECONDS = 45.0
 """After which no further experiment is begun."""
@@ -66,8 +66,8 @@ def explain(
         GraphError: If `graph` is no file.
         BundleError: If a file of the bundle is missing or was changed.
     """
+    from attn_export.explain.graph_run import known_cases
     from attn_export.explain.reproduce import check_folder
-    from attn_export.explain.setting import known_cases
     from attn_export.graph.load import load_proto
 
     progress = progress or Progress()
@@ -87,9 +87,9 @@ def explain(
     settings = list(_settings(folder, manifest, other, kind, options or {}, limits))
     own = _settings(folder, manifest, None, kind, options or {}, limits)
     kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}
-    inquiry = _Inquiry(manifest, cases, list(own), kinds, seconds, progress)
-    found = inquiry.explanation(settings, Path(output) if output else None)
-    return dataclasses.replace(found, seconds=inquiry.elapsed())
+    job = _Inquiry(manifest, cases, list(own), kinds, seconds, progress)
+    found = job.explanation(settings, Path(output) if output else None)
+    return dataclasses.replace(found, seconds=job.elapsed())
 
 
 def _usable(name: str, options: Options) -> Runtime:
@@ -112,7 +112,7 @@ def _settings(
     options: Options,
     limits: Limits | None,
 ) -> Iterator[Setting]:
-    from attn_export.explain.setting import Setting, forms_of_bundle
+    from attn_export.explain.graph_run import Setting, forms_of_bundle
 
     place = (graph.parent if graph else folder).absolute()
     for form in forms_of_bundle(manifest, graph):
@@ -181,7 +181,7 @@ class _Inquiry:
         self, base: Explanation, setting: Setting, trial: Trial, output: Path | None
     ) -> Explanation:
         """Determine the fault from the graph's float64 meaning and the runtime's outputs."""
-        from attn_export.explain import inquiry, meaning
+        from attn_export.explain import fault_attribution, meaning
         from attn_export.explain.causes import Seen, causes
 
         self.progress.phase("evaluating the graphs in float64")
@@ -190,14 +190,14 @@ class _Inquiry:
         right = meaning.right_meaning(self.own, cases)
         lossy = meaning.loses_precision(own, right, cases)
         other = self._foreign(setting, trial) if own is None else None
-        fault = inquiry.fault_of(own, other, lossy=lossy)
+        fault = fault_attribution.fault_of(own, other, lossy=lossy)
         self.progress.phase("trying known mistakes")
         lines = self._lines(setting.form.name)
-        found = inquiry.known_mistakes(own, right, trial, cases, self.late)
+        found = fault_attribution.known_mistakes(own, right, trial, cases, self.late)
         if own is not None and lossy:
-            first = inquiry.first_lossy(own, cases, lines)
+            first = fault_attribution.first_lossy(own, cases, lines)
         else:
-            first = inquiry.deviation(fault, own, self.own, trial, lines)
+            first = fault_attribution.deviation(fault, own, self.own, trial, lines)
         self.progress.phase("running it in other ways")
         done = list(self._experiments(setting, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)

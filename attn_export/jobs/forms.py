@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import MODEL
 from attn_export.errors import GraphError, UsageError
-from attn_export.nouns import GraphFile
+from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import ORT_NEEDED
 
 if TYPE_CHECKING:
@@ -89,15 +89,15 @@ def _in_dialect(model: ir.Model, expected: Expected, dialect: str) -> list[Form]
     from attn_export.graph.lower import lower
 
     found = []
-    for regime, lowered in lower(model, dialect).items():
-        file = lowered.as_file(file_name(dialect, regime), dialect)
+    for phase, lowered in lower(model, dialect).items():
+        file = lowered.as_file(file_name(dialect, phase), dialect)
         found.append(Form(file, lowered.model, expected_of(file, expected)))
     return found
 
 
-def file_name(dialect: str, regime: str = "") -> str:
+def file_name(dialect: str, phase: str = "") -> str:
     """Return the file name of a graph: ``model.onnx``, ``model.ort.decode.onnx``."""
-    parts = ["" if dialect == "standard" else dialect, regime]
+    parts = ["" if dialect == "standard" else dialect, phase]
     return ".".join([Path(MODEL).stem, *filter(None, parts), "onnx"])
 
 

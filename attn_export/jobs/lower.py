@@ -59,7 +59,7 @@ def lowered(model: str, output: str, dialect: str) -> dict[str, dict[str, int]]:
     graph = load_graph(source)
     weights = {path for path in external_files(graph) if path.exists()}
     forms = lower(graph, dialect)
-    files = {_named(target, regime): form.model for regime, form in forms.items()}
+    files = {_named(target, phase): form.model for phase, form in forms.items()}
     try:
         for path in files:
             _check_replaceable(path, source, weights)
@@ -97,5 +97,5 @@ def _is_graph_or_empty(path: Path) -> bool:
         return False
 
 
-def _named(output: Path, regime: str) -> Path:
-    return output.with_suffix(f".{regime}{output.suffix}") if regime else output
+def _named(output: Path, phase: str) -> Path:
+    return output.with_suffix(f".{phase}{output.suffix}") if phase else output

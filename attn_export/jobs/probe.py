@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from attn_export.environment import environment
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.fingerprint.findings import Fingerprint
 from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits, Runtime
-from attn_export.scratch import scratch
+from attn_export.system_info import environment
+from attn_export.temp_folders import scratch
 
 HUNG_AFTER = 60.0
 """Seconds: graphs and cases are tiny; what takes longest is to compile one."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from attn_export.bundle import GOLDEN, MODEL, SPEC
 from attn_export.cases.golden import read_inputs, write_inputs
 from attn_export.errors import BundleError, UsageError
-from attn_export.nouns import Case, Golden, RuntimeRun, StoredCase, Verdict
 from attn_export.report.progress import Progress
+from attn_export.results import Case, Golden, RuntimeRun, StoredCase, Verdict
 from attn_export.spec import AttentionSpec
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attn_export.cases.masks import MASKS
-from attn_export.nouns import Case, Golden
+from attn_export.results import Case, Golden
 
 if TYPE_CHECKING:
     from attn_export.parity.oracle import Oracle

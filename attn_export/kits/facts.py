@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attn_export.errors import UsageError
-from attn_export.nouns import CODES, DECODE, Allowed, GraphFile
 from attn_export.parity.limits import beyond_limit
+from attn_export.results import CODES, DECODE, Allowed, GraphFile
 from attn_export.runtimes.ort_cpu import ORT_NEEDED
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype

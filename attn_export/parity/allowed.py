@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attn_export.nouns import Allowed
 from attn_export.parity.measures import Measures, eps, measure
+from attn_export.results import Allowed
 
 SAFETY = {np.dtype(np.float16): 5.0}
 """By an output's dtype: the factor on the error of random rounding. Processors may keep sums of

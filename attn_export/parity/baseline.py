@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attn_export.atomic_replace import write_whole
 from attn_export.errors import OutputError, UsageError, one_line
-from attn_export.nouns import Report, RuntimeRun, Verdict
-from attn_export.replacing import write_whole
+from attn_export.results import Report, RuntimeRun, Verdict
 from attn_export.schema import BaselineFile
 from attn_export.untrusted import checked, parse_json, read_text
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from attn_export.nouns import Allowed, Arrays, ErrorMap, Golden, Panel, RelativeTo, Verdict
-from attn_export.parity.place import (
+from attn_export.parity.error_location import (
     Index,
     distances,
     row_norms,
@@ -16,6 +15,7 @@ from attn_export.parity.place import (
     worst_index,
     wrong_kinds,
 )
+from attn_export.results import Allowed, Arrays, ErrorMap, Golden, Panel, RelativeTo, Verdict
 from attn_export.tensorfile import is_floating
 
 CELLS = 48

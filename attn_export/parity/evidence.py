@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from attn_export.errors import BundleError
-from attn_export.nouns import BASE, CHANGED, Case
+from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import Shape
 
 LEAST_SIZES = 3

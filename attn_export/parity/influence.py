@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attn_export.errors import ExportError
-from attn_export.nouns import BASE, CHANGED, Golden
 from attn_export.parity.measures import measure
+from attn_export.results import BASE, CHANGED, Golden
 
 CLEARLY = 100
 """How many times the allowed error an output has to move for the input to matter to it."""

@@ -11,11 +11,11 @@ import math
 
 import numpy as np
 
-from attn_export.nouns import Allowed, Arrays, Golden, Verdict
+from attn_export.parity.error_location import without_rows, worst_index, wrong_kinds
 from attn_export.parity.gate import Gate
 from attn_export.parity.limits import beyond_limit
 from attn_export.parity.measures import measure
-from attn_export.parity.place import without_rows, worst_index, wrong_kinds
+from attn_export.results import Allowed, Arrays, Golden, Verdict
 from attn_export.tensorfile import is_floating
 
 

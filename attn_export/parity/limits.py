@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from attn_export.nouns import Allowed
 from attn_export.parity.measures import eps
+from attn_export.results import Allowed
 
 WHOLE, ROW = 2.0**17, 2.0**20
 """The largest allowed errors of an output and of a row, in units of eps of its dtype."""

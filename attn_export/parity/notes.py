@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from attn_export.cases.draw import generator
-from attn_export.nouns import Case
 from attn_export.parity.allowed import EAGER
 from attn_export.parity.measures import eps, measure
 from attn_export.parity.oracle import Oracle
+from attn_export.results import Case
 from attn_export.subject.exporting import places_that_ask
 from attn_export.tensorfile import is_floating
 

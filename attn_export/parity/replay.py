@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from attn_export.nouns import Golden, RuntimeRun, Verdict
 from attn_export.parity.error_map import Shape, Worst
 from attn_export.parity.gate import Gate
 from attn_export.parity.judge import judge
+from attn_export.results import Golden, RuntimeRun, Verdict
 from attn_export.runtimes.pool import Pool, outputs_of
 from attn_export.runtimes.process import Worker
 from attn_export.tensorfile import read_outputs

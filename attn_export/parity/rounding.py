@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.parity.large import is_large, product
+from attn_export.parity.large_weights import is_large, product
 from attn_export.parity.operations import Steps, name_of, rounds
 from attn_export.parity.random_numbers import RandomNumbers
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.results import Contest
+from attn_export.atomic_replace import write_whole
+from attn_export.bench.measurements import Contest
 from attn_export.errors import OutputError, UsageError
 from attn_export.output_folder import check_utf8
-from attn_export.replacing import write_whole
 
 ENDINGS = (".svg", ".png")
 OURS_COLORS = ("#c8372d", "#e8853a", "#8c1d40", "#f2b134")
@@ -33,7 +33,7 @@ def check_chart_file(file: Path | str) -> None:
 
 
 def write_chart(panels: Mapping[str, Sequence[Contest]], file: Path | str) -> None:
-    """Draw the median of every candidate but the roofs.
+    """Draw the median of every candidate but the rooflines.
 
     Args:
         panels: Contests by the title of the panel that they are in; panels are stacked.

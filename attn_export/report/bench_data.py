@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from attn_export.bench.results import BenchReport, Contest, Measured
+from attn_export.bench.measurements import BenchReport, Contest, Measured
 
 FORMAT = "attn-export-bench/1"
 

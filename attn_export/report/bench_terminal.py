@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from attn_export.bench.results import BenchReport, Contest, Measured
+from attn_export.bench.measurements import BenchReport, Contest, Measured
 from attn_export.report.bench_data import in_mib, in_ms, three_digits
 from attn_export.report.markup import as_text
 

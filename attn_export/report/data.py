@@ -8,7 +8,7 @@ import math
 import re
 from typing import Any
 
-from attn_export.nouns import Report
+from attn_export.results import Report
 
 FORMAT = "attn-export-report/1"
 LIST_OF_PLAIN = re.compile(r'\[\n[^][{}"]*\]')

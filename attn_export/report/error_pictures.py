@@ -7,8 +7,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
-from attn_export.nouns import ErrorMap, Panel, Report, Verdict
 from attn_export.report.matrix import form_name
+from attn_export.results import ErrorMap, Panel, Report, Verdict
 
 STEPS = (0.01, 0.1, 0.25, 0.5, 1.0)
 """Share of the largest error of a picture: where a step of its colours ends."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.nouns import Report, Verdict
 from attn_export.report import error_pictures
 from attn_export.report.attention_drawing import drawn
 from attn_export.report.error_pictures import figures
@@ -18,6 +17,7 @@ from attn_export.report.summary import (
     summaries,
     verdicts_by_case,
 )
+from attn_export.results import Report, Verdict
 
 if TYPE_CHECKING:
     from attn_export.graph.neighbourhood import Neighbourhood

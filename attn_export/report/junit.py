@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from attn_export.nouns import Report, RuntimeRun, Verdict
 from attn_export.report.summary import verdicts_by_case
+from attn_export.results import Report, RuntimeRun, Verdict
 
 ELEMENTS = {"failed": "failure", "unusable": "failure", "error": "error"}
 """What a verdict becomes that did not pass."""

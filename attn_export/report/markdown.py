@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from attn_export.errors import PARAGRAPH, printable
-from attn_export.nouns import Report
 from attn_export.report.matrix import form_name
 from attn_export.report.summary import Summary, problems, shown, summaries
+from attn_export.results import Report
 
 SHOWN = 20
 """How many failed verdicts are written out."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from attn_export.nouns import Report
 from attn_export.report.summary import UNMEASURED, Summary, shown_share, summaries
+from attn_export.results import Report
 
 Colour = Literal["green", "red", "grey"]
 

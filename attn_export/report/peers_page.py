@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from attn_export.bench.goals import BARE, MEMORY, ROOF, STATIC, Goal, Regime
-from attn_export.bench.results import BenchReport, Contest
+from attn_export.bench.goals import BARE, MEMORY, ROOF, STATIC, Goal, Phase
+from attn_export.bench.measurements import BenchReport, Contest
 from attn_export.report.bench_data import in_mib, in_ms, made_on, three_digits
 
 PEERS = ("torch SDPA", STATIC, "torch.compile", BARE, "OpenVINO f32")
@@ -17,14 +17,12 @@ DASH = "-"
 Seconds = Mapping[str, float]
 
 
-def peers_page(
-    report: BenchReport, regimes: Sequence[Regime], dialect: Seconds, command: str
-) -> str:
+def peers_page(report: BenchReport, phases: Sequence[Phase], dialect: Seconds, command: str) -> str:
     """Return the page as Markdown.
 
     Args:
-        report: A contest for each regime, of its name.
-        regimes: The regimes with their goals.
+        report: A contest for each phase, of its name.
+        phases: The phases with their goals.
         dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
         command: The command that ran.
     """
@@ -39,7 +37,7 @@ def peers_page(
         "![medians](peers.svg)",
     ]
     contests = {contest.name: contest for contest in report.contests}
-    run = [(regime, contests[regime.name]) for regime in regimes if regime.name in contests]
+    run = [(phase, contests[phase.name]) for phase in phases if phase.name in contests]
     for title, of_layer in (("Attention alone", False), ("The whole layer, E 1024", True)):
         part = [(r, c) for r, c in run if r.of_layer == of_layer]
         if part:
@@ -48,31 +46,31 @@ def peers_page(
     return "\n".join([*lines, *_not_run(run)]) + "\n"
 
 
-def unmet(report: BenchReport, regimes: Sequence[Regime], dialect: Seconds) -> list[str]:
+def unmet(report: BenchReport, phases: Sequence[Phase], dialect: Seconds) -> list[str]:
     """Return the goals that were missed or not measured; those of whole layers do not count.
 
     Args:
-        report: A contest for each regime.
-        regimes: The regimes with their goals.
+        report: A contest for each phase.
+        phases: The phases with their goals.
         dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
     """
     contests = {contest.name: contest for contest in report.contests}
     found = [
-        f"{regime.name}, {goal.against}: {goal.figure(contests[regime.name]):.3g}, {goal.text}"
-        for regime in regimes
-        for goal in regime.goals
-        if regime.name in contests and not regime.of_layer and not goal.met(contests[regime.name])
+        f"{phase.name}, {goal.against}: {goal.figure(contests[phase.name]):.3g}, {goal.text}"
+        for phase in phases
+        for goal in phase.goals
+        if phase.name in contests and not phase.of_layer and not goal.met(contests[phase.name])
     ]
     if dialect and _dialect_ratio(dialect) > DIALECT_LIMIT:
         found.append(f"another dialect: {_dialect_ratio(dialect):.3g}, ≤ {DIALECT_LIMIT}")
     return found
 
 
-def _times(part: Sequence[tuple[Regime, Contest]]) -> list[str]:
+def _times(part: Sequence[tuple[Phase, Contest]]) -> list[str]:
     peers = [name for name in PEERS if any(m.name == name for _, c in part for m in c.measured)]
     head = ["median ms", OURS, *peers, "GFLOP/s", "GB/s", "of roof", "MiB"]
     lines = [_line(head), "|" + "---|" * len(head)]
-    for regime, contest in part:
+    for phase, contest in part:
         ours = contest.named(OURS)
         figures = [DASH] * 4
         if ours is not None:
@@ -83,16 +81,16 @@ def _times(part: Sequence[tuple[Regime, Contest]]) -> list[str]:
                 in_mib(ours.growth),
             ]
         names = [in_ms(contest.named(name)) for name in peers]
-        lines.append(_line([regime.name, in_ms(ours), *names, *figures]))
+        lines.append(_line([phase.name, in_ms(ours), *names, *figures]))
     return lines
 
 
-def _goals(part: Sequence[tuple[Regime, Contest]]) -> list[str]:
+def _goals(part: Sequence[tuple[Phase, Contest]]) -> list[str]:
     head = ["regime", "against", OURS, "theirs", "ratio", "goal", "met"]
     lines = [_line(head), "|" + "---|" * len(head)]
-    for regime, contest in part:
-        for goal in regime.goals:
-            lines.append(_line([regime.name, *_goal_cells(goal, contest)]))
+    for phase, contest in part:
+        for goal in phase.goals:
+            lines.append(_line([phase.name, *_goal_cells(goal, contest)]))
     return lines
 
 
@@ -128,12 +126,12 @@ def _dialect_ratio(dialect: Seconds) -> float:
     return dialect["lower"] / dialect["torch.onnx.export"]
 
 
-def _not_run(part: Sequence[tuple[Regime, Contest]]) -> list[str]:
+def _not_run(part: Sequence[tuple[Phase, Contest]]) -> list[str]:
     reasons: dict[str, list[str]] = {}
-    for regime, contest in part:
+    for phase, contest in part:
         for m in contest.measured:
             if not m.ran:
-                reasons.setdefault(f"{m.name} {m.outcome}: {m.reason}", []).append(regime.name)
+                reasons.setdefault(f"{m.name} {m.outcome}: {m.reason}", []).append(phase.name)
     if not reasons:
         return []
     lines = [f"- {reason} ({'; '.join(names)})" for reason, names in reasons.items()]

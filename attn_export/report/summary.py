@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from attn_export.nouns import Report, RuntimeRun, Verdict
+from attn_export.results import Report, RuntimeRun, Verdict
 
 UNMEASURED = "–"  # noqa: RUF001 (a dash is what it is)
 

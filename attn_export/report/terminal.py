@@ -7,10 +7,10 @@ import io
 from rich.console import Console
 from rich.table import Table
 
-from attn_export.nouns import Report
 from attn_export.report.markup import as_text
 from attn_export.report.matrix import Cell, Matrix, form_name, matrix
 from attn_export.report.summary import Summary, problems, shown, shown_share, summaries
+from attn_export.results import Report
 
 FEW = 2
 """More runtimes than that are shown as a matrix."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.runtimes.home import home
 from attn_export.runtimes.install.ort_native import not_ready, program_of
+from attn_export.runtimes.install_folder import home
 from attn_export.runtimes.program import ProgramEngine
 from attn_export.runtimes.protocol import installed_version
 

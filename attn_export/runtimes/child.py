@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from attn_export.interruption import undo_if_ended
-from attn_export.scratch import held_locks
+from attn_export.temp_folders import held_locks
 
 TAIL = 300
 """How many characters of what a crashed process said are kept."""

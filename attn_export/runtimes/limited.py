@@ -15,7 +15,7 @@ from typing import Any
 from attn_export import errors
 from attn_export.errors import AttnExportError, GraphError, one_line
 from attn_export.runtimes.child import Child, module_command
-from attn_export.runtimes.conversation import Voice, jobs_from_stdin, limit_memory, private_stdout
+from attn_export.runtimes.ipc import Voice, jobs_from_stdin, limit_memory, private_stdout
 from attn_export.runtimes.protocol import Limits
 
 PR_SET_PDEATHSIG = 1

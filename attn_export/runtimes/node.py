@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.runtimes.home import home, missing
 from attn_export.runtimes.install.javascript import NODE_MISSING, node_sources, package_version
+from attn_export.runtimes.install_folder import home, missing
 from attn_export.runtimes.program import ProgramEngine
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
-from attn_export.nouns import DECODE, GraphFile, StoredCase
+from attn_export.results import DECODE, GraphFile, StoredCase
 from attn_export.runtimes.catalogue import DEFAULT, RUNTIMES, runtime
 from attn_export.runtimes.preflight import why_not
 from attn_export.runtimes.process import Worker

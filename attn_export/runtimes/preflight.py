@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attn_export.nouns import GraphFile
+from attn_export.results import GraphFile
 from attn_export.runtimes.protocol import Runtime
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from attn_export.nouns import GraphFile
+from attn_export.results import GraphFile
 from attn_export.runtimes.child import module_command
 from attn_export.runtimes.protocol import Limits, Options, Runtime
 from attn_export.runtimes.serving import CaseFiles, Serving

@@ -98,7 +98,7 @@ class ProgramEngine(Engine):
     def _send(self, name: str, array: np.ndarray) -> None:
         import numpy as np
 
-        from attn_export.nouns import CODES
+        from attn_export.results import CODES
 
         if "\n" in name or "\t" in name:
             raise ValueError(f"the name {name!r} holds a newline or a tab; rename it")
@@ -110,7 +110,7 @@ class ProgramEngine(Engine):
     def _received(self) -> tuple[str, np.ndarray]:
         import numpy as np
 
-        from attn_export.nouns import DTYPES
+        from attn_export.results import DTYPES
         from attn_export.tensorfile import numpy_dtype
 
         line = self._line()

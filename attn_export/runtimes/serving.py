@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from attn_export.nouns import Outcome
+from attn_export.results import Outcome
 from attn_export.runtimes.child import Child
 from attn_export.runtimes.protocol import Facts, Limits
 

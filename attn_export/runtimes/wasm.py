@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.runtimes.home import home, missing
 from attn_export.runtimes.install.javascript import (
     NODE_MISSING,
     WEB,
@@ -15,6 +14,7 @@ from attn_export.runtimes.install.javascript import (
     package_version,
     web_sources,
 )
+from attn_export.runtimes.install_folder import home, missing
 from attn_export.runtimes.program import ProgramEngine
 from attn_export.runtimes.support import unsupported
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from attn_export.errors import one_line
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.conversation import (
+from attn_export.runtimes.ipc import (
     Voice,
     jobs_from_stdin,
     limit_memory,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attn_export.cases.sizes import Sizes
 from attn_export.errors import ExportError, UsageError, printable
-from attn_export.nouns import DTYPES
+from attn_export.results import DTYPES
 from attn_export.schema import MOST_BYTES, EndName
 from attn_export.untrusted import checked
 

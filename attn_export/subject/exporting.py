@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from attn_export.blame import is_theirs, show
+from attn_export.source_location import is_theirs, show
 
 ASKED = (
     torch.compiler.is_exporting, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling,

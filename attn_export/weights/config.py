@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.errors import WeightsError
+from attn_export.weights.formatting import shown
 from attn_export.weights.source import read_json
-from attn_export.weights.words import shown
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

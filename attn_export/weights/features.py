@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_export.weights.choice import CROSS, ENCODER
 from attn_export.weights.config import Config
 from attn_export.weights.layer import Layer
+from attn_export.weights.select_layer import CROSS, ENCODER
 
 
 def causal(_: Layer) -> dict[str, Any]:

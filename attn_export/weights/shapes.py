@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from attn_export.spec import AttentionSpec
-from attn_export.weights.choice import CROSS, Found
 from attn_export.weights.layouts import ADDED_KEYS, K_NORM, Q_NORM, RELATIVE, SINKS
 from attn_export.weights.packing import PARTS
+from attn_export.weights.select_layer import CROSS, Found
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

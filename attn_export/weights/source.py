@@ -17,8 +17,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attn_export.errors import WeightsError, one_line
-from attn_export.weights.broken import CONVERT, why_unreadable
-from attn_export.weights.words import listed, shown
+from attn_export.weights.file_diagnosis import CONVERT, why_unreadable
+from attn_export.weights.formatting import listed, shown
 
 SINGLE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

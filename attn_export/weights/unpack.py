@@ -9,9 +9,10 @@ from torch import Tensor
 
 from attn_export.errors import WeightsError
 from attn_export.spec import AttentionSpec
-from attn_export.weights.choice import Found
+from attn_export.weights.formatting import bracketed, listed, shown
 from attn_export.weights.layouts import ADDED_KEYS, BUFFERS, K_NORM, Q_NORM
 from attn_export.weights.packing import PARTS, as_packed, split_packed
+from attn_export.weights.select_layer import Found
 from attn_export.weights.shapes import (
     Sizes,
     Wanted,
@@ -19,7 +20,6 @@ from attn_export.weights.shapes import (
     wanted_tensors,
 )
 from attn_export.weights.source import Source, Stored
-from attn_export.weights.words import bracketed, listed, shown
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 WORDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -14,7 +14,7 @@ import pytest
 from conftest import Cli, small_spec
 
 from attn_export import build
-from attn_export.bench import bundle_line_up, interleave, roofs
+from attn_export.bench import bundle_line_up, interleave, roofline
 from attn_export.bench.arrays import Feed
 from attn_export.bench.feeds import feeds_of, known_feeds
 from attn_export.bench.work import work_of
@@ -28,14 +28,14 @@ SMALL = ("--prefill", "16", "--decode", "24", "--rounds", "1", "--threads", "1")
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set small roofs, short turns, and nothing that must be compiled."""
+    """Set small rooflines, short turns, and nothing that must be compiled."""
     monkeypatch.setattr(
         bundle_line_up,
-        "gemm_roofs",
-        functools.partial(bundle_line_up.gemm_roofs, sizes=(64, 64, 64)),
+        "gemm_rooflines",
+        functools.partial(bundle_line_up.gemm_rooflines, sizes=(64, 64, 64)),
     )
     monkeypatch.setattr(
-        bundle_line_up, "read_roofs", functools.partial(bundle_line_up.read_roofs, mib=4)
+        bundle_line_up, "read_rooflines", functools.partial(bundle_line_up.read_rooflines, mib=4)
     )  # fmt: skip
 
     def measured(candidates, **options):
@@ -48,7 +48,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a system without torch."""
-    for place in (bundle_line_up, roofs):
+    for place in (bundle_line_up, roofline):
         monkeypatch.setattr(place, "missing", lambda name: f"{name} is not installed")
 
 

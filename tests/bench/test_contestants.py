@@ -12,9 +12,9 @@ import pytest
 
 from attn_export.bench import process
 from attn_export.bench.interleave import measure, steps
+from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.process import Contestant
-from attn_export.bench.results import Candidate, Work
-from attn_export.bench.roofs import gemm_roofs, read_roofs
+from attn_export.bench.roofline import gemm_rooflines, read_rooflines
 from attn_export.runtimes.protocol import Limits
 
 LIMITS = Limits(threads=1, seconds=120, memory_mib=None)
@@ -29,12 +29,12 @@ def cpu_seconds(pid: int) -> float:
 @pytest.fixture
 def gemm(tmp_path: Path) -> Candidate:
     """Return a small product in ONNX Runtime."""
-    return gemm_roofs(tmp_path, (32, 32, 32))[1]
+    return gemm_rooflines(tmp_path, (32, 32, 32))[1]
 
 
 def test_candidates_take_turns_and_give_the_times_of_every_run(tmp_path: Path):
     told: list[str] = []
-    candidates = [*gemm_roofs(tmp_path, (256, 256, 256)), *read_roofs(tmp_path, mib=8)]
+    candidates = [*gemm_rooflines(tmp_path, (256, 256, 256)), *read_rooflines(tmp_path, mib=8)]
     found = measure(
         candidates, rounds=2, turn_seconds=TURN, limits=LIMITS, advance=told.append
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The regimes with their goals, who takes part, and the page that says what was reached."""
+"""The phases with their goals, who takes part, and the page that says what was reached."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ import pytest
 from conftest import ROOT
 
 from attn_export.bench import line_up as line_ups
-from attn_export.bench.goals import BARE, OURS, STATIC, regimes
+from attn_export.bench.goals import BARE, OURS, STATIC, phases
 from attn_export.bench.line_up import line_up
-from attn_export.bench.results import BenchReport, Candidate, Contest, Measured, Work
+from attn_export.bench.measurements import BenchReport, Candidate, Contest, Measured, Work
 from attn_export.report.peers_page import peers_page, unmet
 
-BY_NAME = {regime.name: regime for regime in regimes()}
+BY_NAME = {phase.name: phase for phase in phases()}
 MADE = {"versions": {"torch": "x"}, "processor": "a processor", "cores": 2, "system": "Linux",
         "python": "3"}  # fmt: skip
 TIMES = {"lower": 0.01, "torch.onnx.export": 1.0}
 
 
-def contest(regime, growth: int = 10 << 20, **medians: float) -> Contest:
+def contest(phase, growth: int = 10 << 20, **medians: float) -> Contest:
     roof = Measured(Candidate("sgemm", "roof", "roof", {}, Work(flops=1e9)), (0.01,))
     found = [
         Measured(
-            Candidate(name, "ours" if name == OURS else "peer", "graph", {}, regime.dims.work),
+            Candidate(name, "ours" if name == OURS else "peer", "graph", {}, phase.dims.work),
             (seconds,), growth,
         )
         for name, seconds in medians.items()
     ]  # fmt: skip
-    return Contest(regime.name, regime.dims.sizes, (*found, roof))
+    return Contest(phase.name, phase.dims.sizes, (*found, roof))
 
 
 def report(*contests: Contest) -> BenchReport:
     return BenchReport("peers", contests, 2, 7, MADE)
 
 
-def test_every_regime_is_there_for_attention_alone_and_for_the_layer():
+def test_every_phase_is_there_for_attention_alone_and_for_the_layer():
     assert len(BY_NAME) == 22
-    assert sum(regime.of_layer for regime in BY_NAME.values()) == 11
+    assert sum(phase.of_layer for phase in BY_NAME.values()) == 11
     mqa = BY_NAME["decode MQA, B 8, S 8192"]
     assert [(g.against, g.limit) for g in mqa.goals] == [(STATIC, 0.35), (BARE, 0.08)]
     assert mqa.dims.past_len == 8191
@@ -61,27 +61,27 @@ def test_the_work_of_attention_is_two_products_and_one_read_of_the_cache():
 
 
 def test_a_goal_that_is_not_met_keeps_its_row_and_its_number():
-    regime = BY_NAME["decode MQA, B 8, S 8192"]
-    slow = contest(regime, **{OURS: 0.003, STATIC: 0.006, BARE: 0.05})
-    page = peers_page(report(slow), [regime], TIMES, "scripts/bench_peers")
-    assert f"| {regime.name} | {STATIC} | 3.00 ms | 6.00 ms | 0.500 | ≤ 0.35 | **no** |" in page
-    assert f"| {regime.name} | {BARE} | 3.00 ms | 50.0 ms | 0.0600 | ≤ 0.08 | yes |" in page
+    phase = BY_NAME["decode MQA, B 8, S 8192"]
+    slow = contest(phase, **{OURS: 0.003, STATIC: 0.006, BARE: 0.05})
+    page = peers_page(report(slow), [phase], TIMES, "scripts/bench_peers")
+    assert f"| {phase.name} | {STATIC} | 3.00 ms | 6.00 ms | 0.500 | ≤ 0.35 | **no** |" in page
+    assert f"| {phase.name} | {BARE} | 3.00 ms | 50.0 ms | 0.0600 | ≤ 0.08 | yes |" in page
     assert "| 10.0 ms | 1000 ms | 0.0100 | ≤ 0.05 | yes |" in page
-    assert unmet(report(slow), [regime], TIMES) == [f"{regime.name}, {STATIC}: 0.5, ≤ 0.35"]
+    assert unmet(report(slow), [phase], TIMES) == [f"{phase.name}, {STATIC}: 0.5, ≤ 0.35"]
 
 
 def test_what_was_not_measured_is_not_met_and_says_why():
-    regime = BY_NAME["decode MHA, B 8, S 4096"]
-    ran = contest(regime, **{OURS: 0.003, STATIC: 0.006})
+    phase = BY_NAME["decode MHA, B 8, S 4096"]
+    ran = contest(phase, **{OURS: 0.003, STATIC: 0.006})
     absent = Measured(
         Candidate(BARE, "peer", "graph", {}, Work()), outcome="crashed", reason="SIGKILL"
     )
     some = dataclasses.replace(ran, measured=(*ran.measured, absent))
-    page = peers_page(report(some), [regime], {}, "scripts/bench_peers")
+    page = peers_page(report(some), [phase], {}, "scripts/bench_peers")
     assert f"| {BARE} | 3.00 ms | - ms | - | ≤ 0.40 | not measured |" in page
-    assert f"- {BARE} crashed: SIGKILL ({regime.name})" in page
-    assert math.isnan(regime.goals[1].figure(some))
-    assert not regime.goals[1].met(some)
+    assert f"- {BARE} crashed: SIGKILL ({phase.name})" in page
+    assert math.isnan(phase.goals[1].figure(some))
+    assert not phase.goals[1].met(some)
 
 
 def test_memory_and_roofs_are_goals_too():
@@ -90,7 +90,7 @@ def test_memory_and_roofs_are_goals_too():
     assert [goal.met(big) for goal in long.goals] == [False, False]
     small = contest(long, growth=200 << 20, **{OURS: 0.8, "torch SDPA": 1.0, BARE: 0.9})
     assert [goal.figure(small) for goal in long.goals] == [pytest.approx(0.8 / 0.9), 200]
-    # The roof is 100 GFLOP/s.
+    # The roofline is 100 GFLOP/s.
     quick = contest(short, **{OURS: short.dims.work.flops / 95e9})
     assert short.goals[0].figure(quick) == pytest.approx(0.95)
     assert short.goals[0].met(quick)
@@ -123,16 +123,16 @@ def test_a_graph_that_cannot_be_lowered_is_not_run(tmp_path: Path, monkeypatch):
     assert (ours.name, ours.reason) == (OURS, "RuntimeError: no form")
 
 
-def test_the_script_measures_a_regime_and_writes_page_figures_and_chart(
+def test_the_script_measures_a_phase_and_writes_page_figures_and_chart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
     loader = SourceFileLoader("bench_peers", str(ROOT / "scripts" / "bench_peers"))
     spec = importlib.util.spec_from_loader("bench_peers", loader)
     script = importlib.util.module_from_spec(spec)
     loader.exec_module(script)
-    regime = BY_NAME["short prefill, L 128"]
-    dims = dataclasses.replace(regime.dims, query_len=16, key_len=16)
-    monkeypatch.setattr(script, "regimes", lambda: [dataclasses.replace(regime, dims=dims)])
+    phase = BY_NAME["short prefill, L 128"]
+    dims = dataclasses.replace(phase.dims, query_len=16, key_len=16)
+    monkeypatch.setattr(script, "phases", lambda: [dataclasses.replace(phase, dims=dims)])
     monkeypatch.setattr(script, "line_up", without("torch.compile", script.line_up))
     monkeypatch.setattr(script, "dialect_times", lambda *_: TIMES)
     monkeypatch.setattr(script, "TURN_SECONDS", 0.01)

@@ -8,7 +8,7 @@ from conftest import small_spec
 
 from attn_export.cases.decode import DECODE_BYTES, TOKENS
 from attn_export.cases.plan import GOLDEN_BYTES, Plan, plan_cases
-from attn_export.nouns import DECODE, Case
+from attn_export.results import DECODE, Case
 from attn_export.spec import AttentionSpec
 
 

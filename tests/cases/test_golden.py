@@ -18,7 +18,7 @@ from attn_export.cases.golden import (
     write_inputs,
 )
 from attn_export.errors import BundleError
-from attn_export.nouns import Allowed, Case, Golden
+from attn_export.results import Allowed, Case, Golden
 from attn_export.tensorfile import read_outputs, read_tensors, write_tensors
 
 FOLDER = "test_data_set_0"

@@ -10,7 +10,7 @@ from conftest import small_spec
 from attn_export.cases.in_place import LOUD
 from attn_export.cases.masks import padding_of
 from attn_export.cases.plan import plan_cases
-from attn_export.nouns import BASE, Case
+from attn_export.results import BASE, Case
 from attn_export.spec import AttentionSpec
 from attn_export.subject import Subject
 

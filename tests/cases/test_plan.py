@@ -25,7 +25,7 @@ from attn_export.cases.plan import (
 )
 from attn_export.cases.probes import fixed_cases
 from attn_export.cases.sizes import TRACED_SIZES, axis_names, with_sums
-from attn_export.nouns import Case
+from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input
 
 CROSS = {"cross": True, "causal": False, "cache": "none"}

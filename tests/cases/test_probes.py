@@ -16,7 +16,7 @@ from attn_export.cases.probes import (
     fixed_cases,
 )
 from attn_export.cases.sizes import with_sums
-from attn_export.nouns import Case
+from attn_export.results import Case
 from attn_export.spec import Input
 
 CROSS = {"cross": True, "causal": False, "cache": "none"}

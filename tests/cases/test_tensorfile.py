@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.nouns import DTYPES
+from attn_export.results import DTYPES
 from attn_export.tensorfile import read_tensor, write_tensor
 
 quick = settings(

@@ -14,8 +14,8 @@ from onnx import helper
 
 from attn_export import verify
 from attn_export.cases.golden import case_folders, read_golden
-from attn_export.nouns import DECODE, Golden, Verdict
 from attn_export.parity.judge import judge
+from attn_export.results import DECODE, Golden, Verdict
 from attn_export.runtimes import stepwise
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.tensorfile import read_tensors

@@ -11,9 +11,9 @@ from graph_faults import SPECS
 from attn_export import build
 from attn_export.bundle import read_manifest
 from attn_export.explain.evaluate import Evaluation
+from attn_export.explain.graph_run import KnownCase, Setting, forms_of_bundle, known_cases
 from attn_export.explain.match import Evidence, matches
 from attn_export.explain.meaning import meaning
-from attn_export.explain.setting import KnownCase, Setting, forms_of_bundle, known_cases
 from attn_export.jobs.explain import explain
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits

@@ -18,7 +18,7 @@ from attn_export.cli import run
 from attn_export.fingerprint import study
 from attn_export.fingerprint.ask import Question, ask
 from attn_export.fingerprint.probes import probes
-from attn_export.nouns import Outcome
+from attn_export.results import Outcome
 from attn_export.runtimes import process
 from attn_export.runtimes.onnx_reference import OnnxReference
 from attn_export.runtimes.protocol import Limits

@@ -9,7 +9,7 @@ import pytest
 
 from attn_export.fingerprint.graphs import ORT, PORTABLE, STANDARD, write_graph
 from attn_export.fingerprint.probes import probes
-from attn_export.nouns import DTYPES
+from attn_export.results import DTYPES
 
 PROBES = probes()
 GRAPHS = {probe.graph.name: probe.graph for probe in PROBES}

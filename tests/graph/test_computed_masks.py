@@ -56,10 +56,10 @@ def draw(model: onnx.ModelProto, B: int, L: int, P: int) -> dict[str, np.ndarray
 def assert_same(original: onnx.ModelProto, sizes: list[tuple[int, int, int]]) -> None:
     """Assert that the `ort` dialect gives the same outputs as the graph."""
     reference = ReferenceEvaluator(original)
-    for regime, form in lower(ir.from_proto(original), "ort").items():
+    for phase, form in lower(ir.from_proto(original), "ort").items():
         engine = session(form.model)
         for B, L, P in sizes:
-            inputs = draw(original, B, 1 if regime == DECODE else L, P)
+            inputs = draw(original, B, 1 if phase == DECODE else L, P)
             with np.errstate(all="ignore"):
                 wanted = reference.run(None, inputs)
             for one, other in zip(engine.run(None, inputs), wanted, strict=True):
@@ -163,8 +163,8 @@ def test_masks_as_they_are_usually_written_in_pytorch(past: bool):
         if past:
             arrays |= {f"past.{i}": x.numpy() for i, x in enumerate(given["past"])}
         wanted = made.module(**(given if past else {"q": given["q"]}))
-        for regime, form in forms.items():
-            if regime == DECODE and L > 1:
+        for phase, form in forms.items():
+            if phase == DECODE and L > 1:
                 continue
             got = session(form.model).run([v.name for v in model.graph.outputs], arrays)
             for one, other in zip(got, wanted, strict=True):

@@ -145,9 +145,9 @@ def counted(graph: ir.Graph) -> str:
 def test_the_operators_of_every_file_are_pinned(variant: str, cache: str):
     model = canonical(variant, cache)
     found = {
-        ".".join(filter(None, (dialect, regime))): counted(form.model.graph)
+        ".".join(filter(None, (dialect, phase))): counted(form.model.graph)
         for dialect in DIALECTS
-        for regime, form in lower(model, dialect).items()
+        for phase, form in lower(model, dialect).items()
     }
     wanted = {
         file: " ".join(text.split())

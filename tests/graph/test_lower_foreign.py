@@ -37,11 +37,11 @@ def test_a_module_of_others_gives_what_its_graph_gave(name: str, dialect: str):
     foreign, original = FOREIGN[name], exported(name)
     reference = ReferenceEvaluator(ir.to_proto(original))
     tolerance = 4e-3 if name == "float16" else 4e-6
-    for regime, form in lower(original, dialect).items():
+    for phase, form in lower(original, dialect).items():
         onnx.checker.check_model(ir.to_proto(form.model), full_check=dialect != "ort")
         engine = session(form.model)
         for B, L, P in SIZES:
-            inputs = foreign.draw(B, 1 if regime == DECODE else L, P)
+            inputs = foreign.draw(B, 1 if phase == DECODE else L, P)
             with np.errstate(all="ignore"):
                 wanted = reference.run(None, inputs)
             got = engine.run([value.name for value in original.graph.outputs], inputs)

@@ -43,13 +43,13 @@ def test_a_form_gives_what_the_reference_gives(name: str):
     form = ALL[name]
     reference, tolerance = ReferenceEvaluator(form.model()), 4e-3 if form.half else 2e-6
     forms = lowered(form)
-    for regime, one in forms.items():
+    for phase, one in forms.items():
         engine = session(one.model)
         for B, L, N, P in SIZES:
-            L = 1 if regime == DECODE else L
+            L = 1 if phase == DECODE else L
             if "short" in form.mask and N + P * form.past < 2:
                 continue
-            inputs = form.draw(B, L, 1 if regime == DECODE and form.new == "N" else N, P)
+            inputs = form.draw(B, L, 1 if phase == DECODE and form.new == "N" else N, P)
             with np.errstate(all="ignore"):
                 wanted = reference.run(None, inputs)
             for got, other in zip(bound_run(engine, inputs, one), wanted, strict=True):

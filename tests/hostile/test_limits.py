@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from attn_export import AttentionSpec, build
 from attn_export.errors import LINE, GraphError, UsageError, printable
 from attn_export.graph.load import load_graph, load_model
-from attn_export.nouns import CODES
+from attn_export.results import CODES
 from attn_export.runtimes.limited import limited
 from attn_export.runtimes.protocol import Limits
 from attn_export.schema import Dtype

@@ -16,7 +16,7 @@ from torch import nn
 from attn_export import Subject, build, verify
 from attn_export.attention import canonical
 from attn_export.cli import run
-from attn_export.nouns import Report
+from attn_export.results import Report
 
 NARROW = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 WIDE = "in float32"

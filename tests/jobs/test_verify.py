@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from attn_export import build, verify
 from attn_export.cases.golden import case_folders
 from attn_export.errors import BundleError, GraphError
-from attn_export.nouns import Report
+from attn_export.results import Report
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ import attn_export.jobs.explain
 import attn_export.jobs.lower
 import attn_export.parity.oracle
 import attn_export.subject
-from attn_export import replacing, scratch
+from attn_export import atomic_replace, temp_folders
 from attn_export.cli import run
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -53,9 +53,9 @@ class Steps:
         self._sweeping = False
         for module, name in PLACES:
             setattr(module, name, self._counted(getattr(module, name)))
-        swap = replacing.exchange if job.get("exchange", True) else lambda *_: False
-        replacing.exchange = self._counted(swap, "exchange")
-        scratch.sweep = self._uncounted(scratch.sweep)
+        swap = atomic_replace.exchange if job.get("exchange", True) else lambda *_: False
+        atomic_replace.exchange = self._counted(swap, "exchange")
+        temp_folders.sweep = self._uncounted(temp_folders.sweep)
         attn_export.jobs.lower.limited = self._here
 
     def _here(self, _function: str, _about: str, _limits: Any, **arguments: str) -> Any:
@@ -103,7 +103,11 @@ def _forked(job: dict[str, Any], log: Path) -> int:
         os.dup2(1, 2)
         os.chdir(job["cwd"])
         os.environ.pop("TMPDIR", None)
-        tempfile.tempdir, scratch.MEMORY, scratch.ROOM = job["temporary"], Path(job["memory"]), 1
+        tempfile.tempdir, temp_folders.MEMORY, temp_folders.ROOM = (
+            job["temporary"],
+            Path(job["memory"]),
+            1,
+        )
         Steps(job, log)
         code = run(job["arguments"])
     finally:

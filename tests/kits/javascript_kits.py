@@ -11,7 +11,7 @@ from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
 from attn_export.jobs.kit import write_kit
-from attn_export.runtimes.home import home
+from attn_export.runtimes.install_folder import home
 from attn_export.spec import AttentionSpec
 
 
@@ -31,8 +31,8 @@ def plant_fault(bundle: Path, spec: AttentionSpec) -> None:
     node.attributes.add(ir.AttrFloat32("scale", 1 / spec.head_dim))
     graphs = {"model.onnx": model}
     for dialect in ("portable", "ort"):
-        for regime, form in lower(model, dialect).items():
-            graphs[".".join(filter(None, ["model", dialect, regime, "onnx"]))] = form.model
+        for phase, form in lower(model, dialect).items():
+            graphs[".".join(filter(None, ["model", dialect, phase, "onnx"]))] = form.model
     with tempfile.TemporaryDirectory() as folder:  # what is written is still read from
         for name in save_graphs(graphs, Path(folder)):
             shutil.copyfile(Path(folder) / name, bundle / name)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from attn_export.kits.languages import HERE
-from attn_export.nouns import Allowed, Case, Golden
 from attn_export.parity.judge import judge
 from attn_export.parity.limits import largest_allowed
+from attn_export.results import Allowed, Case, Golden
 from attn_export.tensorfile import is_floating
 
 ALLOWED = Allowed(whole=1e-3, row=2e-3)

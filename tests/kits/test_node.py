@@ -69,7 +69,7 @@ def test_a_wrong_scale_fails_in_every_dialect(name: str, dialect: str, tmp_path:
 
 
 def _ready(kit: Path) -> Path:
-    from attn_export.runtimes.home import home
+    from attn_export.runtimes.install_folder import home
 
     (kit / "node_modules").symlink_to(home() / "node" / "node_modules")
     return kit

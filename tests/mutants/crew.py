@@ -16,7 +16,7 @@ from mutants.mutant import Mutant
 from mutants.trial import Trials, Tried
 from mutants.zoo import spec_of
 
-from attn_export.scratch import scratch
+from attn_export.temp_folders import scratch
 
 SECONDS = 60.0
 """The longest that one mutant may take, the first of a bundle with all that it needs."""

@@ -16,7 +16,7 @@ from attn_export.cases.contents import Drawn
 from attn_export.cases.draw import draw_inputs, generator
 from attn_export.cases.plan import Groups
 from attn_export.cases.sizes import axis_names, with_sums
-from attn_export.nouns import Case
+from attn_export.results import Case
 from attn_export.subject import Subject
 
 USUAL, ONE_QUERY, LONG = 70, 50, 6

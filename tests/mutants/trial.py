@@ -22,10 +22,10 @@ from attn_export.bundle import GOLDEN, graph_files, read_manifest
 from attn_export.cases.golden import case_folders, read_golden
 from attn_export.errors import one_line
 from attn_export.explain.evaluate import Evaluation
-from attn_export.nouns import DECODE, Arrays, Golden, GraphFile
 from attn_export.parity.allowed import narrowed
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
+from attn_export.results import DECODE, Arrays, Golden, GraphFile
 from attn_export.runtimes.layouts import in_order, laid_out
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.stepwise import decode

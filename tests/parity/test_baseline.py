@@ -11,8 +11,8 @@ from conftest import Cli
 
 from attn_export import verify
 from attn_export.errors import OutputError, UsageError
-from attn_export.nouns import Report, RuntimeRun, Verdict
 from attn_export.parity.baseline import FLOOR, against, read_baseline, write_baseline
+from attn_export.results import Report, RuntimeRun, Verdict
 
 
 def report(share: float | None, version: str = "1.0", runtime: str = "some") -> Report:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from made_golden import made_golden
 
-from attn_export.nouns import Allowed, ErrorMap, Golden
 from attn_export.parity.error_map import CELLS, Worst, axis_names
 from attn_export.parity.judge import judge
+from attn_export.results import Allowed, ErrorMap, Golden
 
 WEIGHTS = ("batch", 3, "query_len", "total_len")
 RNG = np.random.default_rng(0)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from attn_export.cases.draw import draw_inputs, generator
 from attn_export.cases.sizes import with_sums
-from attn_export.nouns import Arrays, Case
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import measure
 from attn_export.parity.oracle import Oracle
+from attn_export.results import Arrays, Case
 from attn_export.spec import AttentionSpec
 from attn_export.subject import Subject
 

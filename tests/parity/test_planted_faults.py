@@ -12,9 +12,9 @@ from fault import Fault
 from fault_specs import SPECS
 from faults import FAULTS
 
-from attn_export.nouns import Case, Golden, Verdict
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
+from attn_export.results import Case, Golden, Verdict
 from attn_export.spec import AttentionSpec
 from attn_export.subject import Subject
 

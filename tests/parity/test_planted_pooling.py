@@ -15,9 +15,9 @@ from conftest import small_spec
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attn_export.nouns import Golden, Verdict
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
+from attn_export.results import Golden, Verdict
 from attn_export.spec import AttentionSpec
 from attn_export.subject import Subject
 from attn_export.weights import load_checkpoint

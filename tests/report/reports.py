@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_export.nouns import ErrorMap, Panel, Report, RuntimeRun, Verdict
+from attn_export.results import ErrorMap, Panel, Report, RuntimeRun, Verdict
 
 GRAPHS = ("model.onnx", "model.ort.decode.onnx")
 ENVIRONMENT = {"versions": {"numpy": "2.0"}, "python": "3.11", "system": "Linux", "cores": 2}

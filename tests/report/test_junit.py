@@ -11,8 +11,8 @@ from conftest import Cli
 from reports import clean, mixed, run, verdict
 from xmlschema import XMLSchema
 
-from attn_export.nouns import Report, RuntimeRun, Verdict
 from attn_export.report.junit import to_junit
+from attn_export.results import Report, RuntimeRun, Verdict
 
 SCHEMA = XMLSchema(Path(__file__).with_name("junit-10.xsd"))
 """That of Jenkins' xUnit plugin, as pytest's source distribution has it; its licence is in it."""

@@ -18,8 +18,8 @@ from reports import GRAPHS, clean, mixed, run, verdict
 from rich.console import Console
 
 from attn_export.errors import printable
-from attn_export.nouns import Report
 from attn_export.report.terminal import print_report
+from attn_export.results import Report
 
 FORMS = ("model.onnx", "model.portable.onnx", "model.ort.onnx", GRAPHS[1], "in float32")
 COLOUR = re.compile(r"\x1b\[[\d;]*m")

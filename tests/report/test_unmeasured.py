@@ -10,7 +10,6 @@ import pytest
 from reports import ENVIRONMENT, run, verdict
 from rich.console import Console
 
-from attn_export.nouns import Report, Verdict
 from attn_export.report.data import to_json
 from attn_export.report.error_pictures import figures
 from attn_export.report.html import to_html
@@ -20,6 +19,7 @@ from attn_export.report.matrix import matrix
 from attn_export.report.matrix_page import matrix_block, matrix_to_dict
 from attn_export.report.summary import UNMEASURED, largest, shown, shown_share
 from attn_export.report.terminal import print_report
+from attn_export.results import Report, Verdict
 
 GOOD = verdict("ort-cpu", "passed", 0.39, max_abs=3e-7)
 NAN = verdict("ort-cpu", "failed", math.nan, output="other", max_abs=math.nan)

@@ -17,9 +17,9 @@ from attn_export.cases.golden import write_golden, write_inputs
 from attn_export.export import export
 from attn_export.graph.save import save_graphs
 from attn_export.jobs.forms import forms_of
-from attn_export.nouns import DECODE, Golden, GraphFile, StoredCase, Verdict
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
+from attn_export.results import DECODE, Golden, GraphFile, StoredCase, Verdict
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
 from attn_export.tensorfile import read_outputs

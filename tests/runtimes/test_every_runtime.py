@@ -42,8 +42,8 @@ def wrong(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             node.attributes.add(_float("scale", (head_dim + 1) ** -0.5))
     graphs = {"model.onnx": model}
     for dialect in ("portable", "ort"):
-        for regime, form in lower(model, dialect).items():
-            graphs[".".join(filter(None, ["model", dialect, regime, "onnx"]))] = form.model
+        for phase, form in lower(model, dialect).items():
+            graphs[".".join(filter(None, ["model", dialect, phase, "onnx"]))] = form.model
     save_graphs(graphs, folder)
     return folder
 

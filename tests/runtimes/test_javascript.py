@@ -204,7 +204,7 @@ def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatc
 def test_what_is_installed_is_left_alone_and_what_is_stale_is_made_anew(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    from attn_export.runtimes.home import home
+    from attn_export.runtimes.install_folder import home
 
     told: list[str] = []
     before = (home() / "node" / "serve.mjs").stat()

@@ -21,7 +21,7 @@ from shared import BUNDLES, bundle_of
 
 from attn_export import verify
 from attn_export.cases.golden import case_folders
-from attn_export.runtimes import home
+from attn_export.runtimes import install_folder
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install.ort_native import install, program_of
 from attn_export.runtimes.process import Worker
@@ -216,12 +216,12 @@ def test_a_program_that_talks_nonsense_has_crashed(
     wrapped: str, says: str, name: str, bundle: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):  # fmt: skip
-    real = f'"{program_of(name, home.home())}" "$1" "$2" <&3'
+    real = f'"{program_of(name, install_folder.home())}" "$1" "$2" <&3'
     program = program_of(name, tmp_path / "home")
     program.parent.mkdir(parents=True)
     program.write_text(f"#!/bin/bash\nexec 3<&0\n{wrapped.format(real=real)}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv(home.VARIABLE, str(tmp_path / "home"))
+    monkeypatch.setenv(install_folder.VARIABLE, str(tmp_path / "home"))
     with Worker(runtime(name), LIMITS) as worker:
         start(worker, bundle, tmp_path / "out")
         list(worker.served())
@@ -236,7 +236,7 @@ def test_a_program_that_talks_nonsense_has_crashed(
      b"run 1 0\n99 1 2 x\n12345678", b"run 1 0\n1 2 4611686018427387904 8 x\n1"],
 )  # fmt: skip
 def test_a_program_that_hears_nonsense_ends_with_a_line(heard: bytes, name: str, bundle: Path):
-    command = [str(program_of(name, home.home())), str(bundle / "model.onnx"), "1"]
+    command = [str(program_of(name, install_folder.home())), str(bundle / "model.onnx"), "1"]
     done = subprocess.run(command, input=heard, capture_output=True)
     assert done.returncode == 1
     assert done.stdout.startswith(b"loaded ")
@@ -249,19 +249,21 @@ def test_a_program_that_hears_nonsense_ends_with_a_line(heard: bytes, name: str,
 def test_a_program_from_other_sources_or_without_its_library_is_not_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    built = program_of(name, home.home())
-    monkeypatch.setenv(home.VARIABLE, str(tmp_path))
-    assert runtime(name).unavailable() == f"it is not built here; run {home.SETUP} {name}"
+    built = program_of(name, install_folder.home())
+    monkeypatch.setenv(install_folder.VARIABLE, str(tmp_path))
+    assert runtime(name).unavailable() == f"it is not built here; run {install_folder.SETUP} {name}"
     program = program_of(name, tmp_path)
     program.parent.mkdir()
     program.write_bytes(built.read_bytes())
-    (program.parent / home.STAMP).write_text("other")
+    (program.parent / install_folder.STAMP).write_text("other")
     assert "from other sources" in runtime(name).unavailable()
-    (program.parent / home.STAMP).write_text((built.parent / home.STAMP).read_text())
+    (program.parent / install_folder.STAMP).write_text(
+        (built.parent / install_folder.STAMP).read_text()
+    )
     assert "libonnxruntime.so.1 is gone" in runtime(name).unavailable()
 
 
 def test_installing_again_is_quick():
     started = time.perf_counter()
-    install(home.home(), lambda text: pytest.fail(f"it was said: {text}"))
+    install(install_folder.home(), lambda text: pytest.fail(f"it was said: {text}"))
     assert time.perf_counter() - started < 0.2

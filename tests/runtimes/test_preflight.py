@@ -11,7 +11,7 @@ from conftest import Cli, small_spec
 
 from attn_export import build
 from attn_export.errors import UsageError
-from attn_export.nouns import GraphFile
+from attn_export.results import GraphFile
 from attn_export.runtimes.catalogue import RUNTIMES
 from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.preflight import why_not

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from subjects import FEW, MORE, SUBJECTS, shared_folder, stored, what_is_wrong
 
-from attn_export.nouns import GraphFile
+from attn_export.results import GraphFile
 from attn_export.runtimes.catalogue import RUNTIMES
 from attn_export.runtimes.preflight import why_not
 from attn_export.runtimes.protocol import Runtime

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from attn_export.nouns import GraphFile
+from attn_export.results import GraphFile
 from attn_export.spec import Shape
 
 

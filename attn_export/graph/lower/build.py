@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.constants import constant, ints
-from attn_export.graph.mend import dims
+from attn_export.graph.ir_helpers import constant, dims, ints
 
 NAMES = "attn_export.names"
 """The key of a graph's metadata under which the names of its nodes are kept while it is lowered."""

@@ -7,9 +7,9 @@ import dataclasses
 import onnx_ir as ir
 
 from attn_export.graph.axes import Size, known_equal
+from attn_export.graph.ir_helpers import dims, optional_input
 from attn_export.graph.lower.build import Builder, take_over
 from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.mend import dims, given
 
 SAME_NUMBER = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators that leave one number what it is."""
@@ -79,7 +79,7 @@ def _scatter(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     node = value.producer()
     if node is None or node.op_type != "TensorScatter" or len(dims(value)) != 4:
         return None
-    attributes, place = node.attributes, given(node, 2)
+    attributes, place = node.attributes, optional_input(node, 2)
     if attributes.get_int("axis", -2) % 4 != LENGTH:
         return None
     if attributes.get_string("mode", "linear") != "linear" or place is None:

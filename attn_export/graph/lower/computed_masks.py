@@ -24,11 +24,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
+from attn_export.graph.ir_helpers import nodes_of, optional_input
 from attn_export.graph.lower.mask_parts import without_causal_part
 from attn_export.graph.lower.mask_values import MaskMaker, over_scores
 from attn_export.graph.lower.read import MASKED, AttentionNode, read_attention
 from attn_export.graph.lower.trials import Trials
-from attn_export.graph.mend import given, nodes_of
 
 HIDING = -1e9
 """The largest finite float32 that hides a key from a row which sees another."""
@@ -66,7 +66,7 @@ def recognise_masks(model: ir.Model) -> None:
 
 def _known(model: ir.Model, node: ir.Node, known: dict[object, Found | None]) -> Found | None:
     """Return the replacement of a mask; layers that share a mask share the result."""
-    if given(node, 3) is None:
+    if optional_input(node, 3) is None:
         return None
     try:
         a = read_attention(node)

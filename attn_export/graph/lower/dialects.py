@@ -12,6 +12,7 @@ from attn_export.errors import GraphError, UsageError
 from attn_export.graph.axes import fix_axis
 from attn_export.graph.features import features
 from attn_export.graph.fuse_cache import fuse_attention
+from attn_export.graph.ir_helpers import dims, nodes_of
 from attn_export.graph.lower.cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.computed_masks import recognise_masks
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
@@ -24,8 +25,8 @@ from attn_export.graph.lower.ort import (
 from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
 from attn_export.graph.lower.tidy import tidy
-from attn_export.graph.mend import dims, nodes_of, spread_masks
-from attn_export.nouns import GraphFile
+from attn_export.graph.ort_compat import spread_masks
+from attn_export.results import GraphFile
 
 STANDARD, PORTABLE, ORT = "standard", "portable", "ort"
 
@@ -77,7 +78,7 @@ def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
     _refuse_without_attention(source, dialect)
     if any(value.shape is None for value in _of_known_shape(source)):
         source = _with_shapes(source)
-    return {regime: _finished(lowered) for regime, lowered in form(source).items()}
+    return {phase: _finished(lowered) for phase, lowered in form(source).items()}
 
 
 def check_dialects(names: Iterable[str]) -> tuple[str, ...]:

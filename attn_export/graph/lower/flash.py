@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
+from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.build import Builder
 from attn_export.graph.lower.cache import InPlaceCache
 from attn_export.graph.lower.heads import (
@@ -22,7 +23,6 @@ from attn_export.graph.lower.heads import (
 )
 from attn_export.graph.lower.masks import allowed_keys, as_bias
 from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.mend import dims
 
 MICROSOFT = "com.microsoft"
 INT32 = ir.DataType.INT32

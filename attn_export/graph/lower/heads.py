@@ -5,9 +5,9 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from attn_export.graph.axes import Size, known_equal
+from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.build import Builder, take_over
 from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.mend import dims
 
 SWAPPED = [0, 2, 1, 3]
 

@@ -12,8 +12,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from attn_export.graph.axes import Size
+from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.trials import Trial, Trials
-from attn_export.graph.mend import dims
 
 Array = np.ndarray[Any, Any]
 Values = Mapping[ir.Value, Array]

@@ -9,10 +9,10 @@ import onnx
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
+from attn_export.graph.ir_helpers import dims, optional_input
 from attn_export.graph.lower.activations import lower_gelu, lower_swish
 from attn_export.graph.lower.build import Builder, take_over
 from attn_export.graph.lower.rotary import lower_rotary
-from attn_export.graph.mend import dims, given
 
 OPSET, IR_VERSION = 18, 8
 
@@ -93,7 +93,7 @@ def _tensor_scatter(model: ir.Model, node: ir.Node) -> None:
     past, new = node.inputs[0], node.inputs[1]
     if past is None or new is None or not dims(past):
         raise GraphError(f"{node.name}: the shape of its cache is not known; declare it")
-    op, place = Builder(model, node), given(node, 2)
+    op, place = Builder(model, node), optional_input(node, 2)
     axis = node.attributes.get_int("axis", -2) % len(dims(past))
     along = [_coordinates(op, new, i, axis) for i in range(axis + 1)]
     if place is not None:

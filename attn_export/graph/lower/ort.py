@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 
 from attn_export.graph.axes import known_equal
+from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower import flash
 from attn_export.graph.lower.build import Builder, take_over
 from attn_export.graph.lower.cache import (
@@ -25,7 +26,6 @@ from attn_export.graph.lower.heads import as_output, joins_heads, replace_output
 from attn_export.graph.lower.masks import before_expand, may_be_shorter
 from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
-from attn_export.graph.mend import dims
 
 Branch = Callable[[Builder], Sequence[ir.Value]]
 

@@ -11,7 +11,7 @@ import math
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
-from attn_export.graph.mend import given
+from attn_export.graph.ir_helpers import optional_input
 
 RAW, CAPPED, MASKED, WEIGHTS = range(4)
 """`qk_matmul_output_mode`: which scores the fourth output is."""
@@ -85,7 +85,9 @@ def read_attention(node: ir.Node) -> AttentionNode:
             raise GraphError(
                 f"{node.name}: the attribute {name} is newer than opset 24; export at opset 24"
             )
-    query, key, value, mask, past_key, past_value, valid_keys = (given(node, i) for i in range(7))
+    query, key, value, mask, past_key, past_value, valid_keys = (
+        optional_input(node, i) for i in range(7)
+    )
     if query is None or key is None or value is None:
         raise GraphError(f"{node.name} lacks queries, keys or values; export it again")
     if query.dtype is None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
+from attn_export.graph.ir_helpers import dims, optional_input
 from attn_export.graph.lower.build import Builder, take_over
-from attn_export.graph.mend import dims, given
 
 
 def lower_rotary(model: ir.Model, node: ir.Node) -> None:
@@ -19,7 +19,7 @@ def lower_rotary(model: ir.Model, node: ir.Node) -> None:
     Raises:
         GraphError: If the shape of its input is not known.
     """
-    x, cos, sin, positions = (given(node, index) for index in range(4))
+    x, cos, sin, positions = (optional_input(node, index) for index in range(4))
     rank = len(dims(x)) if x is not None else 0
     if x is None or cos is None or sin is None or rank not in (3, 4):
         raise GraphError(f"{node.name}: the shape of what it rotates is not known; declare it")

@@ -9,8 +9,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.graph.axes import axis_of_an_input, known_equal
-from attn_export.graph.constants import constant, ints
-from attn_export.graph.mend import dims
+from attn_export.graph.ir_helpers import constant, dims, ints
 
 SHARED = frozenset(
     {

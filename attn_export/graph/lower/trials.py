@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axes import SYMBOL, Size, known_equal
+from attn_export.graph.ir_helpers import dims, nodes_of
 from attn_export.graph.lower.cache import in_place_cache
 from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.mend import dims, nodes_of
 
 FIRST = ((3, 4, 2), (1, 1, 0), (1, 5, 0), (2, 1, 6), (1, 7, 2), (3, 2, 5))
 """B, L, P that are always tried: one row and more, one query, L above and below P."""

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from attn_export.errors import one_line
 from attn_export.interruption import end_when_told
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.home import home
 from attn_export.runtimes.install import InstallError, javascript, ort_native
+from attn_export.runtimes.install_folder import home
 
 NATIVE, JAVASCRIPT = ("c", "cpp"), ("node", "wasm", "webgpu")
 REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm")

@@ -13,10 +13,10 @@ import subprocess
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from attn_export.replacing import take_place
-from attn_export.runtimes.home import STAMP, digest
+from attn_export.atomic_replace import take_place
 from attn_export.runtimes.install import InstallError
-from attn_export.scratch import folder_beside, held_locks
+from attn_export.runtimes.install_folder import STAMP, digest
+from attn_export.temp_folders import folder_beside, held_locks
 
 NODE, WEB = "node", "web"
 WEBGPU_AND_WASM = frozenset({"wasm", "webgpu"})

@@ -14,9 +14,9 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-from attn_export.replacing import take_place
+from attn_export.atomic_replace import take_place
 from attn_export.runtimes.install import InstallError
-from attn_export.scratch import folder_beside
+from attn_export.temp_folders import folder_beside
 
 RELEASE, PACKAGE = "trixie", "libonnxruntime-dev"
 ARCHIVE = "https://deb.debian.org/debian"

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from attn_export.replacing import take_place
-from attn_export.runtimes.home import SETUP, STAMP, digest, missing
+from attn_export.atomic_replace import take_place
 from attn_export.runtimes.install import InstallError
-from attn_export.scratch import folder_beside, held_locks, scratch
+from attn_export.runtimes.install_folder import SETUP, STAMP, digest, missing
+from attn_export.temp_folders import folder_beside, held_locks, scratch
 
 NATIVE = ("c", "cpp")
 ORT = "onnxruntime"

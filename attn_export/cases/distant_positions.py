@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from attn_export.cases.draw import concrete, draw_inputs
 from attn_export.cases.sizes import Sizes, with_sums
-from attn_export.nouns import Case
+from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.tensorfile import is_floating, numpy_dtype
 

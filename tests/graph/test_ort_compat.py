@@ -22,7 +22,7 @@ from attention_graphs import (
 )
 from ir_graphs import FLOAT, model_of, node_of, operators, shape_of, value, weight
 
-from attn_export.graph import mend
+from attn_export.graph import ort_compat
 
 BOOL = ir.DataType.BOOL
 B, L, S = "batch", "query_len", "key_len"
@@ -51,7 +51,7 @@ def mask_model(shape: Sequence[str | int], dtype: ir.DataType = BOOL) -> ir.Mode
 @pytest.mark.parametrize(("shape", "nodes"), MASKS, ids=[str(row[0]) for row in MASKS])
 def test_a_mask_is_written_out_with_few_nodes_and_means_what_pytorch_means(shape, nodes, dtype):
     model = mask_model(shape, dtype)
-    mend.spread_masks(model)
+    ort_compat.spread_masks(model)
     assert operators(model) == [*nodes, "Attention"]
     assert len(node_of(model, "Attention").inputs[3].shape) in (2, 4)
     check_against_torch(model)
@@ -67,7 +67,7 @@ def test_onnxruntime_still_refuses_what_is_mended(shape):
 def test_a_mask_of_fixed_sizes_is_written_out_to_a_constant_target():
     inputs = [value("q", 2, H, 3, D), value("k", 2, H, 5, D), value("v", 2, H, 5, DV)]
     model = attention_model(value("m", 2, 1, 1, 5, dtype=BOOL), inputs=inputs)
-    mend.spread_masks(model)
+    ort_compat.spread_masks(model)
     assert operators(model) == ["Expand", "Attention"]
     mask = node_of(model, "Attention").inputs[3]
     assert shape_of(mask) == [2, 1, 3, 5]
@@ -78,23 +78,23 @@ def test_a_mask_of_fixed_sizes_is_written_out_to_a_constant_target():
 def test_one_query_of_fixed_size_needs_no_more_rows():
     inputs = [value("q", B, H, 1, D), *qkv()[1:]]
     model = attention_model(value("m", B, 1, 1, S, dtype=BOOL), inputs=inputs)
-    mend.spread_masks(model)
+    ort_compat.spread_masks(model)
     assert operators(model) == ["Attention"]
 
 
 def test_the_axes_of_a_written_out_mask_keep_their_names():
     model = mask_model([B, 1, 1, S])
-    mend.spread_masks(model)
+    ort_compat.spread_masks(model)
     assert shape_of(node_of(model, "Attention").inputs[3]) == [B, 1, L, S]
 
 
 def test_a_mask_of_unknown_shape_stays_as_it_is():
     model = mask_model([])
     model.graph.inputs[3].shape = None
-    mend.mend_attention(model)
+    ort_compat.make_ort_compatible(model)
     assert operators(model) == ["Attention"]
     model = mask_model([None, None])
-    mend.spread_masks(model)
+    ort_compat.spread_masks(model)
     assert operators(model) == ["Attention"]
 
 
@@ -107,7 +107,7 @@ def test_a_mask_of_one_key_grows_to_past_and_new_ones():
     model = model_of(
         [*inputs, *past], outputs, [ir.node("Attention", [*inputs, *past], outputs=outputs)]
     )
-    mend.spread_masks(model)
+    ort_compat.spread_masks(model)
     assert operators(model) == ["Shape", "Shape", "Add", "Concat", "Expand", "Attention"]
     assert shape_of(node_of(model, "Attention").inputs[3]) == [B, 1, L, "total_len"]
     for P in (0, 1, 6):
@@ -133,7 +133,7 @@ def test_attention_of_rank_3_gets_its_rows_from_the_right_axis():
         ir.node("Attention", [q, *inputs[1:]], heads, outputs=[y]),
     ]
     model = model_of(inputs, [y], nodes)
-    mend.spread_masks(model)
+    ort_compat.spread_masks(model)
     given = draw(model, named(2, 3, 5))
     split = {
         name: array.reshape(2, -1, H, array.shape[-1] // H).swapaxes(1, 2)
@@ -155,7 +155,7 @@ def test_the_layers_of_a_model_share_one_mask():
         ir.node("Attention", [between, *inputs[1:], mask], outputs=[y]),
     ]
     model = model_of([*inputs, mask], [y], nodes)
-    mend.mend_attention(model)
+    ort_compat.make_ort_compatible(model)
     common.CommonSubexpressionEliminationPass()(model)
     assert operators(model) == [*SPREAD, "Attention", "Attention"]
 
@@ -187,7 +187,7 @@ def test_onnxruntime_still_takes_finfo_min_for_minus_infinity():
 @pytest.mark.parametrize("shape", [[L, S], [B, 1, L, S], [B, 1, 1, S]], ids=str)
 def test_masked_rows_are_what_they_are_in_pytorch_whatever_masks_them(shape, number):
     model = mask_model(shape, FLOAT)
-    mend.mend_attention(model)
+    ort_compat.make_ort_compatible(model)
     assert operators(model)[:3] == ["Clip", "Equal", "Where"]
     check_against_torch(model, set_rows(number))
 
@@ -226,7 +226,7 @@ def test_a_mask_made_in_the_graph_is_clamped_if_a_huge_constant_is_in_its_making
     make, number, clamped
 ):
     model = make(number)
-    mend.clamp_masks(model)
+    ort_compat.clamp_masks(model)
     assert ("Clip" in operators(model)) == clamped
     if number == -np.inf and make is one_minus_mask_times:
         return  # 0 * inf, in PyTorch as well
@@ -249,7 +249,7 @@ def test_a_bias_that_is_a_weight_or_computed_of_the_input_is_not_clamped():
         node.outputs[0].dtype, node.outputs[0].shape = FLOAT, ir.Shape([B, H, L, S])
     attention = ir.node("Attention", [*inputs, added.outputs[0]], outputs=[y])
     model = model_of(inputs, [y], [scores, added, attention], [bias])
-    mend.mend_attention(model)
+    ort_compat.make_ort_compatible(model)
     assert operators(model) == ["MatMul", "Add", "Attention"]
 
 
@@ -262,7 +262,7 @@ def test_a_float_that_only_chooses_does_not_count():
     inputs, y = [*qkv(), x], output()
     attention = ir.node("Attention", [*inputs[:3], mask.outputs[0]], outputs=[y])
     model = model_of(inputs, [y], [chosen, mask, attention], [zero, low])
-    mend.mend_attention(model)
+    ort_compat.make_ort_compatible(model)
     assert operators(model) == ["Cast", "Where", "Attention"]
 
 
@@ -272,21 +272,21 @@ def test_a_float_that_only_chooses_does_not_count():
 @pytest.mark.parametrize("dtype", [BOOL, FLOAT])
 def test_what_is_mended_is_mended_once(dtype):
     model = mask_model([B, 1, 1, S], dtype)
-    mend.mend_attention(model)
+    ort_compat.make_ort_compatible(model)
     once = operators(model)
-    mend.mend_attention(model)
+    ort_compat.make_ort_compatible(model)
     assert operators(model) == once
 
 
 def test_new_nodes_come_from_where_the_attention_comes_from():
     model = mask_model([B, 1, 1, S], FLOAT)
     node_of(model, "Attention").metadata_props["trace"] = "here"
-    mend.mend_attention(model)
+    ort_compat.make_ort_compatible(model)
     assert [node.metadata_props.get("trace") for node in model.graph] == ["here"] * 7
 
 
 def test_operators_of_another_domain_are_not_touched():
     model = mask_model([B, 1, 1, S])
     node_of(model, "Attention").domain = "com.microsoft"
-    mend.mend_attention(model)
+    ort_compat.make_ort_compatible(model)
     assert operators(model) == ["Attention"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from attn_export.errors import RuntimeFailure
-from attn_export.nouns import Outcome
+from attn_export.results import Outcome
 
 Role = Literal["ours", "peer", "roof"]
 """``roof``: a bare GEMM or a bare read of memory, which says what the machine can do."""
@@ -157,9 +157,9 @@ class Contest:
         return max((m.bytes_per_second for m in self.of("roof") if _reads(m)), default=math.nan)
 
     def fraction(self, measured: Measured) -> float:
-        """Return the least time that the roofs allow over the median; NaN without a roof.
+        """Return the least time that the rooflines allow over the median; NaN without a roofline.
 
-        It is more than 1 where the processor's cache holds the data of the roof.
+        It is more than 1 where the processor's cache holds the data of the roofline.
         """
         work = measured.candidate.work
         shares = (

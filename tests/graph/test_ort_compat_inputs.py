@@ -18,7 +18,7 @@ from attention_graphs import (
 )
 from ir_graphs import model_of, node_of, operators, value
 
-from attn_export.graph import mend
+from attn_export.graph import ort_compat
 
 B, L = "batch", "query_len"
 
@@ -31,7 +31,7 @@ def test_what_has_a_batch_of_1_is_repeated_for_the_others(single):
     model = attention_model(inputs=inputs)
     with pytest.raises(Exception, match=r"inconsistent batch_size|dimension|batch"):
         run_ort(model, draw(model, named(2, 3, 5)))
-    mend.spread_batches(model)
+    ort_compat.spread_batches(model)
     expands = operators(model).count("Expand")
     assert expands == len(single)
     for sizes in [(2, 3, 5), (1, 1, 1), (3, 1, 4)]:
@@ -43,7 +43,7 @@ def test_what_has_a_batch_of_1_is_repeated_for_the_others(single):
 def test_equal_batches_are_left_alone():
     for batch in (1, B):
         model = attention_model(inputs=[value(v.name, batch, *v.shape[1:]) for v in qkv()])
-        mend.spread_batches(model)
+        ort_compat.spread_batches(model)
         assert operators(model) == ["Attention"]
 
 
@@ -55,7 +55,7 @@ def test_a_scale_that_is_not_positive_moves_into_the_query(scale):
     model = attention_model(attributes={"scale": scale})
     with pytest.raises(Exception, match="scale must be greater than 0"):
         run_ort(model, draw(model, named(2, 3, 5)))
-    mend.make_scales_positive(model)
+    ort_compat.make_scales_positive(model)
     assert operators(model) == ["Mul", "Attention"]
     check_against_torch(model, scale=scale)
 
@@ -63,7 +63,7 @@ def test_a_scale_that_is_not_positive_moves_into_the_query(scale):
 @pytest.mark.parametrize("attributes", [{}, {"scale": 0.3}])
 def test_a_positive_scale_stays(attributes):
     model = attention_model(attributes=attributes)
-    mend.make_scales_positive(model)
+    ort_compat.make_scales_positive(model)
     assert operators(model) == ["Attention"]
     assert node_of(model, "Attention").attributes.get_float("scale", 0) == pytest.approx(
         attributes.get("scale", 0)
@@ -86,7 +86,7 @@ def test_rotary_caches_of_batch_1_are_repeated_for_the_batch(rank):
     model, whole = rotary_model(1, rank=rank), rotary_model(B, rank=rank)
     with pytest.raises(Exception, match="expected to have the same shape"):
         run_ort(model, draw(model, named(2, 3, 5)))
-    mend.spread_rotary_caches(model)
+    ort_compat.spread_rotary_caches(model)
     assert operators(model) == ["Shape", "Concat", "Expand"] * 2 + ["RotaryEmbedding"]
     for batch, length in [(2, 3), (1, 1), (3, 1), (1, 5)]:
         given = draw(model, named(batch, length, 1))
@@ -96,11 +96,11 @@ def test_rotary_caches_of_batch_1_are_repeated_for_the_batch(rank):
 
 def test_rotary_caches_with_the_batch_or_with_positions_stay():
     model = rotary_model(B)
-    mend.spread_rotary_caches(model)
+    ort_compat.spread_rotary_caches(model)
     assert operators(model) == ["RotaryEmbedding"]
     model = rotary_model(1)
     node = node_of(model, "RotaryEmbedding")
     node.resize_inputs(4)
     node.replace_input_with(3, value("positions", B, L, dtype=ir.DataType.INT64))
-    mend.spread_rotary_caches(model)
+    ort_compat.spread_rotary_caches(model)
     assert operators(model) == ["RotaryEmbedding"]

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.replacing import exchange, take_place
-from attn_export.scratch import folder_beside, scratch, sweep
+from attn_export.atomic_replace import exchange, take_place
+from attn_export.temp_folders import folder_beside, scratch, sweep
 
 HEAD = """
 import sys, time
 from pathlib import Path
-from attn_export import replacing
+from attn_export import atomic_replace
 from attn_export.runtimes.child import Child
-from attn_export.scratch import folder_beside, scratch
+from attn_export.temp_folders import folder_beside, scratch
 here = Path.cwd()
 def ready(): print("ready", flush=True); time.sleep(60)
 """
@@ -33,7 +33,7 @@ USES = {
 
 # Between its two renames: the old folder waits under another name.
 HIDES = """
-replacing.exchange = lambda *_: False
+atomic_replace.exchange = lambda *_: False
 rename = Path.rename
 def renamed(self, target):
     rename(self, target)
@@ -41,7 +41,7 @@ def renamed(self, target):
 Path.rename = renamed
 with folder_beside(here / "out") as new:
     (new / "new").touch()
-    replacing.take_place(new, here / "out")
+    atomic_replace.take_place(new, here / "out")
 """
 
 
@@ -208,7 +208,7 @@ def test_a_folder_takes_the_place_of_what_is_there(
     before: tuple[str, ...] | None, swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     if not swaps:
-        monkeypatch.setattr("attn_export.replacing.exchange", lambda *_: False)
+        monkeypatch.setattr("attn_export.atomic_replace.exchange", lambda *_: False)
     if before is not None:
         (tmp_path / "out").mkdir()
         for name in before:

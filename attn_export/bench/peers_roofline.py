@@ -13,7 +13,7 @@ from attn_export.bench.prepared import Prepared
 
 
 def make(options: Mapping[str, Any], threads: int) -> Prepared:
-    """Return a roof ready to run.
+    """Return a roofline ready to run.
 
     Args:
         options: ``gemm``, the sizes [M, K, N] of a product; or ``read``, so many floats.

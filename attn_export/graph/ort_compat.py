@@ -1,8 +1,8 @@
-"""Repair of nodes that runtimes refuse or compute otherwise than PyTorch.
+"""Changes to nodes that ONNX Runtime refuses or computes otherwise than PyTorch.
 
 PyTorch broadcasts masks, batches and rotary caches, takes any scale, and masks a key by -inf
 only. ONNX Runtime does none of this. Each pass is one function on an `onnx_ir.Model` that leaves
-a correct graph behind, and leaves alone what needs no mending or of which too little is known.
+a correct graph behind, and leaves alone what is right already or of which too little is known.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axes import axis_of_an_input
-from attn_export.graph.constants import constant, ints
+from attn_export.graph.ir_helpers import constant, dims, insert, ints, nodes_of, optional_input
 from attn_export.spec.mask import MASK_FLOOR
 
 PASSED_ON = frozenset(
@@ -33,7 +33,7 @@ class Size(NamedTuple):
     value: ir.Value
 
 
-def mend_attention(model: ir.Model) -> None:
+def make_ort_compatible(model: ir.Model) -> None:
     """Run all passes of this file, in the cheapest order."""
     clamp_masks(model)
     spread_masks(model)
@@ -54,9 +54,9 @@ def clamp_masks(model: ir.Model) -> None:
             continue
         floor = constant(model, np.array(MASK_FLOOR, np.float32))
         lowest = constant(model, np.array(-np.inf, np.float32))
-        clipped = _insert(node, ir.node("Clip", [mask, floor]), mask)
-        hidden = _insert(node, ir.node("Equal", [mask, lowest]), mask, ir.DataType.BOOL)
-        kept = _insert(node, ir.node("Where", [hidden, mask, clipped]), mask)
+        clipped = insert(node, ir.node("Clip", [mask, floor]), mask)
+        hidden = insert(node, ir.node("Equal", [mask, lowest]), mask, ir.DataType.BOOL)
+        kept = insert(node, ir.node("Where", [hidden, mask, clipped]), mask)
         node.replace_input_with(3, kept)
 
 
@@ -81,7 +81,7 @@ def spread_masks(model: ir.Model) -> None:
             node.replace_input_with(3, _expanded(model, node, mask, grown, full))
         elif rank == 3:
             first = ints(model, 0)
-            lifted = _insert(node, ir.node("Unsqueeze", [mask, first]), mask)
+            lifted = insert(node, ir.node("Unsqueeze", [mask, first]), mask)
             lifted.shape = ir.Shape([1, *dims(mask)])
             node.replace_input_with(3, lifted)
 
@@ -94,7 +94,7 @@ def spread_batches(model: ir.Model) -> None:
     for node in nodes_of(model, "Attention"):
         parts = [value for value in node.inputs[:3] if value is not None and dims(value)]
         whole = [value for value in parts if dims(value)[0] != 1]
-        if len(parts) < 3 or not whole or given(node, 4) is not None:
+        if len(parts) < 3 or not whole or optional_input(node, 4) is not None:
             continue
         for index, value in enumerate(parts):
             if dims(value)[0] == 1:
@@ -112,7 +112,7 @@ def make_scales_positive(model: ir.Model) -> None:
             continue
         # -1 or 0: multiplying by them is exact.
         sign = constant(model, np.array(np.sign(scale), query.dtype.numpy()))
-        node.replace_input_with(0, _insert(node, ir.node("Mul", [query, sign]), query))
+        node.replace_input_with(0, insert(node, ir.node("Mul", [query, sign]), query))
         node.attributes["scale"] = ir.AttrFloat32("scale", -scale or 1.0)
 
 
@@ -123,7 +123,7 @@ def spread_rotary_caches(model: ir.Model) -> None:
     """
     for node in nodes_of(model, "RotaryEmbedding"):
         turned = node.inputs[0]
-        if turned is None or given(node, 3) is not None or dims(turned)[:1] in ((), (1,)):
+        if turned is None or optional_input(node, 3) is not None or dims(turned)[:1] in ((), (1,)):
             continue
         for index in (1, 2):
             cache = node.inputs[index]
@@ -166,24 +166,9 @@ def _is_clamped(node: ir.Node) -> bool:
 def _masks(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
     """Yield every Attention node that has a mask, with the mask."""
     for node in nodes_of(model, "Attention"):
-        mask = given(node, 3)
+        mask = optional_input(node, 3)
         if mask is not None:
             yield node, mask
-
-
-def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
-    """Return a snapshot of the nodes of an ONNX operator; the graph may change meanwhile."""
-    return [node for node in model.graph if node.op_type == op_type and node.domain == ""]
-
-
-def given(node: ir.Node, index: int) -> ir.Value | None:
-    """Return an optional input of a node."""
-    return node.inputs[index] if index < len(node.inputs) else None
-
-
-def dims(value: ir.Value) -> tuple[int | ir.SymbolicDim, ...]:
-    """Return the axes of a value; none if its shape is unknown."""
-    return tuple(value.shape or ())
 
 
 def _query_length(model: ir.Model, node: ir.Node) -> Size:
@@ -193,7 +178,7 @@ def _query_length(model: ir.Model, node: ir.Node) -> Size:
 
 
 def _key_length(model: ir.Model, node: ir.Node) -> Size:
-    key, past = node.inputs[1], given(node, 4)
+    key, past = node.inputs[1], optional_input(node, 4)
     assert key is not None  # required by the operator
     new = _size(model, node, key, -2)
     if past is None:
@@ -201,7 +186,7 @@ def _key_length(model: ir.Model, node: ir.Node) -> Size:
     terms = [_size(model, node, past, -2).value, new.value]
     present = dims(node.outputs[1]) if len(node.outputs) > 1 else ()
     total = present[-2] if present else ir.SymbolicDim(None)
-    return Size(total, _insert(node, ir.node("Add", terms), terms[0]))
+    return Size(total, insert(node, ir.node("Add", terms), terms[0]))
 
 
 def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> Size:
@@ -213,7 +198,7 @@ def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> Size:
     axis %= len(dims(value)) or 4
     value, axis = axis_of_an_input(model, dim) or (value, axis)
     shape = ir.node("Shape", [value], {"start": axis, "end": axis + 1})
-    return Size(dim, _insert(node, shape, None, ir.DataType.INT64, ir.Shape([1])))
+    return Size(dim, insert(node, shape, None, ir.DataType.INT64, ir.Shape([1])))
 
 
 def _expanded(
@@ -228,28 +213,8 @@ def _expanded(
         one = ints(model, 1)
         parts = [grown[axis].value if axis in grown else one for axis in range(rank)]
         concat = ir.node("Concat", parts, {"axis": 0})
-        target = _insert(node, concat, None, ir.DataType.INT64, ir.Shape([rank]))
-    out = _insert(node, ir.node("Expand", [value, target]), value)
+        target = insert(node, concat, None, ir.DataType.INT64, ir.Shape([rank]))
+    out = insert(node, ir.node("Expand", [value, target]), value)
     before = [1] * (rank - len(dims(value))) + list(dims(value))
     out.shape = ir.Shape([sizes.get(axis, before[axis]) for axis in range(rank)])
-    return out
-
-
-def _insert(
-    node: ir.Node,
-    new: ir.Node,
-    like: ir.Value | None,
-    dtype: ir.DataType | None = None,
-    shape: ir.Shape | None = None,
-) -> ir.Value:
-    """Put `new` in front of `node`, in its name; type and shape are as given, or of `like`."""
-    assert node.graph is not None  # it was found in one
-    new.metadata_props.update(node.metadata_props)
-    node.graph.insert_before(node, new)
-    out = new.outputs[0]
-    known = dtype or (like.dtype if like is not None else None)
-    if known is not None:
-        out.dtype = known
-    shape = shape or (like.shape if like is not None else None)
-    out.shape = ir.Shape(shape) if shape is not None else None
     return out

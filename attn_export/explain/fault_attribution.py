@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from attn_export.explain.explanation import Deviation, Fault, Late, Lines
+from attn_export.explain.graph_run import KnownCase, Setting, Trial
 from attn_export.explain.localise import (
     first_difference,
     first_rounded_away,
@@ -16,8 +17,7 @@ from attn_export.explain.localise import (
 )
 from attn_export.explain.match import Evidence, Match, matches
 from attn_export.explain.meaning import Meaning, dtype_of, if_right, right_rounded, spread
-from attn_export.explain.setting import KnownCase, Setting, Trial
-from attn_export.scratch import scratch
+from attn_export.temp_folders import scratch
 
 LOCALISED = 6
 """In how many cases the first wrong node is looked for."""

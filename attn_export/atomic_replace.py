@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from attn_export.interruption import undone
-from attn_export.scratch import OLD, folder_beside, locked
+from attn_export.temp_folders import OLD, folder_beside, locked
 
 RENAME_EXCHANGE = 2
 """Flag of Linux's `renameat2`: https://man7.org/linux/man-pages/man2/rename.2.html."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from attn_export.errors import AttnExportError
 from attn_export.interruption import ctrl_c_raises
-from attn_export.nouns import Report
 from attn_export.report.progress import Progress
+from attn_export.results import Report
 
 SECONDS = 20.0
 """After which no further experiment is begun: a failed test has to end too."""

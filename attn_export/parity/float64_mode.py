@@ -2,8 +2,8 @@
 
 Many norms and softmaxes compute in float32 for any type of their input. A float64 copy of
 such a module is good to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
-every such request is answered in float64, and the places are kept. Large weights (`large.py`) are
-widened there as well, where they are used.
+every such request is answered in float64, and the places are kept. Large weights
+(`large_weights.py`) are widened there as well, where they are used.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.blame import is_theirs, show
-from attn_export.parity.large import LESS, is_large, product
+from attn_export.parity.large_weights import LESS, is_large, product
 from attn_export.parity.operations import is_view, name_of
+from attn_export.source_location import is_theirs, show
 
 
 class ComputeInFloat64(TorchDispatchMode):

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.nouns import GraphFile, Outcome
+from attn_export.results import GraphFile, Outcome
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Facts, Limits, Options, Runtime
-from attn_export.scratch import scratch
+from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from attn_export.nouns import Arrays
+    from attn_export.results import Arrays
 
 
 @dataclasses.dataclass(frozen=True)

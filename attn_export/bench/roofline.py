@@ -1,4 +1,4 @@
-"""The roofs: how fast this machine multiplies matrices, and how fast it reads memory.
+"""Rooflines: how fast this machine multiplies matrices, and how fast it reads memory.
 
 Each is tried in PyTorch and in ONNX Runtime, as candidates of the same interleaved run; the
 better one counts.
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attn_export.bench.arrays import Feed
 from attn_export.bench.graphs import save_gemm, save_read
-from attn_export.bench.results import Candidate, Work
+from attn_export.bench.measurements import Candidate, Work
 
 LARGE = 2048
 """M, K and N of a GEMM that is large enough to be as fast as any."""
@@ -24,7 +24,7 @@ ROWS = 64
 """ONNX Runtime sums rows in parallel."""
 
 
-def gemm_roofs(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -> list[Candidate]:
+def gemm_rooflines(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -> list[Candidate]:
     """Return a product [M, K] x [K, N] as candidates in both libraries.
 
     Args:
@@ -45,7 +45,7 @@ def gemm_roofs(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -> li
     ]
 
 
-def read_roofs(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
+def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
     """Return the sum over a buffer as candidates in both libraries.
 
     Args:

@@ -1,0 +1,70 @@
+"""Helpers for `onnx_ir` graphs: nodes, shapes, inserted nodes and shared small constants."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+
+def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
+    """Return an initializer that holds `array`, shared by all callers."""
+    tensor = ir.tensor(array)
+    name, held = constant_name(tensor), model.graph.initializers
+    # Names have six digits: other values of one name get names of their own.
+    while name in held:
+        known = held[name].const_value
+        if known is not None and known.numpy().tobytes() == array.tobytes():
+            return held[name]
+        name += "_"
+    tensor.name = name
+    value = ir.val(name, const_value=tensor)
+    model.graph.register_initializer(value)
+    return value
+
+
+def ints(model: ir.Model, *numbers: int) -> ir.Value:
+    """Return a constant int64 `[n]`."""
+    return constant(model, np.array(numbers, np.int64))
+
+
+def constant_name(tensor: ir.TensorProtocol) -> str:
+    """Return a name such as ``int64[2]_0_-1``: type, shape and values, for any exporter."""
+    values = tensor.numpy().ravel().tolist()
+    held = "_".join(str(int(x)) if isinstance(x, int) else f"{x:g}" for x in values)
+    shape = "x".join(str(size) for size in tensor.shape)
+    return f"{tensor.dtype.name.lower()}[{shape}]_{held}"
+
+
+def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
+    """Return a snapshot of the nodes of an ONNX operator; the graph may change meanwhile."""
+    return [node for node in model.graph if node.op_type == op_type and node.domain == ""]
+
+
+def optional_input(node: ir.Node, index: int) -> ir.Value | None:
+    """Return an optional input of a node."""
+    return node.inputs[index] if index < len(node.inputs) else None
+
+
+def dims(value: ir.Value) -> tuple[int | ir.SymbolicDim, ...]:
+    """Return the axes of a value; none if its shape is unknown."""
+    return tuple(value.shape or ())
+
+
+def insert(
+    node: ir.Node,
+    new: ir.Node,
+    like: ir.Value | None,
+    dtype: ir.DataType | None = None,
+    shape: ir.Shape | None = None,
+) -> ir.Value:
+    """Put `new` in front of `node`, in its name; type and shape are as given, or of `like`."""
+    assert node.graph is not None  # it was found in one
+    new.metadata_props.update(node.metadata_props)
+    node.graph.insert_before(node, new)
+    out = new.outputs[0]
+    known = dtype or (like.dtype if like is not None else None)
+    if known is not None:
+        out.dtype = known
+    shape = shape or (like.shape if like is not None else None)
+    out.shape = ir.Shape(shape) if shape is not None else None
+    return out
