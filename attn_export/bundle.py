@@ -15,7 +15,7 @@ from attn_export.errors import BundleError, OutputError, UsageError
 from attn_export.output_folder import Digests, replaceable, sha256
 from attn_export.results import GraphFile
 from attn_export.temp_folders import folder_beside
-from attn_export.untrusted import checked, parse_json, read_text
+from attn_export.untrusted_files import checked, parse_json, read_text
 
 MANIFEST = "manifest.json"
 FORMAT = "attn-export-bundle/4"

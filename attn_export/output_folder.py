@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from attn_export.errors import OutputError
-from attn_export.untrusted import regular_file
+from attn_export.untrusted_files import regular_file
 
 LIST = "attn-export-files.json"
 FORMAT = "attn-export-files/1"

@@ -17,7 +17,7 @@ import numpy as np
 
 from attn_export.errors import printable
 from attn_export.results import CODES, DTYPES
-from attn_export.untrusted import read_bytes
+from attn_export.untrusted_files import read_bytes
 
 DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5

@@ -29,7 +29,7 @@ FILES = {
 
 # The longest prefix counts. A file imports from floors below, and from its own floor and folder.
 FLOORS = {
-    "errors": -3, "untrusted": -2, "results": -1,
+    "errors": -3, "untrusted_files": -2, "results": -1,
     "graph/load": 0, "graph/external": 0,
     "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "system_info": 0,
     "temp_folders": 0, "atomic_replace": 0, "output_folder": 0, "code_templates": 0,
@@ -197,9 +197,9 @@ def loaded_by(code: str) -> set[str]:
         ("attn_export.runtimes.catalogue", "torch onnx onnxruntime"),
         ("attn_export.runtimes.worker", "torch onnx onnxruntime"),
         ("attn_export.jobs.bench", "torch onnx_ir onnxruntime rich matplotlib openvino"),
-        ("attn_export.bench.worker", "torch onnx onnxruntime"),
+        ("attn_export.bench.candidate_worker", "torch onnx onnxruntime"),
         ("attn_export.jobs.probe", "torch numpy onnx onnx_ir onnxruntime rich"),
-        ("attn_export.fingerprint.study", "torch onnx onnx_ir onnxruntime"),
+        ("attn_export.fingerprint.comparison", "torch onnx onnx_ir onnxruntime"),
         ("attn_export.report.bench_chart", "torch onnx matplotlib"),
         ("attn_export.report.terminal", "torch numpy onnx"),
         ("attn_export.parity.replay", "torch onnx onnxruntime"),

@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attn_export.attention import canonical, in_place, masking
+from attn_export.attention import in_place, masking, onnx_attention
 from attn_export.attention.added_keys import AddedKeys
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.rotary import Rotary
@@ -119,7 +119,7 @@ class Attention(nn.Module):
             turns = self.rotary.turns(queries if position_ids is None else position_ids)
             q, k = self.rotary(q, turns), self.rotary(k, turns)
         attn_mask = self.score_bias(masking.clamp_mask(attn_mask), queries, S, q)
-        attend = self._attend_in_graph if canonical.emitting() else self._attend
+        attend = self._attend_in_graph if onnx_attention.emitting() else self._attend
         attended, *rest = attend(q, k, v, attn_mask, past_key, past_value, past_length)
         output = self.out_proj(attended.transpose(1, 2).flatten(2))  # [B, L, E]
         return (output, *rest) if rest else output
@@ -176,7 +176,7 @@ class Attention(nn.Module):
         """Compute the same as `_attend` with one ONNX node."""
         how: dict[str, Any] = {"scale": self.spec.softmax_scale, "softcap": self.spec.softcap}
         if self.sinks is None and self.added_keys is None:
-            attended, present_key, present_value, weights = canonical.attention_node(
+            attended, present_key, present_value, weights = onnx_attention.attention_node(
                 q, k, v, attn_mask, past_key, past_value, past_length,
                 causal=self.spec.causal, **how,
             )  # fmt: skip
@@ -185,11 +185,11 @@ class Attention(nn.Module):
             present_key, present_value = k, v
             k, v, attn_mask, causal = self._with_mask(k, v, attn_mask, q.shape[2], past_length)
             if self.sinks is not None:
-                attended, weights = canonical.sink_attention_nodes(
+                attended, weights = onnx_attention.sink_attention_nodes(
                     q, k, v, attn_mask, self.sinks, causal=causal, **how
                 )
             else:
-                attended, _, _, weights = canonical.attention_node(
+                attended, _, _, weights = onnx_attention.attention_node(
                     q, k, v, attn_mask, None, None, causal=causal, **how
                 )
         present = [present_key, present_value] if self.spec.has_cache else []
@@ -259,7 +259,7 @@ def _after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tens
         return new
     if past_length is None:
         return torch.cat([past, new], dim=2)
-    write = canonical.write if canonical.emitting() else in_place.written
+    write = onnx_attention.write if onnx_attention.emitting() else in_place.written
     return write(past, new, past_length)
 
 

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from attn_export.attention.wide import WideBuffers
+from attn_export.attention.wide_buffers import WideBuffers
 from attn_export.spec import AttentionSpec
 
 Turns = tuple[Tensor, Tensor]

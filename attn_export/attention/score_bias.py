@@ -13,7 +13,7 @@ from attn_export.attention.positions import (
     relative_buckets,
     window,
 )
-from attn_export.attention.wide import WideBuffers
+from attn_export.attention.wide_buffers import WideBuffers
 from attn_export.spec import AttentionSpec
 
 

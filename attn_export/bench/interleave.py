@@ -6,8 +6,8 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 
+from attn_export.bench.contestant import Contestant
 from attn_export.bench.measurements import Candidate, Measured
-from attn_export.bench.process import Contestant
 from attn_export.runtimes.protocol import Limits
 
 SETTLE = 0.1

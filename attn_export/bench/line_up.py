@@ -7,11 +7,11 @@ from typing import Any
 
 from attn_export.bench.dims import Dims
 from attn_export.bench.exported import make_graph
-from attn_export.bench.forms import as_candidate
 from attn_export.bench.goals import BARE, OURS, ROOF, STATIC, Phase
-from attn_export.bench.graphs import save_core
+from attn_export.bench.handmade_graphs import save_core
 from attn_export.bench.lowering import form_for, lowered_forms
 from attn_export.bench.measurements import Candidate
+from attn_export.bench.own_graphs import as_candidate
 from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
 from attn_export.errors import AttnExportError, one_line
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from attn_export.bench.arrays import Feed
-from attn_export.bench.graphs import save_gemm, save_read
+from attn_export.bench.handmade_graphs import save_gemm, save_read
 from attn_export.bench.measurements import Candidate, Work
 
 LARGE = 2048

@@ -15,7 +15,7 @@ from typing import Any
 
 from attn_export.errors import BundleError, one_line
 from attn_export.results import Allowed, Arrays, Case, Golden, StoredCase
-from attn_export.untrusted import checked, parse_json, read_text
+from attn_export.untrusted_files import checked, parse_json, read_text
 
 INDEX = "index.json"
 

@@ -8,14 +8,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from attn_export.cases import conditions
+from attn_export.cases.cache_contents import LENGTHS
 from attn_export.cases.contents import FUTURE, VALUES, Content, Drawn, hides
 from attn_export.cases.cover import Candidates, Choice, Cover
-from attn_export.cases.decode import decode_case
+from attn_export.cases.decode_case import decode_case
 from attn_export.cases.distant_positions import case_bytes, far_case
 from attn_export.cases.draw import draw_inputs, generator
-from attn_export.cases.in_place import LENGTHS
-from attn_export.cases.masks import LOWEST, MASKS
-from attn_export.cases.probes import fixed_cases
+from attn_export.cases.fixed_cases import fixed_cases
+from attn_export.cases.mask_contents import LOWEST, MASKS
 from attn_export.cases.sizes import Sizes, axis_names, with_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape

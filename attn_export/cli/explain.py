@@ -54,7 +54,7 @@ def explain_command(
 
     from attn_export.explain.reproduce import to_json
     from attn_export.jobs.explain import explain
-    from attn_export.report.explanation import print_explanation
+    from attn_export.report.explanation_terminal import print_explanation
     from attn_export.report.progress import progress
 
     check_folders(json_file)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
-from attn_export.explain.attention import Call, attention
+from attn_export.explain.attention_steps import Call, attention
 
 Array = np.ndarray
 MICROSOFT = "com.microsoft"

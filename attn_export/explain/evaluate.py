@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from attn_export.errors import GraphError, one_line
-from attn_export.explain.attention import Call, Change, attention
+from attn_export.explain.attention_steps import Call, Change, attention
 from attn_export.explain.contrib import GroupQueryAttention, MultiHeadAttention
 from attn_export.graph.load import load_model
 from attn_export.tensorfile import is_floating

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from attn_export.explain.attention import Array, Change, softmax
+from attn_export.explain.attention_steps import Array, Change, softmax
 from attn_export.explain.mistake import constant
 
 At = Mapping[str, Any]

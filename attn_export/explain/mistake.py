@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.explain.attention import Change
+from attn_export.explain.attention_steps import Change
 
 if TYPE_CHECKING:
     import onnx

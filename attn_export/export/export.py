@@ -19,13 +19,13 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
-from attn_export.attention.canonical import OPSET, emit_canonical_attention
+from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.errors import ExportError
 from attn_export.export.advice import not_captured, not_translated
 from attn_export.export.attention_form import TRANSLATIONS
 from attn_export.export.capture import check_capture
 from attn_export.export.refusals import fixed_axis
-from attn_export.graph.axes import name_axes
+from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.low_precision import narrow
 from attn_export.subject import Subject

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.fingerprint.attend import attend, shared
-from attn_export.fingerprint.graphs import HKV, D, H
-from attn_export.fingerprint.inputs import B, L, drawn
+from attn_export.fingerprint.attention_choices import attend, shared
 from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.probe_graphs import HKV, D, H
+from attn_export.fingerprint.probe_inputs import B, L, drawn
 from attn_export.fingerprint.readings import Readings
 from attn_export.fingerprint.seen_keys import PAST, PLAIN
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from attn_export.cases.draw import Arrays
-from attn_export.fingerprint.attend import attend
+from attn_export.fingerprint.attention_choices import attend
 from attn_export.fingerprint.findings import SOMETHING_ELSE, Finding
-from attn_export.fingerprint.graphs import HKV, D, Graph, H
 from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.probe_graphs import HKV, D, Graph, H
 from attn_export.fingerprint.readings import Readings
 from attn_export.fingerprint.seen_keys import PLAIN
 

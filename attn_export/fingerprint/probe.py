@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_export.cases.draw import Arrays
 from attn_export.fingerprint.findings import Finding
-from attn_export.fingerprint.graphs import Graph
+from attn_export.fingerprint.probe_graphs import Graph
 
 
 @dataclasses.dataclass(frozen=True)

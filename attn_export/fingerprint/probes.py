@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attn_export.fingerprint.masks import masks
+from attn_export.fingerprint.mask_probes import masks
 from attn_export.fingerprint.odd_inputs import odd_inputs
 from attn_export.fingerprint.precision import precision
 from attn_export.fingerprint.probe import Probe

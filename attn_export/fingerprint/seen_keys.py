@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from attn_export.cases.draw import Arrays
-from attn_export.fingerprint.attend import attend, scores, up_to, weigh
-from attn_export.fingerprint.graphs import HKV, Graph, H
-from attn_export.fingerprint.inputs import case_of_a_build, drawn, with_past
+from attn_export.fingerprint.attention_choices import attend, scores, up_to, weigh
 from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.probe_graphs import HKV, Graph, H
+from attn_export.fingerprint.probe_inputs import case_of_a_build, drawn, with_past
 from attn_export.fingerprint.readings import Readings
 
 PLAIN = Graph("plain")

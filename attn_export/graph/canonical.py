@@ -14,7 +14,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 
-from attn_export.graph.axes import axis_of_an_input, known_equal, name_sums_of_axes
+from attn_export.graph.axis_names import axis_of_an_input, known_equal, name_sums_of_axes
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import constant_name, ints
 from attn_export.graph.merge import merge_equal_weights

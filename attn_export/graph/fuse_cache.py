@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from attn_export.graph.axes import Size, known_equal
+from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import dims, nodes_of, optional_input
 
 LAYOUT = frozenset(

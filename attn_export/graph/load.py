@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attn_export.errors import GraphError, one_line, printable
 from attn_export.graph.external import external_problems, tensors_of
-from attn_export.untrusted import read_bytes
+from attn_export.untrusted_files import read_bytes
 
 if TYPE_CHECKING:
     import onnx

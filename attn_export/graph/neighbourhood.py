@@ -12,9 +12,17 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from attn_export.graph.features import ATTENTION
+from attn_export.graph.drawing_steps import (
+    REST,
+    SHORT,
+    Step,
+    axis_name,
+    end_step,
+    in_steps,
+    main_input,
+)
 from attn_export.graph.ir_helpers import dims
-from attn_export.graph.steps import REST, SHORT, Step, axis_name, end_step, in_steps, main_input
+from attn_export.graph.requirements import ATTENTION
 
 INPUTS = (
     "query", "key", "value", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen",

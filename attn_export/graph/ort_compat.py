@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.axes import axis_of_an_input
+from attn_export.graph.axis_names import axis_of_an_input
 from attn_export.graph.ir_helpers import constant, dims, insert, ints, nodes_of, optional_input
 from attn_export.spec.mask import MASK_FLOOR
 

@@ -193,7 +193,7 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.cases.golden import write_golden, write_inputs
-        from attn_export.jobs.usable import usable_cases
+        from attn_export.jobs.usable_cases import usable_cases
         from attn_export.parity.evidence import tried_note
         from attn_export.parity.influence import check_influence
         from attn_export.parity.notes import notes_of

@@ -157,7 +157,7 @@ class _Inquiry:
         return Explanation(kind.name, names, settings[0].options, "none", cases=ran, notes=notes)
 
     def _explained(self, setting: Setting, trial: Trial, output: Path | None) -> Explanation:
-        from attn_export.explain.signature import wrong_signature
+        from attn_export.explain.wrong_signature import wrong_signature
 
         base = Explanation(
             setting.runtime.name, setting.form.name, setting.options, "did not run",

@@ -132,7 +132,7 @@ def _form_of(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
     if not path.is_file():
         raise GraphError(f"cannot read {path}: no such file")
     from attn_export.graph.load import load_proto
-    from attn_export.graph.signature import End, form_of_file
+    from attn_export.graph.signature_check import End, form_of_file
 
     named = [form for form in graph_files(manifest) if form.name == path.name]
     form = named[0] if named else GraphFile(path.name)

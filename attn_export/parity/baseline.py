@@ -16,7 +16,7 @@ from attn_export.atomic_replace import write_whole
 from attn_export.errors import OutputError, UsageError, one_line
 from attn_export.results import Report, RuntimeRun, Verdict
 from attn_export.schema import BaselineFile
-from attn_export.untrusted import checked, parse_json, read_text
+from attn_export.untrusted_files import checked, parse_json, read_text
 
 FORMAT = "attn-export-baseline/1"
 FACTOR = 4.0

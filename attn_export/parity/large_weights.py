@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from attn_export.attention.wide import NARROW
+from attn_export.attention.wide_buffers import NARROW
 
 LARGE = 2**22
 """The largest number of elements of a weight of which there is a float64 copy: 32 MiB."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from attn_export.graph.drawing_steps import Step
     from attn_export.graph.neighbourhood import Lane, Neighbourhood
-    from attn_export.graph.steps import Step
 
 COLUMN, GAP, MARGIN = 126, 8, 4
 LINE, PAD = 16, 7

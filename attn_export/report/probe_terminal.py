@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from attn_export.fingerprint.findings import Finding, Fingerprint, Row
-from attn_export.fingerprint.graphs import PORTABLE
+from attn_export.fingerprint.probe_graphs import PORTABLE
 from attn_export.report.markup import as_text
 
 MARKS = {"onnx": "*", "pytorch": "+"}

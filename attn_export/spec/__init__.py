@@ -1,6 +1,6 @@
 """`AttentionSpec`: the attention to build, as frozen, validated values."""
 
-from attn_export.spec.attention import VARIANTS, AttentionSpec
+from attn_export.spec.attention_spec import VARIANTS, AttentionSpec
 from attn_export.spec.fields import DERIVED
 from attn_export.spec.inputs import Input, Shape
 from attn_export.spec.mask import MaskSpec

@@ -13,7 +13,7 @@ from attn_export.cases.sizes import Sizes
 from attn_export.errors import ExportError, UsageError, printable
 from attn_export.results import DTYPES
 from attn_export.schema import MOST_BYTES, EndName
-from attn_export.untrusted import checked
+from attn_export.untrusted_files import checked
 
 Axes = Mapping[str, Mapping[int, str]]
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attn_export.weights import features
+from attn_export.weights import config_features as features
 from attn_export.weights.layer import Pattern, Rule
 from attn_export.weights.rotary import gemma3_rotary, neox_rotary, phi3_rotary, rotary
 

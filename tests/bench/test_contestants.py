@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.bench import process
+from attn_export.bench import contestant as contestant_module
+from attn_export.bench.contestant import Contestant
 from attn_export.bench.interleave import measure, steps
 from attn_export.bench.measurements import Candidate, Work
-from attn_export.bench.process import Contestant
 from attn_export.bench.roofline import gemm_rooflines, read_rooflines
 from attn_export.runtimes.protocol import Limits
 
@@ -81,7 +81,9 @@ def test_a_process_that_crashes_is_not_run_with_the_reason(
     alone: bool, gemm: Candidate, monkeypatch: pytest.MonkeyPatch
 ):
     program = "import sys; sys.stdin.readline(); sys.exit('libfoo.so is missing')"
-    monkeypatch.setattr(process, "worker_command", lambda *_: [sys.executable, "-c", program])
+    monkeypatch.setattr(
+        contestant_module, "worker_command", lambda *_: [sys.executable, "-c", program]
+    )
     crashing = Candidate("crashing", "peer", "graph", gemm.options, Work(), alone=alone)
     (found,) = measure([crashing], rounds=2, turn_seconds=TURN, limits=LIMITS)
     assert (found.ran, found.outcome) == (False, "crashed")

@@ -10,6 +10,7 @@ from conftest import small_spec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attn_export.cases.cache_contents import LENGTHS
 from attn_export.cases.contents import (
     APART,
     FUTURE,
@@ -28,8 +29,7 @@ from attn_export.cases.contents import (
     hides,
 )
 from attn_export.cases.draw import Arrays, draw_inputs, generator
-from attn_export.cases.in_place import LENGTHS
-from attn_export.cases.masks import LOWEST, MASKS, padding_of
+from attn_export.cases.mask_contents import LOWEST, MASKS, padding_of
 from attn_export.cases.sizes import with_sums
 from attn_export.spec import Input
 

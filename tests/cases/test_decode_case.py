@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import small_spec
 
-from attn_export.cases.decode import DECODE_BYTES, TOKENS
+from attn_export.cases.decode_case import DECODE_BYTES, TOKENS
 from attn_export.cases.plan import GOLDEN_BYTES, Plan, plan_cases
 from attn_export.results import DECODE, Case
 from attn_export.spec import AttentionSpec

@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import small_spec
 
-from attn_export.cases.in_place import LOUD
-from attn_export.cases.masks import padding_of
+from attn_export.cases.cache_contents import LOUD
+from attn_export.cases.mask_contents import padding_of
 from attn_export.cases.plan import plan_cases
 from attn_export.results import BASE, Case
 from attn_export.spec import AttentionSpec

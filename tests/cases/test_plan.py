@@ -15,6 +15,7 @@ from attn_export.cases.conditions import (
     met_by_sizes,
     size_conditions,
 )
+from attn_export.cases.fixed_cases import fixed_cases
 from attn_export.cases.plan import (
     CASE_BYTES,
     GOLDEN_BYTES,
@@ -23,7 +24,6 @@ from attn_export.cases.plan import (
     covering_sizes,
     plan_cases,
 )
-from attn_export.cases.probes import fixed_cases
 from attn_export.cases.sizes import TRACED_SIZES, axis_names, with_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input

@@ -7,7 +7,7 @@ import pytest
 from conftest import small_spec
 
 from attn_export.cases.contents import VALUES
-from attn_export.cases.probes import (
+from attn_export.cases.fixed_cases import (
     BASE,
     CHANGED,
     PROBE_SIZES,

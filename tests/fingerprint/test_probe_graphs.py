@@ -7,7 +7,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from attn_export.fingerprint.graphs import ORT, PORTABLE, STANDARD, write_graph
+from attn_export.fingerprint.probe_graphs import ORT, PORTABLE, STANDARD, write_graph
 from attn_export.fingerprint.probes import probes
 from attn_export.results import DTYPES
 

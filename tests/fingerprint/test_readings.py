@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attn_export.cases.contents import FUTURE, VALUES
-from attn_export.cases.masks import LOWEST, MASKS
-from attn_export.cases.probes import content_case
-from attn_export.fingerprint.attend import attend, scores, shared, weigh
+from attn_export.cases.fixed_cases import content_case
+from attn_export.cases.mask_contents import LOWEST, MASKS
+from attn_export.fingerprint.attention_choices import attend, scores, shared, weigh
 from attn_export.fingerprint.findings import SOMETHING_ELSE
-from attn_export.fingerprint.graphs import HKV, D, H
-from attn_export.fingerprint.inputs import case_of_a_build, with_past
 from attn_export.fingerprint.precision import STEPS, bit_inputs, read_bits
+from attn_export.fingerprint.probe_graphs import HKV, D, H
+from attn_export.fingerprint.probe_inputs import case_of_a_build, with_past
 from attn_export.fingerprint.probes import probes
 from attn_export.fingerprint.readings import APART, CLOSE, Readings, distance
 from attn_export.spec import AttentionSpec

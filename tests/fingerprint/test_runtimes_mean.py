@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from attn_export.fingerprint import study
+from attn_export.fingerprint import comparison
 from attn_export.fingerprint.findings import Row
 from attn_export.fingerprint.probes import probes
 from attn_export.jobs.probe import probe
@@ -127,8 +127,10 @@ def told(row: Row) -> str:
 
 
 def check(name: str, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "no_pytorch", lambda: "not asked here")
-    monkeypatch.setattr(study, "REFERENCE", name)  # nor is the evaluator, but where it is meant
+    monkeypatch.setattr(comparison, "no_pytorch", lambda: "not asked here")
+    monkeypatch.setattr(
+        comparison, "REFERENCE", name
+    )  # nor is the evaluator, but where it is meant
     found = {row.probe: told(row) for row in probe(name).rows}
     assert found.keys() == wanted.keys() == {each.name for each in probes()}
     for small in OF_THE_PROCESSOR:

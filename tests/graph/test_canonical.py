@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 from ir_graphs import INT64, model_of, node_of, operators, run, shape_of, value, weight
 
-from attn_export.graph import axes, canonical, merge
+from attn_export.graph import axis_names, canonical, merge
 
 # -- sums of axes -----------------------------------------------------------------------------
 
@@ -27,7 +27,7 @@ def test_a_sum_of_axes_gets_its_one_name_everywhere(written, named):
     x, between, y = (value(name, "batch", written) for name in ("x", "between", "y"))
     nodes = [ir.node("Relu", [x], outputs=[between]), ir.node("Relu", [between], outputs=[y])]
     model = model_of([x], [y], nodes)
-    axes.name_sums_of_axes(model, {"total_len": "past_len + query_len"})
+    axis_names.name_sums_of_axes(model, {"total_len": "past_len + query_len"})
     assert [shape_of(v) for v in (x, between, y)] == [["batch", named]] * 3
 
 

@@ -9,7 +9,7 @@ from conftest import small_spec
 from small_graphs import PLAIN, exported, operators
 from torch import nn
 
-from attn_export.attention import canonical
+from attn_export.attention import onnx_attention
 from attn_export.errors import ExportError
 from attn_export.export import export
 from attn_export.graph.checks import check_graph
@@ -107,13 +107,13 @@ def test_a_cache_in_place_is_two_scatters_and_one_attention_that_counts_keys():
 
 
 def test_a_capacity_that_is_not_free_is_refused(monkeypatch: pytest.MonkeyPatch):
-    right = canonical.write
+    right = onnx_attention.write
 
     def narrow(past, new, past_length):
         torch._check(past.shape[2] >= 4)  # L and P of at least 2 would explain it, were it a sum
         return right(past, new, past_length)
 
-    monkeypatch.setattr(canonical, "write", narrow)
+    monkeypatch.setattr(onnx_attention, "write", narrow)
     subject = Subject.from_spec(small_spec(**IN_PLACE))
     with pytest.raises(ExportError, match=r"axis 'capacity' \(past_key.shape\[2\]\) was narrowed"):
         export(subject)

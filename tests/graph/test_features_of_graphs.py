@@ -8,7 +8,7 @@ import pytest
 from attention_graphs import attention_model, output, qkv
 from ir_graphs import INT64, model_of, value, weight
 
-from attn_export.graph.features import features
+from attn_export.graph.requirements import features
 
 FLOAT, BOOL, FLOAT16 = ir.DataType.FLOAT, ir.DataType.BOOL, ir.DataType.FLOAT16
 

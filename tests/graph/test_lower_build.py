@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 from ir_graphs import model_of, value
 
-from attn_export.graph.lower.build import Builder
+from attn_export.graph.lower.node_builder import Builder
 
 
 def builder() -> tuple[Builder, ir.Model]:

@@ -21,7 +21,7 @@ from attn_export.results import CODES
 from attn_export.runtimes.limited import limited
 from attn_export.runtimes.protocol import Limits
 from attn_export.schema import Dtype
-from attn_export.untrusted import checked, parse_json, read_bytes
+from attn_export.untrusted_files import checked, parse_json, read_bytes
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from shared import bundle_of
 
 from attn_export.schema import CaseEntry, EndName, GoldenIndex, Manifest
-from attn_export.untrusted import checked
+from attn_export.untrusted_files import checked
 
 SAYS: list[tuple[list[str | int], Any, str]] = [
     (["graphs", "model.onnx", "dialect"], 3, "`$.graphs['model.onnx'].dialect`, which is 3"),

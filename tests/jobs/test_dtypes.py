@@ -14,7 +14,7 @@ from shared import once
 from torch import nn
 
 from attn_export import Subject, build, verify
-from attn_export.attention import canonical
+from attn_export.attention import onnx_attention
 from attn_export.cli import run
 from attn_export.results import Report
 
@@ -102,12 +102,12 @@ def test_bfloat16_says_that_it_is_cast(narrow_bundle):
 def test_a_slightly_wrong_scale_is_caught_in_the_type_that_the_graph_computes_in(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    right = canonical.attention_node
+    right = onnx_attention.attention_node
 
     def wrong(*inputs, scale, **options):
         return right(*inputs, scale=scale * 1.003, **options)
 
-    monkeypatch.setattr(canonical, "attention_node", wrong)
+    monkeypatch.setattr(onnx_attention, "attention_node", wrong)
     report = build(small_spec(dtype=dtype), tmp_path / "b", runtimes=["ort-cpu"])
     assert report.exit_code == 6
     failed = {v.graph for v in report.verdicts if v.status == "failed"}

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from attn_export.graph.drawing_steps import REST, Step
 from attn_export.graph.neighbourhood import Lane, Neighbourhood
-from attn_export.graph.steps import REST, Step
 from attn_export.report.attention_drawing import Box, Drawing, drawn
 
 QUERY = Step("input", "query", shape="[B, L, 16]")

@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
-from attn_export.graph.lower.build import Builder, take_over
+from attn_export.graph.lower.node_builder import Builder, take_over
 
 
 def lower_gelu(model: ir.Model, node: ir.Node) -> None:

@@ -26,9 +26,9 @@ from onnx_ir.passes import common
 
 from attn_export.graph.ir_helpers import nodes_of, optional_input
 from attn_export.graph.lower.mask_parts import without_causal_part
+from attn_export.graph.lower.mask_trials import Trials
 from attn_export.graph.lower.mask_values import MaskMaker, over_scores
 from attn_export.graph.lower.read import MASKED, AttentionNode, read_attention
-from attn_export.graph.lower.trials import Trials
 
 HIDING = -1e9
 """The largest finite float32 that hides a key from a row which sees another."""

@@ -9,12 +9,11 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.errors import GraphError, UsageError
-from attn_export.graph.axes import fix_axis
-from attn_export.graph.features import features
+from attn_export.graph.axis_names import fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, nodes_of
-from attn_export.graph.lower.cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.computed_masks import recognise_masks
+from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
     decodes,
@@ -26,6 +25,7 @@ from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
 from attn_export.graph.lower.tidy import tidy
 from attn_export.graph.ort_compat import spread_masks
+from attn_export.graph.requirements import features
 from attn_export.results import GraphFile
 
 STANDARD, PORTABLE, ORT = "standard", "portable", "ort"

@@ -12,8 +12,6 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import dims
-from attn_export.graph.lower.build import Builder
-from attn_export.graph.lower.cache import InPlaceCache
 from attn_export.graph.lower.heads import (
     as_given,
     as_output,
@@ -21,8 +19,10 @@ from attn_export.graph.lower.heads import (
     same_for_heads,
     side_by_side,
 )
-from attn_export.graph.lower.masks import allowed_keys, as_bias
+from attn_export.graph.lower.in_place_cache import InPlaceCache
+from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import AttentionNode
+from attn_export.graph.lower.visible_keys import allowed_keys, as_bias
 
 MICROSOFT = "com.microsoft"
 INT32 = ir.DataType.INT32

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from attn_export.graph.axes import Size, known_equal
+from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import dims
-from attn_export.graph.lower.build import Builder, take_over
+from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import AttentionNode
 
 SWAPPED = [0, 2, 1, 3]

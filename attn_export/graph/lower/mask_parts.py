@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.lower.build import Builder
+from attn_export.graph.lower.mask_trials import Trial, Trials
 from attn_export.graph.lower.mask_values import SMALL, MaskMaker, Values, over_scores
-from attn_export.graph.lower.trials import Trial, Trials
+from attn_export.graph.lower.node_builder import Builder
 
 Array = np.ndarray[Any, Any]
 

@@ -11,9 +11,9 @@ import onnx_ir as ir
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from attn_export.graph.axes import Size
+from attn_export.graph.axis_names import Size
 from attn_export.graph.ir_helpers import dims
-from attn_export.graph.lower.trials import Trial, Trials
+from attn_export.graph.lower.mask_trials import Trial, Trials
 
 Array = np.ndarray[Any, Any]
 Values = Mapping[ir.Value, Array]

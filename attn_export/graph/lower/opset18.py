@@ -11,7 +11,7 @@ import onnx_ir as ir
 from attn_export.errors import GraphError
 from attn_export.graph.ir_helpers import dims, optional_input
 from attn_export.graph.lower.activations import lower_gelu, lower_swish
-from attn_export.graph.lower.build import Builder, take_over
+from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.rotary import lower_rotary
 
 OPSET, IR_VERSION = 18, 8

@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
 
-from attn_export.graph.axes import known_equal
+from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower import flash
-from attn_export.graph.lower.build import Builder, take_over
-from attn_export.graph.lower.cache import (
+from attn_export.graph.lower.heads import as_output, joins_heads, replace_output
+from attn_export.graph.lower.in_place_cache import (
     InPlaceCache,
     in_place_cache,
     is_bound,
     transpose_value_cache,
 )
-from attn_export.graph.lower.decode import fold
-from attn_export.graph.lower.heads import as_output, joins_heads, replace_output
-from attn_export.graph.lower.masks import before_expand, may_be_shorter
+from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
+from attn_export.graph.lower.single_query import fold
+from attn_export.graph.lower.visible_keys import before_expand, may_be_shorter
 
 Branch = Callable[[Builder], Sequence[ir.Value]]
 

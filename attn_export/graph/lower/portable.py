@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.lower.build import Builder
 from attn_export.graph.lower.heads import as_output, heads_first, replace_output
-from attn_export.graph.lower.masks import Allowed, allowed_keys
+from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import (
     CAPPED,
     MASKED,
@@ -20,6 +19,7 @@ from attn_export.graph.lower.read import (
     AttentionNode,
     read_attention,
 )
+from attn_export.graph.lower.visible_keys import Allowed, allowed_keys
 
 
 def lower_to_portable(model: ir.Model, node: ir.Node) -> None:

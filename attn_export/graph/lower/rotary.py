@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from attn_export.errors import GraphError
 from attn_export.graph.ir_helpers import dims, optional_input
-from attn_export.graph.lower.build import Builder, take_over
+from attn_export.graph.lower.node_builder import Builder, take_over
 
 
 def lower_rotary(model: ir.Model, node: ir.Node) -> None:

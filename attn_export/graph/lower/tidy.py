@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from attn_export.graph.axes import axis_of_an_input, known_equal
+from attn_export.graph.axis_names import axis_of_an_input, known_equal
 from attn_export.graph.ir_helpers import constant, dims, ints
 
 SHARED = frozenset(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.cases.masks import MASKS
+from attn_export.cases.mask_contents import MASKS
 from attn_export.results import Case, Golden
 
 if TYPE_CHECKING:

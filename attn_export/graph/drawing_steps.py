@@ -10,9 +10,9 @@ import dataclasses
 
 import onnx_ir as ir
 
-from attn_export.graph.axes import SYMBOL
-from attn_export.graph.features import is_given
+from attn_export.graph.axis_names import SYMBOL
 from attn_export.graph.ir_helpers import dims
+from attn_export.graph.requirements import is_given
 
 MOVES = (
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten",

@@ -6,9 +6,9 @@ import dataclasses
 
 import onnx_ir as ir
 
-from attn_export.graph.axes import Size, known_equal
+from attn_export.graph.axis_names import Size, known_equal
 from attn_export.graph.ir_helpers import dims, optional_input
-from attn_export.graph.lower.build import Builder, take_over
+from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import AttentionNode
 
 SAME_NUMBER = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})

@@ -1,4 +1,4 @@
-"""A candidate's own process: `python -m attn_export.bench.worker KIND MEMORY_MIB THREADS`.
+"""Process of one candidate: `python -m attn_export.bench.candidate_worker KIND MIB THREADS`.
 
 The protocol is JSON, one object a line. On `prepare` it makes the candidate, runs it twice, sends
 `prepared`; on `run` it sends `times`. Between its turns it blocks on the pipe.

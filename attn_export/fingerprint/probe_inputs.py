@@ -8,9 +8,9 @@ import numpy as np
 
 from attn_export.cases.contents import FUTURE, VALUES
 from attn_export.cases.draw import Arrays, generator
-from attn_export.cases.masks import LOWEST, MASKS
-from attn_export.cases.probes import content_case
-from attn_export.fingerprint.graphs import HKV, D, H
+from attn_export.cases.fixed_cases import content_case
+from attn_export.cases.mask_contents import LOWEST, MASKS
+from attn_export.fingerprint.probe_graphs import HKV, D, H
 from attn_export.spec import AttentionSpec, Input
 
 B, L = 2, 3

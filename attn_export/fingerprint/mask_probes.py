@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from attn_export.cases.draw import Arrays
-from attn_export.fingerprint.attend import attend, scores, shared, weigh
-from attn_export.fingerprint.graphs import Graph
-from attn_export.fingerprint.inputs import case_of_a_build
+from attn_export.fingerprint.attention_choices import attend, scores, shared, weigh
 from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.probe_graphs import Graph
+from attn_export.fingerprint.probe_inputs import case_of_a_build
 from attn_export.fingerprint.readings import Readings
 from attn_export.tensorfile import lowest_number
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.lower.build import Builder
 from attn_export.graph.lower.heads import as_output, before_split, same_for_heads
-from attn_export.graph.lower.masks import allowed_keys, as_bias
+from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.portable import capped
 from attn_export.graph.lower.read import AttentionNode
+from attn_export.graph.lower.visible_keys import allowed_keys, as_bias
 
 TURNED = [0, 1, 3, 2]
 

@@ -8,8 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
-from attn_export.graph.axes import Size, known_equal, terms
-from attn_export.graph.lower.build import Builder
+from attn_export.graph.axis_names import Size, known_equal, terms
+from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import AttentionNode
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from attn_export.cases.cache_contents import keys_of_rows
 from attn_export.cases.contents import HUGE, HUGE_FLOAT16, Content, Drawn, multiply
-from attn_export.cases.in_place import keys_of_rows
 from attn_export.tensorfile import is_floating, lowest_number
 
 

@@ -117,4 +117,4 @@ def worker_command(kind: str, memory_mib: int, threads: int) -> list[str]:
         memory_mib: Its memory limit, in MiB.
         threads: Threads for computing.
     """
-    return module_command("attn_export.bench.worker", kind, memory_mib, threads)
+    return module_command("attn_export.bench.candidate_worker", kind, memory_mib, threads)
