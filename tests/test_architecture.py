@@ -30,7 +30,7 @@ FILES = {
 # The longest prefix counts. A file imports from floors below, and from its own floor and folder.
 FLOORS = {
     "errors": -3, "untrusted_files": -2, "results": -1,
-    "graph/load": 0, "graph/external": 0,
+    "graph/load": 0,
     "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "system_info": 0,
     "temp_folders": 0, "atomic_replace": 0, "output_folder": 0, "code_templates": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
@@ -68,7 +68,7 @@ ONLY_IN = {
         "graph/lower/mask_values",
         "runtimes/onnx_reference",
     ),
-    "onnxscript": ("graph/canonical", "export/attention_form"),
+    "onnxscript": ("graph/canonical", "export/export"),
     "onnx_ir": ("graph/", "export/", "jobs/forms"),
     "safetensors": ("weights/",),
     "click": ("cli/",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attn_export.spec.mask import MASK_FLOOR
+from attn_export.spec.inputs import MASK_FLOOR
 
 MASK_FLOOR_FLOAT16 = -6e4
 """`MASK_FLOOR` for float16, which ends at 65504."""

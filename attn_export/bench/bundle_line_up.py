@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attn_export.bench.dims import work_of
 from attn_export.bench.feeds import Sizes, feeds_of, known_feeds
 from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.own_graphs import as_candidate
 from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
-from attn_export.bench.work import work_of
 from attn_export.bundle import graph_files
 from attn_export.spec import AttentionSpec, Input
 

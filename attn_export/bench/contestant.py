@@ -1,7 +1,10 @@
-"""A candidate in a process of its own: prepared once, then given turns."""
+"""Candidates in processes of their own, each given turns among the others."""
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from attn_export.bench.measurements import Candidate, Measured
@@ -118,3 +121,50 @@ def worker_command(kind: str, memory_mib: int, threads: int) -> list[str]:
         threads: Threads for computing.
     """
     return module_command("attn_export.bench.candidate_worker", kind, memory_mib, threads)
+
+
+# -- all candidates in turn, several rounds over, so that what disturbs one disturbs all --------
+
+
+SETTLE = 0.1
+"""Seconds between turns: threads of ONNX Runtime go on spinning for up to 50 ms after a run."""
+
+
+def measure(
+    candidates: Sequence[Candidate],
+    *,
+    rounds: int,
+    turn_seconds: float,
+    limits: Limits,
+    advance: Callable[[str], None] = lambda _: None,
+) -> tuple[Measured, ...]:
+    """Measure candidates against each other.
+
+    Args:
+        candidates: Those with `alone` are started for every turn, one at a time.
+        rounds: The number of turns of each.
+        turn_seconds: How long a turn is about; one run at least.
+        limits: For each process.
+        advance: Receives the candidate's name after its preparation and each of its turns.
+    """
+    with contextlib.ExitStack() as stack:
+        # All processes start at once and import their SDKs; what follows is one at a time.
+        contestants = [Contestant(candidate, limits) for candidate in candidates]
+        for contestant in contestants:
+            stack.callback(contestant.close)
+        for contestant in contestants:
+            if not contestant.candidate.alone:
+                contestant.prepare()
+                time.sleep(SETTLE)
+            advance(f"{contestant.candidate.name}: ready")
+        for number in range(1, rounds + 1):
+            for contestant in contestants:
+                contestant.turn(turn_seconds)
+                time.sleep(SETTLE)
+                advance(f"{contestant.candidate.name}: round {number}")
+        return tuple(contestant.measured() for contestant in contestants)
+
+
+def steps(candidates: Sequence[Candidate], rounds: int) -> int:
+    """Return the number of times that `measure` calls `advance`."""
+    return len(candidates) * (rounds + 1)

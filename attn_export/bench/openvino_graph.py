@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from attn_export.bench.arrays import Feed, filled
-from attn_export.bench.exported import file_of
-from attn_export.bench.prepared import Prepared
+from attn_export.bench.feeds import Feed, Prepared, filled
+from attn_export.bench.own_graphs import file_of
 from attn_export.runtimes.openvino import sdk
 
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.bench.arrays import Feed, empty, filled
-from attn_export.bench.exported import file_of
-from attn_export.bench.prepared import Prepared
+from attn_export.bench.feeds import Feed, Prepared, empty, filled
+from attn_export.bench.own_graphs import file_of
 from attn_export.runtimes.ort_cpu import PROVIDER, sdk, session_options, value_on
 
 

@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_export.bench.arrays import Feed, filled
 from attn_export.bench.dims import Dims
-from attn_export.bench.prepared import Prepared
+from attn_export.bench.feeds import Feed, Prepared, filled
 
 
 class PlainAttention(nn.Module):

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
-from attn_export.bench.arrays import Feed
+from attn_export.bench.feeds import Feed, Prepared
 from attn_export.bench.peers_plain import prepare_torch, tensor
-from attn_export.bench.prepared import Prepared
 
 
 def make(options: Mapping[str, Any], threads: int) -> Prepared:

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from attn_export.attention import Attention
-from attn_export.bench.arrays import Feed
-from attn_export.bench.feeds import feeds_of
+from attn_export.bench.feeds import Feed, Prepared, feeds_of
 from attn_export.bench.peers_plain import prepare_torch, ready, tensor
-from attn_export.bench.prepared import Prepared
 from attn_export.spec import AttentionSpec
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from attn_export.bench.arrays import Feed
+from attn_export.bench.feeds import Feed
 from attn_export.bench.handmade_graphs import save_gemm, save_read
 from attn_export.bench.measurements import Candidate, Work
 

@@ -11,14 +11,16 @@ from typing import Any
 
 import click
 
-from attn_export.cli.bench import bench_command
-from attn_export.cli.explain import explain_command
-from attn_export.cli.graph import check_command, lower_command
-from attn_export.cli.kit import kit_command
-from attn_export.cli.options import runtime_options, spec_options
+from attn_export.cli.commands import (
+    bench_command,
+    check_command,
+    explain_command,
+    kit_command,
+    lower_command,
+    probe_command,
+)
+from attn_export.cli.options import Source, runtime_options, spec_options
 from attn_export.cli.output import Output, output_options
-from attn_export.cli.probe import probe_command
-from attn_export.cli.source import Source
 from attn_export.errors import (
     INTERRUPTED,
     READER_GONE,

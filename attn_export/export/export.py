@@ -9,27 +9,73 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from inspect import Parameter, Signature
 from itertools import zip_longest
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnxscript import opset23 as op
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
 from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.errors import ExportError
-from attn_export.export.advice import not_captured, not_translated
-from attn_export.export.attention_form import TRANSLATIONS
+from attn_export.export.advice import fixed_axis, not_captured, not_translated
 from attn_export.export.capture import check_capture
-from attn_export.export.refusals import fixed_axis
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.low_precision import narrow
 from attn_export.subject import Subject
 from attn_export.subject.preserved import preserved
+
+# -- the ONNX form of `F.scaled_dot_product_attention` in modules of the user's -----------------
+
+# The exporter's own asserts that inputs are 4-D and heads match where PyTorch broadcasts; the
+# `Attention` operator expresses all of it (https://onnx.ai/onnx/operators/onnx__Attention.html).
+
+
+HEADS_AXES = 4
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: ARG001 (the operator shares heads by their numbers)
+) -> Any:
+    """Emit one `Attention` node.
+
+    Raises:
+        ValueError: If inputs have more than 4 axes, or weights are dropped.
+    """
+    ranks = {len(x.shape) for x in (query, key, value)}
+    if len(ranks) != 1 or max(ranks) > HEADS_AXES:
+        raise ValueError(f"only 4D query, key, and value are supported; got {sorted(ranks)} axes")
+    if dropout_p:
+        raise ValueError(f"dropout_p is {dropout_p}; pass 0 outside training")
+    missing = list(range(HEADS_AXES - ranks.pop()))
+    if missing:
+        axes: Any = op.Constant(value_ints=missing)
+        query, key, value = (op.Unsqueeze(x, axes) for x in (query, key, value))
+    options: dict[str, Any] = {} if scale is None else {"scale": scale}
+    attended, *_ = op.Attention(
+        query, key, value, attn_mask, None, None, is_causal=int(is_causal), **options
+    )
+    return op.Squeeze(attended, axes) if missing else attended
+
+
+TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention
+}
+
+
+# -- subject → canonical graph, through `torch.onnx.export`, once -------------------------------
 
 
 @dataclasses.dataclass(frozen=True)

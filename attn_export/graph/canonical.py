@@ -16,8 +16,7 @@ from onnxscript.optimizer import fold_constants
 
 from attn_export.graph.axis_names import axis_of_an_input, known_equal, name_sums_of_axes
 from attn_export.graph.fuse_cache import fuse_attention
-from attn_export.graph.ir_helpers import constant_name, ints
-from attn_export.graph.merge import merge_equal_weights
+from attn_export.graph.ir_helpers import constant_name, ints, merge_equal_weights
 from attn_export.graph.ort_compat import make_ort_compatible
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"

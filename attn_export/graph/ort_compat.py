@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from attn_export.graph.axis_names import axis_of_an_input
 from attn_export.graph.ir_helpers import constant, dims, insert, ints, nodes_of, optional_input
-from attn_export.spec.mask import MASK_FLOOR
+from attn_export.spec.inputs import MASK_FLOOR
 
 PASSED_ON = frozenset(
     {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import platform
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from attn_export.bench.bundle_line_up import RUNTIME, Entrants, Manifest
-from attn_export.bench.interleave import measure, steps
-from attn_export.bench.machine import machine
+from attn_export.bench.contestant import measure, steps
 from attn_export.bench.measurements import BenchReport, Candidate, Contest, Measured
 from attn_export.bundle import SPEC, read_bundle
 from attn_export.cases.sizes import with_sums
@@ -17,7 +19,39 @@ from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
+from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
+
+# -- the machine and the libraries that were measured -------------------------------------------
+
+
+OTHERS = ("openvino",)
+"""Packages that take part where they are installed."""
+
+
+def machine() -> dict[str, Any]:
+    """Return `system_info`, the processor, and the versions of engines beside our own."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    made = environment()
+    for name in OTHERS:
+        try:
+            made["versions"][name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {**made, "processor": _processor()}
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+# -- benchmark of a bundle's own graphs against PyTorch and the bare exporter's graph -----------
+
 
 BATCH, PREFILL, DECODE = (1,), (512,), (2048,)
 ROUNDS = 5

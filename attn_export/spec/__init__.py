@@ -2,8 +2,7 @@
 
 from attn_export.spec.attention_spec import VARIANTS, AttentionSpec
 from attn_export.spec.fields import DERIVED
-from attn_export.spec.inputs import Input, Shape
-from attn_export.spec.mask import MaskSpec
+from attn_export.spec.inputs import Input, MaskSpec, Shape
 from attn_export.spec.rules import CACHES, DTYPES
 
 __all__ = ["CACHES", "DERIVED", "DTYPES", "VARIANTS", "AttentionSpec", "Input", "MaskSpec", "Shape"]

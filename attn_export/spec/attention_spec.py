@@ -18,8 +18,7 @@ from typing import Any, Final, Self
 from attn_export.errors import SpecError
 from attn_export.spec import rules
 from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
-from attn_export.spec.inputs import Input, Shape
-from attn_export.spec.mask import MaskSpec
+from attn_export.spec.inputs import Input, MaskSpec, Shape
 from attn_export.spec.rules import divisors
 
 VARIANTS: Final = ("mha", "mqa", "gqa")

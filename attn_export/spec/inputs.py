@@ -1,8 +1,64 @@
-"""`Input`: description of one input of a graph."""
+"""Descriptions of a graph's inputs, and of its mask as text: ``bool[B,1,1,S]``."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+from typing import Final, Self
+
+from attn_export.errors import SpecError
+
+# -- `MaskSpec`: the type and shape of a mask, as text: ``bool[B,1,1,S]`` -----------------------
+
+
+MASK_AXES: Final = ("B", "H", "L", "S")
+
+MASK_FLOOR: Final = -1e30
+"""Finite values of a float mask are clamped to this: runtimes differ below it (ONNX
+Runtime takes finfo.min for "masked", PyTorch does not), and agree above it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MaskSpec:
+    """The type and shape of `attn_mask`, as written in a spec: ``bool[B,1,1,S]``.
+
+    Attributes:
+        dtype: ``"bool"`` (True = may attend) or ``"float"`` (added to the scores).
+        axes: Two to four of ``"B"``, ``"H"``, ``"L"``, ``"S"`` or ``"1"``,
+            right-aligned to `[B, H, L, S]`, the last one always ``"S"``.
+    """
+
+    dtype: str
+    axes: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read ``"bool[B,1,1,S]"``.
+
+        Raises:
+            SpecError: If the text is not a dtype and a shape that broadcasts to `[B, H, L, S]`.
+        """
+        match = re.fullmatch(r"(bool|float)\[([\w,\s]+)\]", text.strip())
+        axes = tuple(a.strip() for a in match[2].split(",")) if match else ()
+        rule = 'attn_mask is "none" or a dtype and a shape such as "bool[B,1,1,S]" or "float[L,S]"'
+        if not match or not 2 <= len(axes) <= 4:
+            raise SpecError(f"{rule}; got {text!r}")
+        if axes[-1] != "S":
+            raise SpecError(f"the last axis of attn_mask is S (key length); got {text!r}")
+        for axis, allowed in zip(axes, MASK_AXES[-len(axes) :], strict=True):
+            if axis not in (allowed, "1") or (axis == "1" and allowed == "S"):
+                raise SpecError(
+                    f"attn_mask is right-aligned to [B,H,L,S], so its axis {axis!r} has to be "
+                    f"{allowed!r} or '1'; got {text!r}"
+                )
+        return cls(match[1], axes)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(self.axes)}]"
+
+
+# -- `Input`: description of one input of a graph -----------------------------------------------
+
 
 Shape = tuple[str | int, ...]
 """Sizes, and names of dynamic axes."""

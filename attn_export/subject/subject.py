@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention
-from attn_export.attention.seeded import seeded_attention
+from attn_export.attention.variants import seeded_attention
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.cases.draw import draw_inputs
 from attn_export.cases.plan import Plan, plan_cases

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from attn_export.weights import config_features as features
-from attn_export.weights.layer import Pattern, Rule
-from attn_export.weights.rotary import gemma3_rotary, neox_rotary, phi3_rotary, rotary
+from attn_export.weights.config import Pattern, Rule
+from attn_export.weights.config_features import gemma3_rotary, neox_rotary, phi3_rotary, rotary
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
-from attn_export.weights.config import Config
+from attn_export.weights.config import Config, Layer, slides
 from attn_export.weights.families import FAMILIES, Family, family_of
-from attn_export.weights.layer import Layer, slides
 from attn_export.weights.select_layer import ENCODER, Found
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from attn_export.errors import WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.spec.rules import divisors
-from attn_export.weights.layouts import ADDED_KEYS
-from attn_export.weights.packing import as_apart, as_packed
+from attn_export.weights.layouts import ADDED_KEYS, as_apart, as_packed
 
 OF_KV_HEADS: Final = ("k_proj.", "v_proj.", ADDED_KEYS)
 """The weights whose rows are those of K/V heads, one head after the other."""

@@ -10,8 +10,15 @@ from torch import Tensor
 from attn_export.errors import WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.weights.formatting import bracketed, listed, shown
-from attn_export.weights.layouts import ADDED_KEYS, BUFFERS, K_NORM, Q_NORM
-from attn_export.weights.packing import PARTS, as_packed, split_packed
+from attn_export.weights.layouts import (
+    ADDED_KEYS,
+    BUFFERS,
+    K_NORM,
+    PARTS,
+    Q_NORM,
+    as_packed,
+    split_packed,
+)
 from attn_export.weights.select_layer import Found
 from attn_export.weights.shapes import (
     Sizes,

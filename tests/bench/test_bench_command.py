@@ -14,10 +14,9 @@ import pytest
 from conftest import Cli, small_spec
 
 from attn_export import build
-from attn_export.bench import bundle_line_up, interleave, roofline
-from attn_export.bench.arrays import Feed
-from attn_export.bench.feeds import feeds_of, known_feeds
-from attn_export.bench.work import work_of
+from attn_export.bench import bundle_line_up, contestant, roofline
+from attn_export.bench.dims import work_of
+from attn_export.bench.feeds import Feed, feeds_of, known_feeds
 from attn_export.cli import run
 from attn_export.errors import UsageError
 from attn_export.jobs import bench as job
@@ -40,7 +39,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def measured(candidates, **options):
         some = [c for c in candidates if c.name != "torch.compile"]
-        return interleave.measure(some, **{**options, "turn_seconds": 0.01})
+        return contestant.measure(some, **{**options, "turn_seconds": 0.01})
 
     monkeypatch.setattr(job, "measure", measured)
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from attn_export.bench import contestant as contestant_module
-from attn_export.bench.contestant import Contestant
-from attn_export.bench.interleave import measure, steps
+from attn_export.bench.contestant import Contestant, measure, steps
 from attn_export.bench.measurements import Candidate, Work
 from attn_export.bench.roofline import gemm_rooflines, read_rooflines
 from attn_export.runtimes.protocol import Limits

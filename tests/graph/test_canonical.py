@@ -9,7 +9,7 @@ import onnx_ir as ir
 import pytest
 from ir_graphs import INT64, model_of, node_of, operators, run, shape_of, value, weight
 
-from attn_export.graph import axis_names, canonical, merge
+from attn_export.graph import axis_names, canonical, ir_helpers
 
 # -- sums of axes -----------------------------------------------------------------------------
 
@@ -80,23 +80,23 @@ def test_equal_weights_are_stored_once():
 
 def test_equal_weights_are_stored_once_however_large_they_are(monkeypatch):
     check_deduplication(1100)
-    monkeypatch.setattr(merge, "LARGE", 1000)  # compared row by row
+    monkeypatch.setattr(ir_helpers, "LARGE", 1000)  # compared row by row
     check_deduplication(1100)
 
 
 @pytest.mark.parametrize("at", [(0, 0), (49, 39)], ids=["first", "last"])
 def test_large_weights_that_differ_in_one_element_stay_apart(at, monkeypatch):
-    monkeypatch.setattr(merge, "LARGE", 10)
+    monkeypatch.setattr(ir_helpers, "LARGE", 10)
     ours, other = np.zeros((50, 40), np.float32), np.zeros((40, 50), np.float32).T
     other[at] = -0.0  # equal as a number, and another one as bytes
     a, b = weight("a", ours), weight("b", other)
     y, z = value("y", 50, 40), value("z", 50, 40)
     nodes = [ir.node("Neg", [a], outputs=[y]), ir.node("Neg", [b], outputs=[z])]
     model = model_of([], [y, z], nodes, [a, b])
-    merge.merge_equal_weights(model)
+    ir_helpers.merge_equal_weights(model)
     assert list(model.graph.initializers) == ["a", "b"]
     other[at] = 0.0
-    merge.merge_equal_weights(model)
+    ir_helpers.merge_equal_weights(model)
     assert list(model.graph.initializers) == ["a"]
 
 

@@ -15,10 +15,9 @@ from ir_graphs import model_of, value, weight
 from onnx import numpy_helper
 from small_graphs import exported
 
-from attn_export.graph import safetensors_file, save
+from attn_export.graph import save
 from attn_export.graph.checks import check_graph
-from attn_export.graph.safetensors_file import tensor_places, write_tensors
-from attn_export.graph.save import WEIGHTS, save_graph
+from attn_export.graph.save import WEIGHTS, save_graph, tensor_places, write_tensors
 
 LARGE = {"q_proj.weight", "k_proj.weight", "v_proj.weight", "out_proj.weight"}
 """The initialisers of a small spec that take 1024 bytes or more: 4, 2, 2 and 4 KiB."""
@@ -188,7 +187,7 @@ def test_a_tensor_comes_back_whatever_its_type_and_layout(array, everything_larg
 
 
 def test_weights_are_written_in_parts_and_as_safetensors_reads_them(monkeypatch, tmp_path):
-    monkeypatch.setattr(safetensors_file, "PART", 1000)
+    monkeypatch.setattr(save, "PART", 1000)
     arrays = {
         "a": np.arange(70 * 90, dtype=np.float32).reshape(70, 90).T,
         "b": np.arange(5, dtype=np.uint8),
@@ -213,7 +212,7 @@ def test_saving_takes_no_copy_of_the_weights(tmp_path):
     tracemalloc.start()
     try:
         write_tensors(tmp_path / WEIGHTS, tensors)
-        assert tracemalloc.get_traced_memory()[1] < 2.2 * safetensors_file.PART < array.nbytes
+        assert tracemalloc.get_traced_memory()[1] < 2.2 * save.PART < array.nbytes
     finally:
         tracemalloc.stop()
 

@@ -21,7 +21,7 @@ from attn_export.results import Golden, Verdict
 from attn_export.spec import AttentionSpec
 from attn_export.subject import Subject
 from attn_export.weights import load_checkpoint
-from attn_export.weights.packing import as_apart, as_packed
+from attn_export.weights.layouts import as_apart, as_packed
 
 pytestmark = pytest.mark.xdist_group("test_planted_pooling")  # what it makes is shared
 

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from attn_export.graph.checks.model import Checked
-from attn_export.graph.external import external_problems
+from attn_export.graph.load import external_problems
 
 HOST_PATH = re.compile(
     r"(?:^|[\s\"'`(\[<{=:,;])"

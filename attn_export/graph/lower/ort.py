@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims
-from attn_export.graph.lower import flash
+from attn_export.graph.lower import ort_kernels
 from attn_export.graph.lower.heads import as_output, joins_heads, replace_output
 from attn_export.graph.lower.in_place_cache import (
     InPlaceCache,
@@ -22,9 +22,9 @@ from attn_export.graph.lower.in_place_cache import (
     transpose_value_cache,
 )
 from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.lower.ort_kernels import fold
 from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
-from attn_export.graph.lower.single_query import fold
 from attn_export.graph.lower.visible_keys import before_expand, may_be_shorter
 
 Branch = Callable[[Builder], Sequence[ir.Value]]
@@ -46,9 +46,9 @@ def lower_for_prefill(model: ir.Model, node: ir.Node) -> None:
     elif cache is not None and _may_be_flash_causal(a, cache.new_key):
         _finish(model, a, [_first_or(op, a, cache, lambda inner: _otherwise(inner, a, 1))])
     elif _may_be_flash_full(a):
-        _finish(model, a, [flash.full(op, a)])
+        _finish(model, a, [ort_kernels.full(op, a)])
     elif _may_be_flash_causal(a, a.key) and a.valid_keys is None:
-        _finish(model, a, _appended(op, a) if a.past_key is not None else flash.causal(op, a))
+        _finish(model, a, _appended(op, a) if a.past_key is not None else ort_kernels.causal(op, a))
     elif not _runs_as_it_is(a):
         lower_to_portable(model, node)
 
@@ -71,7 +71,7 @@ def lower_for_decoding(model: ir.Model, node: ir.Node) -> None:
             value = transpose_value_cache(op, a, cache)
             _finish(model, a, [fold(op, a, a.key, value, transposed=True)])
         elif _fits_in_place(a, cache):
-            attended, *present = flash.in_place(op, a, cache)
+            attended, *present = ort_kernels.in_place(op, a, cache)
             take_over(a.key, present[0])
             take_over(a.value, present[1])
             _finish(model, a, [attended])
@@ -165,7 +165,7 @@ def _first_or(op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Bra
         new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value, valid_keys=None)
         if a.mask is not None:
             new = dataclasses.replace(new, mask=_beginning(inner, a, a.mask))
-        return flash.causal(inner, new)[:1]
+        return ort_kernels.causal(inner, new)[:1]
 
     longest = op("ReduceMax", cache.lengths, keepdims=0)
     first = op("Equal", longest, op.scalar_int(0))
@@ -187,7 +187,10 @@ def _appended(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
     none = op("Equal", op.size(a.past_key, 2), op.ints(0))
     single = op("Equal", op.size(a.query, 0), op.ints(1))
     fits = op("Squeeze", op("Or", none, single))
-    kernel, other = (lambda inner: flash.causal(inner, a)), (lambda inner: _otherwise(inner, a, 3))
+    kernel, other = (
+        (lambda inner: ort_kernels.causal(inner, a)),
+        (lambda inner: _otherwise(inner, a, 3)),
+    )
     return op.either(fits, kernel, other, a.dtype)
 
 

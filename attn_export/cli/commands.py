@@ -1,0 +1,275 @@
+"""Commands beside `build`, `verify` and `runtimes`: each calls one job and prints its result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from attn_export.cli.output import STDOUT, check_folders, write_file
+from attn_export.errors import (
+    PARAGRAPH,
+    GraphError,
+    ParityError,
+    RuntimeFailure,
+    UsageError,
+    printable,
+)
+
+# -- `attn-export bench` ------------------------------------------------------------------------
+
+
+SIZE = click.IntRange(min=1)
+
+
+@click.command("bench")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--batch", type=SIZE, multiple=True, metavar="B", help="Batch sizes.  [default: 1]")
+@click.option(
+    "--prefill",
+    type=SIZE,
+    multiple=True,
+    metavar="L",
+    help="New tokens without a past.  [default: 512]",
+)
+@click.option(
+    "--decode",
+    type=click.IntRange(min=2),
+    multiple=True,
+    metavar="S",
+    help="Keys that one new token sees, its own included.  [default: 2048, with a cache]",
+)
+@click.option("--rounds", type=SIZE, default=5, show_default=True, help="Turns of each candidate.")
+@click.option("--threads", type=SIZE, help="For computing, on all sides.  [default: all cores]")
+@click.option("--json", "json_file", metavar="FILE", help="Write every figure; - for stdout.")
+@click.option("--chart", metavar="FILE.svg|.png", help="Draw the medians.")
+@click.option("--quiet", is_flag=True, help="Print errors only.")
+def bench_command(
+    bundle: Path,
+    batch: tuple[int, ...],
+    prefill: tuple[int, ...],
+    decode: tuple[int, ...],
+    rounds: int,
+    threads: int | None,
+    json_file: str | None,
+    chart: str | None,
+    quiet: bool,
+) -> int:
+    """Measure a bundle's graphs against PyTorch, the bare exporter's graph and the machine.
+
+    All take turns in one interleaved run, each in a process of its own, with everything bound.
+    What cannot run here is listed with the reason. Exit code 5 if a graph of the bundle is
+    among it.
+    """  # fmt: skip
+    from attn_export.jobs.bench import bench
+    from attn_export.report.bench_chart import check_chart_file, write_chart
+    from attn_export.report.bench_data import bench_to_json
+    from attn_export.report.progress import progress
+
+    check_folders(json_file)
+    if chart:
+        check_chart_file(chart)
+    with progress(quiet=quiet) as bar:
+        report = bench(
+            bundle, batch=batch, prefill=prefill, decode=decode, rounds=rounds, threads=threads,
+            progress=bar,
+        )  # fmt: skip
+    if chart:
+        write_chart({report.name: report.contests}, chart)
+    if json_file:
+        write_file(json_file, bench_to_json(report))
+    if json_file == STDOUT:
+        return report.exit_code
+    if not quiet or report.exit_code:
+        from rich.console import Console
+
+        from attn_export.report.bench_terminal import print_bench
+
+        print_bench(report, Console(stderr=quiet))
+    return report.exit_code
+
+
+# -- `attn-export explain` ----------------------------------------------------------------------
+
+
+@click.command("explain")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--runtime", "runtime_name", required=True, metavar="NAME", help="Which fails.")
+@click.option("--case", metavar="NAME", help="The only case to look at.  [all]")
+@click.option(
+    "--graph", type=click.Path(path_type=Path), help="Explain this ONNX file, not the bundle's."
+)
+@click.option(
+    "--option", "options", multiple=True, metavar="KEY=VALUE",
+    help="Of the engine, as your program sets it; may be given again.",
+)  # fmt: skip
+@click.option(
+    "--output", type=click.Path(path_type=Path), metavar="DIR",
+    help="The folder that reproduces it.  [<bundle>.explained]",
+)  # fmt: skip
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), default=45.0, show_default=True,
+    help="After which no further experiment is begun.",
+)  # fmt: skip
+@click.option(
+    "--json", "json_file", metavar="FILE", help="Write it as JSON too; - for stdout, alone."
+)
+@click.option("--quiet", is_flag=True, help="No progress, and the sentence alone.")
+def explain_command(
+    bundle: Path,
+    runtime_name: str,
+    case: str | None,
+    graph: Path | None,
+    options: tuple[str, ...],
+    output: Path | None,
+    seconds: float,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Say why a runtime gives other numbers, and write a folder that reproduces it.
+
+    Runs the failing cases in other ways, evaluates the graph in float64, tries known mistakes, and
+    finds the first wrong node. Exit code 0 if nothing fails, 6 if something does, 5 if no numbers
+    came out.
+    """
+    from rich.console import Console
+
+    from attn_export.explain.reproduce import to_json
+    from attn_export.jobs.explain import explain
+    from attn_export.report.explanation_terminal import print_explanation
+    from attn_export.report.progress import progress
+
+    check_folders(json_file)
+    output = output or bundle.absolute().with_name(bundle.absolute().name + ".explained")
+    with progress(quiet=quiet) as bar:
+        found = explain(
+            bundle, runtime_name, case=case, graph=graph, options=_pairs(options), output=output,
+            seconds=seconds, progress=bar,
+        )  # fmt: skip
+    if json_file:
+        write_file(json_file, to_json(found))
+    if json_file != STDOUT:
+        if quiet:
+            click.echo(printable(found.sentence, PARAGRAPH))
+        else:
+            print_explanation(found, Console())
+    codes = {"none": 0, "did not run": RuntimeFailure.exit_code}
+    return codes.get(found.fault, ParityError.exit_code)
+
+
+def _pairs(options: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--option is KEY=VALUE; got {option!r}")
+        pairs[key] = value
+    return pairs
+
+
+# -- `attn-export check` and `attn-export lower`: commands on any ONNX file ---------------------
+
+
+@click.command("check")
+@click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+def check_command(model: Path) -> int:
+    """Check any ONNX file; beside a manifest.json, against its entry."""
+    from attn_export.graph.checks import CHECKS
+    from attn_export.jobs.check import check
+
+    findings = check(model)
+    for finding in findings:
+        click.echo(printable(f"{model}: {finding.check}: {finding.message}"))
+    if findings:
+        return GraphError.exit_code
+    click.echo(printable(f"{model}: {len(CHECKS)} checks passed"))
+    return 0
+
+
+@click.command("lower")
+@click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
+@click.option("--dialect", required=True, metavar="NAME", help="standard, portable, ort.")
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="OUT.onnx",
+    help="The file to write.",
+)
+def lower_command(model: Path, dialect: str, output: Path) -> int:
+    """Rewrite the Attention nodes of any ONNX file.
+
+    standard: ai.onnx Attention, opset 23 or 24. portable: opset 18, without Attention, for
+    runtimes that have no such operator. ort: the fastest forms in ONNX Runtime; with a KV cache,
+    a graph for one query a step goes to OUT.decode.onnx.
+    """
+    from attn_export.jobs.lower import lower_file
+
+    for path, found in lower_file(model, output, dialect).items():
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
+        click.echo(printable(f"{path}: {dialect}: {counts}", PARAGRAPH))
+    return 0
+
+
+# -- `attn-export kit` --------------------------------------------------------------------------
+
+
+@click.command("kit")
+@click.argument("language", metavar="LANGUAGE")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--output", required=True, type=click.Path(path_type=Path), metavar="DIR",
+    help="The folder to write: new, empty, or a kit as it was written.",
+)  # fmt: skip
+@click.option(
+    "--dialect", metavar="NAME", help="Which graph it runs.  [the fastest that its engine runs]"
+)
+@click.option("--quiet", is_flag=True, help="No progress, and no output but errors.")
+def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, quiet: bool) -> int:
+    """Write a program that loads, runs and tests a bundle.
+
+    In c, cpp, node, web or python: a project with its own build file and README that makes inputs,
+    runs, decodes with the KV cache, and replays the golden vectors.
+    """
+    from attn_export.jobs.kit import write_kit
+    from attn_export.kits.languages import LANGUAGES
+    from attn_export.report.progress import progress
+
+    with progress(quiet=quiet) as bar:
+        folder = write_kit(language, bundle, output, dialect, bar)
+    if not quiet:
+        commands = " && ".join((f"cd {folder}", *LANGUAGES[language].test))
+        click.echo(f"kit: {folder}\ntry: {commands}")
+    return 0
+
+
+# -- `attn-export probe` ------------------------------------------------------------------------
+
+
+@click.command("probe")
+@click.argument("runtime")
+@click.option("--json", "json_file", metavar="FILE", help="Write it as JSON; - for stdout.")
+@click.option("--quiet", is_flag=True, help="Print errors only.")
+def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
+    """Find the meaning of attention in a runtime, beside ONNX and PyTorch.
+
+    Small cases, each of which tells several meanings apart: causal alignment, windows, shared
+    heads, masked rows, softcap, NaN, empty axes, precision, small numbers. A crash, a hang and a
+    refusal are answers too. Exit code 5 if the runtime cannot run here, or answers nothing.
+    """
+    from attn_export.jobs.probe import probe
+    from attn_export.report.probe_data import probe_to_json
+    from attn_export.report.progress import progress
+
+    check_folders(json_file)
+    with progress(quiet=quiet) as bar:
+        found = probe(runtime, progress=bar)
+    if json_file:
+        write_file(json_file, probe_to_json(found))
+    if json_file != STDOUT and not quiet:
+        from rich.console import Console
+
+        from attn_export.report.probe_terminal import print_probe
+
+        print_probe(found, Console())
+    return 0 if found.ran else RuntimeFailure.exit_code
