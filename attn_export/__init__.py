@@ -16,23 +16,23 @@ if TYPE_CHECKING:
         MultiHeadAttention,
         MultiQueryAttention,
     )
-    from attn_export.decoding.session import DecodeSession
+    from attn_export.export.subject import Subject
     from attn_export.jobs.assert_parity import assert_parity
     from attn_export.jobs.build import build
     from attn_export.jobs.verify import verify
     from attn_export.results import Report
+    from attn_export.runtimes.decode_session import DecodeSession
     from attn_export.spec import AttentionSpec
-    from attn_export.subject import Subject
 
 _HOMES = {
     "Attention": "attn_export.attention",
     "AttentionSpec": "attn_export.spec",
-    "DecodeSession": "attn_export.decoding.session",
+    "DecodeSession": "attn_export.runtimes.decode_session",
     "GroupedQueryAttention": "attn_export.attention",
     "MultiHeadAttention": "attn_export.attention",
     "MultiQueryAttention": "attn_export.attention",
     "Report": "attn_export.results",
-    "Subject": "attn_export.subject",
+    "Subject": "attn_export.export.subject",
     "assert_parity": "attn_export.jobs.assert_parity",
     "build": "attn_export.jobs.build",
     "verify": "attn_export.jobs.verify",

@@ -67,8 +67,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"{metafunc.definition.nodeid} uses parity_case and needs @pytest.mark.parity(BUNDLE)"
         )
     from attn_export.bundle import GOLDEN
-    from attn_export.cases.golden import case_folders
     from attn_export.errors import AttnExportError
+    from attn_export.parity.golden import case_folders
 
     try:
         _, cases = case_folders(_found(marker.args[0], metafunc.config) / GOLDEN)

@@ -12,12 +12,18 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from attn_export.errors import printable
 from attn_export.results import CODES, DTYPES
 from attn_export.untrusted_files import read_bytes
+
+Array = np.ndarray[Any, Any]
+"""An array of any type and shape."""
+ArrayDict = dict[str, Array]
+"""Arrays by the names of inputs or outputs."""
 
 DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
+from attn_export.export.subject import Subject
 from attn_export.source_location import line_of
-from attn_export.subject import Subject
 
 
 def load_subject(reference: str) -> Subject:

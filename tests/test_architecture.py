@@ -33,10 +33,14 @@ FLOORS = {
     "graph/load": 0,
     "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "system_info": 0,
     "temp_folders": 0, "atomic_replace": 0, "output_folder": 0, "code_templates": 0,
-    "attention/": 1, "weights/": 1, "graph/": 1, "cases/": 1, "runtimes/": 1,
-    "parity/measures": 1, "parity/limits": 1, "parity/gate": 1, "parity/__init__": 1,
-    "bench/": 3, "bench/peers_export": 4, "decoding/": 3, "fingerprint/": 3,
-    "bundle": 2, "subject/": 2, "user_module": 3,
+    "attention/": 1, "weights/": 1, "graph/": 1, "runtimes/": 1,
+    "parity/__init__": 1, "parity/conditions": 1, "parity/contents": 1, "parity/cover": 1,
+    "parity/draw": 1, "parity/fixed_cases": 1, "parity/gate": 1, "parity/golden": 1,
+    "parity/limits": 1, "parity/long_cases": 1, "parity/mask_contents": 1, "parity/measures": 1,
+    "parity/plan": 1, "parity/sizes": 1,
+    "bundle": 2, "export/__init__": 2, "export/module_state": 2, "export/subject": 2,
+    "export/subject_checks": 2, "export/tensors": 2, "export/trees": 2, "user_module": 3,
+    "bench/": 3, "bench/peers_export": 4, "fingerprint/": 3, "runtimes/decode_": 3,
     "export/": 3, "parity/": 3, "source_location": 1,
     "explain/explanation": 3, "explain/": 4,
     "report/": 4, "kits/": 3,
@@ -46,15 +50,19 @@ FLOORS = {
 }  # fmt: skip
 
 WITH_TORCH = (
-    "attention/", "weights/", "subject/", "user_module", "export/", "parity/large_weights",
-    "parity/notes", "parity/oracle", "parity/operations", "parity/random_numbers",
-    "parity/rounding", "parity/float64_mode", "bench/peers_plain", "bench/peers_spec",
-    "bench/peers_roofline", "bench/peers_export", "fingerprint/sdpa",
+    "attention/", "weights/", "user_module", "export/", "parity/float64_mode", "parity/notes",
+    "parity/oracle", "parity/operations", "parity/rounding", "bench/peers_plain",
+    "bench/peers_spec", "bench/peers_roofline", "bench/peers_export", "fingerprint/sdpa",
 )  # fmt: skip
 
 ONLY_IN = {
     "torch": WITH_TORCH,
-    "onnxruntime": ("runtimes/ort_cpu", "runtimes/ort_cuda", "bench/ort_graph", "decoding/bound"),
+    "onnxruntime": (
+        "runtimes/ort_cpu",
+        "runtimes/ort_cuda",
+        "bench/ort_graph",
+        "runtimes/decode_buffers",
+    ),
     "openvino": ("bench/openvino_graph", "runtimes/openvino"),
     "tract": ("runtimes/tract",),
     "cv2": ("runtimes/opencv",),
@@ -63,7 +71,7 @@ ONLY_IN = {
     "matplotlib": ("report/bench_chart",),
     "jinja2": ("code_templates", "report/html"),
     "onnx.reference": (
-        "explain/contrib",
+        "explain/attention_steps",
         "explain/evaluate",
         "graph/lower/mask_values",
         "runtimes/onnx_reference",
@@ -163,6 +171,11 @@ def test_nobody_inside_imports_the_packages_own_names():
     assert [file for file in FILES if "__init__" in own_imports(file)] == []
 
 
+def test_no_two_files_have_one_name():
+    names = [file.rpartition("/")[2] for file in FILES if not file.endswith("__")]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 # -- who imports what -------------------------------------------------------------------------
 
 
@@ -193,7 +206,7 @@ def loaded_by(code: str) -> set[str]:
         ("attn_export.jobs.verify", "torch numpy onnx onnx_ir onnxruntime rich"),
         ("attn_export.jobs.build", "torch numpy onnx onnx_ir onnxruntime rich"),
         ("attn_export.jobs.check", "torch onnx_ir onnxscript onnxruntime rich"),
-        ("attn_export.decoding.session", "torch onnx onnx_ir onnxruntime rich"),
+        ("attn_export.runtimes.decode_session", "torch onnx onnx_ir onnxruntime rich"),
         ("attn_export.runtimes.catalogue", "torch onnx onnxruntime"),
         ("attn_export.runtimes.worker", "torch onnx onnxruntime"),
         ("attn_export.jobs.bench", "torch onnx_ir onnxruntime rich matplotlib openvino"),

@@ -57,9 +57,9 @@ def bare_spec(spec: AttentionSpec, file: Path) -> None:
 
 def canonical(spec: AttentionSpec, file: Path) -> None:
     """Export a spec as attn-export does, to its canonical graph."""
-    from attn_export.export import export
+    from attn_export.export.export import export
+    from attn_export.export.subject import Subject
     from attn_export.graph.save import save_graph
-    from attn_export.subject import Subject
 
     save_graph(export(Subject.from_spec(spec)).model, file)
 
@@ -74,9 +74,9 @@ def dialect_times(spec: AttentionSpec, dialect: str, rounds: int) -> dict[str, l
         dialect: The dialect to lower to.
         rounds: The number of measurements of each.
     """
-    from attn_export.export import export
+    from attn_export.export.export import export
+    from attn_export.export.subject import Subject
     from attn_export.graph.lower import lower
-    from attn_export.subject import Subject
 
     model = export(Subject.from_spec(spec)).model
     module, (inputs, axes) = Attention(spec).eval(), _example(spec)

@@ -63,7 +63,7 @@ def bench_command(
     """  # fmt: skip
     from attn_export.jobs.bench import bench
     from attn_export.report.bench_chart import check_chart_file, write_chart
-    from attn_export.report.bench_data import bench_to_json
+    from attn_export.report.data import bench_to_json
     from attn_export.report.progress import progress
 
     check_folders(json_file)
@@ -83,7 +83,7 @@ def bench_command(
     if not quiet or report.exit_code:
         from rich.console import Console
 
-        from attn_export.report.bench_terminal import print_bench
+        from attn_export.report.result_terminal import print_bench
 
         print_bench(report, Console(stderr=quiet))
     return report.exit_code
@@ -136,8 +136,8 @@ def explain_command(
 
     from attn_export.explain.reproduce import to_json
     from attn_export.jobs.explain import explain
-    from attn_export.report.explanation_terminal import print_explanation
     from attn_export.report.progress import progress
+    from attn_export.report.result_terminal import print_explanation
 
     check_folders(json_file)
     output = output or bundle.absolute().with_name(bundle.absolute().name + ".explained")
@@ -258,7 +258,7 @@ def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
     refusal are answers too. Exit code 5 if the runtime cannot run here, or answers nothing.
     """
     from attn_export.jobs.probe import probe
-    from attn_export.report.probe_data import probe_to_json
+    from attn_export.report.data import probe_to_json
     from attn_export.report.progress import progress
 
     check_folders(json_file)
@@ -269,7 +269,7 @@ def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
     if json_file != STDOUT and not quiet:
         from rich.console import Console
 
-        from attn_export.report.probe_terminal import print_probe
+        from attn_export.report.result_terminal import print_probe
 
         print_probe(found, Console())
     return 0 if found.ran else RuntimeFailure.exit_code

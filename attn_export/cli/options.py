@@ -15,7 +15,7 @@ from attn_export.spec import AttentionSpec
 from attn_export.spec.rules import CACHES, DTYPES, NORMS, ROTARIES, ROTARY_SCALINGS
 
 if TYPE_CHECKING:
-    from attn_export.subject import Subject
+    from attn_export.export.subject import Subject
 
 
 Command = Callable[..., Any]
@@ -171,7 +171,7 @@ class Source:
         if self.weights is None:
             return spec or AttentionSpec.from_dict(changes)
         progress.phase("reading the checkpoint")
-        from attn_export.subject import Subject
+        from attn_export.export.subject import Subject
 
         return Subject.from_checkpoint(
             self.weights,

@@ -11,8 +11,38 @@ from attn_export.explain.evaluate import NotComputedError
 from attn_export.explain.experiments import Done
 from attn_export.explain.explanation import Cause, Deviation, Fault, Lines
 from attn_export.explain.fault_attribution import Found
+from attn_export.explain.graph_run import Trial
 from attn_export.explain.match import Match
 from attn_export.explain.pattern import Pattern
+
+# -- wrong signatures ---------------------------------------------------------------------------
+
+
+KIND = "other outputs"
+
+
+def wrong_signature(trial: Trial) -> list[Cause]:
+    """Return a cause for wrong names, types or shapes, in the smallest case that shows them."""
+    for case in trial.failed:
+        outputs = trial.ran.outputs.get(case.name)
+        if outputs is None:
+            continue
+        wanted = case.golden.expected
+        if set(outputs) != set(wanted):
+            found, asked = ", ".join(outputs), ", ".join(wanted)
+            return [Cause(KIND, f"the graph gives the outputs {found}; the bundle has {asked}")]
+        for name, right in wanted.items():
+            got = outputs[name]
+            if got.dtype != right.dtype:
+                return [Cause(KIND, f"{name} is {got.dtype}, and should be {right.dtype}")]
+            if got.shape != right.shape:
+                shapes = f"{list(got.shape)}, and should be {list(right.shape)}"
+                return [Cause(KIND, f"the shape of {name} is {shapes}, in {case.name}")]
+    return []
+
+
+# -- sentences that name the possible causes, the most likely first -----------------------------
+
 
 UNKNOWN = "unknown"
 IN_GRAPH = (

@@ -18,12 +18,16 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from attn_export.errors import GraphError, one_line
-from attn_export.explain.attention_steps import Call, Change, attention
-from attn_export.explain.contrib import GroupQueryAttention, MultiHeadAttention
+from attn_export.explain.attention_steps import (
+    Call,
+    Change,
+    GroupQueryAttention,
+    MultiHeadAttention,
+    attention,
+)
 from attn_export.graph.load import load_model
-from attn_export.tensorfile import is_floating
+from attn_export.tensorfile import Array, is_floating
 
-Array = np.ndarray
 Values = Mapping[str, Array | None]
 Rounding = Callable[[Array], Array]
 

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from attn_export.bundle import GOLDEN, graph_files
-from attn_export.cases.golden import case_folders, read_golden, read_inputs
 from attn_export.errors import UsageError
+from attn_export.parity.golden import case_folders, read_golden, read_inputs
 from attn_export.parity.judge import judge
-from attn_export.results import DECODE, Golden, GraphFile
-from attn_export.runtimes.layouts import in_order, laid_out
+from attn_export.results import DECODE, Arrays, Golden, GraphFile
+from attn_export.runtimes.axis_order import in_order, laid_out
 from attn_export.runtimes.protocol import Limits, Options, Runtime
 from attn_export.runtimes.run_once import Ran, run_once
-
-Arrays = Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)

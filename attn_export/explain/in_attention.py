@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attn_export.explain.attention_steps import Array, Change
+from attn_export.explain.attention_steps import Change
 from attn_export.explain.in_softmax import reweighed, softmax_changes
 from attn_export.explain.mistake import Mistake, in_attention
+from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
     import onnx

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from attn_export.explain.mistake import ROUNDED, Array, Mistake, along_diagonals, becomes
+from attn_export.explain.mistake import ROUNDED, Mistake, along_diagonals, becomes
+from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
     import onnx

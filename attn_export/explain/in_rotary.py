@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.explain.mistake import Array, Mistake, becomes
+from attn_export.explain.mistake import Mistake, becomes
+from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
     import onnx

@@ -8,8 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from attn_export.explain.attention_steps import Array, Change, softmax
+from attn_export.explain.attention_steps import Change, softmax
 from attn_export.explain.mistake import constant
+from attn_export.tensorfile import Array
 
 At = Mapping[str, Any]
 

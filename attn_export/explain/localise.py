@@ -14,8 +14,8 @@ from attn_export.explain.evaluate import Evaluation, Values, is_float
 from attn_export.explain.explanation import Deviation, Lines
 from attn_export.graph.load import load_model
 from attn_export.parity.measures import measure
+from attn_export.tensorfile import Array
 
-Array = np.ndarray
 SAME = 1e-9
 """How far two float64 runs of the same thing may be apart: constants in a graph are float32."""
 

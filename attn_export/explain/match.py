@@ -26,9 +26,9 @@ from attn_export.explain.in_graph import (
     value_mistakes,
 )
 from attn_export.explain.in_rotary import rotary_mistakes
-from attn_export.explain.mistake import Array, Mistake
+from attn_export.explain.mistake import Mistake
 from attn_export.parity.measures import eps
-from attn_export.tensorfile import is_floating
+from attn_export.tensorfile import Array, is_floating
 
 if TYPE_CHECKING:
     import onnx

@@ -9,8 +9,8 @@ import numpy as np
 
 from attn_export.explain.graph_run import KnownCase, Trial
 from attn_export.parity.judge import judge
+from attn_export.tensorfile import Array
 
-Array = np.ndarray
 Sizes = Mapping[str, int]
 
 LARGE = 0.1

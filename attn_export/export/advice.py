@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 from torch.export import ExportedProgram
 
-from attn_export.cases.sizes import Sizes
 from attn_export.errors import ExportError, one_line
+from attn_export.export.subject import Subject
+from attn_export.parity.sizes import Sizes
 from attn_export.source_location import branching_line, line_in, line_of
-from attn_export.subject import Subject
 
 ADVICE = (
     (

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from attn_export.cases.plan import covering_sizes
-from attn_export.cases.sizes import Sizes, with_sums
 from attn_export.errors import ExportError, one_line
 from attn_export.export.advice import branch_at, fixed_axis
-from attn_export.subject import Subject
+from attn_export.export.subject import Subject
+from attn_export.parity.plan import covering_sizes
+from attn_export.parity.sizes import Sizes, with_sums
 
 # -- conditions on sizes under which a captured program is the module ---------------------------
 

@@ -24,11 +24,11 @@ from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.errors import ExportError
 from attn_export.export.advice import fixed_axis, not_captured, not_translated
 from attn_export.export.capture import check_capture
+from attn_export.export.module_state import preserved
+from attn_export.export.subject import Subject
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.low_precision import narrow
-from attn_export.subject import Subject
-from attn_export.subject.preserved import preserved
 
 # -- the ONNX form of `F.scaled_dot_product_attention` in modules of the user's -----------------
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-Array = np.ndarray
+from attn_export.tensorfile import Array
+
 KvHead = Callable[[int], int]
 """The K/V head of a query head."""
 

@@ -8,14 +8,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from attn_export.fingerprint.dispatch import Answer, Question, ask, serving_graph
-from attn_export.fingerprint.findings import NO_OPERATOR, RAN, SOMETHING_ELSE, Finding, Row
-from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.dispatch import (
+    Answer,
+    Question,
+    SdpaServer,
+    ask,
+    no_pytorch,
+    serving_graph,
+)
+from attn_export.fingerprint.findings import NO_OPERATOR, RAN, SOMETHING_ELSE, Finding, Probe, Row
 from attn_export.fingerprint.probe_graphs import ORT, PORTABLE, STANDARD, write_graph
-from attn_export.fingerprint.pytorch import SdpaServer, no_pytorch
 from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.process import CaseFiles
 from attn_export.runtimes.protocol import Limits, Runtime
-from attn_export.runtimes.serving import CaseFiles
 from attn_export.tensorfile import write_tensors
 
 REFERENCE = "onnx-reference"

@@ -4,18 +4,50 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from attn_export.fingerprint.findings import RAN
+from attn_export.fingerprint.findings import RAN, Probe
 from attn_export.results import Outcome
-from attn_export.runtimes.process import Worker
+from attn_export.runtimes.child import module_command
+from attn_export.runtimes.process import CaseFiles, Serving, Worker
 from attn_export.runtimes.protocol import Limits, Runtime
-from attn_export.runtimes.serving import CaseFiles, Serving
 from attn_export.tensorfile import read_outputs
+
+# -- probes of PyTorch, in a process of its own, if it is installed -----------------------------
+
+
+def no_pytorch() -> str:
+    """Return the reason that PyTorch is unavailable, or ""."""
+    return "" if find_spec("torch") else "torch is not installed"
+
+
+class SdpaServer(Serving):
+    """A process with PyTorch's `scaled_dot_product_attention`.
+
+    Args:
+        limits: For it.
+        probes: By the names of the cases.
+        cases: The cases to run.
+    """
+
+    def __init__(
+        self, limits: Limits, probes: Mapping[str, Probe], cases: Sequence[CaseFiles]
+    ) -> None:
+        super().__init__(module_command("attn_export.fingerprint.sdpa", limits.threads), limits)
+        self._child.tell({"cases": [
+            {"name": name, "inputs": str(source), "outputs": str(target),
+             "names": list(probes[name].inputs), "causal": probes[name].graph.causal}
+            for name, source, target in cases
+        ]})  # fmt: skip
+
+
+# -- distribution of cases to processes, with a fresh one after each crash ------------------------
+
 
 AT_ONCE = 2
 """Processes: one computes while another starts."""

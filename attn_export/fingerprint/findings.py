@@ -3,9 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from attn_export.results import Outcome
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from attn_export.fingerprint.probe_graphs import Graph
+    from attn_export.tensorfile import ArrayDict
+
+# -- probe of a runtime -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """One question to a runtime.
+
+    Attributes:
+        name: Unique, short: the first column of a table.
+        about: Its purpose.
+        graph: The graph that runs the inputs.
+        inputs: By the names of the graph's inputs, in their order.
+        read: Returns the finding of an output.
+        says: The reading of the text of the ONNX specification; "" if it says nothing.
+        not_in_pytorch: The reason not to run `scaled_dot_product_attention`, or "".
+    """
+
+    name: str
+    about: str
+    graph: Graph
+    inputs: ArrayDict
+    read: Callable[[np.ndarray], Finding]
+    says: str = ""
+    not_in_pytorch: str = ""
+
+
+# -- findings of probes: frozen values without behaviour of their own ---------------------------
+
 
 NO_OPERATOR = "no such operator"
 """Of a runtime whose dialects cannot say what a probe asks."""

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.cases.draw import Arrays
 from attn_export.fingerprint.attention_choices import attend
-from attn_export.fingerprint.findings import SOMETHING_ELSE, Finding
-from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.findings import SOMETHING_ELSE, Finding, Probe
 from attn_export.fingerprint.probe_graphs import HKV, D, Graph, H
 from attn_export.fingerprint.readings import Readings
 from attn_export.fingerprint.seen_keys import PLAIN
+from attn_export.tensorfile import ArrayDict
 
 BITS = np.arange(1, 24)
 """The b of 1 + 2^-b; float32 has room for 23."""
@@ -54,7 +53,7 @@ def precision() -> Iterator[Probe]:
 # -- bits --------------------------------------------------------------------------------------
 
 
-def bit_inputs() -> Arrays:
+def bit_inputs() -> ArrayDict:
     """Return inputs `[5 · 23 + 1, heads, .., D]`: 23 rows for each of `STEPS`, one for the range.
 
     One query; two keys. 1/√D = 1/4 is in all scores.
@@ -149,7 +148,7 @@ def _small_weights() -> Probe:
     )  # fmt: skip
 
 
-def _two_keys(score: float, first: float, second: float) -> Arrays:
+def _two_keys(score: float, first: float, second: float) -> ArrayDict:
     """Return a query that scores 0 with the first key and `score` with the second.
 
     The values of the two keys are `first` and `second`.
@@ -161,6 +160,6 @@ def _two_keys(score: float, first: float, second: float) -> Arrays:
     return {"query": query, "key": key, "value": value}
 
 
-def _kept_or_flushed(inputs: Arrays) -> Readings:
+def _kept_or_flushed(inputs: ArrayDict) -> Readings:
     kept = attend(inputs["query"], inputs["key"], inputs["value"])
     return Readings({"kept": kept, "flushed to 0": np.zeros_like(kept)})

@@ -6,17 +6,18 @@ import functools
 
 import numpy as np
 
-from attn_export.cases.contents import FUTURE, VALUES
-from attn_export.cases.draw import Arrays, generator
-from attn_export.cases.fixed_cases import content_case
-from attn_export.cases.mask_contents import LOWEST, MASKS
 from attn_export.fingerprint.probe_graphs import HKV, D, H
+from attn_export.parity.contents import FUTURE, VALUES
+from attn_export.parity.draw import generator
+from attn_export.parity.fixed_cases import content_case
+from attn_export.parity.mask_contents import LOWEST, MASKS
 from attn_export.spec import AttentionSpec, Input
+from attn_export.tensorfile import ArrayDict
 
 B, L = 2, 3
 
 
-def case_of_a_build(name: str, *, mask: str = "none", past: bool = False) -> Arrays:
+def case_of_a_build(name: str, *, mask: str = "none", past: bool = False) -> ArrayDict:
     """Return the inputs of a build's case, as inputs of its `Attention` node.
 
     The projections of a layer's tokens are drawn as the tokens are.
@@ -33,7 +34,7 @@ def case_of_a_build(name: str, *, mask: str = "none", past: bool = False) -> Arr
 
 
 @functools.cache
-def _cases(mask: str, past: bool) -> dict[str, Arrays]:
+def _cases(mask: str, past: bool) -> dict[str, ArrayDict]:
     spec = AttentionSpec(
         embed_dim=H * D, num_heads=H, num_kv_heads=HKV, attn_mask=mask, causal=past,
         cache="append" if past else "none",
@@ -53,7 +54,9 @@ def _heads_apart(x: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(split.transpose(0, 2, 1, 3))
 
 
-def drawn(name: str, *, batch: int = B, queries: int = L, keys: int = L, past: int = 0) -> Arrays:
+def drawn(
+    name: str, *, batch: int = B, queries: int = L, keys: int = L, past: int = 0
+) -> ArrayDict:
     """Draw normal queries, keys and values; with a past of `past` keys if that is not 0.
 
     Args:
@@ -74,7 +77,7 @@ def drawn(name: str, *, batch: int = B, queries: int = L, keys: int = L, past: i
     return found
 
 
-def with_past(inputs: Arrays) -> tuple[np.ndarray, np.ndarray]:
+def with_past(inputs: ArrayDict) -> tuple[np.ndarray, np.ndarray]:
     """Return all keys and all values, those of the past first."""
     keys = (inputs[name] for name in ("past_key", "key") if name in inputs)
     values = (inputs[name] for name in ("past_value", "value") if name in inputs)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from attn_export.fingerprint.mask_probes import masks
-from attn_export.fingerprint.odd_inputs import odd_inputs
+from attn_export.fingerprint.findings import Probe
+from attn_export.fingerprint.mask_probes import masks, odd_inputs
 from attn_export.fingerprint.precision import precision
-from attn_export.fingerprint.probe import Probe
 from attn_export.fingerprint.seen_keys import seen_keys
 
 

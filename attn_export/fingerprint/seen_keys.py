@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from attn_export.cases.draw import Arrays
 from attn_export.fingerprint.attention_choices import attend, scores, up_to, weigh
-from attn_export.fingerprint.probe import Probe
+from attn_export.fingerprint.findings import Probe
 from attn_export.fingerprint.probe_graphs import HKV, Graph, H
 from attn_export.fingerprint.probe_inputs import case_of_a_build, drawn, with_past
 from attn_export.fingerprint.readings import Readings
+from attn_export.tensorfile import ArrayDict
 
 PLAIN = Graph("plain")
 CAUSAL = Graph("causal", attributes={"is_causal": 1})
@@ -43,7 +43,7 @@ def seen_keys() -> Iterator[Probe]:
     yield _heads()
 
 
-def _readings(inputs: Arrays, seen: Mapping[str, np.ndarray | None]) -> Readings:
+def _readings(inputs: ArrayDict, seen: Mapping[str, np.ndarray | None]) -> Readings:
     key, value = with_past(inputs)
     return Readings(
         {name: attend(inputs["query"], key, value, keys) for name, keys in seen.items()}

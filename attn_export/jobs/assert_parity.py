@@ -125,8 +125,8 @@ def _subject(
     axes: Mapping[str, Mapping[int, str]] | None,
     outputs: Sequence[str],
 ) -> tuple[Any, str]:
+    from attn_export.export.subject import Subject
     from attn_export.spec import AttentionSpec
-    from attn_export.subject import Subject
 
     if isinstance(of, AttentionSpec):
         return of, "attention"

@@ -13,8 +13,8 @@ from attn_export.bench.bundle_line_up import RUNTIME, Entrants, Manifest
 from attn_export.bench.contestant import measure, steps
 from attn_export.bench.measurements import BenchReport, Candidate, Contest, Measured
 from attn_export.bundle import SPEC, read_bundle
-from attn_export.cases.sizes import with_sums
 from attn_export.errors import RuntimeFailure, UsageError
+from attn_export.parity.sizes import with_sums
 from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits

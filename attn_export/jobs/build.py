@@ -29,9 +29,9 @@ from attn_export.system_info import environment, versions
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
-    from attn_export.export import Exported
+    from attn_export.export.export import Exported
+    from attn_export.export.subject import Subject
     from attn_export.results import Golden, RuntimeRun, Verdict
-    from attn_export.subject import Subject
 
 STANDARD = "standard"
 WIDE = "in float32"
@@ -100,7 +100,7 @@ def build(
 
 
 def _subject_of(subject: Subject | AttentionSpec, seed: int) -> Subject:
-    from attn_export.subject import Subject
+    from attn_export.export.subject import Subject
 
     return subject if isinstance(subject, Subject) else Subject.from_spec(subject, seed=seed)
 
@@ -179,7 +179,7 @@ class _Work:
 
     def _export(self, subject: Subject) -> Exported:
         self.progress.phase("exporting")
-        from attn_export.export import export
+        from attn_export.export.export import export
 
         return export(subject)
 
@@ -192,9 +192,9 @@ class _Work:
 
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
-        from attn_export.cases.golden import write_golden, write_inputs
         from attn_export.jobs.usable_cases import usable_cases
         from attn_export.parity.evidence import tried_note
+        from attn_export.parity.golden import write_golden, write_inputs
         from attn_export.parity.influence import check_influence
         from attn_export.parity.notes import notes_of
         from attn_export.parity.oracle import Oracle

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bundle import MANIFEST, graph_files, read_manifest
-from attn_export.graph.checks import Expected, Finding, check_graph, expected_of
+from attn_export.graph.check_model import Expected, Finding, expected_of
+from attn_export.graph.checks import check_graph
 from attn_export.runtimes.limited import limited
 from attn_export.runtimes.protocol import Limits
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, read_bundle
-from attn_export.cases.golden import case_folders
 from attn_export.errors import GraphError, RuntimeFailure, UsageError
 from attn_export.explain.explanation import Cause, Explanation
+from attn_export.parity.golden import case_folders
 from attn_export.report.progress import Progress
 from attn_export.results import DECODE
 from attn_export.runtimes.catalogue import runtime
@@ -157,7 +157,7 @@ class _Inquiry:
         return Explanation(kind.name, names, settings[0].options, "none", cases=ran, notes=notes)
 
     def _explained(self, setting: Setting, trial: Trial, output: Path | None) -> Explanation:
-        from attn_export.explain.wrong_signature import wrong_signature
+        from attn_export.explain.causes import wrong_signature
 
         base = Explanation(
             setting.runtime.name, setting.form.name, setting.options, "did not run",

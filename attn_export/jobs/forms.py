@@ -15,8 +15,8 @@ from attn_export.runtimes.ort_cpu import ORT_NEEDED
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from attn_export.export import Exported
-    from attn_export.graph.checks import Expected
+    from attn_export.export.export import Exported
+    from attn_export.graph.check_model import Expected
 
 ALL = "all"
 DIALECTS = ("standard", "portable", "ort")
@@ -85,7 +85,7 @@ def forms_of(
 
 
 def _in_dialect(model: ir.Model, expected: Expected, dialect: str) -> list[Form]:
-    from attn_export.graph.checks import expected_of
+    from attn_export.graph.check_model import expected_of
     from attn_export.graph.lower import lower
 
     found = []

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, MODEL, SPEC
-from attn_export.cases.golden import read_inputs, write_inputs
 from attn_export.errors import BundleError, UsageError
+from attn_export.parity.golden import read_inputs, write_inputs
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, RuntimeRun, StoredCase, Verdict
 from attn_export.spec import AttentionSpec
 
 if TYPE_CHECKING:
-    from attn_export.subject import Subject
+    from attn_export.export.subject import Subject
 
 STORED = "golden vectors"
 """The name under which the stored truth is judged, as a runtime is."""
@@ -60,7 +60,7 @@ class Truth:
 
             subject = load_subject(module)
         elif SPEC in manifest["files"]:
-            from attn_export.subject import Subject
+            from attn_export.export.subject import Subject
 
             subject = Subject.from_graph(AttentionSpec.from_toml(folder / SPEC), folder / MODEL)
         else:
@@ -111,8 +111,8 @@ class Truth:
         return found
 
     def _case(self, text: str) -> Case:
-        from attn_export.cases.draw import concrete
-        from attn_export.cases.plan import random_case
+        from attn_export.parity.draw import concrete
+        from attn_export.parity.plan import random_case
 
         changed = sizes_of(text, list(self.subject.example_sizes), self.subject.sums)
         sizes = self.subject.sizes_with(changed)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.cases.mask_contents import MASKS
+from attn_export.parity.mask_contents import MASKS
 from attn_export.results import Case, Golden
 
 if TYPE_CHECKING:
+    from attn_export.export.subject import Subject
     from attn_export.parity.oracle import Oracle
-    from attn_export.subject import Subject
 
 
 def usable_cases(

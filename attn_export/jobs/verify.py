@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bundle import GOLDEN, MODEL, SPEC, graph_files, read_bundle, read_manifest
-from attn_export.cases.golden import case_folders, read_golden
 from attn_export.errors import GraphError, UsageError
 from attn_export.parity.baseline import against, read_baseline, write_baseline
 from attn_export.parity.evidence import check_evidence, tried_note
 from attn_export.parity.gate import Gate
+from attn_export.parity.golden import case_folders, read_golden
 from attn_export.report.progress import Progress
 from attn_export.results import Golden, GraphFile, Report
 from attn_export.runtimes.pool import Pool, Selection

@@ -1,14 +1,133 @@
-"""A kit on disk: templates rendered, the rest copied."""
+"""A kit on disk: templates rendered with facts about a bundle, the rest copied."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attn_export.code_templates import render
+from attn_export.errors import UsageError
 from attn_export.kits.languages import HERE, Language
+from attn_export.parity.limits import beyond_limit
+from attn_export.results import CODES, DECODE, Allowed, GraphFile
+from attn_export.runtimes.ort_cpu import ORT_NEEDED
+from attn_export.spec import AttentionSpec
+from attn_export.tensorfile import is_floating, numpy_dtype
+
+# -- facts about a bundle for the templates of a kit --------------------------------------------
+
+
+WEIGHTS = "weights.safetensors"
+NEW, PAST = "query_len", "past_len"
+ENOUGH = 16
+"""The number of tokens whose replay shows what is wrong: more would make a self-test slow."""
+
+
+def graph_for(
+    graphs: Sequence[GraphFile], dialects: Sequence[str], wanted: str | None
+) -> GraphFile:
+    """Return the graph that a kit runs: for all lengths, with the inputs of the bundle.
+
+    Args:
+        graphs: The graphs of the bundle.
+        dialects: The dialects that the kit's engine runs, the best first.
+        wanted: One of them, or None.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    if wanted is not None and wanted not in dialects:
+        raise UsageError(f"this kit runs {', '.join(dialects)}, not {wanted}")
+    for dialect in [wanted] if wanted else dialects:
+        for graph in graphs:
+            if graph.dialect == dialect and not graph.fixed and not graph.layouts:
+                return graph
+    have = ", ".join(sorted({graph.dialect for graph in graphs}))
+    raise UsageError(
+        f"no graph of the bundle is for this kit: it runs {wanted or ', '.join(dialects)} with "
+        f"caches as the signature has them, and the bundle has {have}; build it with --dialect all"
+    )
+
+
+def facts(
+    manifest: Mapping[str, Any],
+    index: Mapping[str, Any],
+    spec: AttentionSpec | None,
+    graph: GraphFile,
+) -> dict[str, Any]:
+    """Return the names that templates use.
+
+    Args:
+        manifest: The bundle's.
+        index: Of its golden vectors.
+        spec: What it was built from, unless that was a module of the user's.
+        graph: The one that the kit runs.
+    """
+    outputs = _ends(manifest["outputs"])
+    return {
+        "name": manifest["name"],
+        "version": manifest["versions"].get("attn-export", ""),
+        "ort_needed": ORT_NEEDED,
+        "graph": {"file": graph.name, "dialect": graph.dialect, "bound": dict(graph.bound)},
+        "files": [graph.name, *(name for name in manifest["files"] if name == WEIGHTS)],
+        "inputs": _ends(manifest["inputs"]),
+        "outputs": outputs,
+        "cases": [
+            {**case, "tolerances": [_tolerance(case, output) for output in outputs]}
+            for case in index["cases"]
+        ],
+        "cache": _cache(manifest["inputs"]),
+        "replay": _replay(spec, index["cases"]),
+    }
+
+
+def _ends(ends: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "dtype": end["dtype"], "code": CODES[end["dtype"]], "axes": end["shape"]}
+        for name, end in ends.items()
+    ]
+
+
+def _tolerance(case: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the error allowed, where one is and counts, and why the output is no evidence."""
+    allowed, dtype = case["allowed"].get(output["name"]), numpy_dtype(output["dtype"])
+    if not is_floating(dtype):
+        allowed = None
+    unusable = case["unusable"].get(output["name"], "")
+    if allowed and not unusable:
+        unusable = beyond_limit(Allowed(**allowed), dtype)
+    return {"allowed": None if unusable else allowed, "unusable": " ".join(unusable.split())}
+
+
+def _cache(inputs: Iterable[str]) -> str:
+    names = set(inputs)
+    if "past_length" in names:
+        return "in-place"
+    return "append" if "past_key" in names else "none"
+
+
+def _replay(spec: AttentionSpec | None, cases: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return a case with the same results token by token: tokens see only earlier ones."""
+    if spec is None or not spec.causal or spec.cache == "none":
+        return None
+    if spec.rotary_scaling == "dynamic":  # turns keys by the length at which they came
+        return None
+    if spec.in_place:
+        return next((case["name"] for case in cases if case["kind"] == DECODE), None)
+    fitting = [
+        case for case in cases
+        if case["kind"] == "shape" and case["sizes"].get(PAST) == 0
+        and case["sizes"].get(NEW, 0) > 1
+    ]  # fmt: skip
+    lengths = {case["name"]: case["sizes"][NEW] for case in fitting}
+    # The shortest of those that are long enough, or else the longest.
+    return min(lengths, key=lambda n: (lengths[n] < ENOUGH, abs(lengths[n] - ENOUGH)), default=None)
+
+
+# -- A kit on disk: templates rendered, the rest copied -----------------------------------------
+
 
 TEMPLATE = ".j2"
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "build")

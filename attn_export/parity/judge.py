@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from attn_export.parity.error_location import without_rows, worst_index, wrong_kinds
+from attn_export.parity.error_map import without_rows, worst_index, wrong_kinds
 from attn_export.parity.gate import Gate
 from attn_export.parity.limits import beyond_limit
 from attn_export.parity.measures import measure

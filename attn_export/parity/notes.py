@@ -2,15 +2,59 @@
 
 from __future__ import annotations
 
-import numpy as np
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
-from attn_export.cases.draw import generator
+import numpy as np
+import torch
+
 from attn_export.parity.allowed import EAGER
+from attn_export.parity.draw import generator
 from attn_export.parity.measures import eps, measure
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Case
-from attn_export.subject.exporting import places_that_ask
+from attn_export.source_location import is_theirs, show
 from attn_export.tensorfile import is_floating
+
+# -- places where a module tests whether it is being exported or compiled -----------------------
+
+
+ASKED = (
+    torch.compiler.is_exporting, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling,
+    torch.onnx.is_in_onnx_export, torch.jit.is_tracing,  # type: ignore[attr-defined]
+)  # fmt: skip
+"""Functions that answer otherwise in an export than in a plain call."""
+
+
+def places_that_ask(run: Callable[[], Any]) -> list[str]:
+    """Return the user's calls of such a function: ``is_exporting() at mine.py:12``.
+
+    Args:
+        run: Calls the module.
+    """
+    names = {function.__code__: function.__name__ for function in ASKED}
+    found: dict[str, None] = {}
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        caller = frame.f_back
+        if event == "call" and frame.f_code in names and caller is not None:
+            file = caller.f_code.co_filename
+            if is_theirs(file):
+                found[f"{names[frame.f_code]}() at {show((file, caller.f_lineno))}"] = None
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return list(found)
+
+
+# -- notes for the reader of a report on the truth of a user's module ---------------------------
+
 
 STEP = 2.0**-22
 """The size of the steps that show how precise the truth is: a few of those of float32."""

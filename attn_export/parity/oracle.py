@@ -15,19 +15,18 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_export.cases.draw import scaled_case, seed_of, with_other_signs
 from attn_export.errors import ExportError, one_line
+from attn_export.export.subject import Subject
+from attn_export.export.tensors import to_numpy, to_torch
 from attn_export.parity.allowed import allowed_error, narrowed
-from attn_export.parity.error_location import without_rows
-from attn_export.parity.float64_mode import ComputeInFloat64
-from attn_export.parity.large_weights import is_large, widened_copy
+from attn_export.parity.draw import scaled_case, seed_of, with_other_signs
+from attn_export.parity.error_map import without_rows
+from attn_export.parity.float64_mode import ComputeInFloat64, is_large, widened_copy
 from attn_export.parity.limits import beyond_limit
 from attn_export.parity.measures import eps, zero_rows
 from attn_export.parity.operations import Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import DECODE, Allowed, Arrays, Case, Golden
-from attn_export.subject import Subject
-from attn_export.subject.tensors import to_numpy, to_torch
 from attn_export.tensorfile import is_floating
 
 RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))

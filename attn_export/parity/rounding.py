@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.parity.large_weights import is_large, product
-from attn_export.parity.operations import Steps, name_of, rounds
-from attn_export.parity.random_numbers import RandomNumbers
+from attn_export.parity.float64_mode import is_large, product
+from attn_export.parity.operations import RandomNumbers, Steps, name_of, rounds
 
 DEVIATION = 0.4
 """The standard deviation of one rounding error, in units of u·|x|: errors are uniform within half a

@@ -1,4 +1,4 @@
-"""A report as JSON."""
+"""Reports, benchmarks and fingerprints as JSON."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ import dataclasses
 import json
 import math
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from attn_export.results import Report
+
+if TYPE_CHECKING:
+    from attn_export.bench.measurements import BenchReport, Contest, Measured
+    from attn_export.fingerprint.findings import Finding, Fingerprint, Row
 
 FORMAT = "attn-export-report/1"
 LIST_OF_PLAIN = re.compile(r'\[\n[^][{}"]*\]')
@@ -36,4 +41,132 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
+    }
+
+
+# -- results of a benchmark, as JSON and in words -----------------------------------------------
+
+
+BENCH_FORMAT = "attn-export-bench/1"
+
+
+def bench_to_json(report: BenchReport) -> str:
+    """Return the report as JSON text, with a newline at the end. Missing measurements are null."""
+    return json.dumps(bench_to_dict(report), indent=1, allow_nan=False) + "\n"
+
+
+def bench_to_dict(report: BenchReport) -> dict[str, Any]:
+    """Return the report as plain values."""
+    return {
+        "format": BENCH_FORMAT,
+        "name": report.name,
+        "exit_code": report.exit_code,
+        "threads": report.threads,
+        "rounds": report.rounds,
+        "environment": report.environment,
+        "contests": [contest_to_dict(contest) for contest in report.contests],
+    }
+
+
+def contest_to_dict(contest: Contest) -> dict[str, Any]:
+    """Return one contest as plain values."""
+    return {
+        "name": contest.name,
+        "sizes": dict(contest.sizes),
+        "gflops_roof": finite(contest.flops_roof / 1e9),
+        "gbs_roof": finite(contest.bytes_roof / 1e9),
+        "candidates": [_candidate(contest, measured) for measured in contest.measured],
+    }
+
+
+def _candidate(contest: Contest, m: Measured) -> dict[str, Any]:
+    return {
+        "name": m.name,
+        "role": m.role,
+        "outcome": m.outcome,
+        "reason": m.reason,
+        "runs": len(m.seconds),
+        "median_ms": finite(m.median * 1e3),
+        "p95_ms": finite(m.p95 * 1e3),
+        "min_ms": finite(min(m.seconds, default=math.nan) * 1e3),
+        "tokens_per_second": finite(m.tokens_per_second) if m.candidate.work.tokens else None,
+        "peak_memory_growth_bytes": m.growth,
+        "gflops": finite(m.flops_per_second / 1e9),
+        "gbs": finite(m.bytes_per_second / 1e9),
+        "ratio_to_best_peer": None if m.role == "roof" else finite(contest.ratio(m)),
+        "fraction_of_roof": finite(contest.fraction(m)),
+    }
+
+
+def made_on(machine: Mapping[str, Any]) -> str:
+    """Describe the machine and the versions of a measurement: `machine`."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, "
+        f"Python {machine['python']}; {versions}"
+    )
+
+
+def finite(value: float) -> float | None:
+    """Return the value to five digits; None for NaN and infinities."""
+    return float(f"{value:.5g}") if math.isfinite(value) else None
+
+
+def in_ms(m: Measured | None) -> str:
+    """Format the median in milliseconds with three digits, or a dash."""
+    return "-" if m is None or not m.ran else three_digits(m.median * 1e3)
+
+
+def three_digits(value: float) -> str:
+    """Format a number with about three digits, without an exponent; NaN is a dash."""
+    if not math.isfinite(value):
+        return "-"
+    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    return f"{value:,.{min(digits, 4)}f}"
+
+
+def in_mib(growth: int | None) -> str:
+    """Format bytes as MiB, or a dash."""
+    return "-" if growth is None else f"{growth / 2**20:.0f}"
+
+
+# -- A fingerprint as JSON ----------------------------------------------------------------------
+
+
+FINGERPRINT_FORMAT = "attn-export-fingerprint/1"
+
+
+def probe_to_json(found: Fingerprint) -> str:
+    """Return the fingerprint as JSON text, with a newline at the end."""
+    content = {
+        "format": FINGERPRINT_FORMAT,
+        "runtime": found.runtime,
+        "version": found.version,
+        "environment": found.environment,
+        "probes": [_row(row) for row in found.rows],
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.probe,
+        "about": row.about,
+        "reading": row.effective.reading,
+        "differs_from": list(row.differs),
+        "runtime": [_finding(each) for each in row.here],
+        "onnx": {
+            "says": row.says or None,
+            "evaluator": None if row.evaluator is None else _finding(row.evaluator),
+        },
+        "pytorch": _finding(row.pytorch),
+    }
+
+
+def _finding(each: Finding) -> dict[str, str | None]:
+    return {
+        "form": each.form or None,
+        "outcome": each.outcome,
+        "reading": each.reading,
+        "detail": each.detail or None,
     }

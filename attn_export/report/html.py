@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from attn_export.report import error_pictures
 from attn_export.report.attention_drawing import drawn
 from attn_export.report.error_pictures import figures
-from attn_export.report.matrix import form_name
-from attn_export.report.summary import (
+from attn_export.report.matrix import (
     Summary,
+    form_name,
     largest,
     problems,
     shown,

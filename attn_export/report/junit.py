@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from attn_export.report.summary import verdicts_by_case
+from attn_export.report.matrix import verdicts_by_case
 from attn_export.results import Report, RuntimeRun, Verdict
 
 ELEMENTS = {"failed": "failure", "unusable": "failure", "error": "error"}

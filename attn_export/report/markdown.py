@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from attn_export.errors import PARAGRAPH, printable
-from attn_export.report.matrix import form_name
-from attn_export.report.summary import Summary, problems, shown, summaries
+from attn_export.report.matrix import Summary, form_name, problems, shown, summaries
 from attn_export.results import Report
 
 SHOWN = 20

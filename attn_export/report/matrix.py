@@ -3,10 +3,107 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Literal
 
-from attn_export.report.summary import UNMEASURED, Summary, shown_share, summaries
-from attn_export.results import Report
+from attn_export.results import Report, RuntimeRun, Verdict
+
+# -- summary of one runtime with one graph, in a few figures ------------------------------------
+
+
+UNMEASURED = "–"  # noqa: RUF001 (a dash is what it is)
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """One row of the table.
+
+    Attributes:
+        cases: The number of cases tried.
+        passed: The number of them that passed with every output.
+        worst: The largest error as a share of what is allowed, as `largest` has it.
+        max_abs: The largest absolute difference from eager, likewise.
+        max_rel: The largest relative difference from eager, likewise.
+    """
+
+    run: RuntimeRun
+    cases: int
+    passed: int
+    worst: float | None
+    max_abs: float | None
+    max_rel: float | None
+
+
+def summaries(report: Report) -> list[Summary]:
+    """Return one summary for each runtime and graph."""
+    return [_summary(run, verdicts_by_case(report, run)) for run in report.runs]
+
+
+def problems(report: Report) -> list[Verdict]:
+    """Return the verdicts that did not pass."""
+    return [verdict for verdict in report.verdicts if verdict.status != "passed"]
+
+
+def verdicts_by_case(report: Report, run: RuntimeRun) -> dict[str, list[Verdict]]:
+    """Return the verdicts of one runtime and graph, by case."""
+    found: dict[str, list[Verdict]] = {}
+    for verdict in report.verdicts:
+        if (verdict.runtime, verdict.graph) == (run.runtime, run.graph):
+            found.setdefault(verdict.case, []).append(verdict)
+    return found
+
+
+def _summary(run: RuntimeRun, by_case: dict[str, list[Verdict]]) -> Summary:
+    verdicts = [verdict for of_case in by_case.values() for verdict in of_case]
+    return Summary(
+        run,
+        cases=len(by_case),
+        passed=sum(all(v.status == "passed" for v in of_case) for of_case in by_case.values()),
+        worst=largest(verdicts, "worst"),
+        max_abs=largest(verdicts, "max_abs"),
+        max_rel=largest(verdicts, "max_rel"),
+    )
+
+
+def largest(verdicts: Sequence[Verdict], figure: str) -> float | None:
+    """Return the largest figure of some verdicts; NaN where one is NaN.
+
+    None where none was measured. It is not that of what passed where all that failed has none.
+
+    Args:
+        verdicts: The verdicts to consider.
+        figure: The name of a field of them: ``"worst"``.
+    """
+    wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
+    of_wrong, of_all = (
+        [float(value) for verdict in some if (value := getattr(verdict, figure)) is not None]
+        for some in (wrong or verdicts, verdicts)
+    )
+    if not of_wrong:
+        return None
+    return max(of_all, key=lambda value: (math.isnan(value), value))
+
+
+def shown(figure: float | None, digits: str) -> str:
+    """Return a figure as text: what was not measured is a dash, and NaN is NaN.
+
+    Args:
+        figure: As `largest` gives it.
+        digits: The format of a finite one: ``".3g"``.
+    """
+    if figure is None:
+        return UNMEASURED
+    return "NaN" if math.isnan(figure) else f"{figure:{digits}}"
+
+
+def shown_share(figure: float | None) -> str:
+    """Return an error over the error allowed as text, in a column of such."""
+    return shown(figure, ".3f" if figure is None or figure < 1000 else ".1e")
+
+
+# -- runtime × graph: the worst error of each as a share of what is allowed ---------------------
+
 
 Colour = Literal["green", "red", "grey"]
 

@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from attn_export.report.bench_data import finite, made_on
-from attn_export.report.matrix import Cell, matrix
-from attn_export.report.summary import UNMEASURED, shown
+from attn_export.report.data import finite, made_on
+from attn_export.report.matrix import UNMEASURED, Cell, matrix, shown
 from attn_export.results import Report
 from attn_export.runtimes.catalogue import RUNTIMES
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from attn_export.bench.goals import BARE, MEMORY, ROOF, STATIC, Goal, Phase
 from attn_export.bench.measurements import BenchReport, Contest
-from attn_export.report.bench_data import in_mib, in_ms, made_on, three_digits
+from attn_export.report.data import in_mib, in_ms, made_on, three_digits
 
 PEERS = ("torch SDPA", STATIC, "torch.compile", BARE, "OpenVINO f32")
 OURS = "ours"

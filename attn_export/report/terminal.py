@@ -5,12 +5,33 @@ from __future__ import annotations
 import io
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from attn_export.report.markup import as_text
-from attn_export.report.matrix import Cell, Matrix, form_name, matrix
-from attn_export.report.summary import Summary, problems, shown, shown_share, summaries
+from attn_export.errors import PARAGRAPH, printable
+from attn_export.report.matrix import (
+    Cell,
+    Matrix,
+    Summary,
+    form_name,
+    matrix,
+    problems,
+    shown,
+    shown_share,
+    summaries,
+)
 from attn_export.results import Report
+
+# -- foreign text for rich's consoles and tables ------------------------------------------------
+
+
+def as_text(foreign: object) -> str:
+    """Return markup that shows a foreign text as it is, with escapes for what is not printable."""
+    return escape(printable(foreign, PARAGRAPH))
+
+
+# -- A report in the terminal: 80 columns, plain where it is piped ------------------------------
+
 
 FEW = 2
 """More runtimes than that are shown as a matrix."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from attn_export.errors import UsageError
-from attn_export.runtimes.c import C
-from attn_export.runtimes.cpp import Cpp
 from attn_export.runtimes.iree import Iree
+from attn_export.runtimes.javascript import Node, Wasm, WebGpu
 from attn_export.runtimes.mnn import Mnn
-from attn_export.runtimes.node import Node
+from attn_export.runtimes.native import C, Cpp
 from attn_export.runtimes.onnx_reference import OnnxReference
 from attn_export.runtimes.opencv import OpenCv
 from attn_export.runtimes.openvino import OpenVino
@@ -15,8 +14,6 @@ from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.ort_cuda import OrtCuda
 from attn_export.runtimes.protocol import Runtime
 from attn_export.runtimes.tract import Tract
-from attn_export.runtimes.wasm import Wasm
-from attn_export.runtimes.webgpu import WebGpu
 
 RUNTIMES: tuple[Runtime, ...] = (
     OrtCpu(), OrtCuda(), C(), Cpp(), Node(), Wasm(), WebGpu(), OnnxReference(), OpenVino(),

@@ -11,6 +11,10 @@ STAMP = "made-from"
 SETUP = "scripts/setup_runtimes"
 
 
+class InstallError(Exception):
+    """Failed installation; the message is one line with the remedy."""
+
+
 def home() -> Path:
     """Return the folder: `$ATTN_EXPORT_RUNTIMES`; a checkout's `.runtimes`; the user's cache."""
     named = os.environ.get(VARIABLE)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-Arrays = dict[str, np.ndarray]
+from attn_export.tensorfile import ArrayDict
+
 Axes = Mapping[str, Sequence[str | int]]
 
 BATCH, NEW, ROOM = "batch", "query_len", "capacity"
@@ -23,7 +24,9 @@ PROMPT, CHUNK, EVERY = 5, 3, 10
 """Tokens of the prompt; after it single tokens, but of each `EVERY` so many at once."""
 
 
-def decode(run: Callable[[Arrays], Arrays], inputs: Arrays, axes: Axes, *, single: bool) -> Arrays:
+def decode(
+    run: Callable[[ArrayDict], ArrayDict], inputs: ArrayDict, axes: Axes, *, single: bool
+) -> ArrayDict:
     """Decode a sequence.
 
     Args:
@@ -75,7 +78,7 @@ def _counts(total: int, *, single: bool) -> Iterator[int]:
         done += count
 
 
-def _piece(inputs: Arrays, axes: Axes, held: int, count: int, capacity: int) -> Arrays:
+def _piece(inputs: ArrayDict, axes: Axes, held: int, count: int, capacity: int) -> ArrayDict:
     """Return the inputs of some new tokens, without the caches; masks cover `capacity` keys."""
     keys = held + count
     piece = {}
@@ -90,7 +93,7 @@ def _piece(inputs: Arrays, axes: Axes, held: int, count: int, capacity: int) -> 
     return piece | {LENGTHS: np.full_like(inputs[LENGTHS], held)}
 
 
-def _check(outputs: Arrays, axes: Axes, sizes: Mapping[str, int], held: int) -> None:
+def _check(outputs: ArrayDict, axes: Axes, sizes: Mapping[str, int], held: int) -> None:
     """Raise ValueError for an output of other sizes: cut and put together it might look right."""
     for name, array in outputs.items():
         named = axes.get(name, array.shape)

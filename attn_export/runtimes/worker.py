@@ -12,9 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from attn_export.errors import one_line
+from attn_export.runtimes.axis_order import in_order, laid_out
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.ipc import (
     Voice,
@@ -23,12 +22,9 @@ from attn_export.runtimes.ipc import (
     outcome_of,
     private_stdout,
 )
-from attn_export.runtimes.layouts import in_order, laid_out
 from attn_export.runtimes.protocol import Engine, Runtime, Tunable
 from attn_export.runtimes.stepwise import decode
-from attn_export.tensorfile import read_tensors, write_tensors
-
-Arrays = dict[str, np.ndarray]
+from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
 
 def main() -> None:
@@ -79,7 +75,7 @@ def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
     say("done", objection=engine.objection())
 
 
-def _store(outputs: Arrays, folder: Path) -> None:
+def _store(outputs: ArrayDict, folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
         write_tensors(folder, "output", outputs)
@@ -90,8 +86,10 @@ def _store(outputs: Arrays, folder: Path) -> None:
         ) from error
 
 
-def _outputs(engine: Any, inputs: Arrays, job: dict[str, Any], *, whole_decode: bool) -> Arrays:
-    def run(inputs: Arrays) -> Arrays:
+def _outputs(
+    engine: Any, inputs: ArrayDict, job: dict[str, Any], *, whole_decode: bool
+) -> ArrayDict:
+    def run(inputs: ArrayDict) -> ArrayDict:
         layouts = job["layouts"]
         return in_order(engine.run(laid_out(inputs, layouts), job["bound"]), layouts)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from attn_export.bench.measurements import BenchReport, Candidate, Contest, Measured, Work
-from attn_export.report.bench_data import bench_to_dict, in_mib, three_digits
+from attn_export.report.data import bench_to_dict, in_mib, three_digits
 
 WORK = Work(flops=4e9, bytes=1e9, tokens=8)
 

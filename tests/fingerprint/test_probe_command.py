@@ -21,8 +21,8 @@ from attn_export.fingerprint.probes import probes
 from attn_export.results import Outcome
 from attn_export.runtimes import process
 from attn_export.runtimes.onnx_reference import OnnxReference
+from attn_export.runtimes.process import CaseFiles, Serving
 from attn_export.runtimes.protocol import Limits
-from attn_export.runtimes.serving import CaseFiles, Serving
 from attn_export.tensorfile import write_tensors
 
 NAMES = [probe.name for probe in probes()]
@@ -207,7 +207,7 @@ def test_each_case_has_one_answer_however_processes_end(script, outcomes, tmp_pa
 
 
 def test_without_torch_it_says_so_and_starts_nothing(capsys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("attn_export.fingerprint.pytorch.find_spec", lambda _: None)
+    monkeypatch.setattr("attn_export.fingerprint.dispatch.find_spec", lambda _: None)
     monkeypatch.setattr(comparison, "SdpaServer", None)
     assert run(["probe", "onnx-reference", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -9,9 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_export.cases.contents import FUTURE, VALUES
-from attn_export.cases.fixed_cases import content_case
-from attn_export.cases.mask_contents import LOWEST, MASKS
 from attn_export.fingerprint.attention_choices import attend, scores, shared, weigh
 from attn_export.fingerprint.findings import SOMETHING_ELSE
 from attn_export.fingerprint.precision import STEPS, bit_inputs, read_bits
@@ -19,6 +16,9 @@ from attn_export.fingerprint.probe_graphs import HKV, D, H
 from attn_export.fingerprint.probe_inputs import case_of_a_build, with_past
 from attn_export.fingerprint.probes import probes
 from attn_export.fingerprint.readings import APART, CLOSE, Readings, distance
+from attn_export.parity.contents import FUTURE, VALUES
+from attn_export.parity.fixed_cases import content_case
+from attn_export.parity.mask_contents import LOWEST, MASKS
 from attn_export.spec import AttentionSpec
 
 PROBES = {probe.name: probe for probe in probes()}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attn_export.subject import Subject
+from attn_export.export.subject import Subject
 
 H, D = 4, 8
 TABLE = 96

@@ -10,9 +10,9 @@ import onnx
 from conftest import small_spec
 from onnx import TensorProto, helper
 
-from attn_export.export import Exported, export
+from attn_export.export.export import Exported, export
+from attn_export.export.subject import Subject
 from attn_export.graph.save import save_graph
-from attn_export.subject import Subject
 
 PLAIN = {"cache": "none", "attn_mask": "none"}
 """Changes to `small_spec` that leave query and output alone."""

@@ -12,7 +12,8 @@ from broken_graphs import FAULTS, Fault
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import PLAIN, exported, saved, tiny_model
 
-from attn_export.graph.checks import CHECKS, Finding, check_graph
+from attn_export.graph.check_model import Finding
+from attn_export.graph.checks import CHECKS, check_graph
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from mask_modules import USUAL, subject
 from mask_texts import CAUSAL, GONE, PADDING, SPLIT, STAYS, TEXTS, in_place, parsed
 from onnx.reference import ReferenceEvaluator
 
-from attn_export.export import export
+from attn_export.export.export import export
 from attn_export.graph.lower import DECODE, lower
 from attn_export.graph.lower.computed_masks import recognise_masks
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from attn_export.attention import onnx_attention
 from attn_export.errors import ExportError
-from attn_export.export import export
+from attn_export.export.export import export
+from attn_export.export.subject import Subject
 from attn_export.graph.checks import check_graph
 from attn_export.graph.save import save_graph
-from attn_export.subject import Subject
 
 CROSS = {"cross": True, "causal": False, "cache": "none"}
 IN_PLACE = {"cache": "in-place", "attn_mask": "none"}

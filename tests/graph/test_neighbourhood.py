@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import small_spec
 
-from attn_export.export import export
+from attn_export.export.export import export
+from attn_export.export.subject import Subject
 from attn_export.graph.neighbourhood import Lane, Neighbourhood, neighbourhood, read_neighbourhood
-from attn_export.subject import Subject
 
 
 def drawn(**changes: object) -> Neighbourhood:

@@ -25,8 +25,8 @@ from native_corpus import (
 from native_kits import DIALECT, compile_kit
 from shared import bundle_of, once
 
-from attn_export.cases.golden import INDEX
 from attn_export.jobs.kit import write_kit
+from attn_export.parity.golden import INDEX
 
 SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
 REPORTED = 86

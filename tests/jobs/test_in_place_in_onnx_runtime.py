@@ -12,7 +12,7 @@ from conftest import small_spec
 
 from attn_export import Subject
 from attn_export.attention import Attention
-from attn_export.export import export
+from attn_export.export.export import export
 from attn_export.graph.checks import check_graph
 from attn_export.graph.save import save_graph
 from attn_export.runtimes.ort_cpu import OrtCpu

@@ -14,8 +14,8 @@ from conftest import Cli, small_spec
 from onnx import numpy_helper
 
 from attn_export import build, verify
-from attn_export.cases.golden import case_folders
 from attn_export.errors import BundleError, GraphError
+from attn_export.parity.golden import case_folders
 from attn_export.results import Report
 
 

@@ -23,11 +23,11 @@ import onnx_ir  # noqa: F401
 import torch
 
 import attn_export.export
+import attn_export.export.subject
 import attn_export.jobs.build
 import attn_export.jobs.explain
 import attn_export.jobs.lower
 import attn_export.parity.oracle
-import attn_export.subject
 from attn_export import atomic_replace, temp_folders
 from attn_export.cli import run
 

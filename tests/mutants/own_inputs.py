@@ -11,13 +11,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.cases.conditions import QUERIES, free_axes, values_of
-from attn_export.cases.contents import Drawn
-from attn_export.cases.draw import draw_inputs, generator
-from attn_export.cases.plan import Groups
-from attn_export.cases.sizes import axis_names, with_sums
+from attn_export.export.subject import Subject
+from attn_export.parity.conditions import QUERIES, free_axes, values_of
+from attn_export.parity.contents import Drawn
+from attn_export.parity.draw import draw_inputs, generator
+from attn_export.parity.plan import Groups
+from attn_export.parity.sizes import axis_names, with_sums
 from attn_export.results import Case
-from attn_export.subject import Subject
 
 USUAL, ONE_QUERY, LONG = 70, 50, 6
 """The number of cases of usual sizes, with one query, and of sizes beyond blocks."""

@@ -19,18 +19,18 @@ from mutants.mutant import Kinds, Mutant, Setting
 from mutants.own_inputs import own_cases
 
 from attn_export.bundle import GOLDEN, graph_files, read_manifest
-from attn_export.cases.golden import case_folders, read_golden
 from attn_export.errors import one_line
 from attn_export.explain.evaluate import Evaluation
+from attn_export.export.subject import Subject
 from attn_export.parity.allowed import narrowed
+from attn_export.parity.golden import case_folders, read_golden
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.results import DECODE, Arrays, Golden, GraphFile
-from attn_export.runtimes.layouts import in_order, laid_out
+from attn_export.runtimes.axis_order import in_order, laid_out
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.stepwise import decode
 from attn_export.spec import AttentionSpec
-from attn_export.subject import Subject
 from attn_export.tensorfile import is_floating, read_tensors
 
 KINDS: Sequence[Kinds] = (in_values, in_sizes, in_softmax, in_inputs, in_operators, in_weights)

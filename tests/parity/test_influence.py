@@ -10,10 +10,10 @@ from made_golden import ALLOWED, made_golden
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError
+from attn_export.export.subject import Subject
 from attn_export.parity.influence import check_influence
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Golden
-from attn_export.subject import Subject
 
 CLEARLY = 100 * ALLOWED.whole
 """How far an output has to move, relative to itself."""

@@ -13,7 +13,7 @@ from conftest import small_spec
 from torch import Tensor, nn
 
 from attn_export import Subject
-from attn_export.parity import large_weights
+from attn_export.parity import float64_mode
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Golden
 
@@ -76,10 +76,10 @@ def in_blocks(monkeypatch) -> Callable[[Callable[[], Any]], tuple[Any, Any]]:
     """Calls a function twice: with a float64 copy, and with products of 3 to 6 columns."""
 
     def call(function: Callable[[], Any]) -> tuple[Any, Any]:
-        monkeypatch.setattr(large_weights, "LARGE", WHOLE_COPY)
+        monkeypatch.setattr(float64_mode, "LARGE", WHOLE_COPY)
         whole = function()
-        monkeypatch.setattr(large_weights, "LARGE", 64)
-        monkeypatch.setattr(large_weights, "WHOLE", 100)
+        monkeypatch.setattr(float64_mode, "LARGE", 64)
+        monkeypatch.setattr(float64_mode, "WHOLE", 100)
         return whole, function()
 
     return call
@@ -98,9 +98,9 @@ def truths(subject: Subject) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("name", COPIED)
 def test_the_numbers_are_those_of_a_float64_copy_bit_by_bit(name, monkeypatch):
     subject = SUBJECTS[name]()
-    monkeypatch.setattr(large_weights, "LARGE", WHOLE_COPY)
+    monkeypatch.setattr(float64_mode, "LARGE", WHOLE_COPY)
     wanted, exact = goldens(subject), truths(subject)
-    monkeypatch.setattr(large_weights, "LARGE", 64)
+    monkeypatch.setattr(float64_mode, "LARGE", 64)
     for one, other in zip(truths(subject), exact, strict=True):
         for output, array in other.items():
             np.testing.assert_array_equal(one[output], array)
@@ -131,10 +131,10 @@ def test_the_error_allowed_by_blocks_of_columns_is_that_of_a_float64_copy(name, 
 
 
 def test_large_weights_are_shared_and_the_module_stays_as_it_was(monkeypatch):
-    monkeypatch.setattr(large_weights, "LARGE", 200)
+    monkeypatch.setattr(float64_mode, "LARGE", 200)
     module = Tied()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    copied = dict(large_weights.widened_copy(module).state_dict())
+    copied = dict(float64_mode.widened_copy(module).state_dict())
     for name, tensor in module.state_dict().items():
         shared = copied[name].data_ptr() == tensor.data_ptr()
         assert shared == (tensor.numel() > 200), name
@@ -144,7 +144,7 @@ def test_large_weights_are_shared_and_the_module_stays_as_it_was(monkeypatch):
 
 
 def test_no_more_than_one_block_is_widened_at_once(monkeypatch):
-    monkeypatch.setattr(large_weights, "WHOLE", 1000)
+    monkeypatch.setattr(float64_mode, "WHOLE", 1000)
     a, b = torch.ones(2, 100, dtype=torch.float64), torch.ones(100, 35)
     seen: list[int] = []
 
@@ -152,6 +152,6 @@ def test_no_more_than_one_block_is_widened_at_once(monkeypatch):
         seen.append(b.numel())
         return a @ b
 
-    found = large_weights.product(a, b, lambda part: part, multiply)
+    found = float64_mode.product(a, b, lambda part: part, multiply)
     assert seen == [1000, 1000, 1000, 500]
     torch.testing.assert_close(found, a @ b.double(), rtol=0, atol=0)

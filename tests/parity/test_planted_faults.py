@@ -12,11 +12,11 @@ from fault import Fault
 from fault_specs import SPECS
 from faults import FAULTS
 
+from attn_export.export.subject import Subject
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Case, Golden, Verdict
 from attn_export.spec import AttentionSpec
-from attn_export.subject import Subject
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
 

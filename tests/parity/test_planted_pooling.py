@@ -15,11 +15,11 @@ from conftest import small_spec
 from safetensors.torch import save_file
 from torch import Tensor
 
+from attn_export.export.subject import Subject
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Golden, Verdict
 from attn_export.spec import AttentionSpec
-from attn_export.subject import Subject
 from attn_export.weights import load_checkpoint
 from attn_export.weights.layouts import as_apart, as_packed
 

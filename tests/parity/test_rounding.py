@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attn_export.cases.draw import generator
+from attn_export.parity.draw import generator
 from attn_export.parity.operations import recorded_steps
 from attn_export.parity.rounding import RandomRounding
 

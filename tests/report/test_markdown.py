@@ -9,7 +9,7 @@ from pathlib import Path
 from reports import clean, mixed
 
 from attn_export.report.markdown import github_annotations, to_markdown
-from attn_export.report.summary import UNMEASURED
+from attn_export.report.matrix import UNMEASURED
 
 
 def test_verdict_first_then_figures_then_what_is_wrong():

@@ -15,9 +15,8 @@ from attn_export.report.error_pictures import figures
 from attn_export.report.html import to_html
 from attn_export.report.junit import to_junit
 from attn_export.report.markdown import to_markdown
-from attn_export.report.matrix import matrix
+from attn_export.report.matrix import UNMEASURED, largest, matrix, shown, shown_share
 from attn_export.report.matrix_page import matrix_block, matrix_to_dict
-from attn_export.report.summary import UNMEASURED, largest, shown, shown_share
 from attn_export.report.terminal import print_report
 from attn_export.results import Report, Verdict
 

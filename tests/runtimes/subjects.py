@@ -13,10 +13,10 @@ import pytest
 
 from attn_export import AttentionSpec, Subject
 from attn_export.bundle import GOLDEN
-from attn_export.cases.golden import write_golden, write_inputs
-from attn_export.export import export
+from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
 from attn_export.jobs.forms import forms_of
+from attn_export.parity.golden import write_golden, write_inputs
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.results import DECODE, Golden, GraphFile, StoredCase, Verdict

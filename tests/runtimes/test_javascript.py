@@ -16,9 +16,10 @@ from shared import bundle_of
 from subjects import MORE
 
 from attn_export import verify
-from attn_export.cases.golden import case_folders
+from attn_export.parity.golden import case_folders
+from attn_export.runtimes import install_javascript
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.install import InstallError, javascript
+from attn_export.runtimes.install_folder import InstallError
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits
 
@@ -177,7 +178,7 @@ def test_without_node_or_chromium_it_says_so(monkeypatch: pytest.MonkeyPatch, tm
     for name in (*NAMES, "webgpu"):
         assert runtime(name).unavailable().startswith("node is not installed; apt-get install")
     with pytest.raises(InstallError, match="node is not installed; apt-get install nodejs npm"):
-        javascript.install(tmp_path, ["node"], print)
+        install_javascript.install(tmp_path, ["node"], print)
 
 
 def test_an_old_node_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -186,7 +187,7 @@ def test_an_old_node_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(InstallError, match=r"node is v16\.20\.0; version 18 or newer is needed"):
-        javascript.install(tmp_path / "home", ["node"], print)
+        install_javascript.install(tmp_path / "home", ["node"], print)
 
 
 def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -196,7 +197,7 @@ def test_packages_that_cannot_be_had_are_one_line(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(
         InstallError, match=r"npm ci failed for node: npm \S+ .*ECONNREFUSED"
     ) as said:
-        javascript.install(tmp_path / "home", ["node"], print)
+        install_javascript.install(tmp_path / "home", ["node"], print)
     assert "\n" not in str(said.value)
     assert list((tmp_path / "home").iterdir()) == []
 
@@ -209,7 +210,7 @@ def test_what_is_installed_is_left_alone_and_what_is_stale_is_made_anew(
     told: list[str] = []
     before = (home() / "node" / "serve.mjs").stat()
     started = time.perf_counter()
-    javascript.install(home(), ["node", "wasm", "webgpu"], told.append)
+    install_javascript.install(home(), ["node", "wasm", "webgpu"], told.append)
     assert time.perf_counter() - started < 0.3
     assert (home() / "node" / "serve.mjs").stat() == before
     copy = tmp_path / "home"
@@ -219,14 +220,14 @@ def test_what_is_installed_is_left_alone_and_what_is_stale_is_made_anew(
     (tmp_path / "runtimes" / "node" / "made-from").write_text("other sources")
     monkeypatch.setenv("ATTN_EXPORT_RUNTIMES", str(tmp_path / "runtimes"))
     assert "built from other sources; run scripts/setup_runtimes" in runtime("node").unavailable()
-    javascript.install(tmp_path / "runtimes", ["node"], told.append)
+    install_javascript.install(tmp_path / "runtimes", ["node"], told.append)
     assert runtime("node").unavailable() == ""
     assert told == []  # the packages are those that were there
 
 
 def test_requests_and_answers_are_those_of_the_protocol(tmp_path: Path):
     """Names with spaces, empty tensors, every type, a file cut off."""
-    from attn_export.runtimes.install.javascript import HARNESS, KITS
+    from attn_export.runtimes.install_javascript import HARNESS, KITS
 
     for path in (*(KITS / "js").glob("*.mjs"), HARNESS / "frames.mjs"):
         (tmp_path / path.name).write_text(path.read_text())

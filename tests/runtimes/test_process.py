@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 from processes import gone
 
-from attn_export.cases.golden import case_folders
+from attn_export.parity.golden import case_folders
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import RUNTIMES, runtime
 from attn_export.runtimes.process import Worker

@@ -30,11 +30,10 @@ from attn_export.graph.lower.mask_trials import Trial, Trials
 from attn_export.graph.lower.mask_values import SMALL, MaskMaker, Values, over_scores
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import MASKED, AttentionNode, read_attention
+from attn_export.tensorfile import Array
 
 # -- A mask that is causal and hides keys for other reasons too: the other reasons alone --------
 
-
-Array = np.ndarray[Any, Any]
 
 Tried = tuple[Trial, Values]
 """What there was in a trial."""

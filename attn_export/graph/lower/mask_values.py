@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,8 +13,8 @@ from onnx.reference import ReferenceEvaluator
 from attn_export.graph.axis_names import Size
 from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.mask_trials import Trial, Trials
+from attn_export.tensorfile import Array
 
-Array = np.ndarray[Any, Any]
 Values = Mapping[ir.Value, Array]
 
 MOST_NODES = 300

@@ -1,1 +1,0 @@
-"""Test inputs: shapes, semantic probes, and their golden vectors on disk."""

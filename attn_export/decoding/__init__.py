@@ -1,1 +1,0 @@
-"""Decoding with a bundle: prompt and steps, numpy in and out."""

@@ -1,0 +1,97 @@
+"""State of a module: restored after a call, or read out of an exported graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from attn_export.errors import BundleError, one_line
+from attn_export.export.tensors import to_torch
+from attn_export.graph.load import load_graph
+
+# -- restoration of a module's state after a call -----------------------------------------------
+
+
+Contents = dict[Any, Any] | list[Any] | set[Any]
+
+
+@contextlib.contextmanager
+def preserved(module: nn.Module) -> Iterator[None]:
+    """Restore the attributes of a module and its parts at the end of the block.
+
+    A module may keep what it made in a call, such as a mask. What it keeps while it is captured
+    holds no numbers. The tensors themselves are not copied.
+
+    Args:
+        module: The module; its attributes, and the dicts, lists and sets that they are, come back.
+    """
+    before = [
+        (part, dict(vars(part)), [(value, value.copy()) for value in _containers(part)])
+        for part in module.modules()
+    ]
+    try:
+        yield
+    finally:
+        for part, attributes, contents in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+            for value, held in contents:
+                _restore(value, held)
+
+
+def _containers(part: nn.Module) -> list[Contents]:
+    return [value for value in vars(part).values() if type(value) in (dict, list, set)]
+
+
+def _restore(value: Contents, held: Contents) -> None:
+    """Restore the contents of a container."""
+    if isinstance(value, list):
+        value[:] = held
+    else:
+        value.clear()
+        value.update(held)
+
+
+# -- the weights of a layer of ours, out of a graph that was exported from it -------------------
+
+
+def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
+    """Return the state of a module from the initializers of its graph.
+
+    Args:
+        path: The graph in the standard dialect. Its initializers have the names of the module's
+            parameters and buffers; the weights of linear layers are stored ``[in, out]``.
+        module: The module, with any weights.
+
+    Raises:
+        GraphError: If the graph cannot be read.
+        BundleError: If a weight is missing or has another shape or dtype.
+    """
+    initializers = load_graph(path).graph.initializers
+    linear = {f"{n}.weight" for n, part in module.named_modules() if isinstance(part, nn.Linear)}
+    found = {}
+    for name, wanted in module.state_dict().items():
+        value = initializers.get(name)
+        if value is None or value.const_value is None:
+            raise BundleError(f"{path} has no weight {name}, which its spec asks for")
+        array = _array(path, name, value.const_value)
+        (tensor,) = to_torch({name: array.T if name in linear else array}).values()
+        if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
+            raise BundleError(
+                f"{path}: the weight {name} is {list(tensor.shape)} {tensor.dtype}, and its spec "
+                f"asks for {list(wanted.shape)} {wanted.dtype}"
+            )
+        found[name] = tensor
+    return found
+
+
+def _array(path: Path, name: str, tensor: Any) -> np.ndarray:
+    try:
+        return np.array(tensor.numpy())
+    except Exception as error:  # of external data that is missing or too short
+        raise BundleError(f"{path}: the weight {name} cannot be read: {one_line(error)}") from error

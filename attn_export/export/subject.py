@@ -1,0 +1,298 @@
+"""A module with named inputs, named dynamic axes and named outputs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from attn_export.attention import Attention
+from attn_export.attention.variants import seeded_attention
+from attn_export.attention.wide_buffers import NARROW
+from attn_export.errors import ExportError, one_line
+from attn_export.export.module_state import preserved, weights_of_graph
+from attn_export.export.subject_checks import (
+    check_axes,
+    check_inputs,
+    check_integers,
+    check_outputs,
+    check_relations,
+    dtype_of,
+    input_like,
+    refuse_train_mode,
+)
+from attn_export.export.tensors import to_torch
+from attn_export.export.trees import InputTree, infer_output_shapes, is_named, name_outputs
+from attn_export.graph.check_model import Expected
+from attn_export.parity.draw import draw_inputs
+from attn_export.parity.plan import Plan, plan_cases
+from attn_export.parity.sizes import TRACED_SIZES, Sizes, bounds, with_sums
+from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.weights import load_checkpoint
+
+MOST_WORK = 2**30
+"""The most products of a weight and a row that a case next to a block of kernels may need."""
+
+
+class Subject:
+    """Module to export and compare: ours from a spec, or any module of the user's.
+
+    Args:
+        module: In eval mode. Called with the inputs by name.
+        inputs: Example inputs by the names of `module.forward`'s parameters: tensors, tuples,
+            lists and dicts of them, and constants. Axes that are dynamic need example sizes of 2
+            or more. Integer inputs are tried with values between the least and the largest of
+            the example; a bool input starts its rows as the example does, so that a mask never
+            hides everything by accident, and a float input holds -inf where the example does.
+        axes: For each input its dynamic axes: ``{"query": {0: "batch", 1: "query_len"}}``.
+            Axes of one name have one size. A tensor within a tuple or dict is named by its place:
+            ``cache.0.1`` is ``cache[0][1]``.
+        outputs: Names for the tensors that the module returns, in order; of a dict, its keys.
+        relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
+        spec: The spec behind the module, if it is ours.
+        notes: Notes on it for the reader of the report.
+
+    Attributes:
+        sums: The relations, and what else sizes add up to where inputs are made (`spec.sums`).
+        example_sizes: The sizes of the example: of its dynamic axes, and what else `sums` is of.
+
+    Raises:
+        UsageError: If names or axes do not fit together.
+        ExportError: If a part of the module is in train mode.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Mapping[str, Any],
+        axes: Mapping[str, Mapping[int, str]],
+        outputs: Sequence[str],
+        *,
+        relations: Mapping[str, str] | None = None,
+        spec: AttentionSpec | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.module = module
+        self.notes = tuple(notes)
+        # Copies: inputs that share memory, or are one tensor, would be traced as one.
+        self.tree = InputTree.of(tree_map_only(Tensor, _copy, dict(inputs)))
+        self.inputs = dict(self.tree.tensors)
+        self.relations = dict(relations or {})
+        self.spec = spec
+        check_inputs(module, inputs, self.inputs, axes)
+        self.axes = {name: dict(axes.get(name, {})) for name in self.inputs}
+        self.outputs = check_outputs(module, self.inputs, outputs)
+        sizes = check_axes(self.inputs, self.axes)
+        check_relations(self.relations, sizes)
+        self.sums = self.relations if spec is None else spec.sums
+        if spec is not None:  # whose example has the traced sizes, also of what is no axis
+            sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
+        free = {label: size for label, size in sizes.items() if label not in self.sums}
+        self.example_sizes = with_sums(free, self.sums)
+        if spec is None:  # that of a spec says what its integers may be
+            check_integers(self.inputs)
+        refuse_train_mode(module)
+
+    @classmethod
+    def from_spec(cls, spec: AttentionSpec, *, seed: int = 0) -> Self:
+        """Return the `Attention` of a spec, with seeded weights.
+
+        The global random state is left as it was.
+        """
+        return cls._of(seeded_attention(spec, seed))
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        path: Path | str,
+        *,
+        layer: str | int | None = None,
+        spec: AttentionSpec | None = None,
+        pool_kv_heads: int | None = None,
+        **fields: Any,
+    ) -> Self:
+        """Return one attention of a safetensors checkpoint.
+
+        Args:
+            path: A ``.safetensors`` file, a ``.safetensors.index.json``, or the folder of either.
+            layer: Its number, or a prefix such as ``"decoder.layers.3.self_attn"``. Default: 0.
+            spec: Its spec. Default: from `config.json` beside the weights.
+            pool_kv_heads: The number of key/value heads after mean-pooling.
+            fields: Single fields of the spec to change.
+
+        Raises:
+            WeightsError: If the checkpoint is broken or holds something else; names all of it.
+            SpecError: If the fields contradict each other or the spec.
+        """
+        found = load_checkpoint(
+            Path(path),
+            layer=None if layer is None else str(layer),
+            spec=spec,
+            fields=fields,
+            pool_kv_heads=pool_kv_heads,
+        )
+        module = seeded_attention(found.spec)
+        module.load_state_dict(found.weights)
+        return cls._of(module, found.notes)
+
+    @classmethod
+    def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:
+        """Return the `Attention` of a spec, with the weights of a graph exported from it.
+
+        Raises:
+            GraphError: If the graph cannot be read.
+            BundleError: If it lacks a weight, or has one of another shape or dtype.
+        """
+        module = seeded_attention(spec)
+        module.load_state_dict(weights_of_graph(path, module))
+        return cls._of(module)
+
+    @classmethod
+    def _of(cls, module: Attention, notes: tuple[str, ...] = ()) -> Self:
+        spec = module.spec
+        inputs, sizes = spec.inputs(), with_sums(TRACED_SIZES, spec.sums)
+        return cls(
+            module,
+            to_torch(draw_inputs(inputs, sizes, seed_words=("example",))),
+            {name: _named_axes(wanted.shape) for name, wanted in inputs.items()},
+            list(spec.output_shapes()),
+            relations=spec.relations,
+            spec=spec,
+            notes=notes,
+        )
+
+    def input_values(self) -> dict[str, Input]:
+        """Return every input by name: its shape with dynamic axes by name, its type, its range."""
+        if self.spec is not None:
+            return self.spec.inputs()
+        return {name: input_like(x, self.axes[name]) for name, x in self.inputs.items()}
+
+    def sizes_with(self, changed: Sizes) -> dict[str, int]:
+        """Return the example's sizes with some changed, and the sums that follow."""
+        return with_sums({**self.example_sizes, **changed}, self.sums)
+
+    def draw(self, sizes: Sizes, *seed_words: str | int) -> dict[str, Tensor]:
+        """Return random inputs of these sizes; the same seed words give the same inputs.
+
+        Raises:
+            KeyError: If `sizes` lacks an axis.
+        """
+        return to_torch(draw_inputs(self.input_values(), sizes, seed_words=seed_words))
+
+    def output_shapes(self) -> dict[str, Shape]:
+        """Return the shape of every output; dynamic axes by name.
+
+        For a module of the user's they are found by running it twice, at the example's sizes
+        and at others: an axis is the one whose size it has both times.
+        """
+        if self.spec is not None:
+            return self.spec.output_shapes()
+
+        def shapes_at(sizes: Sizes) -> dict[str, tuple[int, ...]]:
+            with torch.inference_mode():
+                outputs = self.call(self.module, self.draw(sizes, "shapes"))
+            return {name: tuple(tensor.shape) for name, tensor in outputs.items()}
+
+        return infer_output_shapes(shapes_at, self.example_sizes, self.relations)
+
+    def narrow_dtypes(self) -> dict[str, str]:
+        """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
+        state: dict[str, Tensor] = {}
+        state.update(self.module.named_parameters(remove_duplicate=False))
+        state.update(self.module.named_buffers(remove_duplicate=False))
+        if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):
+            return {}
+        with torch.inference_mode():
+            state |= self.call(self.module, self.inputs) | self.inputs
+        return {name: dtype_of(t) for name, t in state.items() if t.dtype in NARROW}
+
+    def in_float32(self) -> Subject:
+        """Return the subject with its weights and inputs widened to float32.
+
+        Raises:
+            ExportError: If the module does not run so.
+        """
+        spec = dataclasses.replace(self.spec, dtype="float32") if self.spec else None
+        wide = {n: t.float() if t.dtype in NARROW else t for n, t in self.inputs.items()}
+        twin = Subject(
+            copy.deepcopy(self.module).float(),
+            self.tree.rebuild(wide),
+            self.axes,
+            self.outputs,
+            relations=self.relations,
+            spec=spec,
+        )
+        try:
+            with torch.inference_mode():
+                twin.call(twin.module, twin.inputs)
+        except ExportError as error:
+            raise ExportError(
+                f"in its float32 copy, {error}; write .to(x.dtype) for types that are fixed, and "
+                "make constants buffers"
+            ) from error
+        return twin
+
+    def returned_order(self) -> tuple[str, ...]:
+        """Return the names of the outputs in the order in which the module returns them."""
+        with torch.inference_mode(), preserved(self.module):
+            returned = self._run(self.module, self.inputs)
+        return tuple(returned) if is_named(returned, self.outputs) else self.outputs
+
+    def plan(self) -> Plan:
+        """Return the cases that it is tried with."""
+        shapes, takes = self.output_shapes(), self._takes
+        return plan_cases(self.input_values(), shapes, self.spec, self.sums, takes)
+
+    def _takes(self, sizes: Sizes) -> bool:
+        """Return whether the module takes these sizes, and a user's soon enough."""
+        weights = sum(parameter.numel() for parameter in self.module.parameters())
+        if self.spec is not None or weights * math.prod(sizes.values()) > MOST_WORK:
+            return self.spec is not None
+        try:
+            with torch.inference_mode():
+                self.call(self.module, self.draw(self.sizes_with(sizes), "sizes"))
+        except ExportError:
+            return False
+        return True
+
+    def expected(self) -> Expected:
+        """Return the expected properties of the subject's graph."""
+        return Expected(
+            inputs={name: wanted.shape for name, wanted in self.input_values().items()},
+            outputs=self.output_shapes(),
+            attentions=1 if self.spec is not None else None,
+            ours=self.spec is not None,
+        )
+
+    def call(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run `module`, a copy of this subject's own, and name its outputs.
+
+        Raises:
+            UsageError: If it returns something else than the tensors that `outputs` names.
+            ExportError: If it raises; names the sizes.
+        """
+        try:
+            returned = self._run(module, inputs)
+        except Exception as error:
+            at = ", ".join(f"{name} {list(x.shape)} {x.dtype}" for name, x in inputs.items())
+            raise ExportError(f"the module raised at {at}: {one_line(error)}") from error
+        return name_outputs(returned, self.outputs)
+
+    def _run(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+        with preserved(module):
+            return module(**self.tree.rebuild(inputs))
+
+
+def _named_axes(shape: Shape) -> dict[int, str]:
+    return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()

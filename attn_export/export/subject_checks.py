@@ -1,0 +1,230 @@
+"""Rules of a subject: names, types and axes that fit together, a module in eval mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_export.errors import ExportError, UsageError, printable
+from attn_export.parity.sizes import Sizes
+from attn_export.results import DTYPES
+from attn_export.schema import MOST_BYTES, EndName
+from attn_export.spec import Input
+from attn_export.untrusted_files import checked
+
+# -- rules of a subject: names, types and axes that fit together, a module in eval mode ---------
+
+
+Axes = Mapping[str, Mapping[int, str]]
+
+INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
+"""float64 graphs are good to 1e-7 only in ONNX Runtime: their constants pass through float32."""
+
+
+def check_inputs(
+    module: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], axes: Axes
+) -> None:
+    """Check that the inputs fit the module, have supported types, and that axes name inputs.
+
+    Args:
+        module: The module.
+        arguments: The arguments of its `forward`.
+        tensors: The tensors within them, by name.
+        axes: The dynamic axes of each tensor.
+
+    Raises:
+        UsageError: If not.
+    """
+    try:
+        signature(module.forward).bind(**arguments)
+    except TypeError as error:
+        raise UsageError(
+            f"the inputs {', '.join(arguments)} do not fit {type(module).__name__}"
+            f".forward{signature(module.forward)}: {error}"
+        ) from error
+    for name, tensor in tensors.items():
+        if dtype_of(tensor) not in INPUT_DTYPES:
+            raise UsageError(
+                f"{name} is {dtype_of(tensor)}; inputs are one of {', '.join(INPUT_DTYPES)}"
+            )
+    if not isinstance(axes, Mapping):
+        raise UsageError(f"axes is {{'input': {{0: 'batch'}}}}, by input; got {axes!r}")
+    for name, dynamic in axes.items():
+        if not isinstance(dynamic, Mapping):
+            raise UsageError(f"axes[{name!r}] is {{0: 'batch', …}}; got {dynamic!r}")
+        for axis, label in dynamic.items():
+            if not isinstance(axis, int) or not isinstance(label, str) or not label:
+                raise UsageError(
+                    f"axes[{name!r}] gives names to axes by number, as in {{0: 'batch'}}; "
+                    f"got {axis!r}: {label!r}"
+                )
+            _check_name(label)
+        if name not in tensors:
+            known = ", ".join(tensors)
+            raise UsageError(f"axes names the input {name!r}, which is not one of: {known}")
+
+
+def _check_name(name: str) -> None:
+    try:
+        checked(name, EndName)
+    except ValueError as error:
+        raise UsageError(
+            f"the name {printable(repr(name), 80)} must have 1 to {MOST_BYTES} printable characters"
+        ) from error
+
+
+def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
+    """Check that axes exist, share sizes by name, and are free in the example.
+
+    Returns:
+        The size of every axis in the example, by its name.
+
+    Raises:
+        UsageError: If not.
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for name, dynamic in axes.items():
+        for axis, label in dynamic.items():
+            shape, here = tensors[name].shape, f"{name}.shape[{axis}]"
+            if not 0 <= axis < len(shape):
+                raise UsageError(f"{name} has {len(shape)} axes, so axis {axis} cannot be named")
+            size, there = found.setdefault(label, (shape[axis], here))
+            if size != shape[axis]:
+                raise UsageError(
+                    f"axis {label!r} is {size} in {there} and {shape[axis]} in {here}; give both "
+                    "one size or two names"
+                )
+            if size < 2:
+                raise UsageError(
+                    f"axis {label!r} ({here}) has size {size} in the example, which the exporter "
+                    "would fix; give an example of 2 or more"
+                )
+    return {label: size for label, (size, _) in found.items()}
+
+
+def check_integers(tensors: Mapping[str, Tensor]) -> None:
+    """Check that integers differ: drawn values lie in their range, and must show their effect.
+
+    Raises:
+        UsageError: If not.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() or tensor.dtype == torch.bool or not tensor.numel():
+            continue
+        low, high = int(tensor.min()), int(tensor.max())
+        if low == high:
+            raise UsageError(
+                f"{name} is {low} everywhere in the example, and integers are tried within the "
+                "range of the example; give one with other values as well"
+            )
+
+
+def check_outputs(
+    module: nn.Module, tensors: Mapping[str, Tensor], outputs: object
+) -> tuple[str, ...]:
+    """Check that names of outputs and inputs are texts that are unique in the graph.
+
+    Args:
+        module: The module.
+        tensors: The inputs by name.
+        outputs: The names of the outputs, not yet checked.
+
+    Raises:
+        UsageError: If not.
+    """
+    if isinstance(outputs, str) or not isinstance(outputs, Sequence):
+        raise UsageError(f"outputs is a list of names, such as ['output']; got {outputs!r}")
+    names = list(outputs)
+    held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise UsageError(f"outputs is a list of names; got {name!r} in it")
+        if names.count(name) > 1:
+            raise UsageError(f"outputs names {name!r} twice; give each a name of its own")
+        if name in tensors:
+            raise UsageError(f"{name!r} is an input and an output; give the output another name")
+    for name in (*tensors, *names):
+        _check_name(name)
+        if name in held:
+            raise UsageError(f"{name!r} is a weight of the module too; rename the input or output")
+    return tuple(names)
+
+
+def check_relations(relations: Mapping[str, str], known: Sizes) -> None:
+    """Check that sums consist of known axes or whole numbers, and that the example obeys them.
+
+    Args:
+        relations: The sums by the names of their axes.
+        known: The sizes of the example.
+
+    Raises:
+        UsageError: If not.
+    """
+    for name, expression in relations.items():
+        terms = [part.strip() for part in str(expression).split("+")]
+        for term in terms:
+            number = term.isascii() and term.isdigit()
+            if not number and (term not in known or term in relations):
+                raise UsageError(
+                    f"relations[{name!r}] = {expression!r}: {term!r} is no axis of an input; write "
+                    f"a sum of {', '.join(sorted(known.keys() - relations.keys()))}"
+                )
+        total = sum(known[term] if term in known else int(term) for term in terms)
+        if known.get(name, total) != total:
+            raise UsageError(
+                f"relations[{name!r}] = {expression!r} is {total} in the example, where {name!r} "
+                f"is {known[name]}; give an example that obeys it"
+            )
+
+
+def refuse_train_mode(module: nn.Module) -> None:
+    """Refuse a module with a part in train mode.
+
+    Raises:
+        ExportError: If one does; names it.
+    """
+    for name, part in module.named_modules():
+        if part.training:
+            where = f"{name} ({type(part).__name__})" if name else type(part).__name__
+            raise ExportError(
+                f"{where} is in train mode, where dropout and the like change its outputs; "
+                "call .eval() on the module first"
+            )
+
+
+def dtype_of(tensor: Tensor) -> str:
+    """Return the numpy name of a tensor's dtype."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+# -- ranges of an input's values, taken from its example ----------------------------------------
+
+
+def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
+    """Return the description of an input that has `example` as an instance.
+
+    Args:
+        example: Its dtype, its fixed sizes, the range of its integers, what its rows start with
+            and whether it holds -inf are taken over.
+        axes: The names of its dynamic axes.
+    """
+    shape = tuple(axes.get(axis, size) for axis, size in enumerate(example.shape))
+    whole = not (example.is_floating_point() or example.dtype == torch.bool)
+    span = (int(example.min()), int(example.max())) if whole and example.numel() else (0, 0)
+    return Input(shape, dtype_of(example), *span, _first(example), _hides(example))
+
+
+def _first(example: Tensor) -> bool | None:
+    """Return the common first value of all rows of a bool tensor, or None."""
+    if example.dtype != torch.bool or not example.dim() or not example.numel():
+        return None
+    starts = set(example[..., 0].flatten().tolist())
+    return bool(starts.pop()) if len(starts) == 1 else None
+
+
+def _hides(example: Tensor) -> bool:
+    return example.is_floating_point() and bool((example == -torch.inf).any())

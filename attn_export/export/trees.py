@@ -1,0 +1,169 @@
+"""Nested inputs and outputs (tuples, dicts, caches) as flat, named tensors.
+
+What counts as nested is what `torch.utils._pytree` knows: `torch.export` flattens alike, and
+libraries register their caches and outputs with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from attn_export.errors import UsageError
+from attn_export.parity.sizes import Sizes, with_sums
+from attn_export.spec import Shape
+
+CONSTANTS = (bool, int, float, str, type(None))
+"""What may stand in the inputs beside tensors: it is part of the module, then."""
+
+
+@dataclasses.dataclass(frozen=True)
+class InputTree:
+    """The arguments of a module, taken apart.
+
+    Attributes:
+        tensors: The tensors by name: ``cache.0.1`` is ``cache[0][1]``.
+        names: For every leaf the name of its tensor, or None for a constant.
+        constants: The leaves that are no tensors.
+    """
+
+    tensors: Mapping[str, Tensor]
+    names: tuple[str | None, ...]
+    constants: tuple[Any, ...]
+    structure: pytree.TreeSpec
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, Any]) -> Self:
+        """Take arguments apart.
+
+        Raises:
+            UsageError: If something is neither a tensor nor a plain constant.
+        """
+        leaves, structure = pytree.tree_flatten_with_path(dict(inputs))
+        tensors: dict[str, Tensor] = {}
+        names: list[str | None] = []
+        for path, leaf in leaves:
+            name = ".".join(_step(key) for key in path)
+            if isinstance(leaf, Tensor):
+                tensors[name] = leaf
+            elif not isinstance(leaf, CONSTANTS):
+                raise UsageError(
+                    f"{name} is {type(leaf).__name__}; inputs are tensors, tuples, lists and dicts "
+                    "of them, and plain constants"
+                )
+            names.append(name if isinstance(leaf, Tensor) else None)
+        return cls(tensors, tuple(names), tuple(leaf for _, leaf in leaves), structure)
+
+    def rebuild(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments again, with a value for each tensor.
+
+        Args:
+            values: By the names of the tensors.
+        """
+        leaves = [
+            values[name] if name is not None else constant
+            for name, constant in zip(self.names, self.constants, strict=True)
+        ]
+        rebuilt: dict[str, Any] = pytree.tree_unflatten(leaves, self.structure)
+        return rebuilt
+
+    def dynamic_shapes(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``dynamic_shapes`` for `torch.export`, with a value for each tensor.
+
+        `torch.export` expects the parts of a foreign class, such as a cache, in flattened form.
+
+        Args:
+            shapes: By the names of the tensors.
+        """
+        leaves = iter([shapes[name] if name is not None else None for name in self.names])
+        built: dict[str, Any] = _flattened(self.rebuild(self.tensors), leaves)
+        return built
+
+
+def is_named(returned: Any, names: Sequence[str]) -> bool:
+    """Return whether a returned object is a dict whose keys, in any order, are the names."""
+    return isinstance(returned, Mapping) and set(returned) == set(names)
+
+
+def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the tensors that a module returned, by their names.
+
+    A flat dict is taken by its keys where they are the names, all else in its order.
+
+    Raises:
+        UsageError: If there is something else than tensors, or another number of them.
+    """
+    if is_named(returned, names):
+        found = [returned[name] for name in names]
+    else:
+        found = [leaf for leaf in pytree.tree_leaves(returned) if leaf is not None]
+    for leaf in found:
+        if not isinstance(leaf, Tensor):
+            raise UsageError(
+                f"the module returns {type(leaf).__name__} in {type(returned).__name__}; it has to "
+                "return a tensor, or tuples, lists or dicts of tensors"
+            )
+    if len(found) != len(names):
+        raise UsageError(
+            f"the module returns {len(found)} tensors, but outputs names {len(names)}: "
+            f"{', '.join(names)}"
+        )
+    return dict(zip(names, found, strict=True))
+
+
+def _flattened(node: Any, leaves: Iterator[Any]) -> Any:
+    kind = pytree._get_node_type(node)
+    if kind not in pytree.SUPPORTED_NODES:
+        return next(leaves)
+    known = pytree.SUPPORTED_NODES[kind]
+    parts, context = known.flatten_fn(node)
+    done = type(parts)(_flattened(part, leaves) for part in parts)
+    return known.unflatten_fn(done, context) if kind in pytree.BUILTIN_TYPES else done
+
+
+def _step(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+# -- axes of the outputs of a user's module, inferred by running it -----------------------------
+
+
+Run = Callable[[Sizes], Mapping[str, tuple[int, ...]]]
+"""Runs the module at these sizes and gives the shapes of its outputs."""
+
+
+def infer_output_shapes(
+    run: Run, axes: Iterable[str], relations: Mapping[str, str]
+) -> dict[str, Shape]:
+    """Name the axes of a module's outputs by running it at two sets of sizes.
+
+    An axis is the one whose size it has both times; "" where it is none.
+
+    Args:
+        run: Returns the shapes of the outputs at some sizes.
+        axes: The names of all dynamic axes.
+        relations: Axes that are sums of others.
+    """
+    # Each axis has a size of its own that ends alike, so that a sum of two is no third.
+    free = sorted(set(axes) - relations.keys())
+    found: list[Mapping[str, tuple[int, ...]]] = []
+    rounds: list[dict[str, int]] = []
+    for base in (2, 3):
+        sizes = {name: base * 2 + 1 + 5 * index * base for index, name in enumerate(free)}
+        rounds.append(with_sums(sizes, relations))
+        found.append(run(rounds[-1]))
+    by_sizes = {(rounds[0][name], rounds[1][name]): name for name in rounds[0]}
+    return {
+        name: tuple(
+            first if first == second else by_sizes.get((first, second), "")
+            for first, second in zip(shape, found[1][name], strict=True)
+        )
+        for name, shape in found[0].items()
+    }

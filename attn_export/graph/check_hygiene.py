@@ -1,0 +1,111 @@
+"""Checks of content that must not ship."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+
+import onnx
+from onnx import TensorProto
+
+from attn_export.graph.check_model import Checked
+from attn_export.graph.load import external_problems
+
+HOST_PATH = re.compile(
+    r"(?:^|[\s\"'`(\[<{=:,;])"
+    r"(?P<path>/(?:[\w.+@~-]+/)+[\w.+@~-]+|[A-Za-z]:[\\/][\w\\/.+@~-]+|\\\\[\w.-]+\\\S+|file://\S+)"
+)
+
+
+def no_float64(graph: Checked) -> Iterator[str]:
+    """Check that there is no float64: it is slow, or wrong (scalars pass through float32)."""
+    model = graph.proto.graph
+    for value in (*model.input, *model.output, *model.value_info):
+        if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
+            yield f"{value.name} is float64; convert the module with .float() before the export"
+    for tensor in model.initializer:
+        if tensor.data_type == TensorProto.DOUBLE:
+            yield f"the initializer {tensor.name} is float64; make it float32 in the module"
+    for node in model.node:
+        for attribute in node.attribute:
+            if attribute.name == "to" and attribute.i == TensorProto.DOUBLE:
+                yield f"{_name(node)} casts to float64; compute in float32 instead"
+            elif attribute.t.data_type == TensorProto.DOUBLE:
+                yield f"{_name(node)} holds float64; make it float32 in the module"
+
+
+def no_dead_nodes(graph: Checked) -> Iterator[str]:
+    """Check that every node and every initialiser is read."""
+    model = graph.proto.graph
+    read = {name for node in model.node for name in _reads(node)} | {o.name for o in model.output}
+    for node in model.node:
+        if not read.intersection(filter(None, node.output)):
+            yield f"nobody reads {_name(node)}; remove it"
+    for tensor in model.initializer:
+        if tensor.name not in read:
+            yield f"nobody reads the initializer {tensor.name}; remove it"
+
+
+def no_duplicate_initializers(graph: Checked) -> Iterator[str]:
+    """Check that no two initialisers have the same type, shape and values."""
+    seen: dict[tuple[object, ...], str] = {}
+    for tensor in graph.proto.graph.initializer:
+        key = (tensor.data_type, tuple(tensor.dims), _content(tensor))
+        if key in seen:
+            yield f"{tensor.name} and {seen[key]} hold the same values; keep one of them"
+        seen.setdefault(key, tensor.name)
+
+
+def no_host_paths(graph: Checked) -> Iterator[str]:
+    """Check that there is no path of the exporting machine: it leaks data and changes the bytes."""
+    model = graph.proto
+    for where, text in _texts(model):
+        match = HOST_PATH.search(text)
+        if match:
+            yield f"{where} holds the path {match['path']!r}; strip metadata and doc strings"
+
+
+def external_data(graph: Checked) -> Iterator[str]:
+    """Check that external data lies inside the model's folder and is complete."""
+    yield from external_problems(graph.proto, graph.path.parent)
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from _reads(inner)
+            yield from (output.name for output in graph.output)
+
+
+def _content(tensor: TensorProto) -> object:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return tuple(sorted((entry.key, entry.value) for entry in tensor.external_data))
+    raw = tensor.HasField("raw_data")
+    data = tensor.raw_data if raw else onnx.numpy_helper.to_array(tensor).tobytes()
+    return hashlib.sha256(data).digest()
+
+
+def _texts(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
+    yield from _of("the model", model.doc_string, model.metadata_props)
+    yield from _of("the graph", model.graph.doc_string, model.graph.metadata_props)
+    for node in model.graph.node:
+        yield from _of(_name(node), node.doc_string, node.metadata_props)
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        yield from _of(value.name, value.doc_string, value.metadata_props)
+    for tensor in model.graph.initializer:
+        yield from _of(tensor.name, tensor.doc_string, tensor.metadata_props)
+
+
+def _of(
+    where: str, doc_string: str, metadata: Iterable[onnx.StringStringEntryProto]
+) -> Iterator[tuple[str, str]]:
+    yield f"the doc string of {where}", doc_string
+    for entry in metadata:
+        yield f"{entry.key} of {where}", entry.value
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name!r}" if node.name else f"an unnamed {node.op_type}"

@@ -1,0 +1,192 @@
+"""Benchmarks, fingerprints and explanations in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+
+from rich.console import Console
+from rich.table import Table
+
+from attn_export.bench.measurements import BenchReport, Contest, Measured
+from attn_export.explain.explanation import Experiment, Explanation
+from attn_export.fingerprint.findings import Finding, Fingerprint, Row
+from attn_export.fingerprint.probe_graphs import PORTABLE
+from attn_export.report.data import in_mib, in_ms, three_digits
+from attn_export.report.terminal import as_text
+
+# -- A benchmark in the terminal: 80 columns, plain where it is piped ---------------------------
+
+
+COLUMNS = ("", "median ms", "p95 ms", "tokens/s", "MiB", "to peer", "of roof")
+"""Memory: by how much the first run grew; ``to peer``: the median over the best peer's."""
+
+
+def print_bench(report: BenchReport, console: Console) -> None:
+    """Print one table for each contest, and what did not run."""
+    for contest in report.contests:
+        console.print(f"[bold]{as_text(contest.name)}[/]", highlight=False)
+        console.print(_table(contest))
+        for measured in contest.measured:
+            if not measured.ran:
+                color = "red" if measured.role == "ours" else "yellow"
+                console.print(
+                    f"{as_text(measured.name)} [{color}]{measured.outcome}[/]: "
+                    f"{as_text(measured.reason)}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
+        console.print()
+    console.print(
+        f"{as_text(report.name)}: {report.threads} threads, {report.rounds} rounds in turn",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _table(contest: Contest) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in COLUMNS:
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for measured in contest.measured:
+        if measured.ran:
+            table.add_row(*_row(contest, measured), style=_style(measured))
+    return table
+
+
+def _row(contest: Contest, m: Measured) -> list[str]:
+    roof = m.role == "roof"
+    rate = m.flops_per_second or m.bytes_per_second
+    unit = "GFLOP/s" if m.flops_per_second else "GB/s"
+    return [
+        as_text(m.name),
+        in_ms(m),
+        three_digits(m.p95 * 1e3),
+        f"{rate / 1e9:.0f} {unit}" if roof else three_digits(m.tokens_per_second),
+        in_mib(m.growth),
+        "" if roof else three_digits(contest.ratio(m)),
+        three_digits(contest.fraction(m)),
+    ]
+
+
+def _style(m: Measured) -> str:
+    return {"ours": "bold", "peer": "", "roof": "dim"}[m.role]
+
+
+# -- A fingerprint in the terminal: 80 columns, plain where it is piped -------------------------
+
+
+MARKS = {"onnx": "*", "pytorch": "+"}
+WIDTHS = (19, 26, 17, 15)
+"""Of the columns: with one space after each, 81, of which the last is not printed."""
+
+LONGEST = 320
+"""Characters of a note; --json FILE has all."""
+
+LEGEND = (
+    "* not as ONNX; + not as PyTorch, which is asked for scaled_dot_product_attention. "
+    "(In brackets) ONNX says nothing, and its evaluator does this."
+)
+IN_PORTABLE = "portable: in operators of opset 18, where Attention does not run or is not as ONNX."
+ONLY_PORTABLE = "It has no Attention: it was given portable operators of opset 18."
+
+
+def print_probe(found: Fingerprint, console: Console) -> None:
+    """Print the table, its notes and the legend of its marks."""
+    versions = found.environment.get("versions", {})
+    assert isinstance(versions, dict)
+    notes: dict[str, int] = {}
+    heads = (
+        "probe", f"{found.runtime} {found.version}", f"ONNX {versions.get('onnx', '')}",
+        f"PyTorch {versions.get('torch', '')}".split("+")[0],
+    )  # fmt: skip
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for head, width in zip(heads, WIDTHS, strict=True):
+        table.add_column(as_text(head.strip()), width=width, overflow="fold")
+    for row in found.rows:
+        style = "yellow" if row.differs else ""
+        cells = (row.probe, _here(row, notes), _onnx(row), _pytorch(row, notes))
+        table.add_row(*(f"[{style}]{as_text(c)}[/]" if style else as_text(c) for c in cells))
+    console.print(table, highlight=False)
+    for note, number in notes.items():
+        console.print(f"{number}) {as_text(note)}", highlight=False)
+    console.print(LEGEND, highlight=False)
+    if any(len(row.here) > 1 for row in found.rows):
+        console.print(IN_PORTABLE, highlight=False)
+    elif {each.form for row in found.rows for each in row.here} <= {PORTABLE, ""}:
+        console.print(ONLY_PORTABLE, highlight=False)
+
+
+def _here(row: Row, notes: dict[str, int]) -> str:
+    marks = "".join(mark for name, mark in MARKS.items() if name in row.differs)
+    lines = []
+    for each in row.here:
+        form = f"{each.form}: " if each.form == PORTABLE and len(row.here) > 1 else ""
+        mark = f" {marks}" if marks and each is row.effective else ""
+        lines.append(form + _told(each, row.says, notes) + mark)
+    return "\n".join(lines)
+
+
+def _told(each: Finding, says: str, notes: dict[str, int]) -> str:
+    """Return the reading, with a note number if its detail goes beyond the ONNX reading."""
+    if not each.detail or each.reading == says:
+        return each.reading
+    note = f"{each.reading}: {each.detail}"
+    note = note if len(note) <= LONGEST else f"{note[: LONGEST - 2]} …"
+    return f"{each.reading} {notes.setdefault(note, len(notes) + 1)})"
+
+
+def _onnx(row: Row) -> str:
+    found = row.evaluator
+    if found is None:
+        return row.says or "-"
+    if not row.says:
+        return f"({found.reading})"
+    return row.says if found.reading == row.says else f"{row.says} (evaluator: {found.reading})"
+
+
+def _pytorch(row: Row, notes: dict[str, int]) -> str:
+    found = row.pytorch
+    return found.reading if found.outcome == "not run" else _told(found, row.says, notes)
+
+
+# -- an explanation in the terminal -------------------------------------------------------------
+
+
+MORE_CAUSES = 3
+
+
+def print_explanation(found: Explanation, console: Console) -> None:
+    """Print the sentence first, then its evidence."""
+    colour = "green" if found.fault == "none" else "red"
+    console.print(f"[{colour}]{as_text(found.sentence)}[/]", highlight=False, soft_wrap=True)
+    for line in lines(found):
+        console.print(as_text(line), highlight=False, soft_wrap=True)
+
+
+def lines(found: Explanation) -> Iterator[str]:
+    """Yield the evidence of the sentence, line by line."""
+    for cause in found.causes[1 : 1 + MORE_CAUSES]:
+        yield f"or: {cause.sentence}"
+    if found.first is not None:
+        line = f" ({found.first.line})" if found.first.line else ""
+        says = f"; {found.first.says}" if found.first.says else ""
+        size = f", relative error {found.first.error:.1e}" if isfinite(found.first.error) else ""
+        yield f"first wrong node: {found.first.operator} {found.first.node}{line}{size}{says}"
+    for said in found.pattern:
+        yield f"pattern: {said}"
+    for experiment in found.experiments:
+        yield f"tried: {experiment.name}: {_outcome(experiment)}"
+    if found.smallest:
+        sizes = ", ".join(f"{axis} {size}" for axis, size in found.smallest.items())
+        yield f"smallest case: {sizes}"
+    for note in found.notes:
+        yield f"note: {note}"
+    if found.folder is not None and found.smallest:
+        yield f"reproduce: python {found.folder}/reproduce.py"
+
+
+def _outcome(experiment: Experiment) -> str:
+    return (
+        f"could not be run: {experiment.result}" if experiment.mended is None else experiment.result
+    )

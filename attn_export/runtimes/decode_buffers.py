@@ -1,0 +1,161 @@
+"""Buffers of keys and values that stay, and a graph in ONNX Runtime that reads and writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attn_export.errors import RuntimeFailure, one_line
+from attn_export.runtimes.ort_cpu import PROVIDER, array_of, sdk, session_options, value_on
+from attn_export.tensorfile import numpy_dtype
+
+# -- buffers of keys and values with more capacity than keys ------------------------------------
+
+
+CAPACITY = "capacity"
+"""The axis along which a cache has room."""
+
+Axes = tuple[str | int, ...]
+
+
+class Caches:
+    """One buffer for each cache of a graph, in the order of axes in which that holds it.
+
+    Args:
+        axes: The axes of each, by name: ``("batch", 2, "capacity", 64)``.
+        dtype: Of their elements.
+        batch: Rows.
+        capacity: The number of keys that fit.
+
+    Attributes:
+        arrays: The buffers, by the names of the graph's inputs. Unwritten elements are 0.
+        batch: Rows.
+        capacity: The number of keys that fit.
+    """
+
+    def __init__(
+        self, axes: Mapping[str, Axes], dtype: np.dtype, batch: int, capacity: int
+    ) -> None:
+        self._axes, self._dtype = dict(axes), dtype
+        self.batch, self.capacity = batch, capacity
+        self.arrays = {name: self._empty(name) for name in axes}
+
+    def grow(self, capacity: int) -> None:
+        """Grow to the given capacity; keep the held keys."""
+        held, self.capacity = self.arrays, max(capacity, self.capacity)
+        self.arrays = {name: self._empty(name) for name in held}
+        for name, array in held.items():
+            self.arrays[name][tuple(slice(size) for size in array.shape)] = array
+
+    def reorder(self, rows: np.ndarray) -> None:
+        """Let row i hold what row ``rows[i]`` held; there may be more rows then, or fewer."""
+        self.batch = len(rows)
+        for name, array in self.arrays.items():
+            at = self._axes[name].index("batch")
+            self.arrays[name] = np.ascontiguousarray(np.take(array, rows, axis=at))
+
+    def _empty(self, name: str) -> np.ndarray:
+        sizes = {"batch": self.batch, CAPACITY: self.capacity}
+        # Not np.empty: what nobody wrote is multiplied by 0, which does not help against NaN.
+        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in self._axes[name]]
+        return np.zeros(shape, self._dtype)
+
+
+# -- A graph in ONNX Runtime whose inputs and outputs lie in buffers that stay ------------------
+
+
+def load_session(graph: Path, threads: int | None) -> Any:
+    """Return an ONNX Runtime session on the CPU. Its threads spin, as steps follow closely.
+
+    Raises:
+        RuntimeFailure: If ONNX Runtime is missing or refuses the graph.
+    """
+    try:
+        onnxruntime = sdk()
+    except ImportError as error:
+        raise RuntimeFailure("onnxruntime is not installed; pip install onnxruntime") from error
+    options = session_options(threads or 0, spin=True)
+    try:
+        return onnxruntime.InferenceSession(graph, options, providers=[PROVIDER])
+    except Exception as error:
+        raise RuntimeFailure(f"ONNX Runtime refuses {graph}: {one_line(error)}") from error
+
+
+class BoundGraph:
+    """A session with a buffer for every input and output.
+
+    Args:
+        session: Of ONNX Runtime.
+        manifest: The bundle's, for shapes and types.
+        sizes: Of every dynamic axis.
+        caches: The buffers of the caches, by input.
+        bound: Outputs that lie in the buffer of an input.
+
+    Attributes:
+        sizes: Of every dynamic axis.
+        inputs: The buffers to write into, but for the caches.
+        outputs: The buffers to read from, but for those of inputs; the next run overwrites them.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        manifest: Mapping[str, Any],
+        sizes: Mapping[str, int],
+        caches: Mapping[str, np.ndarray],
+        bound: Mapping[str, str],
+    ) -> None:
+        self.sizes = dict(sizes)
+        self._session, self._binding = session, session.io_binding()
+        held = {name: entry for name, entry in manifest["inputs"].items() if name not in caches}
+        self.inputs = {name: self._buffer(e["shape"], e["dtype"]) for name, e in held.items()}
+        self.outputs = {
+            name: self._buffer(entry["shape"], entry["dtype"])
+            for name, entry in manifest["outputs"].items()
+            if name not in bound
+        }
+        # The values do not own their memory: the arrays have to live as long.
+        self._caches = dict(caches)
+        values = {n: value_on(a) for n, a in (*caches.items(), *self.inputs.items())}
+        for name, value in values.items():
+            self._binding.bind_ortvalue_input(name, value)
+        for name, source in bound.items():
+            self._binding.bind_ortvalue_output(name, values[source])
+        self._order = [*bound, *self.outputs]  # a binding has its outputs as they were bound
+        # Of what `Attention` gives as its weights ONNX Runtime thinks that they have 0 keys, and
+        # refuses a buffer that has more.
+        believed = {output.name: output.shape for output in session.get_outputs()}
+        self._copied = [n for n, a in self.outputs.items() if not _fits(a.shape, believed[n])]
+        for name, array in self.outputs.items():
+            if name in self._copied:
+                self._binding.bind_output(name)
+            else:
+                self._binding.bind_ortvalue_output(name, value_on(array))
+
+    def run(self) -> None:
+        """Run once.
+
+        Raises:
+            RuntimeFailure: If ONNX Runtime does not.
+        """
+        for name in self._copied:  # or what the last run gave is its buffer
+            self._binding.bind_output(name)
+        try:
+            self._session.run_with_iobinding(self._binding)
+        except Exception as error:
+            raise RuntimeFailure(f"ONNX Runtime failed: {one_line(error)}") from error
+        if self._copied:
+            made = dict(zip(self._order, self._binding.get_outputs(), strict=True))
+            for name in self._copied:
+                self.outputs[name][...] = array_of(made[name])
+
+    def _buffer(self, axes: list[str | int], dtype: str) -> np.ndarray:
+        shape = [self.sizes[axis] if isinstance(axis, str) else axis for axis in axes]
+        return np.zeros(shape, numpy_dtype(dtype))
+
+
+def _fits(shape: tuple[int, ...], believed: list[int | str | None]) -> bool:
+    return all(not isinstance(b, int) or b == size for size, b in zip(shape, believed, strict=True))

@@ -1,0 +1,83 @@
+"""`python -m attn_export.runtimes.install [NAME …]`: runtimes that pip alone does not bring.
+
+Debian 12 is what it is tried on. Without names: the runtimes that the tests need.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+
+from attn_export.errors import one_line
+from attn_export.interruption import end_when_told
+from attn_export.runtimes import install_javascript, install_ort_native
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.install_folder import InstallError, home
+
+NATIVE, JAVASCRIPT = ("c", "cpp"), ("node", "wasm", "webgpu")
+REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm")
+WHEELS: Mapping[str, tuple[str, ...]] = {
+    "openvino": ("openvino",),
+    "tract": ("tract",),
+    "opencv": ("opencv-python-headless>=5,<6",),
+    "iree": ("iree-base-compiler[onnx]", "iree-base-runtime"),
+    "mnn": ("MNN",),
+}
+ALL = "all"
+EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT)
+
+
+def main() -> int:
+    """Install the named runtimes and return the exit code."""
+    end_when_told()
+    named = tuple(sys.argv[1:])
+    names = EVERY if named == (ALL,) else named or REQUIRED
+    unknown = [name for name in names if name not in EVERY]
+    if unknown:
+        say(f"unknown runtime {unknown[0]!r}; choose from {', '.join(EVERY)}, all")
+        return 2
+    try:
+        install(names)
+    except (InstallError, OSError) as error:
+        say(one_line(error))
+        return 1
+    return 0
+
+
+def install(names: Collection[str]) -> None:
+    """Install runtimes; quick where they are there.
+
+    Raises:
+        InstallError: If one cannot be installed; the message gives the remedy.
+    """
+    wheels = [
+        wheel for name in names if runtime(name).unavailable() for wheel in WHEELS.get(name, ())
+    ]
+    if wheels:
+        say(f"installing {', '.join(wheels)} …")
+        _pip(wheels)
+    if set(names) & set(NATIVE):
+        install_ort_native.install(home(), say)
+    scripts = set(names) & set(JAVASCRIPT)
+    if scripts:
+        install_javascript.install(home(), scripts, say)
+
+
+def _pip(wheels: list[str]) -> None:
+    # The environment may have no pip of its own: the base interpreter's does as well.
+    base = getattr(sys, "_base_executable", sys.executable)
+    command = [base, "-m", "pip", "--python", sys.executable, "install", "--quiet", *wheels]
+    done = subprocess.run(command, stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise InstallError(f"pip could not install {' '.join(wheels)}; what it said is above")
+
+
+def say(text: str) -> None:
+    """Write a line to stderr."""
+    sys.stderr.write(f"attn-export: {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""ONNX Runtime in JavaScript: Node.js, and WebAssembly and WebGPU in headless Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_export.runtimes.install_folder import home, missing
+from attn_export.runtimes.install_javascript import NODE_MISSING, node_sources, package_version
+from attn_export.runtimes.program import ProgramEngine
+
+if TYPE_CHECKING:
+    from attn_export.runtimes.protocol import Engine
+    from attn_export.runtimes.support import Unsupported
+from attn_export.runtimes.install_javascript import (
+    WEB,
+    chromium,
+    web_sources,
+)
+from attn_export.runtimes.support import unsupported
+
+if TYPE_CHECKING:
+    from attn_export.runtimes.support import Unsupported
+
+
+# -- ONNX Runtime in Node.js: onnxruntime-node --------------------------------------------------
+
+
+class Node:
+    """`node`."""
+
+    name = "node"
+    device = "cpu"
+    dialects = frozenset({"standard", "portable", "ort"})
+    measured = "1.30.0"
+    unsupported: Sequence[Unsupported] = ()
+
+    def version(self) -> str | None:
+        """Return the version of onnxruntime-node."""
+        return package_version(home() / self.name, "onnxruntime-node")
+
+    def unavailable(self) -> str:
+        """Return the reason that it cannot run here."""
+        if shutil.which("node") is None:
+            return NODE_MISSING
+        return missing(self.name, self._program(), node_sources())
+
+    def prepare(self) -> None:
+        """Do nothing: the program is started with its graph."""
+
+    def load(self, graph: Path, threads: int) -> Engine:
+        """Start the program."""
+        return ProgramEngine(["node", self._program()], graph, threads)
+
+    def _program(self) -> Path:
+        return home() / self.name / "serve.mjs"
+
+
+# -- ONNX Runtime in a browser's WebAssembly: onnxruntime-web in headless Chromium --------------
+
+
+NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CHROME_PATH"
+
+
+class Wasm:
+    """`wasm`."""
+
+    name = "wasm"
+    device = "browser"
+    dialects = frozenset({"standard", "portable", "ort"})
+    measured = "1.30.0"
+    unsupported: Sequence[Unsupported] = (
+        # Opset 24 is that of caches in place. The decode form relies on a shared buffer, and an
+        # output cannot be put into that of an input: see `lib/model.mjs`.
+        unsupported(
+            "com.microsoft.GroupQueryAttention",
+            "opset 24",
+            says="what a cache in place held before is 0 afterwards",
+        ),
+    )
+
+    def version(self) -> str | None:
+        """Return the version of onnxruntime-web."""
+        return package_version(home() / WEB, "onnxruntime-web")
+
+    def unavailable(self) -> str:
+        """Return the reason that it cannot run here."""
+        if shutil.which("node") is None:
+            return NODE_MISSING
+        if chromium() is None:
+            return NO_CHROMIUM
+        return missing(self.name, self._program(), web_sources())
+
+    def prepare(self) -> None:
+        """Do nothing: the browser is started with its graph."""
+
+    def load(self, graph: Path, threads: int) -> Engine:
+        """Start a page that holds the graph."""
+        browser = str(chromium() or "chromium")
+        command = ["node", str(self._program()), browser, self.name]
+        return ProgramEngine(command, graph, threads)
+
+    def _program(self) -> Path:
+        return home() / WEB / "serve_web.mjs"
+
+
+# -- ONNX Runtime on a browser's WebGPU: onnxruntime-web in headless Chromium -------------------
+
+# Where there is no GPU, SwiftShader computes in software, which the facts of a run say.
+
+
+class WebGpu(Wasm):
+    """`webgpu`."""
+
+    name = "webgpu"
+    unsupported: Sequence[Unsupported] = (
+        unsupported(
+            "com.microsoft.MultiHeadAttention",
+            says="wrong numbers at 40 queries, seen on SwiftShader",
+        ),
+        unsupported(
+            "com.microsoft.GroupQueryAttention",
+            says="wrong numbers for more than 32 queries without a past, seen on SwiftShader",
+        ),
+    )

@@ -1,0 +1,67 @@
+"""The user's module is as it was, whether it could be built or not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attn_export import Subject, build
+from attn_export.errors import ExportError
+from attn_export.export.module_state import preserved
+
+
+class MaskMadeOnce(nn.Module):
+    """Module that keeps the mask of its longest sequence."""
+
+    mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        if self.mask is None or self.mask.shape[0] < n:
+            self.mask = torch.ones(n, n).tril().bool()
+        return (x @ x.mT).masked_fill(~self.mask[:n, :n], float("-inf")).softmax(-1) @ x
+
+
+def subject_of(module: nn.Module) -> Subject:
+    axes = {"x": {0: "batch", 1: "query_len"}}
+    return Subject(module.eval(), {"x": torch.randn(2, 5, 16)}, axes, ["y"])
+
+
+def test_a_mask_that_is_made_in_the_first_call_is_made_in_the_graph(tmp_path: Path):
+    module = MaskMadeOnce()
+    assert build(subject_of(module), tmp_path / "b", runtimes=["ort-cpu"]).passed
+    assert module.mask is None
+
+
+def test_a_module_that_cannot_be_exported_keeps_the_mask_that_it_had(tmp_path: Path):
+    module = MaskMadeOnce()
+    module(torch.randn(1, 40, 16))
+    mask = module.mask
+    with pytest.raises(ExportError, match=r"was narrowed to \[2, 40\]"):
+        build(subject_of(module), tmp_path / "b", runtimes=["ort-cpu"])
+    assert module.mask is mask
+
+
+def test_attributes_buffers_and_containers_come_back():
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module.seen, module.known = [1], {"a": 1}
+    weight = module[0].weight
+
+    def changed() -> None:
+        with preserved(module):
+            module.seen.append(2)
+            module.known["b"] = 2
+            module[0].weight = nn.Parameter(torch.zeros(2, 2))
+            module[1].register_buffer("more", torch.zeros(1))
+            module.later = 3
+            raise ValueError("out")
+
+    with pytest.raises(ValueError, match="out"):
+        changed()
+    assert (module.seen, module.known) == ([1], {"a": 1})
+    assert module[0].weight is weight
+    assert not hasattr(module[1], "more")
+    assert not hasattr(module, "later")

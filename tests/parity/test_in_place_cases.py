@@ -1,0 +1,164 @@
+"""Cases of a cache that is written in place: rows differ, and the probes mean what they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_spec
+
+from attn_export.export.subject import Subject
+from attn_export.parity.mask_contents import LOUD, padding_of
+from attn_export.parity.plan import plan_cases
+from attn_export.results import BASE, Case
+from attn_export.spec import AttentionSpec
+
+MASKS = ["bool[B,1,1,S]", "float[B,1,1,S]", "bool[B,H,L,S]"]
+
+
+def cases_of(**changes: object) -> dict[str, Case]:
+    spec = small_spec(cache="in-place", **changes)
+    plan = plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    return {case.name: case for case in plan.cases}
+
+
+def cases_with(content: str, **changes: object) -> list[Case]:
+    found = [case for case in cases_of(**changes).values() if content in case.contents]
+    assert len(found) >= 2
+    return found
+
+
+def lengths_of(case: Case) -> np.ndarray:
+    """Return the number of keys of each row, including the new ones."""
+    found: np.ndarray = case.inputs["past_length"] + case.sizes["query_len"]
+    return found
+
+
+@pytest.mark.parametrize("changes", [{}, {"rotary": "half"}, {"window_left": 40}], ids=str)
+def test_every_row_has_room_for_its_new_keys(changes):
+    for case in cases_of(**changes).values():
+        lengths = lengths_of(case)
+        assert lengths.dtype == np.int64
+        assert lengths.shape == (case.sizes["batch"],)
+        assert (lengths >= case.sizes["query_len"]).all()
+        assert (lengths <= case.sizes["capacity"]).all()
+        assert case.inputs["past_key"].shape[2] == case.sizes["capacity"]
+
+
+def test_shapes_hold_rows_that_differ_buffers_that_are_full_and_rooms_that_are_left():
+    shapes = [case for case in cases_of().values() if case.name != "beyond_length"]
+    differ = [case for case in shapes if len(set(lengths_of(case).tolist())) > 1]
+    full = [case for case in shapes if lengths_of(case).max() == case.sizes["capacity"]]
+    left = [case for case in shapes if lengths_of(case).max() < case.sizes["capacity"]]
+    assert min(len(differ), len(full), len(left)) >= 6
+    assert any(case.sizes["past_len"] and (lengths_of(case) == 1).any() for case in shapes)
+
+
+def test_a_batch_of_one_fills_its_buffer():
+    assert any(case.sizes["batch"] == 1 for case in cases_with("empty_and_full"))
+
+
+def test_rows_of_the_base_differ_and_all_of_them_change():
+    cases = cases_of()
+    base, changed = (cases[n].inputs["past_length"] for n in (BASE, "changed_past_length"))
+    assert len(set(base.tolist())) == len(base)
+    assert (base != changed).all()
+    assert base.max() < cases[BASE].sizes["past_len"], "there is a rest behind every row"
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", ["left_padding", "right_padding"])
+def test_padding_hides_keys_that_a_row_holds(mask, name):
+    for case in cases_with(name, attn_mask=mask):
+        values = case.inputs["attn_mask"]
+        shown = values if values.dtype == np.bool_ else values > -np.inf
+        held = lengths_of(case)
+        for row, (end, padding) in enumerate(zip(held, padding_of(held), strict=True)):
+            wanted = np.ones(case.sizes["capacity"], np.bool_)
+            side = slice(None, padding) if name == "left_padding" else slice(end - padding, end)
+            wanted[side] = 0
+            assert (shown[row] == wanted).all()
+            assert end == 1 or shown[row][..., :end].any()
+
+
+def test_positions_count_from_the_end_of_the_padding_in_each_row():
+    for case in cases_with("left_padding", rotary="half", position_ids=True):
+        held, padding = case.inputs["past_length"], padding_of(lengths_of(case))
+        L = case.sizes["query_len"]
+        wanted = np.maximum((held - padding)[:, None] + np.arange(L), 0)
+        np.testing.assert_array_equal(case.inputs["position_ids"], wanted)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_the_changed_key_of_the_mask_is_one_that_row_0_holds(mask):
+    cases = cases_of(attn_mask=mask)
+    before, after = (cases[n].inputs["attn_mask"] for n in (BASE, "changed_attn_mask"))
+    (key,) = {int(place) for place in np.argwhere(before != after)[:, -1]}
+    assert key == cases[BASE].inputs["past_length"][0] + 1
+
+
+def test_what_lies_behind_the_keys_of_a_row_is_loud():
+    for case in cases_with("beyond_length"):
+        lengths = case.inputs["past_length"]
+        assert len(set(lengths.tolist())) > 1 or case.sizes["batch"] == 1
+        for name in ("past_key", "past_value"):
+            for row, held in enumerate(lengths):
+                rest, kept = case.inputs[name][row][:, held:], case.inputs[name][row][:, :held]
+                assert not rest.size or np.abs(rest).max() > LOUD / 2
+                assert not kept.size or np.abs(kept).max() < LOUD / 2 or "outliers" in case.name
+
+
+def test_rows_are_empty_and_full():
+    for case in cases_with("empty_and_full"):
+        *empty, full = case.inputs["past_length"].tolist()
+        assert not any(empty)
+        assert full + case.sizes["query_len"] == case.sizes["capacity"]
+
+
+def test_the_far_case_has_all_of_the_past():
+    spec = AttentionSpec(
+        embed_dim=32, num_heads=4, causal=True, cache="in-place", window_left=40, attn_mask="none"
+    )
+    plan = plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    (far,) = (case for case in plan.cases if case.name == "far_keys")
+    assert far.inputs["past_length"].tolist() == [42]
+    assert far.sizes["capacity"] == 44
+    assert plan.notes == ()
+
+
+def test_a_subject_has_room_for_its_past_at_every_size_that_it_draws():
+    subject = Subject.from_spec(small_spec(cache="in-place"))
+    assert subject.relations == {}
+    example = {"batch": 2, "query_len": 5, "past_len": 7, "capacity": 12}
+    assert subject.example_sizes == example
+    for changed in ({}, {"query_len": 13}, {"past_len": 0}, {"batch": 7}):
+        sizes = subject.sizes_with(changed)
+        assert sizes["capacity"] == sizes["past_len"] + sizes["query_len"]
+        drawn = subject.draw(sizes, "room")
+        assert int(drawn["past_length"].max()) <= sizes["past_len"]
+        subject.call(subject.module, drawn)
+
+
+@pytest.mark.parametrize("one_query", [True, False])
+def test_a_row_without_a_past_sees_its_own_key_alone_with_a_score_far_below_zero(one_query):
+    """No finite number in place of -inf hides the other keys of such a row."""
+    spec = AttentionSpec(embed_dim=32, num_heads=4, head_dim=8, cache="in-place")
+    subject = Subject.from_spec(spec)
+    cases = [
+        case
+        for case in plan_cases(
+            subject.input_values(), subject.output_shapes(), spec, subject.sums
+        ).cases
+        if {"large_logits", "empty_and_full"} <= set(case.contents)
+        and (case.sizes["query_len"] == 1) == one_query
+    ]
+    lowest = []
+    for case in cases:
+        empty = case.inputs["past_length"] == 0
+        x = torch.from_numpy(case.inputs["query"][empty][:, :1])
+        with torch.no_grad():
+            q, k = (subject.module.get_submodule(f"{name}_proj")(x) for name in "qk")
+        scores = (q * k).unflatten(-1, (4, 8)).sum(-1)
+        if bool((case.inputs["past_length"] > 0).any()):
+            lowest.append(float(scores.min()) / 8**0.5)
+    assert min(lowest) < -1e9
