@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.runtimes import install_ort_native
+from attn_export.runtimes import install_ort_headers as ort_headers
+from attn_export.runtimes import install_ort_native as ort_native
 from attn_export.runtimes.install_folder import InstallError
 
 HEADERS = {"onnxruntime_c_api.h": b"/* c */\n", "onnxruntime_cxx_api.h": b"// c++ \n" * 9}
@@ -41,12 +42,12 @@ def package() -> bytes:
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield the folder of an archive, which is the only one in use."""
     folder = tmp_path / "archive"
-    index = folder / "dists" / install_ort_native.RELEASE / "main" / "binary-amd64" / "Packages.xz"
+    index = folder / "dists" / ort_headers.RELEASE / "main" / "binary-amd64" / "Packages.xz"
     index.parent.mkdir(parents=True)
     (folder / "dev.deb").write_bytes(package())
     digest = hashlib.sha256(package()).hexdigest()
     text = "Package: other\nFilename: o.deb\n\n" + (
-        f"Package: {install_ort_native.PACKAGE}\nDescription: headers\n long: text\n"
+        f"Package: {ort_headers.PACKAGE}\nDescription: headers\n long: text\n"
         f"Filename: dev.deb\nSHA256: {digest}\n\nPackage: last\n\n"
     )
     index.write_bytes(lzma.compress(text.encode()))
@@ -54,8 +55,8 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *_: None)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(install_ort_native, "ARCHIVE", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setattr(install_ort_native, "_archives_of_this_machine", lambda: iter(()))
+        monkeypatch.setattr(ort_headers, "ARCHIVE", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setattr(ort_headers, "_archives_of_this_machine", lambda: iter(()))
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield folder
         server.shutdown()
@@ -63,7 +64,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_headers_of_the_package_are_put_into_the_folder(archive: Path, tmp_path: Path):
     said: list[str] = []
-    install_ort_native.bring_headers(tmp_path / "ort" / "include", said.append)
+    ort_headers.bring_headers(tmp_path / "ort" / "include", said.append)
     found = {path.name: path.read_bytes() for path in (tmp_path / "ort" / "include").iterdir()}
     assert found == HEADERS
     assert said == ["downloading libonnxruntime-dev"]
@@ -72,14 +73,14 @@ def test_the_headers_of_the_package_are_put_into_the_folder(archive: Path, tmp_p
 def test_a_package_that_is_not_the_one_of_the_index_is_refused(archive: Path, tmp_path: Path):
     (archive / "dev.deb").write_bytes(package()[:-2] + b"xx")
     with pytest.raises(InstallError, match=r"dev.deb has not the digest .* put those of a release"):
-        install_ort_native.bring_headers(tmp_path / "ort" / "include", lambda _: None)
+        ort_headers.bring_headers(tmp_path / "ort" / "include", lambda _: None)
     assert not (tmp_path / "ort").exists()
 
 
 def test_an_archive_that_cannot_be_reached_is_one_line(archive: Path, tmp_path: Path):
     (archive / "dev.deb").unlink()
     with pytest.raises(InstallError, match="404") as refused:
-        install_ort_native.bring_headers(tmp_path / "ort" / "include", lambda _: None)
+        ort_headers.bring_headers(tmp_path / "ort" / "include", lambda _: None)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "ort").exists()
 
@@ -89,7 +90,7 @@ def test_a_missing_compiler_is_said_with_what_to_install(
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InstallError, match=r"there is no C compiler .*apt-get install g\+\+ cmake"):
-        install_ort_native.install(tmp_path / "home", lambda _: None)
+        ort_native.install(tmp_path / "home", lambda _: None)
 
 
 def test_what_the_compiler_refuses_is_one_line(tmp_path: Path):
@@ -98,6 +99,6 @@ def test_what_the_compiler_refuses_is_one_line(tmp_path: Path):
     for name in HEADERS:
         (headers / name).write_text("#error these are no headers\n")
     with pytest.raises(InstallError, match=r"cmake failed: .*these are no headers") as refused:
-        install_ort_native.install(tmp_path / "home", lambda _: None)
+        ort_native.install(tmp_path / "home", lambda _: None)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "home" / "c").exists()
