@@ -6,12 +6,12 @@ import gc
 import signal
 import sys
 
-from attn_export.interruption import end_when_told
+from attn_export.interruption import end_on_signal
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    end_when_told()
+    end_on_signal()
     # A short process: its memory is given back at its end, and walking through millions of
     # objects that torch and the exporter keep alive takes a third of the time.
     gc.disable()

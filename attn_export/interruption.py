@@ -66,7 +66,7 @@ def ctrl_c_raises() -> Iterator[None]:
         _asks = before
 
 
-def end_when_told() -> None:
+def end_on_signal() -> None:
     """Take over SIGINT, SIGTERM and SIGHUP, but those that are ignored: nohup stays nohup."""
     for number in _signals():
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):

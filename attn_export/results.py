@@ -1,4 +1,4 @@
-"""The nouns that travel between the floors: frozen values without behaviour of their own."""
+"""Results and cases that all floors share: frozen values without behaviour of their own."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class Verdict:
 
 
 @dataclasses.dataclass(frozen=True)
-class Panel:
+class ErrorMapPanel:
     """A picture of errors: each cell is the largest error of its elements.
 
     Attributes:
@@ -210,7 +210,7 @@ class ErrorMap:
     actual: str
     expected: str
     relative_to: RelativeTo
-    panels: tuple[Panel, ...]
+    panels: tuple[ErrorMapPanel, ...]
 
 
 @dataclasses.dataclass(frozen=True)

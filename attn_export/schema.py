@@ -43,7 +43,7 @@ class Signature(Struct, forbid_unknown_fields=True):
     shape: Shape
 
 
-class Graph(Struct, forbid_unknown_fields=True):
+class GraphEntry(Struct, forbid_unknown_fields=True):
     """A graph of a manifest; see `GraphFile`."""
 
     dialect: Name
@@ -63,7 +63,7 @@ class Manifest(Struct, forbid_unknown_fields=True):
     format: Name
     name: Text
     versions: dict[Name, Text]
-    graphs: Annotated[dict[GraphName, Graph], Meta(min_length=1, max_length=100)]
+    graphs: Annotated[dict[GraphName, GraphEntry], Meta(min_length=1, max_length=100)]
     inputs: Annotated[dict[EndName, Signature], Meta(min_length=1, max_length=100)]
     outputs: Annotated[dict[EndName, Signature], Meta(min_length=1, max_length=100)]
     weights: Text

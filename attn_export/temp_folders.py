@@ -25,7 +25,7 @@ if sys.platform != "win32":
     import fcntl
 
 MEMORY = Path("/dev/shm")
-ROOM = 1 << 30
+MIN_FREE_BYTES = 1 << 30
 """Bytes that have to be free there; containers often have 64 MiB."""
 
 OLD = ".old"
@@ -161,5 +161,5 @@ def _sweep_once(place: Path) -> None:
 def _place() -> Path:
     if "TMPDIR" in os.environ or not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK):
         return Path(tempfile.gettempdir())
-    room = shutil.disk_usage(MEMORY).free >= ROOM
-    return MEMORY if room else Path(tempfile.gettempdir())
+    enough = shutil.disk_usage(MEMORY).free >= MIN_FREE_BYTES
+    return MEMORY if enough else Path(tempfile.gettempdir())

@@ -19,10 +19,10 @@ from attn_export.interruption import MESSAGE
 HEAD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from attn_export.interruption import ctrl_c_raises, end_when_told, undone
+from attn_export.interruption import ctrl_c_raises, end_on_signal, undone
 from attn_export.atomic_replace import take_place
 from attn_export.temp_folders import folder_beside, scratch
-end_when_told()
+end_on_signal()
 here = Path.cwd()
 def ready(): print("ready", flush=True)
 """
@@ -188,7 +188,7 @@ except KeyboardInterrupt:
 
 def test_nohup_stays_nohup(tmp_path: Path):
     script = HEAD.replace(
-        "end_when_told()", "signal.signal(signal.SIGHUP, signal.SIG_IGN); end_when_told()"
+        "end_on_signal()", "signal.signal(signal.SIGHUP, signal.SIG_IGN); end_on_signal()"
     )
     script += "os.kill(os.getpid(), signal.SIGHUP); print('went on')"
     done = subprocess.run(

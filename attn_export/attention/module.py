@@ -247,10 +247,10 @@ def _places(
     q: Tensor, k: Tensor, past_key: Tensor | None, past_length: Tensor | None
 ) -> tuple[Tensor, int]:
     """Return the positions of the queries, `[L]` or `[B, L]`, and the number of keys S."""
-    L, held = q.shape[2], 0 if past_key is None else past_key.shape[2]
+    L, past_len = q.shape[2], 0 if past_key is None else past_key.shape[2]
     if past_length is not None:
-        return in_place.positions(past_length, L), held
-    return torch.arange(held, held + L, device=q.device), held + k.shape[2]
+        return in_place.positions(past_length, L), past_len
+    return torch.arange(past_len, past_len + L, device=q.device), past_len + k.shape[2]
 
 
 def _after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 from attn_export.bench.dims import work_of
 from attn_export.bench.feeds import Sizes, feeds_of, known_feeds
-from attn_export.bench.measurements import Candidate, Work
+from attn_export.bench.measurements import Candidate, Cost
 from attn_export.bench.own_graphs import as_candidate
 from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
 from attn_export.bundle import graph_files
@@ -48,7 +48,7 @@ class Entrants:
         Raises:
             UsageError: If an input has an axis without a size.
         """
-        work = Work(tokens=sizes["batch"] * sizes["query_len"])
+        work = Cost(tokens=sizes["batch"] * sizes["query_len"])
         if self.spec is not None:
             work = work_of(self.spec, sizes)
         found = [*self._ours(sizes, work), *self._peers(sizes, work, decode=decode)]
@@ -56,7 +56,7 @@ class Entrants:
             found += read_rooflines(self.scratch) if decode else gemm_rooflines(self.scratch)
         return found
 
-    def _ours(self, sizes: Sizes, work: Work) -> list[Candidate]:
+    def _ours(self, sizes: Sizes, work: Cost) -> list[Candidate]:
         inputs = {
             name: Input(tuple(entry["shape"]), entry["dtype"])
             for name, entry in self.manifest["inputs"].items()
@@ -71,7 +71,7 @@ class Entrants:
                 found.append(dataclasses.replace(made, alone=self._is_large(sizes)))
         return found
 
-    def _peers(self, sizes: Sizes, work: Work, *, decode: bool) -> list[Candidate]:
+    def _peers(self, sizes: Sizes, work: Cost, *, decode: bool) -> list[Candidate]:
         reason = missing("torch") if self.spec else NO_SPEC
         # Peers grow their cache by concatenation, or have a static one of their own.
         appending = _appending(self.spec)

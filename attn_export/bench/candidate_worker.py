@@ -19,7 +19,7 @@ from typing import Any
 from attn_export.bench.feeds import Prepared
 from attn_export.errors import one_line
 from attn_export.runtimes.ipc import (
-    Voice,
+    EventWriter,
     jobs_from_stdin,
     limit_memory,
     outcome_of,
@@ -75,16 +75,18 @@ Make = Callable[[Mapping[str, Any], int], Prepared]
 def main() -> None:
     """Serve one candidate until the other process is gone."""
     kind, memory_mib, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    say = Voice(private_stdout())
+    send = EventWriter(private_stdout())
     jobs = jobs_from_stdin()
     limit_memory(memory_mib)
     try:
-        _serve(importlib.import_module(KINDS[kind]).make, threads, jobs, say)
+        _serve(importlib.import_module(KINDS[kind]).make, threads, jobs, send)
     except Exception as error:
-        say("failed", outcome=outcome_of(error), reason=one_line(error))
+        send("failed", outcome=outcome_of(error), reason=one_line(error))
 
 
-def _serve(make: Make, threads: int, jobs: queue.Queue[dict[str, Any] | None], say: Voice) -> None:
+def _serve(
+    make: Make, threads: int, jobs: queue.Queue[dict[str, Any] | None], send: EventWriter
+) -> None:
     prepared: Prepared | None = None
     while (job := jobs.get()) is not None:
         if job["do"] == "prepare":
@@ -93,12 +95,12 @@ def _serve(make: Make, threads: int, jobs: queue.Queue[dict[str, Any] | None], s
             gc.disable()
             growth = _first_run(prepared)
             (latency,) = _times(prepared, 1)
-            say("prepared", growth=growth, latency=latency, facts=prepared.facts)
+            send("prepared", growth=growth, latency=latency, facts=prepared.facts)
         else:
             assert prepared is not None
             if job["warm"]:
                 prepared.run()
-            say("times", seconds=_times(prepared, job["runs"]))
+            send("times", seconds=_times(prepared, job["runs"]))
 
 
 def _first_run(prepared: Prepared) -> int | None:

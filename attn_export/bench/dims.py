@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attn_export.bench.feeds import Feed
-from attn_export.bench.measurements import Work
+from attn_export.bench.measurements import Cost
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import numpy_dtype
 
@@ -45,14 +45,14 @@ class Dims:
         return self.key_len - self.query_len
 
     @property
-    def work(self) -> Work:
+    def work(self) -> Cost:
         """Two matrix products over what each query sees, and the projections."""
         B, L, S = self.batch, self.query_len, self.key_len
         pairs = L * self.past_len + L * (L + 1) / 2 if self.causal else L * S
         weights = self.embed_dim * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
         flops = 4 * B * self.num_heads * self.head_dim * pairs + 2 * B * L * weights
         cache = 2 * B * self.num_kv_heads * S * self.head_dim
-        return Work(flops, FLOAT32 * (cache + weights), B * L)
+        return Cost(flops, FLOAT32 * (cache + weights), B * L)
 
     @property
     def score_bytes(self) -> int:
@@ -107,7 +107,7 @@ class Dims:
 # -- minimal computation and memory traffic of the layer of a spec ------------------------------
 
 
-def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Work:
+def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Cost:
     """Return the work of one run; for a window only the tokens are known.
 
     Args:
@@ -118,7 +118,7 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Work:
     new_keys = sizes["key_len"] if spec.cross else L
     S = P + new_keys
     if spec.window_left is not None or spec.window_right is not None:
-        return Work(tokens=B * L)
+        return Cost(tokens=B * L)
     H, Hkv, D, Dv, E = (
         spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim, spec.embed_dim,
     )  # fmt: skip
@@ -127,4 +127,4 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Work:
     flops = 2 * B * (pairs * H * (D + Dv) + L * by_query + new_keys * by_key)
     keys = S * (spec.kdim + spec.vdim) if spec.cross else S * Hkv * (D + Dv)
     numbers = B * keys + by_query + by_key
-    return Work(float(flops), float(numpy_dtype(spec.dtype).itemsize * numbers), B * L)
+    return Cost(float(flops), float(numpy_dtype(spec.dtype).itemsize * numbers), B * L)

@@ -16,7 +16,7 @@ Role = Literal["ours", "peer", "roof"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class Cost:
     """Minimal work of one run.
 
     Attributes:
@@ -47,7 +47,7 @@ class Candidate:
     role: Role
     kind: str
     options: Mapping[str, Any]
-    work: Work
+    work: Cost
     alone: bool = False
     reason: str = ""
 

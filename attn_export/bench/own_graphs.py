@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bench.feeds import Feed
-from attn_export.bench.measurements import Candidate, Work
+from attn_export.bench.measurements import Candidate, Cost
 from attn_export.results import GraphFile
 
 # -- graphs that a process with torch writes, so that their users need none ---------------------
@@ -55,7 +55,7 @@ def as_candidate(
     graph: GraphFile,
     inputs: Mapping[str, Feed],
     outputs: Mapping[str, Feed],
-    work: Work,
+    work: Cost,
 ) -> Candidate:
     """Return a graph as a candidate in ONNX Runtime.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from attn_export.bench.feeds import Feed
 from attn_export.bench.handmade_graphs import save_gemm, save_read
-from attn_export.bench.measurements import Candidate, Work
+from attn_export.bench.measurements import Candidate, Cost
 
 LARGE = 2048
 """M, K and N of a GEMM that is large enough to be as fast as any."""
@@ -33,7 +33,7 @@ def gemm_rooflines(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -
     """
     M, K, N = sizes
     name = "sgemm" if M == K == N else f"sgemm {M}x{K}x{N}"
-    work = Work(flops=2.0 * M * K * N)
+    work = Cost(flops=2.0 * M * K * N)
     graph = {
         "file": str(save_gemm(folder / f"gemm-{M}-{K}-{N}.onnx")),
         "inputs": {"a": Feed((M, K)).to_json(), "b": Feed((K, N)).to_json()},
@@ -52,7 +52,7 @@ def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
         folder: Where the graph is written.
         mib: The size of the buffer.
     """
-    work = Work(bytes=float(mib << 20))
+    work = Cost(bytes=float(mib << 20))
     floats = (mib << 20) // 4
     graph = {
         "file": str(save_read(folder / "read.onnx")),
@@ -65,7 +65,7 @@ def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
     ]
 
 
-def _in_torch(name: str, options: dict[str, object], work: Work) -> Candidate:
+def _in_torch(name: str, options: dict[str, object], work: Cost) -> Candidate:
     return Candidate(name, "roof", "roof", options, work, reason=missing("torch"))
 
 

@@ -19,7 +19,7 @@ from attn_export.cli.commands import (
     lower_command,
     probe_command,
 )
-from attn_export.cli.options import Source, runtime_options, spec_options
+from attn_export.cli.options import BuildInput, runtime_options, spec_options
 from attn_export.cli.output import Output, output_options
 from attn_export.errors import (
     INTERRUPTED,
@@ -178,7 +178,7 @@ def build_command(
     changes = {name: value for name, value in fields.items() if value is not None}
     wanted = Output(json_file, junit_file, html_file, quiet)
     wanted.check()
-    source = Source(spec_file, variant, module, weights, layer, pool_kv_heads)
+    source = BuildInput(spec_file, variant, module, weights, layer, pool_kv_heads)
     source.check(changes)
     output = output or Path("models") / source.name
     with progress(quiet=quiet) as bar:

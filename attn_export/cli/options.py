@@ -105,7 +105,7 @@ Fields = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class BuildInput:
     """Origin of the subject; the options of `build` by their names."""
 
     spec_file: Path | None

@@ -32,7 +32,7 @@ class Call:
     Attributes:
         q: `[B, H, L, D]`, or `[B, L, H·D]`; `k`, `v`, `past_key`, `past_value` likewise.
         mask: Bool or float, broadcast to `[B, H, L, S]`.
-        held: `nonpad_kv_seqlen` `[B]`: the number of keys of each row.
+        cache_length: `nonpad_kv_seqlen` `[B]`: the number of keys of each row.
         attributes: The attributes of the node that are set.
     """
 
@@ -42,7 +42,7 @@ class Call:
     mask: Array | None = None
     past_key: Array | None = None
     past_value: Array | None = None
-    held: Array | None = None
+    cache_length: Array | None = None
     attributes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -114,14 +114,14 @@ def _scores(at: _Steps, q: Array, keys: Array, attributes: Mapping[str, Any]) ->
 def _visible(at: _Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
     """Set the keys that each query sees, and the mask added to its scores."""
     B, _, L, S = shape
-    offset = P if call.held is None else call.held.reshape(B, 1, 1, 1) - L
+    offset = P if call.cache_length is None else call.cache_length.reshape(B, 1, 1, 1) - L
     offset = at.set("offset", offset)
     i, j = np.arange(L)[:, None], np.arange(S)
     causal = j <= i + offset if call.attributes.get("is_causal") else np.ones((L, S), bool)
     causal = at.set("causal", causal)
     causal = causal & _window(call.attributes, i + offset - j)
-    if call.held is not None:
-        causal = causal & (j < call.held.reshape(B, 1, 1, 1))
+    if call.cache_length is not None:
+        causal = causal & (j < call.cache_length.reshape(B, 1, 1, 1))
     given = at.set("given", _read(call.mask, S))
     at.set("added", _added(call.mask, S))
     at.set("visible", causal & given)
@@ -188,17 +188,17 @@ class GroupQueryAttention(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        given = _given(GQA_INPUTS, inputs, attributes, {"cos", "sin", "position_ids"})
+        given = _optional_inputs(GQA_INPUTS, inputs, attributes, {"cos", "sin", "position_ids"})
         H, Hkv = attributes["num_heads"], attributes["kv_num_heads"]
         q, k, v = (_apart(given[name], n) for name, n in zip(GQA_INPUTS[:3], (H, Hkv, Hkv)))  # noqa: B905
-        held, L = given["seqlens_k"].astype(np.int64).reshape(-1) + 1, q.shape[2]
+        cache_length, L = given["seqlens_k"].astype(np.int64).reshape(-1) + 1, q.shape[2]
         total = int(np.asarray(given["total"]).reshape(()))
         # Keys of a prompt are the first; others follow what the row holds.
-        start = np.zeros_like(held) if total == L else held - L
+        start = np.zeros_like(cache_length) if total == L else cache_length - L
         keys = _written(given.get("past_key"), k, start, total)
         values = _written(given.get("past_value"), v, start, total)
         call = Call(
-            q, keys, values, given.get("bias"), held=start + L,
+            q, keys, values, given.get("bias"), cache_length=start + L,
             attributes={**_numbers(attributes), "is_causal": 1},
         )  # fmt: skip
         return _joined(attention(call)[0]), keys, values
@@ -210,13 +210,13 @@ class MultiHeadAttention(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        given = _given(MHA_INPUTS, inputs, attributes, {"packed_bias", "padding"})
+        given = _optional_inputs(MHA_INPUTS, inputs, attributes, {"packed_bias", "padding"})
         q, k, v = (_apart(given[name], attributes["num_heads"]) for name in MHA_INPUTS[:3])
         call = Call(q, k, v, given.get("bias"), attributes=_numbers(attributes))
         return (_joined(attention(call)[0]),)
 
 
-def _given(
+def _optional_inputs(
     names: tuple[str, ...],
     inputs: tuple[Array | None, ...],
     attributes: dict[str, Any],
@@ -255,10 +255,10 @@ def _joined(x: Array) -> Array:
 def _written(past: Array | None, new: Array, start: Array, total: int) -> Array:
     """Return the past with the new rows written at `start[b]`: a buffer of its size or `total`."""
     B, Hkv, L, D = new.shape
-    held = 0 if past is None else past.shape[2]
-    present = np.zeros((B, Hkv, max(held, total), D), new.dtype)
+    cache_length = 0 if past is None else past.shape[2]
+    present = np.zeros((B, Hkv, max(cache_length, total), D), new.dtype)
     if past is not None:
-        present[:, :, :held] = past
+        present[:, :, :cache_length] = past
     for row, at in enumerate(start):
         present[row, :, at : at + L] = new[row]
     return present

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 
 from attn_export.explain.evaluate import NotComputedError
-from attn_export.explain.experiments import Done
+from attn_export.explain.experiments import ExperimentResult
 from attn_export.explain.explanation import Cause, Deviation, Fault, Lines
-from attn_export.explain.fault_attribution import Found
-from attn_export.explain.graph_run import Trial
+from attn_export.explain.fault_attribution import KnownMistakes
+from attn_export.explain.graph_run import GraphRun
 from attn_export.explain.match import Match
 from attn_export.explain.pattern import Pattern
 
@@ -21,7 +21,7 @@ from attn_export.explain.pattern import Pattern
 KIND = "other outputs"
 
 
-def wrong_signature(trial: Trial) -> list[Cause]:
+def wrong_signature(trial: GraphRun) -> list[Cause]:
     """Return a cause for wrong names, types or shapes, in the smallest case that shows them."""
     for case in trial.failed:
         outputs = trial.ran.outputs.get(case.name)
@@ -29,8 +29,8 @@ def wrong_signature(trial: Trial) -> list[Cause]:
             continue
         wanted = case.golden.expected
         if set(outputs) != set(wanted):
-            found, asked = ", ".join(outputs), ", ".join(wanted)
-            return [Cause(KIND, f"the graph gives the outputs {found}; the bundle has {asked}")]
+            found, expected = ", ".join(outputs), ", ".join(wanted)
+            return [Cause(KIND, f"the graph gives the outputs {found}; the bundle has {expected}")]
         for name, right in wanted.items():
             got = outputs[name]
             if got.dtype != right.dtype:
@@ -55,7 +55,7 @@ SURE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class Observations:
     """All that was seen of a fault.
 
     Attributes:
@@ -70,7 +70,7 @@ class Seen:
 
     fault: Fault
     runtime: str
-    found: Found
+    found: KnownMistakes
     first: Deviation | None
     pattern: Pattern
     stuck: Mapping[str, NotComputedError]
@@ -83,7 +83,7 @@ class Seen:
         return "".join(f"; {said}" for said in (*sizes, *self.pattern.places))
 
 
-def causes(seen: Seen, done: Sequence[Done], lines: Lines) -> list[Cause]:
+def causes(seen: Observations, done: Sequence[ExperimentResult], lines: Lines) -> list[Cause]:
     """Return the possible causes, the most likely first.
 
     Args:
@@ -94,15 +94,15 @@ def causes(seen: Seen, done: Sequence[Done], lines: Lines) -> list[Cause]:
     if seen.fault == "graph":
         return _in_graph(seen, lines) or [Cause(UNKNOWN, IN_GRAPH + seen.shown)]
     mending = [(d.kind, d.experiment.name) for d in done if d.within and d.experiment.mended]
-    blamed = f"the graph is right, {seen.runtime} is not"
+    verdict = f"the graph is right, {seen.runtime} is not"
     if seen.fault == "unknown":
-        blamed = f"the graph or {seen.runtime} is wrong, and float64 cannot tell which"
-    said = _in_runtime(blamed, seen.found.matches, mending, seen.first, lines)
-    unknown = f"{blamed}: no known mistake gives its numbers{seen.shown}"
+        verdict = f"the graph or {seen.runtime} is wrong, and float64 cannot tell which"
+    said = _in_runtime(verdict, seen.found.matches, mending, seen.first, lines)
+    unknown = f"{verdict}: no known mistake gives its numbers{seen.shown}"
     return said or [Cause(UNKNOWN, unknown)]
 
 
-def _in_graph(seen: Seen, lines: Lines) -> list[Cause]:
+def _in_graph(seen: Observations, lines: Lines) -> list[Cause]:
     """Return the causes in a wrong graph: known mistakes, then the first difference."""
     stuck = list(_stuck(seen, lines))
     found, first = seen.found, seen.first
@@ -131,7 +131,7 @@ def _in_graph(seen: Seen, lines: Lines) -> list[Cause]:
     return [*stuck, *causes, changed]
 
 
-def _stuck(seen: Seen, lines: Lines) -> Iterator[Cause]:
+def _stuck(seen: Observations, lines: Lines) -> Iterator[Cause]:
     """Yield a cause for nodes that cannot be computed."""
     for case, error in itertools.islice(seen.stuck.items(), 1):
         line = lines.get(error.node, "")
@@ -140,7 +140,7 @@ def _stuck(seen: Seen, lines: Lines) -> Iterator[Cause]:
 
 
 def _in_runtime(
-    blamed: str,
+    verdict: str,
     found: Sequence[Match],
     mending: Sequence[tuple[str, str]],
     first: Deviation | None,
@@ -149,7 +149,7 @@ def _in_runtime(
     """Return the causes in a wrong runtime: known mistakes, remedies, the first deviation.
 
     Args:
-        blamed: A statement of the right and the wrong part.
+        verdict: A statement of the right and the wrong part.
         found: Mistakes that reproduce its outputs.
         mending: For each experiment that passes, the cause that it implies, and its name.
         first: The first node that leaves the float64 run.
@@ -160,17 +160,17 @@ def _in_runtime(
     causes = [
         Cause(
             match.mistake.kind,
-            f"{blamed}: {match.mistake.says}{_where(match, lines)} ({_share(match)}){mended}",
+            f"{verdict}: {match.mistake.says}{_where(match, lines)} ({_share(match)}){mended}",
             match.mistake.node,
             lines.get(match.mistake.node, ""),
             match.unexplained,
         )
         for match in found
     ]
-    of_options = [Cause(kind, f"{blamed}: it passes with {name}") for kind, name in mending]
+    of_options = [Cause(kind, f"{verdict}: it passes with {name}") for kind, name in mending]
     if first is not None:
         place = f"{first.operator} {first.node}{_at(first.line)}"
-        says = f"{blamed}: it leaves the float64 run first at {place}"
+        says = f"{verdict}: it leaves the float64 run first at {place}"
         last = [Cause("operator", f"{says}, by {first.error:.1e}{mended}", first.node, first.line)]
     else:
         last = []

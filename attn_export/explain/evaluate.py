@@ -56,7 +56,7 @@ class Attention(OpRun):
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
         given = {name: value for name, value in attributes.items() if value is not None}
-        names = ("q", "k", "v", "mask", "past_key", "past_value", "held")
+        names = ("q", "k", "v", "mask", "past_key", "past_value", "cache_length")
         call: Any = dict(zip(names, inputs, strict=False))
         count = len(self.onnx_node.output)
         return attention(Call(**call, attributes=given), self.changes)[:count]

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from attn_export.explain.explanation import Experiment, Late
-from attn_export.explain.graph_run import KnownCase, Setting, Trial
+from attn_export.explain.graph_run import GraphRun, GraphRunner, KnownCase
 from attn_export.explain.meaning import Meaning
 from attn_export.explain.shrink import golden_of
-from attn_export.runtimes.preflight import why_not
+from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.protocol import Runtime, Tunable
 from attn_export.tensorfile import is_floating
 
@@ -23,7 +23,7 @@ QUIETER = 16.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Done:
+class ExperimentResult:
     """A counter-experiment and its result.
 
     Attributes:
@@ -38,50 +38,50 @@ class Done:
 
 
 def within_runtime(
-    setting: Setting, trial: Trial, cases: Sequence[KnownCase], late: Late
-) -> Iterator[Done]:
+    runner: GraphRunner, trial: GraphRun, cases: Sequence[KnownCase], late: Late
+) -> Iterator[ExperimentResult]:
     """Run the same graph in the same runtime with other options, order, process or threads.
 
     All cases in their order: a fault may need what was run before it.
 
     Args:
-        setting: The graph in its runtime.
+        runner: The graph in its runtime.
         trial: The result without changes.
         cases: All cases.
         late: Whether time is over.
     """
-    if isinstance(setting.runtime, Tunable):
-        for name, options in setting.runtime.counter_options.items():
+    if isinstance(runner.runtime, Tunable):
+        for name, options in runner.runtime.counter_options.items():
             if not late():
-                told = ", ".join(f"{key}={value}" for key, value in options.items())
-                yield _done(f"{name} ({told})", setting.trial(cases, options), name)
+                shown = ", ".join(f"{key}={value}" for key, value in options.items())
+                yield _done(f"{name} ({shown})", runner.trial(cases, options), name)
     if not late():
-        alone = setting.trial(trial.failed[:1])
+        alone = runner.trial(trial.failed[:1])
         yield _done("a fresh process for the one case", alone, "what was run before")
     if not late():
-        turned = setting.trial(list(reversed(cases)))
+        turned = runner.trial(list(reversed(cases)))
         yield _done("the cases in the reverse order", turned, "what was run before")
-    if not late() and setting.limits.threads > 1:
-        one = dataclasses.replace(setting, limits=dataclasses.replace(setting.limits, threads=1))
+    if not late() and runner.limits.threads > 1:
+        one = dataclasses.replace(runner, limits=dataclasses.replace(runner.limits, threads=1))
         yield _done("one thread", one.trial(cases), "threads")
 
 
-def with_quiet_inputs(setting: Setting, trial: Trial, right: Meaning) -> Done:
+def with_quiet_inputs(runner: GraphRunner, trial: GraphRun, right: Meaning) -> ExperimentResult:
     """Run inputs divided by `QUIETER`, which removes overflow and saturation.
 
     Args:
-        setting: The graph in its runtime.
+        runner: The graph in its runtime.
         trial: The result without changes.
         right: A graph that gives the truth.
     """
     few = [case for case in trial.failed if right.values(case) is not None][:FEW]
     quiet = {case.name: _quiet(case) for case in few}
-    ran = setting.run(quiet)
+    ran = runner.run(quiet)
     goldens = {case.name: golden_of(right, case, quiet[case.name]) for case in few}
-    passed = [case for case in few if setting.passes(goldens[case.name], ran, case.name)]
+    passed = [case for case in few if runner.passes(goldens[case.name], ran, case.name)]
     failed = tuple(case for case in few if case not in passed)
     name = f"inputs divided by {QUIETER:g}"
-    return _done(name, Trial(ran, failed, tuple(passed)), "large numbers")
+    return _done(name, GraphRun(ran, failed, tuple(passed)), "large numbers")
 
 
 def _quiet(case: KnownCase) -> dict[str, np.ndarray]:
@@ -95,16 +95,16 @@ def _quiet(case: KnownCase) -> dict[str, np.ndarray]:
 
 
 def elsewhere(
-    setting: Setting,
-    trial: Trial,
-    others: Sequence[Setting],
+    runner: GraphRunner,
+    trial: GraphRun,
+    others: Sequence[GraphRunner],
     runtimes: Sequence[Runtime],
     late: Late,
-) -> Iterator[Done]:
+) -> Iterator[ExperimentResult]:
     """Run other graphs of the bundle in this runtime, and the same graph in other runtimes.
 
     Args:
-        setting: The graph in its runtime.
+        runner: The graph in its runtime.
         trial: The result without changes.
         others: The bundle's graphs in the same runtime.
         runtimes: Runtimes for the same graph.
@@ -112,20 +112,20 @@ def elsewhere(
     """
     few = trial.failed[:FEW]
     for other in others:
-        if not late() and other.form.name != setting.form.name:
+        if not late() and other.form.name != runner.form.name:
             found = other.trial(few)
             if found.failed or found.passed:
-                yield _done(f"{other.form.name} in {setting.runtime.name}", found, "")
+                yield _done(f"{other.form.name} in {runner.runtime.name}", found, "")
     for kind in runtimes:
-        if late() or kind.name == setting.runtime.name or kind.unavailable():
+        if late() or kind.name == runner.runtime.name or kind.unavailable():
             continue
-        if why_not(kind, setting.form, [setting.form]):
+        if known_limit(kind, runner.form, [runner.form]):
             continue
-        other = dataclasses.replace(setting, runtime=kind, options={})
+        other = dataclasses.replace(runner, runtime=kind, options={})
         yield _done(f"the same graph in {kind.name}", other.trial(few), "")
 
 
-def _done(name: str, trial: Trial, kind: str) -> Done:
+def _done(name: str, trial: GraphRun, kind: str) -> ExperimentResult:
     total = len(trial.failed) + len(trial.passed)
     if not trial.ran.outputs:
         experiment = Experiment(name, None, trial.ran.complaint or trial.ran.outcome)
@@ -133,4 +133,4 @@ def _done(name: str, trial: Trial, kind: str) -> Done:
         says, count = ("fails", len(trial.failed)) if trial.failed else ("passes", total)
         result = f"{says} ({count} of {total})" if total > 1 else says
         experiment = Experiment(name, not trial.failed, result)
-    return Done(experiment, bool(kind), kind)
+    return ExperimentResult(experiment, bool(kind), kind)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from attn_export.explain.explanation import Deviation, Fault, Late, Lines
-from attn_export.explain.graph_run import KnownCase, Setting, Trial
+from attn_export.explain.graph_run import GraphRun, GraphRunner, KnownCase
 from attn_export.explain.localise import (
     first_difference,
     first_rounded_away,
@@ -26,7 +26,7 @@ ALIKE = 3
 """In how many of them values are compared with all of another graph: small ones are often alike."""
 
 
-def fault_of(own: Meaning | None, trial_elsewhere: Trial | None, *, lossy: bool) -> Fault:
+def fault_of(own: Meaning | None, trial_elsewhere: GraphRun | None, *, lossy: bool) -> Fault:
     """Return whether the graph or the runtime is at fault.
 
     Args:
@@ -42,7 +42,7 @@ def fault_of(own: Meaning | None, trial_elsewhere: Trial | None, *, lossy: bool)
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class KnownMistakes:
     """Mistakes that account for the outputs, the best first.
 
     Attributes:
@@ -57,10 +57,10 @@ class Found:
 def known_mistakes(
     own: Meaning | None,
     right: Meaning | None,
-    trial: Trial,
+    trial: GraphRun,
     cases: Sequence[KnownCase],
     late: Late,
-) -> Found:
+) -> KnownMistakes:
     """Compare the outputs of a graph with known mistakes with the actual outputs.
 
     Args:
@@ -73,7 +73,7 @@ def known_mistakes(
     made_in_right = right is not None
     base = right or own
     if base is None:
-        return Found([], made_in_right)
+        return KnownMistakes([], made_in_right)
     evidence = []
     for case in cases:
         actual = trial.ran.outputs.get(case.name)
@@ -82,19 +82,19 @@ def known_mistakes(
             continue
         target = actual if made_in_right else case.golden.expected
         outputs = base.evaluation.outputs_of(values)
-        evidence.append(Evidence(base.setting.fed(case.inputs), values, outputs, target))
+        evidence.append(Evidence(base.runner.fed(case.inputs), values, outputs, target))
     found = matches(base.evaluation, evidence, late) if evidence else []
     if not found and right is not None and own is not None and not own.right:
         # The right graph may have another form.
         return known_mistakes(own, None, trial, cases, late)
-    return Found(found, made_in_right)
+    return KnownMistakes(found, made_in_right)
 
 
 def deviation(
     fault: Fault,
     own: Meaning | None,
-    twins: Sequence[Setting],
-    trial: Trial,
+    twins: Sequence[GraphRunner],
+    trial: GraphRun,
     lines: Lines,
 ) -> Deviation | None:
     """Return the first node that deviates from the float64 run; for a wrong graph over cases.
@@ -116,15 +116,15 @@ def deviation(
     values = own.values(case)
     if values is None:
         return None
-    noise = own.evaluation.noisy_values(own.setting.fed(case.inputs), dtype_of(case))
+    noise = own.evaluation.noisy_values(own.runner.fed(case.inputs), dtype_of(case))
     with scratch() as folder:
-        path = folder / own.setting.path.name
-        with_all_outputs(own.setting.path, values, path)
-        seen = dataclasses.replace(own.setting, path=path).run({case.name: case.inputs})
+        path = folder / own.runner.path.name
+        with_all_outputs(own.runner.path, values, path)
+        seen = dataclasses.replace(own.runner, path=path).run({case.name: case.inputs})
         actual = seen.outputs.get(case.name)
     if actual is None:
         return None
-    actual = own.setting.fed(actual)  # it was put in order, for the bundle
+    actual = own.runner.fed(actual)  # it was put in order, for the bundle
     return first_rounded_away(own.evaluation, values, noise, actual, lines)
 
 
@@ -139,7 +139,7 @@ def first_lossy(own: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Devia
     for case in cases:
         values = own.values(case)
         if values is not None and not right_rounded(own, case):
-            rounded = own.evaluation.noisy_values(own.setting.fed(case.inputs), dtype_of(case))
+            rounded = own.evaluation.noisy_values(own.runner.fed(case.inputs), dtype_of(case))
             arrays = {n: a for n, a in rounded.items() if isinstance(a, np.ndarray)}
             found = first_rounded_away(own.evaluation, values, values, arrays, lines)
             if found is not None:
@@ -148,7 +148,7 @@ def first_lossy(own: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Devia
 
 
 def _first_of_several(
-    own: Meaning, twins: Sequence[Setting], trial: Trial, lines: Lines
+    own: Meaning, twins: Sequence[GraphRunner], trial: GraphRun, lines: Lines
 ) -> Deviation | None:
     cases = spread(trial.failed, LOCALISED)
     twin = _twin(own, twins, cases[:1])
@@ -169,7 +169,7 @@ def _first_of_several(
 
 
 def _by_values(
-    own: Meaning, others: Sequence[Setting], cases: Sequence[KnownCase], lines: Lines
+    own: Meaning, others: Sequence[GraphRunner], cases: Sequence[KnownCase], lines: Lines
 ) -> Deviation | None:
     """Return the first deviation from the bundle's graphs, for a graph with other names."""
     right = [found for other in others if (found := if_right(other, cases)) is not None]
@@ -182,13 +182,15 @@ def _by_values(
     return first_strange(own.evaluation, seen, lines) if seen else None
 
 
-def _twin(own: Meaning, others: Sequence[Setting], cases: Sequence[KnownCase]) -> Meaning | None:
+def _twin(
+    own: Meaning, others: Sequence[GraphRunner], cases: Sequence[KnownCase]
+) -> Meaning | None:
     """Return the right graph that shares most names of values with the one in question."""
     mine = set(own.evaluation.producer)
     best: Meaning | None = None
     for other in others:
         found = if_right(other, cases)
-        if found is None or found.setting.path == own.setting.path:
+        if found is None or found.runner.path == own.runner.path:
             continue
         if best is None or _shared(mine, found) > _shared(mine, best):
             best = found

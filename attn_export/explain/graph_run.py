@@ -35,7 +35,7 @@ class KnownCase:
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class GraphRunner:
     """A graph in a runtime.
 
     Attributes:
@@ -57,13 +57,13 @@ class Setting:
         wanted = {**self.options, **(options or {})}
         return run_once(self.runtime, self.path, cases, self.limits, self.form, wanted)
 
-    def trial(self, cases: Iterable[KnownCase], options: Options | None = None) -> Trial:
+    def trial(self, cases: Iterable[KnownCase], options: Options | None = None) -> GraphRun:
         """Run and judge those of the bundle's cases that the graph takes."""
         taken = [case for case in cases if self.form.takes(case.sizes)]
         ran = self.run({case.name: case.inputs for case in taken}, options)
         failed = [case for case in taken if not self.passes(case.golden, ran, case.name)]
         passed = [case for case in taken if case not in failed]
-        return Trial(ran, tuple(sorted(failed, key=lambda c: c.size)), tuple(passed))
+        return GraphRun(ran, tuple(sorted(failed, key=lambda c: c.size)), tuple(passed))
 
     def passes(self, golden: Golden, ran: Ran, name: str) -> bool:
         """Return whether the outputs of a case are right."""
@@ -76,13 +76,13 @@ class Setting:
         """Return inputs in the layout of the graph itself."""
         return laid_out(inputs, self.form.layouts)
 
-    def given(self, outputs: Arrays) -> dict[str, np.ndarray]:
+    def from_outputs(self, outputs: Arrays) -> dict[str, np.ndarray]:
         """Return outputs of the graph itself in the layout of the bundle."""
         return in_order(outputs, self.form.layouts)
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class GraphRun:
     """Result of running cases.
 
     Attributes:

@@ -70,17 +70,17 @@ def first_strange(
         cases: Its values in some cases, with those of right graphs.
         lines: Where in the module each node came from.
     """
-    told = [name for name in wrong.producer if all(_tells(mine.get(name)) for mine, _ in cases)]
-    right = {name for name in told if all(_among(mine[name], theirs) for mine, theirs in cases)}
+    compared = [name for name in wrong.producer if all(_tells(mine.get(name)) for mine, _ in cases)]
+    right = {name for name in compared if all(_among(mine[name], theirs) for mine, theirs in cases)}
     for node in reversed(wrong.nodes):  # what something right is made of is right
-        made = [name for name in node.output if name in told]
+        made = [name for name in node.output if name in compared]
         if made and right.issuperset(made):
             right.update(node.input)
-    if len(right.intersection(told)) < FAMILIAR * len(told):
+    if len(right.intersection(compared)) < FAMILIAR * len(compared):
         return None
     for node in wrong.nodes:
         for name in node.output:
-            if name in told and name not in right:
+            if name in compared and name not in right:
                 says = "no right graph has such a value"
                 line = lines.get(node.name, "")
                 return Deviation(node.name, node.op_type, name, line, np.inf, says)

@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_export.errors import GraphError
 from attn_export.explain.evaluate import Evaluation, NotComputedError, Values
-from attn_export.explain.graph_run import KnownCase, Setting, Trial, is_right
+from attn_export.explain.graph_run import GraphRun, GraphRunner, KnownCase, is_right
 from attn_export.tensorfile import is_floating
 
 FAILED, PASSED = 8, 4
@@ -25,28 +25,28 @@ class Meaning:
     """A graph that can be evaluated in float64, and whether that gives the truth.
 
     Attributes:
-        setting: The graph.
+        runner: The graph.
         right: Whether it does in the cases that were looked at and could be evaluated.
         stuck: By the name of each case that could not, the node that cannot be computed.
     """
 
-    setting: Setting
+    runner: GraphRunner
     evaluation: Evaluation
     right: bool
     stuck: Mapping[str, NotComputedError] = dataclasses.field(default_factory=dict)
 
     def outputs(self, case: KnownCase) -> Mapping[str, np.ndarray]:
         """Return the graph's float64 outputs, with the bundle's axes and names."""
-        return self.as_stated(self.evaluation.values(self.setting.fed(case.inputs)))
+        return self.as_stated(self.evaluation.values(self.runner.fed(case.inputs)))
 
     def as_stated(self, values: Values) -> Mapping[str, np.ndarray]:
         """Return the graph's outputs from its values, with the bundle's axes and names."""
-        return self.setting.given(self.evaluation.outputs_of(values))
+        return self.runner.from_outputs(self.evaluation.outputs_of(values))
 
     def values(self, case: KnownCase) -> Values | None:
         """Return every value of a case; None if a node cannot be computed."""
         try:
-            return self.evaluation.values(self.setting.fed(case.inputs))
+            return self.evaluation.values(self.runner.fed(case.inputs))
         except NotComputedError:
             return None
 
@@ -68,7 +68,7 @@ def spread(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
     return [fitting[round(i * (len(fitting) - 1) / (count - 1))] for i in range(count)]
 
 
-def looked_at(trial: Trial) -> list[KnownCase]:
+def looked_at(trial: GraphRun) -> list[KnownCase]:
     """Return the cases to evaluate; the first fails and is of medium size."""
     failed = spread(trial.failed, FAILED)
     failed.insert(0, failed.pop(len(failed) // 2))
@@ -76,21 +76,21 @@ def looked_at(trial: Trial) -> list[KnownCase]:
     return [*failed, *spread(passed, PASSED)]
 
 
-def meaning(setting: Setting, cases: Sequence[KnownCase]) -> Meaning:
+def meaning(runner: GraphRunner, cases: Sequence[KnownCase]) -> Meaning:
     """Return the meaning of a graph.
 
     Args:
-        setting: The graph.
+        runner: The graph.
         cases: The cases to compare with the truth.
 
     Raises:
         GraphError: If it cannot be evaluated in float64 at all.
     """
-    found = Meaning(setting, Evaluation.load(setting.path), right=True)
+    found = Meaning(runner, Evaluation.load(runner.path), right=True)
     stuck: dict[str, NotComputedError] = {}
     right = True
     for case in cases:
-        if setting.form.takes(case.sizes):
+        if runner.form.takes(case.sizes):
             try:
                 right &= is_right(case.golden, found.outputs(case))
             except NotComputedError as error:
@@ -99,17 +99,17 @@ def meaning(setting: Setting, cases: Sequence[KnownCase]) -> Meaning:
 
 
 def understood(
-    setting: Setting, cases: Sequence[KnownCase], trial: Trial
+    runner: GraphRunner, cases: Sequence[KnownCase], trial: GraphRun
 ) -> tuple[Meaning | None, str]:
     """Return the meaning of a graph; None and the reason if float64 cannot determine it.
 
     Args:
-        setting: The graph.
+        runner: The graph.
         cases: The cases to compare with the truth.
         trial: The runtime's result.
     """
     try:
-        found = meaning(setting, cases)
+        found = meaning(runner, cases)
     except GraphError as error:
         return None, str(error)
     if any(name in trial.ran.outputs for name in found.stuck):
@@ -118,22 +118,22 @@ def understood(
     return found, ""
 
 
-def right_meaning(settings: Sequence[Setting], cases: Sequence[KnownCase]) -> Meaning | None:
+def right_meaning(runners: Sequence[GraphRunner], cases: Sequence[KnownCase]) -> Meaning | None:
     """Return the first right graph of a bundle, if there is one.
 
     The bundle's own order has the standard dialect first, in which attention is one node.
     """
-    for setting in settings:
-        found = None if setting.form.layouts else if_right(setting, cases)
+    for runner in runners:
+        found = None if runner.form.layouts else if_right(runner, cases)
         if found is not None:
             return found
     return None
 
 
-def if_right(setting: Setting, cases: Sequence[KnownCase]) -> Meaning | None:
+def if_right(runner: GraphRunner, cases: Sequence[KnownCase]) -> Meaning | None:
     """Return the meaning of a graph, if it gives the truth in every case."""
     try:
-        found = meaning(setting, cases)
+        found = meaning(runner, cases)
     except GraphError:
         return None
     return found if found.right and not found.stuck else None
@@ -149,17 +149,17 @@ def loses_precision(own: Meaning | None, right: Meaning | None, cases: Sequence[
         right: One of the bundle that gives the truth.
         cases: The failing cases.
     """
-    if own is None or right is None or not own.right or own.setting.path == right.setting.path:
+    if own is None or right is None or not own.right or own.runner.path == right.runner.path:
         return False
     return any(right_rounded(right, case) and not right_rounded(own, case) for case in cases)
 
 
 def right_rounded(of: Meaning, case: KnownCase) -> bool:
     """Return whether a graph gives the truth with each node rounded to the module's own type."""
-    if not of.setting.form.takes(case.sizes):
+    if not of.runner.form.takes(case.sizes):
         return True
     try:
-        values = of.evaluation.noisy_values(of.setting.fed(case.inputs), dtype_of(case))
+        values = of.evaluation.noisy_values(of.runner.fed(case.inputs), dtype_of(case))
     except NotComputedError:
         return False
     return is_right(case.golden, of.as_stated(values))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from attn_export.explain.graph_run import KnownCase, Trial
+from attn_export.explain.graph_run import GraphRun, KnownCase
 from attn_export.parity.judge import judge
 from attn_export.tensorfile import Array
 
@@ -51,7 +51,7 @@ class Pattern:
     lines: tuple[str, ...]
 
 
-def pattern_of(trial: Trial, axes: Mapping[str, Sequence[object]]) -> Pattern:
+def pattern_of(trial: GraphRun, axes: Mapping[str, Sequence[object]]) -> Pattern:
     """Return the common properties of the failing cases.
 
     Args:
@@ -106,15 +106,15 @@ def separating(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str
     """
     if not failed or not passed:
         return
-    told = False
+    depends = False
     for axis in sorted(failed[0], key=TOTAL.__eq__):
         if all(axis in sizes for sizes in (*failed, *passed)):
-            if axis == TOTAL and told:
+            if axis == TOTAL and depends:
                 continue  # the sum of two axes: that is said by now
             says = _of_axis(axis, {s[axis] for s in failed}, {s[axis] for s in passed})
-            told |= bool(says)
+            depends |= bool(says)
             yield from says
-    if not told:
+    if not depends:
         for condition, holds in TELLING:
             if all(map(holds, failed)) and not any(map(holds, passed)):
                 yield condition
@@ -142,7 +142,7 @@ def _of_axis(axis: str, failed: set[int], passed: set[int]) -> list[str]:
 
 
 def _places_in_all(
-    trial: Trial, axes: Mapping[str, Sequence[object]], wrong: Mapping[str, Collection[str]]
+    trial: GraphRun, axes: Mapping[str, Sequence[object]], wrong: Mapping[str, Collection[str]]
 ) -> Iterator[str]:
     """Yield sentences on outputs that are wrong at one end of an axis alone, in every case."""
     for name, named in axes.items():

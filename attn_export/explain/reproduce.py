@@ -15,7 +15,7 @@ from attn_export.atomic_replace import take_place
 from attn_export.code_templates import render
 from attn_export.errors import OutputError
 from attn_export.explain.explanation import Explanation
-from attn_export.explain.graph_run import Setting
+from attn_export.explain.graph_run import GraphRunner
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
 from attn_export.output_folder import replaceable, write_list
@@ -58,42 +58,44 @@ def check_folder(folder: Path) -> None:
     Raises:
         OutputError: If so.
     """
-    with _told(folder):
+    with _write_errors(folder):
         target = replaceable(folder, "explanation")
         if target.parent.exists():
             with folder_beside(target):
                 pass
 
 
-def write_folder(folder: Path, explanation: Explanation, setting: Setting, case: Smallest) -> None:
+def write_folder(
+    folder: Path, explanation: Explanation, runner: GraphRunner, case: Smallest
+) -> None:
     """Write the graph, the case, the script and the findings; replace an older one.
 
     Args:
         folder: The folder to write.
         explanation: The findings.
-        setting: The graph in its runtime.
+        runner: The graph in its runtime.
         case: The smallest failing case.
 
     Raises:
         OutputError: If it cannot be written.
     """
-    with _told(folder):
+    with _write_errors(folder):
         target = replaceable(folder, "explanation")
         target.parent.mkdir(parents=True, exist_ok=True)
         with folder_beside(target) as staged:
-            replace_graph(load_graph(setting.path), staged / setting.path.name, beside=False)
-            fed = setting.fed(case.inputs)
+            replace_graph(load_graph(runner.path), staged / runner.path.name, beside=False)
+            fed = runner.fed(case.inputs)
             right = {name: array.astype(np.float64) for name, array in case.right.items()}
             np.savez(staged / "inputs.npz", **fed)  # type: ignore[arg-type]
-            np.savez(staged / "expected.npz", **setting.fed(right))  # type: ignore[arg-type]
-            (staged / SCRIPT).write_text(_script(explanation, setting, case), encoding="utf-8")
+            np.savez(staged / "expected.npz", **runner.fed(right))  # type: ignore[arg-type]
+            (staged / SCRIPT).write_text(_script(explanation, runner, case), encoding="utf-8")
             (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
             write_list(staged, "explanation")
             take_place(staged, replaceable(target, "explanation"))
 
 
 @contextlib.contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _write_errors(folder: Path) -> Iterator[None]:
     """Raise OutputError where the system refuses the folder."""
     try:
         yield
@@ -111,18 +113,18 @@ def to_json(explanation: Explanation) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def _options(setting: Setting, engine: str) -> dict[str, Any]:
+def _options(runner: GraphRunner, engine: str) -> dict[str, Any]:
     """Return the options of the engine; OpenVINO would compute in bfloat16 by default."""
     if engine != "openvino":
-        return dict(setting.options)
+        return dict(runner.options)
     from attn_export.runtimes.openvino import default_options
 
-    return {**default_options(setting.limits.threads), **setting.options}
+    return {**default_options(runner.limits.threads), **runner.options}
 
 
-def _script(explanation: Explanation, setting: Setting, case: Smallest) -> str:
-    engine = ENGINES.get(setting.runtime.name, setting.runtime.name)
-    cuda = setting.runtime.name == "ort-cuda"
+def _script(explanation: Explanation, runner: GraphRunner, case: Smallest) -> str:
+    engine = ENGINES.get(runner.runtime.name, runner.runtime.name)
+    cuda = runner.runtime.name == "ort-cuda"
     context = {
         "sentence": explanation.sentence,
         "engine": engine,
@@ -130,10 +132,10 @@ def _script(explanation: Explanation, setting: Setting, case: Smallest) -> str:
             name: (float(f"{limits.whole:.3g}"), float(f"{limits.row:.3g}"))
             for name, limits in case.allowed.items()
         },
-        "threads": setting.limits.threads,
-        "options": _options(setting, engine),
+        "threads": runner.limits.threads,
+        "options": _options(runner, engine),
         "providers": ["CUDAExecutionProvider"] if cuda else ["CPUExecutionProvider"],
-        "graph": setting.path.name,
+        "graph": runner.path.name,
         "outputs": dict(case.outputs),
     }
     return render(TEMPLATE, context)

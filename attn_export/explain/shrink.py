@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_export.explain.evaluate import NotComputedError
 from attn_export.explain.explanation import Late
-from attn_export.explain.graph_run import KnownCase, Setting
+from attn_export.explain.graph_run import GraphRunner, KnownCase
 from attn_export.explain.meaning import Meaning
 from attn_export.explain.reproduce import Smallest
 from attn_export.parity.measures import eps, measure
@@ -91,7 +91,7 @@ def _cut(array: Array, axes: Sequence[object], keep: Mapping[str, Array]) -> Arr
 
 
 def shrunk(
-    setting: Setting,
+    runner: GraphRunner,
     case: KnownCase,
     right: Meaning | None,
     axes: Axes,
@@ -100,7 +100,7 @@ def shrunk(
     """Return the smallest part of a case that the runtime still fails.
 
     Args:
-        setting: The graph in its runtime.
+        runner: The graph in its runtime.
         case: One that fails.
         right: A graph that gives the truth of parts; None where there is none, and the case
             stays as it is.
@@ -112,16 +112,16 @@ def shrunk(
         return whole
     parts = {}
     for number, (sizes, inputs) in enumerate(parts_of(case.inputs, axes, case.sizes)):
-        if setting.form.takes(sizes):
+        if runner.form.takes(sizes):
             parts[f"part_{number}"] = (sizes, inputs)
-    ran = setting.run({name: inputs for name, (_, inputs) in parts.items()})
+    ran = runner.run({name: inputs for name, (_, inputs) in parts.items()})
     for name, (sizes, inputs) in parts.items():
         if name in ran.outputs:
             try:
                 golden = golden_of(right, case, inputs)
             except NotComputedError:  # too small for the graph
                 continue
-            if not setting.passes(golden, ran, name):
+            if not runner.passes(golden, ran, name):
                 allowed = {n: a for n, a in golden.allowed.items() if a is not None}
                 return Smallest(sizes, inputs, golden.expected, allowed, _types(case))
     return whole
@@ -149,7 +149,7 @@ def golden_of(right: Meaning, case: KnownCase, inputs: Mapping[str, Array]) -> G
         NotComputedError: If a node cannot be computed from them.
     """
     expected = case.golden.expected
-    fed = right.setting.fed(inputs)
+    fed = right.runner.fed(inputs)
     dtypes = {name: array.dtype for name, array in expected.items() if is_floating(array.dtype)}
     narrow = next(iter(dtypes.values()), np.dtype(np.float32))
     truth = right.evaluation.outputs_of(right.evaluation.values(fed))

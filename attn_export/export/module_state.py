@@ -78,7 +78,7 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
     for name, wanted in module.state_dict().items():
         value = initializers.get(name)
         if value is None or value.const_value is None:
-            raise BundleError(f"{path} has no weight {name}, which its spec asks for")
+            raise BundleError(f"{path} has no weight {name}, which its spec requires")
         array = _array(path, name, value.const_value)
         (tensor,) = to_torch({name: array.T if name in linear else array}).values()
         if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):

@@ -12,11 +12,18 @@ from attn_export.fingerprint.dispatch import (
     Answer,
     Question,
     SdpaServer,
-    ask,
     no_pytorch,
+    run_questions,
     serving_graph,
 )
-from attn_export.fingerprint.findings import NO_OPERATOR, RAN, SOMETHING_ELSE, Finding, Probe, Row
+from attn_export.fingerprint.findings import (
+    NO_OPERATOR,
+    RAN,
+    SOMETHING_ELSE,
+    Probe,
+    ProbeFinding,
+    Row,
+)
 from attn_export.fingerprint.probe_graphs import ORT, PORTABLE, STANDARD, write_graph
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.process import CaseFiles
@@ -35,7 +42,7 @@ class Side:
     form: str = ""
 
 
-class Told(Protocol):
+class ProgressReceiver(Protocol):
     """Receiver of progress."""
 
     def expect(self, steps: int) -> None:
@@ -47,7 +54,7 @@ class Told(Protocol):
         ...
 
 
-class Study:
+class Comparison:
     """One run of probes.
 
     Args:
@@ -55,7 +62,7 @@ class Study:
         probes: The probes to run.
         folder: An empty one for graphs, inputs and outputs.
         limits: For every process.
-        told: The receiver of progress.
+        progress: The receiver of progress.
     """
 
     def __init__(
@@ -64,10 +71,10 @@ class Study:
         probes: Sequence[Probe],
         folder: Path,
         limits: Limits,
-        told: Told,
+        progress: ProgressReceiver,
     ) -> None:
         self._kind, self._probes = kind, {probe.name: probe for probe in probes}
-        self._folder, self._limits, self._told = folder, limits, told
+        self._folder, self._limits, self._progress = folder, limits, progress
         self._numbers = {name: str(number) for number, name in enumerate(self._probes)}
         self._answers: dict[Path, Answer] = {}
         for probe in probes:
@@ -86,15 +93,15 @@ class Study:
 
     def _ask(self, questions: Iterable[Question]) -> None:
         listed = list(questions)
-        self._told.expect(sum(len(question.cases) for question in listed))
-        self._answers |= ask(listed, self._told.advance)
+        self._progress.expect(sum(len(question.cases) for question in listed))
+        self._answers |= run_questions(listed, self._progress.advance)
 
     def _first_round(self) -> Iterator[Question]:
         everything = list(self._probes.values())
         if not no_pytorch():
-            asked = [probe for probe in everything if not probe.not_in_pytorch]
+            supported = [probe for probe in everything if not probe.not_in_pytorch]
             start = functools.partial(SdpaServer, self._limits, self._probes)
-            yield Question(start, self._cases(Side(PYTORCH), asked))
+            yield Question(start, self._cases(Side(PYTORCH), supported))
         for dialect in (STANDARD, ORT):
             if dialect in self._kind.dialects:
                 yield from self._of_runtime(self._kind, dialect, everything)
@@ -109,11 +116,11 @@ class Study:
             if dialect not in (graph.dialect, PORTABLE):
                 continue
             path = write_graph(graph, dialect, self._folder)
-            asked = [probe for probe in probes if probe.graph.name == graph.name]
+            supported = [probe for probe in probes if probe.graph.name == graph.name]
             if path is not None:
-                names = list(asked[0].inputs)
+                names = list(supported[0].inputs)
                 start = functools.partial(serving_graph, kind, self._limits, path, names)
-                yield Question(start, self._cases(Side(kind.name, dialect), asked))
+                yield Question(start, self._cases(Side(kind.name, dialect), supported))
 
     def _cases(self, side: Side, probes: Sequence[Probe]) -> list[CaseFiles]:
         return [(p.name, self._inputs_of(p), self._outputs_of(side, p)) for p in probes]
@@ -133,29 +140,29 @@ class Study:
             each.outcome != RAN or (probe.says and each.reading != probe.says) for each in found
         )
 
-    def _here(self, probe: Probe) -> tuple[Finding, ...]:
+    def _here(self, probe: Probe) -> tuple[ProbeFinding, ...]:
         forms = (probe.graph.dialect, PORTABLE)
         found = (self._finding(Side(self._kind.name, form), probe) for form in forms)
         given = tuple(each for each in found if each is not None)
-        return given or (Finding(NO_OPERATOR, outcome="not run"),)
+        return given or (ProbeFinding(NO_OPERATOR, outcome="not run"),)
 
-    def _finding(self, side: Side, probe: Probe) -> Finding | None:
+    def _finding(self, side: Side, probe: Probe) -> ProbeFinding | None:
         answer = self._answers.get(self._outputs_of(side, probe))
         if answer is None:
             return None
         if answer.outcome != RAN:
             reason = answer.reason.replace(f"{self._folder}/", "")
-            return Finding(answer.outcome, reason, side.form, answer.outcome)
+            return ProbeFinding(answer.outcome, reason, side.form, answer.outcome)
         if "output" not in answer.outputs:
             names = ", ".join(answer.outputs)
-            return Finding(SOMETHING_ELSE, f"its outputs are {names}", side.form)
+            return ProbeFinding(SOMETHING_ELSE, f"its outputs are {names}", side.form)
         return dataclasses.replace(probe.read(answer.outputs["output"]), form=side.form)
 
     def _row(self, probe: Probe) -> Row:
         reason = probe.not_in_pytorch or no_pytorch()
-        asked = self._finding(Side(PYTORCH), probe)
+        supported = self._finding(Side(PYTORCH), probe)
         return Row(
             probe.name, probe.about, self._here(probe), probe.says,
             self._finding(Side(REFERENCE, STANDARD), probe),
-            asked or Finding(reason, outcome="not run"),
+            supported or ProbeFinding(reason, outcome="not run"),
         )  # fmt: skip

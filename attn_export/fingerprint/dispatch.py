@@ -98,7 +98,7 @@ def serving_graph(
     return worker
 
 
-def ask(
+def run_questions(
     questions: Iterable[Question], advance: Callable[[str], None] = lambda _: None
 ) -> dict[Path, Answer]:
     """Return the answers, keyed by the output folders of the cases.

@@ -11,7 +11,7 @@ from attn_export.results import Outcome
 if TYPE_CHECKING:
     import numpy as np
 
-    from attn_export.fingerprint.probe_graphs import Graph
+    from attn_export.fingerprint.probe_graphs import ProbeGraph
     from attn_export.tensorfile import ArrayDict
 
 # -- probe of a runtime -------------------------------------------------------------------------
@@ -33,9 +33,9 @@ class Probe:
 
     name: str
     about: str
-    graph: Graph
+    graph: ProbeGraph
     inputs: ArrayDict
-    read: Callable[[np.ndarray], Finding]
+    read: Callable[[np.ndarray], ProbeFinding]
     says: str = ""
     not_in_pytorch: str = ""
 
@@ -44,7 +44,7 @@ class Probe:
 
 
 NO_OPERATOR = "no such operator"
-"""Of a runtime whose dialects cannot say what a probe asks."""
+"""Of a runtime whose dialects cannot express a probe."""
 
 SOMETHING_ELSE = "something else"
 """Of an output that matches no reading of its probe."""
@@ -53,7 +53,7 @@ RAN: Outcome = "ran"
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class ProbeFinding:
     """Result of one probe on one side.
 
     Attributes:
@@ -86,13 +86,13 @@ class Row:
 
     probe: str
     about: str
-    here: tuple[Finding, ...]
+    here: tuple[ProbeFinding, ...]
     says: str
-    evaluator: Finding | None
-    pytorch: Finding
+    evaluator: ProbeFinding | None
+    pytorch: ProbeFinding
 
     @property
-    def effective(self) -> Finding:
+    def effective(self) -> ProbeFinding:
         """The first form that ran, or else the result of the first that was tried."""
         return next((each for each in self.here if each.outcome == RAN), self.here[0])
 
@@ -109,8 +109,8 @@ class Row:
         """The sides from which the runtime differs: ``"onnx"``, ``"pytorch"``, if they ran."""
         if self.effective.outcome != RAN:
             return ()
-        asked = self.pytorch.reading if self.pytorch.outcome == RAN else ""
-        others, here = {"onnx": self.onnx, "pytorch": asked}, self.effective.reading
+        pytorch = self.pytorch.reading if self.pytorch.outcome == RAN else ""
+        others, here = {"onnx": self.onnx, "pytorch": pytorch}, self.effective.reading
         return tuple(name for name, reading in others.items() if reading not in ("", here))
 
 

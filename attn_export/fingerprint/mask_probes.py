@@ -8,15 +8,15 @@ import numpy as np
 
 from attn_export.fingerprint.attention_choices import attend, scores, shared, weigh
 from attn_export.fingerprint.findings import Probe
-from attn_export.fingerprint.probe_graphs import HKV, D, Graph, H
+from attn_export.fingerprint.probe_graphs import HKV, D, H, ProbeGraph
 from attn_export.fingerprint.probe_inputs import B, L, case_of_a_build, drawn
 from attn_export.fingerprint.readings import Readings
 from attn_export.fingerprint.seen_keys import PAST, PLAIN
 from attn_export.tensorfile import ArrayDict, lowest_number
 
-BOOL_MASK, FLOAT_MASK = Graph("bool mask", mask="bool"), Graph("float mask", mask="float")
+BOOL_MASK, FLOAT_MASK = ProbeGraph("bool mask", mask="bool"), ProbeGraph("float mask", mask="float")
 CAP = 1.5
-SOFTCAP = Graph("softcap", mask="float", attributes={"softcap": CAP})
+SOFTCAP = ProbeGraph("softcap", mask="float", attributes={"softcap": CAP})
 
 ZERO, MEAN, NAN, FIRST = "0", "mean of values", "NaN", "first value"
 IGNORED = "mask ignored"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from attn_export.fingerprint.attention_choices import attend
-from attn_export.fingerprint.findings import SOMETHING_ELSE, Finding, Probe
-from attn_export.fingerprint.probe_graphs import HKV, D, Graph, H
+from attn_export.fingerprint.findings import SOMETHING_ELSE, Probe, ProbeFinding
+from attn_export.fingerprint.probe_graphs import HKV, D, H, ProbeGraph
 from attn_export.fingerprint.readings import Readings
 from attn_export.fingerprint.seen_keys import PLAIN
 from attn_export.tensorfile import ArrayDict
@@ -36,7 +36,7 @@ LOST: dict[str, np.ndarray | float] = {"value": 2.0**-BITS, "weights": 0.5}
 SLACK = {24: 3, 11: 1, 8: 1}
 """How many bits a softmax may lose to its exponentials and its division."""
 
-HALF = Graph("float16", dtype="float16")
+HALF = ProbeGraph("float16", dtype="float16")
 
 
 def precision() -> Iterator[Probe]:
@@ -86,11 +86,11 @@ def _row(step: int, index: int) -> int:
     return step * len(BITS) + index
 
 
-def read_bits(output: np.ndarray) -> Finding:
+def read_bits(output: np.ndarray) -> ProbeFinding:
     """Return the format that the bits match, and their number at each step."""
     inputs = bit_inputs()
     if output.shape != inputs["query"].shape:
-        return Finding(SOMETHING_ELSE, f"its shape is {list(output.shape)}")
+        return ProbeFinding(SOMETHING_ELSE, f"its shape is {list(output.shape)}")
     truth = attend(inputs["query"], inputs["key"], inputs["value"])
     error = np.abs(output.astype(np.float64) - truth).max(axis=(1, 2, 3))
     found = {}
@@ -99,7 +99,7 @@ def read_bits(output: np.ndarray) -> Finding:
         kept = error[rows] < LOST.get(name, LEAST) / 2  # False for NaN
         found[name] = 1 + (len(kept) if kept.all() else int(np.argmin(kept)))
     detail = ", ".join(f"{name} {bits}" for name, bits in found.items())
-    return Finding(_format(found, in_range=bool(error[-1] < WIDE / 2)), f"bits: {detail}")
+    return ProbeFinding(_format(found, in_range=bool(error[-1] < WIDE / 2)), f"bits: {detail}")
 
 
 def _format(bits: dict[str, int], *, in_range: bool) -> str:

@@ -24,7 +24,7 @@ IR_VERSION = 10
 
 
 @dataclasses.dataclass(frozen=True)
-class Graph:
+class ProbeGraph:
     """A node of attention between inputs and outputs.
 
     Attributes:
@@ -58,7 +58,7 @@ class Graph:
         return bool(self.attributes.get("is_causal"))
 
 
-def write_graph(graph: Graph, dialect: str, folder: Path) -> Path | None:
+def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
     """Write a graph in a dialect; the file, or None if the dialect cannot express it.
 
     Args:
@@ -87,7 +87,7 @@ def write_graph(graph: Graph, dialect: str, folder: Path) -> Path | None:
     return path
 
 
-def _model(graph: Graph) -> onnx.ModelProto:
+def _model(graph: ProbeGraph) -> onnx.ModelProto:
     from onnx import helper
 
     inputs = _grouped_query_inputs() if graph.grouped_query else _inputs(graph)
@@ -115,17 +115,17 @@ Typed = tuple[str, list[str | int]]
 """A dtype and the axes."""
 
 
-def _slots(graph: Graph) -> tuple[str, ...]:
+def _slots(graph: ProbeGraph) -> tuple[str, ...]:
     if graph.grouped_query:
         return ("query", "key", "value", "past_key", "past_value", "seqlens_k", "total")
     return ("query", "key", "value", "attn_mask", "past_key", "past_value", "lengths")
 
 
-def _heads(length: str, graph: Graph) -> Typed:
+def _heads(length: str, graph: ProbeGraph) -> Typed:
     return graph.dtype, ["batch", HKV, length, D]
 
 
-def _inputs(graph: Graph) -> dict[str, Typed]:
+def _inputs(graph: ProbeGraph) -> dict[str, Typed]:
     new = _heads("key_len", graph)
     found: dict[str, Typed] = {
         "query": (graph.dtype, ["batch", H, "query_len", D]), "key": new, "value": new,

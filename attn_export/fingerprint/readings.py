@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from attn_export.fingerprint.findings import SOMETHING_ELSE, Finding
+from attn_export.fingerprint.findings import SOMETHING_ELSE, ProbeFinding
 
 CLOSE = 0.1
 """The largest relative error of a row that is still the same reading: 8 bits pass, a key more or
@@ -27,13 +27,13 @@ class Readings:
 
     outputs: Mapping[str, np.ndarray]
 
-    def __call__(self, output: np.ndarray) -> Finding:
+    def __call__(self, output: np.ndarray) -> ProbeFinding:
         """Return the nearest reading, if it is close."""
         found = {name: distance(output, wanted) for name, wanted in self.outputs.items()}
         nearest = min(found, key=lambda name: found[name])
         if found[nearest] <= CLOSE:
-            return Finding(nearest)
-        return Finding(SOMETHING_ELSE, _difference(output, nearest, self.outputs[nearest]))
+            return ProbeFinding(nearest)
+        return ProbeFinding(SOMETHING_ELSE, _difference(output, nearest, self.outputs[nearest]))
 
 
 def distance(output: np.ndarray, wanted: np.ndarray) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attn_export.errors import one_line
-from attn_export.runtimes.ipc import Voice, jobs_from_stdin, outcome_of, private_stdout
+from attn_export.runtimes.ipc import EventWriter, jobs_from_stdin, outcome_of, private_stdout
 from attn_export.tensorfile import read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Serve the cases of one job, then end."""
-    say = Voice(private_stdout())
+    send = EventWriter(private_stdout())
     jobs = jobs_from_stdin()
     threads = int(sys.argv[1])
     try:
         import torch
 
         torch.set_num_threads(threads)
-        say("ready")
+        send("ready")
         job = jobs.get()
         if job is None:
             return
-        say("loaded", facts={"version": torch.__version__})
+        send("loaded", facts={"version": torch.__version__})
         for case in job["cases"]:
-            _serve(case, say)
-        say("done", objection="")
+            _serve(case, send)
+        send("done", objection="")
     except Exception as error:
-        say("failed", outcome=outcome_of(error), reason=one_line(error))
+        send("failed", outcome=outcome_of(error), reason=one_line(error))
 
 
-def _serve(case: dict[str, Any], say: Voice) -> None:
+def _serve(case: dict[str, Any], send: EventWriter) -> None:
     started = time.perf_counter()
     try:
         arrays = read_tensors(Path(case["inputs"]), "input", case["names"])
         output = _attention(arrays, causal=case["causal"])
     except Exception as error:
-        say("case", name=case["name"], error=one_line(error))
+        send("case", name=case["name"], error=one_line(error))
         return
     folder = Path(case["outputs"])
     folder.mkdir(parents=True)
     write_tensors(folder, "output", {"output": output})
-    say("case", name=case["name"], outputs=1, seconds=time.perf_counter() - started)
+    send("case", name=case["name"], outputs=1, seconds=time.perf_counter() - started)
 
 
 def _attention(arrays: dict[str, np.ndarray], *, causal: bool) -> np.ndarray:

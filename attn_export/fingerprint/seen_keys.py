@@ -8,22 +8,22 @@ import numpy as np
 
 from attn_export.fingerprint.attention_choices import attend, scores, up_to, weigh
 from attn_export.fingerprint.findings import Probe
-from attn_export.fingerprint.probe_graphs import HKV, Graph, H
+from attn_export.fingerprint.probe_graphs import HKV, H, ProbeGraph
 from attn_export.fingerprint.probe_inputs import case_of_a_build, drawn, with_past
 from attn_export.fingerprint.readings import Readings
 from attn_export.tensorfile import ArrayDict
 
-PLAIN = Graph("plain")
-CAUSAL = Graph("causal", attributes={"is_causal": 1})
-PAST = Graph("past", attributes={"is_causal": 1}, past=True)
-LENGTHS = Graph("lengths", attributes={"is_causal": 1}, lengths=True, opset=24)
+PLAIN = ProbeGraph("plain")
+CAUSAL = ProbeGraph("causal", attributes={"is_causal": 1})
+PAST = ProbeGraph("past", attributes={"is_causal": 1}, past=True)
+LENGTHS = ProbeGraph("lengths", attributes={"is_causal": 1}, lengths=True, opset=24)
 
 LEFT, RIGHT = 2, 1
-WINDOW = Graph(
+WINDOW = ProbeGraph(
     "window", attributes={"left_window_size": LEFT, "right_window_size": RIGHT}, opset=25
 )
 LOCAL = 3
-GROUPED = Graph(
+GROUPED = ProbeGraph(
     "window of GroupQueryAttention", past=True, grouped_query=True,
     attributes={"num_heads": H, "kv_num_heads": HKV, "local_window_size": LOCAL},
 )  # fmt: skip

@@ -74,7 +74,7 @@ class Checked:
 
 
 @dataclasses.dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """Something wrong with a graph: its check, its description, and the remedy."""
 
     check: str

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attn_export.errors import one_line
 from attn_export.graph import check_hygiene, check_structure
-from attn_export.graph.check_model import Check, Checked, Expected, Finding
+from attn_export.graph.check_model import Check, Checked, CheckFinding, Expected
 from attn_export.graph.load import load_proto
 
 CHECKS: tuple[Check, ...] = (
@@ -27,7 +27,7 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def check_graph(path: Path, expected: Expected | None = None) -> list[Finding]:
+def check_graph(path: Path, expected: Expected | None = None) -> list[CheckFinding]:
     """Run every check on an ONNX file.
 
     Args:
@@ -41,9 +41,9 @@ def check_graph(path: Path, expected: Expected | None = None) -> list[Finding]:
     return [finding for check in CHECKS for finding in _findings(check, graph)]
 
 
-def _findings(check: Check, graph: Checked) -> list[Finding]:
+def _findings(check: Check, graph: Checked) -> list[CheckFinding]:
     try:
-        return [Finding(check.__name__, message) for message in check(graph)]
+        return [CheckFinding(check.__name__, message) for message in check(graph)]
     except Exception as error:  # whatever a damaged file makes of it: names that are no text, say
-        told = f"could not look at the graph ({one_line(error)}); it is damaged, export it again"
-        return [Finding(check.__name__, told)]
+        message = f"could not look at the graph ({one_line(error)}); it is damaged, export it again"
+        return [CheckFinding(check.__name__, message)]

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from attn_export.graph.axis_names import SYMBOL
 from attn_export.graph.ir_helpers import dims
-from attn_export.graph.requirements import is_given
+from attn_export.graph.requirements import depends_on_contents
 
 MOVES = (
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten",
@@ -70,7 +70,7 @@ def main_input(node: ir.Node) -> ir.Value | None:
     values = [value for value in node.inputs if value is not None and not _is_constant(value)]
     return max(
         values,
-        key=lambda value: (is_given(value), _rank(value), value.producer() is not None),
+        key=lambda value: (depends_on_contents(value), _rank(value), value.producer() is not None),
         default=None,
     )
 

@@ -26,7 +26,7 @@ PASSED_ON = frozenset(
 """Operators through which a huge constant gets into a mask."""
 
 
-class Size(NamedTuple):
+class AxisSize(NamedTuple):
     """Size of an axis: its known part, and a value that holds it as int64 `[1]`."""
 
     dim: int | ir.SymbolicDim
@@ -70,7 +70,7 @@ def spread_masks(model: ir.Model) -> None:
         rank = len(dims(mask))
         if rank not in (2, 3, 4):
             continue
-        grown: dict[int, Size] = {}
+        grown: dict[int, AxisSize] = {}
         full = 2 if rank == 2 else 4
         for axis, size in ((-2, _query_length), (-1, _key_length)):
             if dims(mask)[axis] == 1:
@@ -171,13 +171,13 @@ def _masks(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
             yield node, mask
 
 
-def _query_length(model: ir.Model, node: ir.Node) -> Size:
+def _query_length(model: ir.Model, node: ir.Node) -> AxisSize:
     query = node.inputs[0]
     assert query is not None  # required by the operator
     return _size(model, node, query, -2)
 
 
-def _key_length(model: ir.Model, node: ir.Node) -> Size:
+def _key_length(model: ir.Model, node: ir.Node) -> AxisSize:
     key, past = node.inputs[1], optional_input(node, 4)
     assert key is not None  # required by the operator
     new = _size(model, node, key, -2)
@@ -186,23 +186,23 @@ def _key_length(model: ir.Model, node: ir.Node) -> Size:
     terms = [_size(model, node, past, -2).value, new.value]
     present = dims(node.outputs[1]) if len(node.outputs) > 1 else ()
     total = present[-2] if present else ir.SymbolicDim(None)
-    return Size(total, insert(node, ir.node("Add", terms), terms[0]))
+    return AxisSize(total, insert(node, ir.node("Add", terms), terms[0]))
 
 
-def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> Size:
+def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> AxisSize:
     """Return the size of an axis; taken from an input if possible, so that layers share it."""
     dim = dims(value)[axis] if dims(value) else ir.SymbolicDim(None)
     if isinstance(dim, int):
-        return Size(dim, ints(model, dim))
+        return AxisSize(dim, ints(model, dim))
     # Of rank 3 where it has three axes, and of rank 4 where nothing is known.
     axis %= len(dims(value)) or 4
     value, axis = axis_of_an_input(model, dim) or (value, axis)
     shape = ir.node("Shape", [value], {"start": axis, "end": axis + 1})
-    return Size(dim, insert(node, shape, None, ir.DataType.INT64, ir.Shape([1])))
+    return AxisSize(dim, insert(node, shape, None, ir.DataType.INT64, ir.Shape([1])))
 
 
 def _expanded(
-    model: ir.Model, node: ir.Node, value: ir.Value, grown: Mapping[int, Size], rank: int
+    model: ir.Model, node: ir.Node, value: ir.Value, grown: Mapping[int, AxisSize], rank: int
 ) -> ir.Value:
     """Return `value` with some axes of size 1 grown, by an Expand in front of `node`."""
     sizes = {axis: size.dim for axis, size in grown.items()}

@@ -42,7 +42,7 @@ def _of_attention(node: ir.Node) -> set[str]:
             continue
         dtype = f": {value.dtype.name}" if index == MASK and value.dtype else ""
         uses.add(name + dtype)
-        if index == MASK and is_given(value):
+        if index == MASK and depends_on_contents(value):
             uses.add(f"given {name}{dtype}")
     for name in ("is_causal", "softcap"):
         attribute = node.attributes.get(name)
@@ -81,7 +81,7 @@ def _before_unsqueeze(value: ir.Value) -> ir.Value:
     return value
 
 
-def is_given(value: ir.Value) -> bool:
+def depends_on_contents(value: ir.Value) -> bool:
     """Return whether a value depends on the contents of an input, not on sizes alone."""
     values, seen = [value], {value}
     while values:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bundle import MANIFEST, graph_files, read_manifest
-from attn_export.graph.check_model import Expected, Finding, expected_of
+from attn_export.graph.check_model import CheckFinding, Expected, expected_of
 from attn_export.graph.checks import check_graph
 from attn_export.runtimes.limited import limited
 from attn_export.runtimes.protocol import Limits
 
 
-def check(path: Path | str, limits: Limits | None = None) -> list[Finding]:
+def check(path: Path | str, limits: Limits | None = None) -> list[CheckFinding]:
     """Check an ONNX file. A `manifest.json` beside it that names it is compared too.
 
     Args:
@@ -27,7 +27,7 @@ def check(path: Path | str, limits: Limits | None = None) -> list[Finding]:
         BundleError: If there is a manifest and it was changed.
     """
     found = limited(f"{__name__}:checked", str(path), limits, path=str(path))
-    return [Finding(*finding) for finding in found]
+    return [CheckFinding(*finding) for finding in found]
 
 
 def checked(path: str) -> list[tuple[str, str]]:
@@ -35,7 +35,7 @@ def checked(path: str) -> list[tuple[str, str]]:
     return [(finding.check, finding.message) for finding in _findings(Path(path))]
 
 
-def _findings(path: Path) -> list[Finding]:
+def _findings(path: Path) -> list[CheckFinding]:
     expected = None
     if (path.parent / MANIFEST).is_file():
         manifest = read_manifest(path.parent)

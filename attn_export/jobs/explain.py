@@ -17,12 +17,12 @@ from attn_export.report.progress import Progress
 from attn_export.results import DECODE
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.pool import ALL
-from attn_export.runtimes.preflight import why_not
+from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable
 
 if TYPE_CHECKING:
-    from attn_export.explain.experiments import Done
-    from attn_export.explain.graph_run import KnownCase, Setting, Trial
+    from attn_export.explain.experiments import ExperimentResult
+    from attn_export.explain.graph_run import GraphRun, GraphRunner, KnownCase
     from attn_export.explain.meaning import Meaning
     from attn_export.explain.pattern import Pattern
 
@@ -84,11 +84,11 @@ def explain(
     manifest = read_bundle(folder).manifest
     cases = known_cases(folder, case)
     progress.phase(f"running {len(cases)} cases in {runtime_name}")
-    settings = list(_settings(folder, manifest, other, kind, options or {}, limits))
+    runners = list(_settings(folder, manifest, other, kind, options or {}, limits))
     own = _settings(folder, manifest, None, kind, options or {}, limits)
     kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}
-    job = _Inquiry(manifest, cases, list(own), kinds, seconds, progress)
-    found = job.explanation(settings, Path(output) if output else None)
+    job = _ExplainJob(manifest, cases, list(own), kinds, seconds, progress)
+    found = job.explanation(runners, Path(output) if output else None)
     return dataclasses.replace(found, seconds=job.elapsed())
 
 
@@ -111,19 +111,19 @@ def _settings(
     kind: Runtime,
     options: Options,
     limits: Limits | None,
-) -> Iterator[Setting]:
-    from attn_export.explain.graph_run import Setting, forms_of_bundle
+) -> Iterator[GraphRunner]:
+    from attn_export.explain.graph_run import GraphRunner, forms_of_bundle
 
     place = (graph.parent if graph else folder).absolute()
     for form in forms_of_bundle(manifest, graph):
-        yield Setting(place / form.name, form, kind, options, limits or Limits.default())
+        yield GraphRunner(place / form.name, form, kind, options, limits or Limits.default())
 
 
 @dataclasses.dataclass(frozen=True)
-class _Inquiry:
+class _ExplainJob:
     manifest: Mapping[str, Any]
     cases: Sequence[KnownCase]
-    own: Sequence[Setting]
+    own: Sequence[GraphRunner]
     kinds: Collection[str]
     seconds: float
     progress: Progress
@@ -137,30 +137,30 @@ class _Inquiry:
         """Return whether the time for further experiments is over."""
         return self.elapsed() > self.seconds
 
-    def explanation(self, settings: Sequence[Setting], output: Path | None) -> Explanation:
+    def explanation(self, runners: Sequence[GraphRunner], output: Path | None) -> Explanation:
         """Return the explanation of the first graph that fails."""
         reasons, ran = [], 0
-        for setting in settings:
-            reason = why_not(setting.runtime, setting.form, [s.form for s in settings])
+        for runner in runners:
+            reason = known_limit(runner.runtime, runner.form, [s.form for s in runners])
             if reason:
                 reasons.append(reason)
                 continue
-            trial = setting.trial(self.cases)
+            trial = runner.trial(self.cases)
             if not trial.mended:
-                return self._explained(setting, trial, output)
+                return self._explained(runner, trial, output)
             ran += len(trial.passed)
-        kind = settings[0].runtime
+        kind = runners[0].runtime
         if not ran:
             raise RuntimeFailure(f"{kind.name} runs no graph here: {'; '.join(reasons)}")
-        names = ", ".join(setting.form.name for setting in settings)
+        names = ", ".join(runner.form.name for runner in runners)
         notes = (RULE, DECODES) if DECODE in self.kinds else (RULE,)
-        return Explanation(kind.name, names, settings[0].options, "none", cases=ran, notes=notes)
+        return Explanation(kind.name, names, runners[0].options, "none", cases=ran, notes=notes)
 
-    def _explained(self, setting: Setting, trial: Trial, output: Path | None) -> Explanation:
+    def _explained(self, runner: GraphRunner, trial: GraphRun, output: Path | None) -> Explanation:
         from attn_export.explain.causes import wrong_signature
 
         base = Explanation(
-            setting.runtime.name, setting.form.name, setting.options, "did not run",
+            runner.runtime.name, runner.form.name, runner.options, "did not run",
             tuple(case.name for case in trial.failed), len(trial.failed) + len(trial.passed),
         )  # fmt: skip
         if not trial.ran.outputs:
@@ -174,35 +174,35 @@ class _Inquiry:
             base = dataclasses.replace(
                 base, fault="graph", causes=tuple(other_outputs), pattern=pattern
             )
-            return self._reproduced(base, setting, trial, None, output)
-        return self._compared(base, setting, trial, output)
+            return self._reproduced(base, runner, trial, None, output)
+        return self._compared(base, runner, trial, output)
 
     def _compared(
-        self, base: Explanation, setting: Setting, trial: Trial, output: Path | None
+        self, base: Explanation, runner: GraphRunner, trial: GraphRun, output: Path | None
     ) -> Explanation:
         """Determine the fault from the graph's float64 meaning and the runtime's outputs."""
         from attn_export.explain import fault_attribution, meaning
-        from attn_export.explain.causes import Seen, causes
+        from attn_export.explain.causes import Observations, causes
 
         self.progress.phase("evaluating the graphs in float64")
         cases = meaning.looked_at(trial)
-        own, reason = meaning.understood(setting, cases, trial)
+        own, reason = meaning.understood(runner, cases, trial)
         right = meaning.right_meaning(self.own, cases)
         lossy = meaning.loses_precision(own, right, cases)
-        other = self._foreign(setting, trial) if own is None else None
+        other = self._foreign(runner, trial) if own is None else None
         fault = fault_attribution.fault_of(own, other, lossy=lossy)
         self.progress.phase("trying known mistakes")
-        lines = self._lines(setting.form.name)
+        lines = self._lines(runner.form.name)
         found = fault_attribution.known_mistakes(own, right, trial, cases, self.late)
         if own is not None and lossy:
             first = fault_attribution.first_lossy(own, cases, lines)
         else:
             first = fault_attribution.deviation(fault, own, self.own, trial, lines)
         self.progress.phase("running it in other ways")
-        done = list(self._experiments(setting, trial, right, within=fault != "graph"))
+        done = list(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)
         stuck = {} if own is None else own.stuck
-        seen = Seen(fault, setting.runtime.name, found, first, pattern, stuck, lossy=lossy)
+        seen = Observations(fault, runner.runtime.name, found, first, pattern, stuck, lossy=lossy)
         explained = dataclasses.replace(
             base,
             fault=fault,
@@ -212,7 +212,7 @@ class _Inquiry:
             pattern=pattern.lines,
             notes=(reason,) if reason else (),
         )
-        return self._reproduced(explained, setting, trial, right or own, output)
+        return self._reproduced(explained, runner, trial, right or own, output)
 
     def _lines(self, graph: str) -> Mapping[str, str]:
         """Return the origins of nodes in the module, from this graph and from the others."""
@@ -221,26 +221,26 @@ class _Inquiry:
             known = {**known, **entry["nodes"]} if name == graph else {**entry["nodes"], **known}
         return known
 
-    def _foreign(self, setting: Setting, trial: Trial) -> Trial | None:
+    def _foreign(self, runner: GraphRunner, trial: GraphRun) -> GraphRun | None:
         """Return another runtime's result for a graph whose meaning float64 cannot determine."""
         other = runtime(ELSEWHERE[0])
-        if setting.runtime.name == other.name or other.unavailable():
+        if runner.runtime.name == other.name or other.unavailable():
             return None
-        return dataclasses.replace(setting, runtime=other, options={}).trial(trial.failed[:5])
+        return dataclasses.replace(runner, runtime=other, options={}).trial(trial.failed[:5])
 
     def _experiments(
-        self, setting: Setting, trial: Trial, right: Meaning | None, *, within: bool
-    ) -> Iterator[Done]:
+        self, runner: GraphRunner, trial: GraphRun, right: Meaning | None, *, within: bool
+    ) -> Iterator[ExperimentResult]:
         from attn_export.explain.experiments import elsewhere, with_quiet_inputs, within_runtime
 
         if within:
-            yield from within_runtime(setting, trial, self.cases, self.late)
+            yield from within_runtime(runner, trial, self.cases, self.late)
             if right is not None and not self.late():
-                yield with_quiet_inputs(setting, trial, right)
-        others = [other for other in self.own if not why_not(other.runtime, other.form)]
-        yield from elsewhere(setting, trial, others, [runtime(n) for n in ELSEWHERE], self.late)
+                yield with_quiet_inputs(runner, trial, right)
+        others = [other for other in self.own if not known_limit(other.runtime, other.form)]
+        yield from elsewhere(runner, trial, others, [runtime(n) for n in ELSEWHERE], self.late)
 
-    def _pattern(self, trial: Trial) -> Pattern:
+    def _pattern(self, trial: GraphRun) -> Pattern:
         from attn_export.explain.pattern import pattern_of
 
         axes = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
@@ -249,8 +249,8 @@ class _Inquiry:
     def _reproduced(
         self,
         explained: Explanation,
-        setting: Setting,
-        trial: Trial,
+        runner: GraphRunner,
+        trial: GraphRun,
         base: Meaning | None,
         output: Path | None,
     ) -> Explanation:
@@ -261,10 +261,10 @@ class _Inquiry:
         self.progress.phase("looking for the smallest case")
         axes = {name: entry["shape"] for name, entry in self.manifest["inputs"].items()}
         right = base if base is not None and base.right else None
-        smallest = shrunk(setting, trial.failed[0], right, axes, late=self.late)
+        smallest = shrunk(runner, trial.failed[0], right, axes, late=self.late)
         explained = dataclasses.replace(
             explained, smallest=smallest.sizes, folder=output, seconds=self.elapsed()
         )
         if output is not None:
-            write_folder(output, explained, setting, smallest)
+            write_folder(output, explained, runner, smallest)
         return explained

@@ -78,24 +78,24 @@ class Cover:
         """The conditions that no chosen case meets."""
         return [name for name, left in zip(self._names, self._open, strict=True) if left]
 
-    def chosen(self, room: int, most: int) -> list[Choice]:
+    def chosen(self, budget: int, most: int) -> list[Choice]:
         """Return the sizes and contents of each case.
 
         Args:
-            room: The bytes that they may take together.
+            budget: The bytes that they may take together.
             most: The bytes that one may take.
         """
         found: list[Choice] = []
         while True:
-            best = self._best(min(room, most))
+            best = self._best(min(budget, most))
             if best is None:
                 return found
             index, number = best
             self._open[self._met(index, number)] = 0
-            room -= int(self._costs[index])
+            budget -= int(self._costs[index])
             found.append((self._candidates.sizes[index], self._candidates.contents[number]))
 
-    def _best(self, room: int) -> tuple[int, int] | None:
+    def _best(self, budget: int) -> tuple[int, int] | None:
         """Return the sizes and contents that meet most open conditions for their cost."""
         best, gain = None, 0.0
         more = {kind: table @ self._open for kind, table in self._by_contents.items()}
@@ -105,7 +105,7 @@ class Cover:
             for kind, indices in self._kinds.items() if numbers.size else ():
                 number = int(numbers[np.argmax(more[kind][numbers])])
                 total = (met[indices] + more[kind][number]) / self._weights[indices]
-                total[self._costs[indices] > room] = 0
+                total[self._costs[indices] > budget] = 0
                 place = int(np.argmax(total))
                 if total[place] > gain:
                     best, gain = (indices[place], number), float(total[place])

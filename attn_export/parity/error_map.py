@@ -8,7 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from attn_export.parity.measures import zero_rows
-from attn_export.results import Allowed, Arrays, ErrorMap, Golden, Panel, RelativeTo, Verdict
+from attn_export.results import (
+    Allowed,
+    Arrays,
+    ErrorMap,
+    ErrorMapPanel,
+    Golden,
+    RelativeTo,
+    Verdict,
+)
 from attn_export.tensorfile import is_floating
 
 # -- location of wrong elements in an output, and of the worst one ------------------------------
@@ -201,7 +209,7 @@ def _shares(r: np.ndarray, t: np.ndarray, allowed: Allowed, *, by_row: bool) -> 
 
 def _panels(
     shares: np.ndarray, wrong: np.ndarray, names: Sequence[str], index: Index
-) -> tuple[Panel, ...]:
+) -> tuple[ErrorMapPanel, ...]:
     missing = max(0, 2 - shares.ndim)
     shape = (1,) * missing + shares.shape
     names, index = ("",) * missing + tuple(names), (0,) * missing + index
@@ -218,7 +226,7 @@ def _panels(
 
 def _panel(
     rows: str, columns: str, values: np.ndarray, wrong: np.ndarray, worst: Sequence[int]
-) -> Panel:
+) -> ErrorMapPanel:
     rows_of, columns_of = values.shape
     for axis, size in enumerate(values.shape):
         starts = np.arange(0, size, _step(size))
@@ -229,7 +237,7 @@ def _panel(
         for line, marks in zip(values.tolist(), wrong.tolist(), strict=True)
     )
     at = (worst[0] // _step(rows_of), worst[1] // _step(columns_of))
-    return Panel(rows, columns, (rows_of, columns_of), at, cells)
+    return ErrorMapPanel(rows, columns, (rows_of, columns_of), at, cells)
 
 
 def _step(size: int) -> int:

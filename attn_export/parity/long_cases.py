@@ -71,7 +71,7 @@ POSITIONS = ((2050, 2 * 2**20), (258, 4 * 2**20))
 beyond what float16 and bfloat16 can count to, or bytes and short tables."""
 
 
-def far_case(
+def distant_case(
     inputs: Mapping[str, Input],
     output_shapes: Mapping[str, Shape],
     spec: AttentionSpec,
@@ -88,12 +88,12 @@ def far_case(
     ends = _ends(spec)
     wanted = {end: GROWN_BYTES if what == GROWS else FAR_BYTES for end, what in ends.items()}
     if spec.has_rotary and spec.has_cache and not spec.position_ids:
-        for reach, room in POSITIONS:
-            wanted.setdefault(reach, room)
+        for reach, budget in POSITIONS:
+            wanted.setdefault(reach, budget)
     for reach in sorted(wanted, reverse=True):
         sizes = _sizes(spec, sums, reach)
         if case_bytes(sizes, inputs, output_shapes) <= wanted[reach]:
-            return _far_keys(inputs, spec, sizes, reach), _note(ends, reach)
+            return _distant_keys(inputs, spec, sizes, reach), _note(ends, reach)
     return None, _note(ends, 0)
 
 
@@ -129,7 +129,9 @@ def _sizes(spec: AttentionSpec, sums: Mapping[str, str], reach: int) -> Sizes:
     return with_sums({"batch": 1, "query_len": 2, "past_len": past}, sums)
 
 
-def _far_keys(inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, reach: int) -> Case:
+def _distant_keys(
+    inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, reach: int
+) -> Case:
     """Return a case whose queries have keys beyond a reach, none of them masked."""
     drawn = draw_inputs(inputs, sizes, seed_words=("probe", "far_keys"))
     if spec.mask:

@@ -29,8 +29,8 @@ def _beyond_length(drawn: Drawn) -> None:
     """Let rows hold 0, 1 or 2 keys of many, and make the unused capacity after them loud."""
     inputs = drawn.inputs
     lengths = inputs["past_length"]
-    room = inputs["past_key"].shape[2] - inputs["query"].shape[1]
-    lengths[...] = np.arange(len(lengths)) % max(min(room, 3), 1)
+    unused = inputs["past_key"].shape[2] - inputs["query"].shape[1]
+    lengths[...] = np.arange(len(lengths)) % max(min(unused, 3), 1)
     for name in ("past_key", "past_value"):
         rest = np.arange(inputs[name].shape[2]) >= lengths[:, None]  # [B, S]
         inputs[name][np.broadcast_to(rest[:, None], inputs[name].shape[:3])] *= LOUD
@@ -107,8 +107,10 @@ def _one_visible(drawn: Drawn) -> None:
         rows = mask.array.reshape(-1, mask.array.shape[-1])
         if rows.size:
             mask.array[...] = mask.hidden
-            held = _held(drawn, mask)
-            for row, keys in enumerate(np.repeat(held, max(len(rows) // len(held), 1))):
+            cache_lengths = _cache_lengths(drawn, mask)
+            for row, keys in enumerate(
+                np.repeat(cache_lengths, max(len(rows) // len(cache_lengths), 1))
+            ):
                 rows[row, (3 * row) % max(keys, 1)] = mask.seen
 
 
@@ -124,35 +126,43 @@ def _pad(drawn: Drawn, *, left: bool) -> None:
     """Hide the first or last keys of each row of the batch, of a number of its own."""
     for mask in _masks(drawn):
         mask.array[...] = mask.seen
-        held = _held(drawn, mask)
-        padding = padding_of(held)
-        for row, (keys, hidden) in enumerate(zip(held, padding, strict=True)):
+        cache_lengths = _cache_lengths(drawn, mask)
+        padding = padding_of(cache_lengths)
+        for row, (keys, hidden) in enumerate(zip(cache_lengths, padding, strict=True)):
             side = slice(None, hidden) if left else slice(keys - hidden, keys)
-            rows = mask.array[row] if len(held) > 1 or mask.array.shape[0] == 1 else mask.array
+            rows = (
+                mask.array[row]
+                if len(cache_lengths) > 1 or mask.array.shape[0] == 1
+                else mask.array
+            )
             rows[..., side] = mask.hidden
         if left and "position_ids" in drawn.inputs and drawn.spec is not None:
-            _count_from_padding(drawn, held, padding)
+            _count_from_padding(drawn, cache_lengths, padding)
 
 
-def padding_of(held: np.ndarray) -> np.ndarray:
+def padding_of(cache_lengths: np.ndarray) -> np.ndarray:
     """Return the number of padding keys of each row: some and not all, where there are two."""
-    spread = held // 3 + np.arange(len(held))
-    return np.where(held > 1, 1 + spread % np.maximum(held - 1, 1), np.arange(len(held)) % 2)
+    spread = cache_lengths // 3 + np.arange(len(cache_lengths))
+    return np.where(
+        cache_lengths > 1,
+        1 + spread % np.maximum(cache_lengths - 1, 1),
+        np.arange(len(cache_lengths)) % 2,
+    )
 
 
-def _count_from_padding(drawn: Drawn, held: np.ndarray, padding: np.ndarray) -> None:
+def _count_from_padding(drawn: Drawn, cache_lengths: np.ndarray, padding: np.ndarray) -> None:
     """Count the positions of each row from the end of its padding."""
     B, L = drawn.inputs["position_ids"].shape
-    first = np.broadcast_to(held - L - padding, (B,))[:, None]
+    first = np.broadcast_to(cache_lengths - L - padding, (B,))[:, None]
     drawn.inputs["position_ids"][...] = np.maximum(first + np.arange(L), 0)
 
 
-def _held(drawn: Drawn, mask: _Mask) -> np.ndarray:
+def _cache_lengths(drawn: Drawn, mask: _Mask) -> np.ndarray:
     """Return the number of keys of each row of the batch; one number if rows share the mask."""
     keys, first = mask.array.shape[-1], mask.array.shape[0]
     if drawn.in_place:
-        held = keys_of_rows(drawn.inputs, in_place=True)
-        return held if first == len(held) else held.min(keepdims=True)
+        cache_lengths = keys_of_rows(drawn.inputs, in_place=True)
+        return cache_lengths if first == len(cache_lengths) else cache_lengths.min(keepdims=True)
     by_row = first == drawn.sizes.get("batch") and mask.array.ndim > 1
     return np.full(first if by_row else 1, keys)
 

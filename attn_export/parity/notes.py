@@ -21,20 +21,20 @@ from attn_export.tensorfile import is_floating
 # -- places where a module tests whether it is being exported or compiled -----------------------
 
 
-ASKED = (
+EXPORT_TESTS = (
     torch.compiler.is_exporting, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling,
     torch.onnx.is_in_onnx_export, torch.jit.is_tracing,  # type: ignore[attr-defined]
 )  # fmt: skip
 """Functions that answer otherwise in an export than in a plain call."""
 
 
-def places_that_ask(run: Callable[[], Any]) -> list[str]:
+def places_of_export_tests(run: Callable[[], Any]) -> list[str]:
     """Return the user's calls of such a function: ``is_exporting() at mine.py:12``.
 
     Args:
         run: Calls the module.
     """
-    names = {function.__code__: function.__name__ for function in ASKED}
+    names = {function.__code__: function.__name__ for function in EXPORT_TESTS}
     found: dict[str, None] = {}
 
     def look(frame: FrameType, event: str, _: Any) -> None:
@@ -104,10 +104,10 @@ def _mixing_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
 
 def _export_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
     """Return a note if the module tests whether it is being exported."""
-    asked = places_that_ask(lambda: oracle.eager(case.inputs))
-    if not asked:
+    found = places_of_export_tests(lambda: oracle.eager(case.inputs))
+    if not found:
         return ()
-    shown = ", ".join(asked[:PLACES]) + (" …" if len(asked) > PLACES else "")
+    shown = ", ".join(found[:PLACES]) + (" …" if len(found) > PLACES else "")
     return (
         f"the module asks {shown}; the graph has the branch of an export, and the truth that "
         "of a plain call",
@@ -129,8 +129,8 @@ def _far_from_truth(oracle: Oracle, case: Case) -> tuple[str, ...]:
 
 def _precision_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
     good_to = precision(oracle, case)
-    asked = oracle.widening.places if oracle.widening else {}
-    places = [place for place in asked if place]
+    widened = oracle.widening.places if oracle.widening else {}
+    places = [place for place in widened if place]
     found = f"{good_to:.0e} in relative L2"
     if places:
         shown = ", ".join(places[:PLACES]) + (" …" if len(places) > PLACES else "")

@@ -12,7 +12,7 @@ from attn_export.parity.contents import FUTURE, VALUES, Content, Drawn, hides
 from attn_export.parity.cover import Candidates, Choice, Cover
 from attn_export.parity.draw import draw_inputs, generator
 from attn_export.parity.fixed_cases import fixed_cases
-from attn_export.parity.long_cases import case_bytes, decode_case, far_case
+from attn_export.parity.long_cases import case_bytes, decode_case, distant_case
 from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS
 from attn_export.parity.sizes import Sizes, axis_names, with_sums
 from attn_export.results import Case
@@ -107,18 +107,18 @@ def plan_cases(
     fixed = fixed_cases(inputs, output_shapes, spec, sums)
     notes: list[str] = []
     if spec is not None:
-        for choose in (far_case, decode_case):
+        for choose in (distant_case, decode_case):
             case, note = choose(inputs, output_shapes, spec, sums)
             fixed += [case] if case else []
             notes += [note] if note else []
-    room = GOLDEN_BYTES - sum(case_bytes(case.sizes, inputs, output_shapes) for case in fixed)
+    budget = GOLDEN_BYTES - sum(case_bytes(case.sizes, inputs, output_shapes) for case in fixed)
     axes = conditions.free_axes(axis_names(inputs, sums), list(sums))
     groups = Groups.of(inputs, spec)
     sizes = [with_sums(each, sums) for each in _candidates(axes, fits)]
     costs = [case_bytes(each, inputs, output_shapes) for each in sizes]
     candidates = Candidates(sizes, costs, groups.combinations())
     cover = Cover(axes, groups.conditions(axes), candidates)
-    chosen = cover.chosen(room, CASE_BYTES)
+    chosen = cover.chosen(budget, CASE_BYTES)
     if cover.missed:
         notes.append(
             f"{len(cover.missed)} of {cover.wanted} conditions are met by no case, for lack of "

@@ -13,7 +13,7 @@ from attn_export.results import Report
 
 if TYPE_CHECKING:
     from attn_export.bench.measurements import BenchReport, Contest, Measured
-    from attn_export.fingerprint.findings import Finding, Fingerprint, Row
+    from attn_export.fingerprint.findings import Fingerprint, ProbeFinding, Row
 
 FORMAT = "attn-export-report/1"
 LIST_OF_PLAIN = re.compile(r'\[\n[^][{}"]*\]')
@@ -163,7 +163,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _finding(each: Finding) -> dict[str, str | None]:
+def _finding(each: ProbeFinding) -> dict[str, str | None]:
     return {
         "form": each.form or None,
         "outcome": each.outcome,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 
 from attn_export.report.matrix import form_name
-from attn_export.results import ErrorMap, Panel, Report, Verdict
+from attn_export.results import ErrorMap, ErrorMapPanel, Report, Verdict
 
 STEPS = (0.01, 0.1, 0.25, 0.5, 1.0)
 """Share of the largest error of a picture: where a step of its colours ends."""
@@ -109,7 +109,7 @@ def _figure(found: ErrorMap, verdict: Verdict) -> Figure:
     )
 
 
-def _picture(panel: Panel, found: ErrorMap) -> Picture:
+def _picture(panel: ErrorMapPanel, found: ErrorMap) -> Picture:
     across, down = len(panel.values[0]), len(panel.values)
     apart = max(across, down) <= APART
     axes = [
@@ -130,7 +130,7 @@ def _picture(panel: Panel, found: ErrorMap) -> Picture:
     )
 
 
-def _words(panel: Panel, found: ErrorMap) -> str:
+def _words(panel: ErrorMapPanel, found: ErrorMap) -> str:
     (rows, columns), (row, column) = panel.sizes, panel.worst
     down, across = len(panel.values), len(panel.values[0])
     together = "" if (down, across) == (rows, columns) else f", drawn as {down} by {across} cells"
@@ -148,8 +148,8 @@ def _plural(noun: str, count: int) -> str:
     return noun if count == 1 else f"{noun}s"
 
 
-def _cell(count: int, room: int) -> int:
-    return max(SMALLEST, min(LARGEST, room // count))
+def _cell(count: int, pixels: int) -> int:
+    return max(SMALLEST, min(LARGEST, pixels // count))
 
 
 def _paths(values: Sequence[Sequence[float | None]], *, apart: bool) -> tuple[tuple[str, str], ...]:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from attn_export.bench.measurements import BenchReport, Contest, Measured
 from attn_export.explain.explanation import Experiment, Explanation
-from attn_export.fingerprint.findings import Finding, Fingerprint, Row
+from attn_export.fingerprint.findings import Fingerprint, ProbeFinding, Row
 from attn_export.fingerprint.probe_graphs import PORTABLE
 from attn_export.report.data import in_mib, in_ms, three_digits
 from attn_export.report.terminal import as_text
@@ -123,11 +123,11 @@ def _here(row: Row, notes: dict[str, int]) -> str:
     for each in row.here:
         form = f"{each.form}: " if each.form == PORTABLE and len(row.here) > 1 else ""
         mark = f" {marks}" if marks and each is row.effective else ""
-        lines.append(form + _told(each, row.says, notes) + mark)
+        lines.append(form + _reading(each, row.says, notes) + mark)
     return "\n".join(lines)
 
 
-def _told(each: Finding, says: str, notes: dict[str, int]) -> str:
+def _reading(each: ProbeFinding, says: str, notes: dict[str, int]) -> str:
     """Return the reading, with a note number if its detail goes beyond the ONNX reading."""
     if not each.detail or each.reading == says:
         return each.reading
@@ -147,7 +147,7 @@ def _onnx(row: Row) -> str:
 
 def _pytorch(row: Row, notes: dict[str, int]) -> str:
     found = row.pytorch
-    return found.reading if found.outcome == "not run" else _told(found, row.says, notes)
+    return found.reading if found.outcome == "not run" else _reading(found, row.says, notes)
 
 
 # -- an explanation in the terminal -------------------------------------------------------------

@@ -33,7 +33,7 @@ def arrays_of(inputs: Mapping[str, object]) -> ArrayDict:
     return given
 
 
-def check_given(
+def check_inputs(
     given: ArrayDict,
     described: Mapping[str, Mapping[str, Any]],
     sizes: Mapping[str, int],

@@ -17,7 +17,7 @@ from attn_export.errors import BundleError, UsageError
 from attn_export.parity.sizes import with_sums
 from attn_export.results import GraphFile
 from attn_export.runtimes.decode_buffers import CAPACITY, Axes, BoundGraph, Caches, load_session
-from attn_export.runtimes.decode_inputs import arrays_of, check_given, lengths_of, rows_of
+from attn_export.runtimes.decode_inputs import arrays_of, check_inputs, lengths_of, rows_of
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
@@ -163,7 +163,7 @@ class DecodeSession:
             if name not in (*CACHES.values(), LENGTHS)
         }
         B, L, _ = given["query"].shape
-        check_given(given, described, {"batch": B, "query_len": L}, int(held.max()) + L)
+        check_inputs(given, described, {"batch": B, "query_len": L}, int(held.max()) + L)
 
     def _run(self, given: ArrayDict, own: np.ndarray) -> ArrayDict:
         """Run once. `own`: the number of new tokens that each row keeps."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Mapping
 
 from attn_export.errors import one_line
-from attn_export.interruption import end_when_told
+from attn_export.interruption import end_on_signal
 from attn_export.runtimes import install_javascript, install_ort_native
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import InstallError, home
@@ -30,7 +30,7 @@ EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT)
 
 def main() -> int:
     """Install the named runtimes and return the exit code."""
-    end_when_told()
+    end_on_signal()
     named = tuple(sys.argv[1:])
     names = EVERY if named == (ALL,) else named or REQUIRED
     unknown = [name for name in names if name not in EVERY]

@@ -15,7 +15,7 @@ from attn_export.runtimes.protocol import EngineDiedError
 OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 
 
-class Voice:
+class EventWriter:
     """Channel of events to the parent process."""
 
     def __init__(self, channel: TextIO) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from attn_export import errors
 from attn_export.errors import AttnExportError, GraphError, one_line
 from attn_export.runtimes.child import Child, module_command
-from attn_export.runtimes.ipc import Voice, jobs_from_stdin, limit_memory, private_stdout
+from attn_export.runtimes.ipc import EventWriter, jobs_from_stdin, limit_memory, private_stdout
 from attn_export.runtimes.protocol import Limits
 
 PR_SET_PDEATHSIG = 1
@@ -70,7 +70,7 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     """Serve one call, then end."""
-    say = Voice(private_stdout())
+    send = EventWriter(private_stdout())
     jobs = jobs_from_stdin()
     _die_with_parent()
     limit_memory(int(sys.argv[1]))
@@ -82,11 +82,11 @@ def main() -> None:
         value = getattr(importlib.import_module(module), name)(**job["arguments"])
     except AttnExportError as error:
         kind = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
-        say("raised", kind=kind.__name__, message=str(error))
+        send("raised", kind=kind.__name__, message=str(error))
     except Exception as error:
-        say("raised", kind=GraphError.__name__, message=f"{job['about']}: {one_line(error)}")
+        send("raised", kind=GraphError.__name__, message=f"{job['about']}: {one_line(error)}")
     else:
-        say("returned", value=value)
+        send("returned", value=value)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Self
 
 from attn_export.results import DECODE, GraphFile, StoredCase
 from attn_export.runtimes.catalogue import DEFAULT, RUNTIMES, runtime
-from attn_export.runtimes.preflight import why_not
+from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
 
@@ -103,7 +103,7 @@ class Pool:
         place = kind.name, form.name
         if place in self._reasons:
             return
-        reason = self._unavailable[kind.name] or why_not(kind, form, self._forms.values())
+        reason = self._unavailable[kind.name] or known_limit(kind, form, self._forms.values())
         if reason:
             self._reasons[place] = reason
             if place in self.workers:  # started before the form was known

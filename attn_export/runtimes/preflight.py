@@ -8,7 +8,7 @@ from attn_export.results import GraphFile
 from attn_export.runtimes.protocol import Runtime
 
 
-def why_not(kind: Runtime, form: GraphFile, others: Iterable[GraphFile] = ()) -> str:
+def known_limit(kind: Runtime, form: GraphFile, others: Iterable[GraphFile] = ()) -> str:
     """Return the reason not to run a graph in a runtime, with the forms that fit; or "".
 
     Args:

@@ -14,7 +14,7 @@ from attn_export.tensorfile import ArrayDict
 
 Axes = Mapping[str, Sequence[str | int]]
 
-BATCH, NEW, ROOM = "batch", "query_len", "capacity"
+BATCH, NEW, CAPACITY_AXIS = "batch", "query_len", "capacity"
 PAST, PRESENT, LENGTHS = "past_", "present_", "past_length"
 
 BLOCK = 64
@@ -43,22 +43,26 @@ def decode(
         Exception: Any error of `run`.
     """
     total = inputs["query"].shape[axes["query"].index(NEW)]
-    rooms = {n: axes[n].index(ROOM) for n in inputs if n.startswith(PAST) and ROOM in axes[n]}
-    caches = {name: _fit(inputs[name], at, 0) for name, at in rooms.items()}
-    held = capacity = 0
+    capacity_axes = {
+        n: axes[n].index(CAPACITY_AXIS)
+        for n in inputs
+        if n.startswith(PAST) and CAPACITY_AXIS in axes[n]
+    }
+    caches = {name: _fit(inputs[name], at, 0) for name, at in capacity_axes.items()}
+    cache_length = capacity = 0
     steps: dict[str, list[np.ndarray]] = {}
     for count in _counts(total, single=single):
-        if held + count > capacity:
+        if cache_length + count > capacity:
             capacity += BLOCK
-            caches = {name: _fit(caches[name], at, capacity) for name, at in rooms.items()}
-        outputs = run(_piece(inputs, axes, held, count, capacity) | caches)
-        _check(outputs, axes, {NEW: count, ROOM: capacity}, held)
+            caches = {name: _fit(caches[name], at, capacity) for name, at in capacity_axes.items()}
+        outputs = run(_piece(inputs, axes, cache_length, count, capacity) | caches)
+        _check(outputs, axes, {NEW: count, CAPACITY_AXIS: capacity}, cache_length)
         for name, array in outputs.items():
             if NEW in axes.get(name, ()):
                 part = _keys_as_whole(array, axes[name], capacity, total)
                 steps.setdefault(name, []).append(part)
-        caches = {name: outputs[PRESENT + name.removeprefix(PAST)] for name in rooms}
-        held += count
+        caches = {name: outputs[PRESENT + name.removeprefix(PAST)] for name in capacity_axes}
+        cache_length += count
     return {
         name: np.concatenate(steps[name], axes[name].index(NEW))
         if name in steps
@@ -78,22 +82,24 @@ def _counts(total: int, *, single: bool) -> Iterator[int]:
         done += count
 
 
-def _piece(inputs: ArrayDict, axes: Axes, held: int, count: int, capacity: int) -> ArrayDict:
+def _piece(
+    inputs: ArrayDict, axes: Axes, cache_length: int, count: int, capacity: int
+) -> ArrayDict:
     """Return the inputs of some new tokens, without the caches; masks cover `capacity` keys."""
-    keys = held + count
+    keys = cache_length + count
     piece = {}
     for name, array in inputs.items():
         part = array
         for at, axis in enumerate(axes[name]):
             if axis == NEW:
-                part = part.take(range(held, keys), axis=at)
-            elif axis == ROOM:
+                part = part.take(range(cache_length, keys), axis=at)
+            elif axis == CAPACITY_AXIS:
                 part = _fit(_fit(part, at, keys), at, capacity)
         piece[name] = part
-    return piece | {LENGTHS: np.full_like(inputs[LENGTHS], held)}
+    return piece | {LENGTHS: np.full_like(inputs[LENGTHS], cache_length)}
 
 
-def _check(outputs: ArrayDict, axes: Axes, sizes: Mapping[str, int], held: int) -> None:
+def _check(outputs: ArrayDict, axes: Axes, sizes: Mapping[str, int], cache_length: int) -> None:
     """Raise ValueError for an output of other sizes: cut and put together it might look right."""
     for name, array in outputs.items():
         named = axes.get(name, array.shape)
@@ -103,7 +109,8 @@ def _check(outputs: ArrayDict, axes: Axes, sizes: Mapping[str, int], held: int) 
         if len(named) != array.ndim or list(array.shape) != wanted:
             raise ValueError(
                 f"{name} is {list(array.shape)} where its axes are {list(named)}, after "
-                f"{held} tokens, with {sizes[NEW]} new ones and room for {sizes[ROOM]}"
+                f"{cache_length} tokens, with {sizes[NEW]} new ones and room for "
+                f"{sizes[CAPACITY_AXIS]}"
             )
 
 

@@ -16,7 +16,7 @@ from attn_export.errors import one_line
 from attn_export.runtimes.axis_order import in_order, laid_out
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.ipc import (
-    Voice,
+    EventWriter,
     jobs_from_stdin,
     limit_memory,
     outcome_of,
@@ -30,19 +30,19 @@ from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 def main() -> None:
     """Serve one graph, then end."""
     name, memory_mib, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    say = Voice(private_stdout())
+    send = EventWriter(private_stdout())
     jobs = jobs_from_stdin()
     limit_memory(memory_mib)
     engine_kind = runtime(name)
     try:
         engine_kind.prepare()
-        say("ready")
+        send("ready")
         job = jobs.get()
         if job is None:
             return
-        _serve(_loaded(engine_kind, job, threads), job, say)
+        _serve(_loaded(engine_kind, job, threads), job, send)
     except Exception as error:
-        say("failed", outcome=outcome_of(error), reason=one_line(error))
+        send("failed", outcome=outcome_of(error), reason=one_line(error))
 
 
 def _loaded(kind: Runtime, job: dict[str, Any], threads: int) -> Engine:
@@ -53,8 +53,8 @@ def _loaded(kind: Runtime, job: dict[str, Any], threads: int) -> Engine:
     return kind.load_with(graph, threads, options)
 
 
-def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
-    say("loaded", facts=engine.facts())
+def _serve(engine: Any, job: dict[str, Any], send: EventWriter) -> None:
+    send("loaded", facts=engine.facts())
     for case in job["cases"]:
         started = time.perf_counter()
         try:
@@ -63,16 +63,16 @@ def _serve(engine: Any, job: dict[str, Any], say: Voice) -> None:
         except Exception as error:
             if outcome_of(error) != "refused":
                 raise  # nothing more will come from this engine
-            say("case", name=case["name"], error=one_line(error))
+            send("case", name=case["name"], error=one_line(error))
             continue
         _store(outputs, Path(case["outputs"]))
-        say(
+        send(
             "case",
             name=case["name"],
             outputs=len(outputs),
             seconds=time.perf_counter() - started,
         )
-    say("done", objection=engine.objection())
+    send("done", objection=engine.objection())
 
 
 def _store(outputs: ArrayDict, folder: Path) -> None:

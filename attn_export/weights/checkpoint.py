@@ -17,9 +17,9 @@ from attn_export.weights.families import GEMMA3, family_of
 from attn_export.weights.formatting import shown
 from attn_export.weights.from_config import check_agrees, known
 from attn_export.weights.pooling import pool
-from attn_export.weights.select_layer import CROSS, DECODER, ENCODER, Found, choose
+from attn_export.weights.select_layer import CROSS, DECODER, ENCODER, LayerMatch, choose
 from attn_export.weights.shapes import Sizes, relative_bias_name
-from attn_export.weights.source import Source, open_source
+from attn_export.weights.source import TensorSource, open_source
 from attn_export.weights.unpack import read_weights
 
 NO_FIELDS: Final[Mapping[str, Any]] = types.MappingProxyType({})
@@ -71,9 +71,9 @@ def load_checkpoint(
     found = choose(source, layer, _wanted_role(spec, fields))
     notes = [f"{found.shown} of {source.path.name}, stored as {found.layout.name}"]
     if spec is not None:
-        sizes, more = _given(source, found, spec, config)
+        sizes, more = _from_spec(source, found, spec, config)
     elif config is not None:
-        sizes, more = _said(source, found, config, fields)
+        sizes, more = _from_config(source, found, config, fields)
     else:
         raise WeightsError(
             f"nothing says what the attention in {source.path} is: give SPEC.toml, or put the "
@@ -102,8 +102,8 @@ def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str |
     return DECODER if causal else ENCODER
 
 
-def _given(
-    source: Source, found: Found, spec: AttentionSpec, config: Config | None
+def _from_spec(
+    source: TensorSource, found: LayerMatch, spec: AttentionSpec, config: Config | None
 ) -> tuple[Sizes, list[str]]:
     """Return the sizes of a spec that does not contradict the config, with notes."""
     sizes = Sizes(spec, {}, "the spec")
@@ -116,8 +116,8 @@ def _given(
     return sizes, [agreed] if agreed else []
 
 
-def _said(
-    source: Source, found: Found, config: Config, fields: Mapping[str, Any]
+def _from_config(
+    source: TensorSource, found: LayerMatch, config: Config, fields: Mapping[str, Any]
 ) -> tuple[Sizes, list[str]]:
     """Return the sizes of the config's spec with some fields changed, with notes."""
     said = known(config, found, _biases_there(source, found))
@@ -129,7 +129,7 @@ def _said(
     return Sizes(spec, keys, "config.json"), notes
 
 
-def _biases_there(source: Source, found: Found) -> str:
+def _biases_there(source: TensorSource, found: LayerMatch) -> str:
     """Return the projections that have biases in the file, as `AttentionSpec.bias`."""
     layout = found.layout
     names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
@@ -138,7 +138,7 @@ def _biases_there(source: Source, found: Found) -> str:
     return ",".join(there) or "none"
 
 
-def _stores_less_one(source: Source, found: Found, config: Config | None) -> bool:
+def _stores_less_one(source: TensorSource, found: LayerMatch, config: Config | None) -> bool:
     """Return whether this is Gemma 3: by its config, else by the norms of its layers."""
     if config is not None and config.model_type:
         return config.model_type in GEMMA3
@@ -151,7 +151,7 @@ def _stores_less_one(source: Source, found: Found, config: Config | None) -> boo
     )
 
 
-def _borrowed_bias(source: Source, found: Found, spec: AttentionSpec) -> list[str]:
+def _borrowed_bias(source: TensorSource, found: LayerMatch, spec: AttentionSpec) -> list[str]:
     name = relative_bias_name(found, source.files)
     if not spec.relative_buckets or name is None or name.startswith(found.prefix):
         return []

@@ -21,7 +21,7 @@ LONGEST_HEADER: Final = 100_000_000
 AGAIN: Final = "download it again"
 
 
-def why_unreadable(file: Path, error: Exception) -> str:
+def diagnose(file: Path, error: Exception) -> str:
     """Return the defect of a file that the safetensors library refused, and the remedy.
 
     Args:

@@ -11,7 +11,7 @@ from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config, Layer, slides
 from attn_export.weights.families import FAMILIES, Family, family_of
-from attn_export.weights.select_layer import ENCODER, Found
+from attn_export.weights.select_layer import ENCODER, LayerMatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Known:
     biases_said: bool
 
 
-def known(config: Config, found: Found, biases: str) -> Known:
+def known(config: Config, found: LayerMatch, biases: str) -> Known:
     """Return the description of one attention in a config.json.
 
     Args:
@@ -70,7 +70,7 @@ def known(config: Config, found: Found, biases: str) -> Known:
 
 
 def _dimensions(
-    config: Config, family: Family, found: Found
+    config: Config, family: Family, found: LayerMatch
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return E, H and, if present, Hkv and D; and the key of each."""
     side = "encoder" if found.role == ENCODER else "decoder"

@@ -9,7 +9,7 @@ from typing import Final
 from attn_export.errors import WeightsError
 from attn_export.weights.formatting import listed, shown
 from attn_export.weights.layouts import Layout, recognise
-from attn_export.weights.source import Source
+from attn_export.weights.source import TensorSource
 
 CROSS, DECODER, ENCODER = "cross", "decoder", "encoder"
 
@@ -25,7 +25,7 @@ TOWERS: Final = frozenset({
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Found:
+class LayerMatch:
     """One attention of a checkpoint.
 
     Attributes:
@@ -46,7 +46,7 @@ class Found:
         return self.prefix.removesuffix(".") or "(no prefix)"
 
 
-def choose(source: Source, layer: str | None, wanted: str | None) -> Found:
+def choose(source: TensorSource, layer: str | None, wanted: str | None) -> LayerMatch:
     """Return one attention.
 
     Args:
@@ -79,21 +79,21 @@ def choose(source: Source, layer: str | None, wanted: str | None) -> Found:
     return meant[0]
 
 
-def _found(prefix: str, layout: Layout) -> Found:
+def _found(prefix: str, layout: Layout) -> LayerMatch:
     words = prefix.split(".")
     layer = next((number for number in map(_number, words) if number is not None), None)
     if CROSS_NAMES.intersection(words):
         role = CROSS
     else:
         role = next((word for word in words if word in (DECODER, ENCODER)), "")
-    return Found(prefix, layout, layer, role)
+    return LayerMatch(prefix, layout, layer, role)
 
 
 def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def _matching(every: Sequence[Found], layer: str | None) -> list[Found]:
+def _matching(every: Sequence[LayerMatch], layer: str | None) -> list[LayerMatch]:
     """Return the attentions of a number or a prefix; without either layer 0, or the only one."""
     if layer is None and len(every) == 1:
         return list(every)
@@ -106,7 +106,7 @@ def _matching(every: Sequence[Found], layer: str | None) -> list[Found]:
     return beside or numbered or unnumbered
 
 
-def _with_prefix(every: Sequence[Found], layer: str) -> list[Found]:
+def _with_prefix(every: Sequence[LayerMatch], layer: str) -> list[LayerMatch]:
     """Return the attentions with exactly this prefix, else with it as a suffix, else as a start."""
     wanted = layer.strip(".") + "."
     exact = [found for found in every if found.prefix == wanted]
@@ -114,7 +114,7 @@ def _with_prefix(every: Sequence[Found], layer: str) -> list[Found]:
     return exact or ending or [found for found in every if found.prefix.startswith(wanted)]
 
 
-def _meant(matching: Sequence[Found], wanted: str | None) -> list[Found]:
+def _meant(matching: Sequence[LayerMatch], wanted: str | None) -> list[LayerMatch]:
     """Return the attentions of the wanted role, from an encoder and a decoder."""
     if len(matching) == 1 or wanted is None:
         return list(matching)

@@ -10,11 +10,11 @@ from collections.abc import Collection, Mapping
 
 from attn_export.spec import AttentionSpec
 from attn_export.weights.layouts import ADDED_KEYS, K_NORM, PARTS, Q_NORM, RELATIVE, SINKS
-from attn_export.weights.select_layer import CROSS, Found
+from attn_export.weights.select_layer import CROSS, LayerMatch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Wanted:
+class ExpectedTensor:
     """A tensor that must be there.
 
     Attributes:
@@ -76,7 +76,9 @@ class Sizes:
         return rows, f"{heads} * {self.of('head_dim')}"
 
 
-def wanted_tensors(found: Found, names: Collection[str], sizes: Sizes) -> dict[str, Wanted]:
+def wanted_tensors(
+    found: LayerMatch, names: Collection[str], sizes: Sizes
+) -> dict[str, ExpectedTensor]:
     """Return the tensors of a checkpoint that an attention needs, by their full names.
 
     Args:
@@ -90,7 +92,7 @@ def wanted_tensors(found: Found, names: Collection[str], sizes: Sizes) -> dict[s
     )
 
 
-def relative_bias_name(found: Found, names: Collection[str]) -> str | None:
+def relative_bias_name(found: LayerMatch, names: Collection[str]) -> str | None:
     """Return the name of T5's relative bias, which the first layer holds for all layers."""
     if found.role == CROSS:
         return None
@@ -102,7 +104,7 @@ def relative_bias_name(found: Found, names: Collection[str]) -> str | None:
     return next((name for name in own if name in names), None)
 
 
-def _of_projections(found: Found, sizes: Sizes) -> dict[str, Wanted]:
+def _of_projections(found: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTensor]:
     layout, spec, say = found.layout, sizes.spec, sizes.of
     inside = {"q": "embed_dim", "k": "kdim", "v": "vdim"}
     wide = {side: say(field) for side, field in inside.items()}
@@ -113,56 +115,58 @@ def _of_projections(found: Found, sizes: Sizes) -> dict[str, Wanted]:
     if len(layout.weights) == 1:
         count, why = sizes.packed()
         shape = (count, spec.embed_dim)
-        wanted[layout.weights[0]] = Wanted(shape, f"{why}, {wide['q']}")
+        wanted[layout.weights[0]] = ExpectedTensor(shape, f"{why}, {wide['q']}")
     else:
         for side, name in zip(PARTS, layout.weights, strict=True):
             shape = (rows[side][0], getattr(spec, inside[side]))
             why = f"{rows[side][1]}, {wide[side]}"
-            wanted[name] = Wanted(shape, why, f"{side}_proj.weight")
+            wanted[name] = ExpectedTensor(shape, why, f"{side}_proj.weight")
     shape = (spec.embed_dim, spec.num_heads * spec.v_head_dim)
     why = f"{say('embed_dim')}, {say('num_heads')} * {sizes.v_width()}"
-    wanted[layout.out[0]] = Wanted(shape, why, "out_proj.weight")
+    wanted[layout.out[0]] = ExpectedTensor(shape, why, "out_proj.weight")
     return wanted | _of_biases(found, sizes, rows)
 
 
 def _of_biases(
-    found: Found, sizes: Sizes, rows: Mapping[str, tuple[int, str]]
-) -> dict[str, Wanted]:
+    found: LayerMatch, sizes: Sizes, rows: Mapping[str, tuple[int, str]]
+) -> dict[str, ExpectedTensor]:
     layout, spec = found.layout, sizes.spec
     wanted = {}
     if len(layout.biases) == 1 and any(map(spec.has_bias, PARTS)):
         count, why = sizes.packed()
-        wanted[layout.biases[0]] = Wanted((count,), why)
+        wanted[layout.biases[0]] = ExpectedTensor((count,), why)
     elif len(layout.biases) > 1:
         for side, name in zip(PARTS, layout.biases, strict=True):
             if spec.has_bias(side):
-                wanted[name] = Wanted((rows[side][0],), rows[side][1], f"{side}_proj.bias")
+                wanted[name] = ExpectedTensor((rows[side][0],), rows[side][1], f"{side}_proj.bias")
     if spec.has_bias("out"):
-        wanted[layout.out[1]] = Wanted((spec.embed_dim,), sizes.of("embed_dim"), "out_proj.bias")
+        wanted[layout.out[1]] = ExpectedTensor(
+            (spec.embed_dim,), sizes.of("embed_dim"), "out_proj.bias"
+        )
     return wanted
 
 
-def _of_features(found: Found, sizes: Sizes) -> dict[str, Wanted]:
+def _of_features(found: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTensor]:
     spec = sizes.spec
     wanted = {}
     if spec.qk_norm != "none":
         parts = 2 if spec.qk_norm == "layer" else 1
         for name in (*Q_NORM[:parts], *K_NORM[:parts]):
-            wanted[name] = Wanted((spec.head_dim,), sizes.of("head_dim"), name)
+            wanted[name] = ExpectedTensor((spec.head_dim,), sizes.of("head_dim"), name)
     if spec.sinks:
-        wanted[SINKS] = Wanted((spec.num_heads,), sizes.of("num_heads"), SINKS)
+        wanted[SINKS] = ExpectedTensor((spec.num_heads,), sizes.of("num_heads"), SINKS)
     if spec.add_bias_kv:
         place = found.layout.added_keys
         for name, (rows, why) in (("bias_k", sizes.k()), ("bias_v", sizes.v())):
             shape = (spec.num_kv_heads, rows // spec.num_kv_heads) if place else (1, 1, rows)
-            wanted[place + name] = Wanted(shape, why, ADDED_KEYS + name)
+            wanted[place + name] = ExpectedTensor(shape, why, ADDED_KEYS + name)
     return wanted
 
 
-def _relative(found: Found, names: Collection[str], sizes: Sizes) -> dict[str, Wanted]:
+def _relative(found: LayerMatch, names: Collection[str], sizes: Sizes) -> dict[str, ExpectedTensor]:
     spec = sizes.spec
     if not spec.relative_buckets:
         return {}
     name = relative_bias_name(found, names) or found.prefix + RELATIVE[0]
     why = f"{sizes.of('relative_buckets')}, {sizes.of('num_heads')}"
-    return {name: Wanted((spec.relative_buckets, spec.num_heads), why, RELATIVE[1])}
+    return {name: ExpectedTensor((spec.relative_buckets, spec.num_heads), why, RELATIVE[1])}

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attn_export.errors import WeightsError, one_line
-from attn_export.weights.file_diagnosis import CONVERT, why_unreadable
+from attn_export.weights.file_diagnosis import CONVERT, diagnose
 from attn_export.weights.formatting import listed, shown
 
 SINGLE: Final = "model.safetensors"
@@ -34,7 +34,7 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """A checkpoint on disk.
 
     Attributes:
@@ -89,7 +89,7 @@ class Source:
         return list(grouped.items())
 
 
-def open_source(path: Path) -> Source:
+def open_source(path: Path) -> TensorSource:
     """Return a checkpoint, from its file, the index of its shards, or the folder of either.
 
     Raises:
@@ -102,9 +102,9 @@ def open_source(path: Path) -> Source:
     if path.exists() and not path.is_file():  # opening a pipe would wait for ever
         raise WeightsError(f"{path} is no file; give a .safetensors file, its index or its folder")
     if path.suffix == ".json":
-        return Source(path, _read_index(path))
+        return TensorSource(path, _read_index(path))
     with _opened(path) as handle:
-        return Source(path, dict.fromkeys(handle.keys(), path))
+        return TensorSource(path, dict.fromkeys(handle.keys(), path))
 
 
 def read_json(path: Path, meaning: str) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as handle:
             yield handle
     except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{file} {why_unreadable(file, error)}") from error
+        raise WeightsError(f"{file} {diagnose(file, error)}") from error
 
 
 def _in_folder(folder: Path) -> Path:

@@ -19,21 +19,21 @@ from attn_export.weights.layouts import (
     as_packed,
     split_packed,
 )
-from attn_export.weights.select_layer import Found
+from attn_export.weights.select_layer import LayerMatch
 from attn_export.weights.shapes import (
+    ExpectedTensor,
     Sizes,
-    Wanted,
     relative_bias_name,
     wanted_tensors,
 )
-from attn_export.weights.source import Source, Stored
+from attn_export.weights.source import Stored, TensorSource
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 WORDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def read_weights(
-    source: Source, found: Found, sizes: Sizes, *, less_one: bool
+    source: TensorSource, found: LayerMatch, sizes: Sizes, *, less_one: bool
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return our weights of one attention, and notes for the reader.
 
@@ -73,7 +73,7 @@ def read_weights(
 
 
 def _is_conv1d(
-    found: Found, wanted: Mapping[str, Wanted], stored: Mapping[str, Stored]
+    found: LayerMatch, wanted: Mapping[str, ExpectedTensor], stored: Mapping[str, Stored]
 ) -> set[str]:
     """Return the weights that are stored `[in, out]`: all of them if the packed one is."""
     packed = found.prefix + found.layout.weights[0]
@@ -86,7 +86,7 @@ def _is_conv1d(
     return {packed, found.prefix + found.layout.out[0]}
 
 
-def _missing(wanted: Mapping[str, Wanted], source: Source) -> list[str]:
+def _missing(wanted: Mapping[str, ExpectedTensor], source: TensorSource) -> list[str]:
     return [
         f"{shown(name)} {bracketed(tensor.shape)} is missing"
         for name, tensor in wanted.items()
@@ -95,7 +95,7 @@ def _missing(wanted: Mapping[str, Wanted], source: Source) -> list[str]:
 
 
 def _misfits(
-    wanted: Mapping[str, Wanted], stored: Mapping[str, Stored], turned: set[str]
+    wanted: Mapping[str, ExpectedTensor], stored: Mapping[str, Stored], turned: set[str]
 ) -> list[str]:
     """Return the tensors of another shape or type than the spec needs."""
     problems = []
@@ -111,7 +111,9 @@ def _misfits(
     return problems
 
 
-def _left_over(source: Source, found: Found, wanted: Mapping[str, Wanted]) -> list[str]:
+def _left_over(
+    source: TensorSource, found: LayerMatch, wanted: Mapping[str, ExpectedTensor]
+) -> list[str]:
     """Return unused tensors of this attention, and parts of a packed bias."""
     known = {found.prefix + name for name in (*BUFFERS, *found.layout.others)}
     relative = relative_bias_name(found, source.files)
@@ -121,7 +123,9 @@ def _left_over(source: Source, found: Found, wanted: Mapping[str, Wanted]) -> li
     ]
 
 
-def _unpackable(found: Found, wanted: Mapping[str, Wanted], spec: AttentionSpec) -> list[str]:
+def _unpackable(
+    found: LayerMatch, wanted: Mapping[str, ExpectedTensor], spec: AttentionSpec
+) -> list[str]:
     """Return the conflicts of a spec with a layout that packs q, k and v."""
     layout, problems = found.layout, []
     weight, bias = (found.prefix + names[0] for names in (layout.weights, layout.biases))
@@ -138,7 +142,7 @@ def _unpackable(found: Found, wanted: Mapping[str, Wanted], spec: AttentionSpec)
 
 
 def _converted(
-    source: Source, stored: Mapping[str, Stored], spec: AttentionSpec, raised: set[str]
+    source: TensorSource, stored: Mapping[str, Stored], spec: AttentionSpec, raised: set[str]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors in the type of the spec, copied out of the file; some of them plus 1."""
     target: torch.dtype = getattr(torch, spec.dtype)
@@ -172,7 +176,9 @@ def _type_notes(found: set[str], target: str) -> list[str]:
     return notes
 
 
-def _unpacked(tensor: Tensor, ours: str, found: Found, spec: AttentionSpec) -> dict[str, Tensor]:
+def _unpacked(
+    tensor: Tensor, ours: str, found: LayerMatch, spec: AttentionSpec
+) -> dict[str, Tensor]:
     """Return one tensor, or the three that it packs."""
     if ours.startswith(ADDED_KEYS):
         return {ours: tensor.reshape(spec.num_kv_heads, -1)}

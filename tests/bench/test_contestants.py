@@ -12,7 +12,7 @@ import pytest
 
 from attn_export.bench import contestant as contestant_module
 from attn_export.bench.contestant import Contestant, measure, steps
-from attn_export.bench.measurements import Candidate, Work
+from attn_export.bench.measurements import Candidate, Cost
 from attn_export.bench.roofline import gemm_rooflines, read_rooflines
 from attn_export.runtimes.protocol import Limits
 
@@ -66,7 +66,7 @@ def test_between_its_turns_a_process_takes_no_time(gemm: Candidate):
 
 def test_a_refused_graph_does_not_stop_the_others(gemm: Candidate, tmp_path: Path):
     absent = Candidate(
-        "absent", "peer", "graph", {**gemm.options, "file": str(tmp_path / "no.onnx")}, Work()
+        "absent", "peer", "graph", {**gemm.options, "file": str(tmp_path / "no.onnx")}, Cost()
     )
     found = measure([absent, gemm], rounds=1, turn_seconds=TURN, limits=LIMITS)
     assert found[0].outcome == "refused"
@@ -83,7 +83,7 @@ def test_a_process_that_crashes_is_not_run_with_the_reason(
     monkeypatch.setattr(
         contestant_module, "worker_command", lambda *_: [sys.executable, "-c", program]
     )
-    crashing = Candidate("crashing", "peer", "graph", gemm.options, Work(), alone=alone)
+    crashing = Candidate("crashing", "peer", "graph", gemm.options, Cost(), alone=alone)
     (found,) = measure([crashing], rounds=2, turn_seconds=TURN, limits=LIMITS)
     assert (found.ran, found.outcome) == (False, "crashed")
     assert "libfoo.so is missing" in found.reason
@@ -102,7 +102,7 @@ def test_killed_between_its_turns_it_has_no_times(gemm: Candidate):
 
 
 def test_what_cannot_be_tried_has_no_process_and_the_reason_given():
-    contestant = Contestant(Candidate("x", "peer", "plain", {}, Work(), reason="no torch"), LIMITS)
+    contestant = Contestant(Candidate("x", "peer", "plain", {}, Cost(), reason="no torch"), LIMITS)
     contestant.prepare()
     contestant.turn(TURN)
     found = contestant.measured()
@@ -110,7 +110,7 @@ def test_what_cannot_be_tried_has_no_process_and_the_reason_given():
 
 
 def test_a_large_one_lives_for_its_own_turns_only(gemm: Candidate):
-    alone = Candidate(gemm.name, "peer", "graph", gemm.options, Work(), alone=True)
+    alone = Candidate(gemm.name, "peer", "graph", gemm.options, Cost(), alone=True)
     contestant = Contestant(alone, LIMITS)
     assert contestant.pid is None
     for _ in range(2):

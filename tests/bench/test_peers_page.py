@@ -15,7 +15,7 @@ from conftest import ROOT
 from attn_export.bench import line_up as line_ups
 from attn_export.bench.goals import BARE, OURS, STATIC, phases
 from attn_export.bench.line_up import line_up
-from attn_export.bench.measurements import BenchReport, Candidate, Contest, Measured, Work
+from attn_export.bench.measurements import BenchReport, Candidate, Contest, Cost, Measured
 from attn_export.report.peers_page import peers_page, unmet
 
 BY_NAME = {phase.name: phase for phase in phases()}
@@ -25,7 +25,7 @@ TIMES = {"lower": 0.01, "torch.onnx.export": 1.0}
 
 
 def contest(phase, growth: int = 10 << 20, **medians: float) -> Contest:
-    roof = Measured(Candidate("sgemm", "roof", "roof", {}, Work(flops=1e9)), (0.01,))
+    roof = Measured(Candidate("sgemm", "roof", "roof", {}, Cost(flops=1e9)), (0.01,))
     found = [
         Measured(
             Candidate(name, "ours" if name == OURS else "peer", "graph", {}, phase.dims.work),
@@ -74,7 +74,7 @@ def test_what_was_not_measured_is_not_met_and_says_why():
     phase = BY_NAME["decode MHA, B 8, S 4096"]
     ran = contest(phase, **{OURS: 0.003, STATIC: 0.006})
     absent = Measured(
-        Candidate(BARE, "peer", "graph", {}, Work()), outcome="crashed", reason="SIGKILL"
+        Candidate(BARE, "peer", "graph", {}, Cost()), outcome="crashed", reason="SIGKILL"
     )
     some = dataclasses.replace(ran, measured=(*ran.measured, absent))
     page = peers_page(report(some), [phase], {}, "scripts/bench_peers")

@@ -11,7 +11,7 @@ from graph_faults import SPECS
 from attn_export import build
 from attn_export.bundle import read_manifest
 from attn_export.explain.evaluate import Evaluation
-from attn_export.explain.graph_run import KnownCase, Setting, forms_of_bundle, known_cases
+from attn_export.explain.graph_run import GraphRunner, KnownCase, forms_of_bundle, known_cases
 from attn_export.explain.match import Evidence, matches
 from attn_export.explain.meaning import meaning
 from attn_export.jobs.explain import explain
@@ -68,8 +68,8 @@ def test_in_float64_every_graph_gives_the_truth_in_every_case(healthy: Path):
     """The contrib operators of the `ort` dialect too."""
     cases = known_cases(healthy, None)
     for form in forms_of_bundle(read_manifest(healthy), None):
-        setting = Setting(healthy / form.name, form, runtime("ort-cpu"), {}, Limits.default())
-        found = meaning(setting, cases)
+        runner = GraphRunner(healthy / form.name, form, runtime("ort-cpu"), {}, Limits.default())
+        found = meaning(runner, cases)
         assert found.right, form.name
         assert not found.stuck, form.name
 

@@ -16,7 +16,7 @@ from processes import gone, worker_after
 
 from attn_export.cli import run
 from attn_export.fingerprint import comparison
-from attn_export.fingerprint.dispatch import Question, ask
+from attn_export.fingerprint.dispatch import Question, run_questions
 from attn_export.fingerprint.probes import probes
 from attn_export.results import Outcome
 from attn_export.runtimes import process
@@ -179,7 +179,7 @@ def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outc
         return started[-1]
 
     told: list[str] = []
-    answers = ask([Question(start, cases)], told.append)
+    answers = run_questions([Question(start, cases)], told.append)
     assert all(gone(each.pid) for each in started)
     assert told == ["0", "1", "2", "3"]
     return [answers[folder].outcome for _, _, folder in cases], len(started)

@@ -12,7 +12,7 @@ from broken_graphs import FAULTS, Fault
 from onnx import TensorProto, helper, numpy_helper
 from small_graphs import PLAIN, exported, saved, tiny_model
 
-from attn_export.graph.check_model import Finding
+from attn_export.graph.check_model import CheckFinding
 from attn_export.graph.checks import CHECKS, check_graph
 
 
@@ -22,14 +22,14 @@ def healthy(tmp_path_factory) -> Path:
     return saved(tmp_path_factory.mktemp("healthy"))
 
 
-def findings_of(model: onnx.ModelProto, folder: Path, expected=None) -> list[Finding]:
+def findings_of(model: onnx.ModelProto, folder: Path, expected=None) -> list[CheckFinding]:
     path = folder / "model.onnx"
     # Not onnx.save, which would look for external data.
     path.write_bytes(model.SerializeToString())
     return check_graph(path, expected)
 
 
-def findings_of_fault(fault: Fault, healthy: Path, folder: Path) -> list[Finding]:
+def findings_of_fault(fault: Fault, healthy: Path, folder: Path) -> list[CheckFinding]:
     model = onnx.load(healthy)
     fault.edit(model)
     if fault.beside is not None:

@@ -103,7 +103,7 @@ def _forked(job: dict[str, Any], log: Path) -> int:
         os.dup2(1, 2)
         os.chdir(job["cwd"])
         os.environ.pop("TMPDIR", None)
-        tempfile.tempdir, temp_folders.MEMORY, temp_folders.ROOM = (
+        tempfile.tempdir, temp_folders.MEMORY, temp_folders.MIN_FREE_BYTES = (
             job["temporary"],
             Path(job["memory"]),
             1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from attn_export.results import ErrorMap, Panel, Report, RuntimeRun, Verdict
+from attn_export.results import ErrorMap, ErrorMapPanel, Report, RuntimeRun, Verdict
 
 GRAPHS = ("model.onnx", "model.ort.decode.onnx")
 ENVIRONMENT = {"versions": {"numpy": "2.0"}, "python": "3.11", "system": "Linux", "cores": 2}
@@ -22,8 +22,8 @@ def verdict(runtime: str, status: Any, worst: float | None, **changes: Any) -> V
 
 def error_map(**changes: Any) -> ErrorMap:
     """Return the map of an output [2, 3, 100], worst at [1, 2, 7]."""
-    rows = Panel("batch", "query_len", (2, 3), (1, 2), ((0.0, 0.1, None), (0.2, 0.5, 12.5)))
-    detail = Panel(
+    rows = ErrorMapPanel("batch", "query_len", (2, 3), (1, 2), ((0.0, 0.1, None), (0.2, 0.5, 12.5)))
+    detail = ErrorMapPanel(
         "query_len", "element", (3, 100), (2, 2), ((0.1,) * 34, (2.0,) * 34, (8.0,) * 34)
     )
     values = {

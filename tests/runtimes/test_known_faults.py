@@ -19,7 +19,7 @@ from subjects import MORE, shared_folder, stored, what_is_wrong
 
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.preflight import why_not
+from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.tract import TractEngine
 
 Need = Callable[[str], None]
@@ -117,7 +117,7 @@ def test_openvino_is_right_in_the_form_for_onnx_runtime(measured):
 
 def test_openvino_is_right_in_the_forms_that_it_is_given(measured, shared):
     forms = stored("cache, causal", shared).forms
-    given = {form.dialect for form in forms if not why_not(runtime("openvino"), form)}
+    given = {form.dialect for form in forms if not known_limit(runtime("openvino"), form)}
     assert given == {"standard", "portable"}
     for dialect in given:
         assert measured("openvino", "cache, causal", dialect) == ""

@@ -14,7 +14,7 @@ from attn_export.errors import UsageError
 from attn_export.results import GraphFile
 from attn_export.runtimes.catalogue import RUNTIMES
 from attn_export.runtimes.pool import Selection
-from attn_export.runtimes.preflight import why_not
+from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.support import Unsupported, unsupported
 
 
@@ -54,11 +54,11 @@ ORT = GraphFile("model.ort.onnx", "ort", features=("MatMul",))
     ],
 )
 def test_a_row_of_the_table_concerns_graphs_that_have_all_its_features(form: GraphFile, says: str):
-    assert why_not(Engine(), form, [STANDARD, PORTABLE, ORT]) == says  # type: ignore[arg-type]
+    assert known_limit(Engine(), form, [STANDARD, PORTABLE, ORT]) == says  # type: ignore[arg-type]
 
 
 def test_another_form_is_named_only_if_it_runs():
-    assert why_not(Engine(), STANDARD, [STANDARD, ORT]).endswith(": no past")  # type: ignore[arg-type]
+    assert known_limit(Engine(), STANDARD, [STANDARD, ORT]).endswith(": no past")  # type: ignore[arg-type]
 
 
 def test_a_runtime_that_is_named_has_to_run_one_of_the_graphs(tmp_path: Path):

@@ -14,7 +14,7 @@ from subjects import FEW, MORE, SUBJECTS, shared_folder, stored, what_is_wrong
 
 from attn_export.results import GraphFile
 from attn_export.runtimes.catalogue import RUNTIMES
-from attn_export.runtimes.preflight import why_not
+from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.protocol import Runtime
 
 Need = Callable[[str], None]
@@ -53,7 +53,7 @@ def test_a_runtime_does_what_its_table_says(
 ):
     need(kind.name)
     for form in forms_for(kind, name, shared):
-        said = why_not(kind, form)
+        said = known_limit(kind, form)
         found = what_is_wrong(kind, stored(name, shared), form, tmp_path / form.name)
         assert bool(said) == bool(found), (
             f"{form.name} of {name}: the table of {kind.name} says {said or 'that it runs'!r}, "

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from attn_export.errors import WeightsError
 from attn_export.weights import load_checkpoint
-from attn_export.weights.source import Source
+from attn_export.weights.source import TensorSource
 
 SPEC = spec_of()
 WEIGHTS = random_weights(SPEC)
@@ -71,8 +71,10 @@ def test_shards_that_are_not_needed_are_not_opened(tmp_path):
 def test_only_the_tensors_of_one_attention_are_read(tmp_path, monkeypatch):
     more = {f"model.layers.{n}.mlp.up.weight": torch.ones(3) for n in range(5)}
     path = save(tmp_path, STORED | more)
-    seen, read = [], Source.read
-    monkeypatch.setattr(Source, "read", lambda self, names: seen.extend(names) or read(self, names))
+    seen, read = [], TensorSource.read
+    monkeypatch.setattr(
+        TensorSource, "read", lambda self, names: seen.extend(names) or read(self, names)
+    )
     load_checkpoint(path, spec=SPEC)
     assert sorted(seen) == sorted(STORED)
 

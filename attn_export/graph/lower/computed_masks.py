@@ -26,7 +26,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.graph.ir_helpers import nodes_of, optional_input
-from attn_export.graph.lower.mask_trials import Trial, Trials
+from attn_export.graph.lower.mask_trials import MaskTrial, MaskTrials
 from attn_export.graph.lower.mask_values import SMALL, MaskMaker, Values, over_scores
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import MASKED, AttentionNode, read_attention
@@ -35,7 +35,7 @@ from attn_export.tensorfile import Array
 # -- A mask that is causal and hides keys for other reasons too: the other reasons alone --------
 
 
-Tried = tuple[Trial, Values]
+Tried = tuple[MaskTrial, Values]
 """What there was in a trial."""
 
 DRAWN: dict[str, list[Any]] = {"b": [False, True], "i": [0, 1, 2], "u": [0, 1, 2]}
@@ -43,7 +43,7 @@ FLOATS = [0.0, 0.0, 1.0, -0.5, -np.inf, float(np.finfo(np.float32).min)]
 """What data is made of: enough to see whether a node passes it on or not."""
 
 
-def without_causal_part(model: ir.Model, maker: MaskMaker, trials: Trials) -> ir.Value | None:
+def without_causal_part(model: ir.Model, maker: MaskMaker, trials: MaskTrials) -> ir.Value | None:
     """Return the mask without the part that is computed from sizes, if that part is causal.
 
     A value of sizes may be one number for all visible keys. If it meets data, this number takes its
@@ -77,7 +77,7 @@ def without_causal_part(model: ir.Model, maker: MaskMaker, trials: Trials) -> ir
     return _built(Builder(model, last), maker, parts, trials, tried)
 
 
-def _parts(maker: MaskMaker, trials: Trials) -> dict[ir.Value, Array]:
+def _parts(maker: MaskMaker, trials: MaskTrials) -> dict[ir.Value, Array]:
     """Return the values of sizes that meet data, and the one number of each for visible keys."""
     met = {
         value: None
@@ -101,7 +101,7 @@ def _parts(maker: MaskMaker, trials: Trials) -> dict[ir.Value, Array]:
     }
 
 
-def _visible(array: Array, trial: Trial) -> set[Any]:
+def _visible(array: Array, trial: MaskTrial) -> set[Any]:
     """Return the numbers of an array for visible keys; None if it is not as long as the scores."""
     if array.shape[-2:] != (trial.queries, trial.keys):
         return {None}
@@ -109,7 +109,7 @@ def _visible(array: Array, trial: Trial) -> set[Any]:
     return set(np.unique(scores[np.broadcast_to(trial.shown & trial.causal, scores.shape)]))
 
 
-def _is_split(before: Array, after: Array, trial: Trial) -> bool:
+def _is_split(before: Array, after: Array, trial: MaskTrial) -> bool:
     """Return whether two masks agree on visible keys, and the first hides all others."""
     before, after = over_scores(before, trial), over_scores(after, trial)
     same = (before == after) | ((before != before) & (after != after))
@@ -118,7 +118,7 @@ def _is_split(before: Array, after: Array, trial: Trial) -> bool:
     return bool(((same | ~seen) & (hidden | ~later)).all())
 
 
-def _draw(value: ir.Value, trials: Trials, trial: Trial) -> Array:
+def _draw(value: ir.Value, trials: MaskTrials, trial: MaskTrial) -> Array:
     if value.shape is None or value.dtype is None:
         raise ValueError(f"the shape of {value.name} is not known")
     shape = [trials.known(size, trial.sizes) for size in value.shape]
@@ -132,7 +132,7 @@ def _built(
     op: Builder,
     maker: MaskMaker,
     parts: Mapping[ir.Value, Array],
-    trials: Trials,
+    trials: MaskTrials,
     tried: Sequence[Tried],
 ) -> ir.Value:
     """Build the nodes of the mask once more, with numbers in place of the parts."""
@@ -173,7 +173,7 @@ def _identical(one: Array, other: Array) -> bool:
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-def _shape(trials: Trials, found: Sequence[tuple[Trial, tuple[int, ...]]]) -> ir.Shape:
+def _shape(trials: MaskTrials, found: Sequence[tuple[MaskTrial, tuple[int, ...]]]) -> ir.Shape:
     rank = len(found[0][1])
     axes = [[(trial, shape[axis]) for trial, shape in found] for axis in range(rank)]
     return ir.Shape([trials.axis(sizes) for sizes in axes])
@@ -187,7 +187,7 @@ HIDING = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class ComputedMask:
     """Replacement of a mask.
 
     Attributes:
@@ -201,7 +201,7 @@ class Found:
 
 def recognise_masks(model: ir.Model) -> None:
     """Remove from every `Attention` the part of its mask that its attributes express."""
-    known: dict[object, Found | None] = {}
+    known: dict[object, ComputedMask | None] = {}
     for node in nodes_of(model, "Attention"):
         found = _known(model, node, known)
         if found is None:
@@ -216,13 +216,15 @@ def recognise_masks(model: ir.Model) -> None:
         common.RemoveUnusedNodesPass()(model)
 
 
-def _known(model: ir.Model, node: ir.Node, known: dict[object, Found | None]) -> Found | None:
+def _known(
+    model: ir.Model, node: ir.Node, known: dict[object, ComputedMask | None]
+) -> ComputedMask | None:
     """Return the replacement of a mask; layers that share a mask share the result."""
     if optional_input(node, 3) is None:
         return None
     try:
         a = read_attention(node)
-        trials = Trials(model, a)
+        trials = MaskTrials(model, a)
         key = (a.mask, a.causal, a.valid_keys, a.output(3) is None, *trials.lengths)
         if key not in known:
             known[key] = None
@@ -232,7 +234,7 @@ def _known(model: ir.Model, node: ir.Node, known: dict[object, Found | None]) ->
         return None
 
 
-def _found(model: ir.Model, a: AttentionNode, trials: Trials) -> Found | None:
+def _found(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> ComputedMask | None:
     of_others = a.valid_keys is not None and trials.cache is None
     if a.mask is None or of_others or (a.output(3) is not None and a.mode == MASKED):
         return None
@@ -242,10 +244,10 @@ def _found(model: ir.Model, a: AttentionNode, trials: Trials) -> Found | None:
     if a.causal or not trials.appends:
         return None
     rest = without_causal_part(model, maker, trials)
-    return None if rest is None else Found(rest, causal=True)
+    return None if rest is None else ComputedMask(rest, causal=True)
 
 
-def _whole(maker: MaskMaker, trials: Trials) -> Found | None:
+def _whole(maker: MaskMaker, trials: MaskTrials) -> ComputedMask | None:
     """Return the replacement of a mask that is computed from sizes alone."""
     redundant = causal = True
     evaluate = maker.evaluator([maker.mask])
@@ -260,8 +262,8 @@ def _whole(maker: MaskMaker, trials: Trials) -> Found | None:
         if not redundant and not causal:
             return None
     if redundant:
-        return Found(None, causal=False)
-    return Found(None, causal=True) if trials.appends else None
+        return ComputedMask(None, causal=False)
+    return ComputedMask(None, causal=True) if trials.appends else None
 
 
 def _read(mask: np.ndarray[Any, Any]) -> tuple[Any, Any]:

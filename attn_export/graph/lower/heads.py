@@ -125,7 +125,7 @@ def heads_apart(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     return op("Transpose", split, perm=SWAPPED)
 
 
-def as_given(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
+def in_output_layout(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """Convert `[B, L, H·Dv]` to the layout of the node's output.
 
     Args:

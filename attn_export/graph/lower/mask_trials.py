@@ -21,7 +21,7 @@ MOST = 20_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Trial:
+class MaskTrial:
     """One choice of sizes.
 
     Attributes:
@@ -41,7 +41,7 @@ class Trial:
     shown: np.ndarray
 
 
-class Trials:
+class MaskTrials:
     """Maker of the trials of one node.
 
     Args:
@@ -73,13 +73,13 @@ class Trials:
         own = bool(dims(new)) and known_equal(dims(new)[-2], dims(self._a.query)[-2])
         return own and (self.cache is not None or self._a.valid_keys is None)
 
-    def first(self) -> list[Trial]:
+    def first(self) -> list[MaskTrial]:
         """Return trials of small sizes."""
         return self._of(FIRST)
 
     def beyond(
         self, numbers: Iterable[int], reach: int, tables: Iterable[int]
-    ) -> list[Trial] | None:
+    ) -> list[MaskTrial] | None:
         """Return trials that could refute a rule with these numbers and tables.
 
         A window of n keys beside the query's own first hides a key at length n + 2, a rule for
@@ -140,7 +140,7 @@ class Trials:
         except ValueError:
             return False
 
-    def axis(self, found: Sequence[tuple[Trial, int]]) -> Size:
+    def axis(self, found: Sequence[tuple[MaskTrial, int]]) -> Size:
         """Return the name of the axis that has these sizes in these trials."""
         sizes = {size for _, size in found}
         if len(sizes) == 1:
@@ -152,8 +152,8 @@ class Trials:
                 return name
         return ir.SymbolicDim(None)
 
-    def _of(self, sizes: Iterable[tuple[int, int, int]]) -> list[Trial]:
-        found: dict[tuple[tuple[str, int], ...], Trial] = {}
+    def _of(self, sizes: Iterable[tuple[int, int, int]]) -> list[MaskTrial]:
+        found: dict[tuple[tuple[str, int], ...], MaskTrial] = {}
         for B, L, P in sizes:
             named = self._bind(B, L, P)
             key = tuple(named.items())
@@ -186,7 +186,7 @@ class Trials:
             past + self.known(dims(a.key)[-2], sizes),
         )
 
-    def _trial(self, sizes: Mapping[str, int], P: int) -> Trial:
+    def _trial(self, sizes: Mapping[str, int], P: int) -> MaskTrial:
         a = self._a
         B = self.known(dims(a.query)[0], sizes)
         L, S = self._lengths(sizes)
@@ -202,7 +202,7 @@ class Trials:
         shown = causal if a.causal else np.ones_like(causal)
         if a.valid_keys is not None:
             shown = shown & (keys < before + L)
-        return Trial(sizes, L, S, past, causal, shown)
+        return MaskTrial(sizes, L, S, past, causal, shown)
 
 
 def _totals(model: ir.Model) -> Iterator[tuple[str, tuple[Size, Size]]]:

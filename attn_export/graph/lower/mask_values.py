@@ -12,7 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from attn_export.graph.axis_names import Size
 from attn_export.graph.ir_helpers import dims
-from attn_export.graph.lower.mask_trials import Trial, Trials
+from attn_export.graph.lower.mask_trials import MaskTrial, MaskTrials
 from attn_export.tensorfile import Array
 
 Values = Mapping[ir.Value, Array]
@@ -50,7 +50,7 @@ class MaskMaker:
         tainted: The values that are computed from it.
     """
 
-    def __init__(self, mask: ir.Value, lengths: ir.Value | None, trials: Trials) -> None:
+    def __init__(self, mask: ir.Value, lengths: ir.Value | None, trials: MaskTrials) -> None:
         self.mask, self._lengths, self._trials = mask, lengths, trials
         self.nodes: list[ir.Node] = []
         self.data: set[ir.Value] = set()
@@ -95,10 +95,10 @@ class MaskMaker:
 
     def _is_size(self, node: ir.Node) -> bool:
         source = node.inputs[0] if node.op_type in ("Shape", "Size") and node.inputs else None
-        known = map(self._trials.is_known, _asked(node) if source is not None else ())
+        known = map(self._trials.is_known, _requested_sizes(node) if source is not None else ())
         return source is not None and bool(dims(source)) and all(known)
 
-    def trials(self) -> Iterator[Trial]:
+    def trials(self) -> Iterator[MaskTrial]:
         """Yield trials of small sizes first, then those that the numbers in the mask require.
 
         Raises:
@@ -117,7 +117,7 @@ class MaskMaker:
             raise ValueError("numbers of a mask are beyond what can be tried")
         yield from beyond
 
-    def _known_values(self, trials: Sequence[Trial]) -> dict[ir.Value, Array]:
+    def _known_values(self, trials: Sequence[MaskTrial]) -> dict[ir.Value, Array]:
         """Return the values that do not follow from the sizes: constants and their results."""
         known = dict(self._constants)
         if len(trials) > 1:
@@ -147,7 +147,7 @@ class MaskMaker:
             reach += sum(unit * (max(_lengths_in(array), default=0.0) + 1) for array in held)
         return math.ceil(min(reach, NO_LENGTH))
 
-    def sizes(self, trial: Trial) -> dict[ir.Value, Array]:
+    def sizes(self, trial: MaskTrial) -> dict[ir.Value, Array]:
         """Return the values that follow from the sizes of a trial."""
         return {
             value: trial.past if value is self._lengths else _size(value, self._trials, trial)
@@ -167,7 +167,7 @@ class MaskMaker:
         return Evaluator(nodes[::-1], read - made, outputs, constants)
 
     def tried(
-        self, evaluate: Evaluator, trial: Trial, given: Values | None = None
+        self, evaluate: Evaluator, trial: MaskTrial, given: Values | None = None
     ) -> Values | None:
         """Return the values made in a trial; None if the trial goes beyond a table."""
         beyond = [n for x in self._constants.values() if x.size > SMALL for n in x.shape if n > 1]
@@ -252,7 +252,7 @@ class Evaluator:
         return dict(zip(self._outputs, found, strict=True))
 
 
-def over_scores(mask: Array, trial: Trial) -> Array:
+def over_scores(mask: Array, trial: MaskTrial) -> Array:
     """Broadcast a mask to `[B, H or 1, L, S]`.
 
     Raises:
@@ -269,7 +269,7 @@ def _can_run(node: ir.Node) -> bool:
     return not kinds & {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}
 
 
-def _asked(node: ir.Node) -> tuple[Size, ...]:
+def _requested_sizes(node: ir.Node) -> tuple[Size, ...]:
     """Return the axes that a Shape or Size reads."""
     source = node.inputs[0]
     assert source is not None
@@ -280,10 +280,10 @@ def _asked(node: ir.Node) -> tuple[Size, ...]:
     return whole[start:end]
 
 
-def _size(value: ir.Value, trials: Trials, trial: Trial) -> Array:
+def _size(value: ir.Value, trials: MaskTrials, trial: MaskTrial) -> Array:
     node = value.producer()
     assert node is not None
-    array = np.array([trials.known(size, trial.sizes) for size in _asked(node)], np.int64)
+    array = np.array([trials.known(size, trial.sizes) for size in _requested_sizes(node)], np.int64)
     return array if node.op_type == "Shape" else np.asarray(array.prod())
 
 

@@ -9,10 +9,10 @@ import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.heads import (
-    as_given,
     as_output,
     before_split,
     heads_apart,
+    in_output_layout,
     same_for_heads,
     side_by_side,
 )
@@ -41,7 +41,7 @@ def full(op: Builder, a: AttentionNode) -> ir.Value:
         "MultiHeadAttention", query, key, value,
         domain=MICROSOFT, num_heads=a.num_heads, scale=a.scale,
     )  # fmt: skip
-    return as_given(op, a, attended)
+    return in_output_layout(op, a, attended)
 
 
 def causal(op: Builder, a: AttentionNode) -> list[ir.Value]:
@@ -61,7 +61,7 @@ def causal(op: Builder, a: AttentionNode) -> list[ir.Value]:
     ]  # fmt: skip
     attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a))
     if bias is None:
-        return [as_given(op, a, attended), *present]
+        return [in_output_layout(op, a, attended), *present]
     return [_nothing_gives_zero(op, a, attended, bias), *present]
 
 
@@ -82,7 +82,7 @@ def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Valu
     total = op("Add", longest, op.scalar_int(1, INT32))
     given = [query, key, value, cache.past_key, cache.past_value, last, total]
     attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a))
-    return [as_given(op, a, attended), *present]
+    return [in_output_layout(op, a, attended), *present]
 
 
 def _attributes(a: AttentionNode) -> dict[str, float]:

@@ -19,7 +19,7 @@ from attn_export.graph.lower.read import (
     AttentionNode,
     read_attention,
 )
-from attn_export.graph.lower.visible_keys import Allowed, allowed_keys
+from attn_export.graph.lower.visible_keys import VisibleKeys, allowed_keys
 
 
 def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
@@ -100,7 +100,7 @@ def _scores(op: Builder, a: AttentionNode, query: ir.Value, key: ir.Value) -> ir
     return op("MatMul", grouped, turned)  # [B, Hkv, r, L, S]
 
 
-def _masked(op: Builder, a: AttentionNode, scores: ir.Value, allowed: Allowed) -> ir.Value:
+def _masked(op: Builder, a: AttentionNode, scores: ir.Value, allowed: VisibleKeys) -> ir.Value:
     if allowed.added is not None:
         scores = op("Add", scores, allowed.added)
     if allowed.keys is None:
@@ -108,7 +108,7 @@ def _masked(op: Builder, a: AttentionNode, scores: ir.Value, allowed: Allowed) -
     return op("Where", allowed.keys, scores, op.number(-np.inf, a.dtype))
 
 
-def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, allowed: Allowed) -> ir.Value:
+def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, allowed: VisibleKeys) -> ir.Value:
     wide = a.precision is not None and a.precision != a.dtype
     if wide:
         scores = op("Cast", scores, to=a.precision)

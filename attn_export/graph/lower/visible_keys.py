@@ -14,7 +14,7 @@ from attn_export.graph.lower.read import AttentionNode
 
 
 @dataclasses.dataclass(frozen=True)
-class Allowed:
+class VisibleKeys:
     """Visibility that broadcasts to the scores, `[B, H, L, S]` or `[B, Hkv, r, L, S]`.
 
     Attributes:
@@ -30,7 +30,7 @@ class Allowed:
 
 def allowed_keys(
     op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value, *, grouped: bool
-) -> Allowed:
+) -> VisibleKeys:
     """Combine everything that hides keys.
 
     Args:
@@ -61,10 +61,10 @@ def allowed_keys(
     together = None
     for part in parts:
         together = part if together is None else op("And", together, part)
-    return Allowed(together, added, a.mask is not None or a.valid_keys is not None)
+    return VisibleKeys(together, added, a.mask is not None or a.valid_keys is not None)
 
 
-def as_bias(op: Builder, a: AttentionNode, allowed: Allowed) -> ir.Value | None:
+def as_bias(op: Builder, a: AttentionNode, allowed: VisibleKeys) -> ir.Value | None:
     """Return the bias on the scores, in which -inf hides; None if all keys are visible.
 
     A Where over all scores would take longer.
