@@ -19,7 +19,12 @@ from attn_export.cli.commands import (
     lower_command,
     probe_command,
 )
-from attn_export.cli.options import BuildInput, runtime_options, spec_options
+from attn_export.cli.options import (
+    BuildInput,
+    limit_own_memory,
+    runtime_options,
+    spec_options,
+)
 from attn_export.cli.output import Output, output_options
 from attn_export.errors import (
     INTERRUPTED,
@@ -240,6 +245,7 @@ def verify_command(
     wanted.check()
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
+    limit_own_memory()
     with progress(quiet=quiet) as bar:
         report = explained(
             verify(bundle, graph=graph, progress=bar, **options), bundle, graph, progress=bar

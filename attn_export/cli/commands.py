@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from attn_export.cli.options import limit_own_memory
 from attn_export.cli.output import STDOUT, check_folders, write_file
 from attn_export.errors import (
     PARAGRAPH,
@@ -140,6 +141,7 @@ def explain_command(
     from attn_export.report.result_terminal import print_explanation
 
     check_folders(json_file)
+    limit_own_memory()
     output = output or bundle.absolute().with_name(bundle.absolute().name + ".explained")
     with progress(quiet=quiet) as bar:
         found = explain(

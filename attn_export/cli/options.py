@@ -191,3 +191,15 @@ class BuildInput:
         if self.weights and {"embed_dim", "num_heads"} <= changes.keys():
             return AttentionSpec.from_dict(changes)
         return None
+
+
+def limit_own_memory() -> None:
+    """Limit the memory that this process may allocate, as that of the runtimes is limited.
+
+    A graph from elsewhere may ask for values of any size. A command that evaluates it then ends
+    with an error, before the system kills a process of its own choice.
+    """
+    from attn_export.runtimes.ipc import limit_memory
+    from attn_export.runtimes.protocol import Limits
+
+    limit_memory(Limits.default().memory_mib or 0)

@@ -195,3 +195,18 @@ def test_a_missing_package_is_one_line(tmp_path: Path):
     assert "install all packages" in ran.stderr
     assert ran.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["verify"], ["explain", "--runtime", "ort-cpu"]])
+def test_a_command_that_evaluates_graphs_limits_its_own_memory(
+    command: list[str], bundle: Path, tmp_path: Path
+):
+    code = (
+        "import resource, sys; from attn_export.cli import cli; "
+        f"cli({[*command, str(bundle), '--quiet']}, standalone_mode=False); "
+        "print(resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout.splitlines()[-1]) == Limits.default().memory_mib
