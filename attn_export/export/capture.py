@@ -245,6 +245,11 @@ def _differs(subject: Subject, captured: torch.nn.Module, sizes: Sizes, what: st
     guilty = next((s for s in alone if _difference(subject, captured, s)), sizes)
     shown = {n: s for n, s in guilty.items() if guilty is sizes or s != example[n]}
     at = ", ".join(f"{name} = {size}" for name, size in shown.items())
+    if any(getattr(part, "use_nested_tensor", False) for part in subject.module.modules()):
+        return ExportError(
+            f"the captured program is not the module at {at}: {what}; nn.TransformerEncoder leaves "
+            "out padded positions in its fast path; pass enable_nested_tensor=False to it"
+        )
     return ExportError(
         f"the captured program is not the module at {at}: {what}; a branch on a size"
         f"{branch_at(subject, guilty)} was captured for one side only; write it without the branch"

@@ -228,7 +228,7 @@ def _signature(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Suppress console output and garbage collection.
+    """Suppress gradients, console output and garbage collection.
 
     Tracing makes millions of live objects. The collector would traverse them repeatedly for a third
     of the whole time.
@@ -238,7 +238,10 @@ def _undisturbed() -> Iterator[None]:
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
+        # With gradients on, PyTorch decomposes attention whose mask has weights differently: into
+        # operations for its backward pass, which cannot be exported.
         with (
+            torch.no_grad(),
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),

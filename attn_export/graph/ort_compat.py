@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.axis_names import axis_of_an_input
+from attn_export.graph.axis_names import axis_of_an_input, known_equal
 from attn_export.graph.ir_helpers import constant, dims, insert, ints, nodes_of, optional_input
 from attn_export.spec.inputs import MASK_FLOOR
 
@@ -73,9 +73,9 @@ def spread_masks(model: ir.Model) -> None:
         grown: dict[int, AxisSize] = {}
         full = 2 if rank == 2 else 4
         for axis, size in ((-2, _query_length), (-1, _key_length)):
-            if dims(mask)[axis] == 1:
+            if _may_be_one(dims(mask)[axis]):
                 length = size(model, node)
-                if length.dim != 1:
+                if length.dim != 1 and not known_equal(length.dim, dims(mask)[axis]):
                     grown[full + axis] = length
         if grown:
             node.replace_input_with(3, _expanded(model, node, mask, grown, full))
@@ -163,6 +163,11 @@ def _is_clamped(node: ir.Node) -> bool:
     return node.op_type == "Where" and any(p is not None and p.op_type == "Clip" for p in producers)
 
 
+def _may_be_one(dim: int | ir.SymbolicDim) -> bool:
+    """Return whether an axis may be 1: a quotient may, such as ``batch//batch`` of a Reshape."""
+    return "//" in str(dim.value) if isinstance(dim, ir.SymbolicDim) else dim == 1
+
+
 def _masks(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
     """Yield every Attention node that has a mask, with the mask."""
     for node in nodes_of(model, "Attention"):
@@ -204,7 +209,7 @@ def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> AxisSiz
 def _expanded(
     model: ir.Model, node: ir.Node, value: ir.Value, grown: Mapping[int, AxisSize], rank: int
 ) -> ir.Value:
-    """Return `value` with some axes of size 1 grown, by an Expand in front of `node`."""
+    """Return `value` with some axes grown that are or may be 1, by an Expand before `node`."""
     sizes = {axis: size.dim for axis, size in grown.items()}
     if all(isinstance(size, int) for size in sizes.values()):
         numbers = [int(str(sizes.get(axis, 1))) for axis in range(rank)]

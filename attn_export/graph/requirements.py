@@ -18,17 +18,20 @@ def features(model: ir.Model) -> tuple[str, ...]:
     """Return the features that a graph uses, sorted.
 
     ``Softmax`` for an operator of ai.onnx, ``com.microsoft.GroupQueryAttention`` for another's;
-    ``input FLOAT16`` for the types of inputs; ``opset 24``. Of some operators also how they are
-    used: ``Attention(past)``, ``Attention(is_causal)``, ``Attention(mask: BOOL)`` and, where that
-    is no matter of sizes alone, so that it may hide all keys, ``Attention(given mask: BOOL)``;
-    ``Range(total_len)``, with the axis that it is declared to have; ``LessOrEqual(of one Range)``,
-    as for a causal mask without a past; ``Cast(to BFLOAT16)``.
+    ``input FLOAT16`` for the types of inputs; ``value DOUBLE``; ``opset 24``. Of some operators
+    also how they are used: ``Attention(past)``, ``Attention(is_causal)``, ``Attention(mask:
+    BOOL)`` and, where that is no matter of sizes alone, so that it may hide all keys,
+    ``Attention(given mask: BOOL)``; ``Range(total_len)``, with the axis that it is declared to
+    have; ``LessOrEqual(of one Range)``, as for a causal mask without a past; ``Cast(to
+    BFLOAT16)``.
     """
     found = {f"opset {model.opset_imports['']}"}
     found |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
     for node in model.graph.all_nodes():
         domain = node.domain or ""
         found.add(f"{domain}.{node.op_type}" if domain else node.op_type)
+        if any(value.dtype == ir.DataType.DOUBLE for value in node.outputs):
+            found.add("value DOUBLE")
         if not domain and node.op_type in USES:
             found |= {f"{node.op_type}({use})" for use in USES[node.op_type](node)}
     return tuple(sorted(found))

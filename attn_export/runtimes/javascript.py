@@ -124,4 +124,5 @@ class WebGpu(Wasm):
             "com.microsoft.GroupQueryAttention",
             says="wrong numbers for more than 32 queries without a past, seen on SwiftShader",
         ),
+        unsupported("value DOUBLE", says="WebGPU has no float64"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import graph_edits as edit
@@ -154,14 +155,23 @@ def test_the_same_values_in_two_encodings_are_duplicates(tmp_path):
     assert checks_that_find(model, tmp_path) == ["no_duplicate_initializers"]
 
 
-def test_a_float64_constant_node_is_float64(tmp_path):
-    model = tiny_model(
+def through_a_float64_constant() -> onnx.ModelProto:
+    return tiny_model(
         helper.make_node("Constant", [], ["c"], value=ones("c", dtype=np.float64)),
         helper.make_node("CastLike", ["x", "c"], ["wide"]),
         helper.make_node("Mul", ["wide", "c"], ["product"]),
         helper.make_node("Cast", ["product"], ["y"], to=TensorProto.FLOAT),
     )
-    assert set(checks_that_find(model, tmp_path)) == {"no_float64"}
+
+
+def test_our_own_module_has_no_float64_inside(tmp_path):
+    ours = dataclasses.replace(exported()[0].expected(), ours=True)
+    found = findings_of(through_a_float64_constant(), tmp_path, ours)
+    assert "no_float64" in {finding.check for finding in found}
+
+
+def test_other_graphs_may_compute_in_float64_inside(tmp_path):
+    assert checks_that_find(through_a_float64_constant(), tmp_path) == []
 
 
 def test_a_dynamic_axis_that_a_value_declares_fixed_is_a_contradiction(healthy, tmp_path):

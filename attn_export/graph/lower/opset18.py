@@ -119,17 +119,45 @@ OPSET, IR_VERSION = 18, 8
 
 ONLY_TYPES_ADDED = frozenset(
     {
-        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "Constant", "ConstantOfShape",
-        "Cos", "Cosh", "Elu", "Equal", "Flatten", "HardSigmoid", "HardSwish", "Identity", "If",
-        "IsInf", "IsNaN", "Loop", "Mish", "Pad", "ReduceMax", "ReduceMin", "Reshape", "Round",
-        "Scan", "Selu", "Shape", "Sin", "Sinh", "Size", "Softplus", "Softsign", "Squeeze", "Tan",
-        "Transpose", "Unsqueeze",
+        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Constant",
+        "ConstantOfShape", "Conv", "ConvTranspose", "Cos", "Cosh", "Det", "Dropout", "Elu", "Equal",
+        "EyeLike", "Flatten", "GRU", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool",
+        "HardSigmoid", "HardSwish", "Identity", "If", "InstanceNormalization", "IsInf", "IsNaN",
+        "LSTM", "Loop", "LpNormalization", "LpPool", "MaxRoiPool", "MaxUnpool", "Mish", "Pad",
+        "RNN", "ReduceMax", "ReduceMin", "Reshape", "RoiAlign", "Round", "Scan", "Selu", "Shape",
+        "Sin", "Sinh", "Size", "Softplus", "Softsign", "SplitToSequence", "Squeeze", "Tan",
+        "ThresholdedRelu", "TopK", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
 """Operators whose versions after 18 only take more types: https://onnx.ai/onnx/operators/."""
 
-NEW_ATTRIBUTES = frozenset({"saturate", "round_mode"})
-"""Attributes of `Cast` after 18, for types that opset 18 does not have."""
+
+def _rounds_down(node: ir.Node) -> bool:
+    # Opset 19 says which windows count where sizes are rounded up, and adds dilations.
+    dilations = node.attributes.get_ints("dilations", [])
+    pools = node.op_type == "MaxPool" or all(step == 1 for step in dilations)
+    return pools and not node.attributes.get_int("ceil_mode", 0)
+
+
+def _is_per_axis(node: ir.Node) -> bool:
+    return not any(node.attributes.get_int(name, 0) for name in ("block_size", "output_dtype"))
+
+
+SAME_IF: dict[str, Callable[[ir.Node], bool]] = {
+    "AveragePool": _rounds_down,
+    "DequantizeLinear": _is_per_axis,
+    "MaxPool": _rounds_down,
+    "QuantizeLinear": _is_per_axis,
+    "Resize": lambda node: (
+        node.attributes.get_string("coordinate_transformation_mode", "") != "half_pixel_symmetric"
+    ),
+}
+"""Operators with more attributes after 18, by the condition under which they mean the same."""
+
+NEW_ATTRIBUTES = frozenset(
+    {"saturate", "round_mode", "block_size", "output_dtype", "precision", "dilations"}
+)
+"""Attributes after 18 that opset 18 does not have; they matter to other types or have defaults."""
 
 
 def to_opset18(model: ir.Model) -> None:
@@ -158,13 +186,52 @@ def _convert(model: ir.Model, node: ir.Node) -> None:
             f"{node.name}: {node.op_type} has no form in opset {OPSET}; keep the standard dialect"
         ) from error
     now = onnx.defs.get_schema(node.op_type, used)
-    if now.since_version != then.since_version and node.op_type not in ONLY_TYPES_ADDED:
+    if now.since_version != then.since_version and not _means_the_same(node):
         raise GraphError(
             f"{node.name}: {node.op_type} means something else in opset {OPSET}; keep the standard "
             "dialect"
         )
-    for name in NEW_ATTRIBUTES:
+    for name in NEW_ATTRIBUTES - set(then.attributes):
         node.attributes.pop(name, None)
+
+
+def _means_the_same(node: ir.Node) -> bool:
+    condition = SAME_IF.get(node.op_type)
+    return node.op_type in ONLY_TYPES_ADDED if condition is None else condition(node)
+
+
+def _grid_sample(_: ir.Model, node: ir.Node) -> None:
+    """Name the modes of `GridSample` as before opset 20; they were for images then.
+
+    Raises:
+        GraphError: If the input has not two dimensions of space.
+    """
+    if node.inputs[0] is None or len(dims(node.inputs[0])) != 4:
+        raise GraphError(f"{node.name} samples no images; keep the standard dialect")
+    modes = {"linear": "bilinear", "cubic": "bicubic"}
+    mode = node.attributes.get_string("mode", "linear")
+    node.attributes["mode"] = ir.AttrString("mode", modes.get(mode, mode))
+
+
+def _group_normalization(model: ir.Model, node: ir.Node) -> None:
+    """Replace the node by `InstanceNormalization` of groups (Wu and He 2018).
+
+    That of opset 18 has a scale for each group, that of opset 21 for each channel.
+    """
+    x, scale, bias = node.inputs[:3]
+    if x is None or scale is None or bias is None or not dims(x) or x.dtype is None:
+        raise GraphError(f"{node.name}: the shape of its input is not known; declare it")
+    op, groups = Builder(model, node), node.attributes.get_int("num_groups", 1)
+    kind = x.dtype
+    one, zero = (op.array(np.full(groups, value, kind.numpy())) for value in (1, 0))
+    grouped = op("Reshape", x, op.ints(0, groups, -1))
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    normed = op("InstanceNormalization", grouped, one, zero, epsilon=epsilon)
+    whole = op("Reshape", normed, op("Shape", x))
+    axes = op.ints(*range(1, len(dims(x)) - 1))
+    wide = [op("Unsqueeze", part, axes) if len(dims(x)) > 2 else part for part in (scale, bias)]
+    take_over(node.outputs[0], op("Add", op("Mul", whole, wide[0]), wide[1]))
+    model.graph.remove(node, safe=True)
 
 
 def _rms_normalization(model: ir.Model, node: ir.Node) -> None:
@@ -223,6 +290,8 @@ def _coordinates(op: Builder, x: ir.Value, axis: int, last: int) -> ir.Value:
 
 DECOMPOSED: dict[str, Callable[[ir.Model, ir.Node], None]] = {
     "Gelu": lower_gelu,
+    "GridSample": _grid_sample,
+    "GroupNormalization": _group_normalization,
     "RMSNormalization": _rms_normalization,
     "RotaryEmbedding": lower_rotary,
     "Swish": lower_swish,
