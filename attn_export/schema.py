@@ -34,13 +34,22 @@ Dtype: TypeAlias = Literal[tuple(CODES)]  # type: ignore[valid-type]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Dim = Annotated[int, Meta(ge=0, le=2**31 - 1)] | EndName
 Shape = Annotated[list[Dim], Meta(max_length=8)]
+OutputDim = Count | Annotated[str, Meta(max_length=MOST_BYTES, pattern=rf"\A[^{_CONTROL}]*\Z")]
+"""Size or name of an axis of an output; empty where a user's module has none for it."""
 
 
-class Signature(Struct, forbid_unknown_fields=True):
-    """An input or an output."""
+class InputSignature(Struct, forbid_unknown_fields=True):
+    """An input."""
 
     dtype: Dtype
     shape: Shape
+
+
+class OutputSignature(Struct, forbid_unknown_fields=True):
+    """An output."""
+
+    dtype: Dtype
+    shape: Annotated[list[OutputDim], Meta(max_length=8)]
 
 
 class GraphEntry(Struct, forbid_unknown_fields=True):
@@ -64,8 +73,8 @@ class Manifest(Struct, forbid_unknown_fields=True):
     name: Text
     versions: dict[Name, Text]
     graphs: Annotated[dict[GraphName, GraphEntry], Meta(min_length=1, max_length=100)]
-    inputs: Annotated[dict[EndName, Signature], Meta(min_length=1, max_length=100)]
-    outputs: Annotated[dict[EndName, Signature], Meta(min_length=1, max_length=100)]
+    inputs: Annotated[dict[EndName, InputSignature], Meta(min_length=1, max_length=100)]
+    outputs: Annotated[dict[EndName, OutputSignature], Meta(min_length=1, max_length=100)]
     weights: Text
     files: Annotated[dict[FileName, Digest], Meta(min_length=1, max_length=100_000)]
     digest: Digest
@@ -76,7 +85,7 @@ class Manifest(Struct, forbid_unknown_fields=True):
         Raises:
             ValueError: If they contradict each other.
         """
-        ends = {**self.inputs, **self.outputs}
+        ends: dict[str, InputSignature | OutputSignature] = {**self.inputs, **self.outputs}
         axes = {axis for end in ends.values() for axis in end.shape if isinstance(axis, str)}
         for name, signature in ends.items():
             fixed = [size for size in signature.shape if isinstance(size, int)]

@@ -58,3 +58,10 @@ def test_a_value_alone_is_named(value: object, schema: type[Any], says: str):
     with pytest.raises(ValueError) as refused:  # noqa: PT011  the text is compared below
         checked(value, schema)
     assert str(refused.value) == says
+
+
+def test_an_axis_of_an_output_may_have_no_name():
+    """Those of users' modules have none where two runs do not show it."""
+    manifest = json.loads((bundle_of("append") / "manifest.json").read_text())
+    manifest["outputs"]["output"]["shape"][1] = ""
+    assert checked(manifest, Manifest).outputs["output"].shape[1] == ""
