@@ -35,10 +35,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require", action="append", default=[], metavar="RUNTIME",
         help="fail, instead of skipping, where this runtime is not here",
     )  # fmt: skip
+    parser.addoption("--all", action="store_true", help="run the tests marked `extended` too")
     parser.addoption(
         "--kills", type=int, default=6, metavar="N",
         help="kill each command at so many random moments (tests/kills)",
     )  # fmt: skip
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked `extended`, unless --all is given."""
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("extended")]
+        items[:] = [item for item in items if not item.get_closest_marker("extended")]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
 
@@ -24,6 +25,8 @@ BUNDLES: dict[str, dict[str, object]] = {
 }  # fmt: skip
 """Fields of specs beside E 16, H 2, causal: for tests of kits and of runtimes."""
 
+T = TypeVar("T")
+
 _place: list[Path] = []
 
 
@@ -33,6 +36,12 @@ def use(factory: pytest.TempPathFactory) -> None:
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     folder.mkdir(exist_ok=True)
     _place[:] = [folder]
+
+
+def extended(values: Iterable[T], kept: Callable[[T], bool]) -> list[Any]:
+    """Return parameters of a test, of which those that are not kept are marked `extended`."""
+    marks = pytest.mark.extended
+    return [value if kept(value) else pytest.param(value, marks=marks) for value in values]
 
 
 def once(name: str, make: Callable[[Path], None]) -> Path:

@@ -12,6 +12,7 @@ REQUIRED = ("ort-cpu", "onnx-reference", "openvino", "tract", "c", "cpp", "node"
 MODELS = ("gqa-in-place", "mqa", "cross")
 
 
+@pytest.mark.extended
 def test_three_models_pass_in_every_required_runtime(request: pytest.FixtureRequest):
     required = request.config.getoption("--require")
     runtimes = [name for name in REQUIRED if name in required] or ["ort-cpu", "onnx-reference"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from shared import extended
 
 from attn_export import AttentionSpec, build, verify
 from attn_export.bundle import read_bundle
@@ -21,6 +22,8 @@ IN_ALL_DIALECTS = {"gqa-in-place", "mqa", "gpt2", "llama-3.2-1b", "whisper-small
 """Models of which all graphs are built here; `scripts/build_models` builds those of all."""
 TOO_FAR = {"gemma-2-2b", "mistral-7b", "phi-3-mini"}
 """Models whose windows end too far away for one."""
+DEFAULT = {"mha", "mqa", "gqa", "gqa-in-place", "gpt2", "qwen2-0.5b"}
+"""Models of the default tests: the variants, and two of real dimensions."""
 BY_SCRIPT = LARGE - {"phi-3-mini"}
 """Minutes of float64 that show nothing which phi-3 does not: left to `scripts/build_models`."""
 
@@ -35,7 +38,11 @@ def test_the_models_are_the_ones_that_the_project_promises():
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in SPECS if path.stem not in BY_SCRIPT], ids=lambda path: path.stem
+    "path",
+    extended(
+        [path for path in SPECS if path.stem not in BY_SCRIPT], lambda path: path.stem in DEFAULT
+    ),
+    ids=lambda path: path.stem,
 )
 def test_a_model_passes_and_its_bundle_is_whole(path: Path, tmp_path: Path):
     spec = AttentionSpec.from_toml(path)

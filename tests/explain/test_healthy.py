@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from graph_faults import SPECS
+from shared import extended
 
 from attn_export import build
 from attn_export.bundle import read_manifest
@@ -38,11 +39,13 @@ HEALTHY = {
 IN_ALL_DIALECTS = {"gqa", "mha", "in-place"}
 """Whose `ort` graphs have the contrib operators that there are."""
 
+DEFAULT = {"gqa", "in-place", "half", "weights", "interleaved"}
+"""Bundles of the default tests."""
 RUNTIMES = ("ort-cpu", "onnx-reference", "openvino")
 """All bundles in three runtimes."""
 
 
-@pytest.fixture(scope="module", params=HEALTHY)
+@pytest.fixture(scope="module", params=extended(HEALTHY, lambda name: name in DEFAULT))
 def healthy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("healthy") / request.param
     dialects = ["all"] if request.param in IN_ALL_DIALECTS else ["standard"]

@@ -112,6 +112,7 @@ def test_a_fault_in_one_of_twelve_layers_is_found_at_its_node(stack: Path, tmp_p
     assert found.seconds < 60
 
 
+@pytest.mark.extended
 def test_so_is_one_in_a_module_that_torch_exported(stack: Path, tmp_path: Path):
     theirs = exported(Stack("causal dropped"), tmp_path)
     names = [n.name for n in onnx.load(stack / "model.onnx").graph.node if n.op_type == "Attention"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from combined import CACHES, FEATURES, GROUPS, IN_PLACE, MASKS, SENSELESS, TABLE, fields_of
+from shared import extended
 
 from attn_export import AttentionSpec, build
 from attn_export.errors import SpecError
@@ -14,6 +15,8 @@ from attn_export.errors import SpecError
 BOTH = ["ort-cpu", "onnx-reference"]
 IN_BOTH = {("cache", "padding"), ("no cache", "no mask")}
 """Companies of every feature that are run in a second engine, which is slow."""
+IN_ALL = ("cache", "causal")
+"""The company of every feature that is run in all dialects."""
 
 
 def named(company: tuple[tuple[str, ...], str, str]) -> str:
@@ -21,12 +24,16 @@ def named(company: tuple[tuple[str, ...], str, str]) -> str:
     return f"{' + '.join(features)}, {cache}, {mask}"
 
 
-@pytest.mark.parametrize("company", [c for c in TABLE if c not in SENSELESS], ids=named)
+@pytest.mark.parametrize(
+    "company",
+    extended([c for c in TABLE if c not in SENSELESS], lambda c: c[1:] in {*IN_BOTH, IN_ALL}),
+    ids=named,
+)
 def test_features_pass_in_every_company(company: tuple[tuple[str, ...], str, str], tmp_path: Path):
     features, cache, mask = company
     fields = fields_of(features, {"cache": CACHES[cache]}, MASKS[mask])
     # Every feature in all dialects once: a dialect changes the attention node, not the company.
-    dialects = ["all"] if (cache, mask) == ("cache", "causal") else ["standard"]
+    dialects = ["all"] if (cache, mask) == IN_ALL else ["standard"]
     if features == ("symmetric window",) and (cache, mask) == ("cache", "padding"):
         dialects = ["all"]  # it makes no sense with causal
     assert_builds(fields, tmp_path, dialects, BOTH if (cache, mask) in IN_BOTH else BOTH[:1])

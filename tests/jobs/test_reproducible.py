@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import command, small_spec
+from shared import extended
 
 from attn_export.parity.oracle import ONE_THREAD_BELOW
 from attn_export.spec import AttentionSpec
@@ -40,7 +41,7 @@ def bundle_of(spec: AttentionSpec, folder: Path, number: int) -> dict[str, bytes
     }
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", extended(SPECS, lambda name: name == "grouped"))
 def test_two_builds_give_the_same_bytes_in_every_file_but_what_states_the_machine(name, tmp_path):
     one, other = (bundle_of(SPECS[name], tmp_path / f"folder_{n}", n) for n in range(2))
     assert list(one) == list(other)

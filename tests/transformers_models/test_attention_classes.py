@@ -18,11 +18,16 @@ CLASSES = [
     ("bert", "sdpa", "bool[B,1,1,S]", True), ("bert", "eager", "float[B,1,1,S]", False),
     ("bert", "sdpa", None, True),
 ]  # fmt: skip
+DEFAULT = {2, 4, 8, 11, 13, 14}
+"""The places of six of them: each mask, with a cache and without, each way of computing."""
 
 
 @pytest.mark.parametrize(
     ("name", "implementation", "mask", "cache"),
-    CLASSES,
+    [
+        each if index in DEFAULT else pytest.param(*each, marks=pytest.mark.extended)
+        for index, each in enumerate(CLASSES)
+    ],
     ids=lambda value: {True: "cache", False: "no cache", None: "no mask"}.get(value, value),
 )
 def test_an_attention_class_passes(name, implementation, mask, cache, tmp_path):

@@ -25,6 +25,7 @@ from transformers.exporters.exporter_dynamo import register_pytree_node
 
 from attn_export import Subject
 
+EXTENDED = pytest.mark.extended
 KEPT = {"use_cache": False, "return_dict": False}
 """Of these `return_dict` goes into the models' ``**kwargs``."""
 PADDED = {"input_ids": IDS, "attention_mask": padded(L)}
@@ -36,8 +37,9 @@ EMBEDDED = {"inputs_embeds": torch.randn(B, L, E)}
     [
         ("llama", "sdpa", 1, PADDED | KEPT, ["hidden"]),
         ("qwen3", "sdpa", 1, EMBEDDED | KEPT, ["hidden"]),
-        ("gemma2", "eager", 1, PADDED | KEPT, ["hidden"]),
-        ("gemma3", "sdpa", 2, PADDED | KEPT, ["hidden"]),  # one with a window, one without
+        pytest.param("gemma2", "eager", 1, PADDED | KEPT, ["hidden"], marks=EXTENDED),
+        # One with a window, one without.
+        pytest.param("gemma3", "sdpa", 2, PADDED | KEPT, ["hidden"], marks=EXTENDED),
         # Its table of positions has an end, at which the module raises: no other branch.
         ("bert", "sdpa", 1, PADDED, ["last_hidden_state", "pooler_output"]),
     ],
@@ -51,7 +53,8 @@ def test_a_model_without_a_cache_passes(name, implementation, layers, inputs, ou
     assert attentions == (layers if implementation == "sdpa" else 0)
 
 
-@pytest.mark.parametrize("name", ["mistral", "gpt2"])  # with a window, without
+# With a window, without.
+@pytest.mark.parametrize("name", [pytest.param("mistral", marks=EXTENDED), "gpt2"])
 def test_every_layer_of_a_model_has_its_cache(name, tmp_path):
     built = Built(decoder(name), tmp_path)
     assert (built.count("Attention"), built.with_past) == (2, 2)

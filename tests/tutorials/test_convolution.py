@@ -92,6 +92,7 @@ def test_the_error_falls_exponentially_as_the_heads_look_more_sharply():
         assert fell == pytest.approx(sharp / 2, rel=0.15)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("size", IMAGES.values(), ids=IMAGES)
 @torch.no_grad()
 def test_the_graph_is_the_convolution_for_images_of_any_size(size, kernel):
@@ -104,6 +105,7 @@ def test_the_graph_is_the_convolution_for_images_of_any_size(size, kernel):
     close(output[..., 1:-1, 1:-1], zeros[..., 1:-1, 1:-1])
 
 
+@pytest.mark.extended
 def test_the_graph_names_its_dynamic_axes(kernel):
     _, graph = kernel
     for value, channels in ((*graph.graph.input, C), (*graph.graph.output, OUT)):
