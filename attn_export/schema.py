@@ -78,6 +78,7 @@ class Manifest(Struct, forbid_unknown_fields=True):
     weights: Text
     files: Annotated[dict[FileName, Digest], Meta(min_length=1, max_length=100_000)]
     digest: Digest
+    bounds: dict[EndName, Annotated[list[Count | None], Meta(min_length=2, max_length=2)]] = {}
 
     def __post_init__(self) -> None:
         """Check rules that involve several fields.

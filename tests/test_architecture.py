@@ -266,8 +266,8 @@ def test_a_command_works_where_there_is_no_torch(arguments, bundle, without_torc
 # -- the public interface ---------------------------------------------------------------------
 
 PUBLIC = [
-    "Attention", "AttentionSpec", "DecodeSession", "GroupedQueryAttention", "MultiHeadAttention",
-    "MultiQueryAttention", "Report", "Subject", "assert_parity", "build", "verify",
+    "Attention", "AttentionSpec", "Axis", "DecodeSession", "GroupedQueryAttention",
+    "MultiHeadAttention", "MultiQueryAttention", "Report", "Subject", "assert_parity", "build", "verify",
 ]  # fmt: skip
 
 

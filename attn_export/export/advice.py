@@ -98,6 +98,40 @@ def fixed_axis(subject: Subject, name: str, axis: int, size: str) -> ExportError
     )
 
 
+def out_of_reach(subject: Subject, sizes: Sizes, error: ExportError) -> ExportError:
+    """Return the error for a module that raises at some sizes, with the bound that avoids them.
+
+    Args:
+        subject: Whose module raised.
+        sizes: The sizes at which it did.
+        error: The error that it raised.
+    """
+
+    def runs(label: str, size: int) -> bool:
+        inputs = subject.draw(subject.sizes_with({label: size}), "reach")
+        try:
+            with torch.inference_mode():
+                subject.call(subject.module, inputs)
+        except ExportError:
+            return False
+        return True
+
+    for label, known in subject.example_sizes.items():
+        other = sizes.get(label, known)
+        if label in subject.sums or other == known or runs(label, other):
+            continue
+        right, wrong = known, other
+        while abs(wrong - right) > 1:
+            middle = (right + wrong) // 2
+            right, wrong = (middle, wrong) if runs(label, middle) else (right, middle)
+        bound = f"min={right}" if wrong < right else f"max={right}"
+        return ExportError(
+            f"{error}; it runs with {label} {'from' if wrong < right else 'up to'} {right}: write "
+            f"Axis({label!r}, {bound}) for the name of that axis"
+        )
+    return error
+
+
 def branch_at(subject: Subject, changed: Sizes) -> str:
     """Return `` (file.py:12)``: the line of the module at which these sizes branch off.
 

@@ -17,10 +17,10 @@ import torch
 from torch.export import ExportedProgram
 
 from attn_export.errors import ExportError, one_line
-from attn_export.export.advice import branch_at, fixed_axis
+from attn_export.export.advice import branch_at, fixed_axis, out_of_reach
 from attn_export.export.subject import Subject
 from attn_export.parity.plan import covering_sizes
-from attn_export.parity.sizes import Sizes, with_sums
+from attn_export.parity.sizes import MOST, Sizes, is_within, with_sums
 
 # -- conditions on sizes under which a captured program is the module ---------------------------
 
@@ -124,8 +124,10 @@ def _check_ranges(subject: Subject, program: ExportedProgram) -> None:
             continue
         # A sum of axes, such as total_len, has the sum of their minima, be it known to be that
         # sum or only to be no less.
-        lowest = max(minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
-        narrow, bounded = int(allowed.lower) > lowest, not _is_unbounded(allowed.upper)
+        low, high = subject.bounds.get(label, (1, MOST))
+        lowest = max(low, minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
+        narrow = int(allowed.lower) > lowest
+        bounded = not _is_unbounded(allowed.upper) and int(allowed.upper) < high
         beyond = int(allowed.upper) + 1 if bounded else max(int(allowed.lower) - 1, 0)
         if narrow or (bounded and not _raises(subject, {label: beyond})):
             at = branch_at(subject, {label: beyond})
@@ -204,11 +206,16 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
 def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
     captured: Any = program.module(check_guards=False)
     captured.validate_inputs = False  # it refuses sums below 4, as if their terms were at least 2
-    for sizes in covering_sizes(list(subject.example_sizes), subject.relations):
-        difference = _difference(subject, captured, sizes)
+    for sizes in covering_sizes(list(subject.example_sizes), subject.relations, subject.bounds):
+        try:
+            difference = _difference(subject, captured, sizes)
+        except ExportError as error:
+            raise out_of_reach(subject, sizes, error) from error
         if difference:
             raise _differs(subject, captured, sizes, difference)
     for breaking in broken_guards(subject, program):
+        if not is_within(breaking, subject.bounds):
+            continue
         try:
             difference = _difference(subject, captured, breaking)
         except ExportError:

@@ -23,12 +23,13 @@ from torch.export import Dim, ExportedProgram
 from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.errors import ExportError
 from attn_export.export.advice import fixed_axis, not_captured, not_translated
-from attn_export.export.capture import check_capture
+from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.module_state import preserved
 from attn_export.export.subject import Subject
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.low_precision import narrow
+from attn_export.parity.sizes import MOST
 
 # -- the ONNX form of `F.scaled_dot_product_attention` in modules of the user's -----------------
 
@@ -149,7 +150,7 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     # Dim.DYNAMIC rather than named Dims: those cannot say total_len = past_len + query_len.
     # What they would refuse is refused by `check_capture` instead.
     dynamic = {
-        name: dict.fromkeys(axes, Dim.DYNAMIC) if axes else None
+        name: {axis: _dynamic(subject, label) for axis, label in axes.items()} if axes else None
         for name, axes in subject.axes.items()
     }
     shapes = subject.tree.dynamic_shapes(dynamic)
@@ -164,6 +165,13 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
             )
     except Exception as error:
         raise _not_captured(subject, error) from error
+
+
+def _dynamic(subject: Subject, label: str) -> Any:
+    """Return the hint for a dynamic axis; bounds that tracing needs are passed on."""
+    low, high = subject.bounds.get(label, (1, MOST))
+    limits = {"min": low} if low > TRACE_MINIMUM else {}
+    return Dim.DYNAMIC(**limits, **({"max": high} if high < MOST else {}))
 
 
 def _name_shared_weights(model: ir.Model, subject: Subject) -> None:

@@ -11,15 +11,18 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention
 from attn_export.attention.variants import seeded_attention
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError, one_line
+from attn_export.export.axis import Axis, read_axes
 from attn_export.export.module_state import preserved, weights_of_graph
 from attn_export.export.subject_checks import (
     check_axes,
+    check_bounds,
     check_inputs,
     check_integers,
     check_outputs,
@@ -28,7 +31,7 @@ from attn_export.export.subject_checks import (
     input_like,
     refuse_train_mode,
 )
-from attn_export.export.tensors import to_torch
+from attn_export.export.tensors import state_of, to_torch
 from attn_export.export.trees import InputTree, infer_output_shapes, is_named, name_outputs
 from attn_export.graph.check_model import Expected
 from attn_export.parity.draw import draw_inputs
@@ -52,8 +55,9 @@ class Subject:
             the example; a bool input starts its rows as the example does, so that a mask never
             hides everything by accident, and a float input holds -inf where the example does.
         axes: For each input its dynamic axes: ``{"query": {0: "batch", 1: "query_len"}}``.
-            Axes of one name have one size. A tensor within a tuple or dict is named by its place:
-            ``cache.0.1`` is ``cache[0][1]``.
+            Axes of one name have one size; ``Axis("query_len", min=2, max=64)`` and
+            `torch.export.Dim` give it bounds. A tensor within a tuple or dict is named by its
+            place: ``cache.0.1`` is ``cache[0][1]``.
         outputs: Names for the tensors that the module returns, in order; of a dict, its keys.
         relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
         spec: The spec behind the module, if it is ours.
@@ -61,6 +65,7 @@ class Subject:
 
     Attributes:
         sums: The relations, and what else sizes add up to where inputs are made (`spec.sums`).
+        bounds: The least and the largest size of axes that have bounds.
         example_sizes: The sizes of the example: of its dynamic axes, and what else `sums` is of.
 
     Raises:
@@ -72,7 +77,7 @@ class Subject:
         self,
         module: nn.Module,
         inputs: Mapping[str, Any],
-        axes: Mapping[str, Mapping[int, str]],
+        axes: Mapping[str, Mapping[int, str | Axis | Dim]],
         outputs: Sequence[str],
         *,
         relations: Mapping[str, str] | None = None,
@@ -82,15 +87,17 @@ class Subject:
         self.module = module
         self.notes = tuple(notes)
         # Copies: inputs that share memory, or are one tensor, would be traced as one.
-        self.tree = InputTree.of(tree_map_only(Tensor, _copy, dict(inputs)))
+        self.tree = InputTree.of(tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs)))
         self.inputs = dict(self.tree.tensors)
         self.relations = dict(relations or {})
         self.spec = spec
-        check_inputs(module, inputs, self.inputs, axes)
-        self.axes = {name: dict(axes.get(name, {})) for name in self.inputs}
+        named, self.bounds = read_axes(axes)
+        check_inputs(module, inputs, self.inputs, named)
+        self.axes = {name: dict(named.get(name, {})) for name in self.inputs}
         self.outputs = check_outputs(module, self.inputs, outputs)
         sizes = check_axes(self.inputs, self.axes)
         check_relations(self.relations, sizes)
+        check_bounds(sizes, self.bounds)
         self.sums = self.relations if spec is None else spec.sums
         if spec is not None:  # whose example has the traced sizes, also of what is no axis
             sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
@@ -200,13 +207,11 @@ class Subject:
                 outputs = self.call(self.module, self.draw(sizes, "shapes"))
             return {name: tuple(tensor.shape) for name, tensor in outputs.items()}
 
-        return infer_output_shapes(shapes_at, self.example_sizes, self.relations)
+        return infer_output_shapes(shapes_at, self.example_sizes, self.relations, self.bounds)
 
     def narrow_dtypes(self) -> dict[str, str]:
         """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
-        state: dict[str, Tensor] = {}
-        state.update(self.module.named_parameters(remove_duplicate=False))
-        state.update(self.module.named_buffers(remove_duplicate=False))
+        state = state_of(self.module)
         if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):
             return {}
         with torch.inference_mode():
@@ -224,11 +229,9 @@ class Subject:
         twin = Subject(
             copy.deepcopy(self.module).float(),
             self.tree.rebuild(wide),
-            self.axes,
-            self.outputs,
-            relations=self.relations,
-            spec=spec,
-        )
+            self.axes, self.outputs, relations=self.relations, spec=spec,
+        )  # fmt: skip
+        twin.bounds = self.bounds
         try:
             with torch.inference_mode():
                 twin.call(twin.module, twin.inputs)
@@ -248,7 +251,8 @@ class Subject:
     def plan(self) -> Plan:
         """Return the cases that it is tried with."""
         shapes, takes = self.output_shapes(), self._takes
-        return plan_cases(self.input_values(), shapes, self.spec, self.sums, takes)
+        values = self.input_values()
+        return plan_cases(values, shapes, self.spec, self.sums, takes, self.bounds)
 
     def _takes(self, sizes: Sizes) -> bool:
         """Return whether the module takes these sizes, and a user's soon enough."""
@@ -292,7 +296,3 @@ class Subject:
 
 def _named_axes(shape: Shape) -> dict[int, str]:
     return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError, UsageError, printable
-from attn_export.parity.sizes import Sizes
+from attn_export.parity.sizes import Bounds, Sizes
 from attn_export.results import DTYPES
 from attn_export.schema import MOST_BYTES, EndName
 from attn_export.spec import Input
@@ -178,6 +178,20 @@ def check_relations(relations: Mapping[str, str], known: Sizes) -> None:
             raise UsageError(
                 f"relations[{name!r}] = {expression!r} is {total} in the example, where {name!r} "
                 f"is {known[name]}; give an example that obeys it"
+            )
+
+
+def check_bounds(sizes: Sizes, bounds: Bounds) -> None:
+    """Check that the example obeys the bounds of its axes.
+
+    Raises:
+        UsageError: If not.
+    """
+    for name, (low, high) in bounds.items():
+        if not low <= sizes[name] <= high:
+            raise UsageError(
+                f"axis {name!r} is {sizes[name]} in the example, and {low} to {high} by its "
+                "bounds; give an example within them"
             )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attn_export.tensorfile import numpy_dtype
 
@@ -33,3 +33,11 @@ def _array(tensor: Tensor) -> np.ndarray:
         return bits.view(numpy_dtype("bfloat16"))
     array: np.ndarray = tensor.numpy()
     return array
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module by every name that they have."""
+    found: dict[str, Tensor] = {}
+    found.update(module.named_parameters(remove_duplicate=False))
+    found.update(module.named_buffers(remove_duplicate=False))
+    return found

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from attn_export.errors import UsageError
-from attn_export.parity.sizes import Sizes, with_sums
+from attn_export.parity.sizes import MOST, Bounds, Sizes, with_sums
 from attn_export.spec import Shape
 
 CONSTANTS = (bool, int, float, str, type(None))
@@ -140,7 +140,7 @@ Run = Callable[[Sizes], Mapping[str, tuple[int, ...]]]
 
 
 def infer_output_shapes(
-    run: Run, axes: Iterable[str], relations: Mapping[str, str]
+    run: Run, axes: Iterable[str], relations: Mapping[str, str], limits: Bounds
 ) -> dict[str, Shape]:
     """Name the axes of a module's outputs by running it at two sets of sizes.
 
@@ -150,6 +150,7 @@ def infer_output_shapes(
         run: Returns the shapes of the outputs at some sizes.
         axes: The names of all dynamic axes.
         relations: Axes that are sums of others.
+        limits: The bounds of axes that have any.
     """
     # Each axis has a size of its own that ends alike, so that a sum of two is no third.
     free = sorted(set(axes) - relations.keys())
@@ -157,6 +158,9 @@ def infer_output_shapes(
     rounds: list[dict[str, int]] = []
     for base in (2, 3):
         sizes = {name: base * 2 + 1 + 5 * index * base for index, name in enumerate(free)}
+        for name, size in sizes.items():
+            low, high = limits.get(name, (1, MOST))
+            sizes[name] = low + (size - low) % (high - low + 1)
         rounds.append(with_sums(sizes, relations))
         found.append(run(rounds[-1]))
     by_sizes = {(rounds[0][name], rounds[1][name]): name for name in rounds[0]}

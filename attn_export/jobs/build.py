@@ -18,6 +18,7 @@ from attn_export.jobs.forms import (
     save_checked,
 )
 from attn_export.parity.gate import Gate
+from attn_export.parity.sizes import MOST
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.progress import Progress
@@ -243,6 +244,11 @@ class _Work:
             },
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
+        if subject.bounds:
+            manifest["bounds"] = {
+                name: [low, None if high == MOST else high]
+                for name, (low, high) in subject.bounds.items()
+            }
         write_manifest(folder, manifest)
 
 

@@ -116,6 +116,9 @@ class Truth:
 
         changed = sizes_of(text, list(self.subject.example_sizes), self.subject.sums)
         sizes = self.subject.sizes_with(changed)
+        for name, (low, high) in self.subject.bounds.items():
+            if not low <= sizes[name] <= high:
+                raise UsageError(f"--sizes {text}: {name} is {low} to {high}; got {sizes[name]}")
         shapes = [wanted.shape for wanted in self.subject.input_values().values()]
         for shape in (*shapes, *self.subject.output_shapes().values()):
             elements = math.prod(concrete(shape, sizes))

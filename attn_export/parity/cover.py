@@ -41,9 +41,17 @@ class Cover:
         axes: The axes that can be chosen.
         wanted: The conditions on contents; those on the sizes of `axes` are added.
         candidates: The cases that may be chosen.
+        bounded: Whether axes have bounds: what no candidate meets is no condition then.
     """
 
-    def __init__(self, axes: Sequence[str], wanted: Sequence[str], candidates: Candidates) -> None:
+    def __init__(
+        self,
+        axes: Sequence[str],
+        wanted: Sequence[str],
+        candidates: Candidates,
+        *,
+        bounded: bool = False,
+    ) -> None:
         self._names = [*conditions.size_conditions(axes), *wanted]
         self._places = {name: place for place, name in enumerate(self._names)}
         self._open = np.ones(len(self._names), np.float32)
@@ -68,10 +76,15 @@ class Cover:
             for kind, (first, *_) in self._kinds.items()
         }
 
+        if bounded:
+            tables = (*self._by_sizes.values(), *self._by_contents.values())
+            self._open *= np.any([table.any(axis=0) for table in tables], axis=0)
+        self._wanted = int(self._open.sum())
+
     @property
     def wanted(self) -> int:
         """The number of conditions."""
-        return len(self._names)
+        return self._wanted
 
     @property
     def missed(self) -> list[str]:

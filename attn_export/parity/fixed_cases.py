@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_export.parity.contents import Content, Drawn
 from attn_export.parity.draw import draw_inputs, generator, highest
-from attn_export.parity.sizes import Sizes, axis_names, with_sums
+from attn_export.parity.sizes import Bounds, Sizes, axis_names, into_bounds, with_sums
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.tensorfile import ArrayDict
@@ -31,10 +31,12 @@ class _Made:
     inputs: Mapping[str, Input]
     spec: AttentionSpec | None
     sums: Mapping[str, str]
+    bounds: Bounds
 
     def sizes(self, **changed: int) -> dict[str, int]:
         names = axis_names(self.inputs, self.sums)
-        return with_sums({name: PROBE_SIZES.get(name, 3) for name in names} | changed, self.sums)
+        sizes = {name: PROBE_SIZES.get(name, 3) for name in names} | changed
+        return with_sums(into_bounds(sizes, self.bounds), self.sums)
 
     def drawn(self, sizes: Sizes) -> Drawn:
         """Return the inputs of the base case; those of other sizes are drawn alike."""
@@ -47,6 +49,7 @@ def fixed_cases(
     output_shapes: Mapping[str, Shape],
     spec: AttentionSpec | None,
     sums: Mapping[str, str],
+    bounds: Bounds | None = None,
 ) -> list[Case]:
     """Return the base case, one for each input that changes it alone, and spoilt rows.
 
@@ -55,8 +58,9 @@ def fixed_cases(
         output_shapes: The shape of every output.
         spec: The spec of the module, if it is ours.
         sums: Sizes that others add up to.
+        bounds: The bounds of axes that have any.
     """
-    made = _Made(inputs, spec, sums)
+    made = _Made(inputs, spec, sums, bounds or {})
     found = [_base(made), *_changed(made)]
     batch_first = all("batch" not in shape[1:] for shape in output_shapes.values())
     if "batch" in axis_names(inputs, sums) and batch_first:
@@ -78,7 +82,7 @@ def content_case(
         spec: The spec, if the module is ours.
         sums: Sizes that others add up to.
     """
-    made = _Made(inputs, spec, sums)
+    made = _Made(inputs, spec, sums, {})
     drawn = made.drawn(made.sizes())
     content.change(drawn)
     return Case(content.name, "probe", drawn.sizes, drawn.inputs, content.about)

@@ -14,7 +14,7 @@ from attn_export.parity.draw import draw_inputs, generator
 from attn_export.parity.fixed_cases import fixed_cases
 from attn_export.parity.long_cases import case_bytes, decode_case, distant_case
 from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS
-from attn_export.parity.sizes import Sizes, axis_names, with_sums
+from attn_export.parity.sizes import Bounds, Sizes, axis_names, into_bounds, is_within, with_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 
@@ -94,6 +94,7 @@ def plan_cases(
     spec: AttentionSpec | None,
     sums: Mapping[str, str],
     fits: Fits = lambda _: True,
+    bounds: Bounds | None = None,
 ) -> Plan:
     """Choose cases that meet all conditions together, within `GOLDEN_BYTES`.
 
@@ -103,8 +104,10 @@ def plan_cases(
         spec: The spec of the module, if it is ours.
         sums: Sizes that others add up to.
         fits: Whether the module takes sizes at all, of those next to blocks.
+        bounds: The bounds of axes that have any.
     """
-    fixed = fixed_cases(inputs, output_shapes, spec, sums)
+    bounds = bounds or {}
+    fixed = fixed_cases(inputs, output_shapes, spec, sums, bounds)
     notes: list[str] = []
     if spec is not None:
         for choose in (distant_case, decode_case):
@@ -114,10 +117,12 @@ def plan_cases(
     budget = GOLDEN_BYTES - sum(case_bytes(case.sizes, inputs, output_shapes) for case in fixed)
     axes = conditions.free_axes(axis_names(inputs, sums), list(sums))
     groups = Groups.of(inputs, spec)
-    sizes = [with_sums(each, sums) for each in _candidates(axes, fits)]
+    sizes = _candidates(axes, fits, sums, bounds)
     costs = [case_bytes(each, inputs, output_shapes) for each in sizes]
     candidates = Candidates(sizes, costs, groups.combinations())
-    cover = Cover(axes, groups.conditions(axes), candidates)
+    ends = [f"{axis} {end}" for axis, limits in bounds.items() for end in limits]
+    conditioned = [*groups.conditions(axes), *ends]
+    cover = Cover(axes, conditioned, candidates, bounded=bool(bounds))
     chosen = cover.chosen(budget, CASE_BYTES)
     if cover.missed:
         notes.append(
@@ -128,22 +133,33 @@ def plan_cases(
     return Plan((*cases, *fixed), tuple(notes))
 
 
-def covering_sizes(axes: Sequence[str], sums: Mapping[str, str]) -> list[dict[str, int]]:
+def covering_sizes(
+    axes: Sequence[str], sums: Mapping[str, str], bounds: Bounds
+) -> list[dict[str, int]]:
     """Return sizes that meet all conditions on sizes, but for those next to blocks.
 
     Args:
         axes: The names of the dynamic axes.
         sums: Sizes that others add up to.
+        bounds: The bounds of axes that have any.
     """
     free = conditions.free_axes(list(axes), list(sums))
-    found = [with_sums(each, sums) for each in _candidates(free, lambda _: False, blocks=False)]
-    cover = Cover(free, (conditions.SMALLEST,), Candidates(found, [0] * len(found), [()]))
+    found = _candidates(free, lambda _: False, sums, bounds, blocks=False)
+    candidates = Candidates(found, [0] * len(found), [()])
+    cover = Cover(free, (conditions.SMALLEST,), candidates, bounded=bool(bounds))
     return [sizes for sizes, _ in _in_order(cover.chosen(0, 0))]
 
 
-def _candidates(axes: Sequence[str], fits: Fits, *, blocks: bool = True) -> list[dict[str, int]]:
-    """Return sizes to choose from, the usual ones first."""
-    values = {axis: conditions.values_of(axis) for axis in axes}
+def _candidates(
+    axes: Sequence[str],
+    fits: Fits,
+    sums: Mapping[str, str],
+    bounds: Bounds,
+    *,
+    blocks: bool = True,
+) -> list[dict[str, int]]:
+    """Return sizes to choose from, within their bounds and with sums, the usual ones first."""
+    values = {axis: _values_within(axis, bounds, fits) for axis in axes}
     found = _some_combinations(values)
     if conditions.QUERIES in axes:
         found += _some_combinations({**values, conditions.QUERIES: (1,)})
@@ -151,17 +167,32 @@ def _candidates(axes: Sequence[str], fits: Fits, *, blocks: bool = True) -> list
     found += conditions.corners(axes)
     for axis in axes if blocks else ():
         for block, size in conditions.blocks_of(axis).items():
-            beside = {other: conditions.beside_block(other, block) for other in axes}
+            beside = _beside_block(axes, block, bounds)
             if not fits({**beside, axis: size}):
                 break
             found += _next_to_block(beside, axis, size)
     if conditions.PAST in axes and blocks:
         for block, size in conditions.BLOCKS.items():
-            beside = {other: conditions.beside_block(other, block) for other in axes}
+            beside = _beside_block(axes, block, bounds)
             if not fits({**beside, conditions.PAST: size - 1}):
                 break
             found += _next_to_block(beside, conditions.PAST, size - 1)
-    return sorted(found, key=_oddity)
+    whole = [with_sums(each, sums) for each in sorted(found, key=_oddity)]
+    return [each for each in whole if is_within(each, bounds)]
+
+
+def _values_within(axis: str, bounds: Bounds, fits: Fits) -> tuple[int, ...]:
+    """Return the sizes of an axis that are tried: the usual ones, and the ends of its bounds."""
+    if axis not in bounds:
+        return conditions.values_of(axis)
+    low, high = bounds[axis]
+    ends = [low, min(low + 1, high), high] if fits({axis: high}) else [low, min(low + 1, high)]
+    usual = [value for value in conditions.values_of(axis) if low < value < high]
+    return tuple(sorted({*usual, *ends}))
+
+
+def _beside_block(axes: Sequence[str], block: int, bounds: Bounds) -> dict[str, int]:
+    return into_bounds({axis: conditions.beside_block(axis, block) for axis in axes}, bounds)
 
 
 def _some_combinations(values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:

@@ -8,6 +8,12 @@ from attn_export.spec import Input
 
 Sizes = Mapping[str, int]
 
+MOST = 2**31 - 1
+"""The largest size of an axis."""
+
+Bounds = Mapping[str, tuple[int, int]]
+"""The least and the largest size of axes that have bounds."""
+
 TRACED_SIZES: Sizes = {
     "batch": 2, "query_len": 5, "past_len": 7, "total_len": 12, "key_len": 9,
 }  # fmt: skip
@@ -23,6 +29,19 @@ def axis_names(inputs: Mapping[str, Input], relations: Mapping[str, str]) -> lis
 def bounds(inputs: Mapping[str, Input]) -> set[str]:
     """Return the sizes that bound integer inputs."""
     return {wanted.high for wanted in inputs.values() if isinstance(wanted.high, str)}
+
+
+def is_within(sizes: Sizes, bounds: Bounds) -> bool:
+    """Return whether all sizes are within their bounds."""
+    return all(low <= sizes.get(name, low) <= high for name, (low, high) in bounds.items())
+
+
+def into_bounds(sizes: Sizes, limits: Bounds) -> dict[str, int]:
+    """Return the sizes, each of which is the nearest within its bounds."""
+    return {
+        name: min(max(size, limits[name][0]), limits[name][1]) if name in limits else size
+        for name, size in sizes.items()
+    }
 
 
 def with_sums(sizes: Sizes, relations: Mapping[str, str]) -> dict[str, int]:

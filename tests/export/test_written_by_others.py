@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.nn.functional import scaled_dot_product_attention as attend
 
-from attn_export import Subject, build
-from attn_export.errors import ExportError
+from attn_export import Axis, Subject, build
+from attn_export.errors import ExportError, UsageError
 
 E, H, D = 32, 4, 8
 STANDARD, PORTABLE, ORT = "model.onnx", "model.portable.onnx", "model.ort.onnx"
@@ -72,8 +73,26 @@ class RepeatedMask(nn.Module):
         return attend(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
-def of_x(module: nn.Module) -> Subject:
-    inputs, axes = {"x": torch.randn(2, 5, E)}, {"x": {0: "batch", 1: "query_len"}}
+class Positions(Layer):
+    """A table of positions that ends."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.positions = nn.Embedding(count, E)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + self.positions(torch.arange(x.shape[1])))
+
+
+class Spread(Layer):
+    """A norm over the tokens, which needs two of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(nn.functional.instance_norm(x.mT).mT)
+
+
+def of_x(module: nn.Module, axis: str | Axis | Dim = "query_len", length: int = 5) -> Subject:
+    inputs, axes = {"x": torch.randn(2, length, E)}, {"x": {0: "batch", 1: axis}}
     return Subject(module.eval(), inputs, axes, ["y"])
 
 
@@ -123,3 +142,52 @@ def test_nested_tensors_of_pytorchs_encoder_are_named(tmp_path: Path):
     subject = Subject(Padded().eval(), inputs, {"x": {0: "batch"}, "mask": {0: "batch"}}, ["y"])
     with pytest.raises(ExportError, match="enable_nested_tensor=False"):
         build(subject, tmp_path / "b", runtimes=["ort-cpu"])
+
+
+@pytest.mark.parametrize(
+    ("module", "axis", "length", "bounds"),
+    [
+        (Positions(30), Axis("query_len", max=30), 5, [1, 30]),
+        (Positions(64), Dim("query_len", min=2, max=64), 5, [2, 64]),
+        (Spread(), Axis("query_len", min=2), 5, [2, None]),
+        (Positions(130), Axis("query_len", min=100, max=130), 120, [100, 130]),
+    ],
+    ids=["a table of 30", "a Dim", "two or more", "far from the usual sizes"],
+)
+def test_cases_keep_within_the_bounds_of_an_axis_and_reach_them(
+    module: nn.Module, axis: Axis | Dim, length: int, bounds: list[int | None], tmp_path: Path
+):
+    subject = of_x(module, axis, length)
+    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
+    manifest = json.loads((tmp_path / "b" / "manifest.json").read_text())
+    assert manifest["bounds"] == {"query_len": bounds}
+    index = json.loads((tmp_path / "b" / "golden" / "index.json").read_text())
+    tried = {case["sizes"]["query_len"] for case in index["cases"]}
+    assert min(tried) == bounds[0]
+    assert max(tried) == bounds[1] or bounds[1] is None
+
+
+@pytest.mark.parametrize(
+    ("module", "proposed"),
+    [(Positions(30), r"Axis\('query_len', max=30\)"), (Spread(), r"Axis\('query_len', min=2\)")],
+    ids=["the end of a table", "too few tokens"],
+)
+def test_a_module_that_raises_at_some_sizes_is_told_the_bound(
+    module: nn.Module, proposed: str, tmp_path: Path
+):
+    with pytest.raises(ExportError, match=proposed):
+        build(of_x(module), tmp_path / "b", runtimes=["ort-cpu"])
+
+
+@pytest.mark.parametrize(
+    ("axis", "says"),
+    [
+        (Axis("query_len", min=9, max=30), "is 5 in the example, and 9 to 30 by its bounds"),
+        (Axis("query_len", min=9, max=3), "must have 1 <= min < max"),
+        (Axis("query_len", min=0), "must have 1 <= min < max"),
+        (Axis("", max=9), "gives names to axes by number"),
+    ],
+)
+def test_bounds_that_cannot_be_are_refused(axis: Axis, says: str):
+    with pytest.raises(UsageError, match=says):
+        of_x(Layer(), axis)

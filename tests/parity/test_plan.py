@@ -297,7 +297,7 @@ def test_a_past_that_a_module_does_not_take_is_not_tried():
 @settings(deadline=None, max_examples=20)
 @given(unknown_names)
 def test_axes_that_nobody_knows_get_sizes_of_their_own(names):
-    shapes = covering_sizes(["batch", "query_len", *names], {})
+    shapes = covering_sizes(["batch", "query_len", *names], {}, {})
     assert all(set(sizes) == {"batch", "query_len", *names} for sizes in shapes)
     assert all(size >= 1 for sizes in shapes for size in sizes.values())
     for name in names:
@@ -310,18 +310,18 @@ def test_axes_that_nobody_knows_get_sizes_of_their_own(names):
 @given(unknown_names)
 def test_a_sum_of_unknown_axes_adds_up(names):
     sums = {"the sum": " + ".join(["batch", *names])}
-    for sizes in covering_sizes(["batch", "the sum", *names], sums):
+    for sizes in covering_sizes(["batch", "the sum", *names], sums, {}):
         assert sizes["the sum"] == sizes["batch"] + sum(sizes[name] for name in names)
 
 
 @settings(deadline=None, max_examples=10)
 @given(st.permutations(["batch", "query_len", "heads", "frames"]))
 def test_the_order_of_the_names_does_not_matter(names):
-    assert covering_sizes(names, {}) == covering_sizes(sorted(names), {})
+    assert covering_sizes(names, {}, {}) == covering_sizes(sorted(names), {}, {})
 
 
 def test_without_dynamic_axes_there_is_one_shape():
-    assert covering_sizes([], {}) == [{}]
+    assert covering_sizes([], {}, {}) == [{}]
     cases: tuple[Case, ...] = plan_cases({"x": Input((3, 4))}, {"y": (3, 4)}, None, {}).cases
     assert sum(case.kind == "shape" for case in cases) == 1
 
