@@ -267,7 +267,8 @@ def test_a_command_works_where_there_is_no_torch(arguments, bundle, without_torc
 
 PUBLIC = [
     "Attention", "AttentionSpec", "Axis", "DecodeSession", "GroupedQueryAttention",
-    "MultiHeadAttention", "MultiQueryAttention", "Report", "Subject", "assert_parity", "build", "verify",
+    "MultiHeadAttention", "MultiQueryAttention", "Report", "Subject", "assert_parity", "build",
+    "verify",
 ]  # fmt: skip
 
 
