@@ -173,10 +173,34 @@ class _Work:
         runs, verdicts = judge_pool(
             self.pool, goldens, axes, self.out, self.gate, self.progress.advance
         )
+        refuted = self._refuted(forms, verdicts)
+        if refuted:
+            left_out = (*left_out, *refuted.values())
+            forms = [form for form in forms if form.file.name not in refuted]
+            runs = tuple(run for run in runs if run.graph not in refuted)
+            verdicts = tuple(verdict for verdict in verdicts if verdict.graph not in refuted)
         if "bfloat16" in subject.narrow_dtypes().values():
             notes = (*notes, CAST_NOTE)
         dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
         return _Judged(exported, tuple(forms), runs, verdicts, (*notes, *left_out), dtypes)
+
+    def _refuted(self, forms: Sequence[Form], verdicts: Sequence[Verdict]) -> dict[str, str]:
+        """Remove the files of graphs whose recognised attention is not what the module computes.
+
+        Returns:
+            The names of the graphs, with a note on each. A dialect that was named stays, and fails.
+        """
+        found: dict[str, str] = {}
+        for form in forms:
+            name = form.file.name
+            wrong = [v for v in verdicts if v.graph == name and v.status != "passed"]
+            if form.recognised and wrong and form.file.dialect not in self.dialects:
+                (self.folder / name).unlink()
+                found[name] = (
+                    f"not in the {form.file.dialect} dialect: as one node, the attention that the "
+                    f"module writes out gives other numbers in {wrong[0].case}"
+                )
+        return found
 
     def _export(self, subject: Subject) -> Exported:
         self.progress.phase("exporting")

@@ -31,11 +31,14 @@ class Form:
         file: Its name and description.
         model: The graph.
         expected: Its expected properties.
+        recognised: Whether attention that is written out in the module is one node here: it must
+            be judged before it may stay.
     """
 
     file: GraphFile
     model: ir.Model
     expected: Expected
+    recognised: bool = False
 
 
 def check_dialects(names: Sequence[str]) -> tuple[str, ...]:
@@ -91,7 +94,8 @@ def _in_dialect(model: ir.Model, expected: Expected, dialect: str) -> list[Form]
     found = []
     for phase, lowered in lower(model, dialect).items():
         file = lowered.as_file(file_name(dialect, phase), dialect)
-        found.append(Form(file, lowered.model, expected_of(file, expected)))
+        whole = expected_of(file, expected)
+        found.append(Form(file, lowered.model, whole, recognised=lowered.recognised > 0))
     return found
 
 

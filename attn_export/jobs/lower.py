@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from attn_export.errors import GraphError, OutputError, UsageError
 from attn_export.graph.load import load_graph, load_proto
-from attn_export.graph.lower import check_dialects, lower
+from attn_export.graph.lower import Lowered, check_dialects, lower
 from attn_export.graph.save import external_files, replace_graph
 from attn_export.output_folder import check_utf8
 from attn_export.runtimes.limited import limited
 from attn_export.runtimes.protocol import Limits
+from attn_export.temp_folders import scratch
 
 
 def lower_file(
@@ -59,6 +60,8 @@ def lowered(model: str, output: str, dialect: str) -> dict[str, dict[str, int]]:
     graph = load_graph(source)
     weights = {path for path in external_files(graph) if path.exists()}
     forms = lower(graph, dialect)
+    if any(form.recognised for form in forms.values()):
+        _prove(source, forms)
     files = {_named(target, phase): form.model for phase, form in forms.items()}
     try:
         for path in files:
@@ -72,6 +75,28 @@ def lowered(model: str, output: str, dialect: str) -> dict[str, dict[str, int]]:
         str(path): dict(Counter(node.op_type for node in form.graph))
         for path, form in files.items()
     }
+
+
+def _prove(source: Path, forms: Mapping[str, Lowered]) -> None:
+    """Compare graphs in which attention was recognised with their source, in ONNX Runtime.
+
+    Inputs are random numbers; of masks, rows that hide nothing, some keys, and all keys.
+
+    Raises:
+        GraphError: If a graph gives other numbers, or cannot be run.
+    """
+    from attn_export.runtimes.compare_graphs import difference
+
+    with scratch() as folder:
+        for phase, form in forms.items():
+            path = folder / f"{phase or 'whole'}.onnx"
+            replace_graph(form.model, path, beside=False, kept=())
+            found = difference(source, path, form.fixed)
+            if found:
+                raise GraphError(
+                    f"{source}: attention is written out in it, and as one node {found}; keep the "
+                    "graph as it is"
+                )
 
 
 def _check_replaceable(path: Path, model: Path, weights: Collection[Path]) -> None:

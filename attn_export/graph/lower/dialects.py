@@ -24,7 +24,8 @@ from attn_export.graph.lower.ort import (
 from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
 from attn_export.graph.lower.tidy import tidy
-from attn_export.graph.ort_compat import spread_masks
+from attn_export.graph.lower.written_out import recognise_attention
+from attn_export.graph.ort_compat import make_ort_compatible, spread_masks
 from attn_export.graph.requirements import features
 from attn_export.results import GraphFile
 
@@ -44,12 +45,14 @@ class Lowered:
         layouts: Inputs and outputs whose axes are in another order: ``{"past_value":
             (0, 1, 3, 2)}``.
         bound: Outputs that may lie in the buffer of an input: ``{"present_key": "past_key"}``.
+        recognised: How many attentions were written out in its source, and are one node here.
     """
 
     model: ir.Model
     fixed: Mapping[str, int] = dataclasses.field(default_factory=dict)
     layouts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     bound: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    recognised: int = 0
 
     def as_file(self, name: str, dialect: str) -> GraphFile:
         """Return the description of the graph for a file of this name."""
@@ -60,7 +63,8 @@ def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
     """Lower a graph to a dialect; the weights, in memory or on disk, are shared.
 
     Args:
-        model: A model of any origin with ai.onnx `Attention` nodes. It is not changed.
+        model: A model of any origin with ai.onnx `Attention` nodes, or, for the dialect ``ort``,
+            with attention that is written out. It is not changed.
         dialect: One of `DIALECTS`.
 
     Returns:
@@ -75,10 +79,20 @@ def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
     form = DIALECTS[dialect]
     source = model.clone()
     _refuse_other_domains(source, dialect)
+    recognised = 0
+    if dialect == ORT:
+        if any(value is None or value.shape is None for value in _of_softmax(source)):
+            source = _with_shapes(source)
+        recognised = recognise_attention(source)
+        if recognised:
+            make_ort_compatible(source)
     _refuse_without_attention(source, dialect)
     if any(value.shape is None for value in _of_known_shape(source)):
         source = _with_shapes(source)
-    return {phase: _finished(lowered) for phase, lowered in form(source).items()}
+    return {
+        phase: dataclasses.replace(_finished(lowered), recognised=recognised)
+        for phase, lowered in form(source).items()
+    }
 
 
 def check_dialects(names: Iterable[str]) -> tuple[str, ...]:
@@ -196,6 +210,10 @@ def _length_of_queries(model: ir.Model) -> str:
             lengths.add(size.value if isinstance(size, ir.SymbolicDim) else None)
     known = {dim.value for x in model.graph.inputs for dim in dims(x) if not isinstance(dim, int)}
     return str(lengths.pop()) if len(lengths) == 1 and lengths <= known - {None} else ""
+
+
+def _of_softmax(model: ir.Model) -> list[ir.Value | None]:
+    return [node.inputs[0] for node in nodes_of(model, "Softmax")]
 
 
 def _of_known_shape(model: ir.Model) -> list[ir.Value]:

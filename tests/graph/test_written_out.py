@@ -1,0 +1,221 @@
+"""Attention that a module writes out in operators: one node in the dialect ort, or left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attn_export import Subject, build
+from attn_export.errors import GraphError
+from attn_export.graph.lower import written_out
+from attn_export.graph.lower.node_builder import Builder
+from attn_export.graph.lower.written_out import recognise_attention
+from attn_export.graph.lower.written_scores import Scores, read_scores
+from attn_export.jobs.lower import lower_file, lowered
+
+E, H, D = 32, 4, 8
+ORT = "model.ort.onnx"
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Layer(nn.Module):
+    """Self-attention of queries, keys and values `[B, H, L, D]`."""
+
+    def __init__(self, attend: Attend) -> None:
+        super().__init__()
+        self.qkv, self.attend = nn.Linear(E, 3 * E), attend
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (H, D)).transpose(1, 2) for part in parts)
+        return self.attend(q, k, v).transpose(1, 2).flatten(2)
+
+
+def causal(scores: Tensor) -> Tensor:
+    return torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT / math.sqrt(D)).softmax(-1) @ v
+
+
+def scaled_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q * D**-0.5) @ k.mT).softmax(-1) @ v
+
+
+def filled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * D**-0.5
+    return scores.masked_fill(~causal(scores), -torch.inf).softmax(-1) @ v
+
+
+def kept(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * D**-0.5
+    low = torch.tensor(torch.finfo(scores.dtype).min)
+    return torch.where(causal(scores), scores, low).softmax(-1) @ v
+
+
+def added(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT * D**-0.5
+    return (torch.full(scores.shape[-2:], -torch.inf).triu(1) + scores).softmax(-1) @ v
+
+
+def einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhld,bhsd->bhls", q, k) / math.sqrt(D)
+    return torch.einsum("bhls,bhsd->bhld", scores.softmax(-1), v)
+
+
+def einsum_of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = torch.einsum("bhld,bsd->bhls", q, k[:, 0]) / math.sqrt(D)
+    return torch.einsum("bhls,bsd->bhld", scores.softmax(-1), v[:, 0])
+
+
+def batched(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    flat = [part.flatten(0, 1) for part in (q, k, v)]
+    empty = torch.empty(flat[0].shape[0], q.shape[2], k.shape[2])
+    scores = torch.baddbmm(empty, flat[0], flat[1].mT, beta=0, alpha=D**-0.5)
+    return torch.bmm(scores.softmax(-1), flat[2]).unflatten(0, (-1, H))
+
+
+def softcap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (torch.tanh(q @ k.mT * D**-0.5 / 3) * 3).softmax(-1) @ v
+
+
+def in_float32(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT * D**-0.5).softmax(-1, dtype=torch.float32).to(v.dtype)
+    return nn.functional.dropout(scores, 0.1, training=False) @ v
+
+
+def shared_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (part[:, :2].repeat_interleave(2, dim=1) for part in (k, v))
+    return plain(q, k, v)
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    i = torch.arange(q.shape[2])
+    bias = -(i[None] - i[:, None]).abs() * torch.tensor([1.0, 0.5, 0.2, 0.1])[:, None, None]
+    scores = q @ k.mT * D**-0.5 + bias
+    return scores.masked_fill(~causal(scores), -1e30).softmax(-1) @ v
+
+
+FORMS = [
+    plain, scaled_before, filled, kept, added, einsum, einsum_of_one_head, batched, softcap,
+    in_float32, shared_heads, biased,
+]  # fmt: skip
+
+
+def subject_of(attend: Attend) -> Subject:
+    torch.manual_seed(5)
+    axes = {"x": {0: "batch", 1: "query_len"}}
+    return Subject(Layer(attend).eval(), {"x": torch.randn(2, 5, E)}, axes, ["y"])
+
+
+def operators(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+
+
+@pytest.mark.parametrize("attend", FORMS, ids=lambda form: form.__name__)
+def test_it_is_one_node_in_ort_and_passes(attend: Attend, tmp_path: Path):
+    report = build(subject_of(attend), tmp_path / "b", runtimes=["ort-cpu"], dialects=["all"])
+    assert report.passed
+    assert {v.status for v in report.verdicts if v.graph == ORT} == {"passed"}
+    assert "Softmax" in operators(tmp_path / "b" / "model.onnx")
+    found = operators(tmp_path / "b" / ORT)
+    assert "Softmax" not in found
+    assert found & {"MultiHeadAttention", "GroupQueryAttention", "Attention"}
+    # The same, of a file alone.
+    lower_file(tmp_path / "b" / "model.onnx", tmp_path / "alone.onnx", "ort")
+    assert "Softmax" not in operators(tmp_path / "alone.onnx")
+
+
+def scores_with_another_scale(op: Builder, value: ir.Value) -> Scores:
+    found = read_scores(op, value)
+    return dataclasses.replace(found, scale=found.scale * 1.01)
+
+
+def test_a_node_that_computes_something_else_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(written_out, "read_scores", scores_with_another_scale)
+    report = build(subject_of(plain), tmp_path / "b", runtimes=["ort-cpu"], dialects=["all"])
+    assert report.passed
+    assert not (tmp_path / "b" / ORT).exists()
+    assert any("as one node, the attention that the module writes out" in n for n in report.notes)
+    assert ORT not in json.loads((tmp_path / "b" / "manifest.json").read_text())["graphs"]
+    with pytest.raises(GraphError, match="gives other numbers, for random numbers"):
+        lowered(str(tmp_path / "b" / "model.onnx"), str(tmp_path / "alone.onnx"), "ort")
+    assert not (tmp_path / "alone.onnx").exists()
+
+
+def test_a_dialect_that_is_asked_for_stays_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(written_out, "read_scores", scores_with_another_scale)
+    report = build(subject_of(plain), tmp_path / "b", runtimes=["ort-cpu"], dialects=["ort"])
+    assert not report.passed
+
+
+class Masked(Layer):
+    """A mask of the caller's, filled in with -inf: rows that see no key are NaN."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            scores = q @ k.mT * D**-0.5
+            return scores.masked_fill(~mask[:, None, None], -torch.inf).softmax(-1) @ v
+
+        self.attend = attend
+        return super().forward(x)
+
+
+def test_a_mask_of_the_caller_stays_a_mask(tmp_path: Path):
+    tokens = {0: "batch", 1: "query_len"}
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[0, 3:] = False
+    inputs, axes = {"x": torch.randn(2, 5, E), "mask": mask}, {"x": tokens, "mask": tokens}
+    subject = Subject(Masked(plain).eval(), inputs, axes, ["y"])
+    report = build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["all"])
+    assert report.passed
+    assert "Softmax" not in operators(tmp_path / "b" / ORT)
+    lower_file(tmp_path / "b" / "model.onnx", tmp_path / "alone.onnx", "ort")
+
+
+def weights_returned(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v + weights.sum(-1, keepdim=True)
+
+
+def filled_with_little(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    return scores.masked_fill(~causal(scores), -30.0).softmax(-1) @ v
+
+
+def mask_that_is_scaled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = (q @ k.mT + torch.arange(k.shape[2])) * 0.5
+    return scores.softmax(-1) @ v
+
+
+def over_the_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-2) @ v
+
+
+@pytest.mark.parametrize(
+    "attend", [weights_returned, filled_with_little, mask_that_is_scaled, over_the_queries],
+    ids=lambda form: form.__name__,
+)  # fmt: skip
+def test_something_else_is_left_alone(attend: Attend, tmp_path: Path):
+    report = build(subject_of(attend), tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"])
+    assert report.passed
+    model = ir.load(tmp_path / "b" / "model.onnx")
+    before = [node.op_type for node in model.graph]
+    assert recognise_attention(model) == 0
+    assert [op for op in before if op == "Softmax"] == ["Softmax"]
+    assert np.count_nonzero([node.op_type == "Attention" for node in model.graph]) == 0
