@@ -108,3 +108,57 @@ def test_docstrings_open_in_plain_english(
 )
 def test_imperative_is_recognised(line: str, expected: bool):
     assert is_imperative(line) is expected
+
+
+BANNED = ("house", "room", "rooms", "voice", "noun", "nouns", "told", "asked", "blame", "blamed")
+"""Words that need a story to be understood, as parts of names or in docstrings."""
+
+
+def names_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of everything that a file defines or assigns."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words of a name in snake case or camel case, in lower case."""
+    return set(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().split("_"))
+
+
+def banned_words(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the word where a file has a banned word in a name or a docstring."""
+    tree = ast.parse(source)
+    for line, name in names_in(tree):
+        yield from ((line, word) for word in words_of(name).intersection(BANNED))
+    for node in ast.walk(tree):
+        text = ast.get_docstring(node) if isinstance(node, Documented) else None
+        found = re.findall(r"[a-z]+", (text or "").lower())
+        yield from ((getattr(node, "lineno", 1), word) for word in found if word in BANNED)
+
+
+def test_names_and_docstrings_have_no_banned_words():
+    files = [path for path in sources("attn_export") if "kits" not in path.parts]
+    assert len(files) > 100
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {word}"
+        for path in files
+        for line, word in banned_words(path.read_text(encoding="utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def told(): ...", "class OwnVoice: ...", "x_room = 1", "def f(asked): ...", '"""A noun."""'],
+)
+def test_a_banned_word_is_found(source: str):
+    assert list(banned_words(source))
+
+
+def test_words_within_others_are_no_banned_words():
+    assert not list(banned_words('"""Pronouns of the roommate."""\nroommate = warehouse = 1'))

@@ -170,7 +170,7 @@ def are_smallest(sizes: Sizes) -> bool:
     return max(sizes.values(), default=1) == 1
 
 
-def have_room(sizes: Sizes) -> bool:
+def may_differ_in_length(sizes: Sizes) -> bool:
     """Return whether rows of a cache in place may have different lengths."""
     return sizes.get(PAST, 0) >= 2
 
@@ -247,10 +247,14 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     few = may_have_more and not many
     # Rows of a batch are loud in four ways, and one query of each is a small sample.
     few_rows = form == A_PAST and BATCH in sizes and _level(BATCH, sizes[BATCH]) != "large"
-    if {"empty_and_full", "large_logits"} <= set(contents) and have_room(sizes) and not few_rows:
+    if (
+        {"empty_and_full", "large_logits"} <= set(contents)
+        and may_differ_in_length(sizes)
+        and not few_rows
+    ):
         yield f"{LOUD_AND_EMPTY}{form}"
     for name in contents:
-        if name in LENGTHS and not have_room(sizes):
+        if name in LENGTHS and not may_differ_in_length(sizes):
             continue
         if not (few and name in WITH_MANY_KEYS) and not (few_rows and name == "large_logits"):
             yield f"{name}{form}"

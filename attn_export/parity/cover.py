@@ -146,7 +146,7 @@ def _kind(sizes: Sizes) -> tuple[object, ...]:
         sizes.get(conditions.BATCH) == 1,
         sizes.get(conditions.BATCH, 0) >= conditions.LEVELS[conditions.BATCH]["large"][0],
         conditions.have_many_keys(sizes),
-        conditions.have_room(sizes),
+        conditions.may_differ_in_length(sizes),
         conditions.are_smallest(sizes),
         sizes.get(conditions.PAST) == 0,
     )

@@ -36,14 +36,14 @@ class Text:
 
     Attributes:
         style: ``"name"``, ``"plain"`` or ``"shape"``.
-        room: The width to draw; None for the natural width.
+        text_length: The width to draw; None for the natural width.
     """
 
     x: float
     y: float
     text: str
     style: str
-    room: float | None = None
+    text_length: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -144,8 +144,8 @@ def _words(panel: ErrorMapPanel, found: ErrorMap) -> str:
     )
 
 
-def _plural(noun: str, count: int) -> str:
-    return noun if count == 1 else f"{noun}s"
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
 
 
 def _cell(count: int, pixels: int) -> int:

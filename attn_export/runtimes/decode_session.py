@@ -169,7 +169,7 @@ class DecodeSession:
         """Run once. `own`: the number of new tokens that each row keeps."""
         B, L, _ = given["query"].shape
         keys = int(self.lengths.max()) + L
-        caches = self._with_room(B, keys)
+        caches = self._with_capacity(B, keys)
         graph = self._graph({"batch": B, "query_len": L, CAPACITY: caches.capacity}, caches)
         for name, array in given.items():
             graph.inputs[name][tuple(slice(size) for size in array.shape)] = array
@@ -187,10 +187,10 @@ class DecodeSession:
         last = self._manifest["outputs"][name]["shape"][-1]
         if not isinstance(last, str):
             return array.copy()
-        # Behind the room there may be learned keys.
+        # Beyond the capacity there may be learned keys.
         return np.concatenate([array[..., :keys], array[..., self.capacity :]], axis=-1)
 
-    def _with_room(self, batch: int, keys: int) -> Caches:
+    def _with_capacity(self, batch: int, keys: int) -> Caches:
         capacity = -(-keys // self._block) * self._block
         if self._caches is None:
             self._caches = self._new_caches(batch, capacity)

@@ -1,7 +1,7 @@
 """The runtime's own process: `python -m attn_export.runtimes.worker NAME LIMITS`.
 
-Speaks JSON, one object a line. It says `ready`; it is told a graph and cases as files; it says
-`loaded`, then `case` for each, then `done`, or `failed`. Tensors travel as ONNX TensorProto
+Exchanges JSON, one object a line. It sends `ready`; it receives a graph and cases as files; it
+sends `loaded`, then `case` for each, then `done`, or `failed`. Tensors travel as ONNX TensorProto
 files, so that a runner in any language can do the same.
 """
 

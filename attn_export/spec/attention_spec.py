@@ -103,7 +103,7 @@ class AttentionSpec(AttentionFields):
     def sums(self) -> dict[str, str]:
         """Sizes that others add up to where inputs are made: those of `relations`, and capacity.
 
-        The graph leaves the capacity free. What is tried has room for a past of `past_len`, which
+        The graph leaves the capacity free. Cases have a capacity for a past of `past_len`, which
         is no axis then, but the maximum of `past_length`.
         """
         if not self.in_place:

@@ -1,6 +1,6 @@
 """Storage of a checkpoint's tensors: one file, a folder, or shards with an index.
 
-Headers and tensors are read when they are asked for, so one layer of a large checkpoint costs one
+Headers and tensors are read on demand, so one layer of a large checkpoint costs one
 layer. Nothing is ever unpickled.
 """
 

@@ -107,8 +107,8 @@ def test_a_cache_goes_in_and_comes_out_in_one_column():
 def test_a_line_that_is_too_long_is_drawn_narrower():
     wide = Neighbourhood("A", 1, (), {}, (lane("x", step("LayerNormalization")),), ())
     (text,) = (t for b in drawn(wide).boxes for t in b.texts if t.text == "LayerNormalization")
-    assert text.room is not None
-    assert text.room < 126
+    assert text.text_length is not None
+    assert text.text_length < 126
 
 
 def _covers(box: Box, x: float) -> bool:
