@@ -28,6 +28,10 @@ STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
 def take_place(new: Path, target: Path) -> None:
     """Rename a folder to `target`; the old target is removed, and stays if that fails.
 
+    Args:
+        new: The folder that was written.
+        target: The folder to replace; it may be missing.
+
     Raises:
         OSError: If it cannot be renamed.
     """
@@ -41,6 +45,10 @@ def take_place(new: Path, target: Path) -> None:
 
 def exchange(one: Path, other: Path) -> bool:
     """Exchange the names of two folders in one step; return False where that is not supported.
+
+    Args:
+        one: A folder.
+        other: Another folder on the same file system.
 
     Raises:
         OSError: If one of them cannot be renamed.
@@ -63,6 +71,10 @@ def exchange(one: Path, other: Path) -> bool:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file, text in UTF-8; after a failure the old one is there. Links are followed.
+
+    Args:
+        path: The file to replace; it may be missing.
+        content: Text or bytes.
 
     Raises:
         OSError: If it cannot be written.

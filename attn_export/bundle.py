@@ -119,6 +119,10 @@ def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
     """Write `manifest.json` with the SHA-256 of every other file. The last file to write.
 
+    Args:
+        folder: The folder of the bundle.
+        content: The manifest without digests.
+
     Raises:
         UsageError: If it holds what no manifest may hold, such as a name with control characters.
     """

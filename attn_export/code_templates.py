@@ -20,6 +20,10 @@ PLAIN_CODE = re.compile(r"[\w./+ ,\[\]()-]+", re.ASCII)
 def render(template: Path, context: Mapping[str, Any]) -> str:
     """Return a template with its values.
 
+    Args:
+        template: The file of the template.
+        context: The escaped values, by name.
+
     Raises:
         TypeError: If it writes a text without one of the filters in `ESCAPES`.
         ValueError: If a value cannot be written in the language.

@@ -67,7 +67,12 @@ def check_utf8(path: Path | str) -> None:
 
 
 def write_list(folder: Path, kind: str) -> None:
-    """Write the list of all files in a folder. The last file to write."""
+    """Write the list of all files in a folder. The last file to write.
+
+    Args:
+        folder: The folder.
+        kind: The kind of folder.
+    """
     names = sorted(name for name, is_file in _entries(folder) if is_file)
     files = {name: sha256(folder / name) for name in names}
     (folder / LIST).write_text(_to_text(kind, files), encoding="utf-8")

@@ -33,6 +33,13 @@ class AddedKeys(nn.Module):
         """Return keys `[B, Hkv, S, D]`, values and mask with the added keys appended.
 
         The mask that comes back holds the causal one too.
+
+        Args:
+            key: `[B, Hkv, S, D]`.
+            value: `[B, Hkv, S, Dv]`.
+            mask: The mask that broadcasts to `[B, H, L, S]`, or None.
+            L: The number of queries.
+            causal: Whether query i sees keys up to P + i only.
         """
         count = self.spec.added_keys
         if causal:

@@ -25,7 +25,12 @@ def written(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
 
 
 def positions(past_length: Tensor, L: int) -> Tensor:
-    """Return the positions of the new keys and queries of each row, int64 `[B, L]`."""
+    """Return the positions of the new keys and queries of each row, int64 `[B, L]`.
+
+    Args:
+        past_length: Filled rows of the cache, int64 `[B]`.
+        L: The number of new keys.
+    """
     return past_length[:, None] + torch.arange(L, device=past_length.device)
 
 

@@ -31,7 +31,12 @@ def causal(L: int, S: int, device: torch.device) -> Tensor:
 
 
 def restrict(mask: Tensor | None, shown: Tensor | None) -> Tensor | None:
-    """Return `mask` with every key hidden that the bool mask `shown` does not show."""
+    """Return `mask` with every key hidden that the bool mask `shown` does not show.
+
+    Args:
+        mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
+        shown: Bool, broadcasts to `[B, H, L, S]`: True where a key may be seen.
+    """
     if mask is None or shown is None:
         return shown if mask is None else mask
     if mask.dtype == torch.bool:
@@ -42,7 +47,12 @@ def restrict(mask: Tensor | None, shown: Tensor | None) -> Tensor | None:
 
 
 def add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Return `mask` as a float mask with `bias` added to the scores."""
+    """Return `mask` as a float mask with `bias` added to the scores.
+
+    Args:
+        mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
+        bias: Float, broadcasts to `[B, H, L, S]`.
+    """
     if bias is None:
         return mask
     if mask is None:

@@ -104,7 +104,13 @@ def attention_node(
 
 
 def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
-    """Emit a `TensorScatter` node: `in_place.written`, of the same arguments."""
+    """Emit a `TensorScatter` node: `in_place.written`, of the same arguments.
+
+    Args:
+        past: The cache, `[B, Hkv, capacity, D]`.
+        new: The new keys or values, `[B, Hkv, L, D]`.
+        past_length: Filled rows of the cache, int64 `[B]`.
+    """
     return torch.onnx.ops.symbolic(
         "TensorScatter",
         (past, new, past_length),

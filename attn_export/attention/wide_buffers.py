@@ -23,7 +23,12 @@ class WideBuffers(nn.Module):
         self._exact: dict[str, Tensor] = {}
 
     def add_wide(self, name: str, exact: Tensor) -> None:
-        """Register a float64 tensor as a buffer of the default dtype, or float32."""
+        """Register a float64 tensor as a buffer of the default dtype, or float32.
+
+        Args:
+            name: The name of the buffer.
+            exact: The values, float64.
+        """
         self._exact[name] = exact
         self.register_buffer(name, exact.to(torch.get_default_dtype()), persistent=False)
 

@@ -166,5 +166,10 @@ def measure(
 
 
 def steps(candidates: Sequence[Candidate], rounds: int) -> int:
-    """Return the number of times that `measure` calls `advance`."""
+    """Return the number of times that `measure` calls `advance`.
+
+    Args:
+        candidates: The candidates.
+        rounds: The number of rounds.
+    """
     return len(candidates) * (rounds + 1)

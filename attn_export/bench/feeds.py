@@ -62,7 +62,12 @@ def empty(feed: Feed) -> np.ndarray:
 
 
 def filled(feed: Feed, seed: int) -> np.ndarray:
-    """Return an array as its feed describes; the same seed gives the same array."""
+    """Return an array as its feed describes; the same seed gives the same array.
+
+    Args:
+        feed: The description of the array.
+        seed: Seed of the values.
+    """
     array = empty(feed)
     if feed.fill is not None:
         array.fill(feed.fill)
@@ -85,6 +90,10 @@ def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
 
     Masks hide nothing, `past_length` is full, positions are those after the past.
 
+    Args:
+        inputs: Shapes and types of the inputs, by name.
+        sizes: Sizes of the axes, by name.
+
     Raises:
         UsageError: If an axis has no size.
     """
@@ -95,7 +104,12 @@ def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
 
 
 def known_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
-    """Return feeds for the outputs of known sizes; the graph determines their types."""
+    """Return feeds for the outputs of known sizes; the graph determines their types.
+
+    Args:
+        outputs: Shapes of the outputs, by name.
+        sizes: Sizes of the axes, by name.
+    """
     return {
         name: Feed(shape_at(shape, sizes))
         for name, shape in outputs.items()
@@ -105,6 +119,10 @@ def known_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
 
 def shape_at(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     """Replace the names in a shape by sizes.
+
+    Args:
+        shape: Sizes or names of axes.
+        sizes: Sizes of the axes, by name.
 
     Raises:
         UsageError: If a name has no size.

@@ -23,6 +23,10 @@ def save_core(dims: Dims, path: Path) -> Path:
 
     Decode takes and gives heads [B, H, L, D] and writes into caches [B, Hkv, capacity, D];
     prefill takes and gives [B, L, H * D].
+
+    Args:
+        dims: Sizes of the attention.
+        path: The file to write.
     """
     return _decode(dims, path) if dims.past_len else _prefill(dims, path)
 

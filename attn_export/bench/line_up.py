@@ -45,7 +45,12 @@ def lowered_forms(canonical: Path, dialect: str, folder: Path) -> dict[str, Grap
 
 
 def form_for(forms: Mapping[str, GraphFile], sizes: Mapping[str, int]) -> GraphFile:
-    """Return the form for these sizes; a specialised form takes precedence."""
+    """Return the form for these sizes; a specialised form takes precedence.
+
+    Args:
+        forms: The lowered graphs.
+        sizes: Sizes of the axes, by name.
+    """
     special = forms.get(DECODE)
     return special if special is not None and special.takes(sizes) else forms[""]
 

@@ -35,6 +35,10 @@ def file_of(options: Mapping[str, Any]) -> Path:
 def make_graph(job: Mapping[str, Any], file: Path) -> None:
     """Do one job of `peers_export`.
 
+    Args:
+        job: The job, as JSON values.
+        file: The file to write.
+
     Raises:
         RuntimeError: If it fails; with its message.
     """

@@ -30,7 +30,12 @@ EXAMPLE = {"batch": 2, "query_len": 5, "past_len": 7, "total_len": 12, "key_len"
 
 
 def bare_plain(dims: Dims, file: Path) -> None:
-    """Export `PlainAttention`."""
+    """Export `PlainAttention`.
+
+    Args:
+        dims: Sizes of the attention.
+        file: The file to write.
+    """
     example = Dims(**{**dims.to_json(), "batch": 2, "query_len": 5, "key_len": 5})
     if dims.past_len:
         # One new token in the example too: as plain code would be exported for decoding.
@@ -50,13 +55,23 @@ def bare_plain(dims: Dims, file: Path) -> None:
 
 
 def bare_spec(spec: AttentionSpec, file: Path) -> None:
-    """Export the `Attention` of a spec as the plain module that it is."""
+    """Export the `Attention` of a spec as the plain module that it is.
+
+    Args:
+        spec: The layer.
+        file: The file to write.
+    """
     inputs, axes = _example(spec)
     _bare(Attention(spec).eval(), inputs, axes, list(spec.output_shapes()), file)
 
 
 def canonical(spec: AttentionSpec, file: Path) -> None:
-    """Export a spec as attn-export does, to its canonical graph."""
+    """Export a spec as attn-export does, to its canonical graph.
+
+    Args:
+        spec: The layer.
+        file: The file to write.
+    """
     from attn_export.export.export import export
     from attn_export.export.subject import Subject
     from attn_export.graph.save import save_graph

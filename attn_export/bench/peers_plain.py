@@ -41,7 +41,15 @@ class PlainAttention(nn.Module):
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Compute attention; with a past also return the extended keys and values."""
+        """Compute attention; with a past also return the extended keys and values.
+
+        Args:
+            query: `[B, L, E]`, or `[B, H, L, D]` without projections.
+            key: `[B, L, E]`, or `[B, Hkv, L, D]` without projections; None: as the query.
+            value: As `key`.
+            past_key: Cached keys, `[B, Hkv, P, D]`, or None.
+            past_value: Cached values, `[B, Hkv, P, D]`, or None.
+        """
         q, k, v = self._heads(query, key, value)
         present: tuple[Tensor, ...] = ()
         if past_key is not None and past_value is not None:
@@ -92,7 +100,15 @@ class StaticAttention(PlainAttention):
         past_key: Tensor | None = None,  # noqa: ARG002 (the past is in the cache already)
         past_value: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
-        """Attend to the part of the cache that is filled."""
+        """Attend to the part of the cache that is filled.
+
+        Args:
+            query: `[B, L, E]`, or `[B, H, L, D]` without projections.
+            key: `[B, L, E]`, or `[B, Hkv, L, D]` without projections; None: as the query.
+            value: As `key`.
+            past_key: Cached keys, `[B, Hkv, P, D]`, or None.
+            past_value: Cached values, `[B, Hkv, P, D]`, or None.
+        """
         q, k, v = self._heads(query, key, value)
         filled_len = self.dims.key_len
         self.keys.index_copy_(2, self.place, k)
@@ -124,7 +140,12 @@ def prepare_torch(threads: int) -> None:
 
 
 def tensor(feed: Feed, seed: int) -> Tensor:
-    """Return a tensor in memory like that of every other candidate."""
+    """Return a tensor in memory like that of every other candidate.
+
+    Args:
+        feed: The description of the array.
+        seed: Seed of the values.
+    """
     array = filled(feed, seed)
     if feed.dtype == "bfloat16":
         return torch.from_numpy(array.view("uint16")).view(torch.bfloat16)

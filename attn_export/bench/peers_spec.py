@@ -19,7 +19,13 @@ class StaticCache(Attention):
     """`Attention` for one new token, its keys and values written in place."""
 
     def hold(self, keys: Tensor, values: Tensor, past_len: int) -> None:
-        """Use these as the cache, of which so many rows are filled."""
+        """Use these as the cache, of which so many rows are filled.
+
+        Args:
+            keys: `[B, Hkv, capacity, D]`.
+            values: `[B, Hkv, capacity, Dv]`.
+            past_len: The number of filled rows.
+        """
         self.keys, self.values = keys, values
         self.place = torch.tensor([past_len])
 

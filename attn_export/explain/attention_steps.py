@@ -68,6 +68,10 @@ def attention(
     Steps that can be changed: ``past``, ``queries``, ``keys``, ``values``, ``kv_head``,
     ``scale``, ``products``, ``capped``, ``offset``, ``causal``, ``given``, ``added``,
     ``visible``, ``hidden``, ``scores``, ``weights``, ``attended``.
+
+    Args:
+        call: Inputs and attributes of the node.
+        changes: The steps to replace, by name.
     """
     at = _Steps(changes or {})
     flat = call.q.ndim == 3
@@ -89,7 +93,12 @@ def attention(
 
 
 def softmax(scores: Array, visible: Array) -> Array:
-    """Compute the softmax over the last axis; rows without visible keys are 0."""
+    """Compute the softmax over the last axis; rows without visible keys are 0.
+
+    Args:
+        scores: Float64 `[B, H, L, S]`.
+        visible: Bool, broadcasts to the scores: True where a key is visible.
+    """
     nothing = ~np.broadcast_to(visible, scores.shape).any(axis=-1, keepdims=True)
     if not scores.size:
         return np.zeros_like(scores)

@@ -150,7 +150,12 @@ class Evaluation:
         return known
 
     def again(self, values: Values, replaced: Mapping[str, Array]) -> Values:
-        """Return the values after replacing some: recompute all that depends on them."""
+        """Return the values after replacing some: recompute all that depends on them.
+
+        Args:
+            values: All values of the graph, by name.
+            replaced: The new values of some of them, by name.
+        """
         known, changed = {**values, **replaced}, set(replaced)
         for node in self.nodes:
             if not changed.isdisjoint(node.input):
@@ -162,7 +167,13 @@ class Evaluation:
     def attention(
         self, node: onnx.NodeProto, values: Values, changes: Mapping[str, Change]
     ) -> dict[str, Array]:
-        """Return the outputs of an `Attention` node with changed steps, by name."""
+        """Return the outputs of an `Attention` node with changed steps, by name.
+
+        Args:
+            node: The node.
+            values: All values of the graph, by name.
+            changes: The steps to change, by name.
+        """
         operator = self._operators[id(node)]
         operator.changes = changes
         try:

@@ -53,12 +53,22 @@ class GraphRunner:
     limits: Limits
 
     def run(self, cases: Mapping[str, Arrays], options: Options | None = None) -> Ran:
-        """Run cases, with options beside the user's."""
+        """Run cases, with options beside the user's.
+
+        Args:
+            cases: Inputs of each case, by its name.
+            options: Options of the engine; they override the user's.
+        """
         wanted = {**self.options, **(options or {})}
         return run_once(self.runtime, self.path, cases, self.limits, self.form, wanted)
 
     def trial(self, cases: Iterable[KnownCase], options: Options | None = None) -> GraphRun:
-        """Run and judge those of the bundle's cases that the graph takes."""
+        """Run and judge those of the bundle's cases that the graph takes.
+
+        Args:
+            cases: The cases.
+            options: Options of the engine; they override the user's.
+        """
         taken = [case for case in cases if self.form.takes(case.sizes)]
         ran = self.run({case.name: case.inputs for case in taken}, options)
         failed = [case for case in taken if not self.passes(case.golden, ran, case.name)]
@@ -66,7 +76,13 @@ class GraphRunner:
         return GraphRun(ran, tuple(sorted(failed, key=lambda c: c.size)), tuple(passed))
 
     def passes(self, golden: Golden, ran: Ran, name: str) -> bool:
-        """Return whether the outputs of a case are right."""
+        """Return whether the outputs of a case are right.
+
+        Args:
+            golden: The expected outputs, and the allowed errors.
+            ran: The run.
+            name: The name of the case.
+        """
         outputs = ran.outputs.get(name)
         if outputs is None:
             return False
@@ -100,7 +116,12 @@ class GraphRun:
 
 
 def is_right(golden: Golden, outputs: Arrays) -> bool:
-    """Return whether float64 outputs, once rounded, pass the judge."""
+    """Return whether float64 outputs, once rounded, pass the judge.
+
+    Args:
+        golden: The expected outputs, and the allowed errors.
+        outputs: Float64 outputs, by name.
+    """
     narrow = {
         name: array.astype(golden.expected[name].dtype) if name in golden.expected else array
         for name, array in outputs.items()

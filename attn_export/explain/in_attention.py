@@ -51,7 +51,12 @@ def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
 
 
 def swapped_heads(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator[Mistake]:
-    """Yield a mistake for each pair of query heads whose results are swapped."""
+    """Yield a mistake for each pair of query heads whose results are swapped.
+
+    Args:
+        evaluation: The graph, evaluated in float64.
+        node: The node.
+    """
     for a, b in itertools.combinations(range(MANY_HEADS), 2):
         says = f"the results of query heads {a} and {b} are swapped"
         yield in_attention(evaluation, node, "swapped heads", says, attended=_swap(a, b))

@@ -132,7 +132,12 @@ def _norm(node: onnx.NodeProto) -> Iterator[Mistake]:
 
 
 def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
-    """Yield the mistakes of causal masks and windows that the graph computes from positions."""
+    """Yield the mistakes of causal masks and windows that the graph computes from positions.
+
+    Args:
+        evaluation: The graph, evaluated in float64.
+        values: All values of the graph, by name.
+    """
     of_data = _depends_on_data(evaluation)
     past = values.get("past_key")
     for node in evaluation.nodes:

@@ -122,6 +122,10 @@ def right_meaning(runners: Sequence[GraphRunner], cases: Sequence[KnownCase]) ->
     """Return the first right graph of a bundle, if there is one.
 
     The bundle's own order has the standard dialect first, in which attention is one node.
+
+    Args:
+        runners: The graphs in their runtimes.
+        cases: The cases.
     """
     for runner in runners:
         found = None if runner.form.layouts else if_right(runner, cases)
@@ -131,7 +135,12 @@ def right_meaning(runners: Sequence[GraphRunner], cases: Sequence[KnownCase]) ->
 
 
 def if_right(runner: GraphRunner, cases: Sequence[KnownCase]) -> Meaning | None:
-    """Return the meaning of a graph, if it gives the truth in every case."""
+    """Return the meaning of a graph, if it gives the truth in every case.
+
+    Args:
+        runner: The graph in its runtime.
+        cases: The cases.
+    """
     try:
         found = meaning(runner, cases)
     except GraphError:
@@ -155,7 +164,12 @@ def loses_precision(own: Meaning | None, right: Meaning | None, cases: Sequence[
 
 
 def right_rounded(of: Meaning, case: KnownCase) -> bool:
-    """Return whether a graph gives the truth with each node rounded to the module's own type."""
+    """Return whether a graph gives the truth with each node rounded to the module's own type.
+
+    Args:
+        of: The graph in float64.
+        case: The case.
+    """
     if not of.runner.form.takes(case.sizes):
         return True
     try:

@@ -86,6 +86,10 @@ def in_common(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]
     """Yield sentences on the number of failures, and on properties shared by all of them.
 
     Some of the cases that pass have these properties too.
+
+    Args:
+        failed: Axis sizes of the failing cases.
+        passed: Axis sizes of the passing cases.
     """
     total = len(failed) + len(passed)
     yield (
@@ -103,6 +107,10 @@ def separating(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str
     """Yield conditions on sizes that separate all failing from all passing cases, by axis.
 
     If no single axis separates them, two together are tried.
+
+    Args:
+        failed: Axis sizes of the failing cases.
+        passed: Axis sizes of the passing cases.
     """
     if not failed or not passed:
         return

@@ -80,6 +80,10 @@ def _check_name(name: str) -> None:
 def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
     """Check that axes exist, share sizes by name, and are free in the example.
 
+    Args:
+        tensors: The example, by name.
+        axes: Names of the dynamic axes, by input and index.
+
     Returns:
         The size of every axis in the example, by its name.
 

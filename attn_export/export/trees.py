@@ -85,7 +85,12 @@ class InputTree:
 
 
 def is_named(returned: Any, names: Sequence[str]) -> bool:
-    """Return whether a returned object is a dict whose keys, in any order, are the names."""
+    """Return whether a returned object is a dict whose keys, in any order, are the names.
+
+    Args:
+        returned: What the module returned: a tensor, tuple, list or dict.
+        names: The names, in order.
+    """
     return isinstance(returned, Mapping) and set(returned) == set(names)
 
 
@@ -93,6 +98,10 @@ def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
     """Return the tensors that a module returned, by their names.
 
     A flat dict is taken by its keys where they are the names, all else in its order.
+
+    Args:
+        returned: What the module returned: a tensor, tuple, list or dict.
+        names: The names, in order.
 
     Raises:
         UsageError: If there is something else than tensors, or another number of them.

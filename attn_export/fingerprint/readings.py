@@ -40,6 +40,10 @@ def distance(output: np.ndarray, wanted: np.ndarray) -> float:
     """Return the largest L2 error of a row, relative to the larger of the row and the usual row.
 
     It is infinite if shapes differ, or NaN and infinities are elsewhere.
+
+    Args:
+        output: Output of the runtime; rows along its last axis.
+        wanted: The expected output, of the same shape.
     """
     if output.shape != wanted.shape:
         return np.inf

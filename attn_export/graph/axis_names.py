@@ -40,7 +40,12 @@ def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
 
 
 def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
-    """Give axes such as ``past_len + query_len`` their one name, everywhere."""
+    """Give axes such as ``past_len + query_len`` their one name, everywhere.
+
+    Args:
+        model: The graph; changed in place.
+        relations: The sum that each axis equals.
+    """
     names = {terms(expression): name for name, expression in relations.items()}
     for shape in _shapes(model):
         for axis, dim in enumerate(shape):
@@ -51,12 +56,22 @@ def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
 
 
 def known_equal(one: Size | None, other: Size | None) -> bool:
-    """Return whether two sizes are known to be equal; two unknown sizes are not."""
+    """Return whether two sizes are known to be equal; two unknown sizes are not.
+
+    Args:
+        one: A size.
+        other: Another size.
+    """
     return one == other and getattr(one, "value", one) is not None
 
 
 def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None:
-    """Return a graph input and its axis that has this symbolic size."""
+    """Return a graph input and its axis that has this symbolic size.
+
+    Args:
+        model: The graph.
+        size: The symbolic size.
+    """
     for value in model.graph.inputs:
         for axis, dim in enumerate(value.shape or ()):
             if isinstance(dim, ir.SymbolicDim) and known_equal(dim, size):
@@ -70,7 +85,13 @@ def terms(expression: str) -> tuple[str, ...]:
 
 
 def fix_axis(model: ir.Model, name: str, size: int) -> None:
-    """Give a dynamic axis one size, everywhere, also within sums: "past_len + 1"."""
+    """Give a dynamic axis one size, everywhere, also within sums: "past_len + 1".
+
+    Args:
+        model: The graph; changed in place.
+        name: The name of the axis.
+        size: The size.
+    """
     for shape in _shapes(model):
         for axis, dim in enumerate(shape):
             if isinstance(dim, ir.SymbolicDim) and dim.value:

@@ -71,6 +71,10 @@ def name_outputs(model: ir.Model, names: Sequence[str]) -> None:
     """Name the outputs, each a value of its own.
 
     An input that is returned unchanged, or a value returned twice, is one value to the exporter.
+
+    Args:
+        model: The graph; changed in place.
+        names: The names, in order.
     """
     taken: set[ir.Value] = {*model.graph.inputs, *model.graph.initializers.values()}
     for index, name in enumerate(names):

@@ -76,7 +76,12 @@ def main_input(node: ir.Node) -> ir.Value | None:
 
 
 def end_step(kind: str, value: ir.Value) -> Step:
-    """Return the step of a graph input or output."""
+    """Return the step of a graph input or output.
+
+    Args:
+        kind: Input or output.
+        value: The value.
+    """
     return Step(kind, str(value.name), shape=_shape(value))
 
 

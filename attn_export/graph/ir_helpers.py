@@ -8,7 +8,12 @@ from onnx_ir.passes import common
 
 
 def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
-    """Return an initializer that holds `array`, shared by all callers."""
+    """Return an initializer that holds `array`, shared by all callers.
+
+    Args:
+        model: The graph; changed in place.
+        array: The values, of any type and shape.
+    """
     tensor = ir.tensor(array)
     name, held = constant_name(tensor), model.graph.initializers
     # Names have six digits: other values of one name get names of their own.
@@ -37,12 +42,22 @@ def constant_name(tensor: ir.TensorProtocol) -> str:
 
 
 def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
-    """Return a snapshot of the nodes of an ONNX operator; the graph may change meanwhile."""
+    """Return a snapshot of the nodes of an ONNX operator; the graph may change meanwhile.
+
+    Args:
+        model: The graph.
+        op_type: The operator, such as ``"Add"``.
+    """
     return [node for node in model.graph if node.op_type == op_type and node.domain == ""]
 
 
 def optional_input(node: ir.Node, index: int) -> ir.Value | None:
-    """Return an optional input of a node."""
+    """Return an optional input of a node.
+
+    Args:
+        node: The node.
+        index: The index of the input.
+    """
     return node.inputs[index] if index < len(node.inputs) else None
 
 
@@ -58,7 +73,15 @@ def insert(
     dtype: ir.DataType | None = None,
     shape: ir.Shape | None = None,
 ) -> ir.Value:
-    """Put `new` in front of `node`, in its name; type and shape are as given, or of `like`."""
+    """Put `new` in front of `node`, in its name; type and shape are as given, or of `like`.
+
+    Args:
+        node: The node in front of which it goes.
+        new: The new node, of one output.
+        like: The value from which type and shape are taken by default.
+        dtype: The type of the output.
+        shape: The shape of the output.
+    """
     assert node.graph is not None  # it was found in one
     new.metadata_props.update(node.metadata_props)
     node.graph.insert_before(node, new)
@@ -97,7 +120,12 @@ def merge_equal_weights(model: ir.Model) -> None:
 
 
 def same_bytes(one: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -> bool:
-    """Return whether two tensors of one type and shape hold the same bytes."""
+    """Return whether two tensors of one type and shape hold the same bytes.
+
+    Args:
+        one: A tensor.
+        other: Another tensor of its type and shape.
+    """
     if one is None or other is None or one is other:
         return one is other
     rows = zip(np.atleast_2d(one.numpy()), np.atleast_2d(other.numpy()), strict=True)

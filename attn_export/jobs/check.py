@@ -45,7 +45,12 @@ def _findings(path: Path) -> list[CheckFinding]:
 
 
 def expected_by(manifest: dict[str, Any], name: str) -> Expected:
-    """Return a manifest's expected properties of one of its graphs."""
+    """Return a manifest's expected properties of one of its graphs.
+
+    Args:
+        manifest: The manifest.
+        name: The file name of the graph.
+    """
     graph = manifest["graphs"][name]
     (file,) = (file for file in graph_files(manifest) if file.name == name)
     whole = Expected(

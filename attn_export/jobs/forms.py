@@ -100,13 +100,22 @@ def _in_dialect(model: ir.Model, expected: Expected, dialect: str) -> list[Form]
 
 
 def file_name(dialect: str, phase: str = "") -> str:
-    """Return the file name of a graph: ``model.onnx``, ``model.ort.decode.onnx``."""
+    """Return the file name of a graph: ``model.onnx``, ``model.ort.decode.onnx``.
+
+    Args:
+        dialect: The dialect.
+        phase: ``"decode"``, or empty for the form of any phase.
+    """
     parts = ["" if dialect == "standard" else dialect, phase]
     return ".".join([Path(MODEL).stem, *filter(None, parts), "onnx"])
 
 
 def save_checked(forms: Sequence[Form], folder: Path) -> None:
     """Write the graphs and their weights, and check each written file.
+
+    Args:
+        forms: The graphs.
+        folder: The folder of the bundle.
 
     Raises:
         GraphError: If a check refuses one.

@@ -72,7 +72,12 @@ class Truth:
         return cls(subject, progress)
 
     def recomputed(self, goldens: Sequence[Golden], stored: Sequence[StoredCase]) -> list[Golden]:
-        """Return the cases with a truth that is computed anew from their stored inputs."""
+        """Return the cases with a truth that is computed anew from their stored inputs.
+
+        Args:
+            goldens: The cases, with their inputs.
+            stored: The golden vectors of the bundle.
+        """
         inputs = list(self.subject.inputs)
         cases = []
         for golden, case in zip(goldens, stored, strict=True):
@@ -156,7 +161,12 @@ def sizes_of(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[st
 def judge_stored(
     recomputed: Sequence[Golden], stored: Sequence[Golden]
 ) -> tuple[RuntimeRun, list[Verdict]]:
-    """Judge the stored truth, as if it were a runtime's output."""
+    """Judge the stored truth, as if it were a runtime's output.
+
+    Args:
+        recomputed: The cases with the new truth.
+        stored: The golden vectors of the bundle.
+    """
     from attn_export.parity.judge import judge
 
     run = RuntimeRun(STORED, GOLDEN, "ran", "", True, {})

@@ -79,7 +79,12 @@ def _expected_error(runs: Sequence[Measures]) -> Measures:
 
 
 def narrowed(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return an array in another type; values beyond its range become infinite."""
+    """Return an array in another type; values beyond its range become infinite.
+
+    Args:
+        array: Of any shape.
+        dtype: The type to convert to.
+    """
     with np.errstate(over="ignore"):
         return np.asarray(array.astype(dtype))
 

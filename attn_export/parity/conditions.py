@@ -61,7 +61,12 @@ LENGTHS = frozenset({"beyond_length", "empty_and_full"})
 
 
 def free_axes(names: Sequence[str], sums: Sequence[str]) -> list[str]:
-    """Return the axes that can be chosen, those that are known first."""
+    """Return the axes that can be chosen, those that are known first.
+
+    Args:
+        names: Names of the dynamic axes.
+        sums: The axes that are sums of others.
+    """
     free = [name for name in names if name not in sums]
     return [n for n in KNOWN if n in free] + sorted(n for n in free if n not in KNOWN)
 
@@ -80,6 +85,10 @@ def beside_block(axis: str, block: int) -> int:
     """Return the size of an axis where another one is next to a block.
 
     Several keys, since the scores of one key do not matter; a past of no keys next to one block.
+
+    Args:
+        axis: The name of the axis.
+        block: The size of a block.
     """
     if axis == PAST:
         return 0 if block in (128, 256) else 3
@@ -120,7 +129,12 @@ def size_conditions(axes: Sequence[str]) -> list[str]:
 
 
 def met_by_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
-    """Yield the conditions that these sizes meet."""
+    """Yield the conditions that these sizes meet.
+
+    Args:
+        sizes: Sizes of the axes, by name.
+        axes: The axes that can be chosen.
+    """
     for axis in axes:
         yield f"{axis} {sizes[axis]}"
         yield from (f"{axis} near {block}" for block in _blocks_near(sizes[axis]))
@@ -135,7 +149,12 @@ def met_by_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
 
 
 def met_whatever_the_contents(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
-    """Yield the conditions on sizes that opaque contents meet as well: single values."""
+    """Yield the conditions on sizes that opaque contents meet as well: single values.
+
+    Args:
+        sizes: Sizes of the axes, by name.
+        axes: The axes that can be chosen.
+    """
     for axis in axes:
         yield f"{axis} {sizes[axis]}"
         if sizes.get(QUERIES) == 1 and axis != QUERIES:
@@ -241,7 +260,12 @@ def content_conditions(
 
 
 def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
-    """Yield the conditions that contents meet at these sizes."""
+    """Yield the conditions that contents meet at these sizes.
+
+    Args:
+        contents: The names of the contents.
+        sizes: Sizes of the axes, by name.
+    """
     form, many = form_of(sizes), have_many_keys(sizes)
     may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes
     few = may_have_more and not many

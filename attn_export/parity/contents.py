@@ -106,6 +106,10 @@ def hides(name: str, wanted: Input) -> bool:
     """Return whether an input is a mask: `attn_mask`, or one of a user's module like it.
 
     Those are bool with one value at the start of all rows, floating with -inf, or 0 and 1.
+
+    Args:
+        name: The name.
+        wanted: The description of the input.
     """
     if name == "attn_mask" or wanted.hides:
         return True

@@ -28,12 +28,22 @@ def generator(*words: str | int) -> np.random.Generator:
 
 
 def concrete(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
-    """Replace the names of dynamic axes in a shape by sizes."""
+    """Replace the names of dynamic axes in a shape by sizes.
+
+    Args:
+        shape: Sizes or names of axes.
+        sizes: Sizes of the axes, by name.
+    """
     return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape)
 
 
 def highest(wanted: Input, sizes: Sizes) -> int:
-    """Return the largest value of an integer input at some sizes."""
+    """Return the largest value of an integer input at some sizes.
+
+    Args:
+        wanted: The description of the input.
+        sizes: Sizes of the axes, by name.
+    """
     return sizes[wanted.high] if isinstance(wanted.high, str) else wanted.high
 
 
@@ -76,7 +86,12 @@ def _draw(name: str, wanted: Input, sizes: Sizes, rng: np.random.Generator) -> n
 
 
 def scaled(inputs: Mapping[str, np.ndarray], factor: float) -> ArrayDict:
-    """Return inputs with all floating values multiplied, but for those of `attn_mask`."""
+    """Return inputs with all floating values multiplied, but for those of `attn_mask`.
+
+    Args:
+        inputs: The inputs, by name; of any shape.
+        factor: The factor.
+    """
     return {
         name: (array * factor).astype(array.dtype)
         if name != "attn_mask" and is_floating(array.dtype)
@@ -86,7 +101,12 @@ def scaled(inputs: Mapping[str, np.ndarray], factor: float) -> ArrayDict:
 
 
 def scaled_case(case: Case, factor: float) -> Case:
-    """Return a case with its floating inputs multiplied."""
+    """Return a case with its floating inputs multiplied.
+
+    Args:
+        case: The case.
+        factor: The factor.
+    """
     about = f"{case.about}; inputs times {factor:g}"
     return dataclasses.replace(case, inputs=scaled(case.inputs, factor), about=about)
 

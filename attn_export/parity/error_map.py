@@ -62,7 +62,12 @@ def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:
 
 
 def distances(r: np.ndarray, t: np.ndarray) -> np.ndarray:
-    """Return |r − t| as shares of the largest element of t; 0 if either is not finite."""
+    """Return |r − t| as shares of the largest element of t; 0 if either is not finite.
+
+    Args:
+        r: Output of the runtime.
+        t: The truth, of the same shape.
+    """
     usable = np.isfinite(r) & np.isfinite(t)
     # Of shares, squares neither overflow nor vanish.
     largest = float(np.abs(t[usable]).max(initial=0.0)) or 1.0
@@ -111,7 +116,13 @@ class Worst:
         self._found: tuple[Verdict, Golden, np.ndarray] | None = None
 
     def see(self, verdicts: Sequence[Verdict], golden: Golden, outputs: Arrays) -> None:
-        """Look at the verdicts of one case: a failure is worse than any error that passed."""
+        """Look at the verdicts of one case: a failure is worse than any error that passed.
+
+        Args:
+            verdicts: The verdicts of the case.
+            golden: The expected outputs, and the allowed errors.
+            outputs: The outputs, by name.
+        """
         for verdict in verdicts:
             failed = verdict.status == "failed"
             if verdict.worst is None and not failed:

@@ -37,7 +37,12 @@ def write_inputs(folder: Path, number: int, case: Case) -> StoredCase:
 
 
 def write_golden(folder: Path, goldens: Sequence[Golden]) -> None:
-    """Write the truth, eager's outputs and the index, beside inputs written before."""
+    """Write the truth, eager's outputs and the index, beside inputs written before.
+
+    Args:
+        folder: The folder `golden/`.
+        goldens: The golden vectors.
+    """
     from attn_export.tensorfile import write_tensors
 
     for number, golden in enumerate(goldens):

@@ -24,7 +24,12 @@ def largest_allowed(dtype: np.dtype) -> Allowed:
 
 
 def beyond_limit(allowed: Allowed, dtype: np.dtype) -> str:
-    """Return why an allowed error is too large for evidence, or "" where it is not."""
+    """Return why an allowed error is too large for evidence, or "" where it is not.
+
+    Args:
+        allowed: The allowed error.
+        dtype: The type of the output.
+    """
     limit = largest_allowed(dtype)
     for name in ("whole", "row"):
         error, most = getattr(allowed, name), getattr(limit, name)

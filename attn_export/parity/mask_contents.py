@@ -18,7 +18,12 @@ LOUD = 1e3
 
 
 def keys_of_rows(inputs: ArrayDict, *, in_place: bool) -> np.ndarray:
-    """Return the number of keys of each row of the batch, with its new ones: `[B]`."""
+    """Return the number of keys of each row of the batch, with its new ones: `[B]`.
+
+    Args:
+        inputs: The inputs, by name.
+        in_place: Whether the cache is written in place.
+    """
     B, L = inputs["query"].shape[:2]
     if in_place:
         return np.asarray(inputs["past_length"] + L)

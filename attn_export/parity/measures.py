@@ -25,6 +25,10 @@ def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
 
     Infinities and NaN count as 0 on both sides: whether they sit in the same places is
     another question.
+
+    Args:
+        x: An output, of any shape; rows are along the last axis.
+        truth: The float64 truth, of the same shape.
     """
     t, r = truth.astype(np.float64, copy=False), x.astype(np.float64, copy=False)
     usable = np.isfinite(t) & np.isfinite(r)

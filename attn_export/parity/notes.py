@@ -70,7 +70,12 @@ PLACES = 3
 
 
 def notes_of(oracle: Oracle, case: Case) -> tuple[str, ...]:
-    """Return notes for the reader on the truth."""
+    """Return notes for the reader on the truth.
+
+    Args:
+        oracle: The truth of the module.
+        case: The case.
+    """
     if oracle.subject.spec is not None:
         return ()
     return (
@@ -148,6 +153,10 @@ def precision(oracle: Oracle, case: Case) -> float:
 
     f(x + δ) + f(x − δ) − 2 f(x) with δ a random `STEP` of x is of the order of δ² for a smooth
     function in float64. Parts that compute in fewer bits leave their rounding there.
+
+    Args:
+        oracle: The truth of the module.
+        case: The case.
     """
     noise = {
         name: STEP * generator("precision", name).uniform(-1, 1, array.shape)

@@ -67,7 +67,13 @@ def name_of(func: Any) -> str:
 
 
 def rounds(name: str, func: Any, out: Any) -> bool:
-    """Return whether an operation gives floating numbers that it computed."""
+    """Return whether an operation gives floating numbers that it computed.
+
+    Args:
+        name: The name of the operation.
+        func: The operation.
+        out: Its result.
+    """
     first = out[0] if isinstance(out, (tuple, list)) and out else out
     if name in EXACT or not isinstance(first, Tensor) or not first.is_floating_point():
         return False

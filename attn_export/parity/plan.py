@@ -48,7 +48,12 @@ class Groups:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Input], spec: AttentionSpec | None) -> Groups:
-        """Return the contents that mean something for these inputs."""
+        """Return the contents that mean something for these inputs.
+
+        Args:
+            inputs: Descriptions of the inputs, by name.
+            spec: The spec; None for a user's module.
+        """
         masks: tuple[Content, ...] = ()
         found = {name: wanted for name, wanted in inputs.items() if hides(name, wanted)}
         if found:

@@ -21,7 +21,12 @@ TRACED_SIZES: Sizes = {
 
 
 def axis_names(inputs: Mapping[str, Input], relations: Mapping[str, str]) -> list[str]:
-    """Return the dynamic axes of inputs, the bounds of their integers, and the sums of axes."""
+    """Return the dynamic axes of inputs, the bounds of their integers, and the sums of axes.
+
+    Args:
+        inputs: Descriptions of the inputs, by name.
+        relations: The axes that are sums of others.
+    """
     found = {axis for wanted in inputs.values() for axis in wanted.shape if isinstance(axis, str)}
     return sorted(found | bounds(inputs) | set(relations))
 
@@ -45,7 +50,12 @@ def into_bounds(sizes: Sizes, limits: Bounds) -> dict[str, int]:
 
 
 def with_sums(sizes: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
-    """Return the sizes, completed by the axes that are sums of others."""
+    """Return the sizes, completed by the axes that are sums of others.
+
+    Args:
+        sizes: Sizes of the axes, by name.
+        relations: The axes that are sums of others.
+    """
     return {**sizes} | {
         name: sum(int(t) if t.isdigit() else sizes[t] for t in terms.replace(" ", "").split("+"))
         for name, terms in relations.items()

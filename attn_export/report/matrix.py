@@ -46,7 +46,12 @@ def problems(report: Report) -> list[Verdict]:
 
 
 def verdicts_by_case(report: Report, run: RuntimeRun) -> dict[str, list[Verdict]]:
-    """Return the verdicts of one runtime and graph, by case."""
+    """Return the verdicts of one runtime and graph, by case.
+
+    Args:
+        report: The report.
+        run: The runtime and graph.
+    """
     found: dict[str, list[Verdict]] = {}
     for verdict in report.verdicts:
         if (verdict.runtime, verdict.graph) == (run.runtime, run.graph):

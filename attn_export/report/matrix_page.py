@@ -94,7 +94,12 @@ def matrix_page(
 
 
 def matrix_to_dict(reports: Sequence[Report], when: str) -> dict[str, Any]:
-    """Return every cell of every model."""
+    """Return every cell of every model.
+
+    Args:
+        reports: One report for each model.
+        when: The date.
+    """
     return {
         "date": when,
         "models": {

@@ -23,7 +23,12 @@ COLUMNS = ("", "median ms", "p95 ms", "tokens/s", "MiB", "to peer", "of roof")
 
 
 def print_bench(report: BenchReport, console: Console) -> None:
-    """Print one table for each contest, and what did not run."""
+    """Print one table for each contest, and what did not run.
+
+    Args:
+        report: Results of the benchmark.
+        console: The console to print on.
+    """
     for contest in report.contests:
         console.print(f"[bold]{as_text(contest.name)}[/]", highlight=False)
         console.print(_table(contest))
@@ -92,7 +97,12 @@ ONLY_PORTABLE = "It has no Attention: it was given portable operators of opset 1
 
 
 def print_probe(found: Fingerprint, console: Console) -> None:
-    """Print the table, its notes and the legend of its marks."""
+    """Print the table, its notes and the legend of its marks.
+
+    Args:
+        found: The fingerprint.
+        console: The console to print on.
+    """
     versions = found.environment.get("versions", {})
     assert isinstance(versions, dict)
     notes: dict[str, int] = {}
@@ -157,7 +167,12 @@ MORE_CAUSES = 3
 
 
 def print_explanation(found: Explanation, console: Console) -> None:
-    """Print the sentence first, then its evidence."""
+    """Print the sentence first, then its evidence.
+
+    Args:
+        found: The explanation.
+        console: The console to print on.
+    """
     colour = "green" if found.fault == "none" else "red"
     console.print(f"[{colour}]{as_text(found.sentence)}[/]", highlight=False, soft_wrap=True)
     for line in lines(found):

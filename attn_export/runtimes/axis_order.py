@@ -11,7 +11,12 @@ Layouts = Mapping[str, Sequence[int]]
 
 
 def laid_out(inputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
-    """Return inputs in the graph's order of axes."""
+    """Return inputs in the graph's order of axes.
+
+    Args:
+        inputs: The inputs, by name.
+        layouts: The order of axes, for each name that differs.
+    """
     return {**inputs} | {
         name: np.ascontiguousarray(inputs[name].transpose(order))
         for name, order in layouts.items()
@@ -20,7 +25,12 @@ def laid_out(inputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np
 
 
 def in_order(outputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
-    """Return outputs in their usual order of axes."""
+    """Return outputs in their usual order of axes.
+
+    Args:
+        outputs: The outputs, by name.
+        layouts: The order of axes, for each name that differs.
+    """
     return {**outputs} | {
         name: outputs[name].transpose(np.argsort(order))
         for name, order in layouts.items()

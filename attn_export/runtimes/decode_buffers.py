@@ -70,6 +70,10 @@ class Caches:
 def load_session(graph: Path, threads: int | None) -> Any:
     """Return an ONNX Runtime session on the CPU. Its threads spin, as steps follow closely.
 
+    Args:
+        graph: The file of the graph.
+        threads: The number of threads.
+
     Raises:
         RuntimeFailure: If ONNX Runtime is missing or refuses the graph.
     """

@@ -81,8 +81,12 @@ def lengths_of(lengths: Sequence[int] | None, rows: int, tokens: int) -> np.ndar
     return own
 
 
-def rows_of(rows: Sequence[int], held: int) -> np.ndarray:
+def rows_of(rows: Sequence[int], batch: int) -> np.ndarray:
     """Return row numbers: int64, one or more.
+
+    Args:
+        rows: The rows to keep, in order.
+        batch: The number of rows of the cache.
 
     Raises:
         UsageError: If there is no such row.
@@ -90,8 +94,8 @@ def rows_of(rows: Sequence[int], held: int) -> np.ndarray:
     chosen = _whole_numbers(rows)
     if chosen is None or chosen.ndim != 1 or not chosen.size:
         raise UsageError(f"rows are {_shown(rows)}; give the number of a row for each new one")
-    if (chosen < 0).any() or (chosen >= held).any():
-        raise UsageError(f"rows are {_shown(rows)}; the cache has rows 0 to {held - 1}")
+    if (chosen < 0).any() or (chosen >= batch).any():
+        raise UsageError(f"rows are {_shown(rows)}; the cache has rows 0 to {batch - 1}")
     return chosen
 
 

@@ -70,7 +70,12 @@ def web_sources() -> Iterable[Path]:
 
 
 def package_version(folder: Path, package: str) -> str | None:
-    """Return the version of an npm package that is installed in a folder, or None."""
+    """Return the version of an npm package that is installed in a folder, or None.
+
+    Args:
+        folder: The folder that has `node_modules`.
+        package: The name of the package.
+    """
     path = folder / "node_modules" / package / "package.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["version"]

@@ -29,6 +29,10 @@ _MAGIC, _HEADER = b"!<arch>\n", 60
 def bring_headers(folder: Path, say: Callable[[str], None]) -> None:
     """Download the headers into a folder.
 
+    Args:
+        folder: The folder to write.
+        say: The receiver of progress messages.
+
     Raises:
         InstallError: If no archive can be reached, or sends something else.
     """

@@ -59,12 +59,22 @@ def install(folder: Path, say: Say) -> None:
 
 
 def program_of(name: str, folder: Path) -> Path:
-    """Return the path of the program of a runtime."""
+    """Return the path of the program of a runtime.
+
+    Args:
+        name: The name of the runtime.
+        folder: The folder of built runtimes.
+    """
     return folder / name / "serve"
 
 
 def not_ready(name: str, folder: Path) -> str:
-    """Return the reason that the program of a runtime cannot be run, or ""."""
+    """Return the reason that the program of a runtime cannot be run, or "".
+
+    Args:
+        name: The name of the runtime.
+        folder: The folder of built runtimes.
+    """
     reason = missing(name, program_of(name, folder), sources_of(name))
     library = folder / ORT / "lib" / LINKS[-1]
     if not reason and not library.is_file():

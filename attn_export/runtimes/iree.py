@@ -49,7 +49,12 @@ class Iree:
         import iree.runtime  # noqa: F401
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Compile the graph: some seconds."""
+        """Compile the graph: some seconds.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
         return IreeEngine(graph, threads)
 
 
@@ -80,7 +85,12 @@ class IreeEngine(Engine):
         inputs: Mapping[str, np.ndarray],
         bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
     ) -> dict[str, np.ndarray]:
-        """Run once."""
+        """Run once.
+
+        Args:
+            inputs: The inputs, by name.
+            bound: Names of outputs that share the buffer of an input, with that input.
+        """
         given = self._main(*(inputs[name] for name in self._inputs))
         outputs = given if isinstance(given, (tuple, list)) else [given]
         arrays = (output.to_host() for output in outputs)

@@ -51,7 +51,12 @@ class Node:
         """Do nothing: the program is started with its graph."""
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Start the program."""
+        """Start the program.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
         return ProgramEngine(["node", self._program()], graph, threads)
 
     def _program(self) -> Path:
@@ -97,7 +102,12 @@ class Wasm:
         """Do nothing: the browser is started with its graph."""
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Start a page that holds the graph."""
+        """Start a page that holds the graph.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
         browser = str(chromium() or "chromium")
         command = ["node", str(self._program()), browser, self.name]
         return ProgramEngine(command, graph, threads)

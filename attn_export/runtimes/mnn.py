@@ -48,7 +48,12 @@ class Mnn:
         import MNN  # noqa: F401
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Convert and load the graph."""
+        """Convert and load the graph.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
         return MnnEngine(graph, threads)
 
 
@@ -74,7 +79,12 @@ class MnnEngine(Engine):
         inputs: Mapping[str, np.ndarray],
         bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
     ) -> dict[str, np.ndarray]:
-        """Run once."""
+        """Run once.
+
+        Args:
+            inputs: The inputs, by name.
+            bound: Names of outputs that share the buffer of an input, with that input.
+        """
         given = self._module.forward([_var_of(inputs[name]) for name in self._inputs])
         outputs = given if isinstance(given, list) else [given]
         # Copies: what is read is the memory of a variable that ends here.

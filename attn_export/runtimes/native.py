@@ -40,7 +40,12 @@ class C:
         """Do nothing: the program is started with its graph."""
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Start the program."""
+        """Start the program.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
         return ProgramEngine([program_of(self.name, home())], graph, threads)
 
 

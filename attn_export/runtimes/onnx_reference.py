@@ -37,7 +37,12 @@ class OnnxReference:
         import onnx.reference  # noqa: F401
 
     def load(self, graph: Path, threads: int) -> Engine:  # noqa: ARG002 (numpy has no such limit)
-        """Load the graph."""
+        """Load the graph.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
         return ReferenceEngine(graph)
 
 
@@ -56,7 +61,12 @@ class ReferenceEngine(Engine):
         inputs: Mapping[str, np.ndarray],
         bound: Mapping[str, str],  # noqa: ARG002 (numpy gives new arrays)
     ) -> dict[str, np.ndarray]:
-        """Run once. Masked rows divide 0 by 0 inside; the result is what is judged."""
+        """Run once. Masked rows divide 0 by 0 inside; the result is what is judged.
+
+        Args:
+            inputs: The inputs, by name.
+            bound: Names of outputs that share the buffer of an input, with that input.
+        """
         import numpy as np
 
         with np.errstate(all="ignore"):

@@ -58,7 +58,12 @@ class OpenCv:
         import cv2  # noqa: F401
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Read the graph."""
+        """Read the graph.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
         return OpenCvEngine(graph, threads)
 
 
@@ -80,7 +85,12 @@ class OpenCvEngine(Engine):
         inputs: Mapping[str, np.ndarray],
         bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
     ) -> dict[str, np.ndarray]:
-        """Run once."""
+        """Run once.
+
+        Args:
+            inputs: The inputs, by name.
+            bound: Names of outputs that share the buffer of an input, with that input.
+        """
         for name, array in inputs.items():
             self._net.setInput(array, name)
         # Copies: the next run overwrites them.

@@ -58,7 +58,12 @@ class OpenVino:
         sdk()
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Compile the graph."""
+        """Compile the graph.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
         return self.load_with(graph, threads, {})
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
@@ -87,7 +92,12 @@ class OpenVinoEngine(Engine):
         inputs: Mapping[str, np.ndarray],
         bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
     ) -> dict[str, np.ndarray]:
-        """Run once."""
+        """Run once.
+
+        Args:
+            inputs: The inputs, by name.
+            bound: Names of outputs that share the buffer of an input, with that input.
+        """
         for name, array in inputs.items():
             self._request.set_tensor(name, _tensor_of(array))
         self._request.infer()

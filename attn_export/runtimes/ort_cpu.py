@@ -59,7 +59,12 @@ class OrtCpu:
         sdk()
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Make a session."""
+        """Make a session.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
         return self.load_with(graph, threads, {})
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
@@ -85,7 +90,12 @@ class OrtEngine(Engine):
     def run(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Run once."""
+        """Run once.
+
+        Args:
+            inputs: The inputs, by name.
+            bound: Names of outputs that share the buffer of an input, with that input.
+        """
         if bound:
             return self._run_in_place(inputs, bound)
         if any(kind == BFLOAT16 for kind in self._types):

@@ -78,7 +78,12 @@ class ProgramEngine(Engine):
     def run(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Run once."""
+        """Run once.
+
+        Args:
+            inputs: The inputs, by name.
+            bound: Names of outputs that share the buffer of an input, with that input.
+        """
         try:
             self._in.write(f"run {len(inputs)} {len(bound)}\n".encode())
             for name, array in inputs.items():

@@ -106,6 +106,10 @@ class Runtime(Protocol):
     def load(self, graph: Path, threads: int) -> Engine:
         """Load a graph, in the runtime's own process.
 
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+
         Raises:
             Exception: Any error of the engine; it means a refusal of the graph.
         """

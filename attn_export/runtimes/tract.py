@@ -62,7 +62,12 @@ class Tract:
         import tract  # noqa: F401
 
     def load(self, graph: Path, threads: int) -> Engine:  # noqa: ARG002 (it computes in one)
-        """Return an engine with the graph typed and optimised."""
+        """Return an engine with the graph typed and optimised.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+        """
         return TractEngine(graph)
 
 
@@ -85,7 +90,12 @@ class TractEngine(Engine):
         inputs: Mapping[str, np.ndarray],
         bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
     ) -> dict[str, np.ndarray]:
-        """Run once."""
+        """Run once.
+
+        Args:
+            inputs: The inputs, by name.
+            bound: Names of outputs that share the buffer of an input, with that input.
+        """
         outputs = self._runnable.run([inputs[name] for name in self._inputs])
         arrays = (output.to_numpy() for output in outputs)
         return dict(zip(self._outputs, arrays, strict=True))

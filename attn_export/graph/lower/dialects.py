@@ -55,7 +55,12 @@ class Lowered:
     recognised: int = 0
 
     def as_file(self, name: str, dialect: str) -> GraphFile:
-        """Return the description of the graph for a file of this name."""
+        """Return the description of the graph for a file of this name.
+
+        Args:
+            name: The file name.
+            dialect: The dialect.
+        """
         return GraphFile(name, dialect, self.fixed, self.layouts, self.bound, features(self.model))
 
 

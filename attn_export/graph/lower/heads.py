@@ -13,7 +13,12 @@ SWAPPED = [0, 2, 1, 3]
 
 
 def heads_first(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Return `[B, H, L, D]`, `[B, Hkv, S - P, D]` and `[B, Hkv, S - P, Dv]`."""
+    """Return `[B, H, L, D]`, `[B, Hkv, S - P, D]` and `[B, Hkv, S - P, Dv]`.
+
+    Args:
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
+    """
     if not a.packed:
         return a.query, a.key, a.value
     query, key, value = (
@@ -24,7 +29,12 @@ def heads_first(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.V
 
 
 def side_by_side(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Return `[B, L, H·D]`, `[B, S - P, Hkv·D]` and `[B, S - P, Hkv·Dv]`."""
+    """Return `[B, L, H·D]`, `[B, S - P, Hkv·D]` and `[B, S - P, Hkv·Dv]`.
+
+    Args:
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
+    """
     if a.packed:
         return a.query, a.key, a.value
     query, key, value = (joined(op, *part) for part in _parts(a))

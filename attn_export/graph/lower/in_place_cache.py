@@ -56,13 +56,24 @@ def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
 
 
 def is_bound(past: ir.Value, present: ir.Value) -> bool:
-    """Return whether the caller owns `past` and `present`, and no other node reads `past`."""
+    """Return whether the caller owns `past` and `present`, and no other node reads `past`.
+
+    Args:
+        past: The cache that the graph reads.
+        present: The cache that it returns.
+    """
     readers = [use for use in past.uses() if use.node.op_type != "Shape"]
     return past.is_graph_input() and len(readers) == 1 and present.is_graph_output()
 
 
 def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
-    """Hold V as `[B, Hkv, Dv, capacity]`, and return V with the new values in that order."""
+    """Hold V as `[B, Hkv, Dv, capacity]`, and return V with the new values in that order.
+
+    Args:
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
+        cache: The cache of the node.
+    """
     past, present = cache.past_value, a.value
     scatter = present.producer()
     assert scatter is not None  # that is how the cache was found

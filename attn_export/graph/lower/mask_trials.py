@@ -106,7 +106,12 @@ class MaskTrials:
         return self._of(sizes)
 
     def size(self, size: Size, sizes: Mapping[str, int]) -> int | None:
-        """Return a size in a trial; None if it is not known."""
+        """Return a size in a trial; None if it is not known.
+
+        Args:
+            size: The size, a number or a symbol.
+            sizes: Sizes of the dynamic axes, by name.
+        """
         if isinstance(size, int):
             return size
         if size.value is None:
@@ -124,6 +129,10 @@ class MaskTrials:
 
     def known(self, size: Size, sizes: Mapping[str, int]) -> int:
         """Return a size in a trial.
+
+        Args:
+            size: The size, a number or a symbol.
+            sizes: Sizes of the dynamic axes, by name.
 
         Raises:
             ValueError: If that is not known.

@@ -41,7 +41,15 @@ class Builder:
         domain: str = "",
         **attributes: Any,
     ) -> Sequence[ir.Value]:
-        """Add one node with several outputs, and return them."""
+        """Add one node with several outputs, and return them.
+
+        Args:
+            op_type: The operator, such as ``"Add"``.
+            inputs: Inputs of the node.
+            count: The number of outputs.
+            domain: The domain of the operator.
+            **attributes: Attributes of the node.
+        """
         node = ir.node(
             op_type, inputs, attributes, domain=domain, num_outputs=count,
             name=self._fresh(f"/{op_type}"),
@@ -86,11 +94,21 @@ class Builder:
         return ints(self._model, *numbers)
 
     def scalar_int(self, number: int, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
-        """Return a constant scalar of an integer type."""
+        """Return a constant scalar of an integer type.
+
+        Args:
+            number: The number.
+            dtype: The data type.
+        """
         return constant(self._model, np.array(number, dtype.numpy()))
 
     def number(self, value: float, dtype: ir.DataType) -> ir.Value:
-        """Return a constant scalar of a floating point type."""
+        """Return a constant scalar of a floating point type.
+
+        Args:
+            value: The number.
+            dtype: The data type.
+        """
         return constant(self._model, np.array(value).astype(dtype.numpy()))
 
     def array(self, array: np.ndarray) -> ir.Value:
@@ -98,7 +116,12 @@ class Builder:
         return constant(self._model, array)
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
-        """Return the size of an axis, int64 `[1]`: constant if it is known."""
+        """Return the size of an axis, int64 `[1]`: constant if it is known.
+
+        Args:
+            value: The value.
+            axis: The axis; negative from the end.
+        """
         known = dims(value)[axis] if dims(value) else None
         if isinstance(known, int):
             return self.ints(known)
@@ -114,7 +137,12 @@ class Builder:
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace `old` by `new` for its readers; a graph output keeps its name."""
+    """Replace `old` by `new` for its readers; a graph output keeps its name.
+
+    Args:
+        old: The value to replace.
+        new: The value in its place.
+    """
     new.shape, new.type = old.shape, old.type or new.type
     name, is_output = old.name, old.is_graph_output()
     old.replace_all_uses_with(new, replace_graph_outputs=True)

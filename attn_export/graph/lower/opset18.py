@@ -17,7 +17,12 @@ from attn_export.graph.lower.node_builder import Builder, take_over
 
 
 def lower_gelu(model: ir.Model, node: ir.Node) -> None:
-    """Replace `Gelu` by x · (1 + erf(x / √2)) / 2, or with tanh (Hendrycks and Gimpel 2016)."""
+    """Replace `Gelu` by x · (1 + erf(x / √2)) / 2, or with tanh (Hendrycks and Gimpel 2016).
+
+    Args:
+        model: The graph; changed in place.
+        node: The node.
+    """
     op, x, kind = _start(model, node)
     if node.attributes.get_string("approximate", "none") == "tanh":
         cube = op("Mul", op("Mul", x, x), x)
@@ -31,7 +36,12 @@ def lower_gelu(model: ir.Model, node: ir.Node) -> None:
 
 
 def lower_swish(model: ir.Model, node: ir.Node) -> None:
-    """Replace `Swish` by x · sigmoid(α · x) (Ramachandran et al. 2017)."""
+    """Replace `Swish` by x · sigmoid(α · x) (Ramachandran et al. 2017).
+
+    Args:
+        model: The graph; changed in place.
+        node: The node.
+    """
     op, x, kind = _start(model, node)
     alpha = node.attributes.get_float("alpha", 1.0)
     inner = x if alpha == 1 else op("Mul", x, op.number(alpha, kind))
@@ -55,6 +65,10 @@ def _start(model: ir.Model, node: ir.Node) -> tuple[Builder, ir.Value, ir.DataTy
 
 def lower_rotary(model: ir.Model, node: ir.Node) -> None:
     """Replace one node by portable operators.
+
+    Args:
+        model: The graph; changed in place.
+        node: The node.
 
     Raises:
         GraphError: If the shape of its input is not known.

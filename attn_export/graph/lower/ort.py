@@ -35,6 +35,10 @@ FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
 def lower_for_prefill(model: ir.Model, node: ir.Node) -> None:
     """Lower a node for any number of queries.
 
+    Args:
+        model: The graph; changed in place.
+        node: The node.
+
     Raises:
         GraphError: If heads or widths of the node are not known.
     """
@@ -55,6 +59,10 @@ def lower_for_prefill(model: ir.Model, node: ir.Node) -> None:
 
 def lower_for_decoding(model: ir.Model, node: ir.Node) -> None:
     """Lower a node for one query.
+
+    Args:
+        model: The graph; changed in place.
+        node: The node.
 
     Raises:
         GraphError: If heads or widths of the node are not known.
@@ -99,7 +107,12 @@ def decodes(a: AttentionNode) -> bool:
 
 
 def holds_values_transposed(a: AttentionNode, cache: InPlaceCache) -> bool:
-    """Return whether both graphs hold V as `[B, Hkv, Dv, capacity]`: shared heads gain by it."""
+    """Return whether both graphs hold V as `[B, Hkv, Dv, capacity]`: shared heads gain by it.
+
+    Args:
+        a: The `Attention` node as plain values.
+        cache: The cache of the node.
+    """
     whole = a.value.is_graph_output() and len(a.value.uses()) == 1
     return a.q_per_kv > 1 and _plain(a) and whole and is_bound(cache.past_value, a.value)
 

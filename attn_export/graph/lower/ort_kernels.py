@@ -33,7 +33,12 @@ INT32 = ir.DataType.INT32
 
 
 def full(op: Builder, a: AttentionNode) -> ir.Value:
-    """Return the attention in which every query sees every key, in the node's layout."""
+    """Return the attention in which every query sees every key, in the node's layout.
+
+    Args:
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
+    """
     query, key, value = side_by_side(op, a)
     if a.q_per_kv > 1:  # it shares no heads; they are small beside the scores
         key, value = _repeated(op, a, key, a.head_dim), _repeated(op, a, value, a.v_head_dim)
@@ -48,6 +53,10 @@ def causal(op: Builder, a: AttentionNode) -> list[ir.Value]:
     """Return attention, present key and value; query i sees keys up to P + i within the mask.
 
     With a past, this holds only for batches of one row, or for queries that are the first.
+
+    Args:
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
     """
     query, key, value = side_by_side(op, a)
     L = op.size(query, 1)

@@ -25,6 +25,10 @@ from attn_export.graph.lower.visible_keys import VisibleKeys, allowed_keys
 def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
     """Replace one `Attention` node by portable operators.
 
+    Args:
+        model: The graph; changed in place.
+        node: The node.
+
     Raises:
         GraphError: If heads or widths of the node are not known.
     """
@@ -35,7 +39,12 @@ def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
 
 
 def attend(op: Builder, a: AttentionNode) -> list[ir.Value]:
-    """Return the outputs of a node: attention, present key and value, and scores if in use."""
+    """Return the outputs of a node: attention, present key and value, and scores if in use.
+
+    Args:
+        op: Builder of the nodes.
+        a: The `Attention` node as plain values.
+    """
     query, key, value = heads_first(op, a)
     present_key, present_value = key, value
     if a.past_key is not None and a.past_value is not None:

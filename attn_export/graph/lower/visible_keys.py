@@ -132,7 +132,12 @@ def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> 
 
 
 def may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
-    """Return whether a mask may end before the keys do: only if its length has another name."""
+    """Return whether a mask may end before the keys do: only if its length has another name.
+
+    Args:
+        a: The `Attention` node as plain values.
+        length: The number of keys.
+    """
     past, new = _axis(a.past_key, 2), _axis(a.key, -2)
     known = [_axis(a.output(1), 2), _axis(a.output(3), 3), new if a.past_key is None else None]
     if past is not None and new is not None and isinstance(length, ir.SymbolicDim):
