@@ -66,6 +66,10 @@ def branching_line(one: Callable[[], object], other: Callable[[], object]) -> st
     """Return the user line after which two runs diverge.
 
     If only one of them raises, return the line of the error; "" if both take the same path.
+
+    Args:
+        one: A run of the user's code.
+        other: Another run of it.
     """
     first, second = _lines_of(one), _lines_of(other)
     last: Line | None = None

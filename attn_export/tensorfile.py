@@ -123,7 +123,12 @@ def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.
 
 
 def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
-    """Read `output_0.pb` … of a runtime, under the names that they carry."""
+    """Read `output_0.pb` … of a runtime, under the names that they carry.
+
+    Args:
+        folder: The folder of the files.
+        count: The number of outputs.
+    """
     return dict(read_tensor(folder / f"output_{number}.pb") for number in range(count))
 
 

@@ -162,3 +162,56 @@ def test_a_banned_word_is_found(source: str):
 
 def test_words_within_others_are_no_banned_words():
     assert not list(banned_words('"""Pronouns of the roommate."""\nroommate = warehouse = 1'))
+
+
+WITHOUT_ARGS = {
+    "attn_export/export/subject.py": "has 300 lines already",
+    "attn_export/graph/lower/mask_values.py": "has 300 lines already",
+}
+
+
+def public_functions(tree: ast.Module | ast.ClassDef) -> Iterator[ast.FunctionDef]:
+    """Yield the public functions of a module, and the public methods of its public classes."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public_functions(node)
+        elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+def has_undescribed_parameters(node: ast.FunctionDef) -> bool:
+    """Return whether a function of two parameters or more has no section `Args:`."""
+    # The docstring of a command is its help text; its options have help texts of their own.
+    if any("command(" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return False
+    parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    named = [parameter.arg for parameter in parameters if parameter.arg not in ("self", "cls")]
+    return len(named) >= 2 and "Args:" not in (ast.get_docstring(node) or "")
+
+
+def test_public_functions_of_two_parameters_describe_them():
+    undescribed = [
+        (str(path.relative_to(ROOT)), node.name)
+        for path in sources("attn_export")
+        if "kits" not in path.parts
+        for node in public_functions(ast.parse(path.read_bytes()))
+        if has_undescribed_parameters(node)
+    ]
+    assert [f"{path}: {name}" for path, name in undescribed if path not in WITHOUT_ARGS] == []
+    assert {path for path, _ in undescribed} == set(WITHOUT_ARGS), "remove rows without need"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('def f(a, b):\n    """Add."""', True),
+        ('def f(a, *, b):\n    """Add."""', True),
+        ('def f(self, a):\n    """Add."""', False),
+        ('def f(a, b):\n    """Add.\n\n    Args:\n        a: One.\n    """', False),
+        ('@click.command("f")\ndef f(a, b):\n    """Add."""', False),
+    ],
+)
+def test_undescribed_parameters_are_found(source: str, expected: bool):
+    (function,) = ast.parse(source).body
+    assert isinstance(function, ast.FunctionDef)
+    assert has_undescribed_parameters(function) is expected

@@ -51,7 +51,12 @@ class Rotary(WideBuffers):
         return angles.cos() * magnitude, angles.sin() * magnitude
 
     def forward(self, x: Tensor, turns: Turns) -> Tensor:
-        """Rotate the first R elements of `x` `[B, H, L, D]`."""
+        """Rotate the first R elements of `x` `[B, H, L, D]`.
+
+        Args:
+            x: `[B, H, L, D]` or, for keys, `[B, Hkv, L, D]`.
+            turns: Cosines and sines of the angles.
+        """
         cos, sin = (part.to(x.dtype) for part in turns)
         R = self.spec.rotary_dim
         turning, rest = x[..., :R], x[..., R:]

@@ -124,6 +124,10 @@ def check_folders(*files: str | None) -> None:
 def write_file(file: str, text: str) -> None:
     """Write a file, whole or not at all, or to stdout where it is `STDOUT`.
 
+    Args:
+        file: The path, or `STDOUT`.
+        text: The content.
+
     Raises:
         OutputError: If it cannot be written.
     """

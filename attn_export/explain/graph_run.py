@@ -137,6 +137,10 @@ def _passes(golden: Golden, outputs: Arrays) -> bool:
 def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
     """Return the cases of a bundle, without whole decodes.
 
+    Args:
+        folder: The folder of the bundle.
+        only: The name of the one case to return; None for all.
+
     Raises:
         UsageError: If there is none of this name, or it is a whole decode.
     """
@@ -156,7 +160,12 @@ def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
 
 
 def forms_of_bundle(manifest: Mapping[str, Any], graph: Path | None) -> list[GraphFile]:
-    """Return the graphs to examine: the bundle's, or another one in place of one of them."""
+    """Return the graphs to examine: the bundle's, or another one in place of one of them.
+
+    Args:
+        manifest: The manifest.
+        graph: Another graph to examine; None for those of the bundle.
+    """
     forms = graph_files(manifest)
     if graph is None:
         return forms

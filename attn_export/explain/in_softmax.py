@@ -104,7 +104,12 @@ def _first(weights: Array) -> Array:
 
 
 def reweighed(_: Array, at: At) -> Array:
-    """Return the softmax of the changed scores, ignoring visibility."""
+    """Return the softmax of the changed scores, ignoring visibility.
+
+    Args:
+        _: The weights, which are computed anew: `[B, H, L, S]`.
+        at: The values of the other steps.
+    """
     return softmax(at["scores"], np.ones((1, 1), bool))
 
 

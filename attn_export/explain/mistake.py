@@ -82,7 +82,12 @@ def in_attention(
 
 
 def becomes(name: str, of: Callable[[Array], Array]) -> Replaced:
-    """Return a change of one value."""
+    """Return a change of one value.
+
+    Args:
+        name: The name of the value.
+        of: The change: an array to an array of the same shape.
+    """
 
     def replaced(values: Values) -> dict[str, Array]:
         array = values[name]

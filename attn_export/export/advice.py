@@ -49,7 +49,12 @@ def not_captured(error: Exception) -> ExportError:
 
 
 def not_translated(error: Exception, program: ExportedProgram) -> ExportError:
-    """Return the error for a failure of `torch.onnx.export`, which names the untranslated node."""
+    """Return the error for a failure of `torch.onnx.export`, which names the untranslated node.
+
+    Args:
+        error: The error.
+        program: The captured program.
+    """
     named = re.search(r"translating node %(\w+)", " ".join(map(str, _chain(error))))
     traces = {
         node.name: str(node.meta.get("stack_trace", "")) for node in program.graph.nodes if named

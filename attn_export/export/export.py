@@ -52,6 +52,16 @@ def scaled_dot_product_attention(
 ) -> Any:
     """Emit one `Attention` node.
 
+    Args:
+        query: `[B, H, L, D]`, or without leading axes.
+        key: `[B, Hkv, S, D]`, of as many axes.
+        value: `[B, Hkv, S, Dv]`, of as many axes.
+        attn_mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
+        dropout_p: Must be 0.
+        is_causal: Whether query i sees keys up to i only.
+        scale: The factor on the scores; None for 1 / sqrt(D).
+        enable_gqa: Without effect: the operator shares heads by their numbers.
+
     Raises:
         ValueError: If inputs have more than 4 axes, or weights are dropped.
     """

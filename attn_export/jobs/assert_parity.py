@@ -71,7 +71,16 @@ def parity_report(
     dialects: Sequence[str] = ("all",),
     **options: Any,
 ) -> Report:
-    """Return the report of `assert_parity`, passed or failed; with the cause of wrong numbers."""
+    """Return the report of `assert_parity`, passed or failed; with the cause of wrong numbers.
+
+    Args:
+        of: A module, subject, spec or bundle.
+        inputs: Example inputs of a module, by name.
+        axes: Dynamic axes of a module: names by input and index.
+        outputs: Names of the outputs of a module.
+        dialects: The dialects to check.
+        **options: Further options of `build` or `verify`.
+    """
     __tracebackhide__ = True
     from attn_export.jobs.explain_failures import explained
 

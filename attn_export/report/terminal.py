@@ -76,7 +76,12 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
 
 
 def to_text(report: Report, option: str) -> str:
-    """Return the plain text of `print_report`, 100 columns wide, without trailing spaces."""
+    """Return the plain text of `print_report`, 100 columns wide, without trailing spaces.
+
+    Args:
+        report: The report.
+        option: The option that writes the whole report, for the last line.
+    """
     out = io.StringIO()
     print_report(report, Console(file=out, width=100, color_system=None), option)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

@@ -67,7 +67,13 @@ class OpenVino:
         return self.load_with(graph, threads, {})
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Compile the graph with properties of the device."""
+        """Compile the graph with properties of the device.
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+            options: Properties of the device, by name.
+        """
         return OpenVinoEngine(graph, {**default_options(threads), **options})
 
 

@@ -68,7 +68,13 @@ class OrtCpu:
         return self.load_with(graph, threads, {})
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Make a session with entries of its configuration, or `OPTIMIZATION`: disable_all, …."""
+        """Make a session with entries of its configuration, or `OPTIMIZATION`: disable_all, ….
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+            options: Entries of the configuration, by name.
+        """
         made = session_options(threads)
         if _bytes_beside(graph) > PREPACKED_BELOW:
             # Packed weights are a copy for each session; else sessions share those in the file.
@@ -150,6 +156,10 @@ def value_on(array: np.ndarray, device: str = "cpu") -> Any:
     """Return a value of ONNX Runtime.
 
     On the CPU it shares the memory of the array, which must live as long.
+
+    Args:
+        array: Of any type and shape.
+        device: ``"cpu"`` or ``"cuda"``.
     """
     if array.dtype.name == "bfloat16":  # its interface to numpy knows none
         import numpy as np
@@ -193,6 +203,10 @@ def session_options(threads: int, *, spin: bool = False) -> Any:
 
 def with_options(session: Any, options: Options) -> Any:
     """Add options to session options: `OPTIMIZATION`, or entries of the configuration.
+
+    Args:
+        session: Session options of ONNX Runtime; changed in place.
+        options: The options, by name.
 
     Raises:
         ValueError: If there is no such level, or a name is certainly no entry.

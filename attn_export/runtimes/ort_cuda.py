@@ -47,6 +47,11 @@ class OrtCuda(OrtCpu):
         """Make a session in full float32: TF32, CUDA's default, has 10 bits of precision.
 
         `options` may hold `TF32`: "1" or "0".
+
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+            options: Entries of the configuration, by name.
         """
         others = {name: value for name, value in options.items() if name != TF32}
         session = with_options(session_options(threads), others)

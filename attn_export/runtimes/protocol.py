@@ -126,6 +126,11 @@ class Tunable(Protocol):
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
         """Load a graph with options, in the runtime's own process.
 
+        Args:
+            graph: The file of the graph.
+            threads: The number of threads.
+            options: Options of the engine, by name.
+
         Raises:
             Exception: As for `Runtime.load`, and where there is no such option.
         """

@@ -51,7 +51,12 @@ def check_types(spec: AttentionFields) -> None:
 
 
 def as_float(name: str, value: int) -> float:
-    """Convert a whole number to float for a float field, such as ``scale = 1``."""
+    """Convert a whole number to float for a float field, such as ``scale = 1``.
+
+    Args:
+        name: The field.
+        value: The number.
+    """
     try:
         return float(value)
     except OverflowError as error:

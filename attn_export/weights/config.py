@@ -80,6 +80,10 @@ class Config:
     def positive(self, key: str, value: object) -> float:
         """Return a value of the file that must be a positive number.
 
+        Args:
+            key: The key.
+            value: Its value.
+
         Raises:
             WeightsError: If it is not.
         """
@@ -100,14 +104,26 @@ class Config:
         return bool(value)
 
     def wrong(self, key: str, wanted: str, value: object = None) -> WeightsError:
-        """Return the error of a key that is missing or has no usable value."""
+        """Return the error of a key that is missing or has no usable value.
+
+        Args:
+            key: The key.
+            wanted: A description of usable values.
+            value: Its value; None where it is missing.
+        """
         value = self.values.get(key) if value is None else value
         if value is None:
             return WeightsError(f"{self.path} has no {key!r}; it has to be {wanted}")
         return WeightsError(f"{self.path}: {key} has to be {wanted}; got {shown(repr(value))}")
 
     def refused(self, key: str, value: object, why: str) -> WeightsError:
-        """Return the error of a value that our attention does not support."""
+        """Return the error of a value that our attention does not support.
+
+        Args:
+            key: The key.
+            value: Its value.
+            why: The reason.
+        """
         return WeightsError(f"{self.path}: {key} = {shown(repr(value))} is not supported: {why}")
 
 

@@ -256,15 +256,30 @@ def t5(layer: Layer) -> dict[str, Any]:
 
 
 def even(_: Config, number: int) -> bool:
-    """Return whether a layer is one of every other layer, from the first."""
+    """Return whether a layer is one of every other layer, from the first.
+
+    Args:
+        _: The config.
+        number: The number of the layer, from 0.
+    """
     return number % 2 == 0
 
 
 def gemma3_slides(config: Config, number: int) -> bool:
-    """Return whether a layer slides: by default all but every sixth one."""
+    """Return whether a layer slides: by default all but every sixth one.
+
+    Args:
+        config: The config.
+        number: The number of the layer, from 0.
+    """
     return (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
 
 
 def qwen_slides(config: Config, number: int) -> bool:
-    """Return whether a layer slides: all layers from a given one on."""
+    """Return whether a layer slides: all layers from a given one on.
+
+    Args:
+        config: The config.
+        number: The number of the layer, from 0.
+    """
     return number >= config.whole("max_window_layers")

@@ -17,7 +17,12 @@ def shown(name: str) -> str:
 
 
 def listed(items: Iterable[str], separator: str = ", ") -> str:
-    """Return the first items, and the number of further ones."""
+    """Return the first items, and the number of further ones.
+
+    Args:
+        items: The items.
+        separator: The text between two items.
+    """
     every = [shown(item) for item in items]
     more = f"{separator}and {len(every) - AT_MOST} more" if len(every) > AT_MOST else ""
     return separator.join(every[:AT_MOST]) + more

@@ -52,7 +52,12 @@ def as_packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def as_apart(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Tensor]:
-    """Rename the weights of an `Attention` with `packed_qkv` to those of one without it."""
+    """Rename the weights of an `Attention` with `packed_qkv` to those of one without it.
+
+    Args:
+        weights: The weights of the module, by name.
+        spec: Its spec.
+    """
     apart = dict(weights)
     for kind in ("weight", "bias"):
         tensor = apart.pop(f"qkv_proj.{kind}", None)

@@ -93,7 +93,12 @@ def wanted_tensors(
 
 
 def relative_bias_name(found: LayerMatch, names: Collection[str]) -> str | None:
-    """Return the name of T5's relative bias, which the first layer holds for all layers."""
+    """Return the name of T5's relative bias, which the first layer holds for all layers.
+
+    Args:
+        found: The attention.
+        names: The names of all tensors.
+    """
     if found.role == CROSS:
         return None
     own = [found.prefix + tail for tail in RELATIVE]

@@ -110,6 +110,10 @@ def open_source(path: Path) -> TensorSource:
 def read_json(path: Path, meaning: str) -> dict[str, Any]:
     """Return the object in a JSON file.
 
+    Args:
+        path: The file.
+        meaning: A description of the file, for errors.
+
     Raises:
         WeightsError: If it cannot be read or holds anything else.
     """
