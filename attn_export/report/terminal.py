@@ -80,7 +80,7 @@ def to_text(report: Report, option: str) -> str:
 
     Args:
         report: The report.
-        option: The option that writes the whole report, for the last line.
+        option: The option that shows the whole report.
     """
     out = io.StringIO()
     print_report(report, Console(file=out, width=100, color_system=None), option)
