@@ -188,6 +188,10 @@ def check_relations(relations: Mapping[str, str], known: Sizes) -> None:
 def check_bounds(sizes: Sizes, bounds: Bounds) -> None:
     """Check that the example obeys the bounds of its axes.
 
+    Args:
+        sizes: The size of every axis in the example.
+        bounds: The bounds of axes that have any.
+
     Raises:
         UsageError: If not.
     """

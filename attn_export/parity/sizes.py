@@ -37,12 +37,22 @@ def bounds(inputs: Mapping[str, Input]) -> set[str]:
 
 
 def is_within(sizes: Sizes, bounds: Bounds) -> bool:
-    """Return whether all sizes are within their bounds."""
+    """Return whether all sizes are within their bounds.
+
+    Args:
+        sizes: The size of every axis.
+        bounds: The bounds of axes that have any.
+    """
     return all(low <= sizes.get(name, low) <= high for name, (low, high) in bounds.items())
 
 
 def into_bounds(sizes: Sizes, limits: Bounds) -> dict[str, int]:
-    """Return the sizes, each of which is the nearest within its bounds."""
+    """Return the sizes, each of which is the nearest within its bounds.
+
+    Args:
+        sizes: The size of every axis.
+        limits: The bounds of axes that have any.
+    """
     return {
         name: min(max(size, limits[name][0]), limits[name][1]) if name in limits else size
         for name, size in sizes.items()

@@ -48,6 +48,10 @@ class Scores:
 def read_scores(op: Builder, value: ir.Value) -> Scores:
     """Return the parts of scores.
 
+    Args:
+        op: Builder of the nodes that are needed in front of the product with the values.
+        value: The input of the softmax.
+
     Raises:
         NoMatchError: If they are no scores of attention.
     """
@@ -184,7 +188,15 @@ def _number(value: ir.Value | None) -> float | None:
 
 
 def equation(node: ir.Node, first: int = 0) -> tuple[str, str, str]:
-    """Return the letters of both inputs of an `Einsum`, that of the index `first` first."""
+    """Return the letters of both inputs of an `Einsum`, and of its output.
+
+    Args:
+        node: The node.
+        first: The index of the input whose letters come first.
+
+    Raises:
+        NoMatchError: If it has another number of inputs, or letters that repeat.
+    """
     text = node.attributes.get_string("equation", "").replace(" ", "")
     sides, arrow, out = text.partition("->")
     parts = sides.split(",")
