@@ -30,13 +30,17 @@ MOST = 60
 def parts_of(inputs: Arrays, axes: Axes, sizes: Sizes) -> Iterator[tuple[Sizes, Arrays]]:
     """Yield smaller cases contained in a case, the smallest first.
 
-    They are rows of the batch, the first queries with their keys, the last keys of the past.
+    They are rows of the batch, the first queries with their keys, the last keys of the past. Of a
+    damaged case, whose inputs have other sizes than it says, that is the whole case.
 
     Args:
         inputs: Of the case.
         axes: The names of the axes of each input.
         sizes: Of every dynamic axis.
     """
+    if not _have_sizes(inputs, axes, sizes):
+        yield dict(sizes), dict(inputs)
+        return
     found = []
     for row, L, P, S in itertools.product(
         range(min(sizes.get("batch", 1), ROWS)),
@@ -50,6 +54,14 @@ def parts_of(inputs: Arrays, axes: Axes, sizes: Sizes) -> Iterator[tuple[Sizes, 
         found.append((cut, part))
     found.sort(key=lambda entry: sum(array.size for array in entry[1].values()))
     yield from found[:MOST]
+
+
+def _have_sizes(inputs: Arrays, axes: Axes, sizes: Sizes) -> bool:
+    return all(
+        sizes.get(str(name), size) == size
+        for key, array in inputs.items()
+        for name, size in zip(axes.get(key, ()), array.shape, strict=False)
+    )
 
 
 def _lengths(size: int | None) -> list[int | None]:

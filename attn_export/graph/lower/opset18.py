@@ -10,7 +10,6 @@ import onnx_ir as ir
 from attn_export.errors import GraphError
 from attn_export.graph.lower.opset18_operators import DECOMPOSED
 
-
 OPSET, IR_VERSION = 18, 8
 
 ONLY_TYPES_ADDED = frozenset(
