@@ -3,6 +3,9 @@
     def test_attention(parity):
         parity(module, {"query": torch.randn(2, 5, 64)}, {"query": {0: "batch", 1: "query_len"}})
 
+    def test_a_graph_of_others(parity):
+        parity(module, inputs, axes, graph="mine.onnx")
+
     @pytest.mark.parity("models/mqa")
     def test_bundle(parity_case):  # one test for each case of the bundle
         parity_case.check()

@@ -44,6 +44,7 @@ FLOORS = {
     "bench/": 3, "bench/peers_export": 4, "fingerprint/": 3, "runtimes/decode_": 3,
     "export/": 3, "parity/": 3, "source_location": 1,
     "explain/explanation": 3, "explain/": 4,
+    "explain/attention_steps": 1, "explain/evaluate": 1, "explain/__init__": 1,
     "report/": 4, "kits/": 3,
     "jobs/": 5,
     "cli/": 6, "pytest_plugin": 6,
@@ -51,9 +52,9 @@ FLOORS = {
 }  # fmt: skip
 
 WITH_TORCH = (
-    "attention/", "weights/", "user_module", "export/", "parity/float64_mode", "parity/notes",
-    "parity/oracle", "parity/operations", "parity/rounding", "bench/peers_plain",
-    "bench/peers_spec", "bench/peers_roofline", "bench/peers_export", "fingerprint/sdpa",
+    "attention/", "weights/", "user_module", "export/", "parity/float64_mode",
+    "parity/graph_oracle", "parity/notes", "parity/oracle", "parity/operations",
+    "parity/rounding", "bench/peers_plain", "bench/peers_spec", "bench/peers_roofline", "bench/peers_export", "fingerprint/sdpa",
 )  # fmt: skip
 
 ONLY_IN = {

@@ -19,6 +19,7 @@ from attn_export.cli.commands import (
     lower_command,
     probe_command,
 )
+from attn_export.cli.compare_command import compare_command
 from attn_export.cli.options import (
     BuildInput,
     limit_own_memory,
@@ -255,6 +256,7 @@ def verify_command(
 
 cli.add_command(bench_command)
 cli.add_command(check_command)
+cli.add_command(compare_command)
 cli.add_command(explain_command)
 cli.add_command(kit_command)
 cli.add_command(lower_command)

@@ -210,7 +210,9 @@ class GroupQueryAttention(OpRun):
             q, keys, values, given.get("bias"), cache_length=start + L,
             attributes={**_numbers(attributes), "is_causal": 1},
         )  # fmt: skip
-        return _joined(attention(call)[0]), keys, values
+        return _joined(attention(call, self.changes)[0]), keys, values
+
+    changes: Mapping[str, Change] = {}
 
 
 class MultiHeadAttention(OpRun):
@@ -222,7 +224,9 @@ class MultiHeadAttention(OpRun):
         given = _optional_inputs(MHA_INPUTS, inputs, attributes, {"packed_bias", "padding"})
         q, k, v = (_apart(given[name], attributes["num_heads"]) for name in MHA_INPUTS[:3])
         call = Call(q, k, v, given.get("bias"), attributes=_numbers(attributes))
-        return (_joined(attention(call)[0]),)
+        return (_joined(attention(call, self.changes)[0]),)
+
+    changes: Mapping[str, Change] = {}
 
 
 def _optional_inputs(

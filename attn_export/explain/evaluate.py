@@ -145,7 +145,7 @@ class Evaluation:
         known: dict[str, Array | None] = {"": None, **self.initializers}
         known |= {name: wide(array) for name, array in inputs.items()}
         for node in self.nodes:
-            for name, array in self._outputs(node, known).items():
+            for name, array in self.compute_node(node, known).items():
                 known[name] = wide(array.astype(dtype)) if is_float(array) else array
         return known
 
@@ -177,7 +177,7 @@ class Evaluation:
         operator = self._operators[id(node)]
         operator.changes = changes
         try:
-            return self._outputs(node, values)
+            return self.compute_node(node, values)
         finally:
             operator.changes = {}
 
@@ -193,16 +193,16 @@ class Evaluation:
         rounding: Rounding | None = None,
     ) -> None:
         if rounding is None:
-            known |= self._outputs(node, known)
+            known |= self.compute_node(node, known)
         elif node.op_type == "Attention":
             known |= self.attention(node, known, rounded_products(rounding))
         elif node.op_type in PRODUCTS:
             narrow = {n: rounding(a) for n in node.input if (a := known.get(n)) is not None}
-            known |= self._outputs(node, {**known, **narrow})
+            known |= self.compute_node(node, {**known, **narrow})
         else:
-            known |= self._outputs(node, known)
+            known |= self.compute_node(node, known)
 
-    def _outputs(self, node: onnx.NodeProto, known: Values) -> dict[str, Array]:
+    def compute_node(self, node: onnx.NodeProto, known: Values) -> dict[str, Array]:
         """Return the outputs of a node, by name.
 
         Raises:

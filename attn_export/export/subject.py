@@ -250,11 +250,11 @@ class Subject:
 
     def plan(self) -> Plan:
         """Return the cases that it is tried with."""
-        shapes, takes = self.output_shapes(), self._takes
+        shapes, takes = self.output_shapes(), self.takes
         values = self.input_values()
         return plan_cases(values, shapes, self.spec, self.sums, takes, self.bounds)
 
-    def _takes(self, sizes: Sizes) -> bool:
+    def takes(self, sizes: Sizes) -> bool:
         """Return whether the module takes these sizes, and a user's soon enough."""
         weights = sum(parameter.numel() for parameter in self.module.parameters())
         if self.spec is not None or weights * math.prod(sizes.values()) > MOST_WORK:

@@ -36,8 +36,9 @@ def form_of_file(
     form: GraphFile,
     inputs: Mapping[str, End],
     outputs: Mapping[str, End],
+    whose: str = "the bundle",
 ) -> GraphFile:
-    """Return the description of a graph that replaces one of a bundle.
+    """Return the description of a graph that replaces one of a bundle, or is compared.
 
     Args:
         model: The graph.
@@ -45,6 +46,7 @@ def form_of_file(
         form: How the graph of the bundle is run.
         inputs: The inputs that the bundle states.
         outputs: Its outputs.
+        whose: The owner of these inputs and outputs, for messages.
 
     Returns:
         The form, with the axes fixed that have one size in this file.
@@ -52,44 +54,91 @@ def form_of_file(
     Raises:
         GraphError: If the graph has other inputs or outputs: names, dtypes, ranks or sizes.
     """
-    constants = {tensor.name for tensor in model.graph.initializer}
-    given = [value for value in model.graph.input if value.name not in constants]
+    given = inputs_of(model)
     fixed: dict[str, int] = {}
     for what, values, wanted in (
         ("inputs", given, inputs),
         ("outputs", list(model.graph.output), outputs),
     ):
-        _refuse_other_names(path, what, [value.name for value in values], list(wanted))
+        _refuse_other_names(path, what, [value.name for value in values], list(wanted), whose)
         for value in values:
             end, layout = wanted[value.name], form.layouts.get(value.name)
             shape = tuple(end.shape[axis] for axis in layout) if layout else end.shape
-            _refuse_other_type(path, value, end.dtype)
-            found = _fixed_axes(path, value, shape)
+            _refuse_other_type(path, value, end.dtype, whose)
+            found = _fixed_axes(path, value, shape, whose)
             if what == "inputs":
                 fixed |= found
     return dataclasses.replace(form, fixed=fixed)
 
 
-def _refuse_other_names(path: str, what: str, found: Sequence[str], wanted: Sequence[str]) -> None:
+def inputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """Return the inputs that have to be given: those that no initialiser stands for."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in constants]
+
+
+def matched_names(
+    path: str,
+    what: str,
+    found: Sequence[str],
+    wanted: Sequence[str],
+    names: Mapping[str, str],
+    whose: str,
+) -> dict[str, str]:
+    """Return the graph's name of each input or output of a module or another graph.
+
+    What `names` does not name has the same name, or else the same place among the rest.
+
+    Args:
+        path: The name of the graph's file, for messages.
+        what: ``"inputs"`` or ``"outputs"``.
+        found: The names in the graph, in order.
+        wanted: The names of the module or of the other graph, in order.
+        names: Names of the graph by those of the module, as the user gave them.
+        whose: The owner of `wanted`, for messages.
+
+    Raises:
+        GraphError: If there are more of one than of the other, or two get one name.
+    """
+    chosen = {name: names[name] for name in wanted if name in names}
+    chosen |= {n: n for n in wanted if n not in chosen and n in found and n not in chosen.values()}
+    free = [name for name in found if name not in chosen.values()]
+    open_ = [name for name in wanted if name not in chosen]
+    if len(found) != len(wanted) or len(free) != len(open_):
+        raise GraphError(
+            f"{path} has the {what} {_listed(found)}; those of {whose} are {_listed(wanted)}"
+        )
+    chosen |= dict(zip(open_, free, strict=True))
+    return {name: chosen[name] for name in wanted}
+
+
+def _refuse_other_names(
+    path: str, what: str, found: Sequence[str], wanted: Sequence[str], whose: str
+) -> None:
     if set(found) != set(wanted):
         raise GraphError(
-            f"{path} has the {what} {_listed(found)}; those of the bundle are {_listed(wanted)}"
+            f"{path} has the {what} {_listed(found)}; those of {whose} are {_listed(wanted)}"
         )
 
 
-def _refuse_other_type(path: str, value: onnx.ValueInfoProto, wanted: str) -> None:
+def dtype_name(value: onnx.ValueInfoProto) -> str:
+    """Return the dtype of an input or output as numpy names it."""
     from onnx import helper
 
     code = value.type.tensor_type.elem_type
     try:
-        found = helper.tensor_dtype_to_np_dtype(code).name
+        return str(helper.tensor_dtype_to_np_dtype(code).name)
     except (KeyError, ValueError, TypeError):
-        found = f"of the type {code}"
+        return f"of the type {code}"
+
+
+def _refuse_other_type(path: str, value: onnx.ValueInfoProto, wanted: str, whose: str) -> None:
+    found = dtype_name(value)
     if found != wanted:
-        raise GraphError(f"{path}: {_shown(value.name)} is {found}; in the bundle it is {wanted}")
+        raise GraphError(f"{path}: {_shown(value.name)} is {found}; in {whose} it is {wanted}")
 
 
-def _fixed_axes(path: str, value: onnx.ValueInfoProto, wanted: Shape) -> dict[str, int]:
+def _fixed_axes(path: str, value: onnx.ValueInfoProto, wanted: Shape, whose: str) -> dict[str, int]:
     """Return the sizes of dynamic axes that are fixed here."""
     if not value.type.tensor_type.HasField("shape"):
         return {}
@@ -101,8 +150,7 @@ def _fixed_axes(path: str, value: onnx.ValueInfoProto, wanted: Shape) -> dict[st
     )
     if not same:
         raise GraphError(
-            f"{path}: {_shown(value.name)} has the shape {found}; in the bundle it is "
-            f"{list(wanted)}"
+            f"{path}: {_shown(value.name)} has the shape {found}; in {whose} it is {list(wanted)}"
         )
     return {
         axis: size

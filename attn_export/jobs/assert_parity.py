@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.errors import AttnExportError
+from attn_export.errors import AttnExportError, UsageError
 from attn_export.results import Report
 from attn_export.temp_folders import scratch
 
@@ -21,6 +21,8 @@ def assert_parity(
     inputs: Mapping[str, Any] | None = None,
     axes: Mapping[str, Mapping[int, str]] | None = None,
     *,
+    graph: Path | str | None = None,
+    names: Mapping[str, str] | None = None,
     outputs: Sequence[str] = ("output",),
     runtimes: Sequence[str] = (),
     require: Sequence[str] = (),
@@ -28,13 +30,17 @@ def assert_parity(
     atol: float | None = None,
     rtol: float | None = None,
 ) -> Report:
-    """Build a module, or verify a bundle, and assert that every runtime computes the same.
+    """Build a module, compare a graph with it, or verify a bundle; assert that all is the same.
 
     Args:
         of: A `torch.nn.Module`, with its inputs; a `Subject`; an `AttentionSpec`; or the path of
-            a bundle.
+            a bundle, or of an ONNX file that `graph` is compared with.
         inputs: Of a module: example tensors by name, as of `Subject`.
         axes: Of a module: the dynamic axes of each input, as of `Subject`.
+        graph: An ONNX file of any origin, which is judged by the module. Default: the module is
+            exported.
+        names: The names of inputs and outputs in `graph` by those of the module. What is not
+            named has the same name, or else the same place among the rest.
         outputs: Of a module: names of its outputs, as of `Subject`.
         runtimes: Which to run. Default ort-cpu, and ort-cuda where there is a GPU.
         require: Which must run.
@@ -52,8 +58,8 @@ def assert_parity(
     __tracebackhide__ = True  # pytest shows the line of the test, not this function and its arrays
     try:
         report = parity_report(
-            of, inputs, axes, outputs=outputs, runtimes=runtimes, require=require,
-            dialects=dialects, atol=atol, rtol=rtol,
+            of, inputs, axes, graph=graph, names=names, outputs=outputs, runtimes=runtimes,
+            require=require, dialects=dialects, atol=atol, rtol=rtol,
         )  # fmt: skip
     except AttnExportError as error:  # its one line says it all
         raise error.with_traceback(None) from None
@@ -67,6 +73,8 @@ def parity_report(
     inputs: Mapping[str, Any] | None = None,
     axes: Mapping[str, Mapping[int, str]] | None = None,
     *,
+    graph: Path | str | None = None,
+    names: Mapping[str, str] | None = None,
     outputs: Sequence[str] = ("output",),
     dialects: Sequence[str] = ("all",),
     **options: Any,
@@ -84,13 +92,24 @@ def parity_report(
     __tracebackhide__ = True
     from attn_export.jobs.explain_failures import explained
 
+    if names is not None and graph is None:
+        raise UsageError("names are those of a graph; give graph=FILE too")
     if isinstance(of, str | os.PathLike):
+        if graph is not None and Path(of).is_file():
+            from attn_export.jobs.compare import compare
+
+            return compare(Path(of), graph, names=names, **options)
         from attn_export.jobs.verify import verify
 
-        return explained(verify(Path(of), **options), Path(of))
+        other = None if graph is None else Path(graph)
+        return explained(verify(Path(of), graph=other, **options), Path(of), other)
+    subject, name = _subject(of, inputs, axes, outputs)
+    if graph is not None:
+        from attn_export.jobs.compare import compare
+
+        return compare(subject, graph, names=names, **options)
     from attn_export.jobs.build import build
 
-    subject, name = _subject(of, inputs, axes, outputs)
     with scratch() as folder, _without_traces():
         report = build(subject, folder / BUNDLE, name=name, dialects=dialects, **options)
         return explained(report, folder / f"{BUNDLE}.failed")

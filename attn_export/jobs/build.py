@@ -32,7 +32,7 @@ from attn_export.temp_folders import scratch
 if TYPE_CHECKING:
     from attn_export.export.export import Exported
     from attn_export.export.subject import Subject
-    from attn_export.results import Golden, RuntimeRun, Verdict
+    from attn_export.results import Golden, RuntimeRun, StoredCase, Verdict
 
 STANDARD = "standard"
 WIDE = "in float32"
@@ -217,28 +217,24 @@ class _Work:
 
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
-        from attn_export.jobs.usable_cases import usable_cases
+        from attn_export.jobs.golden_vectors import golden_vectors
         from attn_export.parity.evidence import tried_note
-        from attn_export.parity.golden import write_golden, write_inputs
-        from attn_export.parity.influence import check_influence
         from attn_export.parity.notes import notes_of
         from attn_export.parity.oracle import Oracle
 
         plan, oracle = subject.plan(), Oracle(subject)
-        known, cases, notes = usable_cases(subject, plan.cases, oracle)
-        folder = self.folder / GOLDEN
-        written = [write_inputs(folder, i, case) for i, case in enumerate(cases)]
         spec = subject.spec  # only ours has cases that are decoded, for which axes are needed
         axes = {**spec.input_shapes(), **spec.output_shapes()} if spec else {}
-        self.pool.start(self.folder, list(subject.inputs), axes, written, self.out)
-        self.progress.expect(len(cases) + self.pool.expected())
-        goldens = []
-        for case in cases:
-            goldens.append(known.get(case.name) or oracle.golden(case))
-            self.progress.advance(f"float64 truth: {case.name}")
-        # In few bits the allowed error is a large part of all: the wide run has settled it.
-        check_influence(goldens, *([1.0] if subject.narrow_dtypes() else []))
-        write_golden(folder, goldens)
+
+        def start(written: Sequence[StoredCase]) -> int:
+            self.pool.start(self.folder, list(subject.inputs), axes, written, self.out)
+            return self.pool.expected()
+
+        goldens, notes = golden_vectors(
+            self.folder / GOLDEN, plan.cases, oracle, start, self.progress,
+            ours=spec is not None, narrow=bool(subject.narrow_dtypes()),
+        )  # fmt: skip
+        cases = [golden.case for golden in goldens]
         base = next(case for case in cases if case.name == BASE)
         said = (*subject.notes, *plan.notes, *notes, *notes_of(oracle, base), tried_note(cases))
         return goldens, said

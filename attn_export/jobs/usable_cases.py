@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from attn_export.parity.mask_contents import MASKS
 from attn_export.results import Case, Golden
 
-if TYPE_CHECKING:
-    from attn_export.export.subject import Subject
-    from attn_export.parity.oracle import Oracle
+
+class TruthSource(Protocol):
+    """Computation of the truth of cases: of a module, or of a graph."""
+
+    @property
+    def has_short_rows(self) -> bool:
+        """Whether an output has rows so short that all their elements may nearly vanish."""
+
+    def golden(self, case: Case) -> Golden:
+        """Return a case with its truth."""
+
+    def usable(self, case: Case) -> Golden:
+        """Return a case with its truth, its inputs changed as far as evidence requires."""
 
 
 def usable_cases(
-    subject: Subject, cases: Sequence[Case], oracle: Oracle
+    cases: Sequence[Case], oracle: TruthSource, *, ours: bool, narrow: bool
 ) -> tuple[dict[str, Golden], list[Case], list[str]]:
     """Return the truth of cases that may be no evidence, all cases that are, and notes.
 
@@ -24,21 +34,22 @@ def usable_cases(
     contents that a module does not take are left out.
 
     Args:
-        subject: The module.
         cases: The cases that were planned.
-        oracle: Computes the truth of the module.
+        oracle: Computes their truth.
+        ours: Whether it is of a layer of ours.
+        narrow: Whether its types are narrower than float32.
 
     Returns:
         The truth by name, of some cases; the cases to run; and notes for the reader of a report.
     """
-    delicate = bool(subject.narrow_dtypes()) or oracle.has_short_rows
+    delicate = narrow or oracle.has_short_rows
     known: dict[str, Golden] = {}
     kept: list[Case] = []
     amplifying, undefined, scaled = [], [], []
     for case in cases:
         if case.is_loud or delicate:
             golden = oracle.usable(case)
-        elif subject.spec is None:
+        elif not ours:
             golden = oracle.golden(case)
         else:
             kept.append(case)
@@ -46,7 +57,7 @@ def usable_cases(
         if golden.unusable and case.contents:
             amplifying.append(case.name)
             continue
-        if subject.spec is None and _is_undefined(case, golden):
+        if not ours and _is_undefined(case, golden):
             undefined.append(case.name)
             continue
         known[case.name] = golden

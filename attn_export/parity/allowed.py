@@ -7,8 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attn_export.parity.measures import Measures, eps, measure
-from attn_export.results import Allowed
+from attn_export.parity.error_map import without_rows
+from attn_export.parity.limits import beyond_limit
+from attn_export.parity.measures import Measures, eps, measure, zero_rows
+from attn_export.results import Allowed, Arrays, Case, Golden
+from attn_export.tensorfile import is_floating
+
+RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))
+"""The number of random runs for outputs of at most so many rows: the worst of few rows is a small
+sample, and the worst of many is not."""
 
 SAFETY = {np.dtype(np.float16): 5.0}
 """By an output's dtype: the factor on the error of random rounding. Processors may keep sums of
@@ -25,6 +32,47 @@ EAGER = 4.0
 
 FLOOR = 2.0
 """The error allowed in any case, in units of eps."""
+
+
+def run_count(outputs: Arrays) -> tuple[int, int]:
+    """Return the least number of rows of some outputs, and the number of random runs for them."""
+    rows = min(math.prod(a.shape[:-1]) for a in outputs.values())
+    return rows, next(runs for most, runs in RUNS if rows <= most)
+
+
+def judged_by(
+    case: Case, eager: Arrays, truth: Arrays, runs: Sequence[Arrays], *, in_float32: bool
+) -> Golden:
+    """Return a case with its truth and the error allowed for each output.
+
+    Args:
+        case: The case.
+        eager: The outputs in their own types.
+        truth: The same in float64.
+        runs: The same from float64 runs that round at random.
+        in_float32: See `allowed_error`.
+    """
+    expected = {name: narrowed(t, eager[name].dtype) for name, t in truth.items()}
+    allowed: dict[str, Allowed | None] = {}
+    unusable: dict[str, str] = {}
+    for name, t in truth.items():
+        # Rows that are not compared say nothing of the error that is allowed.
+        e = without_rows(eager[name], expected[name], case.ignored_rows)
+        if not is_floating(e.dtype):
+            allowed[name] = None
+            continue
+        # What vanishes in the output's type has to be 0, and has no relative error.
+        t = np.where(zero_rows(expected[name])[..., None], 0.0, t) if t.ndim else t
+        rounded = [without_rows(run[name], t, case.ignored_rows) for run in runs]
+        found = allowed_error(t, e, expected[name], rounded, in_float32=in_float32)
+        if bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
+            reason = "eager is not finite where the float64 truth is: no evidence"
+        else:
+            reason = beyond_limit(found, e.dtype)
+        allowed[name] = found
+        if reason:
+            unusable[name] = reason
+    return Golden(case, expected, eager, allowed, unusable)
 
 
 def allowed_error(

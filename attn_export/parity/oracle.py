@@ -8,7 +8,6 @@ is allowed is what rounding explains: see `docs/parity.md`.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,29 +17,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.tensors import to_numpy, to_torch
-from attn_export.parity.allowed import allowed_error, narrowed
-from attn_export.parity.draw import scaled_case, seed_of, with_other_signs
-from attn_export.parity.error_map import without_rows
+from attn_export.parity.allowed import judged_by, run_count
+from attn_export.parity.draw import seed_of
 from attn_export.parity.float64_mode import ComputeInFloat64, is_large, widened_copy
-from attn_export.parity.limits import beyond_limit
-from attn_export.parity.measures import eps, zero_rows
+from attn_export.parity.measures import eps
 from attn_export.parity.operations import Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
-from attn_export.results import DECODE, Allowed, Arrays, Case, Golden
+from attn_export.parity.usable import short_rows, usable_golden
+from attn_export.results import DECODE, Arrays, Case, Golden
 from attn_export.tensorfile import is_floating
-
-RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))
-"""The number of random runs for outputs of at most so many rows: the worst of few rows is a small
-sample, and the worst of many is not."""
 
 MOST_JOINED = 128
 """The largest number of rows of which several runs are rows of one batch: more fill the memory."""
-
-QUIETER = 4
-"""The number of times that inputs are divided by 4 to make a case usable as evidence."""
-
-SHORT = (1, 2, 3)
-"""Numbers of elements that may all be near 0 at once."""
 
 ONE_THREAD_BELOW = 4_000_000
 """Modules with fewer parameters run on one thread: on matrices this small, handing work over
@@ -52,6 +40,7 @@ class Oracle:
 
     Args:
         subject: The subject; its module is copied to float64 once, but for its large weights.
+        least_eps: Of a graph that computes in fewer bits than the module, the eps of its type.
 
     Attributes:
         subject: See `subject`.
@@ -59,8 +48,9 @@ class Oracle:
             None for a small layer of ours, which never uses a narrower type than its inputs.
     """
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: Subject, least_eps: float = 0.0) -> None:
         self.subject = subject
+        self._least_eps = least_eps
         try:
             self._precise = widened_copy(subject.module)
         except Exception as error:
@@ -77,7 +67,7 @@ class Oracle:
     @property
     def has_short_rows(self) -> bool:
         """Return whether an output has rows so short that all their elements may nearly vanish."""
-        return any(shape[-1] in SHORT for shape in self.subject.output_shapes().values())
+        return short_rows(self.subject.output_shapes())
 
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, eager's outputs, and the error allowed for each."""
@@ -90,42 +80,16 @@ class Oracle:
         Loud inputs of one module overflow in another, or amplify rounding until nothing can fail:
         they are scaled down. Where a row of few elements happens to vanish, other signs help.
         """
-        golden = self.golden(case)
-        for power in range(1, QUIETER + 1):
-            if not golden.unusable:
-                break
-            if self.has_short_rows and not case.contents:
-                golden = self.golden(with_other_signs(case, power))
-            else:
-                golden = self.golden(scaled_case(case, 0.25**power))
-        return golden
+        return usable_golden(case, self.golden, short_rows=self.has_short_rows)
 
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)
         truth = self.truth(case.inputs)
         rounded = self._rounded(case, eager)
-        expected = {name: narrowed(t, eager[name].dtype) for name, t in truth.items()}
-        allowed: dict[str, Allowed | None] = {}
-        unusable: dict[str, str] = {}
-        for name, t in truth.items():
-            # Rows that are not compared say nothing of the error that is allowed.
-            e = without_rows(eager[name], expected[name], case.ignored_rows)
-            if not is_floating(e.dtype):
-                allowed[name] = None
-                continue
-            # What vanishes in the output's type has to be 0, and has no relative error.
-            t = np.where(zero_rows(expected[name])[..., None], 0.0, t) if t.ndim else t
-            in_float32 = self._computes_in_float32 and case.kind != DECODE
-            runs = [without_rows(run[name], t, case.ignored_rows) for run in rounded]
-            found = allowed_error(t, e, expected[name], runs, in_float32=in_float32)
-            if bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
-                reason = "eager is not finite where the float64 truth is: no evidence"
-            else:
-                reason = beyond_limit(found, e.dtype)
-            allowed[name] = found
-            if reason:
-                unusable[name] = reason
-        return Golden(case, expected, eager, allowed, unusable)
+        return judged_by(
+            case, eager, truth, rounded,
+            in_float32=self._computes_in_float32 and case.kind != DECODE,
+        )  # fmt: skip
 
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of the module as it is.
@@ -153,10 +117,10 @@ class Oracle:
         single = eps(np.dtype(np.float32))
         types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
         step = single if self._computes_in_float32 else max(types, default=single)
+        step = max(step, self._least_eps)
         steps = self._steps(case) if self._mixed else ()
         inputs = _widened(case.inputs)
-        rows = min(math.prod(a.shape[:-1]) for a in eager.values())
-        count = next(runs for most, runs in RUNS if rows <= most)
+        rows, count = run_count(eager)
 
         def run(seed: int, given: Arrays, copies: int = 1) -> Arrays:
             seed = seed_of(case.name, seed)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
-from attn_export.spec import Input
+from attn_export.spec import Input, Shape
 
 Sizes = Mapping[str, int]
 
@@ -69,4 +70,44 @@ def with_sums(sizes: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
     return {**sizes} | {
         name: sum(int(t) if t.isdigit() else sizes[t] for t in terms.replace(" ", "").split("+"))
         for name, terms in relations.items()
+    }
+
+
+def solved(fixed: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
+    """Return fixed sizes, completed by those that sums of one unknown term leave no choice."""
+    found = dict(fixed)
+    for name, terms in relations.items():
+        parts = terms.replace(" ", "").split("+")
+        unknown = [part for part in parts if not part.isdigit() and part not in found]
+        if name in found and len(unknown) == 1:
+            rest = (int(p) if p.isdigit() else found[p] for p in parts if p not in unknown)
+            found[unknown[0]] = found[name] - sum(rest)
+    return found
+
+
+def fixed_shape(shape: Shape, fixed: Sizes) -> Shape:
+    """Return a shape with the sizes of fixed axes in place of their names."""
+    return tuple(fixed.get(axis, axis) if isinstance(axis, str) else axis for axis in shape)
+
+
+def fixed_inputs(inputs: Mapping[str, Input], fixed: Sizes) -> dict[str, Input]:
+    """Return inputs with the sizes of fixed axes in place of their names."""
+    return {
+        name: dataclasses.replace(
+            wanted,
+            shape=fixed_shape(wanted.shape, fixed),
+            high=fixed.get(wanted.high, wanted.high)
+            if isinstance(wanted.high, str)
+            else wanted.high,
+        )
+        for name, wanted in inputs.items()
+    }
+
+
+def fixed_relations(relations: Mapping[str, str], fixed: Sizes) -> dict[str, str]:
+    """Return sums with the sizes of fixed axes in place of their names."""
+    return {
+        name: " + ".join(str(fixed.get(term, term)) for term in terms.replace(" ", "").split("+"))
+        for name, terms in relations.items()
+        if name not in fixed
     }

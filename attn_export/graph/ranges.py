@@ -1,0 +1,168 @@
+"""Inputs of a graph of any origin as descriptions to draw from: axes, types, ranges of values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from attn_export.graph.signature_check import dtype_name, inputs_of
+from attn_export.spec import Input
+
+USUAL = {
+    "batch_size": "batch", "sequence_length": "query_len", "seq_len": "query_len",
+    "past_sequence_length": "past_len", "encoder_sequence_length": "key_len",
+    "total_sequence_length": "total_len",
+}  # fmt: skip
+"""Names that exporters give to axes, and ours: by these the sizes of cases are chosen."""
+
+SUM = re.compile(r"\s*[\w.]+(\s*\+\s*[\w.]+)+\s*")
+MOVING = frozenset({
+    "Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose",
+    "Unsqueeze",
+})  # fmt: skip
+"""Operators that hand on the values of their first input."""
+
+LOW = -1e4
+"""A constant below this stands for a key that is hidden."""
+
+MASK_INPUT = 3
+"""The mask among the inputs of `Attention`."""
+
+
+def described_inputs(
+    model: onnx.ModelProto, ranges: Mapping[str, tuple[int, int]]
+) -> tuple[dict[str, Input], dict[str, str], tuple[str, ...]]:
+    """Return every input, the axes that are sums of others, and notes on ranges.
+
+    An integer that a table is read by may be any of its rows; a bool hides keys or shows them; any
+    other integer is 0 or 1.
+
+    Args:
+        model: The graph, without external data.
+        ranges: The least and the largest value of integer inputs, as the user gave them.
+    """
+    graph = _Readers(model)
+    values = inputs_of(model)
+    axes = {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim}
+    found, notes, sums = {}, [], {}
+    for value in values:
+        dtype, shape = dtype_name(value), _shape(value, axes)
+        for axis in shape:
+            if isinstance(axis, str) and SUM.fullmatch(axis):
+                terms = axis.split("+")
+                sums[axis] = " + ".join(_usual(term.strip(), axes) for term in terms)
+        low = high = 0
+        if dtype.startswith(("int", "uint")):
+            (low, high), reason = ranges.get(value.name, (0, 0)), ""
+            if value.name not in ranges:
+                high, reason = graph.largest(value.name)
+            notes.append(f"{value.name} is drawn from {low} to {high}{reason}")
+        hidden = graph.hides(value.name)
+        found[value.name] = Input(
+            shape, dtype, low, high,
+            first=None if dtype == "bool" and hidden is None else hidden is not True,
+            hides=dtype.startswith(("float", "bfloat")) and graph.is_added_mask(value.name),
+        )  # fmt: skip
+    return found, sums, tuple(notes)
+
+
+def _shape(value: onnx.ValueInfoProto, axes: set[str]) -> tuple[str | int, ...]:
+    return tuple(
+        dim.dim_value
+        if dim.HasField("dim_value")
+        else _usual(dim.dim_param, axes) or f"{value.name}.{number}"
+        for number, dim in enumerate(value.type.tensor_type.shape.dim)
+    )
+
+
+def _usual(axis: str, axes: set[str]) -> str:
+    """Return our own name of an axis, unless it is another one's."""
+    other = USUAL.get(axis, axis)
+    return axis if other in axes else other
+
+
+class _Readers:
+    """The nodes that read each value.
+
+    Args:
+        model: The graph.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+        for node in model.graph.node:
+            for index, name in enumerate(node.input):
+                self._readers.setdefault(name, []).append((node, index))
+        self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        for node in model.graph.node:
+            if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+                self._tensors[node.output[0]] = node.attribute[0].t
+
+    def largest(self, name: str) -> tuple[int, str]:
+        """Return the largest value of an integer input, and the reason."""
+        found = []
+        for node, index, _ in self._users(name):
+            if node.op_type == "Gather" and index == 1 and node.input[0] in self._tensors:
+                axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+                dims = self._tensors[node.input[0]].dims
+                if dims and -len(dims) <= axis < len(dims):
+                    found.append((dims[axis] - 1, f", the rows of {node.input[0]}"))
+        return min(found, default=(1, "; nothing in the graph says more: --range sets it"))
+
+    def hides(self, name: str) -> bool | None:
+        """Return whether True in a bool input hides a key; None if it is no mask."""
+        for node, index, flipped in self._users(name):
+            if node.op_type == "Attention" and index == MASK_INPUT:
+                return flipped
+            if node.op_type == "Where" and index == 0:
+                for place in (1, 2):
+                    if self._is_low(node.input[place]):
+                        return (place == 1) != flipped
+        return None
+
+    def is_added_mask(self, name: str) -> bool:
+        """Return whether a floating input is a mask that is added to scores."""
+        of_attention = any(
+            node.op_type == "Attention" and index == MASK_INPUT
+            for node, index, _ in self._users(name)
+        )
+        return of_attention or "mask" in name.lower()
+
+    def _is_low(self, name: str) -> bool:
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return False
+        return bool(np.all(numpy_helper.to_array(tensor).astype(np.float64) < LOW))
+
+    def _users(self, name: str) -> Iterator[tuple[onnx.NodeProto, int, bool]]:
+        """Yield the nodes that use a value, their input, and whether it was negated before."""
+        waiting, seen = [(name, False)], {(name, False)}
+        while waiting:
+            value, flipped = waiting.pop()
+            for node, index in self._readers.get(value, ()):
+                yield node, index, flipped
+                if not (node.op_type == "Not" or node.op_type == "And") and (
+                    node.op_type not in MOVING or index
+                ):
+                    continue
+                after = (node.output[0], flipped != (node.op_type == "Not"))
+                if after not in seen:
+                    seen.add(after)
+                    waiting.append(after)
+
+
+def weights_of(model: onnx.ModelProto) -> int:
+    """Return the number of elements of all initialisers."""
+    return sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
+
+
+def floating_dtype(model: onnx.ModelProto) -> np.dtype:
+    """Return the floating type of a graph's outputs, or of its inputs; float32 if none has one."""
+    for value in (*model.graph.output, *inputs_of(model)):
+        if dtype_name(value).startswith(("float", "bfloat")):
+            return np.dtype(helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+    return np.dtype(np.float32)
