@@ -43,7 +43,7 @@ FLOORS = {
     "export/subject_checks": 2, "export/tensors": 2, "export/trees": 2, "user_module": 3,
     "bench/": 3, "bench/peers_export": 4, "fingerprint/": 3, "runtimes/decode_": 3,
     "export/": 3, "parity/": 3, "source_location": 1,
-    "explain/explanation": 3, "explain/": 4,
+    "explain/explanation": 2, "explain/": 4, "explain/eager_values": 2,
     "explain/attention_steps": 1, "explain/evaluate": 1, "explain/__init__": 1,
     "report/": 4, "kits/": 3,
     "jobs/": 5,
@@ -54,7 +54,8 @@ FLOORS = {
 WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "parity/float64_mode",
     "parity/graph_oracle", "parity/notes", "parity/oracle", "parity/operations",
-    "parity/rounding", "bench/peers_plain", "bench/peers_spec", "bench/peers_roofline", "bench/peers_export", "fingerprint/sdpa",
+    "parity/intermediates", "parity/rounding", "bench/peers_plain", "bench/peers_spec",
+    "bench/peers_roofline", "bench/peers_export", "fingerprint/sdpa",
 )  # fmt: skip
 
 ONLY_IN = {

@@ -46,8 +46,8 @@ def wrong_signature(trial: GraphRun) -> list[Cause]:
 
 UNKNOWN = "unknown"
 IN_GRAPH = (
-    "the graph is wrong, whoever runs it: in float64 it does not give the truth; no known mistake "
-    "gives its numbers, and its values have other names than the bundle's"
+    "the graph is wrong: in float64 it does not give the truth; no known mistake gives its "
+    "numbers, and no first wrong value was found"
 )
 
 SURE = 0.01
@@ -65,6 +65,7 @@ class Observations:
         first: The first wrong node.
         pattern: Common properties of the failing cases.
         stuck: By case, nodes that neither float64 nor the runtime can compute.
+        witness: What the values of a wrong graph were compared with.
         lossy: Whether the graph gives the truth in float64 alone.
     """
 
@@ -74,6 +75,7 @@ class Observations:
     first: Deviation | None
     pattern: Pattern
     stuck: Mapping[str, NotComputedError]
+    witness: str
     lossy: bool = False
 
     @property
@@ -117,7 +119,7 @@ def _in_graph(seen: Observations, lines: Lines) -> list[Cause]:
         sentence = f"the graph is wrong, though right in float64: rounded, {place} {loses}"
     else:
         kind = "changed node"
-        sentence = f"the graph differs from the bundle's first at {place}{says}{seen.shown}"
+        sentence = f"the graph differs from {seen.witness} first at {place}{says}{seen.shown}"
     changed = Cause(kind, sentence, first.node, first.line)
     # What was seen to be different stands before what would only give similar numbers.
     best = found.matches[0] if found.matches else None
@@ -126,7 +128,7 @@ def _in_graph(seen: Observations, lines: Lines) -> list[Cause]:
     if best is None or not there or best.unexplained >= SURE or seen.lossy:
         return [*stuck, changed, *causes]
     if first.node not in causes[0].sentence:
-        both = f"{causes[0].sentence}; it differs from the bundle's first at {place}"
+        both = f"{causes[0].sentence}; it differs from {seen.witness} first at {place}"
         causes[0] = dataclasses.replace(causes[0], sentence=both)
     return [*stuck, *causes, changed]
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from attn_export.explain.eager_values import Witness, first_unlike
 from attn_export.explain.explanation import Deviation, Fault, Late, Lines
 from attn_export.explain.graph_run import GraphRun, GraphRunner, KnownCase
 from attn_export.explain.localise import (
+    NO_SUCH_NODE,
     first_difference,
     first_rounded_away,
     first_strange,
@@ -96,6 +98,7 @@ def deviation(
     twins: Sequence[GraphRunner],
     trial: GraphRun,
     lines: Lines,
+    witness: Witness,
 ) -> Deviation | None:
     """Return the first node that deviates from the float64 run; for a wrong graph over cases.
 
@@ -107,11 +110,15 @@ def deviation(
         twins: Graphs of the bundle to compare with.
         trial: The runtime's result.
         lines: The line of the module behind each node.
+        witness: What values are compared with where no graph of the bundle is right.
     """
     if own is None or own.stuck or not trial.failed:
         return None
     if fault == "graph":
-        return _first_of_several(own, twins, trial, lines)
+        found = _first_of_several(own, twins, trial, lines)
+        if found is None or NO_SUCH_NODE in found.says:
+            return _unlike(own, trial, lines, witness) or found
+        return found
     case = trial.failed[0]
     values = own.values(case)
     if values is None:
@@ -166,6 +173,21 @@ def _first_of_several(
     if not found:
         return _by_values(own, twins, cases, lines)
     return min(found, key=lambda one: (order[one.node], -one.error))
+
+
+def _unlike(own: Meaning, trial: GraphRun, lines: Lines, witness: Witness) -> Deviation | None:
+    """Return the first value that the witness does not have, of several cases."""
+    if witness.steps is None:
+        return None
+    order = {node.output[0]: number for number, node in enumerate(own.evaluation.nodes)}
+    found = []
+    for case in spread(trial.failed, ALIKE):
+        values = own.values(case)
+        if values is not None:
+            steps = witness.steps(case.inputs)
+            one = first_unlike(own.evaluation, values, witness.name, steps, lines)
+            found += [one] if one is not None else []
+    return min(found, key=lambda one: order[one.value], default=None)
 
 
 def _by_values(

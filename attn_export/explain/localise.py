@@ -34,6 +34,8 @@ STRANGE = 0.5
 """The share of values that the right graph does not have, from which the names are those of another
 exporter: then the first wrong node may be anywhere."""
 
+NO_SUCH_NODE = "the right graph has no such node"
+
 
 def first_difference(
     wrong: Evaluation, wrong_values: Values, right: Evaluation, right_values: Values, lines: Lines
@@ -123,7 +125,7 @@ def _deviation(
         more = f"{len(between)} values before it are not in the right graph"
         says = "; ".join(filter(None, [changed, more]))
     else:
-        says = f"the right graph has no such node before {node.op_type} {node.name}"
+        says = f"{NO_SUCH_NODE} before {node.op_type} {node.name}"
         attributes = _attributes(node, twin)
         says = "; ".join([says, *(f"there {change}" for change in attributes)])
     line = lines.get(first.name, "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError, UsageError, printable
+from attn_export.graph.load import MOST_BYTES
 from attn_export.parity.sizes import Bounds, Sizes
 from attn_export.results import DTYPES
-from attn_export.schema import MOST_BYTES, EndName
+from attn_export.schema import EndName
 from attn_export.spec import Input
 from attn_export.untrusted_files import checked
 
@@ -250,3 +251,9 @@ def _first(example: Tensor) -> bool | None:
 
 def _hides(example: Tensor) -> bool:
     return example.is_floating_point() and bool((example == -torch.inf).any())
+
+
+def output_dtypes(run: Callable[[], Mapping[str, Tensor]]) -> dict[str, str]:
+    """Return the dtypes of the outputs of a run, by name."""
+    with torch.inference_mode():
+        return {name: dtype_of(tensor) for name, tensor in run().items()}

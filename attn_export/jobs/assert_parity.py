@@ -85,6 +85,8 @@ def parity_report(
         of: A module, subject, spec or bundle.
         inputs: Example inputs of a module, by name.
         axes: Dynamic axes of a module: names by input and index.
+        graph: An ONNX file that the module is compared with.
+        names: Names in `graph` by those of the module.
         outputs: Names of the outputs of a module.
         dialects: The dialects to check.
         **options: Further options of `build` or `verify`.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, staging
-from attn_export.errors import AttnExportError, GraphError, UsageError, printable
+from attn_export.errors import AttnExportError, UsageError, printable
+from attn_export.jobs.compared_graph import ComparedGraph
 from attn_export.parity.gate import Gate
 from attn_export.report.progress import Progress
-from attn_export.results import BASE, Golden, GraphFile, Report, StoredCase
-from attn_export.runtimes.limited import limited
+from attn_export.results import BASE, Golden, Report, StoredCase
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
@@ -21,12 +21,12 @@ from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
-    import onnx
-
     from attn_export.export.subject import Subject
-    from attn_export.graph.end_names import EndNames
     from attn_export.jobs.reference import Reference
     from attn_export.parity.plan import Plan
+
+OTHER = "reference.onnx"
+"""The name of the first of two graphs in the bundle of their comparison."""
 
 
 def compare(
@@ -72,7 +72,7 @@ def compare(
     """
     selection, path = Selection.of(runtimes, require), Path(graph)
     limits, progress = limits or Limits.default(), progress or Progress()
-    compared = _Compared.read(path, limits)
+    compared = ComparedGraph.read(path, limits)
     with _folder(output) as (folder, publish), scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:
             found = _reference(reference, seed, ranges or {}, progress)
@@ -113,93 +113,12 @@ def _reference(
 
 
 @dataclasses.dataclass(frozen=True)
-class _Compared:
-    """The graph that is judged.
-
-    Attributes:
-        path: Its file.
-        model: Its content, without external data.
-        file: How it is run.
-        names: Its names of inputs and outputs.
-    """
-
-    path: Path
-    model: onnx.ModelProto
-    file: GraphFile
-    names: EndNames | None = None
-
-    @classmethod
-    def read(cls, path: Path, limits: Limits) -> _Compared:
-        """Read a graph.
-
-        Raises:
-            GraphError: If it cannot be read.
-        """
-        from attn_export.graph.foreign import dialect_of
-        from attn_export.graph.load import load_proto, refuse_bad_data
-
-        if not path.is_file():
-            raise GraphError(f"cannot read {path}: no such file")
-        model = load_proto(path)
-        refuse_bad_data(model, path)
-        module = "attn_export.graph.foreign:foreign_features"
-        found = tuple(limited(module, str(path), limits, path=str(path)))
-        return cls(path, model, GraphFile(path.name, dialect_of(found), features=found))
-
-    def matched_to(self, reference: Reference, names: Mapping[str, str]) -> _Compared:
-        """Return the graph with its names, and the axes that have one size in it.
-
-        Raises:
-            UsageError: If `names` names what is not there.
-            GraphError: If its inputs or outputs are not those of the reference.
-        """
-        from attn_export.graph.end_names import EndNames
-        from attn_export.graph.signature_check import End, form_of_file, inputs_of, matched_names
-
-        inputs = [value.name for value in inputs_of(self.model)]
-        outputs = [value.name for value in self.model.graph.output]
-        _check_names(self.path, names, reference, {*inputs, *outputs})
-        shown, whose = str(self.path), reference.whose
-        found = EndNames(
-            matched_names(shown, "inputs", inputs, list(reference.inputs), names, whose),
-            matched_names(shown, "outputs", outputs, list(reference.outputs), names, whose),
-        )
-        wanted_inputs = {
-            found.inputs[n]: End(wanted.shape, wanted.dtype)
-            for n, wanted in reference.inputs.items()
-        }
-        wanted_outputs = {
-            found.outputs[n]: End(shape, reference.dtypes[n])
-            for n, shape in reference.outputs.items()
-        }
-        file = form_of_file(
-            self.model, shown, self.file, wanted_inputs, wanted_outputs, reference.whose
-        )
-        return dataclasses.replace(self, file=file, names=found)
-
-
-def _check_names(
-    path: Path, names: Mapping[str, str], reference: Reference, theirs: set[str]
-) -> None:
-    ours = {*reference.inputs, *reference.outputs}
-    for name, other in names.items():
-        if name not in ours or other not in theirs:
-            where, unknown, known = (
-                (reference.whose, name, ours) if name not in ours else (path, other, theirs)
-            )
-            raise UsageError(
-                f"names: {where} has no input or output {printable(unknown, 60)}; choose from "
-                f"{printable(', '.join(sorted(known)), 150)}"
-            )
-
-
-@dataclasses.dataclass(frozen=True)
 class _Work:
     folder: Path
     out: Path
     pool: Pool
     progress: Progress
-    compared: _Compared
+    compared: ComparedGraph
     reference: Reference
 
     def golden(self) -> tuple[list[Golden], tuple[str, ...]]:
@@ -279,15 +198,34 @@ class _Work:
         Raises:
             UsageError: If the bundle is `required` and cannot be one.
         """
+        from attn_export.explain.eager_values import Witness
+        from attn_export.graph.load import load_proto
         from attn_export.jobs.compared_bundle import write_bundle
         from attn_export.jobs.explain_failures import explained
 
-        one, path = self.compared, self.compared.path
+        one, path, of = self.compared, self.compared.path, self.reference
         graphs = {path.name: (path, one.model, one.file)}
+        witness = Witness(of.whose, self._steps)
         try:
+            if of.path is not None and not self._named_otherwise():
+                # A right graph of the same names: what is wrong is found by comparing the two.
+                file = dataclasses.replace(one.file, name=OTHER)
+                graphs = {OTHER: (of.path, load_proto(of.path), file), **graphs}
             write_bundle(self.folder, graphs, goldens[0], self.axes(), report)
         except AttnExportError as error:
             if required:
                 raise
             return dataclasses.replace(report, notes=(*report.notes, f"not explained: {error}"))
-        return explained(report, self.folder, progress=self.progress)
+        return explained(
+            report, self.folder, self.folder / path.name, witness=witness, progress=self.progress
+        )
+
+    def _named_otherwise(self) -> bool:
+        names = self.compared.names
+        return names is None or bool(names.note()) or self.compared.path.name == OTHER
+
+    def _steps(self, inputs: Mapping[str, Any]) -> Any:
+        """Return the operations of the reference for inputs that are named as in the graph."""
+        names = self.compared.names
+        assert names is not None
+        return self.reference.oracle(0.0).steps({n: inputs[o] for n, o in names.inputs.items()})

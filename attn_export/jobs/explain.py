@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, read_bundle
 from attn_export.errors import GraphError, RuntimeFailure, UsageError
+from attn_export.explain.eager_values import Witness
 from attn_export.explain.explanation import Cause, Explanation
 from attn_export.parity.golden import case_folders
 from attn_export.report.progress import Progress
@@ -43,6 +44,7 @@ def explain(
     options: Options | None = None,
     output: Path | str | None = None,
     seconds: float = SECONDS,
+    witness: Witness | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
@@ -56,6 +58,8 @@ def explain(
         options: Options of the engine, as set by the program that shows the fault.
         output: The folder of the reproduction. None writes none.
         seconds: After which no further experiment is begun.
+        witness: What the values of a wrong graph are compared with, where the bundle has no right
+            graph.
         limits: The limits of each process.
         progress: Receiver of progress.
 
@@ -87,7 +91,7 @@ def explain(
     runners = list(_settings(folder, manifest, other, kind, options or {}, limits))
     own = _settings(folder, manifest, None, kind, options or {}, limits)
     kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}
-    job = _ExplainJob(manifest, cases, list(own), kinds, seconds, progress)
+    job = _ExplainJob(manifest, cases, list(own), kinds, seconds, progress, witness or Witness())
     found = job.explanation(runners, Path(output) if output else None)
     return dataclasses.replace(found, seconds=job.elapsed())
 
@@ -127,6 +131,7 @@ class _ExplainJob:
     kinds: Collection[str]
     seconds: float
     progress: Progress
+    witness: Witness
     started: float = dataclasses.field(default_factory=time.monotonic)
 
     def elapsed(self) -> float:
@@ -197,12 +202,21 @@ class _ExplainJob:
         if own is not None and lossy:
             first = fault_attribution.first_lossy(own, cases, lines)
         else:
-            first = fault_attribution.deviation(fault, own, self.own, trial, lines)
+            first = fault_attribution.deviation(fault, own, self.own, trial, lines, self.witness)
         self.progress.phase("running it in other ways")
         done = list(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)
         stuck = {} if own is None else own.stuck
-        seen = Observations(fault, runner.runtime.name, found, first, pattern, stuck, lossy=lossy)
+        seen = Observations(
+            fault,
+            runner.runtime.name,
+            found,
+            first,
+            pattern,
+            stuck,
+            self.witness.name,
+            lossy=lossy,
+        )
         explained = dataclasses.replace(
             base,
             fault=fault,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attn_export.errors import AttnExportError
 from attn_export.interruption import ctrl_c_raises
 from attn_export.report.progress import Progress
 from attn_export.results import Report
+
+if TYPE_CHECKING:
+    from attn_export.explain.eager_values import Witness
 
 SECONDS = 20.0
 """After which no further experiment is begun: a failed test has to end too."""
@@ -24,6 +28,7 @@ def explained(
     graph: Path | None = None,
     *,
     seconds: float = SECONDS,
+    witness: Witness | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Return the report, with a sentence on each runtime whose numbers are wrong.
@@ -33,6 +38,7 @@ def explained(
         bundle: The bundle that ran; of a failed build, the folder that it left.
         graph: The file that was run in its place.
         seconds: After which no further experiment is begun.
+        witness: What the values of a wrong graph are compared with; see `explain`.
         progress: Receiver of progress.
     """
     # Of a runtime that ended early there is no more to find out; of one that went on there is.
@@ -53,7 +59,10 @@ def explained(
             break
         try:
             with ctrl_c_raises():
-                found = explain(bundle, name, graph=graph, seconds=left, progress=progress)
+                found = explain(
+                    bundle, name, graph=graph, seconds=left, witness=witness,
+                    progress=progress,
+                )  # fmt: skip
         except AttnExportError as error:
             sentences.append(f"{name}: not explained: {error}")
             continue

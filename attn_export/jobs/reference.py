@@ -25,7 +25,7 @@ MOST_WORK = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What a graph is compared with.
+    """The module or graph that another graph is compared with.
 
     Attributes:
         whose: Its description in messages: ``"the module"``.
@@ -76,10 +76,8 @@ def of_module(module: Any, seed: int) -> Reference:
         UsageError: If it is neither.
         ExportError: If it does not run.
     """
-    import torch
-
     from attn_export.export.subject import Subject
-    from attn_export.export.subject_checks import dtype_of
+    from attn_export.export.subject_checks import output_dtypes
     from attn_export.parity.notes import notes_of
     from attn_export.parity.oracle import Oracle
 
@@ -89,11 +87,9 @@ def of_module(module: Any, seed: int) -> Reference:
             "compare takes a Subject, an AttentionSpec or an ONNX file; got "
             f"{type(module).__name__}"
         )
-    with torch.inference_mode():
-        outputs = subject.call(subject.module, subject.inputs)
     return Reference(
         "the module", subject.input_values(), subject.output_shapes(),
-        {name: dtype_of(tensor) for name, tensor in outputs.items()},
+        output_dtypes(lambda: subject.call(subject.module, subject.inputs)),
         subject.sums, subject.takes,
         lambda least_eps: Oracle(subject, least_eps), subject.notes, notes_of,
         bool(subject.narrow_dtypes()), subject.spec, subject,

@@ -16,7 +16,7 @@ class TruthSource(Protocol):
 
     @property
     def has_short_rows(self) -> bool:
-        """Whether an output has rows so short that all their elements may nearly vanish."""
+        """Return whether an output has rows so short that they may nearly vanish."""
 
     def golden(self, case: Case) -> Golden:
         """Return a case with its truth."""

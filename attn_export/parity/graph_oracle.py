@@ -17,6 +17,7 @@ from torch.nn.functional import layer_norm
 
 from attn_export.errors import GraphError
 from attn_export.explain.attention_steps import Change
+from attn_export.explain.eager_values import Step
 from attn_export.explain.evaluate import Evaluation, NotComputedError, Values, is_float, wide
 from attn_export.parity.allowed import judged_by, run_count
 from attn_export.parity.draw import seed_of
@@ -105,6 +106,21 @@ class GraphOracle:
     def usable(self, case: Case) -> Golden:
         """Return a case with its truth, its inputs changed as far as evidence requires."""
         return usable_golden(case, self.golden, short_rows=self.has_short_rows)
+
+    def steps(self, inputs: Arrays) -> list[Step]:
+        """Return every operation of the float64 run, after the inputs and weights."""
+        of = self._evaluation
+        values, numbers, steps = of.values(inputs), dict[str, int](), list[Step]()
+        made: list[tuple[str, str, Sequence[str]]]
+        made = [(name, "", ()) for name in (*inputs, *of.initializers)]
+        made += [(name, node.op_type, node.input) for node in of.nodes for name in node.output]
+        for name, operation, read in made:
+            value = values.get(name)
+            if isinstance(value, np.ndarray):
+                numbers[name] = len(steps)
+                reads = tuple(numbers[each] for each in read if each in numbers)
+                steps.append(Step(operation, "", value, reads))
+        return steps
 
     def _run(self, case: Case, number: int) -> Arrays:
         mode = RandomRounding(self._eps, eps(np.dtype(np.float32)), seed_of(case.name, number))

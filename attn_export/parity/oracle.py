@@ -15,6 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export.errors import ExportError, one_line
+from attn_export.explain.eager_values import Step
 from attn_export.export.subject import Subject
 from attn_export.export.tensors import to_numpy, to_torch
 from attn_export.parity.allowed import judged_by, run_count
@@ -111,6 +112,18 @@ class Oracle:
                 raise ExportError(
                     f"in its float64 copy, {error}; constants have to be buffers, or of x.dtype"
                 ) from error
+
+    def steps(self, inputs: Arrays) -> list[Step]:
+        """Return every operation of the float64 run, after the inputs and weights."""
+        from attn_export.parity.intermediates import Recording
+
+        tensors = to_torch(_widened(inputs))
+        held = {**dict(self._precise.named_parameters()), **dict(self._precise.named_buffers())}
+        recording = Recording({**tensors, **held})
+        widening = self.widening or contextlib.nullcontext()
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widening, recording:
+            self.subject.call(self._precise, tensors)
+        return recording.steps
 
     def _rounded(self, case: Case, eager: Arrays) -> list[Arrays]:
         """Return the outputs of float64 runs that round at random, as the graph may round."""
