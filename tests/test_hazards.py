@@ -215,7 +215,7 @@ def test_attention_at_an_opset_that_has_none_is_found_by_a_check(tmp_path: Path,
     model = onnx.load(bundle / "model.onnx")
     model.opset_import[0].version = 18
     onnx.save(model, tmp_path / "m.onnx")
-    assert "opset_and_ir" in {finding.check for finding in check_graph(tmp_path / "m.onnx")}
+    assert "opset_version" in {finding.check for finding in check_graph(tmp_path / "m.onnx")}
 
 
 def test_a_graph_exported_without_dynamic_axes_is_found_by_a_check(tmp_path: Path):

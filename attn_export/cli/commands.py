@@ -175,16 +175,22 @@ def _pairs(options: tuple[str, ...]) -> dict[str, str]:
 @click.command("check")
 @click.argument("model", metavar="MODEL.onnx", type=click.Path(path_type=Path))
 def check_command(model: Path) -> int:
-    """Check any ONNX file; beside a manifest.json, against its entry."""
+    """Check any ONNX file; beside a manifest.json, against its entry.
+
+    Of other files, what the ONNX standard allows is a warning, and the exit code is 0.
+    """
     from attn_export.graph.checks import CHECKS
-    from attn_export.jobs.check import check
+    from attn_export.jobs.check import check, grouped
 
     findings = check(model)
-    for finding in findings:
-        click.echo(printable(f"{model}: {finding.check}: {finding.message}"))
-    if findings:
+    for finding, count in grouped(findings):
+        kind = "warning: " if finding.is_warning else ""
+        more = f" (and {count - 1} more like it)" if count > 1 else ""
+        click.echo(printable(f"{model}: {kind}{finding.check}: {finding.message}{more}"))
+    if not all(finding.is_warning for finding in findings):
         return GraphError.exit_code
-    click.echo(printable(f"{model}: {len(CHECKS)} checks passed"))
+    passed = len(CHECKS) - len({finding.check for finding in findings})
+    click.echo(printable(f"{model}: {passed} checks passed"))
     return 0
 
 
@@ -205,9 +211,12 @@ def lower_command(model: Path, dialect: str, output: Path) -> int:
     runtimes that have no such operator. ort: the fastest forms in ONNX Runtime; with a KV cache,
     a graph for one query a step goes to OUT.decode.onnx.
     """
-    from attn_export.jobs.lower import lower_file
+    from attn_export.jobs.lower import has_attention, lower_file
 
-    for path, found in lower_file(model, output, dialect).items():
+    found_at = lower_file(model, output, dialect)
+    if not has_attention(model):
+        click.echo(printable(f"{model}: there is no Attention node; only the opset was changed"))
+    for path, found in found_at.items():
         counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
         click.echo(printable(f"{path}: {dialect}: {counts}", PARAGRAPH))
     return 0

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.errors import ExportError, UsageError, printable
-from attn_export.graph.load import MOST_BYTES
 from attn_export.parity.sizes import Bounds, Sizes
 from attn_export.results import DTYPES
-from attn_export.schema import EndName
+from attn_export.schema import MOST_BYTES, EndName
 from attn_export.spec import Input
 from attn_export.untrusted_files import checked
 

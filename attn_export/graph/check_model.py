@@ -75,10 +75,17 @@ class Checked:
 
 @dataclasses.dataclass(frozen=True)
 class CheckFinding:
-    """Something wrong with a graph: its check, its description, and the remedy."""
+    """Something wrong with a graph.
+
+    Attributes:
+        check: The name of the check.
+        message: The description and the remedy.
+        is_warning: Whether the ONNX standard allows it.
+    """
 
     check: str
     message: str
+    is_warning: bool = False
 
 
 Check = Callable[[Checked], Iterator[str]]

@@ -122,10 +122,10 @@ def expected_operators(graph: Checked) -> Iterator[str]:
                 yield f"{', '.join(strange)}: not an operator of this module; export it again"
 
 
-def opset_and_ir(graph: Checked) -> Iterator[str]:
-    """Check that the target supports the versions, and that these have the operators in use."""
+def opset_version(graph: Checked) -> Iterator[str]:
+    """Check that the target supports the opset, and that it has the operators in use."""
     opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.proto.opset_import}
-    opset, ir_version = opsets.get("ai.onnx", 0), graph.proto.ir_version
+    opset = opsets.get("ai.onnx", 0)
     newest = onnx.defs.onnx_opset_version()
     if opset > newest:
         yield f"opset {opset} is newer than onnx {onnx.__version__} knows ({newest}); export lower"
@@ -135,9 +135,14 @@ def opset_and_ir(graph: Checked) -> Iterator[str]:
     wanted = OPSETS[graph.expected.dialect] if graph.expected is not None else (opset,)
     if graph.expected is not None and opset not in wanted:
         yield f"opset {opset}, the {graph.expected.dialect} dialect has {wanted}; export it again"
-    limit = IR_LIMIT.get(opset)
-    if limit is not None and ir_version > limit:
-        yield f"IR version {ir_version} with opset {opset}, which goes with {limit}; lower it"
+
+
+def ir_version(graph: Checked) -> Iterator[str]:
+    """Check that the IR version is none that shuts out runtimes which have the opset."""
+    opset = next((e.version for e in graph.proto.opset_import if not e.domain), 0)
+    limit, found = IR_LIMIT.get(opset), graph.proto.ir_version
+    if limit is not None and found > limit:
+        yield f"IR version {found} with opset {opset}, which goes with {limit}; lower it"
 
 
 def _by_domain(model: onnx.ModelProto) -> dict[str, list[str]]:

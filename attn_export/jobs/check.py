@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,18 @@ def check(path: Path | str, limits: Limits | None = None) -> list[CheckFinding]:
     return [CheckFinding(*finding) for finding in found]
 
 
-def checked(path: str) -> list[tuple[str, str]]:
-    """Return the findings in an ONNX file, in this process: the checks and their messages."""
-    return [(finding.check, finding.message) for finding in _findings(Path(path))]
+def checked(path: str) -> list[tuple[str, str, bool]]:
+    """Return the findings in an ONNX file, in this process: the fields of each `CheckFinding`."""
+    return [(f.check, f.message, f.is_warning) for f in _findings(Path(path))]
+
+
+def grouped(findings: Sequence[CheckFinding]) -> list[tuple[CheckFinding, int]]:
+    """Return the first of all findings with one check and one remedy, and how many there are."""
+    found: dict[tuple[str, str], list[CheckFinding]] = {}
+    for finding in findings:
+        remedy = finding.message.rpartition(";")[2]
+        found.setdefault((finding.check, remedy), []).append(finding)
+    return [(alike[0], len(alike)) for alike in found.values()]
 
 
 def _findings(path: Path) -> list[CheckFinding]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from attn_export.errors import GraphError, OutputError, UsageError
 from attn_export.graph.load import load_graph, load_proto
 from attn_export.graph.lower import Lowered, check_dialects, lower
+from attn_export.graph.lower.dialects import NOTHING_TO_LOWER, STANDARD
 from attn_export.graph.save import external_files, replace_graph
 from attn_export.output_folder import check_utf8
 from attn_export.runtimes.limited import limited
@@ -48,6 +49,15 @@ def lower_file(
     return {Path(path): counts for path, counts in found.items()}
 
 
+def has_attention(model: Path) -> bool:
+    """Return whether a graph has `Attention` nodes.
+
+    Raises:
+        GraphError: If the file cannot be read.
+    """
+    return any(node.op_type == "Attention" for node in load_proto(model).graph.node)
+
+
 def lowered(model: str, output: str, dialect: str) -> dict[str, dict[str, int]]:
     """Write a graph in a dialect, in this process; see `lower_file`.
 
@@ -59,6 +69,8 @@ def lowered(model: str, output: str, dialect: str) -> dict[str, dict[str, int]]:
     source, target = Path(model), Path(output)
     graph = load_graph(source)
     weights = {path for path in external_files(graph) if path.exists()}
+    if dialect == STANDARD and not has_attention(source):
+        raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))
     forms = lower(graph, dialect)
     if any(form.recognised for form in forms.values()):
         _prove(source, forms)

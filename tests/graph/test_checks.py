@@ -96,7 +96,7 @@ def test_an_opset_of_the_future_passes_the_onnx_checker_and_not_this_one(tmp_pat
     model = tiny_model()
     model.opset_import[0].version = 999
     onnx.checker.check_model(model, full_check=True)
-    assert checks_that_find(model, tmp_path) == ["opset_and_ir"]
+    assert checks_that_find(model, tmp_path) == ["opset_version"]
 
 
 # -- paths of the machine, and texts that are none --------------------------------------------

@@ -64,6 +64,11 @@ class Lowered:
         return GraphFile(name, dialect, self.fixed, self.layouts, self.bound, features(self.model))
 
 
+NOTHING_TO_LOWER = (
+    "the graph has no Attention node; there is nothing to lower to the {dialect} dialect"
+)
+
+
 def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
     """Lower a graph to a dialect; the weights, in memory or on disk, are shared.
 
@@ -178,9 +183,7 @@ def _refuse_without_attention(model: ir.Model, dialect: str) -> None:
     if nodes_of(model, "Attention") or dialect == STANDARD:
         return
     if dialect == ORT or opset <= OPSET:
-        raise GraphError(
-            f"the graph has no Attention node; there is nothing to lower to the {dialect} dialect"
-        )
+        raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))
 
 
 def _attentions(model: ir.Model) -> list[AttentionNode]:
