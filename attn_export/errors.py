@@ -111,3 +111,8 @@ class BundleError(AttnExportError):
 def one_line(error: BaseException) -> str:
     """Return the message of another library's error, as one line."""
     return f"{type(error).__name__}: {printable(error) or 'no message'}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number of things as text: ``1 case``, ``2 cases``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

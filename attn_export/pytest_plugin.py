@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption(
         "--parity-report", type=Path, default=None, metavar="DIR",
-        help="write the report of each test into this folder, as JSON",
+        help="write the report of each test into this folder, as JSON and HTML",
     )  # fmt: skip
 
 
@@ -180,6 +180,7 @@ def _keep(report: Report, request: pytest.FixtureRequest) -> None:
         return
     from attn_export.atomic_replace import write_whole
     from attn_export.report.data import to_json
+    from attn_export.report.html import to_html
 
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.-]+", "_", request.node.nodeid)
@@ -187,3 +188,4 @@ def _keep(report: Report, request: pytest.FixtureRequest) -> None:
     written[stem] += 1  # a test may ask for parity several times
     number = f".{written[stem]}" if written[stem] > 1 else ""
     write_whole(folder / f"{stem}{number}.json", to_json(report))
+    write_whole(folder / f"{stem}{number}.html", to_html(report, None))

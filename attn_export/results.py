@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from attn_export.errors import ParityError, RuntimeFailure
+from attn_export.errors import ParityError, RuntimeFailure, counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +34,9 @@ which they are named."""
 
 Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run"]
 """Of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
+
+MOST_LINES = 20
+"""The most lines of a report as text."""
 
 
 RelativeTo = Literal["row", "whole", "kind"]
@@ -269,3 +272,28 @@ class Report:
     def passed(self) -> bool:
         """Return whether everything required passed."""
         return self.exit_code == 0
+
+    def raise_if_failed(self) -> None:
+        """Raise the error of the exit code unless everything required passed.
+
+        Raises:
+            ParityError: If numbers are wrong.
+            RuntimeFailure: If a required runtime did not run to its end.
+        """
+        if not self.passed:
+            kind = ParityError if self.exit_code == ParityError.exit_code else RuntimeFailure
+            raise kind("; ".join(str(self).splitlines()))
+
+    def __str__(self) -> str:
+        """Return the verdict, the causes, and a line for each runtime with a graph; 20 at most."""
+        state = "passed" if self.passed else f"failed ({self.exit_code})"
+        lines = [f"{self.name}: {state}", *(f"why: {said}" for said in self.explanations)]
+        for run in self.runs:
+            own = [v for v in self.verdicts if (v.runtime, v.graph) == (run.runtime, run.graph)]
+            wrong = {v.case for v in own if v.status != "passed"}
+            said = f"{len(wrong)} of {counted(len({v.case for v in own}), 'case')} failed"
+            if run.outcome != "ran":
+                said = f"{run.outcome}: {run.reason}"
+            lines.append(f"{run.runtime}, {run.graph}: {said}")
+        more = len(lines) - MOST_LINES
+        return "\n".join(lines if more <= 0 else [*lines[: MOST_LINES - 1], f"… {more + 1} more"])

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
+from attn_export.errors import counted
+
 Late = Callable[[], bool]
 """Whether time is over, and nothing further is to be begun."""
 
@@ -114,7 +116,7 @@ class Explanation:
         """The cause in one sentence."""
         place = f"{self.runtime}, {self.graph}"
         if self.fault == "none":
-            return f"{place}: nothing to explain, {self.cases} cases passed"
+            return f"{place}: nothing to explain, {counted(self.cases, 'case')} passed"
         if self.causes:
             return f"{place}: {self.causes[0].sentence}"
-        return f"{place}: no cause found for {len(self.failed)} of {self.cases} cases"
+        return f"{place}: no cause found for {len(self.failed)} of {counted(self.cases, 'case')}"

@@ -46,8 +46,7 @@ def described_inputs(
         ranges: The least and the largest value of integer inputs, as the user gave them.
     """
     graph = _Readers(model)
-    values = inputs_of(model)
-    axes = {dim.dim_param for value in values for dim in value.type.tensor_type.shape.dim}
+    values, axes = inputs_of(model), _axes(model)
     found, notes, sums = {}, [], {}
     for value in values:
         dtype, shape = dtype_name(value), _shape(value, axes)
@@ -68,6 +67,16 @@ def described_inputs(
             hides=dtype.startswith(("float", "bfloat")) and graph.is_added_mask(value.name),
         )  # fmt: skip
     return found, sums, tuple(notes)
+
+
+def declared_outputs(model: onnx.ModelProto) -> dict[str, tuple[str | int, ...]]:
+    """Return the declared shape of every output, its axes named as those of the inputs."""
+    axes = _axes(model)
+    return {value.name: _shape(value, axes) for value in model.graph.output}
+
+
+def _axes(model: onnx.ModelProto) -> set[str]:
+    return {d.dim_param for value in inputs_of(model) for d in value.type.tensor_type.shape.dim}
 
 
 def _shape(value: onnx.ValueInfoProto, axes: set[str]) -> tuple[str | int, ...]:

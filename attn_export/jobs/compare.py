@@ -180,7 +180,14 @@ class _Work:
         assert names is not None
         shapes = {names.inputs[n]: wanted.shape for n, wanted in self.reference.inputs.items()}
         shapes |= {names.outputs[n]: shape for n, shape in self.reference.outputs.items()}
-        return {name: fixed_shape(shape, known) for name, shape in shapes.items()}
+        # An axis that is none of the inputs' has a name of its own.
+        return {
+            name: tuple(
+                f"{name}.{number}" if axis == "" else axis
+                for number, axis in enumerate(fixed_shape(shape, known))
+            )
+            for name, shape in shapes.items()
+        }
 
     def report(self, goldens: Sequence[Golden], notes: tuple[str, ...], gate: Gate) -> Report:
         """Return the verdicts on the graph in every runtime."""
@@ -228,4 +235,6 @@ class _Work:
         """Return the operations of the reference for inputs that are named as in the graph."""
         names = self.compared.names
         assert names is not None
-        return self.reference.oracle(0.0).steps({n: inputs[o] for n, o in names.inputs.items()})
+        return self.reference.oracle(0.0).steps(
+            {n: inputs[o].copy() for n, o in names.inputs.items()}  # torch asks for writable ones
+        )

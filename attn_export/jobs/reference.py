@@ -111,7 +111,12 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     from attn_export.export.trees import infer_output_shapes
     from attn_export.graph.axis_sums import find_sums
     from attn_export.graph.load import load_model
-    from attn_export.graph.ranges import described_inputs, floating_dtype, weights_of
+    from attn_export.graph.ranges import (
+        declared_outputs,
+        described_inputs,
+        floating_dtype,
+        weights_of,
+    )
     from attn_export.graph.signature_check import dtype_name
     from attn_export.parity.draw import draw_inputs
     from attn_export.parity.graph_oracle import GraphOracle
@@ -122,6 +127,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     model = load_model(path)
     inputs, known, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)
+    declared = declared_outputs(model)
     evaluation, weights = Evaluation(model, str(path)), weights_of(model)
     last = ""
 
@@ -132,11 +138,10 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     def runs(sizes: Sizes) -> bool:
         nonlocal last
         try:
-            run(sizes)
+            return _are_as_declared(run(sizes), declared, sizes)
         except NotComputedError as error:
             last = last or str(error)
             return False
-        return True
 
     axes = axis_names(inputs, known)
     sums = find_sums(axes, known, runs)
@@ -160,6 +165,18 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
         (*notes, f"eager is {path.name}, with each value rounded to {dtype.name}"),
         lambda *_: (), dtype.itemsize < 4, path=path,
     )  # fmt: skip
+
+
+def _are_as_declared(
+    outputs: Mapping[str, Any], declared: Mapping[str, Shape], sizes: Sizes
+) -> bool:
+    """Return whether the axes of outputs have the sizes of the inputs' axes that they name."""
+    return all(
+        sizes.get(str(axis), size) == size
+        for name, shape in declared.items()
+        if name in outputs and len(shape) == outputs[name].ndim
+        for axis, size in zip(shape, outputs[name].shape, strict=True)
+    )
 
 
 def _check_ranges(

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from attn_export.errors import counted
 from attn_export.parity.mask_contents import MASKS
 from attn_export.results import Case, Golden
 
@@ -66,11 +67,12 @@ def usable_cases(
             scaled.append(case.name)
     loud = "since the module overflows or amplifies rounding there"
     notes = [
-        f"{len(names)} cases {done}: {', '.join(names[:3])}{' …' if len(names) > 3 else ''}"
+        f"{done}: {counted(len(names), 'case')}, {', '.join(names[:3])}"
+        + (" …" if len(names) > 3 else "")
         for done, names in (
-            (f"are left out, {loud}", amplifying),
-            ("are left out, since the module gives NaN where all keys are masked", undefined),
-            (f"have inputs that were scaled down, {loud}", scaled),
+            (f"left out, {loud}", amplifying),
+            ("left out, since the module gives NaN where all keys are masked", undefined),
+            (f"with inputs that were scaled down, {loud}", scaled),
         )
         if names
     ]

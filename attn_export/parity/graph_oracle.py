@@ -22,6 +22,7 @@ from attn_export.explain.evaluate import Evaluation, NotComputedError, Values, i
 from attn_export.parity.allowed import judged_by, run_count
 from attn_export.parity.draw import seed_of
 from attn_export.parity.measures import eps
+from attn_export.parity.oracle import threads
 from attn_export.parity.rounding import RandomRounding
 from attn_export.parity.usable import short_rows, usable_golden
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
@@ -87,7 +88,7 @@ class GraphOracle:
         if not left_out:
             return found, ()
         names = ", ".join(left_out[:3]) + (" …" if len(left_out) > 3 else "")
-        note = f"{len(left_out)} cases are left out, which {self._name} does not take: {names}"
+        note = f"left out, since {self._name} does not take them: {names}"
         return found, (note,)
 
     def golden(self, case: Case) -> Golden:
@@ -124,7 +125,8 @@ class GraphOracle:
 
     def _run(self, case: Case, number: int) -> Arrays:
         mode = RandomRounding(self._eps, eps(np.dtype(np.float32)), seed_of(case.name, number))
-        with torch.no_grad():
+        # On matrices this small, handing work over takes longer than doing it.
+        with torch.no_grad(), threads(1):
             return self._evaluation.outputs_of(_rounded(self._evaluation, case.inputs, mode))
 
 

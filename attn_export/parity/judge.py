@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -140,13 +141,22 @@ def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
     at = [int(i) for i in index]
     return (
         f"{int(wrong.sum())} of {wrong.size} elements, the first at {at}: "
-        f"actual {got[index]:.6g}, expected {expected[index]:.6g}"
+        f"{_values(got[index], expected[index])}"
     )
 
 
 def _worst(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> str:
     index = worst_index(r, t, by_row=by_row)
-    return f"worst at {list(index)}: actual {r[index]:.6g}, expected {t[index]:.6g}"
+    return f"worst at {list(index)}: {_values(r[index], t[index])}"
+
+
+def _values(actual: Any, expected: Any) -> str:
+    """Return two values as text, with as many digits as tell them apart."""
+    for digits in (6, 9, 17):
+        shown = f"{actual:.{digits}g}", f"{expected:.{digits}g}"
+        if shown[0] != shown[1]:
+            break
+    return f"actual {shown[0]}, expected {shown[1]}"
 
 
 def _failed(verdict: Verdict, message: str) -> Verdict:

@@ -72,7 +72,7 @@ class Oracle:
 
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, eager's outputs, and the error allowed for each."""
-        with _threads(self._threads):
+        with threads(self._threads):
             return self._golden(case)
 
     def usable(self, case: Case) -> Golden:
@@ -97,7 +97,7 @@ class Oracle:
 
         On one thread: the sums of float32 products depend on their number.
         """
-        with torch.inference_mode(), _threads(1):
+        with torch.inference_mode(), threads(1):
             return to_numpy(self.subject.call(self.subject.module, to_torch(inputs)))
 
     def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
@@ -172,7 +172,8 @@ class Oracle:
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch use so many threads inside this block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

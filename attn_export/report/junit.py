@@ -42,6 +42,9 @@ def _suite(report: Report, run: RuntimeRun) -> ElementTree.Element:
     suite = ElementTree.Element("testsuite", name=_text(name), tests=str(len(cases)))
     for count, number in counts.items():
         suite.set(count, str(number))
+    seconds = run.facts.get("seconds")
+    if isinstance(seconds, (int, float)):
+        suite.set("time", f"{seconds:.3f}")
     properties = ElementTree.SubElement(suite, "properties")
     for fact, value in run.facts.items():
         ElementTree.SubElement(properties, "property", name=_text(fact), value=_text(str(value)))
@@ -50,8 +53,10 @@ def _suite(report: Report, run: RuntimeRun) -> ElementTree.Element:
 
 
 def _cases(report: Report, run: RuntimeRun, suite: str) -> Iterator[ElementTree.Element]:
+    place = f"{run.runtime}, {run.graph}: "
+    why = [f"why: {said}" for said in report.explanations if said.startswith(place)]
     for name, verdicts in verdicts_by_case(report, run).items():
-        yield _case(suite, name, verdicts)
+        yield _case(suite, name, verdicts, why)
     if run.outcome != "ran":
         # The runtime itself: what it did not run has no cases.
         element = ElementTree.Element("testcase", classname=_text(suite), name="runs")
@@ -62,7 +67,7 @@ def _cases(report: Report, run: RuntimeRun, suite: str) -> Iterator[ElementTree.
         yield element
 
 
-def _case(suite: str, name: str, verdicts: list[Verdict]) -> ElementTree.Element:
+def _case(suite: str, name: str, verdicts: list[Verdict], why: list[str]) -> ElementTree.Element:
     element = ElementTree.Element("testcase", classname=_text(suite), name=_text(name))
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
     if wrong:
@@ -72,7 +77,7 @@ def _case(suite: str, name: str, verdicts: list[Verdict]) -> ElementTree.Element
         result = ElementTree.SubElement(
             element, ELEMENTS.get(first.status, "error"), type=first.status, message=_text(lines[0])
         )
-        result.text = _text("\n".join(lines))
+        result.text = _text("\n".join([*why, *lines]))
     return element
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from attn_export.errors import counted
 from attn_export.results import Report, RuntimeRun, Verdict
 
 # -- summary of one runtime with one graph, in a few figures ------------------------------------
@@ -178,4 +179,4 @@ def _cell(summary: Summary) -> Cell:
     if summary.passed == summary.cases:
         return Cell("green", share, "", summary.worst)
     failed = summary.cases - summary.passed
-    return Cell("red", f"FAILED {share}", f"{failed} cases failed", summary.worst)
+    return Cell("red", f"FAILED {share}", f"{counted(failed, 'case')} failed", summary.worst)

@@ -58,6 +58,8 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
         # The same reason holds for all graphs.
         for line in dict.fromkeys(_not_ran(s) for s in found if s.run.outcome != "ran"):
             _say(line, console)
+    for sentence in report.explanations:
+        _say(f"why: {as_text(sentence)}", console)
     # What a whole run failed of is said once, above.
     said = {run.reason for run in report.runs if run.outcome != "ran"}
     failed = [verdict for verdict in problems(report) if verdict.message not in said]
@@ -67,8 +69,6 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
         _say(f"[red]{verdict.status}[/] {as_text(where)}: {as_text(verdict.message)}", console)
     if len(failed) > SHOWN:
         _say(f"… and {len(failed) - SHOWN} more; {option} has all", console)
-    for sentence in report.explanations:
-        _say(f"why: {as_text(sentence)}", console)
     for note in report.notes:
         _say(f"note: {as_text(note)}", console)
     verdict_line = "[green]passed[/]" if report.passed else f"[red]failed[/] ({report.exit_code})"

@@ -1,0 +1,89 @@
+"""Causes before symptoms, in every form of a report."""
+
+from __future__ import annotations
+
+import dataclasses
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from reports import clean, mixed, run, verdict
+
+from attn_export.errors import ParityError, RuntimeFailure, counted
+from attn_export.parity.judge import judge
+from attn_export.report.junit import to_junit
+from attn_export.report.terminal import to_text
+from attn_export.results import Allowed, Case, Golden, Report
+
+CAUSE = "bad, model.onnx: the graph is wrong: its scale is 0.3"
+
+
+def explained() -> Report:
+    return dataclasses.replace(mixed(), explanations=(CAUSE,))
+
+
+def test_the_cause_stands_before_the_failures_in_the_terminal():
+    text = to_text(explained(), "--json FILE")
+    assert 0 < text.index("why: bad") < text.index("failed bad")
+
+
+def test_each_junit_failure_of_an_explained_runtime_carries_the_cause():
+    root = ElementTree.fromstring(to_junit(explained()))
+    found = {
+        (suite.get("name"), (result.text or "").startswith(f"why: {CAUSE}"))
+        for suite in root
+        for case in suite.iter("testcase")
+        for result in case
+        if result.tag in ("failure", "error") and result.text
+    }
+    assert found == {("test & <more>.bad.model.onnx", True)}
+
+
+def test_junit_has_the_seconds_of_a_run():
+    report = Report(
+        "one", (run("a", facts={"seconds": 1.25}),), (verdict("a", "passed", 0.1),), {}, ()
+    )
+    (suite,) = ElementTree.fromstring(to_junit(report))
+    assert suite.get("time") == "1.250"
+
+
+def test_a_report_as_text_has_at_most_20_lines_and_the_cause_second():
+    lines = str(explained()).splitlines()
+    assert lines[0] == "test & <more>: failed (6)"
+    assert lines[1] == f"why: {CAUSE}"
+    assert "good, model.onnx: 0 of 1 case failed" in lines
+    many = dataclasses.replace(mixed(), runs=tuple(run(f"r{n}") for n in range(40)))
+    assert len(str(many).splitlines()) == 20
+    assert str(many).endswith("… 22 more")
+
+
+@pytest.mark.parametrize(
+    ("report", "error", "says"),
+    [
+        (explained(), ParityError, CAUSE),
+        (Report("one", (run("a", "crashed", "signal"),), (), {}, ()), RuntimeFailure, "signal"),
+    ],
+)
+def test_a_failed_report_raises_the_error_of_its_exit_code(report, error, says):
+    with pytest.raises(error, match=says) as caught:
+        report.raise_if_failed()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_passed_report_raises_nothing():
+    clean().raise_if_failed()
+
+
+def test_values_that_differ_are_shown_with_digits_that_differ():
+    truth = np.array([[0.132120001, 5.0]])
+    golden = Golden(
+        Case("one", "shape", {}, {}, ""), {"y": truth}, {"y": truth}, {"y": Allowed(1e-9, 1e-9)}, {}
+    )
+    (found,) = judge("r", "g", golden, {"y": truth + np.array([[2e-8, 0.0]])})
+    assert found.status == "failed"
+    assert "actual 0.132120021, expected 0.132120001" in found.message
+
+
+@pytest.mark.parametrize(("number", "says"), [(0, "0 cases"), (1, "1 case"), (2, "2 cases")])
+def test_a_number_of_things_agrees_with_its_noun(number, says):
+    assert counted(number, "case") == says
