@@ -113,6 +113,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {printable(error) or 'no message'}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number of things as text: ``1 case``, ``2 cases``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, name: str) -> str:
+    """Return a number of things as text: ``1 case``, ``2 cases``.
+
+    Args:
+        number: The number.
+        name: The name of one thing.
+    """
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"

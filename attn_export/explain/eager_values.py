@@ -80,18 +80,20 @@ def first_unlike(
     by_size: dict[int, list[int]] = {}
     for number, step in enumerate(steps):
         by_size.setdefault(step.value.size, []).append(number)
-    told = {name: value for name, value in values.items() if _tells(value)}
+    comparable = {name: value for name, value in values.items() if _tells(value)}
     found: dict[str, list[int]] = {}
-    for name, value in told.items():
+    for name, value in comparable.items():
         same = [n for n in by_size.get(value.size, ()) if _alike(value, steps[n].value)]
         if same:
             found[name] = same
-    right = _with_sources(graph, set(found), {n for n in found if _is_varied(told[n])})
-    made = [name for name in told if name in graph.producer]
+    right = _with_sources(graph, set(found), {n for n in found if _is_varied(comparable[n])})
+    made = [name for name in comparable if name in graph.producer]
     if sum(name in found for name in made) < LEAST * len(made):
         return None
     matched = {number for numbers in found.values() for number in numbers}
-    nodes = [node for node in graph.nodes if any(n in told and n not in right for n in node.output)]
+    nodes = [
+        node for node in graph.nodes if any(n in comparable and n not in right for n in node.output)
+    ]
     for node in nodes:
         other = _other_result(node, found, matched, steps)
         if other is not None:

@@ -205,6 +205,10 @@ class Evaluation:
     def compute_node(self, node: onnx.NodeProto, known: Values) -> dict[str, Array]:
         """Return the outputs of a node, by name.
 
+        Args:
+            node: The node.
+            known: The values that it may read, by name.
+
         Raises:
             NotComputedError: If it cannot be computed, for whatever reason.
         """

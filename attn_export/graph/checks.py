@@ -27,7 +27,7 @@ CHECKS: tuple[Check, ...] = (
     check_hygiene.external_data,
 )
 
-HOUSE_RULES = frozenset({
+PROJECT_RULES = frozenset({
     "ir_version", "named_axes", "no_dead_nodes", "no_duplicate_initializers", "no_float64",
     "no_host_paths",
 })  # fmt: skip
@@ -40,7 +40,7 @@ def check_graph(path: Path, expected: Expected | None = None) -> list[CheckFindi
     Args:
         path: The file; its external data is beside it.
         expected: The expected properties. Without them, checks that need them find nothing, and
-            what breaks only `HOUSE_RULES` is a warning.
+            what breaks only `PROJECT_RULES` is a warning.
 
     Raises:
         GraphError: If the file cannot be read.
@@ -51,7 +51,7 @@ def check_graph(path: Path, expected: Expected | None = None) -> list[CheckFindi
 
 def _findings(check: Check, graph: Checked) -> list[CheckFinding]:
     try:
-        warns = graph.expected is None and check.__name__ in HOUSE_RULES
+        warns = graph.expected is None and check.__name__ in PROJECT_RULES
         return [CheckFinding(check.__name__, message, warns) for message in check(graph)]
     except Exception as error:  # whatever a damaged file makes of it: names that are no text, say
         message = f"could not look at the graph ({one_line(error)}); it is damaged, export it again"

@@ -70,7 +70,13 @@ def write_bundle(
 
 
 def copy_graph(path: Path, model: onnx.ModelProto, target: Path) -> None:
-    """Copy a graph; one with external data gets that within it, or in one file beside it."""
+    """Copy a graph; one with external data gets that within it, or in one file beside it.
+
+    Args:
+        path: The file.
+        model: Its content, without external data.
+        target: The file to write.
+    """
     import onnx
 
     from attn_export.graph.load import load_model, tensors_of

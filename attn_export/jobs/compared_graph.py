@@ -39,6 +39,10 @@ class ComparedGraph:
     def read(cls, path: Path, limits: Limits) -> ComparedGraph:
         """Read a graph.
 
+        Args:
+            path: The file.
+            limits: The limits of the process that reads it.
+
         Raises:
             GraphError: If it cannot be read.
         """
@@ -55,6 +59,10 @@ class ComparedGraph:
 
     def matched_to(self, reference: Reference, names: Mapping[str, str]) -> ComparedGraph:
         """Return the graph with its names, and the axes that have one size in it.
+
+        Args:
+            reference: The module or graph that it is compared with.
+            names: Its names by those of the reference, as the user gave them.
 
         Raises:
             UsageError: If `names` names what is not there.

@@ -61,6 +61,10 @@ class Reference:
         """Return the cases of which the truth can be computed, and notes on the others.
 
         A module has to run at all sizes; a graph may have tables that end somewhere.
+
+        Args:
+            oracle: The source of the truth.
+            cases: The cases that were planned.
         """
         return (cases, ()) if self.path is None else oracle.computable(cases)
 

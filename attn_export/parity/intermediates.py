@@ -1,4 +1,4 @@
-"""Every value that a module computes in its float64 run, with the user's line that asked for it."""
+"""Every value of a module in its float64 run, with the line of user code behind it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,12 @@ def with_sums(sizes: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
 
 
 def solved(fixed: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
-    """Return fixed sizes, completed by those that sums of one unknown term leave no choice."""
+    """Return fixed sizes, completed by those that sums of one unknown term leave no choice.
+
+    Args:
+        fixed: The sizes of axes.
+        relations: Axes that are sums of others.
+    """
     found = dict(fixed)
     for name, terms in relations.items():
         parts = terms.replace(" ", "").split("+")
@@ -86,12 +91,22 @@ def solved(fixed: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
 
 
 def fixed_shape(shape: Shape, fixed: Sizes) -> Shape:
-    """Return a shape with the sizes of fixed axes in place of their names."""
+    """Return a shape with the sizes of fixed axes in place of their names.
+
+    Args:
+        shape: Sizes, and names of dynamic axes.
+        fixed: The sizes of axes.
+    """
     return tuple(fixed.get(axis, axis) if isinstance(axis, str) else axis for axis in shape)
 
 
 def fixed_inputs(inputs: Mapping[str, Input], fixed: Sizes) -> dict[str, Input]:
-    """Return inputs with the sizes of fixed axes in place of their names."""
+    """Return inputs with the sizes of fixed axes in place of their names.
+
+    Args:
+        inputs: Every input by name.
+        fixed: The sizes of axes.
+    """
     return {
         name: dataclasses.replace(
             wanted,
@@ -105,7 +120,12 @@ def fixed_inputs(inputs: Mapping[str, Input], fixed: Sizes) -> dict[str, Input]:
 
 
 def fixed_relations(relations: Mapping[str, str], fixed: Sizes) -> dict[str, str]:
-    """Return sums with the sizes of fixed axes in place of their names."""
+    """Return sums with the sizes of fixed axes in place of their names.
+
+    Args:
+        relations: Axes that are sums of others.
+        fixed: The sizes of axes.
+    """
     return {
         name: " + ".join(str(fixed.get(term, term)) for term in terms.replace(" ", "").split("+"))
         for name, terms in relations.items()
