@@ -14,6 +14,8 @@ from attn_export.tensorfile import read_tensor, write_tensor
 
 # Two files: what has to do with bundles needs no torch, and is done in a third of the time.
 MODULES = """
+import warnings
+
 import torch
 from torch import nn
 
@@ -38,6 +40,18 @@ def test_a_module(parity):
 
 def test_a_spec(parity):
     parity(AttentionSpec(embed_dim=16, num_heads=2), dialects=["portable"])
+
+
+def test_a_graph_of_others(parity, tmp_path):
+    module, query = Scores().eval(), torch.randn(2, 5, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        axes = {0: torch.export.Dim("n"), 1: torch.export.Dim("l")}
+        torch.onnx.export(
+            module, (query,), str(tmp_path / "mine.onnx"), dynamo=True, verbose=False,
+            dynamic_shapes={"query": axes},
+        )
+    parity(module, {"query": query}, AXES, graph=tmp_path / "mine.onnx")
 
 
 def test_a_gate_that_nothing_meets(parity):
@@ -127,13 +141,14 @@ def outcomes(project: Path, *words: str) -> tuple[dict[str, int], str]:
 
 def test_modules_specs_and_bundles_pass_and_a_failure_is_explained(project: Path):
     counts, said = outcomes(project, "test_modules.py", "--parity-report", "reports")
-    assert counts == {"failed": 1, "passed": 2}
+    assert counts == {"failed": 1, "passed": 3}
     assert "no parity" in said
     assert "outside --atol 0 --rtol 0 of eager" in said
     assert "array(" not in said
-    reports = sorted((project / "reports").iterdir())
-    assert len(reports) == 3
-    assert sum(json.loads(path.read_text())["passed"] for path in reports) == 2
+    reports = sorted((project / "reports").glob("*.json"))
+    assert len(reports) == 4
+    assert all("<html" in path.with_suffix(".html").read_text() for path in reports)
+    assert sum(json.loads(path.read_text())["passed"] for path in reports) == 3
 
 
 def test_what_is_wrong_is_said_once_without_our_source_or_arrays(project: Path):
@@ -182,7 +197,7 @@ def test_named_runtimes_take_the_place_of_those_of_the_test(project: Path):
     options = ("--parity-runtime", "onnx-reference", "--parity-report", "r")
     words = ("test_bundles.py::test_a_whole_bundle", *options)
     assert outcomes(project, *words)[0]["passed"] == 1
-    (path,) = (project / "r").iterdir()
+    (path,) = (project / "r").glob("*.json")
     runs = json.loads(path.read_text())["runs"]
     assert [run["runtime"] for run in runs] == ["onnx-reference"]
 
