@@ -11,36 +11,17 @@ import pytest
 import torch
 from onnx import numpy_helper
 from safetensors.torch import save_file
+from tiny_llama import HKV, LLAMA, D, E, H, llama_weights, write_tiny_llama
 
 from attn_export import Attention, AttentionSpec, Subject
 from attn_export.cli import run
 from attn_export.tensorfile import read_tensors
 
-E, H, HKV, D = 32, 4, 2, 8
-LLAMA = {
-    "model_type": "llama", "hidden_size": E, "num_attention_heads": H, "num_key_value_heads": HKV,
-    "head_dim": D, "num_hidden_layers": 2, "rope_theta": 5e5, "rms_norm_eps": 1e-5,
-    "attention_bias": False, "max_position_embeddings": 128,
-}  # fmt: skip
-
-
-def llama_weights() -> dict[str, torch.Tensor]:
-    random = torch.Generator().manual_seed(0)
-    shapes = {"q": (H * D, E), "k": (HKV * D, E), "v": (HKV * D, E), "o": (E, H * D)}
-    return {
-        f"model.layers.{layer}.self_attn.{name}_proj.weight": 0.2
-        * torch.randn(shape, generator=random)
-        for layer in (0, 1)
-        for name, shape in shapes.items()
-    }
-
 
 @pytest.fixture
 def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "tiny-llama"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA))
-    save_file(llama_weights(), folder / "model.safetensors")
+    write_tiny_llama(folder)
     monkeypatch.chdir(tmp_path)
     return folder
 
