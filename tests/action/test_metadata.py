@@ -17,7 +17,7 @@ ACTION = ROOT / "action"
 CONTENT: dict[str, Any] = yaml.safe_load((ACTION / "action.yml").read_text())
 STEPS: list[dict[str, Any]] = CONTENT["runs"]["steps"]
 USES = re.compile(r"uses: \S+/attn-export/action@")
-PAGES = [ROOT / "README.md", ACTION / "README.md"]
+PAGES = [ROOT / "docs" / "ci.md", ACTION / "README.md"]
 
 
 def schema(name: str) -> Draft7Validator:

@@ -1,4 +1,4 @@
-"""Feature × cache × mask: what is built by a test, and listed in the README."""
+"""Feature × cache × mask: what is built by a test, and listed in docs/spec.md."""
 
 from __future__ import annotations
 

@@ -1,0 +1,65 @@
+"""Pages of the documentation: their blocks, and a folder in which a page runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import shared
+from conftest import ROOT
+from tiny_llama import write_tiny_llama
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FIRST = "scripts/attn-export build --variant mqa"
+FENCE = re.compile(r"^```(\S*)(?: title=\"([\w.]+)\")?\n(.*?)^```$", flags=re.M | re.S)
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the file that it is the content of, and its text."""
+
+    kind: str
+    file: str
+    text: str
+
+    @property
+    def commands(self) -> list[str]:
+        """The lines that run, if it is a block of commands."""
+        lines = self.text.splitlines() if self.kind == "sh" else []
+        return [line for line in lines if line and not line.startswith("#")]
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(*found) for found in FENCE.findall(page.read_text(encoding="utf-8"))]
+
+
+def after_the_first_command() -> Path:
+    """Return a folder with the specs, a checkpoint, and all that the first command wrote."""
+
+    def make(folder: Path) -> None:
+        (folder / "models").mkdir(parents=True)
+        for spec in (ROOT / "models").glob("*.toml"):
+            shutil.copy(spec, folder / "models")
+        write_tiny_llama(folder / "checkpoint")
+        (folder / "first.txt").write_text(run(FIRST, folder))
+
+    return shared.once("docs", make)
+
+
+def run(line: str, folder: Path) -> str:
+    """Run a command of a page in this environment, and return what it prints.
+
+    A comment behind it may name the exit code that it ends with.
+    """
+    command, _, comment = line.partition("  # exit code ")
+    program, *arguments = command.split()
+    module = {"scripts/attn-export": "attn_export", "pytest": "pytest"}[program]
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == int(comment or 0), f"{line}: {done.stdout}{done.stderr}"
+    return done.stdout

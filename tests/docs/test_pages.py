@@ -1,0 +1,75 @@
+"""Commands and snippets of the pages, run as they are written, in the order of the page."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from pages import FIRST, PAGES, after_the_first_command, blocks, run
+
+from attn_export.errors import AttnExportError
+from attn_export.spec import AttentionSpec
+
+RUN = [page for page in PAGES if any(block.kind in {"sh", "python"} for block in blocks(page))]
+OTHER_KINDS = {"", "text", "toml", "yaml"}
+ELSEWHERE = {FIRST, "scripts/test"}  # the first one ran before; the other one is what runs here
+FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def test_commands_and_snippets_work_in_the_order_of_the_page(page: Path, tmp_path: Path):
+    folder = tmp_path / "clone"
+    shutil.copytree(after_the_first_command(), folder)
+    for block in blocks(page):
+        for line in block.commands:
+            if line not in ELSEWHERE:
+                run(line, folder)
+        if block.file:
+            (folder / block.file).write_text(block.text)
+        elif block.kind == "python":
+            done = subprocess.run(
+                [sys.executable, "-W", "error", "-c", block.text],
+                cwd=folder, capture_output=True, text=True,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+def test_no_command_hides_in_a_block_that_is_not_run(page: Path):
+    for block in blocks(page):
+        assert block.kind in {"sh", "python"} | OTHER_KINDS
+        if block.kind != "sh":
+            assert not re.search(r"^\W*(scripts/)?attn-export ", block.text, flags=re.M)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_the_output_shown_has_the_rows_of_the_first_command(name: str):
+    rows = re.compile(r"^(ort-cpu +\S+ +\d+/\d+) ", flags=re.M)
+    printed = rows.findall((after_the_first_command() / "first.txt").read_text())
+    assert len(printed) == 4
+    assert rows.findall((ROOT / name).read_text()) == printed
+
+
+def test_every_exit_code_is_in_the_table_with_its_error():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    listed = {int(code) for code in re.findall(r"^\| (\d) \|", text, flags=re.M)}
+    codes = {error.exit_code for error in AttnExportError.__subclasses__()}
+    assert listed == codes | {0, AttnExportError.exit_code}
+
+
+def test_every_field_of_the_spec_is_described():
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "spec.md").read_text()))
+    hidden = {"dropout"}  # training only
+    assert set(AttentionSpec.__dataclass_fields__) - hidden <= documented
+
+
+@pytest.mark.parametrize("file", FROM_CODE["TABLES"])
+def test_tables_are_those_of_the_code(file: str):
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert FROM_CODE["updated"](file, text) == text, "run .venv/bin/python scripts/update_docs"
