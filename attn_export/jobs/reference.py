@@ -162,7 +162,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     def shapes_at(sizes: Sizes) -> dict[str, tuple[int, ...]]:
         return {name: array.shape for name, array in run(sizes).items()}
 
-    shapes, dtype = infer_output_shapes(shapes_at, axes, sums), floating_dtype(model)
+    shapes, dtype = infer_output_shapes(shapes_at, axes, sums, {}), floating_dtype(model)
     return Reference(
         path.name, inputs, shapes, {o.name: dtype_name(o) for o in model.graph.output}, sums, takes,
         lambda least_eps: GraphOracle(evaluation, path.name, dtype, shapes, least_eps),
