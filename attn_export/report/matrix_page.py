@@ -9,7 +9,7 @@ from typing import Any
 from attn_export.report.data import finite, made_on
 from attn_export.report.matrix import UNMEASURED, Cell, matrix, shown
 from attn_export.results import Report
-from attn_export.runtimes.catalogue import RUNTIMES
+from attn_export.runtimes.catalogue import CLASSES
 
 
 @dataclasses.dataclass
@@ -37,7 +37,7 @@ def matrix_block(reports: Sequence[Report], when: str) -> str:
         when: The date.
     """
     sums, forms, versions = _sums(reports)
-    listed = [kind.name for kind in RUNTIMES]
+    listed = list(CLASSES)
     runtimes = sorted({runtime for runtime, _ in sums}, key=listed.index)
     lines = [
         f"| runtime | version | {' | '.join(forms)} |",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from attn_export.results import DECODE, GraphFile, StoredCase
-from attn_export.runtimes.catalogue import DEFAULT, RUNTIMES, runtime
+from attn_export.runtimes.catalogue import CLASSES, DEFAULT, runtime
 from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits, Runtime
@@ -44,7 +44,7 @@ class Selection:
         """
         # Of the default ones, ort-cuda may be missing: most machines have no GPU. Of all, any.
         without = [runtime(name[1:]).name for name in named if name.startswith("-")]
-        every = [kind.name for kind in RUNTIMES if kind.name not in without]
+        every = [name for name in CLASSES if name not in without]
         every = every if ALL in named else []
         named = [name for name in named if name != ALL and not name.startswith("-")]
         chosen = dict.fromkeys([*every, *(named or (() if every else DEFAULT)), *require])

@@ -1,6 +1,6 @@
 """Interface of a runtime, for the calling process and the process that runs it.
 
-To add one, write one file with a class that meets `Runtime`, and name it in `RUNTIMES`
+To add one, write one file with a class that meets `Runtime`, and name it in `CLASSES`
 (`catalogue.py`). Its SDK is imported within its methods only.
 """
 

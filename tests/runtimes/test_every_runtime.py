@@ -12,7 +12,7 @@ from attn_export import build, verify
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
-from attn_export.runtimes.catalogue import RUNTIMES
+from attn_export.runtimes.catalogue import CLASSES, RUNTIMES, runtime
 
 pytestmark = pytest.mark.xdist_group("test_every_runtime")  # what it builds is shared
 
@@ -81,3 +81,9 @@ def test_a_wrong_scale_is_seen_in_every_form_that_it_runs(
     failed = [v for v in report.verdicts if v.runtime == name and v.status == "failed"]
     assert failed
     assert report.exit_code == 6
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_runtime_is_found_by_its_name_and_once(name: str):
+    assert runtime(name).name == name
+    assert runtime(name) is runtime(name)
