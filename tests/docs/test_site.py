@@ -19,7 +19,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 @pytest.fixture(scope="module")
 def site() -> Path:
     def make(folder: Path) -> None:
-        command = ["mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+        command = ["mkdocs", "build", "--strict", "--site-dir", str(folder)]
         done = subprocess.run(
             [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True
         )
