@@ -73,7 +73,10 @@ def test_a_project_that_installs_the_wheel_has_the_plugin(site: Path, bundle: Pa
                PYTHONPATH=str(site))  # fmt: skip
     assert str(site / "attn_export" / "__init__.py") in said
     assert re.search(r"\d\d passed in", said)
-    assert len(list((tmp_path / "reports").iterdir())) in (2, 3)  # one for each process
+    # One of each kind for each process, and for the one that started them.
+    kinds = [path.suffix for path in (tmp_path / "reports").iterdir()]
+    assert set(kinds) == {".json", ".html"}
+    assert {kinds.count(kind) for kind in set(kinds)} <= {2, 3}
 
 
 def test_the_lock_has_every_dependency_within_its_range_and_torch_at_its_version():

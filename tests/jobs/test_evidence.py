@@ -161,7 +161,7 @@ def test_a_weight_that_the_spec_asks_for_has_to_be_there(copy: Path):
         node.input[:] = ["q" if name == "q_proj.weight" else name for name in node.input]
     onnx.save(model, copy / "model.onnx")
     seal(copy)
-    with pytest.raises(BundleError, match=r"has no weight q_proj\.weight, which its spec asks for"):
+    with pytest.raises(BundleError, match=r"has no weight q_proj\.weight, which its spec requires"):
         verify(copy, runtimes=["ort-cpu"], recompute=True)
 
 
