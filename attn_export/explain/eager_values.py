@@ -17,8 +17,8 @@ import onnx
 
 from attn_export.explain.evaluate import Evaluation, Values
 from attn_export.explain.explanation import Deviation, Lines
+from attn_export.tensorfile import Array
 
-Array = np.ndarray
 SAME = 1e-6
 """How far two float64 runs of the same thing may be apart: constants in a graph are float32."""
 

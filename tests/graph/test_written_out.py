@@ -219,3 +219,29 @@ def test_something_else_is_left_alone(attend: Attend, tmp_path: Path):
     assert recognise_attention(model) == 0
     assert [op for op in before if op == "Softmax"] == ["Softmax"]
     assert np.count_nonzero([node.op_type == "Attention" for node in model.graph]) == 0
+
+
+def test_a_chain_of_sums_ends_the_search_at_once():
+    """Both sides of a sum are searched: forty of one value with itself would be 2^40 ways."""
+    x = ir.val("x", ir.DataType.FLOAT, [2, 4, 5, 8])
+    nodes, value = [], x
+    for _ in range(40):
+        nodes.append(ir.node("Add", [value, value]))
+        value = nodes[-1].outputs[0]
+        value.shape, value.dtype = x.shape, x.dtype
+    nodes.append(ir.node("Softmax", [value], {"axis": -1}))
+    nodes.append(ir.node("MatMul", [nodes[-1].outputs[0], x]))
+    graph = ir.Graph([x], nodes[-1].outputs, nodes=nodes, opset_imports={"": 23}, name="sums")
+    assert recognise_attention(ir.Model(graph, ir_version=10)) == 0
+
+
+@pytest.mark.parametrize("op_type", ["MatMul", "Add", "Where", "Cast", "Mul"])
+def test_a_node_that_lacks_an_input_is_no_part_of_attention(op_type: str):
+    x = ir.val("x", ir.DataType.FLOAT, [2, 4, 5, 8])
+    broken = ir.node(op_type, [None])
+    broken.outputs[0].shape, broken.outputs[0].dtype = x.shape, x.dtype
+    softmax = ir.node("Softmax", broken.outputs, {"axis": -1})
+    product = ir.node("MatMul", [softmax.outputs[0], x])
+    nodes = [broken, softmax, product]
+    graph = ir.Graph([x], product.outputs, nodes=nodes, opset_imports={"": 23}, name="broken")
+    assert recognise_attention(ir.Model(graph, ir_version=10)) == 0

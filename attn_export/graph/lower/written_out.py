@@ -12,7 +12,6 @@ are written out. Callers must compare the graph with its source: `build` does so
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -26,8 +25,10 @@ from attn_export.graph.lower.written_scores import (
     NoMatchError,
     Scores,
     equation,
+    permuted,
     read_scores,
     transposed,
+    unsqueezed,
 )
 
 
@@ -49,11 +50,11 @@ def _recognised(model: ir.Model, softmax: ir.Node) -> bool:
         op = Builder(model, product)
         weights = next(i for i, x in enumerate(product.inputs) if _comes_from(x, softmax))
         scores = read_scores(op, source)
-        value, restore = _values(op, product, weights)
-        found = _attention(op, scores, value)
+        value, order = _values(op, product, weights)
+        found = permuted(op, _attention(op, scores, value), order)
     except (NoMatchError, StopIteration):
         return False
-    take_over(product.outputs[0], restore(op, found))
+    take_over(product.outputs[0], found)
     return True
 
 
@@ -62,15 +63,16 @@ def _recognised(model: ir.Model, softmax: ir.Node) -> bool:
 
 def _reader(value: ir.Value) -> ir.Node:
     """Return the only product that reads the weights, behind casts and the like."""
-    uses = value.uses()
-    if len(uses) != 1 or value.is_graph_output():
-        raise NoMatchError
-    ((node, _),) = uses
-    if node.op_type in ("Cast", "Identity"):
-        return _reader(node.outputs[0])
-    if node.op_type not in ("MatMul", "Einsum"):
-        raise NoMatchError
-    return node
+    while True:
+        uses = value.uses()
+        if len(uses) != 1 or value.is_graph_output():
+            raise NoMatchError
+        ((node, _),) = uses
+        if node.op_type in ("MatMul", "Einsum"):
+            return node
+        if node.op_type not in ("Cast", "Identity"):
+            raise NoMatchError
+        value = node.outputs[0]
 
 
 def _comes_from(value: ir.Value | None, node: ir.Node) -> bool:
@@ -85,34 +87,22 @@ def _comes_from(value: ir.Value | None, node: ir.Node) -> bool:
     return False
 
 
-def _values(op: Builder, product: ir.Node, weights: int) -> tuple[ir.Value, _Restore]:
-    """Return the values `[..., S, Dv]`, and what brings `[..., L, Dv]` into the product's order."""
+def _values(op: Builder, product: ir.Node, weights: int) -> tuple[ir.Value, list[int]]:
+    """Return the values `[..., S, Dv]`, and the order of the product's axes in `[..., L, Dv]`."""
     value = product.inputs[1 - weights]
     if value is None:
         raise NoMatchError
     if product.op_type == "MatMul":
         if weights != 0:
             raise NoMatchError
-        return value, _Restore(None)
+        return value, list(range(len(dims(value))))
     of_weights, of_value, out = equation(product, weights)
     batch, row, key = of_weights[:-2], of_weights[-2], of_weights[-1]
     width = [letter for letter in of_value if letter not in of_weights]
     if len(width) != 1 or key not in of_value or set(out) != {*batch, row, width[0]}:
         raise NoMatchError
     ordered = transposed(op, value, of_value, [*batch, key, *width])
-    return ordered, _Restore([[*batch, row, *width].index(letter) for letter in out])
-
-
-@dataclasses.dataclass(frozen=True)
-class _Restore:
-    """The last transposition of an `Einsum`; None for none."""
-
-    perm: list[int] | None
-
-    def __call__(self, op: Builder, value: ir.Value) -> ir.Value:
-        if self.perm is None or self.perm == sorted(self.perm):
-            return value
-        return op("Transpose", value, perm=self.perm)
+    return ordered, [[*batch, row, *width].index(letter) for letter in out]
 
 
 # -- the node ------------------------------------------------------------------------------------
@@ -129,15 +119,17 @@ def _attention(op: Builder, scores: Scores, value: ir.Value) -> ir.Value:
         return _node(op, scores, parts, _mask(op, masks, scores.query))
     heads = [_with_heads(part) for part in parts]
     if any(part is None for part in heads) or not _fit_heads(masks):
-        heads = [_unsqueezed(op, part) for part in parts]
-        masks = [(_unsqueezed(op, m) if len(dims(m)) == 3 else m, b, low) for m, b, low in masks]
+        heads = [unsqueezed(op, part) for part in parts]
+        masks = [(unsqueezed(op, m) if len(dims(m)) == 3 else m, b, low) for m, b, low in masks]
     whole = [part for part in heads if part is not None]
     found = _node(op, scores, whole, _mask(op, masks, scores.query))
     width = dims(value)[-1]
     if not isinstance(width, int):
         raise NoMatchError
     target = op("Concat", op.ints(-1), op.size(scores.query, 1), op.ints(width), axis=0)
-    return op("Reshape", found, target)
+    flat = op("Reshape", found, target)
+    flat.shape, flat.type = ir.Shape([*dims(scores.query)[:2], width]), found.type
+    return flat
 
 
 def _with_heads(value: ir.Value) -> ir.Value | None:
@@ -152,13 +144,6 @@ def _with_heads(value: ir.Value) -> ir.Value | None:
 def _fit_heads(masks: Sequence[Mask]) -> bool:
     """Return whether masks of scores `[B·H, L, S]` are the same for all of them."""
     return all(len(dims(mask)) == 2 for mask, *_ in masks)
-
-
-def _unsqueezed(op: Builder, value: ir.Value) -> ir.Value:
-    found = op("Unsqueeze", value, op.ints(1))
-    first, *rest = dims(value)
-    found.shape, found.type = ir.Shape([first, 1, *rest]), value.type
-    return found
 
 
 def _mask(op: Builder, masks: Sequence[Mask], like: ir.Value) -> ir.Value | None:

@@ -22,6 +22,15 @@ Mask = tuple[ir.Value, bool, float]
 others."""
 
 
+INPUTS = {
+    "Add": 2, "Cast": 1, "Div": 2, "Einsum": 2, "Identity": 1, "MatMul": 2, "Mul": 2, "Where": 3,
+}  # fmt: skip
+"""The number of inputs of the operators between a product and its softmax."""
+
+MOST_DEPTH = 12
+"""The most nodes between a product and its softmax. Both sides of each sum are searched."""
+
+
 class NoMatchError(Exception):
     """Something that no attention has."""
 
@@ -45,42 +54,40 @@ class Scores:
     masks: tuple[Mask, ...] = ()
 
 
-def read_scores(op: Builder, value: ir.Value) -> Scores:
+def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores:
     """Return the parts of scores.
 
     Args:
         op: Builder of the nodes that are needed in front of the product with the values.
         value: The input of the softmax.
+        depth: The number of nodes that may lie between it and the product.
 
     Raises:
         NoMatchError: If they are no scores of attention.
     """
     node = value.producer()
-    if node is None:
+    if node is None or depth == 0:
         raise NoMatchError
-    inputs = list(node.inputs)
+    inputs = [each for each in node.inputs if each is not None]
+    if len(inputs) < len(node.inputs) or len(inputs) != INPUTS.get(node.op_type):
+        raise NoMatchError
     match node.op_type:
         case "MatMul":
-            left, right = inputs
-            assert left is not None
-            return Scores(left, _swapped(op, right))
+            return Scores(inputs[0], _swapped(op, inputs[1]))
         case "Einsum":
-            return _einsum_scores(op, node)
-        case "Cast" | "Identity":
-            assert inputs[0] is not None
-            return read_scores(op, inputs[0])
+            return _einsum_scores(op, node, *inputs)
         case "Mul" | "Div":
-            return _scaled(op, node)
+            return _scaled(op, depth - 1, node.op_type, *inputs)
         case "Add":
-            return _added(op, inputs)
+            return _added(op, depth - 1, *inputs)
         case "Where":
-            return _filled(inputs, op)
-    raise NoMatchError
+            return _filled(op, depth - 1, *inputs)
+    return read_scores(op, inputs[0], depth - 1)
 
 
-def _swapped(op: Builder, value: ir.Value | None) -> ir.Value:
+def _swapped(op: Builder, value: ir.Value) -> ir.Value:
     """Return keys `[..., S, D]` of the second input of a product, `[..., D, S]`."""
-    if value is None or len(dims(value)) < 3:
+    if len(dims(value)) < 3:
         raise NoMatchError
     made = value.producer()
     rank = len(dims(value))
@@ -88,18 +95,11 @@ def _swapped(op: Builder, value: ir.Value | None) -> ir.Value:
     if made is not None and made.op_type == "Transpose" and made.inputs[0] is not None:
         inner = list(made.attributes.get_ints("perm", range(rank)[::-1]))
         value, perm = made.inputs[0], [inner[axis] for axis in perm]
-    if perm == sorted(perm):
-        return value
-    found = op("Transpose", value, perm=perm)
-    found.shape, found.type = ir.Shape([dims(value)[axis] for axis in perm]), value.type
-    return found
+    return permuted(op, value, perm)
 
 
-def _einsum_scores(op: Builder, node: ir.Node) -> Scores:
+def _einsum_scores(op: Builder, node: ir.Node, query: ir.Value, key: ir.Value) -> Scores:
     one, other, out = equation(node)
-    query, key = node.inputs
-    assert query is not None
-    assert key is not None
     batch, row, column = out[:-2], out[-2], out[-1]
     if row not in one:
         query, key, one, other = key, query, other, one
@@ -113,34 +113,33 @@ def _einsum_scores(op: Builder, node: ir.Node) -> Scores:
     )
 
 
-def _scaled(op: Builder, node: ir.Node) -> Scores:
-    one, other = node.inputs
+def _scaled(op: Builder, depth: int, op_type: str, one: ir.Value, other: ir.Value) -> Scores:
     number = _number(other)
-    if number is None and node.op_type == "Mul":
+    if number is None and op_type == "Mul":
         one, number = other, _number(one)
-    if number is None or one is None or not math.isfinite(number) or number == 0:
+    if number is None or not math.isfinite(number) or number == 0:
         raise NoMatchError
-    factor = number if node.op_type == "Mul" else 1 / number
     made = one.producer()
-    if made is not None and made.op_type == "Tanh" and node.op_type == "Mul":
-        assert made.inputs[0] is not None
-        inner = read_scores(op, made.inputs[0])
+    if made is not None and made.op_type == "Tanh" and op_type == "Mul":
+        capped = made.inputs[0]
+        if capped is None:
+            raise NoMatchError
+        inner = read_scores(op, capped, depth)
         # softcap * tanh(scores / softcap): the inner factor holds the division.
         if inner.masks or inner.softcap or number < 0:
             raise NoMatchError
         return dataclasses.replace(inner, scale=inner.scale * number, softcap=number)
-    found = read_scores(op, one)
+    found = read_scores(op, one, depth)
     if found.masks or found.softcap:
         raise NoMatchError  # the masks would be scaled too
+    factor = number if op_type == "Mul" else 1 / number
     return dataclasses.replace(found, scale=found.scale * factor)
 
 
-def _added(op: Builder, inputs: list[ir.Value | None]) -> Scores:
-    for own, mask in (inputs, inputs[::-1]):
-        if own is None or mask is None:
-            continue
+def _added(op: Builder, depth: int, one: ir.Value, other: ir.Value) -> Scores:
+    for own, mask in ((one, other), (other, one)):
         try:
-            found = read_scores(op, own)
+            found = read_scores(op, own, depth)
         except NoMatchError:
             continue
         if _is_zero(mask):
@@ -155,15 +154,13 @@ def _is_zero(value: ir.Value) -> bool:
     return made is not None and made.op_type == "Mul" and 0.0 in map(_number, made.inputs)
 
 
-def _filled(inputs: list[ir.Value | None], op: Builder) -> Scores:
-    condition, yes, no = inputs
-    low, visible = _number(no), True
-    own = yes
+def _filled(op: Builder, depth: int, condition: ir.Value, yes: ir.Value, no: ir.Value) -> Scores:
+    own, low, visible = yes, _number(no), True
     if low is None:
-        low, visible, own = _number(yes), False, no
-    if low is None or low > ABSORBING or own is None or condition is None:
+        own, low, visible = no, _number(yes), False
+    if low is None or low > ABSORBING:
         raise NoMatchError
-    found = read_scores(op, own)
+    found = read_scores(op, own, depth)
     if not visible:
         made = condition.producer()
         if made is not None and made.op_type == "Not" and made.inputs[0] is not None:
@@ -220,17 +217,35 @@ def transposed(op: Builder, value: ir.Value, have: str, want: Sequence[str]) -> 
     shared = [letter for letter in want if letter in have]
     if sorted(have) != sorted(shared) or (len(shared) < len(want) != 4):
         raise NoMatchError
-    if len(shared) < len(want):
-        if want[1] in have or len(shared) != 3:
-            raise NoMatchError
-        value = transposed(op, value, have, shared)
-        found = op("Unsqueeze", value, op.ints(1))
-        first, *rest = dims(value)
-        found.shape, found.type = ir.Shape([first, 1, *rest]), value.type
-        return found
-    perm = [have.index(letter) for letter in want]
-    if perm == sorted(perm):
+    if len(shared) < len(want) and (want[1] in have or len(shared) != 3):
+        raise NoMatchError
+    found = permuted(op, value, [have.index(letter) for letter in shared])
+    return found if len(shared) == len(want) else unsqueezed(op, found)
+
+
+def permuted(op: Builder, value: ir.Value, perm: Sequence[int]) -> ir.Value:
+    """Return a value with its axes in the order `perm`; itself where nothing moves.
+
+    Args:
+        op: The builder.
+        value: The value; its shape is known.
+        perm: The axes of the value, in the order of the result.
+    """
+    if list(perm) == sorted(perm):
         return value
-    found = op("Transpose", value, perm=perm)
+    found = op("Transpose", value, perm=list(perm))
     found.shape, found.type = ir.Shape([dims(value)[axis] for axis in perm]), value.type
+    return found
+
+
+def unsqueezed(op: Builder, value: ir.Value) -> ir.Value:
+    """Return a value with an axis of 1 for heads, after that of the batch.
+
+    Args:
+        op: The builder.
+        value: The value; its shape is known.
+    """
+    found = op("Unsqueeze", value, op.ints(1))
+    first, *rest = dims(value)
+    found.shape, found.type = ir.Shape([first, 1, *rest]), value.type
     return found
