@@ -74,6 +74,8 @@ def _breaking(code: str, axes: dict[str, str], subject: Subject) -> Sizes | None
     ]
     for changed in sorted(combinations, key=lambda sizes: math.prod(sizes.values())):
         sizes = subject.sizes_with(changed)
+        if not is_within(sizes, subject.bounds):
+            continue
         values = {variable: sizes[label] for label, variable in axes.items()}
         try:
             holds = eval(code, {"__builtins__": {}, "math": math, "min": min, "max": max}, values)
@@ -214,8 +216,6 @@ def _check_numbers(subject: Subject, program: ExportedProgram) -> None:
         if difference:
             raise _differs(subject, captured, sizes, difference)
     for breaking in broken_guards(subject, program):
-        if not is_within(breaking, subject.bounds):
-            continue
         try:
             difference = _difference(subject, captured, breaking)
         except ExportError:

@@ -91,6 +91,14 @@ class Spread(Layer):
         return super().forward(nn.functional.instance_norm(x.mT).mT)
 
 
+class Branching(Layer):
+    """Another computation below 8 tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if x.shape[1] >= 8 else y * 2
+
+
 def of_x(module: nn.Module, axis: str | Axis | Dim = "query_len", length: int = 5) -> Subject:
     inputs, axes = {"x": torch.randn(2, length, E)}, {"x": {0: "batch", 1: axis}}
     return Subject(module.eval(), inputs, axes, ["y"])
@@ -177,6 +185,20 @@ def test_a_module_that_raises_at_some_sizes_is_told_the_bound(
 ):
     with pytest.raises(ExportError, match=proposed):
         build(of_x(module), tmp_path / "b", runtimes=["ort-cpu"])
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"min": 2}, {"min": 5, "max": 20}, {"min": 7}], ids=["2 up", "5 to 20", "7 up"]
+)
+def test_a_branch_within_the_bounds_is_found(bounds: dict[str, int], tmp_path: Path):
+    """The smallest size on the other side of a branch may lie outside the bounds."""
+    with pytest.raises(ExportError, match="branch"):
+        build(of_x(Branching(), Axis("query_len", **bounds), 12), tmp_path / "b")
+
+
+def test_a_branch_outside_the_bounds_is_none(tmp_path: Path):
+    subject = of_x(Branching(), Axis("query_len", min=8), 12)
+    assert build(subject, tmp_path / "b", runtimes=["ort-cpu"], dialects=["standard"]).passed
 
 
 @pytest.mark.parametrize(
