@@ -22,7 +22,6 @@ FORMAT = "attn-export-bundle/4"
 GOLDEN = "golden"
 REPORT, PAGE = "report.json", "report.html"
 SPEC = "spec.toml"
-MODEL = "model.onnx"
 
 
 class Staging:

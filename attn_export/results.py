@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from attn_export.dialect_names import STANDARD
 from attn_export.errors import ParityError, RuntimeFailure, counted
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class GraphFile:
 
     Attributes:
         name: The file's name.
-        dialect: The form of the graph.
+        dialect: One of `DIALECTS`.
         fixed: Dynamic axes that have one size in it: ``{"query_len": 1}``.
         layouts: Inputs and outputs whose axes it holds in another order: ``{"past_value":
             (0, 1, 3, 2)}``.
@@ -102,7 +103,7 @@ class GraphFile:
     """
 
     name: str
-    dialect: str = "standard"
+    dialect: str = STANDARD
     fixed: Mapping[str, int] = dataclasses.field(default_factory=dict)
     layouts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     bound: Mapping[str, str] = dataclasses.field(default_factory=dict)

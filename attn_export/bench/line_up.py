@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def lowered_forms(canonical: Path, dialect: str, folder: Path) -> dict[str, Grap
     for key, form in lower(load_graph(canonical), dialect).items():
         name = f"{canonical.stem}.{'.'.join(filter(None, (dialect, key)))}.onnx"
         save_graph(form.model, folder / name)
-        written[key] = form.as_file(name, dialect)
+        written[key] = dataclasses.replace(form.file, name=name)
     return written
 
 

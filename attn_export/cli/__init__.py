@@ -266,7 +266,7 @@ cli.add_command(probe_command)
 @cli.command("runtimes")
 def runtimes_command() -> int:
     """List the runtimes: version, device and dialects, or why one cannot run here."""
-    from attn_export.jobs.forms import DIALECTS
+    from attn_export.dialect_names import DIALECTS
     from attn_export.runtimes.catalogue import RUNTIMES
 
     for runtime in RUNTIMES:

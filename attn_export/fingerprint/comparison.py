@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.fingerprint.dispatch import (
     Answer,
     Question,
@@ -24,7 +25,7 @@ from attn_export.fingerprint.findings import (
     ProbeFinding,
     Row,
 )
-from attn_export.fingerprint.probe_graphs import ORT, PORTABLE, STANDARD, write_graph
+from attn_export.fingerprint.probe_graphs import write_graph
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.process import CaseFiles
 from attn_export.runtimes.protocol import Limits, Runtime

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.errors import GraphError
 from attn_export.results import CODES
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 H, HKV, D = 4, 2, 16
 """Query heads, K/V heads, width: 1/√D is a power of 2, so that scaling rounds nothing."""
 
-STANDARD, PORTABLE, ORT = "standard", "portable", "ort"
 MICROSOFT = "com.microsoft"
 
 IR_VERSION = 10

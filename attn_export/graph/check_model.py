@@ -8,6 +8,7 @@ from pathlib import Path
 
 import onnx
 
+from attn_export.dialect_names import STANDARD
 from attn_export.results import GraphFile
 from attn_export.spec import Shape
 
@@ -19,14 +20,14 @@ class Expected:
     Attributes:
         inputs: Name and shape of every input; dynamic axes by name.
         outputs: Name and shape of every output.
-        dialect: The form of the graph: ``"standard"``, ``"portable"`` or ``"ort"``.
+        dialect: One of `DIALECTS`.
         attentions: The required number of `Attention` nodes; None if unknown.
         ours: Whether the graph is of our own module, whose operators are all known.
     """
 
     inputs: Mapping[str, Shape]
     outputs: Mapping[str, Shape]
-    dialect: str = "standard"
+    dialect: str = STANDARD
     attentions: int | None = None
     ours: bool = False
 
@@ -54,7 +55,7 @@ def expected_of(file: GraphFile, whole: Expected) -> Expected:
         inputs=own(whole.inputs),
         outputs=own(whole.outputs),
         dialect=file.dialect,
-        attentions=whole.attentions if file.dialect == "standard" else None,
+        attentions=whole.attentions if file.dialect == STANDARD else None,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import onnx
 
+from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
 from attn_export.graph.check_model import Checked, shape_of, show
 
@@ -63,7 +64,7 @@ def named_axes(graph: Checked) -> Iterator[str]:
 # -- checks that all operators belong to the dialect --------------------------------------------
 
 
-OPSETS = {"standard": (23, 24), "portable": (18,), "ort": (23, 24)}
+OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24)}
 """Of ai.onnx, by dialect."""
 
 ATTENTION_SINCE = 23
@@ -89,10 +90,10 @@ ORT_OPERATORS = OWN_OPERATORS | PORTABLE_OPERATORS | {
     "GroupQueryAttention", "If", "MultiHeadAttention", "Or",
 }  # fmt: skip
 
-OPERATORS = {"standard": OWN_OPERATORS, "portable": PORTABLE_OPERATORS, "ort": ORT_OPERATORS}
+OPERATORS = {STANDARD: OWN_OPERATORS, PORTABLE: PORTABLE_OPERATORS, ORT: ORT_OPERATORS}
 """What our own module becomes, by dialect."""
 
-DOMAINS = {"ort": ("", "ai.onnx", "com.microsoft")}
+DOMAINS = {ORT: ("", "ai.onnx", "com.microsoft")}
 """Whose operators a dialect has; by default those of ONNX."""
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import onnx
 
+from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.graph.load import load_graph
 from attn_export.graph.requirements import features
 
@@ -28,10 +29,10 @@ def foreign_features(path: str) -> list[str]:
 def dialect_of(found: tuple[str, ...]) -> str:
     """Return the dialect that a graph comes closest to, by its features."""
     if any(name.startswith(f"{MICROSOFT}.") for name in found):
-        return "ort"
+        return ORT
     opsets = [int(name.split()[1]) for name in found if name.startswith("opset ")]
     plain = "Attention" not in found and all(opset <= PORTABLE_UP_TO for opset in opsets)
-    return "portable" if plain else "standard"
+    return PORTABLE if plain else STANDARD
 
 
 def least_eps(model: onnx.ModelProto) -> float:

@@ -7,16 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import GOLDEN, MODEL, PAGE, REPORT, SPEC, staging, write_manifest
+from attn_export.bundle import GOLDEN, PAGE, REPORT, SPEC, staging, write_manifest
+from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
-from attn_export.jobs.forms import (
-    Form,
-    check_dialects,
-    first_graphs,
-    forms_of,
-    manifest_entry,
-    save_checked,
-)
+from attn_export.jobs.forms import ALL, first_graphs, lower_all, manifest_entry, save_checked
 from attn_export.parity.gate import Gate
 from attn_export.parity.sizes import MOST
 from attn_export.report.data import to_json
@@ -32,9 +26,9 @@ from attn_export.temp_folders import scratch
 if TYPE_CHECKING:
     from attn_export.export.export import Exported
     from attn_export.export.subject import Subject
+    from attn_export.graph.lower import Lowered
     from attn_export.results import Golden, RuntimeRun, StoredCase, Verdict
 
-STANDARD = "standard"
 WIDE = "in float32"
 CAST_NOTE = (
     "weights, inputs and outputs are bfloat16 and are cast to float32 in the graph: few runtimes "
@@ -84,7 +78,7 @@ def build(
             f"the name {printable(name, 80)} must be one printable line; choose another"
         )
     selection = Selection.of(runtimes, require)
-    dialects = check_dialects(dialects)
+    dialects = check_dialects(dialects, ALL)
     limits, progress = limits or Limits.default(), progress or Progress()
     with staging(Path(output or Path("models") / name)) as stage:
         # The runtimes' processes import their SDKs while this one imports torch.
@@ -140,7 +134,7 @@ class _Judged:
     """Result of one subject."""
 
     exported: Exported
-    forms: tuple[Form, ...]
+    graphs: tuple[Lowered, ...]
     runs: tuple[RuntimeRun, ...]
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...]
@@ -150,7 +144,7 @@ class _Judged:
         """Return the same result, with another name for the graph."""
         runs = tuple(dataclasses.replace(run, graph=graph) for run in self.runs)
         verdicts = tuple(dataclasses.replace(v, graph=graph) for v in self.verdicts)
-        return _Judged(self.exported, self.forms, runs, verdicts, self.notes, self.dtypes)
+        return _Judged(self.exported, self.graphs, runs, verdicts, self.notes, self.dtypes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,37 +161,37 @@ class _Work:
         from attn_export.parity.replay import judge_pool
 
         exported = self._export(subject)
-        forms, left_out = self._lower(exported, subject)
+        graphs, left_out = self._lower(exported, subject)
         goldens, notes = self._golden(subject)
         axes = subject.expected().outputs
         runs, verdicts = judge_pool(
             self.pool, goldens, axes, self.out, self.gate, self.progress.advance
         )
-        refuted = self._refuted(forms, verdicts)
+        refuted = self._refuted(graphs, verdicts)
         if refuted:
             left_out = (*left_out, *refuted.values())
-            forms = [form for form in forms if form.file.name not in refuted]
+            graphs = [graph for graph in graphs if graph.file.name not in refuted]
             runs = tuple(run for run in runs if run.graph not in refuted)
             verdicts = tuple(verdict for verdict in verdicts if verdict.graph not in refuted)
         if "bfloat16" in subject.narrow_dtypes().values():
             notes = (*notes, CAST_NOTE)
         dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
-        return _Judged(exported, tuple(forms), runs, verdicts, (*notes, *left_out), dtypes)
+        return _Judged(exported, tuple(graphs), runs, verdicts, (*notes, *left_out), dtypes)
 
-    def _refuted(self, forms: Sequence[Form], verdicts: Sequence[Verdict]) -> dict[str, str]:
+    def _refuted(self, graphs: Sequence[Lowered], verdicts: Sequence[Verdict]) -> dict[str, str]:
         """Remove the files of graphs whose recognised attention is not what the module computes.
 
         Returns:
             The names of the graphs, with a note on each. A dialect that was named stays, and fails.
         """
         found: dict[str, str] = {}
-        for form in forms:
-            name = form.file.name
+        for graph in graphs:
+            name = graph.file.name
             wrong = [v for v in verdicts if v.graph == name and v.status != "passed"]
-            if form.recognised and wrong and form.file.dialect not in self.dialects:
+            if graph.recognised and wrong and graph.file.dialect not in self.dialects:
                 (self.folder / name).unlink()
                 found[name] = (
-                    f"not in the {form.file.dialect} dialect: as one node, the attention that the "
+                    f"not in the {graph.file.dialect} dialect: as one node, the attention that the "
                     f"module writes out gives other numbers in {wrong[0].case}"
                 )
         return found
@@ -208,12 +202,12 @@ class _Work:
 
         return export(subject)
 
-    def _lower(self, exported: Exported, subject: Subject) -> tuple[list[Form], tuple[str, ...]]:
+    def _lower(self, exported: Exported, subject: Subject) -> tuple[list[Lowered], tuple[str, ...]]:
         self.progress.phase("checking the graphs")
-        forms, left_out = forms_of(exported, subject.expected(), self.dialects)
-        save_checked(forms, self.folder)
-        self.pool.add(form.file for form in forms)
-        return forms, left_out
+        graphs, left_out = lower_all(exported.model, self.dialects)
+        save_checked(graphs, subject.expected(), self.folder)
+        self.pool.add(graph.file for graph in graphs)
+        return graphs, left_out
 
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
@@ -254,8 +248,8 @@ class _Work:
             "name": report.name,
             "versions": versions(),
             "graphs": {
-                form.file.name: manifest_entry(form, judged.exported.origins)
-                for form in judged.forms
+                graph.file.name: manifest_entry(graph, expected, judged.exported.origins)
+                for graph in judged.graphs
             },
             "inputs": _signature(subject),
             "outputs": {

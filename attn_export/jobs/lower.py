@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from attn_export.dialect_names import STANDARD, check_dialects
 from attn_export.errors import GraphError, OutputError, UsageError
 from attn_export.graph.load import load_graph, load_proto
-from attn_export.graph.lower import Lowered, check_dialects, lower
-from attn_export.graph.lower.dialects import NOTHING_TO_LOWER, STANDARD
+from attn_export.graph.lower import Lowered, lower
+from attn_export.graph.lower.dialects import NOTHING_TO_LOWER
 from attn_export.graph.save import external_files, replace_graph
 from attn_export.output_folder import check_utf8
 from attn_export.runtimes.limited import limited
@@ -103,7 +104,7 @@ def _prove(source: Path, forms: Mapping[str, Lowered]) -> None:
         for phase, form in forms.items():
             path = folder / f"{phase or 'whole'}.onnx"
             replace_graph(form.model, path, beside=False, kept=())
-            found = difference(source, path, form.fixed)
+            found = difference(source, path, form.file.fixed)
             if found:
                 raise GraphError(
                     f"{source}: attention is written out in it, and as one node {found}; keep the "

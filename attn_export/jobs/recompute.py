@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import GOLDEN, MODEL, SPEC
+from attn_export.bundle import GOLDEN, SPEC
+from attn_export.dialect_names import MODEL
 from attn_export.errors import BundleError, UsageError
 from attn_export.parity.golden import read_inputs, write_inputs
 from attn_export.report.progress import Progress

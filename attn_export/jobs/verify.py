@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle import GOLDEN, MODEL, SPEC, graph_files, read_bundle, read_manifest
+from attn_export.bundle import GOLDEN, SPEC, graph_files, read_bundle, read_manifest
+from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError
 from attn_export.parity.baseline import against, read_baseline, write_baseline
 from attn_export.parity.evidence import check_evidence, tried_note

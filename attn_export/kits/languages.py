@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
+from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.errors import UsageError
 
 HERE = Path(__file__).resolve().parent
@@ -28,7 +29,7 @@ class Language:
     test: tuple[str, ...]
 
 
-ORT_FIRST = ("ort", "standard", "portable")
+ORT_FIRST = (ORT, STANDARD, PORTABLE)
 BFLOAT16 = frozenset({"bfloat16"})
 
 CONFIGURE = "cmake -S . -B build -DONNXRUNTIME_ROOT=/path/to/onnxruntime"
@@ -48,7 +49,7 @@ LANGUAGES: Mapping[str, Language] = {
     ),
     # WebGPU is wrong in contrib operators, and has no Attention.
     "web": Language(
-        {"web": ".", "js": "lib"}, ("portable",), BFLOAT16,
+        {"web": ".", "js": "lib"}, (PORTABLE,), BFLOAT16,
         ("npm ci --ignore-scripts", "npm start"),
     ),
     "python": Language(

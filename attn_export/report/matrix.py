@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from attn_export.dialect_names import STANDARD
 from attn_export.errors import counted
 from attn_export.results import Report, RuntimeRun, Verdict
 
@@ -166,7 +167,7 @@ def form_name(graph: str) -> str:
     """Return the column name of a graph: ``ort.decode`` for ``model.ort.decode.onnx``."""
     if not graph.startswith("model.") or not graph.endswith("onnx"):
         return graph
-    return graph.removeprefix("model.").removesuffix("onnx").strip(".") or "standard"
+    return graph.removeprefix("model.").removesuffix("onnx").strip(".") or STANDARD
 
 
 def _cell(summary: Summary) -> Cell:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.bundle import SPEC, graph_files, read_bundle
+from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, UsageError
 from attn_export.parity.sizes import with_sums
 from attn_export.results import GraphFile
@@ -23,7 +24,7 @@ from attn_export.tensorfile import ArrayDict, numpy_dtype
 
 LENGTHS = "past_length"
 CACHES = {"present_key": "past_key", "present_value": "past_value"}
-PREFERRED = ("ort", "standard", "portable")
+PREFERRED = (ORT, STANDARD, PORTABLE)
 BLOCK = 512
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
 
@@ -27,7 +28,7 @@ class Iree:
 
     name = "iree"
     device = "cpu"
-    dialects = frozenset({"portable"})
+    dialects = frozenset({PORTABLE})
     measured = "3.13.0"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
 

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
 
@@ -31,7 +32,7 @@ class Mnn:
 
     name = "mnn"
     device = "cpu"
-    dialects = frozenset({"portable"})
+    dialects = frozenset({PORTABLE})
     measured = "3.6.1"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
 

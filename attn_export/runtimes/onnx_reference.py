@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class OnnxReference:
 
     name = "onnx-reference"
     device = "cpu"
-    dialects = frozenset({"standard", "portable"})
+    dialects = frozenset({STANDARD, PORTABLE})
     measured = "1.23.2"
     unsupported: Sequence[Unsupported] = ()
 

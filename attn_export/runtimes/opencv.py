@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
 
@@ -39,7 +40,7 @@ class OpenCv:
 
     name = "opencv"
     device = "cpu"
-    dialects = frozenset({"standard", "portable"})
+    dialects = frozenset({STANDARD, PORTABLE})
     measured = "5.0.0.93"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
 

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attn_export.dialect_names import DIALECTS
 from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
 
@@ -37,7 +38,7 @@ class OpenVino:
 
     name = "openvino"
     device = "cpu"
-    dialects = frozenset({"standard", "portable", "ort"})
+    dialects = frozenset(DIALECTS)
     measured = "2026.4.1"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
     counter_options: Mapping[str, Options] = {

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attn_export.dialect_names import DIALECTS
 from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class OrtCpu:
 
     name = "ort-cpu"
     device = "cpu"
-    dialects = frozenset({"standard", "portable", "ort"})
+    dialects = frozenset(DIALECTS)
     measured = "1.31.1"
     unsupported: Sequence[Unsupported] = ()
     counter_options: Mapping[str, Options] = {

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
 
@@ -42,7 +43,7 @@ class Tract:
 
     name = "tract"
     device = "cpu"
-    dialects = frozenset({"standard", "portable"})
+    dialects = frozenset({STANDARD, PORTABLE})
     measured = "0.23.9"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
 

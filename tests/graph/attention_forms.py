@@ -254,8 +254,8 @@ def bound_run(
         binding.bind_ortvalue_input(name, value)
     names = [output.name for output in engine.get_outputs()]
     for name in names:
-        if name in form.bound:
-            binding.bind_ortvalue_output(name, values[form.bound[name]])
+        if name in form.file.bound:
+            binding.bind_ortvalue_output(name, values[form.file.bound[name]])
         else:
             binding.bind_output(name)
     engine.run_with_iobinding(binding)
@@ -265,5 +265,5 @@ def bound_run(
 
 def laid_out(form: Lowered, name: str, array: np.ndarray) -> np.ndarray:
     """Transpose to the form's axis order; swapping two axes is its own inverse."""
-    order = form.layouts.get(name)
+    order = form.file.layouts.get(name)
     return np.ascontiguousarray(array.transpose(order)) if order else array.copy()

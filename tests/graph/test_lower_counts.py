@@ -7,9 +7,10 @@ from collections import Counter
 import onnx_ir as ir
 import pytest
 
+from attn_export.dialect_names import DIALECTS
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
-from attn_export.graph.lower import DIALECTS, lower
+from attn_export.graph.lower import lower
 from attn_export.spec import AttentionSpec
 
 COUNTS = {

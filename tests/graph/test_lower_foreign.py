@@ -14,8 +14,9 @@ from foreign_modules import FOREIGN, exported
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
+from attn_export.dialect_names import DIALECTS
 from attn_export.errors import GraphError
-from attn_export.graph.lower import DECODE, DIALECTS, lower
+from attn_export.graph.lower import DECODE, lower
 
 pytestmark = pytest.mark.xdist_group("test_lower_foreign")  # what it exports is shared
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from attn_export import Subject, build, verify
 from attn_export.cli import run
+from attn_export.dialect_names import DIALECTS
 from attn_export.errors import GraphError, UsageError
-from attn_export.graph import lower
 from attn_export.graph.checks import check_graph
+from attn_export.graph.lower.dialects import REWRITES
 from attn_export.jobs.check import check
-from attn_export.jobs.forms import DIALECTS
 from attn_export.runtimes import pool
 from attn_export.tensorfile import read_tensors, write_tensors
 
@@ -43,7 +43,7 @@ def manifest_of(bundle: Path) -> dict:
 
 
 def test_the_names_of_the_dialects_are_those_that_lower_knows():
-    assert tuple(lower.DIALECTS) == DIALECTS
+    assert tuple(REWRITES) == DIALECTS
 
 
 def test_every_dialect_is_there_and_checked(whole: Path):
@@ -170,7 +170,7 @@ def test_a_dialect_that_does_not_fit_is_left_out_with_a_note_or_refused_by_name(
     def refuse(model):
         raise GraphError("Gelu: no form in opset 18; keep the standard dialect")
 
-    monkeypatch.setitem(lower.DIALECTS, "portable", refuse)
+    monkeypatch.setitem(REWRITES, "portable", refuse)
     report = build(gelu(), tmp_path / "b", runtimes=["ort-cpu"])
     assert report.passed
     assert not (tmp_path / "b" / "model.portable.onnx").exists()

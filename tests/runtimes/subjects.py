@@ -15,7 +15,7 @@ from attn_export import AttentionSpec, Subject
 from attn_export.bundle import GOLDEN
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
-from attn_export.jobs.forms import forms_of
+from attn_export.jobs.forms import lower_all
 from attn_export.parity.golden import write_golden, write_inputs
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
@@ -121,9 +121,9 @@ def _made(name: str, folder: Path) -> Stored:
     """Export, lower, and compute the truth, as a build does."""
     spec = AttentionSpec(embed_dim=16, num_heads=2, **SUBJECTS[name])
     subject = Subject.from_spec(spec)
-    forms, _ = forms_of(export(subject), subject.expected(), ("all",))
+    graphs, _ = lower_all(export(subject).model, ("all",))
     folder.mkdir(exist_ok=True)
-    save_graphs({form.file.name: form.model for form in forms}, folder)
+    save_graphs({graph.file.name: graph.model for graph in graphs}, folder)
     whole = subject.plan().cases
     cases = [c for i, c in enumerate(whole) if c.kind != "shape" or i % EVERY == 0]
     written = [write_inputs(folder / GOLDEN, i, case) for i, case in enumerate(cases)]
@@ -132,7 +132,7 @@ def _made(name: str, folder: Path) -> Stored:
     write_golden(folder / GOLDEN, goldens)
     axes = {**spec.input_shapes(), **spec.output_shapes()}
     named = {golden.case.name: golden for golden in goldens}
-    return Stored(folder, tuple(form.file for form in forms), axes, tuple(written), named)
+    return Stored(folder, tuple(graph.file for graph in graphs), axes, tuple(written), named)
 
 
 def what_is_wrong(kind: Runtime, subject: Stored, form: GraphFile, out: Path) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from attn_export.errors import GraphError, UsageError
+from attn_export.dialect_names import ORT, PORTABLE, STANDARD, check_dialects, graph_name
+from attn_export.errors import GraphError
 from attn_export.graph.axis_names import fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, nodes_of
@@ -29,39 +30,24 @@ from attn_export.graph.ort_compat import make_ort_compatible, spread_masks
 from attn_export.graph.requirements import features
 from attn_export.results import GraphFile
 
-STANDARD, PORTABLE, ORT = "standard", "portable", "ort"
-
 DECODE = "decode"
-"""The form of a graph for one query a row."""
+"""The phase of a graph for one query a row."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lowered:
-    """A graph in a dialect, and its differences from its source.
+    """A graph in a dialect.
 
     Attributes:
         model: The graph.
-        fixed: Axes that have one size in it: ``{"query_len": 1}``.
-        layouts: Inputs and outputs whose axes are in another order: ``{"past_value":
-            (0, 1, 3, 2)}``.
-        bound: Outputs that may lie in the buffer of an input: ``{"present_key": "past_key"}``.
-        recognised: How many attentions were written out in its source, and are one node here.
+        file: Its differences from its source, and its file name in a bundle.
+        recognised: How many attentions were written out in its source, and are one node here: it
+            must be judged before it may stay.
     """
 
     model: ir.Model
-    fixed: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    layouts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    bound: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    file: GraphFile
     recognised: int = 0
-
-    def as_file(self, name: str, dialect: str) -> GraphFile:
-        """Return the description of the graph for a file of this name.
-
-        Args:
-            name: The file name.
-            dialect: The dialect.
-        """
-        return GraphFile(name, dialect, self.fixed, self.layouts, self.bound, features(self.model))
 
 
 NOTHING_TO_LOWER = (
@@ -86,7 +72,6 @@ def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
         GraphError: If the dialect cannot express the graph; names the node.
     """
     (dialect,) = check_dialects([dialect])
-    form = DIALECTS[dialect]
     source = model.clone()
     _refuse_other_domains(source, dialect)
     recognised = 0
@@ -101,24 +86,12 @@ def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
         source = _with_shapes(source)
     return {
         phase: dataclasses.replace(_finished(lowered), recognised=recognised)
-        for phase, lowered in form(source).items()
+        for phase, lowered in REWRITES[dialect](source).items()
     }
 
 
-def check_dialects(names: Iterable[str]) -> tuple[str, ...]:
-    """Return these dialects, each once.
-
-    Raises:
-        UsageError: If there is no dialect of a name.
-    """
-    for name in names:
-        if name not in DIALECTS:
-            raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(DIALECTS)}")
-    return tuple(dict.fromkeys(names))
-
-
 def _standard(model: ir.Model) -> dict[str, Lowered]:
-    return {"": Lowered(model, bound=_bound(model))}
+    return {"": _lowered(model, STANDARD, bound=_bound(model))}
 
 
 def _portable(model: ir.Model) -> dict[str, Lowered]:
@@ -128,7 +101,20 @@ def _portable(model: ir.Model) -> dict[str, Lowered]:
     to_opset18(model)
     tidy(model)
     _forget_shapes(model)
-    return {"": Lowered(model, bound=bound)}
+    return {"": _lowered(model, PORTABLE, bound=bound)}
+
+
+def _lowered(
+    model: ir.Model,
+    dialect: str,
+    phase: str = "",
+    *,
+    fixed: Mapping[str, int] | None = None,
+    layouts: Mapping[str, tuple[int, ...]] | None = None,
+    bound: Mapping[str, str],
+) -> Lowered:
+    name = graph_name(dialect, phase)
+    return Lowered(model, GraphFile(name, dialect, fixed or {}, layouts or {}, bound))
 
 
 def _forget_shapes(model: ir.Model) -> None:
@@ -149,12 +135,14 @@ def _ort(model: ir.Model) -> dict[str, Lowered]:
     recognise_masks(model)
     spread_masks(model)  # ONNX Runtime refuses those of one row for all queries
     bound, layouts = _bound(model), _layouts(model)
-    found = {"": Lowered(model.clone(), {}, layouts, bound)}
+    found = {"": _lowered(model.clone(), ORT, layouts=layouts, bound=bound)}
     for node in nodes_of(found[""].model, "Attention"):
         lower_for_prefill(found[""].model, node)
     length = _length_of_queries(model)
     if length:
-        single = found[DECODE] = Lowered(model.clone(), {length: 1}, layouts, bound)
+        single = found[DECODE] = _lowered(
+            model.clone(), ORT, DECODE, fixed={length: 1}, layouts=layouts, bound=bound
+        )
         fix_axis(single.model, length, 1)
         for node in nodes_of(single.model, "Attention"):
             lower_for_decoding(single.model, node)
@@ -163,7 +151,7 @@ def _ort(model: ir.Model) -> dict[str, Lowered]:
     return found
 
 
-DIALECTS: dict[str, Callable[[ir.Model], dict[str, Lowered]]] = {
+REWRITES: dict[str, Callable[[ir.Model], dict[str, Lowered]]] = {
     STANDARD: _standard, PORTABLE: _portable, ORT: _ort,
 }  # fmt: skip
 
@@ -242,4 +230,5 @@ def _with_shapes(model: ir.Model) -> ir.Model:
 def _finished(lowered: Lowered) -> Lowered:
     common.RemoveUnusedNodesPass()(lowered.model)
     common.RemoveUnusedOpsetsPass()(lowered.model)
-    return lowered
+    file = dataclasses.replace(lowered.file, features=features(lowered.model))
+    return dataclasses.replace(lowered, file=file)

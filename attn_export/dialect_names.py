@@ -1,0 +1,41 @@
+"""Names of the dialects, and of the files of their graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from attn_export.errors import UsageError
+
+STANDARD, PORTABLE, ORT = DIALECTS = ("standard", "portable", "ort")
+"""The dialects of graphs: ai.onnx with `Attention`, opset 18, and ONNX Runtime's own operators."""
+
+MODEL = "model.onnx"
+"""The file name of the graph in the standard dialect; the names of the others follow from it."""
+
+
+def check_dialects(names: Iterable[str], *also: str) -> tuple[str, ...]:
+    """Return the named dialects, each once.
+
+    Args:
+        names: The names.
+        also: Names to allow beside `DIALECTS`.
+
+    Raises:
+        UsageError: If there is no dialect of a name.
+    """
+    names, known = tuple(dict.fromkeys(names)), (*DIALECTS, *also)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(known)}")
+    return names
+
+
+def graph_name(dialect: str, phase: str = "") -> str:
+    """Return the file name of a graph of a bundle: ``model.onnx``, ``model.ort.decode.onnx``.
+
+    Args:
+        dialect: One of `DIALECTS`.
+        phase: ``"decode"``, or empty for the graph of any phase.
+    """
+    stem, suffix = MODEL.split(".")
+    return ".".join(filter(None, [stem, "" if dialect == STANDARD else dialect, phase, suffix]))
