@@ -123,7 +123,7 @@ class _Work:
 
     def golden(self) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
-        from attn_export.graph.foreign import least_eps, precision_notes
+        from attn_export.graph.requirements import least_eps, precision_notes
         from attn_export.jobs.golden_vectors import golden_vectors
         from attn_export.parity.evidence import tried_note
 

@@ -46,14 +46,14 @@ class ComparedGraph:
         Raises:
             GraphError: If it cannot be read.
         """
-        from attn_export.graph.foreign import dialect_of
         from attn_export.graph.load import load_proto, refuse_bad_data
+        from attn_export.graph.requirements import dialect_of
 
         if not path.is_file():
             raise GraphError(f"cannot read {path}: no such file")
         model = load_proto(path)
         refuse_bad_data(model, path)
-        module = "attn_export.graph.foreign:foreign_features"
+        module = "attn_export.graph.requirements:foreign_features"
         found = tuple(limited(module, str(path), limits, path=str(path)))
         return cls(path, model, GraphFile(path.name, dialect_of(found), features=found))
 

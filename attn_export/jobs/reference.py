@@ -113,11 +113,11 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     """
     from attn_export.explain.evaluate import Evaluation, NotComputedError
     from attn_export.export.trees import infer_output_shapes
-    from attn_export.graph.axis_sums import find_sums
     from attn_export.graph.load import load_model
     from attn_export.graph.ranges import (
         declared_outputs,
         described_inputs,
+        find_sums,
         floating_dtype,
         weights_of,
     )
