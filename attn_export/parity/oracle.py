@@ -137,9 +137,10 @@ class Oracle:
 
         def run(seed: int, given: Arrays, copies: int = 1) -> Arrays:
             seed = seed_of(case.name, seed)
-            return self._noisy(
-                given, RandomRounding(step, single, seed, copies=copies, steps=steps)
+            mode = RandomRounding(
+                step, single, seed, copies=copies, steps=steps, widening=self.widening
             )
+            return self._noisy(given, mode)
 
         if rows > MOST_JOINED or not self._runs_fit_into_one_batch(inputs):
             return [run(number, inputs) for number in range(count)]
@@ -151,8 +152,7 @@ class Oracle:
         return [{name: split[number] for name, split in parts.items()} for number in range(count)]
 
     def _noisy(self, inputs: Arrays, mode: RandomRounding) -> Arrays:
-        widening = self.widening or contextlib.nullcontext()
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widening, mode:
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), mode:
             return to_numpy(self.subject.call(self._precise, to_torch(inputs)))
 
     def _steps(self, case: Case) -> Steps:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.parity.float64_mode import is_large, product
+from attn_export.parity.float64_mode import ComputeInFloat64, is_large, product, widened
 from attn_export.parity.operations import RandomNumbers, Steps, name_of, rounds
 
 DEVIATION = 0.4
@@ -57,16 +57,26 @@ class RandomRounding(TorchDispatchMode):
             that the first of them says how large the terms of sums are in all.
         steps: The operations of the module in its own types, by `recorded_steps`, where these are
             not all the same. The run falls back to `eps` where it takes another operation.
+        widening: A mode that computes the operations in float64. It must not be entered: it would
+            see what is computed for the rounding too, which takes most of the time.
     """
 
     def __init__(
-        self, eps: float, sums: float, seed: int, *, copies: int = 1, steps: Steps = ()
+        self,
+        eps: float,
+        sums: float,
+        seed: int,
+        *,
+        copies: int = 1,
+        steps: Steps = (),
+        widening: ComputeInFloat64 | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._unit, self._sums = eps / 2, sums / 2
         self._copies = copies
         self._steps = iter(steps)
         self._random = RandomNumbers(seed)
+        self._widening = widening
 
     def __torch_dispatch__(
         self,
@@ -79,11 +89,18 @@ class RandomRounding(TorchDispatchMode):
         kwargs = kwargs or {}
         name = name_of(func)
         out = self._of_one_copy(name, func, args)
-        out = func(*args, **kwargs) if out is None else out
+        out = self._compute(func, args, kwargs) if out is None else out
         if not rounds(name, func, out):
             return out
+        if self._widening:
+            args = tuple(x if is_large(x) else widened(x) for x in args)
         found = self._run(name, func, out, args, kwargs)
         return out.copy_(found) if func._schema.is_mutable else found
+
+    def _compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if self._widening:
+            return self._widening.compute(func, args, kwargs)
+        return func(*args, **kwargs)
 
     def _of_one_copy(self, name: str, func: Any, args: Sequence[Any]) -> Tensor | None:
         """Return a product of rows that are still alike in all runs, computed for one of them."""
@@ -93,7 +110,7 @@ class RandomRounding(TorchDispatchMode):
         rows = a.shape[0] // self._copies
         if rows * self._copies != a.shape[0] or not torch.equal(a[:rows], a[rows : 2 * rows]):
             return None
-        found: Tensor = func(*args[:-2], a[:rows], args[-1])
+        found: Tensor = self._compute(func, (*args[:-2], a[:rows], args[-1]), {})
         return found.repeat(self._copies, 1)
 
     def _run(
@@ -115,7 +132,7 @@ class RandomRounding(TorchDispatchMode):
             return self._sum(out, *terms, unit)
         if not func._schema.is_mutable:
             # A norm, say: it amplifies what its inputs lost as its own sums do.
-            out = func(*(self.rounded(x, unit) for x in args), **kwargs)
+            out = self._compute(func, [self.rounded(x, unit) for x in args], kwargs)
         if name == "native_layer_norm":
             return self._layer_norm(out, args[3], unit)
         if isinstance(out, Tensor):
@@ -217,9 +234,10 @@ def _terms(
         found = _terms_of_product(a[first], b if b.dim() == 2 else b[first], unit)
         squares, count = (x.repeat(copies, *[1] * (x.dim() - 1)) for x in found)
         return squares, count
-    x = args[0]
+    x = args[0].double()
     if name == "convolution":
         weight, _, *rest = args[1:]
+        weight = weight.double()
         squares = torch.ops.aten.convolution(x.square(), weight.square(), None, *rest)
         return squares, weight[0].numel()
     count = max(x.numel() / max(out.numel(), 1), 1)
@@ -234,10 +252,10 @@ def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor
     Adding a term rounds the partial sum, or loses the term where that is smaller: zeros add
     nothing, and a term that is 1 / unit times smaller than the largest next to nothing.
     """
-    sizes = a.abs()
-    count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(a.dtype)
+    sizes = a.double().abs()
+    count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(sizes.dtype)
     squares = sizes.square_()
     if is_large(b) and b.dim() == 2:
         found = product(squares, b, Tensor.square_, lambda a, part, _: a @ part)
         return found, count.unsqueeze(-1)
-    return squares @ b.square(), count if b.dim() == 1 else count.unsqueeze(-1)
+    return squares @ b.double().square(), count if b.dim() == 1 else count.unsqueeze(-1)
