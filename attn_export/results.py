@@ -41,7 +41,7 @@ MOST_LINES = 20
 
 
 RelativeTo = Literal["row", "whole", "kind"]
-"""What an error is measured by: the norm of its row, of the whole output, or not at all."""
+"""Norm by which an error is divided: of its row, of the whole output, or none."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,7 +86,7 @@ ONLY_IN = {
     "click": ("cli/",),
     "rich": ("cli/", "report/"),
 }
-"""Which files may import a package: at module level or not, for types or not."""
+"""Files that may import a package: at module level or not, for types or not."""
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Style of docstrings: no question words, functions in the imperative, classes as noun phrases."""
 
 import ast
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-QUESTION = re.compile(r"(What|Which|Whether|Why|How)\b")
+QUESTION = re.compile(r"(What|Which|Whether|Why|How|Where|When|Who)\b")
 NO_VERB = {
     *("A", "All", "An", "Another", "As", "At", "Both", "By", "Each", "Every", "For", "From", "In"),
     *("It", "Its", "No", "Not", "Of", "One", "Only", "Other", "Over", "Some", "The", "Two", "Who"),
@@ -19,7 +20,9 @@ THIRD_PERSON = re.compile(
     r"(Adds|Asks|Brings|Chooses|Computes|Generates|Gives|Installs|Keeps|Makes|Mends|Puts|Remembers"
     r"|Rewrites|Rotates|Says|Speaks|Tells|Writes)\b"
 )
+Assigned = ast.Assign | ast.AnnAssign
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+Node = Documented | Assigned
 
 
 def sources(folder: str) -> Iterator[Path]:
@@ -37,14 +40,45 @@ def is_program(path: Path) -> bool:
 def docstrings(*folders: str) -> Iterator[tuple[str, Documented, str]]:
     """Yield the place, the node and the first line of every docstring."""
     for path in (path for folder in folders for path in sources(folder)):
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            text = ast.get_docstring(node) if isinstance(node, Documented) else None
-            if text is not None:
-                line = getattr(node, "lineno", 1)
-                yield f"{path.relative_to(ROOT)}:{line}", node, text.split("\n", 1)[0]
+        for node, text in docstrings_of(ast.parse(path.read_bytes())):
+            line = getattr(node, "lineno", 1)
+            yield f"{path.relative_to(ROOT)}:{line}", node, text.split("\n", 1)[0]
 
 
-def is_property(node: Documented) -> bool:
+def docstrings_of(tree: ast.Module) -> Iterator[tuple[Node, str]]:
+    """Yield the nodes with a docstring, constants and attributes included, and their docstrings."""
+    for node in ast.walk(tree):
+        if isinstance(node, Documented) and (text := ast.get_docstring(node)) is not None:
+            yield node, text
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for before, after in itertools.pairwise(node.body):
+                if isinstance(before, Assigned) and (text := text_of(after)) is not None:
+                    yield before, text
+
+
+def text_of(node: ast.stmt) -> str | None:
+    """Return the text of a statement that is only a string."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        return node.value.value.strip() if isinstance(node.value.value, str) else None
+    return None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""What it is."""',
+        'def f():\n    """What it is."""',
+        'X = 1\n"""What it is."""',
+        'class C:\n    x: int\n    """What it is."""',
+        'class C:\n    """A class."""\n    x: int = 1\n    """\n    What it is.\n    """',
+    ],
+)
+def test_docstrings_that_ask_are_found(source: str):
+    found = [line for node, line in docstrings_of(ast.parse(source)) if asks(node, line)]
+    assert found == ["What it is."]
+
+
+def is_property(node: Node) -> bool:
     """Return whether a node is a property, whose docstring may be a noun phrase."""
     names = (ast.unparse(decorator) for decorator in getattr(node, "decorator_list", ()))
     return any(name.endswith(("property", ".setter")) for name in names)
@@ -58,18 +92,18 @@ def is_imperative(line: str) -> bool:
     return bool(VERB.fullmatch(word)) and word not in NO_VERB and not inflected and not gerund
 
 
-def asks(node: Documented, line: str) -> bool:
+def asks(node: Node, line: str) -> bool:
     """Return whether a docstring opens with a question word."""
     return bool(QUESTION.match(line))
 
 
-def is_no_command(node: Documented, line: str) -> bool:
+def is_no_command(node: Node, line: str) -> bool:
     """Return whether a function's docstring does not open with a verb in the imperative."""
     is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     return is_function and not is_property(node) and not is_imperative(line)
 
 
-def is_sentence(node: Documented, line: str) -> bool:
+def is_sentence(node: Node, line: str) -> bool:
     """Return whether the docstring of a class or module opens with a verb."""
     is_thing = isinstance(node, ast.Module | ast.ClassDef)
     return is_thing and bool(THIRD_PERSON.match(line))
@@ -84,7 +118,7 @@ def is_sentence(node: Documented, line: str) -> bool:
     ],
 )
 def test_docstrings_open_in_plain_english(
-    is_wrong: Callable[[Documented, str], bool], folders: tuple[str, ...]
+    is_wrong: Callable[[Node, str], bool], folders: tuple[str, ...]
 ):
     found = list(docstrings(*folders))
     assert len(found) > 100
@@ -135,9 +169,8 @@ def banned_words(source: str) -> Iterator[tuple[int, str]]:
     tree = ast.parse(source)
     for line, name in names_in(tree):
         yield from ((line, word) for word in words_of(name).intersection(BANNED))
-    for node in ast.walk(tree):
-        text = ast.get_docstring(node) if isinstance(node, Documented) else None
-        found = re.findall(r"[a-z]+", (text or "").lower())
+    for node, text in docstrings_of(tree):
+        found = re.findall(r"[a-z]+", text.lower())
         yield from ((getattr(node, "lineno", 1), word) for word in found if word in BANNED)
 
 
@@ -154,7 +187,14 @@ def test_names_and_docstrings_have_no_banned_words():
 
 @pytest.mark.parametrize(
     "source",
-    ["def told(): ...", "class OwnVoice: ...", "x_room = 1", "def f(asked): ...", '"""A noun."""'],
+    [
+        "def told(): ...",
+        "class OwnVoice: ...",
+        "x_room = 1",
+        "def f(asked): ...",
+        '"""A noun."""',
+        'X = 1\n"""A noun."""',
+    ],
 )
 def test_a_banned_word_is_found(source: str):
     assert list(banned_words(source))

@@ -21,8 +21,8 @@ OPSET = 23
 """The first opset with `Attention`."""
 
 IN_PLACE_OPSET = 24
-"""The first opset with `TensorScatter`, and with an `Attention` that is told how many keys count
-in each row."""
+"""The first opset with `TensorScatter`, and with an `Attention` whose input gives the number of
+valid keys of each row."""
 
 SOFTMAX_OUTPUT = 3
 """`qk_matmul_output_mode` of `Attention`: the fourth output is the softmax."""

@@ -17,7 +17,7 @@ from attn_export.results import GraphFile
 
 
 TAIL = 300
-"""How many characters of what a failed exporter said are kept."""
+"""Number of characters kept of the output of a failed exporter."""
 
 
 def file_of(options: Mapping[str, Any]) -> Path:

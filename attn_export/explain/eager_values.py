@@ -19,8 +19,10 @@ from attn_export.explain.evaluate import Evaluation, Values
 from attn_export.explain.explanation import Deviation, Lines
 from attn_export.tensorfile import Array
 
-SAME = 1e-6
-"""How far two float64 runs of the same thing may be apart: constants in a graph are float32."""
+MODULE_AGREES = 1e-6
+"""Largest difference at which the graph holds a value of the module, both in float64.
+
+Constants in a graph may be float32, those of the module are float64."""
 
 MOST_AXES = 4
 """The most axes of which all orders are tried."""
@@ -168,7 +170,7 @@ def _alike(value: Array, other: Array) -> bool:
 
 
 def _close(value: Array, other: Array) -> bool:
-    return _distance(value.ravel(), other.ravel()) <= SAME
+    return _distance(value.ravel(), other.ravel()) <= MODULE_AGREES
 
 
 def _distance(value: Array, other: Array) -> float:

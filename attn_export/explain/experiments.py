@@ -16,7 +16,7 @@ from attn_export.runtimes.protocol import Runtime, Tunable
 from attn_export.tensorfile import is_floating
 
 FEW = 5
-"""How many of the cases that fail are run again."""
+"""Number of failed cases that are run again."""
 
 QUIETER = 16.0
 """A power of two: dividing by it rounds nothing."""

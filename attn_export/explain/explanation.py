@@ -10,13 +10,13 @@ from typing import Literal
 from attn_export.errors import counted
 
 Late = Callable[[], bool]
-"""Whether time is over, and nothing further is to be begun."""
+"""Returns True if time is over, and nothing further is to be begun."""
 
 Lines = Mapping[str, str]
-"""Where in the module each node came from, by its name."""
+"""Lines of the module that each node came from, by its name."""
 
 Fault = Literal["none", "graph", "runtime", "unknown", "did not run"]
-"""Where the fault is. ``"unknown"``: a graph that cannot be evaluated in float64 gives numbers
+"""Part that is at fault. ``"unknown"``: a graph that cannot be evaluated in float64 gives numbers
 that no known mistake gives."""
 
 

@@ -29,7 +29,7 @@ SCALES: Mapping[str, Callable[[float, float], float]] = {
     "is sqrt(head_dim): divided by instead of multiplied": lambda _, width: width**0.5,
     "is 1/head_dim": lambda _, width: 1 / width,
 }
-"""What it is taken for: of the right one and the head width."""
+"""Wrong scales, computed from the right scale and the head width."""
 
 OF_CAUSAL = frozenset({"causal dropped", "causal offset", "mask dropped beside causal"})
 MANY_HEADS = 32

@@ -16,19 +16,19 @@ from attn_export.graph.load import load_model
 from attn_export.parity.measures import measure
 from attn_export.tensorfile import Array
 
-SAME = 1e-9
-"""How far two float64 runs of the same thing may be apart: constants in a graph are float32."""
+GRAPHS_AGREE = 1e-9
+"""Largest difference at which two graphs, both evaluated in float64, hold the same value."""
 
 ROUNDINGS = 64
 """Of the graph's type, by which the output of one node may be off."""
 
 BETWEEN = 4
-"""How many values may lie between what is known to be right and what is wrong, if they are to be
-told one by one."""
+"""Largest number of values between those known to be right and a wrong one, if they are to be
+listed one by one."""
 
 FAMILIAR = 0.6
 """The share of values that have to be those of right graphs, if the first that is none of them is
-to be told: otherwise it may be another way to compute the same."""
+to be reported: otherwise it may be another way to compute the same."""
 
 STRANGE = 0.5
 """The share of values that the right graph does not have, from which the names are those of another
@@ -52,7 +52,7 @@ def first_difference(
     known = {
         name
         for name in wrong_values
-        if name in right_values and _error(wrong_values[name], right_values[name]) <= SAME
+        if name in right_values and _error(wrong_values[name], right_values[name]) <= GRAPHS_AGREE
     }
     for node in wrong.nodes:
         for name in node.output:
@@ -96,7 +96,7 @@ def _tells(value: object) -> bool:
 
 def _among(value: Array | None, others: Sequence[Values]) -> bool:
     arrays = (array for values in others for array in values.values())
-    return any(isinstance(a, np.ndarray) and _error(value, a) <= SAME for a in arrays)
+    return any(isinstance(a, np.ndarray) and _error(value, a) <= GRAPHS_AGREE for a in arrays)
 
 
 def _deviation(

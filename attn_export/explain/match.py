@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import onnx
 
 KEPT = 12
-"""How many mistakes are tried on all cases: those that account best for the first one.
+"""Number of mistakes that are tried on all cases: those that account best for the first one.
 
 One that is the cause has to account for every case that fails.
 """
@@ -43,7 +43,7 @@ ROUNDINGS = 256
 """Of an output's type, by which a mistake may miss what came out and still be all there is."""
 
 FAR = 10.0
-"""What a NaN or an infinity in the wrong place counts, in root mean squares of the output."""
+"""Weight of a NaN or an infinity in the wrong place, in root mean squares of the output."""
 
 CONVINCING = 0.02
 """A mistake that leaves less than this of the error unexplained needs no fitting."""

@@ -13,10 +13,10 @@ from attn_export.explain.graph_run import GraphRun, GraphRunner, KnownCase, is_r
 from attn_export.tensorfile import is_floating
 
 FAILED, PASSED = 8, 4
-"""How many cases of each sort mistakes are tried on."""
+"""Numbers of failed and of passed cases on which mistakes are tried."""
 
 LARGEST, TIMES = 2**13, 16
-"""How many numbers a case may hold that is evaluated, or how many times those of the smallest:
+"""Most numbers in a case that is evaluated, or most times those of the smallest case:
 larger ones take long."""
 
 

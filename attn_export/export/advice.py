@@ -40,7 +40,7 @@ ADVICE = (
         "return the tensors in it, as tuples, lists or dicts, or none of it (use_cache=False)",
     ),
 )
-"""What an error says, the construct (of which \\1 is a part), and what to write instead."""
+"""Text of an error, the construct (of which \\1 is a part), and what to write instead."""
 
 
 def not_captured(error: Exception) -> ExportError:

@@ -31,7 +31,7 @@ from attn_export.parity.sizes import MOST, Sizes, is_within, with_sums
 SIZE = re.compile(r"L((?:\['?[^\]]+'?\])+)\.size\(\)\[(\d+)\]")
 ORDINARY = (1, 2, 3, 5, 16, 33, 64, 100)
 LARGEST = 1 << 20
-"""How many elements of the dynamic axes together a size that breaks a guard may have."""
+"""Largest product of the dynamic axes for a size that breaks a guard."""
 
 
 def broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:

@@ -18,7 +18,7 @@ from attn_export.parity.sizes import MOST, Bounds, Sizes, with_sums
 from attn_export.spec import Shape
 
 CONSTANTS = (bool, int, float, str, type(None))
-"""What may stand in the inputs beside tensors: it is part of the module, then."""
+"""Types allowed in the inputs beside tensors: such a value becomes part of the module."""
 
 
 @dataclasses.dataclass(frozen=True)

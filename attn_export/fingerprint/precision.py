@@ -18,10 +18,10 @@ from attn_export.fingerprint.seen_keys import PLAIN
 from attn_export.tensorfile import ArrayDict
 
 BITS = np.arange(1, 24)
-"""The b of 1 + 2^-b; float32 has room for 23."""
+"""The b of 1 + 2^-b; float32 holds 23 of them."""
 
 STEPS = ("query", "key", "scores", "weights", "value")
-"""What may be rounded: what goes into a product, and what a softmax is taken of."""
+"""Values that may be rounded: the factors of products, and the input of the softmax."""
 
 WIDE = 2.0**17
 """More than float16 holds, and nothing to the others."""
@@ -34,7 +34,7 @@ LOST: dict[str, np.ndarray | float] = {"value": 2.0**-BITS, "weights": 0.5}
 """By how much an output is off where the bit is lost: at least by `LEAST`, where not said."""
 
 SLACK = {24: 3, 11: 1, 8: 1}
-"""How many bits a softmax may lose to its exponentials and its division."""
+"""Number of bits that a softmax may lose to its exponentials and its division."""
 
 HALF = ProbeGraph("float16", dtype="float16")
 

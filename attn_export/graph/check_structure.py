@@ -80,7 +80,7 @@ OWN_OPERATORS = frozenset(
         "TensorScatter", "Trilu", "Unsqueeze", "Where",
     }
 )  # fmt: skip
-"""What our own module exports to in the standard dialect."""
+"""Operators to which our own module exports in the standard dialect."""
 
 PORTABLE_OPERATORS = (OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
     "Identity", "Less", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
@@ -91,7 +91,7 @@ ORT_OPERATORS = OWN_OPERATORS | PORTABLE_OPERATORS | {
 }  # fmt: skip
 
 OPERATORS = {STANDARD: OWN_OPERATORS, PORTABLE: PORTABLE_OPERATORS, ORT: ORT_OPERATORS}
-"""What our own module becomes, by dialect."""
+"""Operators of our own module, by dialect."""
 
 DOMAINS = {ORT: ("", "ai.onnx", "com.microsoft")}
 """Whose operators a dialect has; by default those of ONNX."""

@@ -18,7 +18,7 @@ MOVES = (
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten",
     "Split", "Slice",
 )  # fmt: skip
-"""What changes no number."""
+"""Operators that change no number."""
 
 SHORT = {
     "batch": "B", "query_len": "L", "key_len": "S", "total_len": "S", "past_len": "P",
@@ -51,7 +51,7 @@ class Step:
 
 
 REST = Step("rest", "and more")
-"""What is not drawn."""
+"""The step that stands for those that are not drawn."""
 
 
 def in_steps(path: list[ir.Node]) -> list[Step]:

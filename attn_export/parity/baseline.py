@@ -20,7 +20,7 @@ from attn_export.untrusted_files import checked, parse_json, read_text
 
 FORMAT = "attn-export-baseline/1"
 FACTOR = 4.0
-"""How much worse a run may be. Other processors add in another order, which is worth about 2."""
+"""Factor by which a run may be worse. Another order of additions is worth about 2."""
 
 FLOOR = 0.02
 """Errors below this share of what is allowed are not compared: they are a few roundings."""

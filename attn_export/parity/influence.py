@@ -9,10 +9,10 @@ from attn_export.parity.measures import measure
 from attn_export.results import BASE, CHANGED, Golden
 
 CLEARLY = 100
-"""How many times the allowed error an output has to move for the input to matter to it."""
+"""Change of an output, in allowed errors, from which an input matters to it."""
 
 ENOUGH = 0.1
-"""Where that would be more than this part of the output, this part is enough."""
+"""Share of the output that is enough where `CLEARLY` would require more."""
 
 
 def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None:

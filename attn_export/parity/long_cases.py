@@ -15,10 +15,10 @@ from attn_export.tensorfile import is_floating, numpy_dtype
 
 
 DECODE_BYTES = 8 * 2**20
-"""What the case may take: a quarter of all."""
+"""Largest size of the case in bytes: a quarter of all."""
 
 TOKENS = (300, 200, 100)
-"""How many tokens are decoded, where there is room for so many."""
+"""Numbers of tokens to decode, tried in turn: the first that fits is used."""
 
 
 def decode_case(
@@ -61,13 +61,13 @@ def _decode(inputs: Mapping[str, Input], sizes: Sizes) -> Case:
 
 
 FAR_BYTES = 8 * 2**20
-"""What the case may take."""
+"""Largest size of the case in bytes."""
 
 GROWN_BYTES = 24 * 2**20
-"""What it may take where a base grows with the length: no other case would show that."""
+"""Largest size where a base grows with the length: no other case would show that."""
 
 POSITIONS = ((2050, 2 * 2**20), (258, 4 * 2**20))
-"""How far rotary positions are tried where nothing else asks for more, and what that may take:
+"""Largest rotary positions where nothing else requires larger ones, and the bytes allowed:
 beyond what float16 and bfloat16 can count to, or bytes and short tables."""
 
 

@@ -14,7 +14,7 @@ from attn_export.tensorfile import ArrayDict, is_floating, lowest_number
 
 
 LOUD = 1e3
-"""The factor on what lies behind the keys of a row; float16 has room for its scores."""
+"""The factor on what lies behind the keys of a row; float16 can hold its scores."""
 
 
 def keys_of_rows(inputs: ArrayDict, *, in_place: bool) -> np.ndarray:

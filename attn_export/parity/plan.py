@@ -19,13 +19,13 @@ from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 
 GOLDEN_BYTES = 32 * 2**20
-"""The room for the golden vectors of a bundle on disk."""
+"""Largest size on disk of the golden vectors of a bundle."""
 
 MOST_CANDIDATES = 600
 """The number of sizes that are looked at where all combinations are more."""
 
 CASE_BYTES = GOLDEN_BYTES // 2
-"""The room for one case."""
+"""Largest size of one case."""
 
 Fits = Callable[[Sizes], bool]
 

@@ -24,7 +24,7 @@ LETTERS = {"name": 16, "plain": 18, "shape": 19}
 """In a line of a box, by the style of the text; a letter is 6 to 7 pixels wide."""
 
 SQUEEZED = 1.3
-"""How much longer a word may be: it is drawn narrower. Longer ones are broken."""
+"""Factor by which a word may be longer: it is drawn narrower. Longer ones are broken."""
 
 BELOW = {"output": "key", "present_key": "past_key", "present_value": "past_value"}
 """Under which input's column an output stands."""

@@ -14,10 +14,10 @@ STEPS = (0.01, 0.1, 0.25, 0.5, 1.0)
 """Share of the largest error of a picture: where a step of its colours ends."""
 
 SHOWN = 12
-"""How many maps a page has; report.json has all."""
+"""Number of maps on a page; report.json has all."""
 
 WIDE, HIGH = 288, 192
-"""The most CSS pixels that a picture takes: a phone has room for it."""
+"""Largest size of a picture in CSS pixels: it fits on the screen of a phone."""
 
 SMALLEST, LARGEST = 4, 18
 """CSS pixels of a cell."""

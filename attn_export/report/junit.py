@@ -15,7 +15,7 @@ from attn_export.report.matrix import verdicts_by_case
 from attn_export.results import Report, RuntimeRun, Verdict
 
 ELEMENTS = {"failed": "failure", "unusable": "failure", "error": "error"}
-"""What a verdict becomes that did not pass."""
+"""JUnit elements of verdicts that did not pass."""
 
 NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold."""

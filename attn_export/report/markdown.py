@@ -7,7 +7,7 @@ from attn_export.report.matrix import Summary, form_name, problems, shown, summa
 from attn_export.results import Report
 
 SHOWN = 20
-"""How many failed verdicts are written out."""
+"""Number of failed verdicts that are written out."""
 
 
 def to_markdown(report: Report) -> str:

@@ -37,7 +37,7 @@ FEW = 2
 """More runtimes than that are shown as a matrix."""
 
 SHOWN = 8
-"""How many failed verdicts are written out; the rest is in report.json."""
+"""Number of failed verdicts that are written out; the rest is in report.json."""
 
 
 def print_report(report: Report, console: Console, option: str = "--json FILE") -> None:

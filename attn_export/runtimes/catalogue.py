@@ -32,7 +32,7 @@ CLASSES = {
 of the time of `verify`."""
 
 DEFAULT = ("ort-cpu", "ort-cuda")
-"""What a job uses where no runtime is named; without a GPU, ort-cuda is reported as not run."""
+"""Runtimes of a job that names none; without a GPU, ort-cuda is reported as not run."""
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from attn_export.interruption import undo_if_ended
 from attn_export.temp_folders import held_locks
 
 TAIL = 300
-"""How many characters of what a crashed process said are kept."""
+"""Number of characters kept of the output of a crashed process."""
 
 
 class Child:

@@ -16,7 +16,7 @@ from attn_export.tensorfile import numpy_dtype
 
 
 CAPACITY = "capacity"
-"""The axis along which a cache has room."""
+"""Name of the axis along which a cache is preallocated."""
 
 Axes = tuple[str | int, ...]
 

@@ -12,7 +12,7 @@ from attn_export.runtimes.decode_buffers import CAPACITY
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
 SHOWN = 60
-"""How many letters of a wrong value a message has."""
+"""Number of characters of a wrong value in a message."""
 
 
 def arrays_of(inputs: Mapping[str, object]) -> ArrayDict:

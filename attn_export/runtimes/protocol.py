@@ -83,13 +83,13 @@ class Runtime(Protocol):
 
     name: str
     device: str
-    """What it computes on, in a word: ``"cpu"``, ``"cuda"``, ``"browser"``."""
+    """Name of the device that it computes on: ``"cpu"``, ``"cuda"``, ``"browser"``."""
     dialects: frozenset[str]
     """The forms of a graph that it can be given."""
     measured: str
     """The version that `unsupported` was measured on."""
     unsupported: Sequence[Unsupported]
-    """What it does not do, of the dialects that it can be given."""
+    """Features that it lacks, of the dialects that it accepts."""
 
     def version(self) -> str | None:
         """Return the installed version, or None, without importing the SDK."""
@@ -121,7 +121,7 @@ class Tunable(Protocol):
     """A runtime whose results depend on options that a program may set in another way."""
 
     counter_options: Mapping[str, Options]
-    """What `explain` tries: options that take a source of differences away, by what they do."""
+    """Options for `explain`, each of which removes a source of differences, by their effect."""
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
         """Load a graph with options, in the runtime's own process.

@@ -28,7 +28,7 @@ RANGES: Final = {
     "rotary_beta_slow": (1e-6, 1e6), "rotary_magnitude": (1e-6, 1e6),
     "relative_max_distance": (1, LARGEST),
 }  # fmt: skip
-"""What fits into float32 with room to compute, and tables into memory."""
+"""Limits within which values can be computed in float32, and tables fit into memory."""
 PROJECTIONS: Final = ("q", "k", "v", "out")
 
 

@@ -134,7 +134,7 @@ FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 
 Pattern = Callable[[Config, int], bool]
-"""Whether a layer has a window, by its number, where `layer_types` does not say."""
+"""Returns True if a layer has a window, by its number, where `layer_types` is missing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ CONVERT: Final = (
     "torch.load(FILE, map_location='cpu', weights_only=True), 'model.safetensors')"
 )
 LONGEST_HEADER: Final = 100_000_000
-"""What the safetensors library reads."""
+"""Largest header in bytes that the safetensors library reads."""
 AGAIN: Final = "download it again"
 
 

@@ -92,7 +92,7 @@ FREE: Final = frozenset({
     "cross", "kdim", "vdim", "v_head_dim", "causal", "attn_mask", "cache", "attn_weights",
     "position_ids", "packed_qkv", "dropout", "dtype", "scale", "rotary_magnitude",
 })  # fmt: skip
-"""What a config does not decide, or what is compared in another way."""
+"""Fields that a config does not decide, or that are compared in another way."""
 
 SCALED: Final = {
     "rotary_factor": ("linear", "dynamic", "llama3", "yarn"),

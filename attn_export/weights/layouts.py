@@ -78,7 +78,7 @@ query heads that is ``[H, 3, D]``."""
 
 
 ADDED_KEYS: Final = "added_keys."
-"""Where `Attention` keeps the key and value of `add_bias_kv`."""
+"""Prefix under which `Attention` keeps the key and value of `add_bias_kv`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ BUFFERS: Final = (
     "bias", "masked_bias", "mask", "inv_freq", "rotary_emb.inv_freq", "rotary_emb.cos_cached",
     "rotary_emb.sin_cached",
 )  # fmt: skip
-"""What modules keep beside their weights: causal masks and rotary tables."""
+"""Buffers beside the weights of a module: causal masks and rotary tables."""
 
 Q_NORM, K_NORM = _linear("q_norm"), _linear("k_norm")
 SINKS: Final = "sinks"

@@ -17,7 +17,7 @@ CROSS_NAMES: Final = frozenset({
     "encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention",
     "src_attn", "enc_attn", "enc_dec_attention", "multihead_attn",
 })  # fmt: skip
-"""How modules call the attention of a decoder to the encoder."""
+"""Names in modules for the attention of a decoder to the encoder."""
 TOWERS: Final = frozenset({
     "vision_tower", "vision_model", "visual", "vision_encoder", "audio_tower", "audio_model",
 })  # fmt: skip

@@ -46,7 +46,7 @@ ONNX = {
     # The evaluator takes the largest of no numbers, which numpy refuses.
     "no key, S = 0": "refused; portable: 0",
 }
-"""What the reference evaluator does."""
+"""Readings of the reference evaluator."""
 
 ORT = ONNX | {
     "window 2, 1": "refused",  # opset 25 is newer than the operator that it has

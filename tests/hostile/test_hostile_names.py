@@ -25,7 +25,7 @@ PIECES = (
     "<script>ran</script>", "$(touch ran)", "`touch ran`", "größe", "..", "%s%n", "|",
     "';process.exit(7);'", "??/",
 )  # fmt: skip
-"""What manifests may hold; control characters are refused when they are read."""
+"""Texts that manifests may hold; control characters are refused when they are read."""
 
 AXIS = " ".join(PIECES)
 CASE = AXIS + "n" * 200

@@ -33,7 +33,7 @@ REPORTED = 86
 """The exit code of a program in which a sanitizer found something."""
 
 SECONDS = 20
-"""How long one run may take: a hundred times what it takes."""
+"""Time limit of one run: a hundred times what it takes."""
 
 RANDOM = 10
 """Bundles broken at random for each kit; `try_all` takes any number."""

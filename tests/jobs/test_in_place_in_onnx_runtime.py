@@ -19,7 +19,7 @@ from attn_export.runtimes.ort_cpu import OrtCpu
 
 CAPACITY, TOKENS = 16, 4
 PROMPTS = (7, 1, 4)
-"""What each row of the batch begins with; all are padded to the longest."""
+"""Length of the prompt of each row of the batch; all are padded to the longest."""
 
 HEADS = {"mha": 4, "mqa": 1, "gqa": 2}
 FEATURES: dict[str, dict[str, object]] = {

@@ -28,7 +28,7 @@ FEATURES: dict[str, dict[str, object]] = {
         "relative_buckets": 4, "relative_max_distance": 6, "add_bias_kv": True, "num_kv_heads": 1,
     },
 }  # fmt: skip
-"""What a feature does to keys of the past and how many heads share them are apart in the graph."""
+"""Features of keys of the past, with several numbers of heads that share them."""
 
 
 @pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)

@@ -40,12 +40,12 @@ BEFORE: dict[str, tuple[str, ...]] = {
     "lower": ("lower", "b/model.onnx", "--dialect", "standard", "--output", "out/x.onnx"),
     "explain": (*EXPLAIN, "--case", "base", "--output", "out/e"),
 }
-"""What wrote the output that is replaced; other options give other files."""
+"""Commands that write the output that is replaced; other options give other files."""
 
 CODES = {"explain": 6}
 OUTPUTS = {"build": "b", "kit": "kit", "lower": "x.onnx", "explain": "e"}
 STEPS = {"build": 2, "explain": 3}
-"""How many steps are tried from the first that replaces; of others, which take less time, 4."""
+"""Number of steps tried from the first that replaces; of others, which take less time, 4."""
 
 
 @dataclasses.dataclass(frozen=True)

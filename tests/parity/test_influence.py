@@ -16,7 +16,7 @@ from attn_export.parity.oracle import Oracle
 from attn_export.results import Golden
 
 CLEARLY = 100 * ALLOWED.whole
-"""How far an output has to move, relative to itself."""
+"""Least change of an output, relative to itself."""
 
 
 def goldens(*, a: dict[str, object], b: dict[str, object], dtype: type = np.float64):

@@ -87,7 +87,7 @@ FAULTS: dict[str, tuple[Heads, tuple[str, ...]]] = {
     "learned_key_pooled_by_first_head": (first, ("added_keys.bias_k",)),
     "learned_value_pooled_by_first_head": (first, ("added_keys.bias_v",)),
 }
-"""How, and which weights; all others are pooled by their mean."""
+"""The way to pool, and the weights; all others are pooled by their mean."""
 
 
 def pooled(weights: Weights, spec: AttentionSpec, how: Heads, which: tuple[str, ...]) -> Weights:

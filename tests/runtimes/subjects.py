@@ -25,7 +25,7 @@ from attn_export.runtimes.protocol import Limits, Runtime
 from attn_export.tensorfile import read_outputs
 
 MORE = os.environ.get("ATTN_EXPORT_MORE_RUNTIMES", "") not in ("", "0")
-"""Whether all runtimes that are here are measured, on all subjects: `scripts/matrix` does so."""
+"""True if all runtimes that are here are measured, on all subjects: `scripts/matrix` does so."""
 
 PADDING, CAUSAL = {"attn_mask": "bool[B,1,1,S]"}, {"causal": True}
 CACHE, IN_PLACE = {"cache": "append"}, {"cache": "in-place"}

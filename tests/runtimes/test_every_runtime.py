@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("test_every_runtime")  # what it builds is 
 
 HERE = [kind.name for kind in RUNTIMES if kind.name != "ort-cuda"]
 ALWAYS = {"ort-cpu", "onnx-reference", "openvino", "tract", "c", "cpp", "node", "wasm"}
-"""What is outside the default tests runs in scripts/matrix."""
+"""Runtimes in the default tests; scripts/matrix runs the others."""
 
 Need = Callable[[str], None]
 

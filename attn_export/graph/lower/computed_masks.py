@@ -36,11 +36,11 @@ from attn_export.tensorfile import Array
 
 
 Tried = tuple[MaskTrial, Values]
-"""What there was in a trial."""
+"""A trial, and the values that it gave."""
 
 DRAWN: dict[str, list[Any]] = {"b": [False, True], "i": [0, 1, 2], "u": [0, 1, 2]}
 FLOATS = [0.0, 0.0, 1.0, -0.5, -np.inf, float(np.finfo(np.float32).min)]
-"""What data is made of: enough to see whether a node passes it on or not."""
+"""Values that data is drawn from: enough to see whether a node passes it on."""
 
 
 def without_causal_part(model: ir.Model, maker: MaskMaker, trials: MaskTrials) -> ir.Value | None:
