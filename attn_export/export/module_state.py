@@ -1,9 +1,10 @@
-"""State of a module: restored after a call, or read out of an exported graph."""
+"""State of a module: restored after a call, copied, or read out of an exported graph."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import copy
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,59 @@ def _restore(value: Contents, held: Contents) -> None:
     else:
         value.clear()
         value.update(held)
+
+
+# -- copies of modules that hold what cannot be copied -------------------------------------------
+
+
+def copied(module: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
+    """Return a deep copy of a module.
+
+    What cannot be copied, such as a Python module, a lock, a generator or a tensor that was
+    computed from weights, is shared with the original.
+
+    Args:
+        module: The module.
+        shared: What the copy holds in place of objects, by their `id`.
+
+    Raises:
+        Exception: Whatever a class raises that refuses to be copied.
+    """
+    try:
+        return copy.deepcopy(module, dict(shared or {}))
+    except Exception:
+        apart = {
+            id(value): value
+            for part in module.modules()
+            for value in _leaves(vars(part), set())
+            if not _is_copied(value)
+        }
+        return copy.deepcopy(module, {**apart, **(shared or {})})
+
+
+def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield what containers hold that is neither a container nor a module."""
+    if id(value) in seen or isinstance(value, nn.Module):
+        return
+    seen.add(id(value))
+    if isinstance(value, dict):
+        for held in value.values():
+            yield from _leaves(held, seen)
+    elif isinstance(value, (list, tuple, set)):
+        for held in value:
+            yield from _leaves(held, seen)
+    else:
+        yield value
+
+
+def _is_copied(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.is_leaf  # quicker than trying
+    try:
+        copy.deepcopy(value)
+    except Exception:
+        return False
+    return True
 
 
 # -- the weights of a layer of ours, out of a graph that was exported from it -------------------

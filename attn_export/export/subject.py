@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from attn_export.attention.variants import seeded_attention
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError, one_line
 from attn_export.export.axis import Axis, read_axes
-from attn_export.export.module_state import preserved, weights_of_graph
+from attn_export.export.module_state import copied, preserved, weights_of_graph
 from attn_export.export.subject_checks import (
     check_axes,
     check_bounds,
@@ -227,7 +226,7 @@ class Subject:
         spec = dataclasses.replace(self.spec, dtype="float32") if self.spec else None
         wide = {n: t.float() if t.dtype in NARROW else t for n, t in self.inputs.items()}
         twin = Subject(
-            copy.deepcopy(self.module).float(),
+            copied(self.module).float(),
             self.tree.rebuild(wide),
             self.axes, self.outputs, relations=self.relations, spec=spec,
         )  # fmt: skip

@@ -8,7 +8,6 @@ every such request is answered in float64, and the places are kept. Large weight
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_export.attention.wide_buffers import NARROW
+from attn_export.export.module_state import copied
 from attn_export.parity.operations import is_view, name_of
 from attn_export.source_location import is_theirs, show
 
@@ -55,7 +55,7 @@ def widened_copy(module: nn.Module) -> nn.Module:
     shared: dict[int, Tensor]
     shared = {id(p): _sharing(p) for p in module.parameters() if is_large(p)}
     shared |= {id(b): b.detach() for b in module.buffers() if is_large(b)}
-    found = copy.deepcopy(module, dict(shared))
+    found = copied(module, shared)
     found._apply(lambda t: t.double() if t.is_floating_point() and not is_large(t) else t)
     return found
 

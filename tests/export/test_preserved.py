@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from attn_export import Subject, build
 from attn_export.errors import ExportError
-from attn_export.export.module_state import preserved
+from attn_export.export.module_state import copied, preserved
 
 
 class MaskMadeOnce(nn.Module):
@@ -65,3 +67,29 @@ def test_attributes_buffers_and_containers_come_back():
     assert module[0].weight is weight
     assert not hasattr(module[1], "more")
     assert not hasattr(module, "later")
+
+
+def computed() -> Tensor:
+    return torch.ones(2, requires_grad=True) * 2
+
+
+UNCOPIED = {
+    "a Python module": lambda: math,
+    "a lock": threading.Lock,
+    "a generator": lambda: (i for i in range(3)),
+    "a lock in a dict of lists": lambda: {"all": [threading.RLock()]},
+    "a tensor computed from weights": computed,
+}
+
+
+@pytest.mark.parametrize("name", UNCOPIED)
+def test_what_cannot_be_copied_is_shared_by_the_copy(name: str):
+    module = nn.Sequential(nn.Linear(2, 2))
+    module[0].held = UNCOPIED[name]()
+    copy = copied(module).double()
+    assert module[0].weight.dtype == torch.float32
+    assert copy[0].weight.dtype == torch.float64
+    held, other = module[0].held, copy[0].held
+    if isinstance(held, dict):
+        held, other = held["all"][0], other["all"][0]
+    assert other is held
