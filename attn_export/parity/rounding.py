@@ -168,6 +168,8 @@ class RandomRounding(TorchDispatchMode):
         add up to count / 2 times the squares of the terms, and count / 3 times that of the result.
         """
         partial = (count / 2 * squares + count / 3 * out.square()).sqrt_()
+        # A mask that is added in the product (baddbmm) leaves -inf, which rounds nothing.
+        partial.masked_fill_(out.isinf(), 0.0)
         noise = self._random.normal(out.shape)
         found = torch.addcmul(out, noise, partial, value=DEVIATION * min(self._sums, unit))
         # The last partial sum is the result.
