@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -30,6 +31,9 @@ from attn_export.graph.lower.written_scores import (
     transposed,
     unsqueezed,
 )
+
+AFTER_SOFTMAX = 3
+"""The `qk_matmul_output_mode` of the weights."""
 
 
 def recognise_attention(model: ir.Model) -> int:
@@ -51,10 +55,14 @@ def _recognised(model: ir.Model, softmax: ir.Node) -> bool:
         weights = next(i for i, x in enumerate(product.inputs) if _comes_from(x, softmax))
         scores = read_scores(op, source)
         value, order = _values(op, product, weights)
-        found = permuted(op, _attention(op, scores, value), order)
+        attended, shown = _attention(op, scores, value, softmax.outputs[0])
+        found = permuted(op, attended, order)
     except (NoMatchError, StopIteration):
         return False
     take_over(product.outputs[0], found)
+    if shown is not None:
+        take_over(softmax.outputs[0], shown)
+        model.graph.sort()  # others may read the weights before the values are there
     return True
 
 
@@ -64,12 +72,12 @@ def _recognised(model: ir.Model, softmax: ir.Node) -> bool:
 def _reader(value: ir.Value) -> ir.Node:
     """Return the only product that reads the weights, behind casts and the like."""
     while True:
-        uses = value.uses()
-        if len(uses) != 1 or value.is_graph_output():
+        products = [node for node, _ in value.uses() if node.op_type in ("MatMul", "Einsum")]
+        if len(products) == 1:
+            return products[0]
+        if len(value.uses()) != 1 or value.is_graph_output():
             raise NoMatchError
-        ((node, _),) = uses
-        if node.op_type in ("MatMul", "Einsum"):
-            return node
+        ((node, _),) = value.uses()
         if node.op_type not in ("Cast", "Identity"):
             raise NoMatchError
         value = node.outputs[0]
@@ -108,28 +116,38 @@ def _values(op: Builder, product: ir.Node, weights: int) -> tuple[ir.Value, list
 # -- the node ------------------------------------------------------------------------------------
 
 
-def _attention(op: Builder, scores: Scores, value: ir.Value) -> ir.Value:
-    """Add the node, and return the attention in the rank of the values."""
+Outputs = tuple[ir.Value, ir.Value | None]
+"""The attention, and the weights where others than the product with the values read them."""
+
+
+def _attention(op: Builder, scores: Scores, value: ir.Value, softmax: ir.Value) -> Outputs:
+    """Add the node, and return its outputs in the rank of the values."""
     parts = [scores.query, scores.key, value]
     ranks = {len(dims(part)) for part in parts}
     if ranks not in ({3}, {4}):
         raise NoMatchError
     masks = list(scores.masks)
+    shown = len(softmax.uses()) > 1 or softmax.is_graph_output()
+    if shown and softmax.dtype != scores.query.dtype:
+        raise NoMatchError
     if ranks == {4}:
-        return _node(op, scores, parts, _mask(op, masks, scores.query))
+        return _node(op, scores, parts, _mask(op, masks, scores.query), shown=shown)
     heads = [_with_heads(part) for part in parts]
     if any(part is None for part in heads) or not _fit_heads(masks):
         heads = [unsqueezed(op, part) for part in parts]
         masks = [(unsqueezed(op, m) if len(dims(m)) == 3 else m, b, low) for m, b, low in masks]
     whole = [part for part in heads if part is not None]
-    found = _node(op, scores, whole, _mask(op, masks, scores.query))
+    found, weights = _node(op, scores, whole, _mask(op, masks, scores.query), shown=shown)
     width = dims(value)[-1]
     if not isinstance(width, int):
         raise NoMatchError
     target = op("Concat", op.ints(-1), op.size(scores.query, 1), op.ints(width), axis=0)
     flat = op("Reshape", found, target)
     flat.shape, flat.type = ir.Shape([*dims(scores.query)[:2], width]), found.type
-    return flat
+    if weights is not None:
+        sizes = [op.ints(-1), op.size(scores.query, 1), op("Shape", weights, start=3)]
+        weights = op("Reshape", weights, op("Concat", *sizes, axis=0))
+    return flat, weights
 
 
 def _with_heads(value: ir.Value) -> ir.Value | None:
@@ -188,17 +206,24 @@ def _combined(
 
 
 def _node(
-    op: Builder, scores: Scores, parts: Sequence[ir.Value], mask: ir.Value | None
-) -> ir.Value:
+    op: Builder,
+    scores: Scores,
+    parts: Sequence[ir.Value],
+    mask: ir.Value | None,
+    *,
+    shown: bool,
+) -> Outputs:
     query, key, value = parts
     widths = (dims(query)[-1], dims(key)[-1], dims(value)[-1], dims(query)[1], dims(key)[1])
     if not all(isinstance(size, int) for size in widths) or scores.scale <= 0:
         raise NoMatchError
     if mask is not None and len(dims(mask)) not in (2, 3, 4):
         raise NoMatchError
-    attributes = {"softcap": scores.softcap} if scores.softcap else {}
+    attributes: dict[str, Any] = {"softcap": scores.softcap} if scores.softcap else {}
+    attributes |= {"qk_matmul_output_mode": AFTER_SOFTMAX} if shown else {}
     inputs = [query, key, value, *([] if mask is None else [mask])]
-    found = op("Attention", *inputs, scale=scores.scale, **attributes)
-    found.shape = ir.Shape([*dims(query)[:3], dims(value)[-1]])
-    found.type = query.type
-    return found
+    outputs = op.several("Attention", inputs, 4 if shown else 1, scale=scores.scale, **attributes)
+    outputs[0].shape = ir.Shape([*dims(query)[:3], dims(value)[-1]])
+    for output in outputs:
+        output.type = query.type
+    return outputs[0], outputs[3] if shown else None
