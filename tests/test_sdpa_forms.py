@@ -32,6 +32,13 @@ FORMS: dict[str, tuple[Callable[[nn.Linear, Tensor], Tensor], tuple[int, ...], A
         lambda f, x: F.scaled_dot_product_attention(f(x), x, x, square_mask(x), scale=0.3),
         (2, 5, 8), TOKENS,
     ),
+    "[B·H, L, D] with a mask for each": (
+        lambda f, x: F.scaled_dot_product_attention(
+            *(heads(t).flatten(0, 1) for t in (f(x), x, x)),
+            heads(x).flatten(0, 1) @ heads(x).flatten(0, 1).mT,
+        ).unflatten(0, (-1, 4)).sum(1),
+        (2, 5, 8), TOKENS,
+    ),
     "one K/V head, broadcast": (
         lambda f, x: F.scaled_dot_product_attention(
             heads(f(x)), heads(x)[:, :1], heads(x)[:, :1]

@@ -70,10 +70,13 @@ def scaled_dot_product_attention(
         raise ValueError(f"only 4D query, key, and value are supported; got {sorted(ranks)} axes")
     if dropout_p:
         raise ValueError(f"dropout_p is {dropout_p}; pass 0 outside training")
-    missing = list(range(HEADS_AXES - ranks.pop()))
+    # Of [N, L, D], N is often heads times a batch of any size: one head each, of known number.
+    missing = {4: [], 3: [1], 2: [0, 1]}[ranks.pop()]
     if missing:
         axes: Any = op.Constant(value_ints=missing)
         query, key, value = (op.Unsqueeze(x, axes) for x in (query, key, value))
+        if attn_mask is not None and len(attn_mask.shape) == HEADS_AXES - 1:
+            attn_mask = op.Unsqueeze(attn_mask, axes)
     options: dict[str, Any] = {} if scale is None else {"scale": scale}
     attended, *_ = op.Attention(
         query, key, value, attn_mask, None, None, is_causal=int(is_causal), **options

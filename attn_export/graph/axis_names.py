@@ -10,6 +10,8 @@ import onnx_ir as ir
 Size = int | ir.SymbolicDim
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
+CANCELLED = re.compile(r"\(*(\d+)\*([A-Za-z_]\w*)\)//\2\)*")
+"""An axis of one size, as the exporter writes it: ``((8*batch)//batch)``."""
 
 
 def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
@@ -30,7 +32,8 @@ def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
         for axis, dim in enumerate(shape):
             if isinstance(dim, ir.SymbolicDim) and dim.value:
                 named = SYMBOL.sub(lambda found: names.get(found[0], found[0]), str(dim.value))
-                shape[axis] = ir.SymbolicDim(named)
+                cancelled = CANCELLED.fullmatch(named)
+                shape[axis] = int(cancelled[1]) if cancelled else ir.SymbolicDim(named)
     for name, labels in axes.items():
         for axis, label in labels.items():
             dim = (inputs[name].shape or ())[axis]

@@ -8,6 +8,7 @@ import pytest
 from ir_graphs import model_of, node_of, value, weight
 
 from attn_export.graph import canonical
+from attn_export.graph.axis_names import name_axes
 
 
 def attention(*wanted: int) -> ir.Model:
@@ -166,3 +167,19 @@ def test_no_doc_string_is_left(holder):
     HOLDERS[holder](model).doc_string = TRACE
     canonical.strip_metadata(model)
     assert "ada" not in str(ir.to_proto(model))
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        ("((8*s0)//s0)", 8), ("(8*s0)//s0", 8), ("8*s0", "8*batch"), ("(8*s0)//s1", "(8*batch)//s1"),
+        ("(8*s0 + 1)//s0", "(8*batch + 1)//batch"),
+    ],
+)  # fmt: skip
+def test_an_axis_in_which_a_name_cancels_has_its_size(written: str, size: int | str):
+    x = value("x", "s0", 3)
+    y = value("y", written, 3)
+    model = model_of([x], [y], [ir.node("Identity", [x], outputs=[y])])
+    name_axes(model, {"x": {0: "batch"}})
+    found = y.shape[0]
+    assert getattr(found, "value", found) == size
