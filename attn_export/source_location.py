@@ -19,8 +19,12 @@ Line = tuple[str, int]
 STDLIB, OURS = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parent
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of packages: within the standard library's folder, but not of it."""
-TOOLS = ("torch", "onnxscript", "onnx_ir", "onnx", "numpy", "sympy")
-"""Packages that only pass errors on."""
+TOOLS = (
+    "torch", "onnxscript", "onnx_ir", "onnx", "numpy", "sympy",
+    "einops", "einx", "opt_einsum", "torch_einops_utils", "jaxtyping", "beartype", "typeguard",
+    "loguru", "packaging", "decorator", "wrapt", "typing_extensions",
+)  # fmt: skip
+"""Packages that only pass errors on: they compute what the line that calls them says."""
 RAISED = ("", 0)
 
 

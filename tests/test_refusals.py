@@ -157,6 +157,7 @@ def test_a_refusal_names_the_construct_its_line_and_what_to_write(function, tmp_
         (__file__, True), (torch.__file__, False), (F.__file__, False), ("<string>", False),
         (np.__file__, False), (pytest.__file__, True), (build.__code__.co_filename, False),
         (json.__file__, False),
+        ("/x/site-packages/einops/einops.py", False), ("/x/site-packages/vit/layers.py", True),
     ],
 )  # fmt: skip
 def test_lines_of_tools_are_nobodys(file: str, theirs: bool):
