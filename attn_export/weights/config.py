@@ -162,12 +162,49 @@ Rule = Callable[[Layer], dict[str, Any]]
 """Fields of the spec that one feature of a family sets."""
 
 
-def slides(config: Config, pattern: Pattern | None, number: int) -> bool:
+def even(_: Config, number: int) -> bool:
+    """Return whether a layer is one of every other layer, from the first.
+
+    Args:
+        _: The config.
+        number: The number of the layer, from 0.
+    """
+    return number % 2 == 0
+
+
+def gemma3_slides(config: Config, number: int) -> bool:
+    """Return whether a layer slides: by default all but every sixth one.
+
+    Args:
+        config: The config.
+        number: The number of the layer, from 0.
+    """
+    return (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
+
+
+def qwen_slides(config: Config, number: int) -> bool:
+    """Return whether a layer slides: all layers from a given one on.
+
+    Args:
+        config: The config.
+        number: The number of the layer, from 0.
+    """
+    return number >= config.whole("max_window_layers")
+
+
+PATTERNS: Final[Mapping[str, Pattern]] = {
+    pattern.__name__: pattern for pattern in (even, gemma3_slides, qwen_slides)
+}
+"""The layers with a window that a table of `families.toml` may name."""
+
+
+def slides(config: Config, pattern: str | None, number: int) -> bool:
     """Return whether a layer has a window.
 
     Args:
         config: With the defaults of the family.
-        pattern: The layers with one if `layer_types` is missing; None if all are alike.
+        pattern: The layers with one if `layer_types` is missing, as in `PATTERNS`; None if all are
+            alike.
         number: The number of the layer.
 
     Raises:
@@ -177,7 +214,7 @@ def slides(config: Config, pattern: Pattern | None, number: int) -> bool:
     if pattern is None:
         return False
     if kinds is None:
-        return pattern(config, number)
+        return PATTERNS[pattern](config, number)
     if not isinstance(kinds, list) or number >= len(kinds):
         raise config.wrong("layer_types", f"a list with an entry for layer {number}")
     if kinds[number] not in (FULL, SLIDING):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from attn_export.spec.rules import ROTARY_SCALINGS
-from attn_export.weights.config import FULL, SLIDING, Config, Layer
+from attn_export.weights.config import FULL, SLIDING, Config, Layer, Rule
 from attn_export.weights.select_layer import CROSS, ENCODER
 
 # -- rotary positions as config.json states them ------------------------------------------------
@@ -255,31 +255,12 @@ def t5(layer: Layer) -> dict[str, Any]:
     }
 
 
-def even(_: Config, number: int) -> bool:
-    """Return whether a layer is one of every other layer, from the first.
-
-    Args:
-        _: The config.
-        number: The number of the layer, from 0.
-    """
-    return number % 2 == 0
-
-
-def gemma3_slides(config: Config, number: int) -> bool:
-    """Return whether a layer slides: by default all but every sixth one.
-
-    Args:
-        config: The config.
-        number: The number of the layer, from 0.
-    """
-    return (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
-
-
-def qwen_slides(config: Config, number: int) -> bool:
-    """Return whether a layer slides: all layers from a given one on.
-
-    Args:
-        config: The config.
-        number: The number of the layer, from 0.
-    """
-    return number >= config.whole("max_window_layers")
+RULES: Final[Mapping[str, Rule]] = {
+    rule.__name__: rule
+    for rule in (
+        alibi, bert, by_role, causal, causal_only, falcon, gemma3_rotary, gemma3_sides, gpt2_scale,
+        head_norm, neox_rotary, phi3_rotary, query_scale, qwen_window, rotary, sinks, softcap, t5,
+        window, window_of_some,
+    )
+}  # fmt: skip
+"""The features that a table of `families.toml` may name."""

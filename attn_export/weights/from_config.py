@@ -10,6 +10,7 @@ from typing import Any, Final
 from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config, Layer, slides
+from attn_export.weights.config_features import RULES
 from attn_export.weights.families import FAMILIES, Family, family_of
 from attn_export.weights.select_layer import ENCODER, LayerMatch
 
@@ -56,8 +57,8 @@ def known(config: Config, found: LayerMatch, biases: str) -> Known:
         config, found.role, number, fields["num_heads"], head_dim,
         slides(config, family.slides, number),
     )  # fmt: skip
-    for rule in family.rules:
-        fields |= rule(layer)
+    for name in family.rules:
+        fields |= RULES[name](layer)
     said = family.bias
     if said is None and config.has(family.bias_key):
         said = "all" if config.flag(family.bias_key) else "none"

@@ -1,16 +1,13 @@
-"""Names and packing of the tensors of one attention in checkpoints: a row for each layout.
-
-Names are relative to the attention's prefix, such as ``model.layers.0.self_attn.``. Sources are the
-`modeling_*.py` of Hugging Face's transformers, `torch.nn.MultiheadAttention`, "The Annotated
-Transformer" and the tutorials that most code of that kind goes back to.
-"""
+"""Names and packing of the tensors of one attention in checkpoints, read from `layouts.toml`."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -90,7 +87,7 @@ class Layout:
         weights: The weights of q, k and v, or the one that packs them.
         biases: The biases of q, k and v, or the one that packs them.
         out: The weight and the bias of the output projection.
-        packing: How one tensor packs three, `ROWS` or `GROUPS`.
+        packing: The way one tensor packs three, `ROWS` or `GROUPS`.
         conv1d: Whether weights may be stored `[in, out]`, as GPT-2's Conv1D does.
         others: Tensors under the same prefix that are no part of attention.
         added_keys: The prefix of ``bias_k`` and ``bias_v``; torch keeps them as `[1, 1, E]`.
@@ -100,10 +97,10 @@ class Layout:
     weights: tuple[str, ...]
     biases: tuple[str, ...]
     out: tuple[str, str]
-    packing: str = ROWS
-    conv1d: bool = False
-    others: tuple[str, ...] = ()
-    added_keys: str = ADDED_KEYS
+    packing: str
+    conv1d: bool
+    others: tuple[str, ...]
+    added_keys: str
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -111,61 +108,41 @@ class Layout:
         return (*self.weights, self.out[0])
 
 
-def _linear(module: str) -> tuple[str, str]:
+class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of `layouts.toml`, which explains the fields."""
+
+    name: str
+    modules: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    biases: tuple[str, ...] = ()
+    out: str
+    packing: Literal["rows", "groups"] = ROWS
+    conv1d: bool = False
+    norm: str = ""
+    added_keys: str = ADDED_KEYS
+
+    def layout(self) -> Layout:
+        """Return the layout with the names of its tensors."""
+        weights = self.weights or tuple(_weight_and_bias(module)[0] for module in self.modules)
+        biases = self.biases or tuple(_weight_and_bias(module)[1] for module in self.modules)
+        # gamma and beta are TensorFlow's names.
+        others = [f"{self.norm}.{part}" for part in ("weight", "bias", "gamma", "beta")]
+        return Layout(
+            self.name, weights, biases, _weight_and_bias(self.out), self.packing, self.conv1d,
+            tuple(others if self.norm else ()), self.added_keys,
+        )  # fmt: skip
+
+
+def _weight_and_bias(module: str) -> tuple[str, str]:
     return f"{module}.weight", f"{module}.bias"
 
 
-def _apart(name: str, *modules: str, others: tuple[str, ...] = ()) -> Layout:
-    """Return a layout of four modules: q, k, v and out."""
-    (q, k, v, out) = map(_linear, modules)
-    return Layout(name, (q[0], k[0], v[0]), (q[1], k[1], v[1]), out, others=others)
-
-
-def _packed(name: str, module: str, out: str, packing: str, *, conv1d: bool = False) -> Layout:
-    """Return a layout of one module for q, k and v, and one for out."""
-    weight, bias = _linear(module)
-    return Layout(name, (weight,), (bias,), _linear(out), packing, conv1d)
-
-
-def _norm(module: str) -> tuple[str, ...]:
-    """Return the names of a LayerNorm; gamma and beta are those of TensorFlow."""
-    return tuple(f"{module}.{part}" for part in ("weight", "bias", "gamma", "beta"))
-
-
-LAYOUTS: Final = (
-    # Llama, Mistral, Qwen, Gemma, gpt-oss; Whisper, BART, GPT-J, CLIP and our own.
-    _apart("q_proj … o_proj", "q_proj", "k_proj", "v_proj", "o_proj"),
-    _apart("q_proj … out_proj", "q_proj", "k_proj", "v_proj", "out_proj"),
-    _packed("Phi-3", "qkv_proj", "o_proj", ROWS),
-    _packed("qkv_proj, out_proj", "qkv_proj", "out_proj", ROWS),
-    _packed("GPT-NeoX, BLOOM and Falcon", "query_key_value", "dense", GROUPS),
-    # nanoGPT keeps GPT-2's names and stores [out, in].
-    _packed("GPT-2", "c_attn", "c_proj", ROWS, conv1d=True),
-    _apart(
-        "BERT", "self.query", "self.key", "self.value", "output.dense",
-        others=_norm("output.LayerNorm"),
-    ),
-    _apart("T5", "q", "k", "v", "o"),
-    Layout(
-        "torch.nn.MultiheadAttention",
-        ("in_proj_weight",), ("in_proj_bias",), _linear("out_proj"), added_keys="",
-    ),
-    Layout(
-        "torch.nn.MultiheadAttention",
-        ("q_proj_weight", "k_proj_weight", "v_proj_weight"), ("in_proj_bias",), _linear("out_proj"),
-        added_keys="",
-    ),
-    _apart("The Annotated Transformer", "linears.0", "linears.1", "linears.2", "linears.3"),
-    *(
-        _apart("w_q … " + out, "w_q", "w_k", "w_v", out, others=_norm("layer_norm"))
-        for out in ("fc", "w_o", "w_concat")
-    ),
-    _apart("w_qs … fc", "w_qs", "w_ks", "w_vs", "fc", others=_norm("layer_norm")),
-    *(
-        _apart("q_linear … " + out, "q_linear", "k_linear", "v_linear", out)
-        for out in ("out", "o_linear")
-    ),
-)  # fmt: skip
+LAYOUTS: Final = tuple(
+    table.layout()
+    for table in msgspec.toml.decode(
+        Path(__file__).with_suffix(".toml").read_bytes(), type=dict[str, tuple[_Table, ...]]
+    )["layout"]
+)
 
 BUFFERS: Final = (
     "bias", "masked_bias", "mask", "inv_freq", "rotary_emb.inv_freq", "rotary_emb.cos_cached",
@@ -173,7 +150,7 @@ BUFFERS: Final = (
 )  # fmt: skip
 """Buffers beside the weights of a module: causal masks and rotary tables."""
 
-Q_NORM, K_NORM = _linear("q_norm"), _linear("k_norm")
+Q_NORM, K_NORM = _weight_and_bias("q_norm"), _weight_and_bias("k_norm")
 SINKS: Final = "sinks"
 RELATIVE: Final = ("relative_attention_bias.weight", "score_bias.relative_attention_bias.weight")
 """T5's name for it, and ours."""
