@@ -37,7 +37,6 @@ from attn_export.parity.draw import draw_inputs
 from attn_export.parity.plan import Plan, plan_cases
 from attn_export.parity.sizes import TRACED_SIZES, Sizes, bounds, with_sums
 from attn_export.spec import AttentionSpec, Input, Shape
-from attn_export.weights import load_checkpoint
 
 MOST_WORK = 2**30
 """The most products of a weight and a row that a case next to a block of kernels may need."""
@@ -137,6 +136,8 @@ class Subject:
             WeightsError: If the checkpoint is broken or holds something else; names all of it.
             SpecError: If the fields contradict each other or the spec.
         """
+        from attn_export.weights.checkpoint import load_checkpoint  # few builds read one
+
         found = load_checkpoint(
             Path(path),
             layer=None if layer is None else str(layer),
