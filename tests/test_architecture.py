@@ -44,7 +44,8 @@ FLOORS = {
     "bench/": 3, "bench/peers_export": 4, "fingerprint/": 3, "runtimes/decode_": 3,
     "export/": 3, "parity/": 3, "source_location": 1,
     "explain/explanation": 2, "explain/": 4, "explain/eager_values": 2,
-    "explain/attention_steps": 1, "explain/evaluate": 1, "explain/__init__": 1,
+    "explain/attention_steps": 1, "explain/contrib_operators": 1, "explain/evaluate": 1,
+    "explain/misreadings": 1, "explain/__init__": 1,
     "report/": 4, "kits/": 3,
     "jobs/": 5,
     "cli/": 6, "pytest_plugin": 6,
@@ -75,7 +76,7 @@ ONLY_IN = {
     "matplotlib": ("report/bench_chart",),
     "jinja2": ("code_templates", "report/html"),
     "onnx.reference": (
-        "explain/attention_steps",
+        "explain/contrib_operators",
         "explain/evaluate",
         "graph/lower/mask_values",
         "runtimes/onnx_reference",

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from onnx.reference.op_run import OpRun
 
 from attn_export.tensorfile import Array
 
@@ -66,7 +65,7 @@ def attention(
     """Return output, present key, present value and scores of the node.
 
     Steps that can be changed: ``past``, ``queries``, ``keys``, ``values``, ``kv_head``,
-    ``scale``, ``products``, ``capped``, ``offset``, ``causal``, ``given``, ``added``,
+    ``scale``, ``products``, ``softcap``, ``capped``, ``offset``, ``causal``, ``given``, ``added``,
     ``visible``, ``hidden``, ``scores``, ``weights``, ``attended``.
 
     Args:
@@ -104,7 +103,8 @@ def softmax(scores: Array, visible: Array) -> Array:
         return np.zeros_like(scores)
     largest = scores.max(axis=-1, keepdims=True)
     raised = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
-    weights = raised / raised.sum(axis=-1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # 0 / 0 in a row where nothing is visible
+        weights = raised / raised.sum(axis=-1, keepdims=True)
     return np.where(nothing, 0.0, weights)
 
 
@@ -115,7 +115,7 @@ def _scores(at: _Steps, q: Array, keys: Array, attributes: Mapping[str, Any]) ->
     kv_head = at.set("kv_head", np.arange(H) // max(H // Hkv, 1))
     scale = at.set("scale", attributes.get("scale") or q.shape[-1] ** -0.5)
     products = at.set("products", (q @ np.swapaxes(keys[:, kv_head], -1, -2)) * scale)
-    softcap = attributes.get("softcap") or 0.0
+    softcap = at.set("softcap", attributes.get("softcap") or 0.0)
     capped: Array = at.set("capped", softcap * np.tanh(products / softcap) if softcap else products)
     return capped
 
@@ -171,107 +171,3 @@ def _split(x: Array, heads: int | None) -> Array:
     B, L, width = x.shape
     count = heads or 1
     return np.swapaxes(x.reshape(B, L, count, width // count), 1, 2)
-
-
-# -- ONNX Runtime's own attention operators in float64, as far as the `ort` dialect uses them ---
-
-# https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. What else they can do
-# is refused, so that no graph is reported as wrong for something that is not computed here.
-#
-# Legend: B batch, H query heads, Hkv key/value heads, L query length, D head width.
-
-
-MICROSOFT = "com.microsoft"
-
-GQA_INPUTS = (
-    "query", "key", "value", "past_key", "past_value", "seqlens_k", "total", "cos", "sin",
-    "position_ids", "bias",
-)  # fmt: skip
-MHA_INPUTS = ("query", "key", "value", "packed_bias", "padding", "bias")
-SAID = frozenset({"num_heads", "kv_num_heads", "scale", "softcap"})
-
-
-class GroupQueryAttention(OpRun):
-    """Causal; row b holds `seqlens_k[b] + 1` keys after the new ones."""
-
-    op_domain = MICROSOFT
-
-    def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        given = _optional_inputs(GQA_INPUTS, inputs, attributes, {"cos", "sin", "position_ids"})
-        H, Hkv = attributes["num_heads"], attributes["kv_num_heads"]
-        q, k, v = (_apart(given[name], n) for name, n in zip(GQA_INPUTS[:3], (H, Hkv, Hkv)))  # noqa: B905
-        cache_length, L = given["seqlens_k"].astype(np.int64).reshape(-1) + 1, q.shape[2]
-        total = int(np.asarray(given["total"]).reshape(()))
-        # Keys of a prompt are the first; others follow what the row holds.
-        start = np.zeros_like(cache_length) if total == L else cache_length - L
-        keys = _written(given.get("past_key"), k, start, total)
-        values = _written(given.get("past_value"), v, start, total)
-        call = Call(
-            q, keys, values, given.get("bias"), cache_length=start + L,
-            attributes={**_numbers(attributes), "is_causal": 1},
-        )  # fmt: skip
-        return _joined(attention(call, self.changes)[0]), keys, values
-
-    changes: Mapping[str, Change] = {}
-
-
-class MultiHeadAttention(OpRun):
-    """Every query sees every key."""
-
-    op_domain = MICROSOFT
-
-    def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        given = _optional_inputs(MHA_INPUTS, inputs, attributes, {"packed_bias", "padding"})
-        q, k, v = (_apart(given[name], attributes["num_heads"]) for name in MHA_INPUTS[:3])
-        call = Call(q, k, v, given.get("bias"), attributes=_numbers(attributes))
-        return (_joined(attention(call, self.changes)[0]),)
-
-    changes: Mapping[str, Change] = {}
-
-
-def _optional_inputs(
-    names: tuple[str, ...],
-    inputs: tuple[Array | None, ...],
-    attributes: dict[str, Any],
-    refused: set[str],
-) -> dict[str, Any]:
-    """Return the inputs and attributes by name.
-
-    Raises:
-        NotImplementedError: If an input or attribute is used that is not computed here.
-    """
-    given = {name: array for name, array in zip(names, inputs, strict=False) if array is not None}
-    more = [array for array in inputs[len(names) :] if array is not None]
-    others = {name for name, value in attributes.items() if name not in SAID and value}
-    if refused & given.keys() or more or others:
-        used = ", ".join(sorted((refused & given.keys()) | others)) or "a further input"
-        raise NotImplementedError(f"{used} of a contrib operator")
-    return given
-
-
-def _numbers(attributes: dict[str, Any]) -> dict[str, float]:
-    return {name: attributes[name] for name in ("scale", "softcap") if attributes.get(name)}
-
-
-def _apart(x: Array, heads: int) -> Array:
-    """Reshape `[B, L, H·D]` to `[B, H, L, D]`."""
-    B, L, width = x.shape
-    return np.swapaxes(x.reshape(B, L, heads, width // heads), 1, 2)
-
-
-def _joined(x: Array) -> Array:
-    """Reshape `[B, H, L, D]` to `[B, L, H·D]`."""
-    B, _, L, _ = x.shape
-    return np.swapaxes(x, 1, 2).reshape(B, L, -1)
-
-
-def _written(past: Array | None, new: Array, start: Array, total: int) -> Array:
-    """Return the past with the new rows written at `start[b]`: a buffer of its size or `total`."""
-    B, Hkv, L, D = new.shape
-    cache_length = 0 if past is None else past.shape[2]
-    present = np.zeros((B, Hkv, max(cache_length, total), D), new.dtype)
-    if past is not None:
-        present[:, :, :cache_length] = past
-    for row, at in enumerate(start):
-        present[row, :, at : at + L] = new[row]
-    return present

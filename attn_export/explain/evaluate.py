@@ -1,6 +1,6 @@
 """A graph in float64, value by value: its meaning, independent of runtimes.
 
-The reference evaluator of onnx computes each node; `Attention` is our own (`attention.py`),
+The reference evaluator of onnx computes each node; `Attention` is our own (`attention_steps`),
 since a mistake can be made in one of its steps, and since the evaluator's is wrong for some masks.
 """
 
@@ -18,13 +18,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from attn_export.errors import GraphError, one_line
-from attn_export.explain.attention_steps import (
-    Call,
-    Change,
-    GroupQueryAttention,
-    MultiHeadAttention,
-    attention,
-)
+from attn_export.explain.attention_steps import Call, Change, attention
+from attn_export.explain.contrib_operators import GroupQueryAttention, MultiHeadAttention
 from attn_export.graph.load import load_model
 from attn_export.tensorfile import Array, is_floating
 

@@ -97,11 +97,6 @@ def becomes(name: str, of: Callable[[Array], Array]) -> Replaced:
     return replaced
 
 
-def constant(value: object) -> Change:
-    """Return a step that ignores its arguments."""
-    return lambda _, _at: value
-
-
 def along_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None:
     """Shift a matrix [..., L, S] that depends on j - i alone by `shift` diagonals to the left.
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.fingerprint.attention_choices import attend, scores, shared, weigh
+from attn_export.explain.misreadings import READINGS
 from attn_export.fingerprint.findings import Probe
 from attn_export.fingerprint.probe_graphs import HKV, D, H, ProbeGraph
 from attn_export.fingerprint.probe_inputs import B, L, case_of_a_build, drawn
-from attn_export.fingerprint.readings import Readings
+from attn_export.fingerprint.readings import Readings, attend
 from attn_export.fingerprint.seen_keys import PAST, PLAIN
 from attn_export.tensorfile import ArrayDict, lowest_number
 
@@ -46,37 +46,22 @@ def masks() -> Iterator[Probe]:
 
 def _of_masked_rows(inputs: ArrayDict) -> Readings:
     """Return the possible results of mask rows without a visible key, for every head."""
-    query, key, value, mask = (inputs[name] for name in ("query", "key", "value", "attn_mask"))
-    added = _as_added(mask)
-    lowest = lowest_number(np.dtype(np.float32))
-    hidden = np.all(added <= lowest, axis=-1, keepdims=True)  # [B, 1, L, 1]
-    whole = weigh(scores(query, key) + np.where(hidden, 0.0, added), value)
-    values = shared(value, query.shape[1])[:, :, None]  # [B, H, 1, S, Dv]
-    in_place: dict[str, np.ndarray | float] = {
-        ZERO: 0.0, MEAN: values.mean(axis=-2), NAN: np.nan, FIRST: values[..., 0, :],
-        IGNORED: whole,
-    }  # fmt: skip
-    return Readings({name: np.where(hidden, row, whole) for name, row in in_place.items()})
-
-
-def _as_added(mask: np.ndarray) -> np.ndarray:
-    if mask.dtype == np.bool_:
-        return np.where(mask, 0.0, -np.inf)
-    return mask.astype(np.float64)
+    mask, lowest = inputs["attn_mask"], lowest_number(np.dtype(np.float32))
+    added = np.where(mask, 0.0, -np.inf) if mask.dtype == np.bool_ else mask
+    added = np.where(added <= lowest, -np.inf, added)
+    hidden = np.isneginf(added).all(axis=-1, keepdims=True)  # [B, 1, L, 1]
+    masked = {**inputs, "attn_mask": added}
+    outputs = {name: attend(masked, READINGS[name]) for name in (MEAN, NAN, FIRST)}
+    unmasked = attend({**inputs, "attn_mask": np.where(hidden, 0.0, added)})
+    return Readings({ZERO: attend(masked), **outputs, IGNORED: unmasked})
 
 
 def _softcap() -> Probe:
     inputs = case_of_a_build("sharp", mask="float[B,1,L,S]")
-    query, key, value, mask = (inputs[name] for name in ("query", "key", "value", "attn_mask"))
-    found, added = scores(query, key), _as_added(mask)
-
-    def capped(x: np.ndarray) -> np.ndarray:
-        return CAP * np.tanh(x / CAP)
-
     outputs = {
-        "before the mask": weigh(capped(found) + added, value),
-        "after the mask": weigh(capped(found + added), value),
-        "no softcap": weigh(found + added, value),
+        "before the mask": attend(inputs, softcap=CAP),
+        "after the mask": attend(inputs, READINGS["after the mask"], softcap=CAP),
+        "no softcap": attend(inputs),
     }
     return Probe(
         "softcap", "whether scores are capped before a float mask is added, or after",
@@ -87,7 +72,7 @@ def _softcap() -> Probe:
 
 def _nan_where_hidden() -> Iterator[Probe]:
     clean = case_of_a_build("right_padding", mask="bool[B,1,L,S]")
-    whole = attend(*(clean[name] for name in ("query", "key", "value", "attn_mask")))
+    whole = attend(clean)
     last = clean["key"].shape[2] - 1  # padding in every row of the batch
     readings = _of_nan(whole)
     for name in ("key", "value"):
@@ -129,12 +114,12 @@ def odd_inputs() -> Iterator[Probe]:
 
 def _nan_in_query() -> Probe:
     inputs = drawn("NaN in query")
-    whole = attend(inputs["query"], inputs["key"], inputs["value"])
+    whole = attend(inputs)
     inputs["query"][0, 1, 2, 0] = np.nan
     return Probe(
         "NaN in a query", "a query with one NaN", PLAIN, inputs, _of_row(whole, {
             "NaN in its row": np.nan, "0 in its row": 0.0, "mean of values":
-            shared(inputs["value"], H)[0, 1].mean(axis=0),
+            inputs["value"][0, 0].mean(axis=0),
         }),
     )  # fmt: skip
 
@@ -155,7 +140,7 @@ def _infinite_score() -> Probe:
     query[0, 1, 2], key[0, 0, 1] = 0.0, 0.0
     query[0, :, :, 0] = 0.0
     query[0, 1, 2, 0] = key[0, 0, 1, 0] = HUGE
-    whole = attend(query, key, value)
+    whole = attend(inputs)
     return Probe(
         "infinite score", "a product of a query and a key beyond float32", PLAIN, inputs,
         _of_row(whole, {
@@ -167,7 +152,7 @@ def _infinite_score() -> Probe:
 
 def _empty_past() -> Probe:
     inputs = drawn("empty past")
-    whole = attend(inputs["query"], inputs["key"], inputs["value"], np.tri(L, dtype=np.bool_))
+    whole = attend(inputs, is_causal=1)
     empty = np.zeros((B, HKV, 0, D), np.float32)
     return Probe(
         "empty past, P = 0", "a past of no keys, with is_causal", PAST,

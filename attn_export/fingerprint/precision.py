@@ -10,10 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.fingerprint.attention_choices import attend
 from attn_export.fingerprint.findings import SOMETHING_ELSE, Probe, ProbeFinding
 from attn_export.fingerprint.probe_graphs import HKV, D, H, ProbeGraph
-from attn_export.fingerprint.readings import Readings
+from attn_export.fingerprint.readings import Readings, attend
 from attn_export.fingerprint.seen_keys import PLAIN
 from attn_export.tensorfile import ArrayDict
 
@@ -91,7 +90,7 @@ def read_bits(output: np.ndarray) -> ProbeFinding:
     inputs = bit_inputs()
     if output.shape != inputs["query"].shape:
         return ProbeFinding(SOMETHING_ELSE, f"its shape is {list(output.shape)}")
-    truth = attend(inputs["query"], inputs["key"], inputs["value"])
+    truth = attend(inputs)
     error = np.abs(output.astype(np.float64) - truth).max(axis=(1, 2, 3))
     found = {}
     for step, name in enumerate(STEPS):
@@ -122,7 +121,7 @@ def _half() -> Probe:
     value[:, :, 0], value[:, :, 1] = 1.0, -1.0
     inputs = {name: array.astype(np.float16) for name, array in
               {"query": query, "key": key, "value": value}.items()}  # fmt: skip
-    outputs = {"float32 scores": attend(query, key, value), "float16 scores": np.zeros_like(query)}
+    outputs = {"float32 scores": attend(inputs), "float16 scores": np.zeros_like(query)}
     return Probe(
         "precision, float16", "what holds the scores of float16 queries and keys",
         HALF, inputs, Readings(outputs), says="float16 scores",
@@ -161,5 +160,5 @@ def _two_keys(score: float, first: float, second: float) -> ArrayDict:
 
 
 def _kept_or_flushed(inputs: ArrayDict) -> Readings:
-    kept = attend(inputs["query"], inputs["key"], inputs["value"])
+    kept = attend(inputs)
     return Readings({"kept": kept, "flushed to 0": np.zeros_like(kept)})

@@ -75,10 +75,3 @@ def drawn(
     if past:
         found |= {"past_key": normal(HKV, past), "past_value": normal(HKV, past)}
     return found
-
-
-def with_past(inputs: ArrayDict) -> tuple[np.ndarray, np.ndarray]:
-    """Return all keys and all values, those of the past first."""
-    keys = (inputs[name] for name in ("past_key", "key") if name in inputs)
-    values = (inputs[name] for name in ("past_value", "value") if name in inputs)
-    return np.concatenate(list(keys), axis=2), np.concatenate(list(values), axis=2)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from attn_export.explain.attention_steps import Call, Change, attention
 from attn_export.fingerprint.findings import SOMETHING_ELSE, ProbeFinding
+from attn_export.tensorfile import Array, is_floating
 
 CLOSE = 0.1
 """The largest relative error of a row that is still the same reading: 8 bits pass, a key more or
@@ -15,6 +18,31 @@ less does not."""
 
 APART = 3 * CLOSE
 """By how much any two readings of a probe differ in some row."""
+
+
+SLOTS = {
+    "q": "query", "k": "key", "v": "value", "mask": "attn_mask", "past_key": "past_key",
+    "past_value": "past_value", "cache_length": "lengths",
+}  # fmt: skip
+"""The inputs of probes by their names in a `Call`."""
+
+
+def attend(
+    inputs: Mapping[str, Array], changes: Mapping[str, Change] | None = None, **attributes: float
+) -> Array:
+    """Return attention in float64: `[B, H, L, Dv]`.
+
+    Args:
+        inputs: By the names of probes: query `[B, H, L, D]`, key `[B, Hkv, S, D]` …
+        changes: The steps to compute otherwise, as in `explain.misreadings`.
+        attributes: Those of the node.
+    """
+    given = {
+        name: array.astype(np.float64) if is_floating(array.dtype) else array
+        for name, array in inputs.items()
+    }
+    slots: Any = {slot: given.get(name) for slot, name in SLOTS.items()}
+    return attention(Call(**slots, attributes=attributes), changes)[0]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.fingerprint.attention_choices import attend, scores, up_to, weigh
+from attn_export.explain.misreadings import READINGS
 from attn_export.fingerprint.findings import Probe
 from attn_export.fingerprint.probe_graphs import HKV, H, ProbeGraph
-from attn_export.fingerprint.probe_inputs import case_of_a_build, drawn, with_past
-from attn_export.fingerprint.readings import Readings
+from attn_export.fingerprint.probe_inputs import case_of_a_build, drawn
+from attn_export.fingerprint.readings import Readings, attend
 from attn_export.tensorfile import ArrayDict
 
 PLAIN = ProbeGraph("plain")
@@ -43,89 +43,65 @@ def seen_keys() -> Iterator[Probe]:
     yield _heads()
 
 
-def _readings(inputs: ArrayDict, seen: Mapping[str, np.ndarray | None]) -> Readings:
-    key, value = with_past(inputs)
-    return Readings(
-        {name: attend(inputs["query"], key, value, keys) for name, keys in seen.items()}
-    )
+def _causal_readings(inputs: ArrayDict, *readings: str) -> dict[str, np.ndarray]:
+    """Return the outputs of causal attention by reading; `OFFSET` is that of the specification."""
+    return {name: attend(inputs, READINGS.get(name), is_causal=1) for name in readings}
 
 
 def _causal() -> Probe:
-    queries, keys = 3, 5
-    inputs, i = drawn("causal", queries=queries, keys=keys), np.arange(queries)
-    seen = {
-        TOP_LEFT: up_to(i, keys), BOTTOM_RIGHT: up_to(keys - queries + i, keys), ALL: None,
-    }  # fmt: skip
+    inputs = drawn("causal", queries=3, keys=5)
     return Probe(
         "causal, L < S", "is_causal with fewer queries than keys: what query i sees",
-        CAUSAL, inputs, _readings(inputs, seen), says=TOP_LEFT,
+        CAUSAL, inputs, Readings(_causal_readings(inputs, TOP_LEFT, BOTTOM_RIGHT, ALL)),
+        says=TOP_LEFT,
     )  # fmt: skip
 
 
 def _causal_with_past() -> Probe:
     inputs = case_of_a_build("causal_future", past=True)
-    P, i = inputs["past_key"].shape[2], np.arange(inputs["query"].shape[2])
-    keys = P + len(i)
-    seen = {OFFSET: up_to(P + i, keys), TOP_LEFT: up_to(i, keys), ALL: None}
     return Probe(
         "causal, past", "is_causal with P keys of a past: what query i sees",
-        PAST, inputs, _readings(inputs, seen), says=OFFSET,
+        PAST, inputs, Readings(_causal_readings(inputs, OFFSET, TOP_LEFT, ALL)), says=OFFSET,
     )  # fmt: skip
 
 
 def _causal_with_past_and_more_keys() -> Probe:
-    queries, new, P = 2, 4, 2
-    inputs = drawn("causal, past, more keys", queries=queries, keys=new, past=P)
-    i, keys = np.arange(queries), P + new
-    seen = {
-        OFFSET: up_to(P + i, keys), TOP_LEFT: up_to(i, keys),
-        BOTTOM_RIGHT: up_to(keys - queries + i, keys), ALL: None,
-    }  # fmt: skip
+    inputs = drawn("causal, past, more keys", queries=2, keys=4, past=2)
     return Probe(
-        "past, L < new keys", "is_causal with a past and fewer queries than new keys",
-        PAST, inputs, _readings(inputs, seen), says=OFFSET,
+        "past, L < new keys", "is_causal with a past and fewer queries than new keys", PAST, inputs,
+        Readings(_causal_readings(inputs, OFFSET, TOP_LEFT, BOTTOM_RIGHT, ALL)), says=OFFSET,
     )  # fmt: skip
 
 
 def _causal_with_lengths() -> Probe:
-    queries, keys, n = 2, 6, np.array([4, 6], np.int64)
-    inputs, i = drawn("causal, n keys", queries=queries, keys=keys), np.arange(queries)
-    inputs["lengths"] = n
-    counted = (np.arange(keys) < n[:, None])[:, None, None]  # [B, 1, 1, S]
-    last = keys - queries + i
-    seen = {
-        "keys to n-L+i": up_to((n[:, None] - queries + i)[:, None], keys),
-        TOP_LEFT: up_to(i, keys),
-        f"{BOTTOM_RIGHT}, < n": up_to(last, keys) & counted,
-        BOTTOM_RIGHT: up_to(last, keys),
-        "keys < n": np.broadcast_to(counted, (len(n), 1, queries, keys)),
-        ALL: None,
+    inputs = drawn("causal, n keys", queries=2, keys=6)
+    counted = inputs | {"lengths": np.array([4, 6], np.int64)}
+    outputs = _causal_readings(inputs, TOP_LEFT, BOTTOM_RIGHT, ALL) | {
+        "keys to n-L+i": attend(counted, is_causal=1),
+        f"{BOTTOM_RIGHT}, < n": attend(counted, READINGS[BOTTOM_RIGHT], is_causal=1),
+        "keys < n": attend(counted),
     }
     return Probe(
         "causal, n keys", "is_causal where nonpad_kv_seqlen says that n keys count",
-        LENGTHS, inputs, _readings(inputs, seen), says="keys to n-L+i",
+        LENGTHS, counted, Readings(outputs), says="keys to n-L+i",
         not_in_pytorch="has no lengths",
     )  # fmt: skip
 
 
-def _between(first: np.ndarray, last: np.ndarray, keys: int) -> np.ndarray:
-    return np.asarray(up_to(last, keys) & ~up_to(first - 1, keys))
-
-
 def _window() -> Probe:
-    size = 6
-    inputs, i = drawn("window", queries=size, keys=size), np.arange(size)
-    seen = {
-        f"i-{LEFT} to i+{RIGHT}": _between(i - LEFT, i + RIGHT, size),
-        f"i-{LEFT - 1} to i+{RIGHT}": _between(i - LEFT + 1, i + RIGHT, size),
-        f"i-{LEFT - 1} to i": _between(i - LEFT + 1, i + RIGHT - 1, size),
-        f"i-{LEFT} to i": _between(i - LEFT, i, size),
-        f"i-{LEFT} on": _between(i - LEFT, i + size, size),
-        "ignored: all keys": None,
+    inputs = drawn("window", queries=6, keys=6)
+    outputs = {
+        f"i-{left} to i+{right}" if right else f"i-{left} to i":
+        attend(inputs, left_window_size=left, right_window_size=right)
+        for left, right in ((LEFT, RIGHT), (LEFT - 1, RIGHT), (LEFT - 1, 0), (LEFT, 0))
+    }  # fmt: skip
+    outputs |= {
+        f"i-{LEFT} on": attend(inputs, left_window_size=LEFT),
+        "ignored: all keys": attend(inputs),
     }
     return Probe(
         "window 2, 1", "left_window_size 2 and right_window_size 1 of opset 25",
-        WINDOW, inputs, _readings(inputs, seen), says=f"i-{LEFT} to i+{RIGHT}",
+        WINDOW, inputs, Readings(outputs), says=f"i-{LEFT} to i+{RIGHT}",
         not_in_pytorch="has no window",
     )  # fmt: skip
 
@@ -133,16 +109,15 @@ def _window() -> Probe:
 def _local_window() -> Probe:
     queries, P = 4, 3
     whole = drawn("local window", batch=1, queries=queries, keys=queries, past=P)
-    keys, last = P + queries, P + np.arange(queries)
-    seen = {
-        f"{LOCAL} keys": _between(last - LOCAL + 1, last, keys),
-        f"{LOCAL} and its own": _between(last - LOCAL, last, keys),
-        "ignored: keys to P+i": up_to(last, keys),
+    windows = {f"{LOCAL} keys": LOCAL - 1, f"{LOCAL} and its own": LOCAL,
+               "ignored: keys to P+i": -1}  # fmt: skip
+    outputs = {
+        name: _side_by_side(attend(whole, is_causal=1, left_window_size=left))
+        for name, left in windows.items()
     }
-    outputs = {name: _side_by_side(output) for name, output in
-               _readings(whole, seen).outputs.items()}  # fmt: skip
     inputs = {name: _side_by_side(whole[name]) for name in ("query", "key", "value")}
     inputs |= {name: whole[name] for name in ("past_key", "past_value")}
+    keys = P + queries
     inputs |= {"seqlens_k": np.array([keys - 1], np.int32), "total": np.array(keys, np.int32)}
     return Probe(
         "local_window_size 3", "local_window_size 3 of com.microsoft.GroupQueryAttention",
@@ -158,17 +133,13 @@ def _side_by_side(x: np.ndarray) -> np.ndarray:
 
 def _heads() -> Probe:
     inputs = case_of_a_build("sharp")
-    query, key, value = (inputs[name] for name in ("query", "key", "value"))
-    choices = {
-        f"blocks: h // {H // HKV}": lambda h: h // (H // HKV),
-        f"tiles: h % {HKV}": lambda h: h % HKV,
-        "the first": lambda h: 0,  # noqa: ARG005
-    }
+    blocks = f"blocks: h // {H // HKV}"
     outputs = {
-        name: weigh(scores(query, key, choice), value, None, choice)
-        for name, choice in choices.items()
+        blocks: attend(inputs),
+        f"tiles: h % {HKV}": attend(inputs, READINGS["tiles"]),
+        "the first": attend(inputs, READINGS["the first"]),
     }
     return Probe(
         "head sharing", f"which of {HKV} K/V heads query head h of {H} uses",
-        PLAIN, inputs, Readings(outputs), says=f"blocks: h // {H // HKV}",
+        PLAIN, inputs, Readings(outputs), says=blocks,
     )  # fmt: skip

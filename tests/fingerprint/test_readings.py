@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_export.fingerprint.attention_choices import attend, scores, shared, weigh
 from attn_export.fingerprint.findings import SOMETHING_ELSE
 from attn_export.fingerprint.precision import STEPS, bit_inputs, read_bits
 from attn_export.fingerprint.probe_graphs import HKV, D, H
-from attn_export.fingerprint.probe_inputs import case_of_a_build, with_past
+from attn_export.fingerprint.probe_inputs import case_of_a_build
 from attn_export.fingerprint.probes import probes
-from attn_export.fingerprint.readings import APART, CLOSE, Readings, distance
+from attn_export.fingerprint.readings import APART, CLOSE, Readings, attend, distance
 from attn_export.parity.contents import FUTURE, VALUES
 from attn_export.parity.fixed_cases import content_case
 from attn_export.parity.mask_contents import LOWEST, MASKS
@@ -121,11 +120,23 @@ def test_the_masked_rows_are_masked():
 # -- planted mistakes: numpy runtimes that are wrong in one way --------------------------------
 
 
+def plain(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    return attend({"query": query, "key": key, "value": value})
+
+
+def shared(x: np.ndarray) -> np.ndarray:
+    """Return keys or values in float64, one for each query head."""
+    return np.repeat(x.astype(np.float64), H // HKV, axis=1)
+
+
 def up_to(last: list[int], inputs) -> np.ndarray:
     """Compute with loops, unlike the probes' model: query i sees the keys up to last[i]."""
-    key, value = with_past(inputs)
+    key, value = (
+        np.concatenate([inputs[each] for each in (f"past_{name}", name) if each in inputs], axis=2)
+        for name in ("key", "value")
+    )
     rows = [
-        attend(inputs["query"][:, :, [i]], key[:, :, : end + 1], value[:, :, : end + 1])
+        plain(inputs["query"][:, :, [i]], key[:, :, : end + 1], value[:, :, : end + 1])
         for i, end in enumerate(last)
     ]
     return np.concatenate(rows, axis=2).astype(np.float32)
@@ -159,12 +170,12 @@ def test_a_planted_alignment_is_read_as_it_is(probe, last, reading):
 )
 def test_a_planted_way_to_mask_is_read_as_it_is(hides, reading):
     inputs = PROBES["masked row, False"].inputs
-    found = scores(inputs["query"], inputs["key"]).astype(np.float32)
+    found = (inputs["query"] @ shared(inputs["key"]).swapaxes(-1, -2) / 4).astype(np.float32)
     found = found + hides(inputs["attn_mask"]).astype(np.float32)
     with np.errstate(invalid="ignore"):
         weights = np.exp(found - found.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
-        output = weights @ shared(inputs["value"], H)
+        output = weights @ shared(inputs["value"])
     assert PROBES["masked row, False"].read(output).reading == reading
 
 
@@ -172,8 +183,8 @@ def test_a_planted_tiling_of_heads_is_read_as_it_is():
     inputs = PROBES["head sharing"].inputs
     query, key, value = (inputs[name] for name in ("query", "key", "value"))
     tiled = [np.tile(x, (1, H // HKV, 1, 1)) for x in (key, value)]
-    assert PROBES["head sharing"].read(attend(query, *tiled)).reading == "tiles: h % 2"
-    swapped = attend(query, key[:, ::-1], value[:, ::-1])
+    assert PROBES["head sharing"].read(plain(query, *tiled)).reading == "tiles: h % 2"
+    swapped = plain(query, key[:, ::-1], value[:, ::-1])
     assert PROBES["head sharing"].read(swapped).reading == SOMETHING_ELSE
 
 
@@ -207,10 +218,10 @@ def rounding(step: str, to: Rounding) -> np.ndarray:
     inputs = bit_inputs()
     with np.errstate(invalid="ignore"):
         query, key = at["query"](inputs["query"]), at["key"](inputs["key"])
-        found = at["scores"](query @ shared(key, H).swapaxes(-1, -2) * 0.25)
+        found = at["scores"](query @ shared(key).swapaxes(-1, -2) * 0.25)
         weights = np.exp(found - found.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
-        return at["weights"](weights) @ at["value"](shared(inputs["value"], H))
+        return at["weights"](weights) @ at["value"](shared(inputs["value"]))
 
 
 @pytest.mark.parametrize(("to", "reading"), FORMATS, ids=[name for _, name in FORMATS])
@@ -235,7 +246,7 @@ def test_nan_has_no_bits():
 def test_the_model_gives_0_where_nothing_is_seen():
     query, key = np.ones((1, 1, 2, D)), np.ones((1, 1, 3, D))
     seen = np.array([[True, False, False], [False] * 3])
-    output = weigh(scores(query, key), 2 * key, seen)
+    output = attend({"query": query, "key": key, "value": 2 * key, "attn_mask": seen})
     assert (output[0, 0, 0] == 2).all()
     assert (output[0, 0, 1] == 0).all()
-    assert attend(query, key[:, :, :0], key[:, :, :0]).tolist() == np.zeros((1, 1, 2, D)).tolist()
+    assert plain(query, key[:, :, :0], key[:, :, :0]).tolist() == np.zeros((1, 1, 2, D)).tolist()
