@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from measuring import line_up as line_ups
+from measuring.goals import BARE, OURS, STATIC, phases
+from measuring.line_up import line_up
+from measuring.peers_page import peers_page, unmet
 
-from attn_export.bench import line_up as line_ups
-from attn_export.bench.goals import BARE, OURS, STATIC, phases
-from attn_export.bench.line_up import line_up
 from attn_export.bench.measurements import BenchReport, Candidate, Contest, Cost, Measured
-from attn_export.report.peers_page import peers_page, unmet
 
 BY_NAME = {phase.name: phase for phase in phases()}
 MADE = {"versions": {"torch": "x"}, "processor": "a processor", "cores": 2, "system": "Linux",

@@ -8,12 +8,12 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from measuring.line_up import DIALECT, form_for, lowered_forms
 
 from attn_export.bench import ort_graph, peers_spec
 from attn_export.bench.dims import Dims
 from attn_export.bench.feeds import ALIGNMENT, Feed, empty, filled
 from attn_export.bench.handmade_graphs import save_core
-from attn_export.bench.line_up import DIALECT, form_for, lowered_forms
 from attn_export.bench.peers_export import bare_plain
 from attn_export.bench.peers_plain import PlainAttention, StaticAttention, tensor
 

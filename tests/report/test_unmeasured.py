@@ -7,6 +7,7 @@ import json
 import math
 
 import pytest
+from measuring.matrix_page import matrix_block, matrix_to_dict
 from reports import ENVIRONMENT, run, verdict
 from rich.console import Console
 
@@ -16,7 +17,6 @@ from attn_export.report.html import to_html
 from attn_export.report.junit import to_junit
 from attn_export.report.markdown import to_markdown
 from attn_export.report.matrix import UNMEASURED, largest, matrix, shown, shown_share
-from attn_export.report.matrix_page import matrix_block, matrix_to_dict
 from attn_export.report.terminal import print_report
 from attn_export.results import Report, Verdict
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bench.dims import Dims
-from attn_export.bench.goals import BARE, OURS, ROOF, STATIC, Phase
 from attn_export.bench.handmade_graphs import save_core
 from attn_export.bench.measurements import Candidate
 from attn_export.bench.own_graphs import as_candidate, make_graph
@@ -18,6 +17,7 @@ from attn_export.graph.load import load_graph
 from attn_export.graph.lower import DECODE, lower
 from attn_export.graph.save import save_graph
 from attn_export.results import GraphFile
+from measuring.goals import BARE, OURS, ROOF, STATIC, Phase
 
 # -- our own graph in the forms that a dialect has for it ---------------------------------------
 

@@ -1,0 +1,1 @@
+"""Modules of the scripts that measure: phases, candidates, pages of results."""
