@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bench.dims import work_of
-from attn_export.bench.feeds import Sizes, feeds_of, known_feeds
+from attn_export.bench.feeds import Feed, Sizes, feeds_of, known_feeds
 from attn_export.bench.measurements import Candidate, Cost
 from attn_export.bench.own_graphs import as_candidate
 from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
@@ -20,7 +20,49 @@ NO_SPEC = "the bundle has no spec.toml: its module is not known here"
 ALONE_FROM = 1 << 30
 """Bytes of scores from which a graph that may write them out lives for its own turns only."""
 
+STATIC, BARE = "torch static cache", "bare export, ORT"
+
 Manifest = Mapping[str, Any]
+
+
+def torch_peers(
+    kind: str, options: Mapping[str, Any], work: Cost, *, static: bool, reason: str
+) -> list[Candidate]:
+    """Return PyTorch as candidates: as it is, with a static cache, compiled.
+
+    Args:
+        kind: The kind of candidate, which makes the module.
+        options: Its options beside ``static`` and ``compile``.
+        work: The work of one run.
+        static: Whether a static cache takes part.
+        reason: The reason not to run them, or "".
+    """
+
+    def peer(name: str, *, static: bool = False, compiled: bool = False) -> Candidate:
+        more = {**options, "static": static, "compile": compiled}
+        return Candidate(name, "peer", kind, more, work, reason=reason)
+
+    held = [peer(STATIC, static=True)] if static else []
+    return [peer("torch SDPA"), *held, peer("torch.compile", static=static, compiled=True)]
+
+
+def bare_options(
+    file: Path, inputs: Mapping[str, Feed], outputs: Mapping[str, Feed], job: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of the bare exporter's graph as a candidate.
+
+    Args:
+        file: The graph, which is exported if it is missing.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        job: The job that exports it.
+    """
+    return {
+        "file": str(file),
+        "inputs": {name: feed.to_json() for name, feed in inputs.items()},
+        "outputs": {name: feed.to_json() for name, feed in outputs.items()},
+        "export": job,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,31 +120,18 @@ class Entrants:
         has_cache = appending is not None and appending.has_cache
         spec = {} if appending is None else appending.to_dict()
 
-        def torch_peer(name: str, *, static: bool, compiled: bool) -> Candidate:
-            options = {
-                "spec": spec, "sizes": dict(sizes), "static": static, "compile": compiled,
-            }  # fmt: skip
-            return Candidate(name, "peer", "spec", options, work, reason=reason)
-
-        static = decode and has_cache
-        found = [torch_peer("torch SDPA", static=False, compiled=False)]
-        if static:
-            found.append(torch_peer("torch static cache", static=True, compiled=False))
-        found.append(torch_peer("torch.compile", static=static, compiled=True))
+        found = torch_peers(
+            "spec", {"spec": spec, "sizes": dict(sizes)}, work, static=decode and has_cache,
+            reason=reason,
+        )  # fmt: skip
         bare = self._bare(appending, sizes) if appending is not None and not reason else {}
         alone = self._is_large(sizes)
-        name = "bare export, ORT"
-        return [*found, Candidate(name, "peer", "graph", bare, work, alone=alone, reason=reason)]
+        return [*found, Candidate(BARE, "peer", "graph", bare, work, alone=alone, reason=reason)]
 
     def _bare(self, spec: AttentionSpec, sizes: Sizes) -> dict[str, Any]:
-        inputs = feeds_of(spec.inputs(), sizes)
-        outputs = known_feeds(spec.output_shapes(), sizes)
-        return {
-            "file": str(self.scratch / "bare.onnx"),
-            "inputs": {name: feed.to_json() for name, feed in inputs.items()},
-            "outputs": {name: feed.to_json() for name, feed in outputs.items()},
-            "export": {"what": "bare spec", "spec": spec.to_dict()},
-        }
+        job = {"what": "bare spec", "spec": spec.to_dict()}
+        feeds = feeds_of(spec.inputs(), sizes), known_feeds(spec.output_shapes(), sizes)
+        return bare_options(self.scratch / "bare.onnx", *feeds, job)
 
     def _is_large(self, sizes: Sizes) -> bool:
         heads = self.spec.num_heads if self.spec else 1

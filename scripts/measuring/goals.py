@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from attn_export.bench.bundle_line_up import BARE, STATIC
 from attn_export.bench.dims import Dims
 from attn_export.bench.measurements import Contest, Measured
 
 HEADS, HEAD_DIM, EMBED_DIM = 16, 64, 1024
-STATIC, BARE, ROOF, MEMORY = "torch static cache", "bare export, ORT", "sgemm roof", "memory growth"
+ROOF, MEMORY = "sgemm roof", "memory growth"
 PREFILL_PEERS = ("torch SDPA", "torch.compile", BARE, "OpenVINO f32")
 MIB = 1 << 20
 OURS = "ours"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attn_export.bench.bundle_line_up import ALONE_FROM, BARE, bare_options, torch_peers
 from attn_export.bench.dims import Dims
 from attn_export.bench.handmade_graphs import save_core
 from attn_export.bench.measurements import Candidate
@@ -17,7 +18,7 @@ from attn_export.graph.load import load_graph
 from attn_export.graph.lower import DECODE, lower
 from attn_export.graph.save import save_graph
 from attn_export.results import GraphFile
-from measuring.goals import BARE, OURS, ROOF, STATIC, Phase
+from measuring.goals import OURS, ROOF, Phase
 
 # -- our own graph in the forms that a dialect has for it ---------------------------------------
 
@@ -60,8 +61,6 @@ def form_for(forms: Mapping[str, GraphFile], sizes: Mapping[str, int]) -> GraphF
 
 
 DIALECT = "ort"
-ALONE_FROM = 1 << 30
-"""Bytes of scores from which a graph that writes them out lives for its own turns only."""
 
 
 def line_up(phase: Phase, folder: Path) -> list[Candidate]:
@@ -107,38 +106,24 @@ def layer_spec(dims: Dims) -> dict[str, Any]:
 
 
 def _torch(dims: Dims) -> list[Candidate]:
-    reason = missing("torch")
-
-    def plain(name: str, *, static: bool, compiled: bool) -> Candidate:
-        options = {"dims": dims.to_json(), "static": static, "compile": compiled}
-        return Candidate(name, "peer", "plain", options, dims.work, reason=reason)
-
-    if not dims.past_len:
-        eager = plain("torch SDPA", static=False, compiled=False)
-        return [eager, plain("torch.compile", static=False, compiled=True)]
-    return [
-        plain("torch SDPA", static=False, compiled=False),
-        plain(STATIC, static=True, compiled=False),
-        plain("torch.compile", static=True, compiled=True),
-    ]
+    options = {"dims": dims.to_json()}
+    return torch_peers(
+        "plain", options, dims.work, static=bool(dims.past_len), reason=missing("torch")
+    )
 
 
 def _exported(dims: Dims, folder: Path) -> list[Candidate]:
     """Return the bare exporter's graph as candidates in ONNX Runtime and OpenVINO."""
-    file = folder / "bare.onnx"
     alone = dims.score_bytes >= ALONE_FROM
-    inputs = {name: feed.to_json() for name, feed in dims.inputs(in_place=False).items()}
-    outputs = {name: feed.to_json() for name, feed in dims.outputs().items()}
     job = {"what": "bare", "dims": dims.to_json()}
-    bare = {"file": str(file), "inputs": inputs, "outputs": outputs, "export": job}
+    bare = bare_options(folder / "bare.onnx", dims.inputs(in_place=False), dims.outputs(), job)
     found = [
         Candidate(BARE, "peer", "graph", bare, dims.work, alone=alone, reason=missing("torch"))
     ]
     if not dims.past_len:
         reason = missing("openvino") or missing("torch")
-        options = {"file": str(file), "inputs": inputs, "export": job}
         openvino = Candidate(
-            "OpenVINO f32", "peer", "openvino", options, dims.work, alone=alone, reason=reason
+            "OpenVINO f32", "peer", "openvino", bare, dims.work, alone=alone, reason=reason
         )
         found.append(openvino)
     return found

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from attn_export.bench.bundle_line_up import BARE, STATIC
 from attn_export.bench.measurements import BenchReport, Contest
 from attn_export.report.data import in_mib, in_ms, made_on, three_digits
-from measuring.goals import BARE, MEMORY, ROOF, STATIC, Goal, Phase
+from measuring.goals import MEMORY, ROOF, Goal, Phase
 
 PEERS = ("torch SDPA", STATIC, "torch.compile", BARE, "OpenVINO f32")
 OURS = "ours"

@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from measuring import line_up as line_ups
-from measuring.goals import BARE, OURS, STATIC, phases
+from measuring.goals import OURS, phases
 from measuring.line_up import line_up
 from measuring.peers_page import peers_page, unmet
 
+from attn_export.bench.bundle_line_up import BARE, STATIC
 from attn_export.bench.measurements import BenchReport, Candidate, Contest, Cost, Measured
 
 BY_NAME = {phase.name: phase for phase in phases()}
