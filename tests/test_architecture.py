@@ -36,7 +36,7 @@ FLOORS = {
     "attention/": 1, "weights/": 1, "graph/": 1, "runtimes/": 1,
     "parity/__init__": 1, "parity/conditions": 1, "parity/contents": 1, "parity/cover": 1,
     "parity/draw": 1, "parity/fixed_cases": 1, "parity/gate": 1, "parity/golden": 1,
-    "parity/limits": 1, "parity/long_cases": 1, "parity/mask_contents": 1, "parity/measures": 1,
+    "parity/long_cases": 1, "parity/mask_contents": 1, "parity/measures": 1,
     "parity/plan": 1, "parity/sizes": 1,
     "bundle": 2, "export/__init__": 2, "export/axis": 2, "export/module_state": 2,
     "export/subject": 2,

@@ -10,6 +10,7 @@ import numpy as np
 
 from attn_export.explain.attention_steps import Call, Change, attention
 from attn_export.fingerprint.findings import SOMETHING_ELSE, ProbeFinding
+from attn_export.parity.measures import distance
 from attn_export.tensorfile import Array, is_floating
 
 CLOSE = 0.1
@@ -57,41 +58,11 @@ class Readings:
 
     def __call__(self, output: np.ndarray) -> ProbeFinding:
         """Return the nearest reading, if it is close."""
-        found = {name: distance(output, wanted) for name, wanted in self.outputs.items()}
+        found = {name: distance(output, wanted).row for name, wanted in self.outputs.items()}
         nearest = min(found, key=lambda name: found[name])
         if found[nearest] <= CLOSE:
             return ProbeFinding(nearest)
         return ProbeFinding(SOMETHING_ELSE, _difference(output, nearest, self.outputs[nearest]))
-
-
-def distance(output: np.ndarray, wanted: np.ndarray) -> float:
-    """Return the largest L2 error of a row, relative to the larger of the row and the usual row.
-
-    It is infinite if shapes differ, or NaN and infinities are elsewhere.
-
-    Args:
-        output: Output of the runtime; rows along its last axis.
-        wanted: The expected output, of the same shape.
-    """
-    if output.shape != wanted.shape:
-        return np.inf
-    output, wanted = output.astype(np.float64), wanted.astype(np.float64)
-    odd = ~np.isfinite(wanted)
-    if not np.array_equal(output[odd], wanted[odd], equal_nan=True):
-        return np.inf
-    if not np.isfinite(output[~odd]).all():
-        return np.inf
-    if output.size == 0:
-        return 0.0
-    output, wanted = np.where(odd, 0.0, output), np.where(odd, 0.0, wanted)
-    # The scale apart: squares of what a probe of small numbers gives are 0.
-    scale = max(np.abs(wanted).max(), np.abs(output).max()) or 1.0
-    sizes = np.linalg.norm(wanted / scale, axis=-1)
-    errors = np.linalg.norm((output - wanted) / scale, axis=-1)
-    compared = np.maximum(sizes, np.sqrt(np.mean(sizes**2)))
-    if not compared.any():
-        return np.inf if errors.any() else 0.0
-    return float(np.max(errors / compared))
 
 
 def _difference(output: np.ndarray, nearest: str, wanted: np.ndarray) -> str:

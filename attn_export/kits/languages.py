@@ -17,7 +17,7 @@ class Language:
     """A kit's template.
 
     Attributes:
-        folders: Of this package, and into which folder of the kit each goes.
+        folders: Folders and files of this package, and the place of each in the kit.
         dialects: Forms of the graph that its engine runs, the fastest first.
         without: Types of inputs that its engine's interface does not take.
         test: The commands that build it and run its self-test.
@@ -53,7 +53,7 @@ LANGUAGES: Mapping[str, Language] = {
         ("npm ci --ignore-scripts", "npm start"),
     ),
     "python": Language(
-        {"python": "."}, ORT_FIRST, BFLOAT16,
+        {"python": ".", "../parity/measures.py": "attn_kit/measures.py"}, ORT_FIRST, BFLOAT16,
         ("pip install .", "attn-kit-test"),
     ),
 }  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any
 from attn_export.code_templates import render
 from attn_export.errors import UsageError
 from attn_export.kits.languages import HERE, Language
-from attn_export.parity.limits import beyond_limit
-from attn_export.results import CODES, DECODE, Allowed, GraphFile
+from attn_export.parity.measures import beyond_limit
+from attn_export.results import CODES, DECODE, GraphFile
 from attn_export.runtimes.ort_cpu import ORT_NEEDED
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype
@@ -97,7 +97,7 @@ def _tolerance(case: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, 
         allowed = None
     unusable = case["unusable"].get(output["name"], "")
     if allowed and not unusable:
-        unusable = beyond_limit(Allowed(**allowed), dtype)
+        unusable = beyond_limit(allowed["whole"], allowed["row"], dtype)
     return {"allowed": None if unusable else allowed, "unusable": " ".join(unusable.split())}
 
 
@@ -141,8 +141,21 @@ def write_project(language: Language, context: Mapping[str, Any], folder: Path) 
         context: Values that the templates use.
         folder: An existing folder; gets the files.
     """
-    for source, place in language.folders.items():
-        shutil.copytree(HERE / source, folder / place, dirs_exist_ok=True, ignore=LEFT_OUT)
+    copy_sources(language, folder)
     for template in sorted(folder.rglob(f"*{TEMPLATE}")):
         template.with_suffix("").write_text(render(template, context), encoding="utf-8")
         template.unlink()
+
+
+def copy_sources(language: Language, folder: Path) -> None:
+    """Copy a language's files as they are.
+
+    Args:
+        language: The kit's template.
+        folder: An existing folder; gets the files.
+    """
+    for source, place in language.folders.items():
+        if (HERE / source).is_file():
+            shutil.copyfile(HERE / source, folder / place)
+        else:
+            shutil.copytree(HERE / source, folder / place, dirs_exist_ok=True, ignore=LEFT_OUT)

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attn_export.parity.error_map import without_rows
-from attn_export.parity.limits import beyond_limit
-from attn_export.parity.measures import Measures, eps, measure, zero_rows
+from attn_export.parity.measures import (
+    Measures,
+    beyond_limit,
+    eps,
+    measure,
+    without_rows,
+    zero_rows,
+)
 from attn_export.results import Allowed, Arrays, Case, Golden
 from attn_export.tensorfile import is_floating
 
@@ -68,7 +73,7 @@ def judged_by(
         if bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
             reason = "eager is not finite where the float64 truth is: no evidence"
         else:
-            reason = beyond_limit(found, e.dtype)
+            reason = beyond_limit(found.whole, found.row, e.dtype)
         allowed[name] = found
         if reason:
             unusable[name] = reason

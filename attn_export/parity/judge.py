@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.parity.error_map import without_rows, worst_index, wrong_kinds
 from attn_export.parity.gate import Gate
-from attn_export.parity.limits import beyond_limit
-from attn_export.parity.measures import measure
+from attn_export.parity.measures import (
+    beyond_limit,
+    measure,
+    without_rows,
+    worst_index,
+    wrong_kinds,
+)
 from attn_export.results import Allowed, Arrays, Golden, Verdict
 from attn_export.tensorfile import is_floating
 
@@ -71,7 +75,7 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
     allowed = golden.allowed[name]
     if allowed is None:
         return _failed(verdict, "the golden vectors do not say what error is allowed")
-    beyond = beyond_limit(allowed, truth.dtype)
+    beyond = beyond_limit(allowed.whole, allowed.row, truth.dtype)
     if beyond:
         return dataclasses.replace(verdict, status="unusable", message=beyond)
     if t.size:

@@ -1,8 +1,12 @@
-"""Distance of an array from the truth: relative L2 over the whole and over rows."""
+"""Distance of an array from the truth: relative L2 over the whole and over rows.
+
+The Python kit ships this file: it imports nothing of this package.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -62,6 +66,143 @@ def zero_rows(truth: np.ndarray) -> np.ndarray:
 
 def eps(dtype: np.dtype) -> float:
     """Return the distance from 1 to the next number of a floating point type."""
-    import ml_dtypes  # knows bfloat16 besides numpy's own types
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).eps)
+    import ml_dtypes  # knows bfloat16
 
     return float(ml_dtypes.finfo(dtype).eps)
+
+
+def distance(x: np.ndarray, truth: np.ndarray) -> Measures:
+    """Measure any array: infinite where shapes differ, or what no relative measure has.
+
+    Args:
+        x: An array of any shape.
+        truth: The array that it is compared with.
+    """
+    if x.shape != truth.shape:
+        return Measures(np.inf, np.inf)
+    r, t = x.astype(np.float64), truth.astype(np.float64)
+    if any(wrong.any() for _, wrong in wrong_kinds(r, t)):
+        return Measures(np.inf, np.inf)
+    return measure(r, t)
+
+
+# -- location of wrong elements in an output, and of the worst one ------------------------------
+
+
+Index = tuple[int, ...]
+
+
+def wrong_kinds(r: np.ndarray, t: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield errors beyond relative measures: a description, and a mask of the wrong elements.
+
+    Args:
+        r: A runtime's output, as float64.
+        t: The truth, of the same shape and type.
+    """
+    if not (np.isfinite(r).all() and np.isfinite(t).all()):
+        for what, test in (("NaN", np.isnan), ("+Inf", np.isposinf), ("-Inf", np.isneginf)):
+            yield f"{what} in other places than the truth has them", test(r) != test(t)
+    # Where t is infinite, so is r by now: such elements are compared, and count as 0 here.
+    finite = np.isfinite(np.atleast_1d(t))
+    zero = zero_rows(np.where(finite, t, 0.0))[..., None]
+    wrong = zero & finite & (np.atleast_1d(r) != 0)
+    yield "a row that has to be 0 is not", wrong.reshape(r.shape)
+
+
+def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:
+    """Return the index of the largest difference: of the whole, or within the worst row.
+
+    Args:
+        r: A runtime's output, as float64.
+        t: The truth, of the same shape and type, with at least one element.
+        by_row: Whether the row counts.
+    """
+    d = distances(r, t)
+    if by_row and d.ndim:
+        norms = row_norms(t)
+        shares = np.linalg.norm(d, axis=-1) / np.where(norms > 0, norms, np.inf)
+        row = np.unravel_index(int(np.argmax(shares)), shares.shape)
+        found = (*row, np.argmax(d[row]))
+    else:
+        found = np.unravel_index(int(np.argmax(d)), d.shape)
+    return tuple(int(i) for i in found)
+
+
+def distances(r: np.ndarray, t: np.ndarray) -> np.ndarray:
+    """Return |r − t| as shares of the largest element of t; 0 if either is not finite.
+
+    Args:
+        r: Output of the runtime.
+        t: The truth, of the same shape.
+    """
+    usable = np.isfinite(r) & np.isfinite(t)
+    # Of shares, squares neither overflow nor vanish.
+    largest = float(np.abs(t[usable]).max(initial=0.0)) or 1.0
+    return np.asarray(np.abs(np.where(usable, r, 0.0) - np.where(usable, t, 0.0)) / largest)
+
+
+def row_norms(t: np.ndarray) -> np.ndarray:
+    """Return ‖t_row‖ as shares of the largest element of t, `t.shape[:-1]`.
+
+    Elements that are not finite count as 0.
+    """
+    finite = np.where(np.isfinite(t), t, 0.0)
+    largest = float(np.abs(finite).max(initial=0.0)) or 1.0
+    return np.asarray(np.linalg.norm(finite / largest, axis=-1))
+
+
+def without_rows(got: np.ndarray, truth: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+    """Return an output with the truth in the rows of the batch that are not compared.
+
+    Args:
+        got: The output of a runtime.
+        truth: The right output.
+        rows: The rows that are not compared.
+    """
+    if not rows or not got.ndim:
+        return got
+    got = got.copy()
+    got[list(rows)] = truth[list(rows)]
+    return got
+
+
+# -- the largest error that a case may allow and still be evidence ------------------------------
+
+
+WHOLE, ROW = 2.0**17, 2.0**20
+"""The largest allowed errors of an output and of a row, in units of eps of its dtype."""
+
+MOST_WHOLE, MOST_ROW = 1 / 8, 1 / 2
+"""The same as shares of the output: beyond them a wrong output passes for a right one."""
+
+
+def largest_allowed(dtype: np.dtype) -> Measures:
+    """Return the largest allowed errors of an output of a floating dtype.
+
+    For float32 they are 1/64 of the whole output, and 1/8 of a row.
+    """
+    step = max(eps(dtype), eps(np.dtype(np.float32)))
+    return Measures(min(WHOLE * step, MOST_WHOLE), min(ROW * step, MOST_ROW))
+
+
+def beyond_limit(whole: float, row: float, dtype: np.dtype) -> str:
+    """Return why an allowed error is too large for evidence, or "" where it is not.
+
+    Args:
+        whole: The error allowed over the whole output.
+        row: The error allowed over one row.
+        dtype: The type of the output.
+    """
+    limit = largest_allowed(dtype)
+    for over, error, most in (
+        ("the whole output", whole, limit.whole),
+        ("one row", row, limit.row),
+    ):
+        if not error <= most:  # so that NaN is too large
+            return (
+                f"no evidence: an error of {error:.2g} over {over} would be allowed, and "
+                f"{most:.2g} is the most for {dtype.name}"
+            )
+    return ""

@@ -14,10 +14,11 @@ from attn_export.fingerprint.precision import STEPS, bit_inputs, read_bits
 from attn_export.fingerprint.probe_graphs import HKV, D, H
 from attn_export.fingerprint.probe_inputs import case_of_a_build
 from attn_export.fingerprint.probes import probes
-from attn_export.fingerprint.readings import APART, CLOSE, Readings, attend, distance
+from attn_export.fingerprint.readings import APART, CLOSE, Readings, attend
 from attn_export.parity.contents import FUTURE, VALUES
 from attn_export.parity.fixed_cases import content_case
 from attn_export.parity.mask_contents import LOWEST, MASKS
+from attn_export.parity.measures import distance
 from attn_export.spec import AttentionSpec
 
 PROBES = {probe.name: probe for probe in probes()}
@@ -45,7 +46,7 @@ def test_names_are_unique_and_short_enough_for_the_table():
 @pytest.mark.parametrize(("probe", "one", "other"), PAIRS, ids=lambda x: x)
 def test_any_two_readings_of_a_probe_are_far_apart(probe, one, other):
     outputs = TOLD_APART[probe]
-    assert distance(outputs[one], outputs[other]) >= APART > CLOSE
+    assert distance(outputs[one], outputs[other]).row >= APART > CLOSE
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_export.kits.languages import HERE
+from attn_export.kits.languages import HERE, LANGUAGES
+from attn_export.kits.project import copy_sources
 from attn_export.parity.judge import judge
-from attn_export.parity.limits import largest_allowed
+from attn_export.parity.measures import largest_allowed
 from attn_export.results import Allowed, Case, Golden
 from attn_export.tensorfile import is_floating
 
@@ -225,15 +227,22 @@ HELD = [case for case in CASES if "bfloat16" not in (case.truth.dtype.name, case
 """The kit in Python holds no bfloat16."""
 
 
-@pytest.mark.parametrize("case", HELD, ids=[case.name for case in HELD])
-def test_python_says_what_the_judge_says(case: Judged, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(HERE / "python")
-    from attn_kit.judge import judge as theirs  # type: ignore[import-not-found]
+@pytest.fixture(scope="module")
+def python_judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]:
+    """Yield the judge of the kit in Python, with the files that the kit has."""
+    folder = tmp_path_factory.mktemp("kit")
+    copy_sources(LANGUAGES["python"], folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield importlib.import_module("attn_kit.judge").judge
 
+
+@pytest.mark.parametrize("case", HELD, ids=[case.name for case in HELD])
+def test_python_says_what_the_judge_says(case: Judged, python_judge: Callable):
     (verdict,) = judge("python", "g", case.golden(), {"y": case.got})
     allowed = case.allowed and dataclasses.asdict(case.allowed)
     before = case.got.copy()
-    found = theirs(case.got, case.truth, allowed, case.unusable, case.ignored_rows)
+    found = python_judge(case.got, case.truth, allowed, case.unusable, case.ignored_rows)
     status = {"ok  ": "passed", "FAIL": "failed", "unusable": "unusable"}[found.status]
     assert status == verdict.status, found
     assert status != "passed" or not found.why
