@@ -15,7 +15,7 @@ def main() -> int:
     source = str(Path(__file__).resolve().parent.parent)
     # After -- nothing is an option of pip, whatever the input holds.
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--"]
-    return subprocess.run([*command, *(wanted or [source])], check=False).returncode
+    return subprocess.run([*command, *(wanted or [f"{source}[build,gpu]"])], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -59,7 +59,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        from attn_export.system_info import missing_package
+
+        package = (error.name or "").partition(".")[0]
+        raise ModuleNotFoundError(missing_package(package), name=error.name) from None
 
 
 def __dir__() -> list[str]:

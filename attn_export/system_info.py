@@ -1,10 +1,15 @@
-"""Environment of a result: versions and machine, without paths or names of hosts."""
+"""Environment of a result, without paths or names of hosts; installation of missing packages."""
 
 from __future__ import annotations
 
 import os
 import platform
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
+
+from attn_export.errors import UsageError
 
 PACKAGES = ("attn-export", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime-gpu",
             "onnxruntime", "numpy")  # fmt: skip
@@ -32,3 +37,42 @@ def environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
     }
+
+
+# -- packages that are not installed ------------------------------------------------------------
+
+
+EXTRAS = {"onnxruntime": "cpu", "torch": "build", "onnxscript": "build", "matplotlib": "build"}
+"""The extra of this package that brings a package."""
+
+
+def install_command(*requirements: str) -> str:
+    """Return the command that installs packages into this environment, which may have no pip."""
+    quoted = " ".join(f"'{name}'" if set(name) & set("[<>") else name for name in requirements)
+    if find_spec("pip"):
+        return f"pip install {quoted}"
+    place = Path(sys.prefix)
+    if place.is_relative_to(Path.cwd()):
+        place = place.relative_to(Path.cwd())
+    return f"python3 -m pip --python {place} install {quoted}"
+
+
+def missing_package(package: str, *requirements: str) -> str:
+    """Return the message for a package that is not installed, with the command that brings it.
+
+    Args:
+        package: The name of the package.
+        requirements: The arguments of pip. Default: the extra with it, or else the package.
+    """
+    extra = [f"attn-export[{EXTRAS[package]}]"] if package in EXTRAS else [package]
+    return f"{package} is not installed; {install_command(*(requirements or extra))}"
+
+
+def check_installed(package: str) -> None:
+    """Refuse early what needs a package of an extra that was not installed.
+
+    Raises:
+        UsageError: If it is not installed.
+    """
+    if find_spec(package) is None:
+        raise UsageError(missing_package(package))

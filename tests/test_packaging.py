@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from attn_export import system_info
+from attn_export.runtimes.catalogue import runtime
+from attn_export.system_info import EXTRAS
+
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
@@ -48,6 +52,62 @@ def test_a_wheel_installs_and_works_outside_the_checkout(site: Path, tmp_path: P
     assert (site / "attn_export" / "py.typed").is_file()
 
 
+@pytest.mark.xdist_group("test_packaging")
+def test_the_wheel_has_every_file_of_the_package(site: Path, bundle: Path, tmp_path: Path):
+    left_out = {"__pycache__", "node_modules", "build"}
+    here = {path.relative_to(ROOT) for path in (ROOT / "attn_export").rglob("*") if path.is_file()}
+    there = {path.relative_to(site) for path in site.rglob("*")}
+    assert {path for path in here if not left_out & set(path.parts)} <= there
+    run(site / "bin" / "attn-export", "kit", "python", bundle, "--output", "kit", cwd=tmp_path,
+        PYTHONPATH=str(site))  # fmt: skip
+    assert (tmp_path / "kit" / "attn_kit" / "model.py").is_file()
+
+
+def test_what_exports_and_runs_comes_with_extras_alone():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[><=;]", line)[0] for line in project["dependencies"]}
+    assert not names & {"torch", "onnxscript", "matplotlib", "onnxruntime", "onnxruntime-gpu"}
+    for package, extra in EXTRAS.items():
+        assert any(line.startswith(package) for line in project["optional-dependencies"][extra])
+
+
+@pytest.mark.parametrize(
+    ("package", "requirements", "pip", "says"),
+    [
+        ("torch", (), True, "torch is not installed; pip install 'attn-export[build]'"),
+        ("tract", (), True, "tract is not installed; pip install tract"),
+        ("OpenCV", ("cv2>=5",), True, "OpenCV is not installed; pip install 'cv2>=5'"),
+        ("tract", (), False, "tract is not installed; python3 -m pip --python env install tract"),
+    ],
+)
+def test_a_missing_package_is_named_with_a_command_that_exists_here(
+    package, requirements, pip, says, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setattr(system_info, "find_spec", lambda name: pip if name == "pip" else None)
+    assert system_info.missing_package(package, *requirements) == says
+
+
+@pytest.mark.parametrize(
+    ("folders", "wrong"),
+    [
+        (("onnxruntime-1.31.dist-info", "onnxruntime_gpu-1.31.dist-info"), True),
+        (("onnxruntime_gpu-1.31.dist-info", "onnxruntime_genai-0.9.dist-info"), False),
+    ],
+)
+def test_two_packages_of_onnx_runtime_are_refused_with_what_to_do(
+    folders, wrong, tmp_path, monkeypatch
+):
+    for name in (*folders, "onnxruntime"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "onnxruntime" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    said = runtime("ort-cpu").unavailable()
+    assert said.startswith("onnxruntime and onnxruntime-gpu are installed and overwrite") == wrong
+    assert "pip uninstall onnxruntime onnxruntime-gpu" in said or not wrong
+
+
 THEIRS = """
 import attn_export, pytest
 
@@ -81,7 +141,9 @@ def test_a_project_that_installs_the_wheel_has_the_plugin(site: Path, bundle: Pa
 
 def test_the_lock_has_every_dependency_within_its_range_and_torch_at_its_version():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {re.split(r"[><=;]", line)[0] for line in project["dependencies"]}
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["build"], *extras["gpu"]]
+    wanted = {re.split(r"[><=;]", line)[0] for line in lines}
     for name in ("requirements.lock", "requirements-test.lock"):
         lines = (ROOT / "scripts" / name).read_text().splitlines()
         pinned = (line.split(";")[0] for line in lines if not line.startswith("#"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from attn_export.bench.feeds import Feed
 from attn_export.bench.handmade_graphs import save_gemm, save_read
 from attn_export.bench.measurements import Candidate, Cost
+from attn_export.system_info import missing_package
 
 LARGE = 2048
 """M, K and N of a GEMM that is large enough to be as fast as any."""
@@ -71,4 +72,4 @@ def _in_torch(name: str, options: dict[str, object], work: Cost) -> Candidate:
 
 def missing(package: str) -> str:
     """Return the reason that a package is unavailable, or "". Do not import the package."""
-    return "" if find_spec(package) else f"{package} is not installed"
+    return "" if find_spec(package) else missing_package(package)

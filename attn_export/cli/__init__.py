@@ -38,6 +38,7 @@ from attn_export.errors import (
 from attn_export.interruption import MESSAGE
 from attn_export.output_folder import check_utf8
 from attn_export.spec import VARIANTS
+from attn_export.system_info import missing_package
 
 TRACEBACK = "ATTN_EXPORT_TRACEBACK"
 """The environment variable that lets errors of our own end in a traceback."""
@@ -78,8 +79,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
     if isinstance(error, MemoryError) or "failed to map segment" in str(error):
         return "there is too little memory; raise the limit (ulimit -v)", AttnExportError.exit_code
     if isinstance(error, ModuleNotFoundError):
-        message = f"{error}; install all packages: pip install attn-export"
-        return message, AttnExportError.exit_code
+        return missing_package((error.name or "").partition(".")[0]), UsageError.exit_code
     message = f"internal error: {one_line(error)}; report it with the output of {TRACEBACK}=1"
     return message, AttnExportError.exit_code
 

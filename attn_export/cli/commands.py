@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -243,14 +244,19 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
     runs, decodes with the KV cache, and replays the golden vectors.
     """
     from attn_export.jobs.kit import write_kit
-    from attn_export.kits.languages import LANGUAGES
+    from attn_export.kits.languages import LANGUAGES, ORT_PLACEHOLDER
     from attn_export.report.progress import progress
+    from attn_export.runtimes.install_ort_native import ort_root
 
     with progress(quiet=quiet) as bar:
         folder = write_kit(language, bundle, output, dialect, bar)
     if not quiet:
-        commands = " && ".join((f"cd {folder}", *LANGUAGES[language].test))
-        click.echo(f"kit: {folder}\ntry: {commands}")
+        commands = " && ".join((f"cd {shlex.quote(str(folder))}", *LANGUAGES[language].test))
+        library = ort_root()
+        if library is not None:
+            commands = commands.replace(ORT_PLACEHOLDER, shlex.quote(str(library)))
+        click.echo(printable(f"kit: {folder}", PARAGRAPH))
+        click.echo(printable(f"try: {commands}", PARAGRAPH))
     return 0
 
 

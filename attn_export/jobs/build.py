@@ -20,7 +20,7 @@ from attn_export.results import BASE, GraphFile, Report
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
-from attn_export.system_info import environment, versions
+from attn_export.system_info import check_installed, environment, versions
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def build(
         The report. The bundle lies in `output` if it passed, else in `OUTPUT.failed`.
 
     Raises:
-        UsageError: If a name is unknown or `output` cannot be written.
+        UsageError: If a name is unknown, torch is missing or `output` cannot be written.
         ExportError: If the module cannot be exported as it is.
         GraphError: If a check refuses the graph.
     """
@@ -79,6 +79,7 @@ def build(
         )
     selection = Selection.of(runtimes, require)
     dialects = check_dialects(dialects, ALL)
+    check_installed("torch")
     limits, progress = limits or Limits.default(), progress or Progress()
     with staging(Path(output or Path("models") / name)) as stage:
         # The runtimes' processes import their SDKs while this one imports torch.

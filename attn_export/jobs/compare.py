@@ -17,7 +17,7 @@ from attn_export.results import BASE, Golden, Report, StoredCase
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
-from attn_export.system_info import environment
+from attn_export.system_info import check_installed, environment
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
@@ -66,12 +66,13 @@ def compare(
         else in `OUTPUT.failed`.
 
     Raises:
-        UsageError: If a name is unknown or `output` cannot be written.
+        UsageError: If a name is unknown, torch is missing or `output` cannot be written.
         GraphError: If a graph cannot be read, or has other inputs or outputs.
         ExportError: If the module does not run at some sizes, or an input changes no output.
     """
     selection, path = Selection.of(runtimes, require), Path(graph)
     limits, progress = limits or Limits.default(), progress or Progress()
+    check_installed("torch")
     compared = ComparedGraph.read(path, limits)
     with _folder(output) as (folder, publish), scratch() as out:
         with Pool(selection, [compared.file], limits) as pool:

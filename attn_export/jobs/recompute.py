@@ -15,6 +15,7 @@ from attn_export.parity.golden import read_inputs, write_inputs
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, RuntimeRun, StoredCase, Verdict
 from attn_export.spec import AttentionSpec
+from attn_export.system_info import check_installed
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject
@@ -51,10 +52,11 @@ class Truth:
             progress: Receiver of progress.
 
         Raises:
-            UsageError: If the bundle is not of a layer of ours, and `module` is None; or if
-                `module` has other inputs or outputs.
+            UsageError: If torch is missing; if the bundle is not of a layer of ours, and `module`
+                is None; or if `module` has other inputs or outputs.
             BundleError: If the graph lacks a weight that the spec requires.
         """
+        check_installed("torch")
         progress.phase("importing torch")
         if module is not None:
             from attn_export.user_module import load_subject

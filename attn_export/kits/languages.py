@@ -32,7 +32,8 @@ class Language:
 ORT_FIRST = (ORT, STANDARD, PORTABLE)
 BFLOAT16 = frozenset({"bfloat16"})
 
-CONFIGURE = "cmake -S . -B build -DONNXRUNTIME_ROOT=/path/to/onnxruntime"
+ORT_PLACEHOLDER = "/path/to/onnxruntime"
+CONFIGURE = f"cmake -S . -B build -DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
 
 LANGUAGES: Mapping[str, Language] = {
     "c": Language(
@@ -54,7 +55,7 @@ LANGUAGES: Mapping[str, Language] = {
     ),
     "python": Language(
         {"python": ".", "../parity/measures.py": "attn_kit/measures.py"}, ORT_FIRST, BFLOAT16,
-        ("pip install .", "attn-kit-test"),
+        ("python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/attn-kit-test"),
     ),
 }  # fmt: skip
 

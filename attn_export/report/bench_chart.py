@@ -11,6 +11,7 @@ from attn_export.atomic_replace import write_whole
 from attn_export.bench.measurements import Contest
 from attn_export.errors import OutputError, UsageError
 from attn_export.output_folder import check_utf8
+from attn_export.system_info import check_installed
 
 ENDINGS = (".svg", ".png")
 OURS_COLORS = ("#c8372d", "#e8853a", "#8c1d40", "#f2b134")
@@ -21,13 +22,14 @@ def check_chart_file(file: Path | str) -> None:
     """Refuse early a chart that could not be drawn later.
 
     Raises:
-        UsageError: If it ends with something else than .svg or .png.
+        UsageError: If it ends with something else than .svg or .png, or matplotlib is missing.
         OutputError: If there is no such folder.
     """
     path = Path(file)
     check_utf8(path)
     if path.suffix not in ENDINGS:
         raise UsageError(f"{path} is to be a chart; end its name with {' or '.join(ENDINGS)}")
+    check_installed("matplotlib")
     if not path.absolute().parent.is_dir():
         raise OutputError(f"cannot write {path}: there is no such folder")
 

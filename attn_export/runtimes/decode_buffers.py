@@ -10,6 +10,7 @@ import numpy as np
 
 from attn_export.errors import RuntimeFailure, one_line
 from attn_export.runtimes.ort_cpu import PROVIDER, array_of, sdk, session_options, value_on
+from attn_export.system_info import missing_package
 from attn_export.tensorfile import numpy_dtype
 
 # -- buffers of keys and values with more capacity than keys ------------------------------------
@@ -80,7 +81,7 @@ def load_session(graph: Path, threads: int | None) -> Any:
     try:
         onnxruntime = sdk()
     except ImportError as error:
-        raise RuntimeFailure("onnxruntime is not installed; pip install onnxruntime") from error
+        raise RuntimeFailure(missing_package("onnxruntime")) from error
     options = session_options(threads or 0, spin=True)
     try:
         return onnxruntime.InferenceSession(graph, options, providers=[PROVIDER])

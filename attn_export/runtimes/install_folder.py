@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,6 +28,13 @@ def home() -> Path:
     return Path(cache) / "attn-export" / "runtimes"
 
 
+def setup_command(name: str) -> str:
+    """Return the command that builds a runtime's program, in a checkout or an installed package."""
+    checkout = Path(__file__).resolve().parents[2]
+    in_checkout = (checkout / SETUP).is_file() and Path(sys.prefix).parent == checkout
+    return f"{SETUP} {name}" if in_checkout else f"python -m attn_export.runtimes.install {name}"
+
+
 def digest(sources: Iterable[Path]) -> str:
     """Return the SHA-256 of files, names and bytes."""
     import hashlib  # costs every start of a runtime's process, and few need it
@@ -47,8 +55,8 @@ def missing(name: str, program: Path, sources: Iterable[Path]) -> str:
         sources: The files that it is built from.
     """
     if not program.is_file():
-        return f"it is not built here; run {SETUP} {name}"
+        return f"it is not built here; run {setup_command(name)}"
     stamp = program.parent / STAMP
     if not stamp.is_file() or stamp.read_text() != digest(sources):
-        return f"it was built from other sources; run {SETUP} {name}"
+        return f"it was built from other sources; run {setup_command(name)}"
     return ""

@@ -15,11 +15,20 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from attn_export.atomic_replace import take_place
-from attn_export.runtimes.install_folder import SETUP, STAMP, InstallError, digest, missing
+from attn_export.runtimes.install_folder import (
+    STAMP,
+    InstallError,
+    digest,
+    home,
+    missing,
+    setup_command,
+)
+from attn_export.system_info import missing_package
 from attn_export.temp_folders import folder_beside, held_locks, scratch
 
 NATIVE = ("c", "cpp")
 ORT = "onnxruntime"
+HEADER = Path("include", "onnxruntime_cxx_api.h")
 LIBRARY = "libonnxruntime.so"
 LINKS = (LIBRARY, f"{LIBRARY}.1")
 """Names under which the library is looked for: when a program is linked, and when it runs."""
@@ -49,13 +58,20 @@ def install(folder: Path, say: Say) -> None:
     if not waiting:
         return
     _check_tools()
-    if not (ort / "include" / "onnxruntime_cxx_api.h").is_file():
+    if not (ort / HEADER).is_file():
         from attn_export.runtimes.install_ort_headers import bring_headers
 
         bring_headers(ort / "include", say)
     for name in waiting:
         say(f"building the program of {name}")
         _build(name, folder)
+
+
+def ort_root() -> Path | None:
+    """Return the folder with ONNX Runtime's headers and library, if programs were built here."""
+    folder = home() / ORT
+    complete = (folder / HEADER).is_file() and (folder / "lib" / LIBRARY).is_file()
+    return folder if complete else None
 
 
 def program_of(name: str, folder: Path) -> Path:
@@ -78,7 +94,7 @@ def not_ready(name: str, folder: Path) -> str:
     reason = missing(name, program_of(name, folder), sources_of(name))
     library = folder / ORT / "lib" / LINKS[-1]
     if not reason and not library.is_file():
-        return f"{library} is gone; run {SETUP} {name}"
+        return f"{library} is gone; run {setup_command(name)}"
     return reason
 
 
@@ -105,7 +121,7 @@ def _link_library(folder: Path) -> None:
 def _library() -> Path:
     spec = find_spec("onnxruntime")
     if spec is None or spec.origin is None:
-        raise InstallError("onnxruntime is not installed; pip install onnxruntime")
+        raise InstallError(missing_package(ORT))
     found = sorted((Path(spec.origin).parent / "capi").glob(f"{LIBRARY}*"))
     if not found:
         raise InstallError(f"the onnxruntime that is installed has no {LIBRARY}; this needs Linux")

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
     import numpy as np
 
 COMPILER, RUNTIME = "iree-base-compiler", "iree-base-runtime"
-INSTALL = f"pip install '{COMPILER}[onnx]' {RUNTIME}"
 FLAGS = ("--iree-llvmcpu-target-cpu=host",)
 
 UNSUPPORTED = (
@@ -40,7 +40,7 @@ class Iree:
         """Return the reason that it cannot run here."""
         for module, package in (("iree.compiler", COMPILER), ("iree.runtime", RUNTIME)):
             if find_spec("iree") is None or find_spec(module) is None:
-                return f"{package} is not installed; {INSTALL}"
+                return missing_package(package, f"{COMPILER}[onnx]", RUNTIME)
         return ""
 
     def prepare(self) -> None:

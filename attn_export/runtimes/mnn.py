@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +43,7 @@ class Mnn:
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
-        return "" if find_spec("MNN") else "MNN is not installed; pip install MNN"
+        return "" if find_spec("MNN") else missing_package("MNN")
 
     def prepare(self) -> None:
         """Import the SDK."""

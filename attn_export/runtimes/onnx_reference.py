@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
+from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +32,7 @@ class OnnxReference:
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
-        return "" if find_spec("onnx") else "onnx is not installed; pip install onnx"
+        return "" if find_spec("onnx") else missing_package("onnx")
 
     def prepare(self) -> None:
         """Import the SDK."""

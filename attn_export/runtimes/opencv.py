@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +53,7 @@ class OpenCv:
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
-        return "" if find_spec("cv2") else f"OpenCV is not installed; pip install {PACKAGE}"
+        return "" if find_spec("cv2") else missing_package("OpenCV", PACKAGE)
 
     def prepare(self) -> None:
         """Import the SDK."""

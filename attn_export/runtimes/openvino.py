@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from attn_export.dialect_names import DIALECTS
 from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
     import numpy as np
@@ -52,7 +53,7 @@ class OpenVino:
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
-        return "" if find_spec("openvino") else "openvino is not installed; pip install openvino"
+        return "" if find_spec("openvino") else missing_package("openvino")
 
     def prepare(self) -> None:
         """Import the SDK."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import DIALECTS
 from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
+from attn_export.system_info import install_command, missing_package
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 OPTIMIZATION = "graph_optimization_level"
 PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3
+DISTRIBUTIONS = frozenset(
+    f"onnxruntime{kind}" for kind in ("", "_gpu", "_directml", "_openvino", "_qnn", "_migraphx")
+)
+"""The packages that install the module `onnxruntime`, as their folders are named."""
+
 ORT_NEEDED = "1.28"
 """The first ONNX Runtime whose CPU `Attention` passes every case: measured on 1.22 to 1.31, of
 which 1.22 lacks the opset, and 1.23 to 1.27 give NaN or numbers out of nowhere for a fully masked
@@ -51,9 +57,10 @@ class OrtCpu:
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
         # Not by `version()`: reading metadata takes as long as starting a session.
-        if find_spec("onnxruntime") is None:
-            return "onnxruntime is not installed; pip install onnxruntime"
-        return ""
+        spec = find_spec("onnxruntime")
+        if spec is None:
+            return missing_package("onnxruntime")
+        return _conflict(Path(spec.origin or ".").parents[1])
 
     def prepare(self) -> None:
         """Import the SDK."""
@@ -81,6 +88,20 @@ class OrtCpu:
             # Packed weights are a copy for each session; else sessions share those in the file.
             made.add_session_config_entry("session.disable_prepacking", "1")
         return OrtEngine(graph, with_options(made, options), [PROVIDER])
+
+
+def _conflict(site: Path) -> str:
+    """Return what to do where several packages wrote the files of ONNX Runtime, or ""."""
+    found = {path.name.partition("-")[0] for path in site.glob("onnxruntime*-*.dist-info")}
+    several = sorted(name.replace("_", "-") for name in found & DISTRIBUTIONS)
+    if len(several) < 2:
+        return ""
+    names = " and ".join(several)
+    return (
+        f"{names} are installed and overwrite each other's files; remove them "
+        f"(pip uninstall {' '.join(several)}), then {install_command('attn-export[gpu]')}, "
+        "or [cpu]"
+    )
 
 
 class OrtEngine(Engine):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +54,7 @@ class Tract:
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
-        return "" if find_spec("tract") else "tract is not installed; pip install tract"
+        return "" if find_spec("tract") else missing_package("tract")
 
     def prepare(self) -> None:
         """Import the SDK."""

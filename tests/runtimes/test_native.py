@@ -251,7 +251,10 @@ def test_a_program_from_other_sources_or_without_its_library_is_not_run(
 ):
     built = program_of(name, install_folder.home())
     monkeypatch.setenv(install_folder.VARIABLE, str(tmp_path))
-    assert runtime(name).unavailable() == f"it is not built here; run {install_folder.SETUP} {name}"
+    assert (
+        runtime(name).unavailable()
+        == f"it is not built here; run {install_folder.setup_command(name)}"
+    )
     program = program_of(name, tmp_path)
     program.parent.mkdir()
     program.write_bytes(built.read_bytes())
