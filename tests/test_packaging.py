@@ -103,6 +103,7 @@ def test_two_packages_of_onnx_runtime_are_refused_with_what_to_do(
         (tmp_path / name).mkdir()
     (tmp_path / "onnxruntime" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "onnxruntime", raising=False)
     said = runtime("ort-cpu").unavailable()
     assert said.startswith("onnxruntime and onnxruntime-gpu are installed and overwrite") == wrong
     assert "pip uninstall onnxruntime onnxruntime-gpu" in said or not wrong

@@ -58,9 +58,9 @@ class OrtCpu:
         """Return the reason that it cannot run here."""
         # Not by `version()`: reading metadata takes as long as starting a session.
         spec = find_spec("onnxruntime")
-        if spec is None:
+        if spec is None or spec.origin is None:
             return missing_package("onnxruntime")
-        return _conflict(Path(spec.origin or ".").parents[1])
+        return _conflict(Path(spec.origin).parents[1])
 
     def prepare(self) -> None:
         """Import the SDK."""
