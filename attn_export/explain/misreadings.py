@@ -45,7 +45,7 @@ SCALES: Mapping[str, Callable[[float, float], float]] = {
     "is sqrt(head_dim): divided by instead of multiplied": lambda _, width: width**0.5,
     "is 1/head_dim": lambda _, width: 1 / width,
 }
-"""What it is taken for: of the right one and the head width."""
+"""Wrong scales, computed from the right scale and the head width."""
 
 
 def _scales() -> Iterator[Misreading]:

@@ -172,7 +172,8 @@ def test_no_doc_string_is_left(holder):
 @pytest.mark.parametrize(
     ("written", "size"),
     [
-        ("((8*s0)//s0)", 8), ("(8*s0)//s0", 8), ("8*s0", "8*batch"), ("(8*s0)//s1", "(8*batch)//s1"),
+        ("((8*s0)//s0)", 8), ("(8*s0)//s0", 8), ("8*s0", "8*batch"),
+        ("(8*s0)//s1", "(8*batch)//s1"),
         ("(8*s0 + 1)//s0", "(8*batch + 1)//batch"),
     ],
 )  # fmt: skip
