@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import cProfile
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -62,3 +64,13 @@ def test_a_module_that_asks_whether_it_is_exported_is_noted_with_its_line(asks, 
     (note,) = notes(lambda x: x if asks() else x * 2)
     assert note.startswith(f"the module asks {name}() at test_notes.py:")
     assert "the graph has the branch of an export" in note
+
+
+def test_a_run_under_a_profiler_has_no_such_note_and_goes_on():
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        assert not notes(lambda x: x if is_exporting() else x * 2)
+        assert sys.getprofile() is profiler
+    finally:
+        profiler.disable()
