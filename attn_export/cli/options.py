@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,16 @@ Command = Callable[..., Any]
 
 
 def runtime_options(command: Command) -> Command:
-    """Add the options --runtime, --require, --atol and --rtol."""
+    """Add the options --runtime, --cpu, --require, --atol and --rtol; a CPU is one more runtime."""
+
+    @functools.wraps(command)
+    def merged(*, runtimes: tuple[str, ...], cpus: tuple[str, ...], **given: Any) -> Any:
+        if cpus:
+            from attn_export.runtimes.emulated_cpu import BASE, emulated
+
+            runtimes = (*(runtimes or (BASE,)), *emulated(cpus))
+        return command(runtimes=runtimes, **given)
+
     for option in (
         click.option("--rtol", type=click.FloatRange(min=0), help="Relative part of --atol."),
         click.option(
@@ -33,13 +43,17 @@ def runtime_options(command: Command) -> Command:
             "--require", multiple=True, metavar="NAME", help="Fail if this runtime cannot run."
         ),
         click.option(
+            "--cpu", "cpus", multiple=True, metavar="NAME",
+            help="An emulated CPU to run ort-cpu on: neoverse-n1, haswell, …; all.",
+        ),
+        click.option(
             "--runtime", "runtimes", multiple=True, metavar="NAME",
             help="A runtime to run; all; -NAME leaves one out of all.  "
             "[default: ort-cpu, and ort-cuda where there is a GPU]",
         ),
     ):  # fmt: skip
-        command = option(command)
-    return command
+        merged = option(merged)
+    return merged
 
 
 SPEC_OPTIONS = {

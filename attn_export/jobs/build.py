@@ -177,6 +177,10 @@ class _Work:
         if "bfloat16" in subject.narrow_dtypes().values():
             notes = (*notes, CAST_NOTE)
         dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
+        if any("@" in run.runtime for run in runs):
+            from attn_export.runtimes.emulated_cpu import cpu_notes
+
+            notes = (*notes, *cpu_notes(verdicts, in_float16="float16" in dtypes.values()))
         return _Judged(exported, tuple(graphs), runs, verdicts, (*notes, *left_out), dtypes)
 
     def _refuted(self, graphs: Sequence[Lowered], verdicts: Sequence[Verdict]) -> dict[str, str]:

@@ -106,7 +106,13 @@ def verify(
 
         run, of_truth = judge_stored(goldens, stored)
         runs, verdicts = (run, *runs), (*of_truth, *verdicts)
-    notes = (tried_note([golden.case for golden in goldens]),)
+    notes: tuple[str, ...] = (tried_note([golden.case for golden in goldens]),)
+    if any("@" in run.runtime for run in runs):
+        from attn_export.runtimes.emulated_cpu import cpu_notes
+
+        entries = (*manifest["inputs"].values(), *manifest["outputs"].values())
+        in_float16 = any(entry["dtype"] == "float16" for entry in entries)
+        notes += cpu_notes(verdicts, in_float16=in_float16)
     report = Report(manifest["name"], runs, verdicts, made_with, notes, other or folder / MODEL)
     if before is not None:
         return against(report, before)

@@ -46,7 +46,7 @@ def places_of_export_tests(run: Callable[[], Any]) -> list[str]:
             if is_theirs(file):
                 found[f"{names[frame.f_code]}() at {show((file, caller.f_lineno))}"] = None
 
-    before = sys.getprofile()
+    before: Any = sys.getprofile()
     if before is not None and not callable(before):
         return []  # a profiler written in C, as cProfile is, cannot be put back
     sys.setprofile(look)

@@ -37,11 +37,16 @@ DEFAULT = ("ort-cpu", "ort-cuda")
 
 @functools.cache
 def runtime(name: str) -> Runtime:
-    """Return the runtime of this name.
+    """Return the runtime of this name: one of `CLASSES`, or ``ort-cpu@CPU`` on an emulated CPU.
 
     Raises:
         UsageError: If there is none.
     """
+    base, at, cpu = name.partition("@")
+    if at and base == "ort-cpu":
+        from attn_export.runtimes.emulated_cpu import EmulatedCpu
+
+        return EmulatedCpu(cpu)
     if name not in CLASSES:
         raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(CLASSES)}, all")
     module, kind = CLASSES[name]

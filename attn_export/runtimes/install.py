@@ -11,12 +11,13 @@ from collections.abc import Collection, Mapping
 
 from attn_export.errors import one_line
 from attn_export.interruption import end_on_signal
-from attn_export.runtimes import install_javascript, install_ort_native
+from attn_export.runtimes import install_cpus, install_javascript, install_ort_native
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import InstallError, home
 
+CPUS = "cpus"
 NATIVE, JAVASCRIPT = ("c", "cpp"), ("node", "wasm", "webgpu")
-REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm")
+REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS)
 WHEELS: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "tract": ("tract",),
@@ -25,7 +26,7 @@ WHEELS: Mapping[str, tuple[str, ...]] = {
     "mnn": ("MNN",),
 }
 ALL = "all"
-EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT)
+EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT, CPUS)
 
 
 def main() -> int:
@@ -52,13 +53,18 @@ def install(names: Collection[str]) -> None:
         InstallError: If one cannot be installed; the message gives the remedy.
     """
     wheels = [
-        wheel for name in names if runtime(name).unavailable() for wheel in WHEELS.get(name, ())
+        wheel
+        for name, wheels in WHEELS.items()
+        if name in names and runtime(name).unavailable()
+        for wheel in wheels
     ]
     if wheels:
         say(f"installing {', '.join(wheels)} …")
         _pip(wheels)
     if set(names) & set(NATIVE):
         install_ort_native.install(home(), say)
+    if CPUS in names:
+        install_cpus.install(home(), say)
     scripts = set(names) & set(JAVASCRIPT)
     if scripts:
         install_javascript.install(home(), scripts, say)

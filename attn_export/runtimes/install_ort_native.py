@@ -59,7 +59,7 @@ def install(folder: Path, say: Say) -> None:
         return
     _check_tools()
     if not (ort / HEADER).is_file():
-        from attn_export.runtimes.install_ort_headers import bring_headers
+        from attn_export.runtimes.debian_packages import bring_headers
 
         bring_headers(ort / "include", say)
     for name in waiting:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from attn_export.results import GraphFile, Outcome
 from attn_export.runtimes.child import Child, module_command
-from attn_export.runtimes.protocol import Facts, Limits, Options, Runtime
+from attn_export.runtimes.protocol import Facts, Launched, Limits, Options, Runtime
 
 # -- A process that serves cases, one after another, and how that ended -------------------------
 
@@ -38,6 +38,7 @@ class Serving:
     Args:
         command: The command line.
         limits: For it.
+        environment: Its environment; this process's own where None.
 
     Attributes:
         outcome: How it ended; `"ran"` only when every case was served.
@@ -46,7 +47,12 @@ class Serving:
         facts: Facts that it reported.
     """
 
-    def __init__(self, command: Sequence[str], limits: Limits) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        limits: Limits,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.limits = limits
         self.outcome: Outcome = "crashed"
         self.reason = ""
@@ -56,7 +62,7 @@ class Serving:
             "seconds_limit": limits.seconds,
             "memory_limit_mib": limits.memory_mib,
         }
-        self._child = Child(command)
+        self._child = Child(command, environment)
 
     def __enter__(self) -> Self:
         return self
@@ -112,9 +118,12 @@ class Worker(Serving):
     """One process for one graph. Started early, it imports its SDK while others work."""
 
     def __init__(self, runtime: Runtime, limits: Limits) -> None:
-        super().__init__(
-            worker_command(runtime.name, limits.memory_mib or 0, limits.threads), limits
-        )
+        command = worker_command(runtime.name, limits.memory_mib or 0, limits.threads)
+        environment = None
+        if isinstance(runtime, Launched):
+            command, environment = runtime.launched(command[1:])
+            limits = dataclasses.replace(limits, seconds=limits.seconds * runtime.patience)
+        super().__init__(command, limits, environment)
         self.runtime = runtime
 
     def start(

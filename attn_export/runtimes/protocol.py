@@ -137,6 +137,22 @@ class Tunable(Protocol):
         ...
 
 
+@runtime_checkable
+class Launched(Protocol):
+    """A runtime whose process is started by another program, such as an emulator."""
+
+    patience: float
+    """Factor on the time limits."""
+
+    def launched(self, words: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
+        """Return the command that runs Python, and its environment; None for this process's own.
+
+        Args:
+            words: What follows the path of the interpreter.
+        """
+        ...
+
+
 def installed_version(*distributions: str) -> str | None:
     """Return the version of the first of these distributions that is installed."""
     from importlib.metadata import PackageNotFoundError, version

@@ -1,4 +1,4 @@
-"""Installing what `c` and `cpp` are built from: a Debian package, taken apart, from an archive."""
+"""Files out of Debian's packages, from an archive, and the tools that `c` and `cpp` need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.runtimes import install_ort_headers as ort_headers
+from attn_export.runtimes import debian_packages
 from attn_export.runtimes import install_ort_native as ort_native
 from attn_export.runtimes.install_folder import InstallError
 
@@ -42,12 +42,12 @@ def package() -> bytes:
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield the folder of an archive, which is the only one in use."""
     folder = tmp_path / "archive"
-    index = folder / "dists" / ort_headers.RELEASE / "main" / "binary-amd64" / "Packages.xz"
+    index = folder / "dists" / "trixie" / "main" / "binary-amd64" / "Packages.xz"
     index.parent.mkdir(parents=True)
     (folder / "dev.deb").write_bytes(package())
     digest = hashlib.sha256(package()).hexdigest()
     text = "Package: other\nFilename: o.deb\n\n" + (
-        f"Package: {ort_headers.PACKAGE}\nDescription: headers\n long: text\n"
+        f"Package: {debian_packages.HEADERS}\nDescription: headers\n long: text\n"
         f"Filename: dev.deb\nSHA256: {digest}\n\nPackage: last\n\n"
     )
     index.write_bytes(lzma.compress(text.encode()))
@@ -55,8 +55,9 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "log_message", lambda *_: None)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(ort_headers, "ARCHIVE", f"http://127.0.0.1:{server.server_port}")
-        monkeypatch.setattr(ort_headers, "_archives_of_this_machine", lambda: iter(()))
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr(debian_packages, "_archives", lambda: (address,))
+        monkeypatch.setattr(debian_packages, "SNAPSHOT", f"{address}/snapshot")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         yield folder
         server.shutdown()
@@ -64,7 +65,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_headers_of_the_package_are_put_into_the_folder(archive: Path, tmp_path: Path):
     said: list[str] = []
-    ort_headers.bring_headers(tmp_path / "ort" / "include", said.append)
+    debian_packages.bring_headers(tmp_path / "ort" / "include", said.append)
     found = {path.name: path.read_bytes() for path in (tmp_path / "ort" / "include").iterdir()}
     assert found == HEADERS
     assert said == ["downloading libonnxruntime-dev"]
@@ -72,17 +73,46 @@ def test_the_headers_of_the_package_are_put_into_the_folder(archive: Path, tmp_p
 
 def test_a_package_that_is_not_the_one_of_the_index_is_refused(archive: Path, tmp_path: Path):
     (archive / "dev.deb").write_bytes(package()[:-2] + b"xx")
-    with pytest.raises(InstallError, match=r"dev.deb has not the digest .* put those of a release"):
-        ort_headers.bring_headers(tmp_path / "ort" / "include", lambda _: None)
+    with pytest.raises(
+        InstallError, match=r"dev.deb has not the digest .* put ONNX Runtime's headers of a release"
+    ):
+        debian_packages.bring_headers(tmp_path / "ort" / "include", lambda _: None)
     assert not (tmp_path / "ort").exists()
 
 
 def test_an_archive_that_cannot_be_reached_is_one_line(archive: Path, tmp_path: Path):
     (archive / "dev.deb").unlink()
     with pytest.raises(InstallError, match="404") as refused:
-        ort_headers.bring_headers(tmp_path / "ort" / "include", lambda _: None)
+        debian_packages.bring_headers(tmp_path / "ort" / "include", lambda _: None)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "ort").exists()
+
+
+def test_a_pinned_package_is_taken_where_the_archive_has_it(archive: Path):
+    said: list[str] = []
+    digest = hashlib.sha256(package()).hexdigest()
+    found = debian_packages.fetch_pinned("dev.deb", digest, "trixie", said.append)
+    assert found == package()
+    assert not said
+
+
+def test_a_pinned_package_of_another_digest_is_refused(archive: Path):
+    with pytest.raises(InstallError, match=r"dev.deb has not the digest 00; it is not what it was"):
+        debian_packages.fetch_pinned("dev.deb", "00", "trixie", lambda _: None)
+
+
+def test_a_pinned_package_that_was_replaced_is_that_of_the_release(archive: Path):
+    said: list[str] = []
+    name = f"{debian_packages.HEADERS}_1.0_amd64.deb"
+    found = debian_packages.fetch_pinned(f"pool/{name}", "00", "trixie", said.append)
+    assert found == package()
+    assert said == [f"Debian has no {name} any more; taking the libonnxruntime-dev of trixie"]
+
+
+def test_a_package_is_unpacked_below_the_folder_without_absolute_links(tmp_path: Path):
+    debian_packages.unpack(package(), tmp_path, lambda path: path.endswith("c_api.h"))
+    files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == [Path("usr/include/onnxruntime/onnxruntime_c_api.h")]
 
 
 def test_a_missing_compiler_is_said_with_what_to_install(

@@ -1,0 +1,94 @@
+"""Installation of what emulated CPUs take: qemu, and Python with ONNX Runtime for ARM."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from attn_export.atomic_replace import take_place
+from attn_export.runtimes.debian_packages import Say, fetch_pinned, unpack
+from attn_export.runtimes.emulated_cpu import NAME, PYTHON, TABLE, table
+from attn_export.runtimes.install_folder import STAMP, InstallError, digest
+from attn_export.temp_folders import folder_beside, scratch
+
+EMULATORS = ("qemu-aarch64", "qemu-x86_64")
+ARM = "aarch64"
+PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014")
+
+
+def install(folder: Path, say: Say) -> None:
+    """Download and unpack; quick where it is there.
+
+    Nothing goes into the system, and no root is needed.
+
+    Args:
+        folder: The folder of all runtimes.
+        say: The receiver of progress messages.
+
+    Raises:
+        InstallError: If something cannot be downloaded.
+    """
+    target = folder / NAME
+    stamp = target / STAMP
+    if stamp.is_file() and stamp.read_text() == digest([TABLE]):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder_beside(target) as new:
+        say("downloading qemu (70 MB), and Python and ONNX Runtime for ARM (45 MB)")
+        _unpack(table()["qemu"], new, say)
+        for name in EMULATORS:
+            (new / "usr" / "bin" / name).rename(new / name)
+        shutil.rmtree(new / "usr")
+        root = new / ARM
+        _unpack(table()[ARM], root, say)
+        _bring_wheels(table()[ARM]["wheels"], root / "site")
+        _check(new)
+        (new / STAMP).write_text(digest([TABLE]))
+        take_place(new, target)
+
+
+def _unpack(source: Mapping[str, object], folder: Path, say: Say) -> None:
+    packages, release = source["packages"], str(source["release"])
+    assert isinstance(packages, dict)
+    for path, sha256 in packages.items():
+        unpack(fetch_pinned(path, sha256, release, say), folder, _is_needed)
+
+
+def _is_needed(path: str) -> bool:
+    if path.startswith("usr/bin/qemu-"):
+        return Path(path).name in EMULATORS
+    return path.startswith(("lib/", "usr/lib/", "usr/bin/python"))
+
+
+def _bring_wheels(wheels: Mapping[str, str], folder: Path) -> None:
+    with scratch() as work:
+        pins = work / "requirements.txt"
+        pins.write_text("".join(f"{w} --hash=sha256:{sha}\n" for w, sha in wheels.items()))
+        base = getattr(sys, "_base_executable", sys.executable)
+        command = [
+            base, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes",
+            "--only-binary=:all:", "--python-version", "3.11", "--implementation", "cp",
+            "--abi", "cp311", "--dest", str(work), "--requirement", str(pins),
+        ]  # fmt: skip
+        for name in PLATFORMS:
+            command += ["--platform", f"{name}_{ARM}"]
+        done = subprocess.run(command, stdout=sys.stderr, check=False)
+        if done.returncode:
+            raise InstallError(f"pip could not download {' '.join(wheels)}; see its output above")
+        for wheel in sorted(work.glob("*.whl")):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(folder)
+
+
+def _check(folder: Path) -> None:
+    """Run Python on an emulated ARM processor once."""
+    root = folder / ARM
+    command = [str(folder / EMULATORS[0]), "-L", str(root), str(root / PYTHON), "-S", "-c", ""]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise InstallError(f"Python for ARM does not start under qemu: {said[0]}")

@@ -1,0 +1,101 @@
+"""ONNX Runtime on emulated processors: each is a runtime of its own, judged as any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from shared import once
+
+from attn_export import AttentionSpec, build, verify
+from attn_export.errors import UsageError
+from attn_export.results import Verdict
+from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.emulated_cpu import IN_HALF, cpu_notes, cpus, emulated
+from attn_export.runtimes.install_folder import VARIABLE
+
+ARM, X86 = "ort-cpu@neoverse-n1", "ort-cpu@haswell"
+NO_HALF = "ort-cpu@cortex-a72"
+
+
+def bundle(dtype: str) -> Path:
+    def make(folder: Path) -> None:
+        spec = AttentionSpec(embed_dim=16, num_heads=2, num_kv_heads=1, causal=True, dtype=dtype)
+        assert build(spec, folder, runtimes=["ort-cpu"]).passed
+
+    return once(f"cpus/{dtype}", make)
+
+
+def worst(verdicts: tuple[Verdict, ...], name: str) -> float:
+    return max(v.worst for v in verdicts if v.runtime == name and v.worst is not None)
+
+
+@pytest.mark.parametrize("name", [ARM, X86])
+def test_every_graph_passes_on_an_emulated_processor(name: str, need):
+    need(name)
+    report = verify(bundle("float32"), runtimes=["ort-cpu", name])
+    assert report.passed
+    graphs = {v.graph for v in report.verdicts}
+    assert {v.graph for v in report.verdicts if v.runtime == name} == graphs
+    assert len(graphs) == 3
+
+
+@pytest.mark.extended
+def test_a_processor_that_adds_in_half_precision_is_named_as_less_exact(need):
+    need(ARM)
+    report = verify(bundle("float16"), runtimes=["ort-cpu", ARM, NO_HALF])
+    assert worst(report.verdicts, NO_HALF) == pytest.approx(worst(report.verdicts, "ort-cpu"))
+    assert worst(report.verdicts, ARM) > 3 * worst(report.verdicts, "ort-cpu")
+    (note,) = (note for note in report.notes if note.startswith("ort-cpu@"))
+    assert note.startswith(f"{ARM} has ")
+    assert note.endswith(IN_HALF)
+
+
+def test_a_processor_whose_instructions_are_not_emulated_is_refused(need):
+    need(X86)
+    reason = runtime("ort-cpu@icelake-server").unavailable()
+    assert reason.startswith("the emulator has no avx512f, ")
+    assert "ort-cpu@icelake-server" not in emulated(["all"])
+    assert {ARM, X86, NO_HALF} <= set(emulated(["all"]))
+
+
+@pytest.mark.parametrize("name", ["pentium", "", "../haswell"])
+def test_an_unknown_processor_is_refused_with_the_list(name: str):
+    with pytest.raises(UsageError, match=r"unknown CPU .*; choose from cortex-a72, neoverse-n1, "):
+        emulated([name])
+    with pytest.raises(UsageError, match="unknown CPU"):
+        runtime(f"ort-cpu@{name}")
+
+
+def test_without_the_emulator_the_reason_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    for name in cpus():
+        reason = runtime(f"ort-cpu@{name}").unavailable()
+        assert reason == "it is not built here; run scripts/setup_runtimes cpus"
+
+
+def verdict(name: str, share: float) -> Verdict:
+    return Verdict(name, "model.onnx", "base", "y", "passed", worst=share)
+
+
+@pytest.mark.parametrize(
+    ("shares", "in_float16", "said"),
+    [
+        ({"ort-cpu": 0.1, ARM: 0.29}, True, ""),
+        ({"ort-cpu": 0.1, ARM: 0.5}, True, IN_HALF),
+        ({"ort-cpu": 0.1, ARM: 0.5}, False, "against 0.10"),
+        ({"ort-cpu": 0.5, ARM: 0.1}, True, ""),
+        ({"ort-cpu": 0.1, NO_HALF: 0.5}, True, "against 0.10"),
+        ({NO_HALF: 0.1, ARM: 1.7}, True, f"{IN_HALF}"),
+        ({"ort-cpu": 0.0, ARM: 1.0}, True, ""),
+        ({"ort-cpu": 0.1, "tract": 1.0}, True, ""),
+    ],
+)
+def test_a_processor_with_three_times_the_error_of_the_best_is_noted(
+    shares: dict[str, float], in_float16: bool, said: str
+):
+    notes = cpu_notes([verdict(*pair) for pair in shares.items()], in_float16=in_float16)
+    assert len(notes) == bool(said)
+    assert all(note.endswith(said) for note in notes)
