@@ -29,7 +29,7 @@ POSITIONS: Final = 4095
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(AttentionFields):
-    """One attention layer: dimensions, heads, mask, cache. The fields are `AttentionFields`.
+    """One attention layer: dimensions, heads, mask, cache. docs/spec.md lists the fields.
 
     Raises:
         SpecError: If the values contradict each other; names the rule and the values.

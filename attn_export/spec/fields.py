@@ -1,112 +1,205 @@
-"""Fields of a spec, and their meaning."""
+"""The fields of a spec, once: type, default, range, choices and meaning.
+
+The checks in `rules`, the options of the command line and the table in docs/spec.md are made from
+these fields.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+from typing import Any, Final
 
 DERIVED: Final = -1
 """Stands for "derived from the other dimensions" in an integer field."""
 
 NO_MASK: Final = "none"
 
+LARGEST: Final = 2**20
+"""The largest dimension: tables of it fit into memory."""
+HUGE: Final = 1e30
+"""The largest factor, and 1 / HUGE the smallest: float32 has room to compute beside it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """Description of one field.
+
+    Attributes:
+        meaning: A phrase that fits into one line of help.
+        usual: The default as text, where the value does not show it.
+        least: The smallest value, None for no limit.
+        most: The largest value, None for no limit.
+        choices: The values of a field of few.
+        is_option: Whether the command line has an option for it.
+    """
+
+    meaning: str
+    usual: str = ""
+    least: float | None = None
+    most: float | None = None
+    choices: tuple[str, ...] = ()
+    is_option: bool = True
+
+
+KEY: Final = "field"
+"""The key of the description in the metadata of a dataclass's field."""
+
+
+def _field(meaning: str, *default: Any, **more: Any) -> Any:
+    metadata = {KEY: Field(meaning=meaning, **more)}
+    if default:
+        return dataclasses.field(default=default[0], metadata=metadata)
+    return dataclasses.field(metadata=metadata)
+
+
+def _size(meaning: str, *default: Any, usual: str = "", least: int = 1) -> Any:
+    """Return a field of a dimension."""
+    return _field(meaning, *default, usual=usual, least=least, most=LARGEST)
+
+
+def _factor(
+    meaning: str, default: float | None, usual: str = "", *, least: float = 1e-6, most: float = 1e6
+) -> Any:
+    """Return a field of a positive number."""
+    return _field(meaning, default, usual=usual, least=least, most=most)
+
+
+def _count(meaning: str, default: int | None, usual: str = "") -> Any:
+    """Return a field of a number from 0."""
+    return _field(meaning, default, usual=usual, least=0, most=2**31 - 1)
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFields:
-    """One attention layer: dimensions, heads, mask, cache.
+    """One attention layer: dimensions, heads, mask, cache; docs/spec.md lists the fields."""
 
-    Attributes:
-        embed_dim: E, the width of `query` and `output`.
-        num_heads: H, the number of query heads.
-        num_kv_heads: Hkv, the number of key/value heads; divides H. Default H (MHA).
-        head_dim: D, the width of one query/key head. Default E // H.
-        v_head_dim: Dv, the width of one value head. Default D.
-        cross: Whether `key` and `value` are inputs of their own.
-        kdim: The width of `key`, cross-attention only. Default E.
-        vdim: The width of `value`, cross-attention only. Default `kdim`.
-        packed_qkv: Whether one projection `qkv_proj` makes queries, keys and values.
-        bias: Which projections have biases: ``"all"``, ``"none"`` or some of q, k, v, out, as in
-            ``"q,v,out"``. True, False and lists are taken too.
-        scale: Factor on the scores. Default 1/sqrt(D) (Vaswani et al. 2017, eq. 1).
-        causal: Whether query i sees keys up to P + i only.
-        attn_mask: ``"none"`` or dtype and shape, such as ``"bool[B,1,1,S]"``.
-        cache: ``"none"``, ``"append"`` (`past_*` in, `present_*` = past + new out) or
-            ``"in-place"``: `past_*` are buffers of a fixed capacity, `past_length` `[B]` says how
-            many keys each row holds, and `present_*` are the buffers with the new keys written
-            after those. Keys beyond are never seen, but must be finite.
-        attn_weights: Whether the softmax weights `[B, H, L, S]` are an output.
-        qk_norm: Normalisation of every query and key head: ``"none"``, ``"rms"`` (Qwen3, Gemma 3)
-            or ``"layer"``, with learned weights.
-        norm_eps: The addition to the variance.
-        rotary: Rotary positions (Su et al. 2021): ``"none"``, ``"half"`` (pairs are i and i + R/2,
-            as in Llama) or ``"interleaved"`` (pairs are 2i and 2i + 1, as in GPT-J).
-        rotary_dim: R, the number of leading elements of D that are rotated. Default D.
-        rotary_theta: The base of the wavelengths.
-        rotary_scaling: ``"none"``, ``"linear"``, ``"dynamic"`` (NTK, by the longest row of a
-            batch), ``"llama3"`` or ``"yarn"``.
-        rotary_factor: The factor by which the context is stretched.
-        rotary_original_len: The context that the model was trained with.
-        rotary_low_freq: llama3: pairs that turn less often than this in it are stretched.
-        rotary_high_freq: llama3: pairs that turn more often than this in it are left alone.
-        rotary_beta_fast: yarn: the same as `rotary_high_freq`, as a bound of its ramp.
-        rotary_beta_slow: yarn: the same as `rotary_low_freq`.
-        rotary_truncate: yarn: whether the ramp begins and ends at whole pairs (gpt-oss: not).
-        rotary_magnitude: yarn: factor on rotated queries and keys. Default 0.1 ln(factor) + 1.
-        position_ids: Whether the positions of the queries are an input `[B, L]`, as for left
-            padding; else they follow the past.
-        window_left: The number of visible keys before its own (Mistral's sliding_window - 1).
-        window_right: The number of visible keys after its own.
-        softcap: Scores become softcap·tanh(score / softcap) before the mask (Gemma 2).
-        alibi: Scores lose slope·distance, one slope for each head (Press et al. 2022).
-        relative_buckets: Buckets of T5's learned relative bias; 0 for none.
-        relative_max_distance: Distances from here on share the last bucket.
-        add_bias_kv: A learned key and value after all others, visible to every query, as in
-            `torch.nn.MultiheadAttention`.
-        add_zero_attn: A key and value of 0 after all others, visible to every query, likewise.
-        sinks: A learned score for each head that takes part in the softmax and stands for no key
-            (gpt-oss).
-        dropout: Probability on the weights, in training only.
-        dtype: The type of weights, inputs and outputs.
-    """
+    embed_dim: int = _size("E, the width of query and output")
+    num_heads: int = _size("H, the number of query heads")
+    num_kv_heads: int = _size(
+        "Hkv, the number of key/value heads, which divides H: H for MHA, 1 for MQA, else GQA",
+        DERIVED, usual="H",
+    )  # fmt: skip
+    head_dim: int = _size("D, the width of a query or key head", DERIVED, usual="E / H")
+    v_head_dim: int = _size("Dv, the width of a value head", DERIVED, usual="D")
+    cross: bool = _field("key and value are inputs of their own", False)
+    kdim: int = _size("the width of key, in cross-attention", DERIVED, usual="E")
+    vdim: int = _size("the width of value, in cross-attention", DERIVED, usual="kdim")
+    packed_qkv: bool = _field("one projection, qkv_proj, makes queries, keys and values", False)
+    bias: str = _field("the projections with a bias: all, none, or some as in q,k,v,out", "all")
+    # Vaswani et al. 2017, eq. 1.
+    scale: float | None = _factor(
+        "the factor on the scores", None, "1 / sqrt(D)", least=1 / HUGE, most=HUGE
+    )
+    causal: bool = _field("query i sees keys up to P + i only", False)
+    attn_mask: str = _field(
+        "the dtype and shape of the mask, as in bool[B,1,1,S], float[B,H,L,S], bool[L,S], or none",
+        NO_MASK,
+    )
+    cache: str = _field(
+        "the KV cache; append: past_* in, present_* = past + new out; in-place: past_* are buffers "
+        "of one capacity, past_length says how many keys each row holds, and new keys are written "
+        "after those (keys beyond are never seen, but must be finite)",
+        "none", choices=("none", "append", "in-place"),
+    )  # fmt: skip
+    attn_weights: bool = _field("the softmax weights [B, H, L, S] are an output", False)
+    qk_norm: str = _field(
+        "the normalisation of every query and key head, with learned weights (rms: Qwen3, Gemma 3)",
+        "none", choices=("none", "rms", "layer"),
+    )  # fmt: skip
+    norm_eps: float = _factor(
+        "the addition to the variance in qk_norm", 1e-6, least=1 / HUGE, most=HUGE
+    )
+    # Su et al. 2021.
+    rotary: str = _field(
+        "rotary positions: pairs are i and i + R/2 (half, as in Llama) or 2i and 2i + 1 "
+        "(interleaved, as in GPT-J)",
+        "none", choices=("none", "half", "interleaved"),
+    )  # fmt: skip
+    rotary_dim: int = _field(
+        "R, the number of leading elements of a head that are rotated", DERIVED, usual="D"
+    )
+    rotary_theta: float = _factor("the base of the wavelengths", 10000.0, least=1.001, most=HUGE)
+    rotary_scaling: str = _field(
+        "the way to stretch the context; dynamic (NTK) goes by the longest row of a batch",
+        "none", choices=("none", "linear", "dynamic", "llama3", "yarn"),
+    )  # fmt: skip
+    rotary_factor: float = _factor("the factor by which the context is stretched", 1.0, least=1.0)
+    rotary_original_len: int = _field("the context of the training", 8192, least=1, most=2**31)
+    rotary_low_freq: float = _factor(
+        "in llama3, pairs that turn less often than this in it are stretched", 1.0
+    )
+    rotary_high_freq: float = _factor(
+        "in llama3, pairs that turn more often than this in it are left alone", 4.0
+    )
+    rotary_beta_fast: float = _factor("the number of turns at which yarn's ramp begins", 32.0)
+    rotary_beta_slow: float = _factor("the number of turns at which yarn's ramp ends", 1.0)
+    rotary_truncate: bool = _field(
+        "yarn's ramp begins and ends at whole pairs (not in gpt-oss)", True
+    )
+    rotary_magnitude: float | None = _factor(
+        "yarn's factor on rotated queries and keys", None, "0.1 ln(factor) + 1"
+    )
+    position_ids: bool = _field(
+        "the positions of the queries are an input [B, L], as for left padding; else they follow "
+        "the past",
+        False,
+    )
+    window_left: int | None = _count(
+        "the number of keys that a query sees before its own (Mistral's sliding_window - 1)",
+        None, "all",
+    )  # fmt: skip
+    window_right: int | None = _count(
+        "the number of keys that a query sees after its own", None, "all"
+    )
+    softcap: float | None = _factor(
+        "scores become softcap * tanh(score / softcap) before the mask (Gemma 2)",
+        None, "none", least=1 / HUGE, most=HUGE,
+    )  # fmt: skip
+    # Press et al. 2022.
+    alibi: bool = _field("scores lose slope * distance, with one slope for each head", False)
+    relative_buckets: int = _count("the buckets of T5's learned relative bias; 0 for none", 0)
+    relative_max_distance: int = _size("the distance from which on all share the last bucket", 128)
+    add_bias_kv: bool = _field(
+        "a learned key and value after all others, visible to every query, as in "
+        "nn.MultiheadAttention",
+        False,
+    )
+    add_zero_attn: bool = _field(
+        "a key and value of 0 after all others, visible to every query, likewise", False
+    )
+    sinks: bool = _field(
+        "a learned score for each head that takes part in the softmax and stands for no key "
+        "(gpt-oss)",
+        False,
+    )
+    dropout: float = _field(
+        "the probability on the weights, in training only", 0.0, is_option=False
+    )
+    dtype: str = _field(
+        "the type of weights, inputs and outputs",
+        "float32", choices=("float32", "float16", "bfloat16"),
+    )  # fmt: skip
 
-    embed_dim: int
-    num_heads: int
-    num_kv_heads: int = DERIVED
-    head_dim: int = DERIVED
-    v_head_dim: int = DERIVED
-    cross: bool = False
-    kdim: int = DERIVED
-    vdim: int = DERIVED
-    packed_qkv: bool = False
-    bias: str = "all"
-    scale: float | None = None
-    causal: bool = False
-    attn_mask: str = NO_MASK
-    cache: str = "none"
-    attn_weights: bool = False
-    qk_norm: str = "none"
-    norm_eps: float = 1e-6
-    rotary: str = "none"
-    rotary_dim: int = DERIVED
-    rotary_theta: float = 10000.0
-    rotary_scaling: str = "none"
-    rotary_factor: float = 1.0
-    rotary_original_len: int = 8192
-    rotary_low_freq: float = 1.0
-    rotary_high_freq: float = 4.0
-    rotary_beta_fast: float = 32.0
-    rotary_beta_slow: float = 1.0
-    rotary_truncate: bool = True
-    rotary_magnitude: float | None = None
-    position_ids: bool = False
-    window_left: int | None = None
-    window_right: int | None = None
-    softcap: float | None = None
-    alibi: bool = False
-    relative_buckets: int = 0
-    relative_max_distance: int = 128
-    add_bias_kv: bool = False
-    add_zero_attn: bool = False
-    sinks: bool = False
-    dropout: float = 0.0
-    dtype: str = "float32"
+
+FIELDS: Final[dict[str, Field]] = {
+    field.name: field.metadata[KEY] for field in dataclasses.fields(AttentionFields)
+}
+"""The description of every field, by its name."""
+
+TYPES: Final[dict[str, str]] = {
+    field.name: str(field.type).removesuffix(" | None")
+    for field in dataclasses.fields(AttentionFields)
+}
+"""``"int"``, ``"float"``, ``"bool"`` or ``"str"`` for every field."""
+
+
+def default_text(name: str) -> str:
+    """Return the default of a field as text, "" for a field that has none."""
+    field = next(field for field in dataclasses.fields(AttentionFields) if field.name == name)
+    if FIELDS[name].usual:
+        return FIELDS[name].usual
+    if field.default is dataclasses.MISSING:
+        return ""
+    if isinstance(field.default, float):
+        return f"{field.default:g}"
+    return str(field.default).lower()

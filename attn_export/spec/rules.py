@@ -8,27 +8,11 @@ from collections.abc import Callable
 from typing import Final
 
 from attn_export.errors import SpecError
-from attn_export.spec.fields import DERIVED, AttentionFields
+from attn_export.spec.fields import DERIVED, FIELDS, TYPES, AttentionFields
 
-CACHES: Final = ("none", "append", "in-place")
-DTYPES: Final = ("float32", "float16", "bfloat16")
-NORMS: Final = ("none", "rms", "layer")
-ROTARIES: Final = ("none", "half", "interleaved")
-ROTARY_SCALINGS: Final = ("none", "linear", "dynamic", "llama3", "yarn")
-CHOICES: Final = {
-    "cache": CACHES, "dtype": DTYPES, "qk_norm": NORMS, "rotary": ROTARIES,
-    "rotary_scaling": ROTARY_SCALINGS,
-}  # fmt: skip
-LARGEST: Final = 2**20
-RANGES: Final = {
-    "scale": (1e-30, 1e30), "softcap": (1e-30, 1e30), "norm_eps": (1e-30, 1e30),
-    "rotary_theta": (1.001, 1e30), "rotary_factor": (1.0, 1e6),
-    "rotary_original_len": (1, 2**31), "rotary_low_freq": (1e-6, 1e6),
-    "rotary_high_freq": (1e-6, 1e6), "rotary_beta_fast": (1e-6, 1e6),
-    "rotary_beta_slow": (1e-6, 1e6), "rotary_magnitude": (1e-6, 1e6),
-    "relative_max_distance": (1, LARGEST),
-}  # fmt: skip
-"""Limits within which values can be computed in float32, and tables fit into memory."""
+CACHES: Final = FIELDS["cache"].choices
+DTYPES: Final = FIELDS["dtype"].choices
+ROTARY_SCALINGS: Final = FIELDS["rotary_scaling"].choices
 PROJECTIONS: Final = ("q", "k", "v", "out")
 
 
@@ -45,7 +29,7 @@ def check_types(spec: AttentionFields) -> None:
         }
         if value is None and field.default is None:
             continue
-        wanted = str(field.type).removesuffix(" | None")
+        wanted = TYPES[field.name]
         if not right[wanted]:
             raise SpecError(f"{field.name} has to be of type {wanted}; got {value!r}")
 
@@ -74,42 +58,31 @@ def heads_divide_width(spec: AttentionFields) -> None:
         )
 
 
-def dimensions(spec: AttentionFields) -> None:
-    """Check that all dimensions are positive, and Hkv divides H."""
-    for name in ("embed_dim", "num_kv_heads", "head_dim", "v_head_dim", "kdim", "vdim"):
-        if getattr(spec, name) < 1:
-            raise SpecError(f"{name} has to be at least 1; got {getattr(spec, name)}")
-        if getattr(spec, name) > LARGEST:
-            raise SpecError(f"{name} has to be at most {LARGEST}; got {getattr(spec, name)}")
+def ranges(spec: AttentionFields) -> None:
+    """Check that every field has one of its choices, or lies in its range."""
+    for name, field in FIELDS.items():
+        value = getattr(spec, name)
+        if field.choices and value not in field.choices:
+            raise SpecError(f"{name} has to be one of {', '.join(field.choices)}; got {value!r}")
+        if field.least is None or field.most is None or value is None:
+            continue
+        if not field.least <= value <= field.most:  # so that NaN is refused
+            if TYPES[name] == "float":
+                wanted = f"positive and finite ({field.least:g} to {field.most:g})"
+            else:
+                wanted = f"at least {field.least} and at most {field.most}"
+            raise SpecError(f"{name} has to be {wanted}; got {value}")
+    if not 0 <= spec.dropout < 1:
+        raise SpecError(f"dropout has to be at least 0 and less than 1; got {spec.dropout}")
+
+
+def kv_heads_divide_heads(spec: AttentionFields) -> None:
+    """Check that Hkv divides H."""
     if spec.num_heads % spec.num_kv_heads:
         raise SpecError(
             f"num_heads {spec.num_heads} does not divide by num_kv_heads {spec.num_kv_heads}; "
             f"choose one of {', '.join(map(str, divisors(spec.num_heads)))}"
         )
-
-
-def choices(spec: AttentionFields) -> None:
-    """Check that fields with a fixed set of values have one of them."""
-    for name, allowed in CHOICES.items():
-        if getattr(spec, name) not in allowed:
-            raise SpecError(
-                f"{name} has to be one of {', '.join(allowed)}; got {getattr(spec, name)!r}"
-            )
-
-
-def numbers(spec: AttentionFields) -> None:
-    """Check that factors and probabilities are in their ranges."""
-    if not 0 <= spec.dropout < 1:
-        raise SpecError(f"dropout has to be at least 0 and less than 1; got {spec.dropout}")
-    for name, (low, high) in RANGES.items():
-        value = getattr(spec, name)
-        if value is not None and not low <= value <= high:
-            span = f"{low:g} to {high:g}"
-            raise SpecError(f"{name} has to be positive and finite ({span}); got {value}")
-    for name in ("window_left", "window_right", "relative_buckets"):
-        value = getattr(spec, name)
-        if value is not None and not 0 <= value < 2**31:
-            raise SpecError(f"{name} has to be at least 0 and less than 2^31; got {value}")
 
 
 def cross_attention(spec: AttentionFields) -> None:
@@ -227,7 +200,7 @@ def parse_bias(bias: object) -> str:
 
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
-    dimensions, choices, numbers, cross_attention, positions, packing,
+    ranges, kv_heads_divide_heads, cross_attention, positions, packing,
 )  # fmt: skip
 """Checked in this order, after `check_types` and the derived values."""
 

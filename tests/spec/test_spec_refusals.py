@@ -97,8 +97,8 @@ REFUSED_FEATURES = [
         for name in ("softcap", "norm_eps", "rotary_theta", "rotary_factor")
         for value in (0, -0.5, math.inf, math.nan)
     ],
-    ({"rotary_original_len": 0}, ["rotary_original_len has to be positive", "0"]),
-    ({"relative_max_distance": -1}, ["relative_max_distance has to be positive", "-1"]),
+    ({"rotary_original_len": 0}, ["rotary_original_len has to be at least 1", "0"]),
+    ({"relative_max_distance": -1}, ["relative_max_distance has to be at least 1", "-1"]),
     ({"window_left": -1}, ["window_left has to be at least 0", "-1"]),
     ({"window_right": -3}, ["window_right has to be at least 0", "-3"]),
     ({"relative_buckets": -4}, ["relative_buckets has to be at least 0", "-4"]),
