@@ -13,13 +13,11 @@ from torch import Tensor
 from attn_export.errors import WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config
-from attn_export.weights.families import GEMMA3, family_of
-from attn_export.weights.formatting import shown
-from attn_export.weights.from_config import check_agrees, known
+from attn_export.weights.from_config import GEMMA3, check_agrees, family_of, known
 from attn_export.weights.pooling import pool
 from attn_export.weights.select_layer import CROSS, DECODER, ENCODER, LayerMatch, choose
 from attn_export.weights.shapes import Sizes, relative_bias_name
-from attn_export.weights.source import TensorSource, open_source
+from attn_export.weights.source import TensorSource, open_source, shown
 from attn_export.weights.unpack import read_weights
 
 NO_FIELDS: Final[Mapping[str, Any]] = types.MappingProxyType({})

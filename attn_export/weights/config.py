@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attn_export.errors import WeightsError
-from attn_export.weights.formatting import shown
-from attn_export.weights.source import read_json
+from attn_export.weights.source import read_json, shown
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,18 +1,50 @@
-"""The spec of one attention of a checkpoint with a config.json, and whether another one agrees."""
+"""The spec of one attention of a checkpoint with a config.json, and whether another one agrees.
+
+`families.toml` describes the families of models whose config.json is known.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
+
+import msgspec
 
 from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config, Layer, slides
 from attn_export.weights.config_features import RULES
-from attn_export.weights.families import FAMILIES, Family, family_of
 from attn_export.weights.select_layer import ENCODER, LayerMatch
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Description of the attention of one `model_type`; `families.toml` explains the fields."""
+
+    embed_dim: tuple[str, ...] = ("hidden_size",)
+    num_heads: tuple[str, ...] = ("num_attention_heads",)
+    num_kv_heads: str = ""
+    head_dim: str = ""
+    rules: tuple[str, ...]
+    defaults: dict[str, Any] = {}
+    bias: str | None = None
+    bias_key: str = "attention_bias"
+    slides: str | None = None
+
+
+FAMILIES: Final[Mapping[str, Family]] = msgspec.toml.decode(
+    Path(__file__).with_name("families.toml").read_bytes(), type=dict[str, Family]
+)
+
+GEMMA3: Final = ("gemma3", "gemma3_text")
+"""Both have the text model's keys; the first is the model with pictures around it."""
+
+
+def family_of(model_type: str) -> Family | None:
+    """Return the row of a `model_type`, or None."""
+    return FAMILIES.get("gemma3_text" if model_type in GEMMA3 else model_type)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

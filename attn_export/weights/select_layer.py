@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from attn_export.errors import WeightsError
-from attn_export.weights.formatting import listed, shown
 from attn_export.weights.layouts import Layout, recognise
-from attn_export.weights.source import TensorSource
+from attn_export.weights.source import TensorSource, listed, shown
 
 CROSS, DECODER, ENCODER = "cross", "decoder", "encoder"
 

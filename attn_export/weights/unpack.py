@@ -9,7 +9,6 @@ from torch import Tensor
 
 from attn_export.errors import WeightsError
 from attn_export.spec import AttentionSpec
-from attn_export.weights.formatting import bracketed, listed, shown
 from attn_export.weights.layouts import (
     ADDED_KEYS,
     BUFFERS,
@@ -26,7 +25,7 @@ from attn_export.weights.shapes import (
     relative_bias_name,
     wanted_tensors,
 )
-from attn_export.weights.source import Stored, TensorSource
+from attn_export.weights.source import Stored, TensorSource, bracketed, listed, shown
 
 FLOATS = ("F64", "F32", "F16", "BF16")
 WORDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
