@@ -15,6 +15,7 @@ from attn_export.explain.explanation import Late
 from attn_export.explain.in_attention import (
     attention_mistakes,
     capped_at,
+    rotary_mistakes,
     scaled,
     softcap_of,
     swapped_heads,
@@ -25,7 +26,6 @@ from attn_export.explain.in_graph import (
     precision_mistakes,
     value_mistakes,
 )
-from attn_export.explain.in_rotary import rotary_mistakes
 from attn_export.explain.mistake import Mistake
 from attn_export.parity.measures import eps
 from attn_export.tensorfile import Array, is_floating

@@ -25,7 +25,10 @@ from attn_export.fingerprint.findings import (
     ProbeFinding,
     Row,
 )
+from attn_export.fingerprint.mask_probes import masks, odd_inputs
+from attn_export.fingerprint.precision import precision
 from attn_export.fingerprint.probe_graphs import write_graph
+from attn_export.fingerprint.seen_keys import seen_keys
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.process import CaseFiles
 from attn_export.runtimes.protocol import Limits, Runtime
@@ -33,6 +36,11 @@ from attn_export.tensorfile import write_tensors
 
 REFERENCE = "onnx-reference"
 PYTORCH = "pytorch"
+
+
+def probes() -> tuple[Probe, ...]:
+    """Return all probes, in the order of the report."""
+    return (*seen_keys(), *masks(), *precision(), *odd_inputs())
 
 
 @dataclasses.dataclass(frozen=True)

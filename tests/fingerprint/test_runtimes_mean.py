@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from attn_export.fingerprint import comparison
+from attn_export.fingerprint.comparison import probes
 from attn_export.fingerprint.findings import Row
-from attn_export.fingerprint.probes import probes
 from attn_export.jobs.probe import probe
 from attn_export.runtimes.ort_cpu import OrtCpu
 
