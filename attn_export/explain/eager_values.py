@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from attn_export.explain.evaluate import Evaluation, Values
-from attn_export.explain.explanation import Deviation, Lines
+from attn_export.explain.explanation import Deviation, Lines, Step
 from attn_export.parity.measures import distance
 from attn_export.tensorfile import Array
 
@@ -34,23 +34,6 @@ named: otherwise it computes in another way."""
 
 VARIED = 4
 """More different numbers than this are no coincidence."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One operation of a reference in its float64 run.
-
-    Attributes:
-        operation: Its name.
-        line: The line of the user's file; "" if there is none.
-        value: The result.
-        reads: The numbers of the earlier steps that it reads.
-    """
-
-    operation: str
-    line: str
-    value: Array
-    reads: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)

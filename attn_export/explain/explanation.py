@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attn_export.errors import counted
+
+if TYPE_CHECKING:
+    from attn_export.tensorfile import Array
 
 Late = Callable[[], bool]
 """Returns True if time is over, and nothing further is to be begun."""
@@ -18,6 +21,23 @@ Lines = Mapping[str, str]
 Fault = Literal["none", "graph", "runtime", "unknown", "did not run"]
 """Part that is at fault. ``"unknown"``: a graph that cannot be evaluated in float64 gives numbers
 that no known mistake gives."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One operation of a reference in its float64 run.
+
+    Attributes:
+        operation: Its name.
+        line: The line of the user's file; "" if there is none.
+        value: The result.
+        reads: The numbers of the earlier steps that it reads.
+    """
+
+    operation: str
+    line: str
+    value: Array
+    reads: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)

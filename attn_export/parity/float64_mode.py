@@ -15,11 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.export.module_state import copied
-from attn_export.parity.operations import is_view, name_of
+from attn_export.parity.operations import OperationMode, is_view, name_of
 from attn_export.source_location import is_theirs, show
 
 # -- large weights in float64 runs: widened where they are used, never all at once --------------
@@ -90,7 +89,7 @@ def _columns(b: Tensor) -> Iterator[slice]:
 # -- float64 truth of modules that use float32 internally ---------------------------------------
 
 
-class ComputeInFloat64(TorchDispatchMode):
+class ComputeInFloat64(OperationMode):
     """Mode that computes every operation in float64.
 
     Attributes:
@@ -98,18 +97,12 @@ class ComputeInFloat64(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.places: dict[str, None] = {}
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
-        return self.compute(func, args, kwargs or {})
+        return self.compute(func, args, kwargs)
 
     def compute(self, func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Return the result of an operation in float64, also where the mode is not entered.

@@ -17,14 +17,13 @@ from torch.nn.functional import layer_norm
 
 from attn_export.errors import GraphError
 from attn_export.explain.attention_steps import Change
-from attn_export.explain.eager_values import Step
 from attn_export.explain.evaluate import Evaluation, NotComputedError, Values, is_float, wide
-from attn_export.parity.allowed import judged_by, run_count
+from attn_export.explain.explanation import Step
+from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
 from attn_export.parity.measures import eps
 from attn_export.parity.oracle import threads
 from attn_export.parity.rounding import RandomRounding
-from attn_export.parity.usable import short_rows, usable_golden
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
 from attn_export.spec import Shape
 from attn_export.tensorfile import is_floating

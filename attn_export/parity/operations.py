@@ -1,15 +1,21 @@
-"""The operations of a run in PyTorch, those of them that round, and random numbers for them."""
+"""The operations of a run in PyTorch: their values, those that round, random numbers for them."""
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from attn_export.explain.explanation import Step
+from attn_export.source_location import is_theirs, show
 
 EXACT = frozenset({
     "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "arange",
@@ -29,12 +35,11 @@ Steps = Sequence[tuple[str, float]]
 """The operations of a run that round, in order, each with the eps of the type that it gives."""
 
 
-class _Recording(TorchDispatchMode):
-    """Recorder of the operations that round, and the eps of their results."""
+class OperationMode(TorchDispatchMode):
+    """Base of modes that run every operation of PyTorch themselves."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.steps: list[tuple[str, float]] = []
 
     def __torch_dispatch__(
         self,
@@ -44,7 +49,23 @@ class _Recording(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run one operation."""
-        out = func(*args, **(kwargs or {}))
+        return self._operation(func, args, dict(kwargs or {}))
+
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation; a mode has its own."""
+        raise NotImplementedError
+
+
+class _RoundingSteps(OperationMode):
+    """Recorder of the operations that round, and the eps of their results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[str, float]] = []
+
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation."""
+        out = func(*args, **kwargs)
         name = name_of(func)
         if rounds(name, func, out):
             first = out if isinstance(out, Tensor) else out[0]
@@ -54,7 +75,7 @@ class _Recording(TorchDispatchMode):
 
 def recorded_steps(run: Callable[[], Any]) -> Steps:
     """Return the operations of a run that round, with the eps of the types that they give."""
-    recording = _Recording()
+    recording = _RoundingSteps()
     with recording:
         run()
     return recording.steps
@@ -83,6 +104,63 @@ def rounds(name: str, func: Any, out: Any) -> bool:
 def is_view(func: Any) -> bool:
     """Return whether an operation gives a view of its input."""
     return any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
+
+
+# -- every value of a module in its float64 run, with the line of user code behind it ----------
+
+
+MOST_STEPS = 5000
+"""The most operations that are recorded: a loop over tokens has many."""
+
+
+class Recording(OperationMode):
+    """Recorder of the results of operations.
+
+    Args:
+        given: Inputs and weights, by name; they are the first steps.
+
+    Attributes:
+        steps: In the order of the run.
+    """
+
+    def __init__(self, given: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.steps: list[Step] = []
+        self._numbers: dict[int, int] = {}
+        self._alive: list[Tensor] = []  # so that no two have one id
+        for name, tensor in given.items():
+            self._add(name, "", tensor, ())
+
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run one operation."""
+        out = func(*args, **kwargs)
+        if len(self.steps) < MOST_STEPS:
+            parts = [part for a in args for part in (a if isinstance(a, (list, tuple)) else (a,))]
+            reads = tuple(self._numbers[id(p)] for p in parts if id(p) in self._numbers)
+            line = _user_line()
+            if name_of(func) == "addmm":  # in graphs a product and a sum
+                self._add("mm", line, args[1] @ args[2], reads)
+                reads = (*reads, len(self.steps) - 1)
+            for result in out if isinstance(out, (list, tuple)) else (out,):
+                if isinstance(result, Tensor):
+                    self._add(name_of(func), line, result, reads)
+        return out
+
+    def _add(self, operation: str, line: str, tensor: Tensor, reads: tuple[int, ...]) -> None:
+        self._numbers[id(tensor)] = len(self.steps)
+        self._alive.append(tensor)
+        value = tensor.detach().cpu()
+        array = value.double().numpy() if value.is_floating_point() else value.numpy()
+        self.steps.append(Step(operation, line, np.array(array), reads))
+
+
+def _user_line() -> str:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if is_theirs(frame.f_code.co_filename):
+            return show((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return ""
 
 
 # -- random numbers for runs that round at random -----------------------------------------------

@@ -15,16 +15,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export.errors import ExportError, one_line
-from attn_export.explain.eager_values import Step
+from attn_export.explain.explanation import Step
 from attn_export.export.subject import Subject
 from attn_export.export.tensors import to_numpy, to_torch
-from attn_export.parity.allowed import judged_by, run_count
+from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
 from attn_export.parity.float64_mode import ComputeInFloat64, is_large, widened_copy
 from attn_export.parity.measures import eps
-from attn_export.parity.operations import Steps, recorded_steps
+from attn_export.parity.operations import Recording, Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
-from attn_export.parity.usable import short_rows, usable_golden
 from attn_export.results import DECODE, Arrays, Case, Golden
 from attn_export.tensorfile import is_floating
 
@@ -115,8 +114,6 @@ class Oracle:
 
     def steps(self, inputs: Arrays) -> list[Step]:
         """Return every operation of the float64 run, after the inputs and weights."""
-        from attn_export.parity.intermediates import Recording
-
         tensors = to_torch(_widened(inputs))
         held = {**dict(self._precise.named_parameters()), **dict(self._precise.named_buffers())}
         recording = Recording({**tensors, **held})

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attn_export.parity.float64_mode import ComputeInFloat64, is_large, product, widened
-from attn_export.parity.operations import RandomNumbers, Steps, name_of, rounds
+from attn_export.parity.operations import OperationMode, RandomNumbers, Steps, name_of, rounds
 
 DEVIATION = 0.4
 """The standard deviation of one rounding error, in units of u·|x|: errors are uniform within half a
@@ -46,7 +45,7 @@ ATTENTION = frozenset({"_safe_softmax", "_softmax", "bmm", "baddbmm"})
 """Operations that PyTorch's attention computes in float32, and a graph in the type that it has."""
 
 
-class RandomRounding(TorchDispatchMode):
+class RandomRounding(OperationMode):
     """Round the results of float64 operations at random, as a narrower type would round them.
 
     Args:
@@ -71,22 +70,15 @@ class RandomRounding(TorchDispatchMode):
         steps: Steps = (),
         widening: ComputeInFloat64 | None = None,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._unit, self._sums = eps / 2, sums / 2
         self._copies = copies
         self._steps = iter(steps)
         self._random = RandomNumbers(seed)
         self._widening = widening
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
-        kwargs = kwargs or {}
         name = name_of(func)
         out = self._of_one_copy(name, func, args)
         out = self._compute(func, args, kwargs) if out is None else out
