@@ -56,7 +56,7 @@ def scaled_dot_product_attention(
         )
         return attended, None
     if causal:
-        mask = masking.restrict(mask, masking.causal(L, S, query.device))
+        mask = masking.restrict(mask, masking.causal_mask(L, S, query.device))
     if not by_hand:
         attended = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=True
@@ -99,3 +99,47 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     # their gradients are NaN, and weights of 0 afterwards.
     nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
     return scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
+
+
+# -- a cache that stays where it is: new keys are written into its buffers, row by row ----------
+
+# Legend: S capacity of the buffers; row b holds `past_length[b]` keys before L new ones.
+
+
+def written(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
+    """Return a copy of `past` `[B, Hkv, S, D]` with `new` `[B, Hkv, L, D]` after each row's keys.
+
+    Args:
+        past: The buffer.
+        new: The new keys or values.
+        past_length: The number of keys of each row, int64 `[B]`.
+
+    Raises:
+        RuntimeError: If a row lacks capacity for L more keys.
+    """
+    places = positions(past_length, new.shape[2])[:, None, :, None]
+    return past.scatter(2, places.expand(new.shape), new)
+
+
+def positions(past_length: Tensor, L: int) -> Tensor:
+    """Return the positions of the new keys and queries of each row, int64 `[B, L]`.
+
+    Args:
+        past_length: Filled rows of the cache, int64 `[B]`.
+        L: The number of new keys.
+    """
+    return past_length[:, None] + torch.arange(L, device=past_length.device)
+
+
+def visible(past_length: Tensor, L: int, S: int, *, causal: bool) -> Tensor:
+    """Return the valid keys that a query may see, bool `[B, 1, L, S]`; L is 1 if not causal.
+
+    Args:
+        past_length: The number of past keys of each row, int64 `[B]`.
+        L: The number of new keys.
+        S: The capacity.
+        causal: Whether later keys are hidden.
+    """
+    last = positions(past_length, L) if causal else past_length[:, None] + (L - 1)
+    shown = torch.arange(S, device=past_length.device) <= last[..., None]  # [B, L or 1, S]
+    return shown.unsqueeze(1)

@@ -7,12 +7,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from attn_export.attention import in_place, masking, onnx_attention
-from attn_export.attention.added_keys import AddedKeys
+from attn_export.attention import functional, masking, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.rotary import Rotary
 from attn_export.attention.score_bias import ScoreBias
-from attn_export.attention.torch_multihead import spec_of, weights_of
 from attn_export.spec import AttentionSpec, Shape
 
 
@@ -33,7 +31,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = _head_norm(spec), _head_norm(spec)
         self.rotary = Rotary(spec) if spec.has_rotary else None
         self.score_bias = ScoreBias(spec)
-        self.added_keys = AddedKeys(spec) if spec.added_keys else None
+        self.added_keys = masking.AddedKeys(spec) if spec.added_keys else None
         self.sinks = nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
         if spec.dtype != "float32":
             self.to(getattr(torch, spec.dtype))
@@ -68,6 +66,8 @@ class Attention(nn.Module):
         Raises:
             SpecError: If the fields contradict the module.
         """
+        from attn_export.attention.torch_multihead import spec_of, weights_of
+
         attention = cls(spec_of(module, fields))
         attention.load_state_dict(weights_of(module), strict=False)
         like = module.out_proj.weight
@@ -201,7 +201,7 @@ class Attention(nn.Module):
         """Return all keys and values, their mask, and whether a causal mask applies in addition."""
         causal = self.spec.causal
         if past_length is not None:
-            shown = in_place.visible(past_length, L, k.shape[2], causal=causal)
+            shown = functional.visible(past_length, L, k.shape[2], causal=causal)
             mask, causal = masking.restrict(mask, shown), False
         if self.added_keys is not None:
             k, v, mask = self.added_keys(k, v, mask, L, causal=causal)
@@ -249,7 +249,7 @@ def _places(
     """Return the positions of the queries, `[L]` or `[B, L]`, and the number of keys S."""
     L, past_len = q.shape[2], 0 if past_key is None else past_key.shape[2]
     if past_length is not None:
-        return in_place.positions(past_length, L), past_len
+        return functional.positions(past_length, L), past_len
     return torch.arange(past_len, past_len + L, device=q.device), past_len + k.shape[2]
 
 
@@ -259,7 +259,7 @@ def _after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tens
         return new
     if past_length is None:
         return torch.cat([past, new], dim=2)
-    write = onnx_attention.write if onnx_attention.emitting() else in_place.written
+    write = onnx_attention.write if onnx_attention.emitting() else functional.written
     return write(past, new, past_length)
 
 

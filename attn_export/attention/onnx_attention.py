@@ -104,7 +104,7 @@ def attention_node(
 
 
 def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
-    """Emit a `TensorScatter` node: `in_place.written`, of the same arguments.
+    """Emit a `TensorScatter` node: `functional.written`, of the same arguments.
 
     Args:
         past: The cache, `[B, Hkv, capacity, D]`.
@@ -153,7 +153,7 @@ def sink_attention_nodes(
     B, H, L, _ = query.shape
     S = key.shape[2]
     if causal:
-        attn_mask = masking.restrict(attn_mask, masking.causal(L, S, query.device))
+        attn_mask = masking.restrict(attn_mask, masking.causal_mask(L, S, query.device))
     mask = masking.as_float(attn_mask, (B, H, L, S), query)
     column = sinks.to(query.dtype)[None, :, None, None].expand(B, H, L, 1)
     one_more = [torch.zeros_like(x[:, :, :1]) for x in (key, value)]
