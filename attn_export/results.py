@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import ParityError, RuntimeFailure, counted
+from attn_export.tensorproto import DTYPES as DTYPES
 
 if TYPE_CHECKING:
     import numpy as np
 
 Arrays = Mapping[str, "np.ndarray"]
 
-DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
-    9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
-}  # fmt: skip
-"""TensorProto.DataType."""
 CODES = {name: code for code, name in DTYPES.items()}
+"""TensorProto.DataType by the names of types."""
 
 Status = Literal["passed", "failed", "unusable", "error", "not run"]
 """Of a verdict. ``unusable``: the eager reference itself has NaN where the truth is finite.

@@ -29,7 +29,7 @@ FILES = {
 
 # The longest prefix counts. A file imports from floors below, and from its own floor and folder.
 FLOORS = {
-    "errors": -3, "untrusted_files": -2, "dialect_names": -2, "results": -1,
+    "errors": -3, "untrusted_files": -2, "dialect_names": -2, "tensorproto": -2, "results": -1,
     "graph/load": 0,
     "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "system_info": 0,
     "temp_folders": 0, "atomic_replace": 0, "output_folder": 0, "code_templates": 0,

@@ -54,7 +54,8 @@ LANGUAGES: Mapping[str, Language] = {
         ("npm ci --ignore-scripts", "npm start"),
     ),
     "python": Language(
-        {"python": ".", "../parity/measures.py": "attn_kit/measures.py"}, ORT_FIRST, BFLOAT16,
+        {"python": ".", "../parity/measures.py": "attn_kit/measures.py",
+         "../tensorproto.py": "attn_kit/tensorproto.py"}, ORT_FIRST, BFLOAT16,
         ("python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/attn-kit-test"),
     ),
 }  # fmt: skip

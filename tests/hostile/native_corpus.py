@@ -12,7 +12,8 @@ from pathlib import Path
 
 import onnx
 
-from attn_export.tensorfile import CODES, DTYPES, numpy_dtype
+from attn_export.results import CODES, DTYPES
+from attn_export.tensorfile import numpy_dtype
 
 Change = Callable[[Path], None]
 

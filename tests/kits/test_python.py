@@ -7,6 +7,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from evidence import (
@@ -26,7 +27,9 @@ from shared import bundle_of
 from attn_export import build, verify
 from attn_export.errors import BundleError, OutputError, UsageError
 from attn_export.jobs.kit import write_kit
+from attn_export.results import DTYPES
 from attn_export.spec import AttentionSpec
+from attn_export.tensorfile import write_tensors
 
 NAMES = ("append", "in-place", "no-cache", "float16")
 
@@ -188,3 +191,27 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path):
 def test_bfloat16_is_refused_where_the_engines_interface_has_none(tmp_path: Path):
     with pytest.raises(UsageError, match="query is bfloat16, which the python kit cannot hold"):
         write_kit("python", bundle_of("bfloat16"), tmp_path / "kit")
+
+
+def test_tensors_of_every_type_are_read_as_the_package_reads_them(tmp_path: Path):
+    kit = write_kit("python", bundle_of("append"), tmp_path / "kit")
+    arrays = {
+        name: np.arange(6).astype(name).reshape(2, 3)
+        for name in DTYPES.values()
+        if name != "bfloat16"
+    }
+    write_tensors(tmp_path, "input", arrays)
+    code = (
+        "import sys; sys.path.insert(0, '.'); from pathlib import Path\n"
+        "from attn_kit.golden import read_tensor\n"
+        "for number in range(int(sys.argv[2])):\n"
+        "    name, array = read_tensor(Path(sys.argv[1]) / f'input_{number}.pb')\n"
+        "    print(name, array.dtype, array.tolist())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(tmp_path), str(len(arrays))],
+        cwd=kit, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [
+        f"{name} {array.dtype} {array.tolist()}" for name, array in arrays.items()
+    ]

@@ -17,13 +17,9 @@ import numpy as np
 
 from attn_kit.files import read, shown
 from attn_kit.settings import AXES, INPUTS, OUTPUTS
+from attn_kit.tensorproto import TensorMessage, parse
 
 FOLDER = re.compile(r"test_data_set_[0-9]+")
-DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
-DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool",
-    10: "float16", 11: "float64",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -138,56 +134,15 @@ def read_tensor(path: Path) -> tuple[str, np.ndarray]:
     """
     data = read(path)
     try:
-        return _tensor(data)
+        message = parse(data)
+        return message.name, _array(message)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{shown(path)} holds no tensor: {error}") from error
 
 
-def _tensor(data: bytes) -> tuple[str, np.ndarray]:
-    dims: list[int] = []
-    name, dtype, raw = "", None, b""
-    for field, value in _fields(data):
-        if field == DIMS and isinstance(value, int):
-            dims.append(value)
-        elif field == DIMS and isinstance(value, bytes):  # packed, as other writers may do
-            at = 0
-            while at < len(value):
-                size, at = _varint(value, at)
-                dims.append(size)
-        elif field == DATA_TYPE and isinstance(value, int):
-            dtype = DTYPES.get(value)
-        elif field == NAME and isinstance(value, bytes):
-            name = value.decode()
-        elif field == RAW_DATA and isinstance(value, bytes):
-            raw = value
-    if dtype is None:
+def _array(message: TensorMessage) -> np.ndarray:
+    if message.dtype == "bfloat16":
         raise ValueError("it is of a type that numpy does not have")
-    # A tensor without elements has no data.
-    return name, np.frombuffer(raw, np.dtype(dtype).newbyteorder("<")).reshape(dims)
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        if key & 7 == 0:
-            number, at = _varint(data, at)
-            yield key >> 3, number
-        elif key & 7 == 2:
-            size, at = _varint(data, at)
-            if at + size > len(data):
-                raise ValueError("it is cut off")
-            yield key >> 3, data[at : at + size]
-            at += size
-        else:
-            raise ValueError("it is no message")
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(data) and shift < 64:
-        byte = data[at]
-        at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
-        if byte < 0x80:
-            return value, at
-    raise ValueError("it is cut off")
+    return np.frombuffer(message.raw, np.dtype(message.dtype).newbyteorder("<")).reshape(
+        message.dims
+    )
