@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.atomic_replace import take_place
-from attn_export.errors import BundleError, OutputError, UsageError
+from attn_export.errors import PARAGRAPH, BundleError, OutputError, UsageError, printable
 from attn_export.output_folder import Digests, replaceable, sha256
 from attn_export.results import GraphFile
 from attn_export.temp_folders import folder_beside
@@ -191,6 +191,28 @@ def read_bundle(folder: Path) -> Bundle:
                 "and build it again"
             )
     return Bundle(folder, manifest)
+
+
+def dimensions(
+    inputs: Mapping[str, Any], outputs: Mapping[str, Any], spec: str = ""
+) -> dict[str, str]:
+    """Return the dimensions of a bundle for its report: of each input and output, and the spec.
+
+    Args:
+        inputs: Of the manifest: dtype and shape by name.
+        outputs: Likewise.
+        spec: The text of the spec, if there is one.
+    """
+    unset = ("= false", '= "none"', "= 0")
+    lines = [line.replace(" = ", " ") for line in spec.splitlines() if not line.endswith(unset)]
+    ends = {**inputs, **outputs}.items()
+    return {
+        **({"spec": printable(", ".join(lines), PARAGRAPH)} if lines else {}),
+        **{
+            name: f"{end['dtype']} [{', '.join(str(axis) or '?' for axis in end['shape'])}]"
+            for name, end in ends
+        },
+    }
 
 
 def _refuse_links(folder: Path, names: Collection[str]) -> None:

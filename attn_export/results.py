@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attn_export.dialect_names import STANDARD
-from attn_export.errors import ParityError, RuntimeFailure, counted
+from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
 from attn_export.tensorproto import DTYPES as DTYPES
 
 if TYPE_CHECKING:
@@ -27,15 +28,13 @@ DECODE = "decode"
 """The kind of a case that a runtime takes step by step, its outputs put together."""
 
 BASE, CHANGED = "base", "changed_"
-"""The name of a case, and the start of the names of those that differ from it in one input, after
-which they are named."""
+"""The name of a case, and the start of the names of those that differ from it in one input."""
 
 Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run"]
 """Of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
 
 MOST_LINES = 20
 """The most lines of a report as text."""
-
 
 RelativeTo = Literal["row", "whole", "kind"]
 """Norm by which an error is divided: of its row, of the whole output, or none."""
@@ -53,8 +52,7 @@ class Case:
         about: The purpose of the case, in a few words.
         is_loud: Whether its inputs are so large that they may have to be scaled down.
         contents: The names of the changes of random inputs.
-        ignored_rows: Rows of the batch whose outputs are not compared, since their inputs are not
-            finite.
+        ignored_rows: Rows of the batch that are not compared: their inputs are not finite.
     """
 
     name: str
@@ -69,14 +67,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class StoredCase:
-    """A case on disk.
-
-    Attributes:
-        name: Unique within a bundle.
-        folder: Where its inputs lie.
-        sizes: The size of every dynamic axis.
-        kind: As of `Case`.
-    """
+    """A case as of `Case` whose inputs lie in a folder."""
 
     name: str
     folder: Path
@@ -196,8 +187,7 @@ class ErrorMap:
         index: Where the worst element is.
         actual: The value there, to nine digits; may be NaN or infinite.
         expected: The right value there.
-        relative_to: The norm that errors are divided by, before they are divided by what is
-            allowed: the one that the verdict is about; ``"kind"`` where a NaN, a row that must
+        relative_to: The norm that errors are divided by; ``"kind"`` where a NaN, a row that must
             be 0 or an integer is wrong.
         panels: The rows of the last axis, each by its norm; then the last two axes around the
             worst element. One alone where the other has a single cell.
@@ -224,6 +214,7 @@ class RuntimeRun:
         required: Whether anything but ``"ran"`` is a failure of the whole.
         facts: Version, device, threads, limits, seconds: facts that the runtime reported.
         worst: Where the error of its worst verdict sits; None where nothing was measured.
+        seconds: The time of each case that ran, with reading its inputs and storing its outputs.
     """
 
     runtime: str
@@ -233,6 +224,7 @@ class RuntimeRun:
     required: bool
     facts: Mapping[str, object]
     worst: ErrorMap | None = None
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,6 +235,8 @@ class Report:
         notes: Notes for the reader: cases left out, precision, what was not run.
         model: The graph to draw beside the figures, as long as the file is there.
         explanations: Causes of wrong numbers, a sentence for each explained runtime.
+        dimensions: Dtype and shape of each input and output, and the spec where there is one.
+        error: What ended the job before there was a verdict.
     """
 
     name: str
@@ -252,19 +246,20 @@ class Report:
     notes: tuple[str, ...]
     model: Path | None = None
     explanations: tuple[str, ...] = ()
+    dimensions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    error: AttnExportError | None = None
 
     @property
     def exit_code(self) -> int:
-        """0 passed, 5 a required runtime did not run to its end, 6 parity mismatch."""
+        """0 passed, 5 a required runtime did not run to its end, 6 wrong numbers; or `error`'s."""
+        if self.error is not None:
+            return self.error.exit_code
         if any(verdict.status in ("failed", "unusable") for verdict in self.verdicts):
             return ParityError.exit_code
-        if any(run.required and run.outcome != "ran" for run in self.runs):
-            return RuntimeFailure.exit_code
-        if any(verdict.status == "error" for verdict in self.verdicts):
-            return RuntimeFailure.exit_code
-        if not any(verdict.status == "passed" for verdict in self.verdicts):
-            return RuntimeFailure.exit_code
-        return 0
+        missing = any(run.required and run.outcome != "ran" for run in self.runs)
+        found = {verdict.status for verdict in self.verdicts}
+        missing |= "error" in found or "passed" not in found
+        return RuntimeFailure.exit_code if missing else 0
 
     @property
     def passed(self) -> bool:
@@ -275,17 +270,23 @@ class Report:
         """Raise the error of the exit code unless everything required passed.
 
         Raises:
-            ParityError: If numbers are wrong.
-            RuntimeFailure: If a required runtime did not run to its end.
+            AttnExportError: `error`, a `ParityError`, or else a `RuntimeFailure`.
         """
+        if self.error is not None:
+            raise self.error
         if not self.passed:
             kind = ParityError if self.exit_code == ParityError.exit_code else RuntimeFailure
             raise kind("; ".join(str(self).splitlines()))
+
+    def _repr_html_(self) -> str:
+        """Return the text for notebooks."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         """Return the verdict, the causes, and a line for each runtime with a graph; 20 at most."""
         state = "passed" if self.passed else f"failed ({self.exit_code})"
         lines = [f"{self.name}: {state}", *(f"why: {said}" for said in self.explanations)]
+        lines += [str(self.error)] if self.error is not None else []
         for run in self.runs:
             own = [v for v in self.verdicts if (v.runtime, v.graph) == (run.runtime, run.graph)]
             wrong = {v.case for v in own if v.status != "passed"}

@@ -64,6 +64,7 @@ class GraphEntry(Struct, forbid_unknown_fields=True):
     attentions: Count | None
     ours: bool
     nodes: dict[Text, Text]
+    foreign: bool = False
 
 
 class Manifest(Struct, forbid_unknown_fields=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,13 @@ def versions() -> dict[str, str]:
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, system and processor."""
+    """Return versions, system, processor and date."""
     return {
         "versions": versions(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
         "cores": os.cpu_count(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shutil
@@ -112,6 +113,38 @@ def test_a_changed_byte_is_exit_code_7(cli: Cli, bundle: Path, tmp_path: Path):
     done = cli("verify", copy)
     assert done.returncode == 7
     assert done.stderr.count("\n") == 1
+
+
+TRAINING = """
+import torch
+from attn_export import Subject
+
+def subject():
+    axes = {"x": {0: "batch"}}
+    return Subject(torch.nn.Linear(4, 4).train(), inputs={"x": torch.zeros(2, 4)}, axes=axes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("verify", "."), 7), (("build", "--module", "mine.py:subject", "--output", "out"), 3)],
+    ids=["bundle", "module"],
+)
+def test_a_refusal_writes_the_reports_that_were_asked_for_and_nothing_else(
+    words, code: int, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(TRAINING)
+    reports = {"--json": "r.json", "--junit": "r.xml", "--html": "r.html"}
+    assert run([*words, *(word for pair in reports.items() for word in pair)]) == code
+    assert capsys.readouterr().err.count("\n") == 1
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {
+        "mine.py", *reports.values()
+    }  # fmt: skip
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert (report["exit_code"], report["passed"]) == (code, False)
+    for file in ("r.xml", "r.html"):
+        assert html.escape(report["error"][:30], quote=False) in (tmp_path / file).read_text()
 
 
 def test_a_mismatch_is_exit_code_6_with_output_place_and_numbers(

@@ -187,7 +187,7 @@ def build_command(
     source = BuildInput(spec_file, variant, module, weights, layer, pool_kv_heads)
     source.check(changes)
     output = output or Path("models") / source.name
-    with progress(quiet=quiet) as bar:
+    with wanted.refusals(source.name), progress(quiet=quiet) as bar:
         subject = source.read(changes, bar)
         report = build(
             subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
@@ -247,7 +247,7 @@ def verify_command(
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
-    with progress(quiet=quiet) as bar:
+    with wanted.refusals(bundle.name), progress(quiet=quiet) as bar:
         report = explained(
             verify(bundle, graph=graph, progress=bar, **options), bundle, graph, progress=bar
         )

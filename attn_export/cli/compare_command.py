@@ -62,7 +62,8 @@ def compare_command(
     pairs = dict(_pair("--name", text) for text in names)
     limits = dict(_range(text) for text in ranges)
     limit_own_memory()
-    with progress(quiet=quiet) as bar:
+    judged = graph or graphs[1]
+    with wanted.refusals(judged.stem), progress(quiet=quiet) as bar:
         reference: Any = graphs[0] if graphs else None
         if module is not None:
             bar.phase("importing torch")
@@ -70,7 +71,7 @@ def compare_command(
 
             reference = load_subject(module)
         report = compare(
-            reference, graph or graphs[1], names=pairs, ranges=limits, output=output,
+            reference, judged, names=pairs, ranges=limits, output=output,
             progress=bar, **options,
         )  # fmt: skip
     place = output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import click
 
 from attn_export.atomic_replace import write_whole
-from attn_export.errors import OutputError, printable
+from attn_export.errors import AttnExportError, OutputError, UsageError, printable
 from attn_export.output_folder import check_utf8
 
 STDOUT = "-"
@@ -59,6 +60,29 @@ class Output:
             OutputError: If a file's folder is not there.
         """
         check_folders(self.json_file, self.junit_file, self.html_file)
+
+    @contextlib.contextmanager
+    def refusals(self, name: str) -> Iterator[None]:
+        """Write the files asked for where the block raises an error of the job, and raise it on.
+
+        Wrong usage is no result of a job: it writes nothing.
+
+        Args:
+            name: The name of the report.
+        """
+        try:
+            yield
+        except UsageError:
+            raise
+        except AttnExportError as error:
+            if self.json_file or self.junit_file or self.html_file:
+                from attn_export.results import Report
+                from attn_export.system_info import environment
+
+                report = Report(printable(name), (), (), environment(), (), error=error)
+                for file, text in self._files(report):
+                    write_file(file, text)
+            raise
 
     def render(self, report: Any, place: Path | None) -> int:
         """Write and print a report; its exit code.

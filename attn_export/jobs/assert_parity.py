@@ -77,6 +77,7 @@ def parity_report(
     names: Mapping[str, str] | None = None,
     outputs: Sequence[str] = ("output",),
     dialects: Sequence[str] = ("all",),
+    reproduction: Path | None = None,
     **options: Any,
 ) -> Report:
     """Return the report of `assert_parity`, passed or failed; with the cause of wrong numbers.
@@ -89,6 +90,7 @@ def parity_report(
         names: Names in `graph` by those of the module.
         outputs: Names of the outputs of a module.
         dialects: The dialects to check.
+        reproduction: The folder that reproduces a failure. None writes none.
         **options: Further options of `build` or `verify`.
     """
     __tracebackhide__ = True
@@ -100,21 +102,22 @@ def parity_report(
         if graph is not None and Path(of).is_file():
             from attn_export.jobs.compare import compare
 
-            return compare(Path(of), graph, names=names, **options)
+            return compare(Path(of), graph, names=names, reproduction=reproduction, **options)
         from attn_export.jobs.verify import verify
 
         other = None if graph is None else Path(graph)
-        return explained(verify(Path(of), graph=other, **options), Path(of), other)
+        report = verify(Path(of), graph=other, **options)
+        return explained(report, Path(of), other, reproduction=reproduction)
     subject, name = _subject(of, inputs, axes, outputs)
     if graph is not None:
         from attn_export.jobs.compare import compare
 
-        return compare(subject, graph, names=names, **options)
+        return compare(subject, graph, names=names, reproduction=reproduction, **options)
     from attn_export.jobs.build import build
 
     with scratch() as folder, _without_traces():
         report = build(subject, folder / BUNDLE, name=name, dialects=dialects, **options)
-        return explained(report, folder / f"{BUNDLE}.failed")
+        return explained(report, folder / f"{BUNDLE}.failed", reproduction=reproduction)
 
 
 def failure(report: Report) -> str:

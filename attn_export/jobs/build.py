@@ -7,7 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import GOLDEN, PAGE, REPORT, SPEC, staging, write_manifest
+from attn_export.bundle import (
+    GOLDEN,
+    PAGE,
+    REPORT,
+    SPEC,
+    dimensions,
+    staging,
+    write_manifest,
+)
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
 from attn_export.jobs.forms import ALL, first_graphs, lower_all, manifest_entry, save_checked
@@ -89,7 +97,7 @@ def build(
             settled = _settled(subject, selection, limits, progress)
             work = _Work(stage.folder, out, pool, Gate(atol, rtol), progress, dialects)
             judged = work.judge(subject)
-            report = _report(name, settled, judged)
+            report = _report(name, settled, judged, subject)
             work.write(subject, judged, report)
         place = stage.publish(failed=not report.passed)
     return dataclasses.replace(report, model=place / MODEL)
@@ -117,16 +125,16 @@ def _settled(
     return judged.under(WIDE)
 
 
-def _report(name: str, settled: _Judged | None, judged: _Judged) -> Report:
-    if settled is None:
-        return Report(name, judged.runs, judged.verdicts, environment(), judged.notes)
-    ran = tuple(run for run in settled.runs if run.outcome != "not run")
+def _report(name: str, settled: _Judged | None, judged: _Judged, subject: Subject) -> Report:
+    before = settled.runs if settled else ()
+    spec = subject.spec.to_toml() if subject.spec else ""
     return Report(
         name,
-        (*ran, *judged.runs),
-        (*settled.verdicts, *judged.verdicts),
+        (*(run for run in before if run.outcome != "not run"), *judged.runs),
+        (*(settled.verdicts if settled else ()), *judged.verdicts),
         environment(),
         judged.notes,
+        dimensions=dimensions(_inputs(subject), _outputs(subject, judged), spec),
     )
 
 
@@ -217,7 +225,7 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.jobs.golden_vectors import golden_vectors
-        from attn_export.parity.evidence import tried_note
+        from attn_export.parity.evidence import fixed_note, tried_note
         from attn_export.parity.notes import notes_of
         from attn_export.parity.oracle import Oracle
 
@@ -235,7 +243,15 @@ class _Work:
         )  # fmt: skip
         cases = [golden.case for golden in goldens]
         base = next(case for case in cases if case.name == BASE)
-        said = (*subject.notes, *plan.notes, *notes, *notes_of(oracle, base), tried_note(cases))
+        fixed = () if spec else fixed_note({n: w.shape for n, w in subject.input_values().items()})
+        said = (
+            *subject.notes,
+            *fixed,
+            *plan.notes,
+            *notes,
+            *notes_of(oracle, base),
+            tried_note(cases),
+        )
         return goldens, said
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
@@ -248,19 +264,15 @@ class _Work:
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")
         drawing = neighbourhood(judged.exported.model)
         (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
-        expected = subject.expected()
         manifest: dict[str, Any] = {
             "name": report.name,
             "versions": versions(),
             "graphs": {
-                graph.file.name: manifest_entry(graph, expected, judged.exported.origins)
+                graph.file.name: manifest_entry(graph, subject.expected(), judged.exported.origins)
                 for graph in judged.graphs
             },
-            "inputs": _signature(subject),
-            "outputs": {
-                name: {"dtype": judged.dtypes[name], "shape": list(shape)}
-                for name, shape in expected.outputs.items()
-            },
+            "inputs": _inputs(subject),
+            "outputs": _outputs(subject, judged),
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         if subject.bounds:
@@ -271,8 +283,15 @@ class _Work:
         write_manifest(folder, manifest)
 
 
-def _signature(subject: Subject) -> dict[str, dict[str, Any]]:
+def _inputs(subject: Subject) -> dict[str, dict[str, Any]]:
     return {
         name: {"dtype": wanted.dtype, "shape": list(wanted.shape)}
         for name, wanted in subject.input_values().items()
+    }
+
+
+def _outputs(subject: Subject, judged: _Judged) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"dtype": judged.dtypes[name], "shape": list(shape)}
+        for name, shape in subject.expected().outputs.items()
     }

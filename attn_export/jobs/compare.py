@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import GOLDEN, staging
+from attn_export.bundle import GOLDEN, dimensions, staging
 from attn_export.errors import AttnExportError, UsageError, printable
 from attn_export.jobs.compared_graph import ComparedGraph
 from attn_export.parity.gate import Gate
@@ -41,6 +41,7 @@ def compare(
     atol: float | None = None,
     rtol: float | None = None,
     seed: int = 0,
+    reproduction: Path | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -58,6 +59,7 @@ def compare(
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
         seed: For the weights of a spec's module.
+        reproduction: The folder that reproduces a failure. None writes none.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
@@ -84,7 +86,7 @@ def compare(
             goldens, notes = work.golden()
             report = work.report(goldens, notes, Gate(atol, rtol))
         if output is not None or not report.passed:
-            report = work.explained(report, goldens, required=output is not None)
+            report = work.explained(report, goldens, reproduction, required=output is not None)
         place = publish(report)
     return dataclasses.replace(report, model=place or path)
 
@@ -198,9 +200,29 @@ class _Work:
             self.pool, goldens, self.axes(), self.out, gate, self.progress.advance
         )
         name = printable(self.compared.path.stem)
-        return Report(name, runs, verdicts, environment(), notes, self.compared.path)
+        inputs, outputs = self._ends(goldens[0])
+        return Report(
+            name, runs, verdicts, environment(), notes, self.compared.path,
+            dimensions=dimensions(inputs, outputs),
+        )  # fmt: skip
 
-    def explained(self, report: Report, goldens: Sequence[Golden], *, required: bool) -> Report:
+    def _ends(self, golden: Golden) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return dtype and shape of the inputs and of the outputs, by name."""
+        axes = self.axes()
+        inputs, outputs = (
+            {n: {"dtype": a.dtype.name, "shape": list(axes[n])} for n, a in arrays.items()}
+            for arrays in (golden.case.inputs, golden.expected)
+        )
+        return inputs, outputs
+
+    def explained(
+        self,
+        report: Report,
+        goldens: Sequence[Golden],
+        reproduction: Path | None,
+        *,
+        required: bool,
+    ) -> Report:
         """Complete the bundle, and return the report with the causes of wrong numbers.
 
         Raises:
@@ -219,13 +241,18 @@ class _Work:
                 # A right graph of the same names: what is wrong is found by comparing the two.
                 file = dataclasses.replace(one.file, name=OTHER)
                 graphs = {OTHER: (of.path, load_proto(of.path), file), **graphs}
-            write_bundle(self.folder, graphs, goldens[0], self.axes(), report)
+            write_bundle(self.folder, graphs, self._ends(goldens[0]), report)
         except AttnExportError as error:
             if required:
                 raise
             return dataclasses.replace(report, notes=(*report.notes, f"not explained: {error}"))
         return explained(
-            report, self.folder, self.folder / path.name, witness=witness, progress=self.progress
+            report,
+            self.folder,
+            self.folder / path.name,
+            witness=witness,
+            reproduction=reproduction,
+            progress=self.progress,
         )
 
     def _named_otherwise(self) -> bool:

@@ -17,8 +17,7 @@ from attn_export.system_info import versions
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.results import Golden, GraphFile, Report
-    from attn_export.spec import Shape
+    from attn_export.results import GraphFile, Report
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
 """The metadata in which PyTorch's exporter keeps the lines that a node came from."""
@@ -30,8 +29,7 @@ EMBEDDED_BELOW = 2**30
 def write_bundle(
     folder: Path,
     graphs: Mapping[str, tuple[Path, onnx.ModelProto, GraphFile]],
-    golden: Golden,
-    axes: Mapping[str, Shape],
+    ends: tuple[dict[str, Any], dict[str, Any]],
     report: Report,
 ) -> None:
     """Write the graphs, the report and the manifest beside golden vectors that are there.
@@ -40,8 +38,7 @@ def write_bundle(
         folder: The folder of the bundle.
         graphs: By the name in the bundle: the file, its content without external data, and how
             it is run.
-        golden: A case, for the dtypes.
-        axes: The shape of every input and output, dynamic axes by name.
+        ends: Dtype and shape of every input, and of every output, by name.
         report: The report.
 
     Raises:
@@ -52,10 +49,6 @@ def write_bundle(
         copy_graph(path, model, folder / name)
     (folder / REPORT).write_text(to_json(report), encoding="utf-8")
     (folder / PAGE).write_text(to_html(report, None), encoding="utf-8")
-    ends = [
-        {name: {"dtype": a.dtype.name, "shape": list(axes[name])} for name, a in arrays.items()}
-        for arrays in (golden.case.inputs, golden.expected)
-    ]
     manifest: dict[str, Any] = {
         "name": report.name,
         "versions": versions(),
@@ -105,6 +98,7 @@ def _entry(model: onnx.ModelProto, file: GraphFile, nodes: Mapping[str, str]) ->
         "features": list(file.features),
         "attentions": None,
         "ours": False,
+        "foreign": True,
         "nodes": dict(nodes),
     }
 

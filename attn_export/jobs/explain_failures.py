@@ -29,6 +29,7 @@ def explained(
     *,
     seconds: float = SECONDS,
     witness: Witness | None = None,
+    reproduction: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Return the report, with a sentence on each runtime whose numbers are wrong.
@@ -39,6 +40,7 @@ def explained(
         graph: The file that was run in its place.
         seconds: After which no further experiment is begun.
         witness: What the values of a wrong graph are compared with; see `explain`.
+        reproduction: The folder that reproduces the failure of the first runtime. None writes none.
         progress: Receiver of progress.
     """
     # Of a runtime that ended early there is no more to find out; of one that went on there is.
@@ -53,7 +55,7 @@ def explained(
     from attn_export.jobs.explain import explain
 
     started, sentences = time.monotonic(), []
-    for name in list(failed)[:RUNTIMES]:
+    for number, name in enumerate(list(failed)[:RUNTIMES]):
         left = seconds - (time.monotonic() - started)
         if left <= 0:
             break
@@ -61,7 +63,7 @@ def explained(
             with ctrl_c_raises():
                 found = explain(
                     bundle, name, graph=graph, seconds=left, witness=witness,
-                    progress=progress,
+                    progress=progress, output=None if number else reproduction,
                 )  # fmt: skip
         except AttnExportError as error:
             sentences.append(f"{name}: not explained: {error}")

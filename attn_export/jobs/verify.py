@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bundle import GOLDEN, SPEC, graph_files, read_bundle, read_manifest
+from attn_export.bundle import (
+    GOLDEN,
+    SPEC,
+    dimensions,
+    graph_files,
+    read_bundle,
+    read_manifest,
+)
 from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError
 from attn_export.parity.baseline import against, read_baseline, write_baseline
@@ -19,6 +26,7 @@ from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
+from attn_export.untrusted_files import read_text
 
 
 def verify(
@@ -113,7 +121,11 @@ def verify(
         entries = (*manifest["inputs"].values(), *manifest["outputs"].values())
         in_float16 = any(entry["dtype"] == "float16" for entry in entries)
         notes += cpu_notes(verdicts, in_float16=in_float16)
-    report = Report(manifest["name"], runs, verdicts, made_with, notes, other or folder / MODEL)
+    spec = read_text(folder / SPEC) if SPEC in manifest["files"] else ""
+    report = Report(
+        manifest["name"], runs, verdicts, made_with, notes, other or folder / MODEL,
+        dimensions=dimensions(manifest["inputs"], manifest["outputs"], spec),
+    )  # fmt: skip
     if before is not None:
         return against(report, before)
     if baseline and report.passed:

@@ -47,6 +47,19 @@ def tried_note(cases: Sequence[Case]) -> str:
     return f"sizes: {', '.join(ranges) or 'one, since no axis is dynamic'}"
 
 
+def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
+    """Return a note on the axes of a user's inputs that have one size in the graph, if any.
+
+    Args:
+        inputs: The shapes by name: sizes, and names of dynamic axes.
+    """
+    fixed = {
+        name: shape for name, shape in inputs.items() if any(isinstance(a, int) for a in shape)
+    }
+    shown = ", ".join(f"{name} [{', '.join(map(str, s))}]" for name, s in fixed.items())
+    return (f"no other size was tried of axes that are numbers: {shown}",) if fixed else ()
+
+
 def _missing(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: bool) -> Iterator[str]:
     names = {case.name for case in cases}
     for name in (BASE, *(f"{CHANGED}{each}" for each in inputs)):

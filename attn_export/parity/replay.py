@@ -45,12 +45,17 @@ def judge_pool(
     for (name, graph), worker in pool.workers.items():
         given = pool.expected_of(graph)
         worst = Worst()
-        verdicts += _judge_worker(worker, graph, given, numbered, out, gate, advance, worst)
+        seconds: dict[str, float] = {}
+        verdicts += _judge_worker(
+            worker, graph, given, numbered, out, gate, advance, worst, seconds
+        )
         # What can run here has to: only an absent runtime may be forgiven.
         facts = {"version": worker.runtime.version(), **worker.facts}
         required = worker.outcome != "not run"
         place = worst.drawn(axes) if worker.outcome != "refused" else None
-        runs.append(RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts, place))
+        runs.append(
+            RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts, place, seconds)
+        )
     return tuple(runs), tuple(verdicts)
 
 
@@ -63,12 +68,15 @@ def _judge_worker(
     gate: Gate,
     advance: Advance,
     worst: Worst,
+    seconds: dict[str, float],
 ) -> list[Verdict]:
     name = worker.runtime.name
     verdicts: list[Verdict] = []
     served_count = 0
     for served in worker.served():
         served_count += 1
+        if served.seconds is not None:
+            seconds[served.case] = round(served.seconds, 6)
         if served.error:
             verdicts.append(Verdict(name, graph, served.case, "", "error", served.error))
         else:

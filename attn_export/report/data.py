@@ -29,6 +29,8 @@ def to_json(report: Report) -> str:
         "environment": report.environment,
         "notes": report.notes,
         "explanations": report.explanations,
+        "dimensions": dict(report.dimensions),
+        "error": None if report.error is None else str(report.error),
         "runs": [dataclasses.asdict(run) for run in report.runs],
         "verdicts": [_finite(dataclasses.asdict(verdict)) for verdict in report.verdicts],
     }

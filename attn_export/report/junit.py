@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
+from attn_export.errors import AttnExportError
 from attn_export.report.matrix import verdicts_by_case
 from attn_export.results import Report, RuntimeRun, Verdict
 
@@ -26,10 +27,22 @@ def to_junit(report: Report) -> str:
     root = ElementTree.Element("testsuites", name=_text(report.name))
     for run in report.runs:
         root.append(_suite(report, run))
+    if report.error is not None:
+        root.append(_refused(report.name, report.error))
     for count in ("tests", "failures", "errors"):
         root.set(count, str(sum(int(suite.get(count, "0")) for suite in root)))
     ElementTree.indent(root, " ")
     return ElementTree.tostring(root, "unicode", xml_declaration=True) + "\n"
+
+
+def _refused(name: str, error: AttnExportError) -> ElementTree.Element:
+    """Return the suite of a job that ended before there was a verdict: one error."""
+    suite = ElementTree.Element("testsuite", name=_text(name), tests="1", failures="0")
+    suite.attrib |= {"errors": "1", "skipped": "0"}
+    case = ElementTree.SubElement(suite, "testcase", classname=_text(name), name="runs")
+    kind = type(error).__name__
+    ElementTree.SubElement(case, "error", type=kind, message=_text(str(error)))
+    return suite
 
 
 def _suite(report: Report, run: RuntimeRun) -> ElementTree.Element:
@@ -42,9 +55,8 @@ def _suite(report: Report, run: RuntimeRun) -> ElementTree.Element:
     suite = ElementTree.Element("testsuite", name=_text(name), tests=str(len(cases)))
     for count, number in counts.items():
         suite.set(count, str(number))
-    seconds = run.facts.get("seconds")
-    if isinstance(seconds, (int, float)):
-        suite.set("time", f"{seconds:.3f}")
+    if run.seconds:
+        suite.set("time", f"{sum(run.seconds.values()):.3f}")
     properties = ElementTree.SubElement(suite, "properties")
     for fact, value in run.facts.items():
         ElementTree.SubElement(properties, "property", name=_text(fact), value=_text(str(value)))
@@ -56,7 +68,7 @@ def _cases(report: Report, run: RuntimeRun, suite: str) -> Iterator[ElementTree.
     place = f"{run.runtime}, {run.graph}: "
     why = [f"why: {said}" for said in report.explanations if said.startswith(place)]
     for name, verdicts in verdicts_by_case(report, run).items():
-        yield _case(suite, name, verdicts, why)
+        yield _case(suite, name, verdicts, why, run.seconds.get(name))
     if run.outcome != "ran":
         # The runtime itself: what it did not run has no cases.
         element = ElementTree.Element("testcase", classname=_text(suite), name="runs")
@@ -67,8 +79,12 @@ def _cases(report: Report, run: RuntimeRun, suite: str) -> Iterator[ElementTree.
         yield element
 
 
-def _case(suite: str, name: str, verdicts: list[Verdict], why: list[str]) -> ElementTree.Element:
+def _case(
+    suite: str, name: str, verdicts: list[Verdict], why: list[str], seconds: float | None
+) -> ElementTree.Element:
     element = ElementTree.Element("testcase", classname=_text(suite), name=_text(name))
+    if seconds is not None:
+        element.set("time", f"{seconds:.3f}")
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
     if wrong:
         # One result for a case: the schema has no more.

@@ -36,6 +36,11 @@ class Summary:
     max_abs: float | None
     max_rel: float | None
 
+    @property
+    def ran(self) -> bool:
+        """Whether it ran to its end."""
+        return self.run.outcome == "ran"
+
 
 def summaries(report: Report) -> list[Summary]:
     """Return one summary for each runtime and graph."""

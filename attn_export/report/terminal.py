@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from attn_export.errors import PARAGRAPH, printable
 from attn_export.report.matrix import (
@@ -36,6 +38,9 @@ def as_text(foreign: object) -> str:
 FEW = 2
 """More runtimes than that are shown as a matrix."""
 
+WIDEST = 1000
+"""The most columns of a table."""
+
 SHOWN = 8
 """Number of failed verdicts that are written out; the rest is in report.json."""
 
@@ -48,18 +53,19 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
         console: Where to.
         option: The option that shows the whole report.
     """
+    for sentence in report.explanations:
+        _say(f"why: {as_text(sentence)}", console)
     found = summaries(report)
     ran = [summary for summary in found if summary.cases]
-    if len({summary.run.runtime for summary in ran}) > FEW:
+    few = len({summary.run.runtime for summary in ran}) <= FEW
+    if not few:
         _print_matrix(matrix(report), console)
     else:
         if ran:
-            console.print(_table(ran, console))
+            _print_table(_table(ran), console)
         # The same reason holds for all graphs.
-        for line in dict.fromkeys(_not_ran(s) for s in found if s.run.outcome != "ran"):
+        for line in dict.fromkeys(_not_ran(s) for s in found if s.run.required and not s.ran):
             _say(line, console)
-    for sentence in report.explanations:
-        _say(f"why: {as_text(sentence)}", console)
     # What a whole run failed of is said once, above.
     said = {run.reason for run in report.runs if run.outcome != "ran"}
     failed = [verdict for verdict in problems(report) if verdict.message not in said]
@@ -71,6 +77,10 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
         _say(f"… and {len(failed) - SHOWN} more; {option} has all", console)
     for note in report.notes:
         _say(f"note: {as_text(note)}", console)
+    # Nobody asked for these: a line each at the end.
+    optional = (s for s in found if few and not s.run.required and not s.ran)
+    for line in dict.fromkeys(_not_ran(summary) for summary in optional):
+        _say(line, console)
     verdict_line = "[green]passed[/]" if report.passed else f"[red]failed[/] ({report.exit_code})"
     _say(f"{as_text(report.name)}: {verdict_line}", console)
 
@@ -88,8 +98,22 @@ def to_text(report: Report, option: str) -> str:
 
 
 def _say(line: str, console: Console) -> None:
-    # Broken between words for eyes; in a file or a log each message is on one line.
-    console.print(line, highlight=False, soft_wrap=not console.is_terminal)
+    # Broken between words for eyes, never within names; in a file each message is on one line.
+    text = Text.from_markup(line)
+    parts = text.divide(_breaks(text.plain, console.width)) if console.is_terminal else [text]
+    for part in parts:
+        part.rstrip()
+        console.print(part, highlight=False, soft_wrap=True)
+
+
+def _breaks(text: str, width: int) -> list[int]:
+    """Return the offsets of the words that begin a new line of at most so many columns."""
+    found, start = [], 0
+    for word in re.finditer(r"\S+", text):
+        if word.end() - start > width and word.start() > start:
+            start = word.start()
+            found.append(start)
+    return found
 
 
 def _print_matrix(found: Matrix, console: Console) -> None:
@@ -114,21 +138,25 @@ def _coloured(cell: Cell | None) -> str:
     return f"[{style}]{cell.text}[/]"
 
 
-def _table(ran: list[Summary], console: Console) -> Table:
+def _table(ran: list[Summary]) -> Table:
     table = _empty_table(
         ("runtime", "left"), ("graph", "left"), ("passed", "right"),
         ("error/allowed", "right"), ("max abs", "right"), ("max rel", "right"), ("", "left"),
     )  # fmt: skip
     for summary in ran:
         table.add_row(*_row(summary))
-    # The widest names leave no room for two spaces between columns. A file of the user's may have
-    # any name: it is broken, and no figure is cut off.
-    unbounded = console.options.update(max_width=1000)
+    return table
+
+
+def _print_table(table: Table, console: Console) -> None:
+    """Print a table, wider than the console where names are long: they are copied from it."""
+    unbounded = console.options.update(max_width=WIDEST)
     if console.measure(table, options=unbounded).maximum > console.width:
         table.padding = (0, 1, 0, 0)
-    table.columns[1].no_wrap = False
-    table.columns[1].overflow = "fold"
-    return table
+    before = console.width
+    console.width = max(before, console.measure(table, options=unbounded).maximum)
+    console.print(table)
+    console.width = before
 
 
 def _empty_table(*columns: tuple[str, str]) -> Table:

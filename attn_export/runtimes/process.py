@@ -25,11 +25,13 @@ class Served:
     Attributes:
         outputs: The number of output files.
         error: The error; empty if there was none.
+        seconds: The time that it took, if it was measured.
     """
 
     case: str
     outputs: int
     error: str
+    seconds: float | None = None
 
 
 class Serving:
@@ -87,7 +89,12 @@ class Serving:
                 self.outcome, self.reason = "crashed", self._child.how_it_died()
                 return
             if event["event"] == "case":
-                yield Served(event["name"], event.get("outputs", 0), event.get("error", ""))
+                yield Served(
+                    event["name"],
+                    event.get("outputs", 0),
+                    event.get("error", ""),
+                    event.get("seconds"),
+                )
             elif self._note(event):
                 return
 

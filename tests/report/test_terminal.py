@@ -41,7 +41,6 @@ WIDE = {
     "one": all_wrong("onnx-reference"),
     "two": all_wrong("onnx-reference", "ort-cuda"),
     "many": all_wrong("onnx-reference", "ort-cpu", "openvino", "ort-cuda"),
-    "a file of the user's": all_wrong("onnx-reference", graphs=("x" * 50 + ".onnx",)),
     "mixed": mixed(),
     "clean": clean(),
 }
@@ -62,6 +61,13 @@ def test_it_fits_80_columns_and_no_figure_or_name_is_cut_off(report: Report):
         assert of.runtime in said
     if report.name == "wide":
         assert said.count("1000.000") == len(report.runs)
+
+
+def test_a_file_name_is_never_broken_across_lines():
+    name = "x" * 90 + ".onnx"
+    said = COLOUR.sub("", printed(all_wrong("onnx-reference", graphs=(name,)), terminal=True))
+    assert said.count(name) == 2  # in the table and in the failure
+    assert "1000.000" in said
 
 
 @pytest.mark.parametrize("report", WIDE.values(), ids=WIDE)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from reports import clean, mixed, run, verdict
 
-from attn_export.errors import ParityError, RuntimeFailure, counted
+from attn_export.errors import GraphError, ParityError, RuntimeFailure, counted
 from attn_export.parity.judge import judge
+from attn_export.report.data import to_json
+from attn_export.report.html import to_html
 from attn_export.report.junit import to_junit
 from attn_export.report.terminal import to_text
 from attn_export.results import Allowed, Case, Golden, Report
@@ -22,9 +25,9 @@ def explained() -> Report:
     return dataclasses.replace(mixed(), explanations=(CAUSE,))
 
 
-def test_the_cause_stands_before_the_failures_in_the_terminal():
+def test_the_cause_comes_first_in_the_terminal():
     text = to_text(explained(), "--json FILE")
-    assert 0 < text.index("why: bad") < text.index("failed bad")
+    assert 0 == text.index("why: bad") < text.index("failed bad")
 
 
 def test_each_junit_failure_of_an_explained_runtime_carries_the_cause():
@@ -41,10 +44,54 @@ def test_each_junit_failure_of_an_explained_runtime_carries_the_cause():
 
 def test_junit_has_the_seconds_of_a_run():
     report = Report(
-        "one", (run("a", facts={"seconds": 1.25}),), (verdict("a", "passed", 0.1),), {}, ()
+        "one",
+        (run("a", seconds={"B2_L3": 1.25, "B1": 0.5}),),
+        (verdict("a", "passed", 0.1),),
+        {},
+        (),
     )
     (suite,) = ElementTree.fromstring(to_junit(report))
-    assert suite.get("time") == "1.250"
+    assert suite.get("time") == "1.750"
+    assert suite.find("testcase").get("time") == "1.250"  # type: ignore[union-attr]
+
+
+def refused() -> Report:
+    error = GraphError("a.onnx: <it> is no graph; export it again")
+    return Report("one", (), (), {"versions": {}}, (), error=error)
+
+
+def test_what_ended_the_job_is_in_every_form_of_a_report():
+    report = refused()
+    assert report.exit_code == GraphError.exit_code
+    root = ElementTree.fromstring(to_junit(report))
+    (found,) = root.iter("error")
+    assert (found.get("type"), found.get("message")) == ("GraphError", str(report.error))
+    assert root.get("errors") == "1"
+    assert json.loads(to_json(report))["error"] == str(report.error)
+    assert "&lt;it&gt; is no graph" in to_html(report)
+    assert "is no graph" in str(report)
+    with pytest.raises(GraphError, match="is no graph"):
+        report.raise_if_failed()
+
+
+def test_a_notebook_shows_the_text_escaped():
+    assert "&lt;more&gt;" in mixed()._repr_html_()
+
+
+def test_what_nobody_asked_for_is_named_once_at_the_end():
+    absent = [run("ort-cuda", "not run", "no GPU", graph=g, required=False) for g in "ab"]
+    report = dataclasses.replace(clean(), runs=(*absent, *clean().runs), notes=("a note",))
+    lines = to_text(report, "--json FILE").splitlines()
+    assert lines[-3:] == ["note: a note", "ort-cuda not run: no GPU", "clean: passed"]
+
+
+def test_dimensions_and_the_date_are_on_the_page():
+    made = {"versions": {}, "date": "2026-01-02 03:04 UTC"}
+    page = to_html(
+        dataclasses.replace(clean(), dimensions={"query": "float32 [B, 8]"}, environment=made)
+    )
+    assert "query: float32 [B, 8]" in page
+    assert "2026-01-02 03:04 UTC. Exit code 0" in page
 
 
 def test_a_report_as_text_has_at_most_20_lines_and_the_cause_second():
