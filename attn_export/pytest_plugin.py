@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 MARKER = "parity(bundle, **options): run the test once for each case of a bundle, as `parity_case`"
 REPORTS = pytest.StashKey[dict[Any, Any]]()
+DAMAGED = "damaged"
+"""The one test of a bundle that was changed."""
 WRITTEN = pytest.StashKey[Counter[str]]()
 
 
@@ -45,7 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     group.addoption(
         "--parity-report", type=Path, default=None, metavar="DIR",
-        help="write the report of each test into this folder, as JSON and HTML",
+        help="write the report of each test into this folder, as JSON and HTML, and a folder that "
+        "reproduces what failed",
     )  # fmt: skip
 
 
@@ -69,15 +72,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         raise pytest.UsageError(
             f"{metafunc.definition.nodeid} uses parity_case and needs @pytest.mark.parity(BUNDLE)"
         )
-    from attn_export.bundle import GOLDEN
+    from attn_export.bundle import GOLDEN, read_bundle
     from attn_export.errors import AttnExportError
     from attn_export.parity.golden import case_folders
 
+    bundle = _found(marker.args[0], metafunc.config)
     try:
-        _, cases = case_folders(_found(marker.args[0], metafunc.config) / GOLDEN)
+        _, cases = case_folders(bundle / GOLDEN)
     except AttnExportError as error:
         raise pytest.UsageError(f"{metafunc.definition.nodeid}: {error}") from error
-    metafunc.parametrize("parity_case", [case.name for case in cases], indirect=True)
+    names = [case.name for case in cases]
+    try:
+        read_bundle(bundle)
+    except AttnExportError:  # one error, which the fixture raises again
+        names = [DAMAGED]
+    metafunc.parametrize("parity_case", names, indirect=True)
 
 
 @pytest.fixture
@@ -88,8 +97,7 @@ def parity(request: pytest.FixtureRequest) -> Callable[..., Report]:
         __tracebackhide__ = True
         from attn_export.jobs.assert_parity import failure
 
-        report = _report(of, *arguments, **_with_runtimes(options, request.config))
-        _keep(report, request)
+        report = _report(request, of, *arguments, **_with_runtimes(options, request.config))
         if not report.passed:
             pytest.fail(failure(report), pytrace=False)
         return report
@@ -140,21 +148,26 @@ def parity_case(request: pytest.FixtureRequest) -> ParityCase:
     reports = request.config.stash[REPORTS]
     key = (bundle, repr(sorted(options.items())))
     if key not in reports:
-        reports[key] = _report(bundle, **options)
-        _keep(reports[key], request)
+        reports[key] = _report(request, bundle, **options)
     return ParityCase(request.param, reports[key])
 
 
-def _report(of: Any, *arguments: Any, **options: Any) -> Report:
-    """Return `parity_report`, or fail the test with the error's one line."""
+def _report(request: pytest.FixtureRequest, of: Any, *arguments: Any, **options: Any) -> Report:
+    """Return `parity_report`, which is written too, or fail the test with the error's one line."""
     __tracebackhide__ = True
     from attn_export.errors import AttnExportError
     from attn_export.jobs.assert_parity import parity_report
 
+    place = _place(request)
+    if place is not None:
+        options["reproduction"] = place.with_name(f"{place.name}.explained")
     try:
-        return parity_report(of, *arguments, **options)
+        report = parity_report(of, *arguments, **options)
     except AttnExportError as error:
         said = str(error)
+    else:
+        _keep(report, place)
+        return report
     # Outside of `except`: pytest would show the error once more, as the failure's context.
     pytest.fail(said, pytrace=False)
 
@@ -174,18 +187,25 @@ def _with_runtimes(options: dict[str, Any], config: pytest.Config) -> dict[str, 
     }
 
 
-def _keep(report: Report, request: pytest.FixtureRequest) -> None:
+def _place(request: pytest.FixtureRequest) -> Path | None:
+    """Return the path of the test's next report, without the ending; None where none is asked."""
     folder = request.config.getoption("--parity-report")
     if folder is None:
-        return
-    from attn_export.atomic_replace import write_whole
-    from attn_export.report.data import to_json
-    from attn_export.report.html import to_html
-
+        return None
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.-]+", "_", request.node.nodeid)
     written = request.config.stash[WRITTEN]
     written[stem] += 1  # a test may ask for parity several times
     number = f".{written[stem]}" if written[stem] > 1 else ""
-    write_whole(folder / f"{stem}{number}.json", to_json(report))
-    write_whole(folder / f"{stem}{number}.html", to_html(report, None))
+    return Path(folder, f"{stem}{number}")
+
+
+def _keep(report: Report, place: Path | None) -> None:
+    if place is None:
+        return
+    from attn_export.atomic_replace import write_whole
+    from attn_export.report.data import to_json
+    from attn_export.report.html import to_html
+
+    write_whole(place.with_name(f"{place.name}.json"), to_json(report))
+    write_whole(place.with_name(f"{place.name}.html"), to_html(report, None))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
 
 from attn_export.tensorfile import read_tensor, write_tensor
@@ -58,6 +60,8 @@ def test_a_gate_that_nothing_meets(parity):
     parity(Scores().eval(), {"query": torch.randn(2, 5, 8)}, AXES, dialects=["standard"], atol=0.0)
 """
 WRONG = """
+import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -101,6 +105,8 @@ def test_marker(parity_case):
     parity_case.check()
 """
 BUNDLES = """
+import numpy as np
+import onnx
 import pytest
 
 
@@ -180,9 +186,27 @@ def test_a_bundle_that_was_changed_is_refused_in_one_line(project: Path):
     path = folder / entry["folder"] / "output_0.pb"
     name, array = read_tensor(path)
     write_tensor(path, name, array * 1.01)
-    counts, said = outcomes(project, "test_bundles.py::test_a_whole_bundle")
-    assert "was changed after the bundle was written" in said
-    assert counts["failed"] == 1
+    for name in ("test_a_whole_bundle", "test_a_bundle"):
+        counts, said = outcomes(project, f"test_bundles.py::{name}")
+        assert "was changed after the bundle was written" in said
+        assert counts in ({"failed": 1}, {"error": 1})  # not one for each case
+
+
+def test_a_failure_leaves_a_folder_that_reproduces_it(project: Path):
+    model = onnx.load(project / "small" / "model.onnx")
+    for tensor in model.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            array = onnx.numpy_helper.to_array(tensor) * np.float32(1.5)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    onnx.save(model, project / "scaled.onnx")
+    (project / "test_scaled.py").write_text(
+        "def test_scaled(parity): parity('small', graph='scaled.onnx', runtimes=['ort-cpu'])"
+    )
+    counts, _ = outcomes(project, "test_scaled.py", "--parity-report", "reports")
+    assert counts == {"failed": 1}
+    (folder,) = (project / "reports").glob("*.explained")
+    done = subprocess.run([sys.executable, "reproduce.py"], cwd=folder, capture_output=True)
+    assert done.returncode == 1, done.stderr
 
 
 def test_a_required_runtime_that_is_not_here_fails(project: Path):
