@@ -159,8 +159,9 @@ def graph(bundle: Path, place: Path, random: Random) -> list[str]:
         ["lower", str(path), "--dialect", str(random.choice(["standard", "portable", "ort"])),
          "--output", str(place / "out.onnx")],
         ["verify", str(bundle), "--graph", str(path), "--quiet", "--runtime", "ort-cpu"],
+        ["compare", str(bundle / "model.onnx"), str(path), "--quiet", "--runtime", "ort-cpu"],
     )  # fmt: skip
-    return commands[random.choice(3, p=[0.4, 0.5, 0.1])]
+    return commands[random.choice(4, p=[0.35, 0.4, 0.1, 0.15])]
 
 
 def damaged(content: bytes, random: Random) -> bytes:
