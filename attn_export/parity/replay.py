@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from attn_export.errors import counted
 from attn_export.parity.error_map import Shape, Worst
 from attn_export.parity.gate import Gate
 from attn_export.parity.judge import judge
@@ -88,7 +89,7 @@ def _judge_worker(
         advance(f"{name}: {served.case}")
     if worker.outcome == "ran" and served_count < given:
         worker.outcome = "crashed"
-        worker.reason = f"served {served_count} of {given} cases"
+        worker.reason = f"served {served_count} of {counted(given, 'case')}"
     if worker.outcome == "ran" and not given:
         worker.outcome, worker.reason = "not run", "no case has the sizes that it is for"
     if worker.outcome == "refused":
