@@ -188,7 +188,7 @@ def _with_runtimes(options: dict[str, Any], config: pytest.Config) -> dict[str, 
 
 
 def _place(request: pytest.FixtureRequest) -> Path | None:
-    """Return the path of the test's next report, without the ending; None where none is asked."""
+    """Return the path of the test's next report, without the ending; None without a folder."""
     folder = request.config.getoption("--parity-report")
     if folder is None:
         return None

@@ -5,22 +5,29 @@ from __future__ import annotations
 import html
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import click
 import pytest
 from conftest import Cli, command
 from processes import default_signals, wait_until_handled
 
+from attn_export.cli import cli as group
 from attn_export.cli import run
+from attn_export.cli.options import GROUPS
 
 SMALL = ("--variant", "gqa", "--embed-dim", "32", "--num-heads", "4", "--runtime", "ort-cpu")
 
 WRONG_USE = [
     (("build",), 2, "nothing to build"),
+    (("explain", "--runtime", "ort-cpu"), 2, "explain takes a BUNDLE, or --module"),
+    (("explain", "b", "--module", "m.py:f", "--graph", "g.onnx", "--runtime", "ort-cpu"), 2,
+     "explain takes a BUNDLE, or --module"),
     (("build", "--variant", "mla"), 2, "unknown variant 'mla'"),
     (("build", "--variant", "gqa", "--num-kv-heads", "3"), 2,
      "num_heads 8 does not divide by num_kv_heads 3; choose one of 1, 2, 4, 8"),
@@ -197,6 +204,17 @@ def test_no_argument_shows_the_help_and_help_names_every_command(cli: Cli):
         assert name in shown
         assert cli(name, "--help").returncode == 0
     assert cli().returncode == 2
+
+
+def test_the_help_of_build_is_in_groups_with_examples_and_lacks_no_option(cli: Cli):
+    shown = cli("build", "--help").stdout
+    heads = re.findall(r"^(\w[\w ]+):$", shown, re.MULTILINE)
+    assert heads == [*GROUPS, "Examples"]
+    for parameter in click.Group.get_command(group, click.Context(group), "build").params:
+        if isinstance(parameter, click.Option):
+            lines = re.findall(rf"^  {parameter.opts[0]}(?!\S)", shown, re.MULTILINE)
+            assert len(lines) == 1, parameter.opts
+    assert "-h, --help" in shown
 
 
 def test_a_reader_that_has_seen_enough_is_no_error(bundle: Path, tmp_path: Path):

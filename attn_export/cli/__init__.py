@@ -14,13 +14,13 @@ import click
 from attn_export.cli.commands import (
     bench_command,
     check_command,
-    explain_command,
     kit_command,
     lower_command,
     probe_command,
 )
-from attn_export.cli.compare_command import compare_command
+from attn_export.cli.compare_command import compare_command, explain_command
 from attn_export.cli.options import (
+    BuildCommand,
     BuildInput,
     limit_own_memory,
     runtime_options,
@@ -117,7 +117,7 @@ def cli() -> None:
     """
 
 
-@cli.command("build")
+@cli.command("build", cls=BuildCommand)
 @click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=click.Path(path_type=Path))
 @click.option("--variant", metavar="|".join(VARIANTS), help="A spec to start from: E 512, H 8.")
 @spec_options

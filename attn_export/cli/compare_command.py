@@ -1,4 +1,4 @@
-"""`attn-export compare`: a graph of any origin against a module or another graph."""
+"""`attn-export compare` and `explain`: graphs against their truth, and why they differ."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from attn_export.cli.options import limit_own_memory, runtime_options
-from attn_export.cli.output import Output, output_options
-from attn_export.errors import UsageError
+from attn_export.cli.output import STDOUT, Output, check_folders, output_options, write_file
+from attn_export.errors import PARAGRAPH, ParityError, RuntimeFailure, UsageError, printable
 
 
 @click.command("compare")
@@ -112,3 +112,113 @@ def _range(text: str) -> tuple[str, tuple[int, int]]:
     if not name or not colon or found[0] > found[1]:
         raise UsageError(f"--range is NAME=LOW:HIGH, two whole numbers; got {text!r}")
     return name, found
+
+
+# -- `attn-export explain` ----------------------------------------------------------------------
+
+
+@click.command("explain")
+@click.argument("bundle", required=False, type=click.Path(path_type=Path))
+@click.option("--runtime", "runtime_name", required=True, metavar="NAME", help="Which fails.")
+@click.option(
+    "--module", metavar="PATH.py:FUNCTION",
+    help="In place of a bundle: your module, which --graph is compared with.",
+)  # fmt: skip
+@click.option("--case", metavar="NAME", help="The only case to look at.  [all]")
+@click.option(
+    "--graph", type=click.Path(path_type=Path), help="Explain this ONNX file, not the bundle's."
+)
+@click.option(
+    "--option", "options", multiple=True, metavar="KEY=VALUE",
+    help="Of the engine, as your program sets it; may be given again.",
+)  # fmt: skip
+@click.option(
+    "--output", type=click.Path(path_type=Path), metavar="DIR",
+    help="The folder that reproduces it.  [<bundle>.explained]",
+)  # fmt: skip
+@click.option(
+    "--seconds", type=click.FloatRange(min=1), default=45.0, show_default=True,
+    help="After which no further experiment is begun.",
+)  # fmt: skip
+@click.option(
+    "--json", "json_file", metavar="FILE", help="Write it as JSON too; - for stdout, alone."
+)
+@click.option("--quiet", is_flag=True, help="No progress, and the sentence alone.")
+def explain_command(
+    bundle: Path | None,
+    runtime_name: str,
+    module: str | None,
+    case: str | None,
+    graph: Path | None,
+    options: tuple[str, ...],
+    output: Path | None,
+    seconds: float,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Say why a runtime gives other numbers, and write a folder that reproduces it.
+
+    Of a BUNDLE, or of --graph FILE.onnx against --module PATH.py:FUNCTION.
+
+    Runs the failing cases in other ways, evaluates the graph in float64, tries known mistakes, and
+    finds the first wrong node. Exit code 0 if nothing fails, 6 if something does, 5 if no numbers
+    came out.
+    """
+    from rich.console import Console
+
+    from attn_export.explain.reproduce import to_json
+    from attn_export.jobs.explain import explain
+    from attn_export.report.progress import progress
+    from attn_export.report.result_terminal import print_explanation
+
+    check_folders(json_file)
+    limit_own_memory()
+    place = _explained_place(bundle, module, graph)
+    wanted: dict[str, Any] = {
+        "case": case, "options": _pairs(options), "seconds": seconds,
+        "output": output or place.with_name(f"{place.name}.explained"),
+    }  # fmt: skip
+    with progress(quiet=quiet) as bar:
+        if bundle is not None:
+            found = explain(bundle, runtime_name, graph=graph, progress=bar, **wanted)
+        else:
+            bar.phase("importing torch")
+            from attn_export.jobs.compare import explain_graph
+            from attn_export.user_module import load_subject
+
+            found = explain_graph(
+                load_subject(str(module)), place, runtime_name, progress=bar, **wanted
+            )
+    if json_file:
+        write_file(json_file, to_json(found))
+    if json_file != STDOUT:
+        if quiet:
+            click.echo(printable(found.sentence, PARAGRAPH))
+        else:
+            print_explanation(found, Console())
+    codes = {"none": 0, "did not run": RuntimeFailure.exit_code}
+    return codes.get(found.fault, ParityError.exit_code)
+
+
+def _explained_place(bundle: Path | None, module: str | None, graph: Path | None) -> Path:
+    """Return the bundle, or the graph that is compared with a module.
+
+    Raises:
+        UsageError: If neither or both are given.
+    """
+    place = bundle if module is None else graph
+    if place is None or (bundle is not None and module is not None):
+        raise UsageError(
+            "explain takes a BUNDLE, or --module PATH.py:FUNCTION with --graph FILE.onnx"
+        )
+    return place.absolute()
+
+
+def _pairs(options: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not key or not equals:
+            raise UsageError(f"--option is KEY=VALUE; got {option!r}")
+        pairs[key] = value
+    return pairs

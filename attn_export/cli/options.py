@@ -77,6 +77,50 @@ def _spec_option(name: str, field: Field) -> Callable[[Command], Command]:
     return click.option(f"--{flag}", type=kind, help=words)
 
 
+GROUPS = {
+    "Input": ("variant", "module", "weights", "layer", "pool_kv_heads", "seed"),
+    "Fields of the spec": tuple(name for name, field in FIELDS.items() if field.is_option),
+    "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol"),
+    "Output": ("output", "json_file", "junit_file", "html_file", "quiet"),
+}
+"""The groups of the options of `build`, in the order of its help."""
+
+OTHERS = "Output"
+"""The last group, which has --help too."""
+
+EXAMPLES = (
+    "attn-export build --variant mqa",
+    "attn-export build layer.toml --cache append --dialect ort",
+    "attn-export build --weights Llama-3.2-1B --layer 3 --runtime ort-cpu --runtime openvino",
+    "attn-export build --module mine.py:subject --output models/mine --junit junit.xml",
+)
+
+
+class BuildCommand(click.Command):
+    """A command whose help has the options in `GROUPS`, and examples."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under the headings of `GROUPS`, then the examples.
+
+        Args:
+            ctx: The context of the command.
+            formatter: The text so far.
+        """
+        records = {
+            str(param.name): record
+            for param in self.get_params(ctx)
+            if (record := param.get_help_record(ctx)) is not None
+        }
+        for heading, names in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([records.pop(name) for name in names])
+                if heading == OTHERS:
+                    formatter.write_dl(list(records.values()))
+        with formatter.section("Examples"):
+            for example in EXAMPLES:
+                formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
+
+
 # -- input of `build`: a spec, dimensions, a checkpoint, or a module of the user's --------------
 
 

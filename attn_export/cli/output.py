@@ -63,7 +63,7 @@ class Output:
 
     @contextlib.contextmanager
     def refusals(self, name: str) -> Iterator[None]:
-        """Write the files asked for where the block raises an error of the job, and raise it on.
+        """Write the named files where the block raises an error of the job, and raise it on.
 
         Wrong usage is no result of a job: it writes nothing.
 

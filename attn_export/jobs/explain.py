@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, read_bundle
-from attn_export.errors import GraphError, RuntimeFailure, UsageError
+from attn_export.errors import GraphError, RuntimeFailure, UsageError, counted
 from attn_export.explain.eager_values import Witness
 from attn_export.explain.explanation import Cause, Explanation
 from attn_export.parity.golden import case_folders
@@ -87,7 +87,7 @@ def explain(
         check_folder(Path(output))
     manifest = read_bundle(folder).manifest
     cases = known_cases(folder, case)
-    progress.phase(f"running {len(cases)} cases in {runtime_name}")
+    progress.phase(f"running {counted(len(cases), 'case')} in {runtime_name}")
     runners = list(_settings(folder, manifest, other, kind, options or {}, limits))
     own = _settings(folder, manifest, None, kind, options or {}, limits)
     kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}

@@ -38,7 +38,7 @@ class Summary:
 
     @property
     def ran(self) -> bool:
-        """Whether it ran to its end."""
+        """Return whether it ran to its end."""
         return self.run.outcome == "ran"
 
 

@@ -382,12 +382,23 @@ if __name__ == "__main__":
 """
 
 
+def zero_weights(graph: onnx.GraphProto) -> None:
+    for tensor in graph.initializer:
+        array = numpy_helper.to_array(tensor) * 0
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
 def test_the_command_compares_and_writes_its_reports(cli: Cli, good, scaled, tmp_path: Path):
     (tmp_path / "mine.py").write_text(MINE)
     subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, check=True, capture_output=True)
     module = ("--module", "mine.py:subject", "--graph", "linear.onnx")
     done = cli("compare", *module, "--junit", "j.xml")
     assert done.returncode == 0, done.stderr
+    wrong = changed(tmp_path / "linear.onnx", tmp_path / "wrong.onnx", zero_weights)
+    done = cli("explain", *module[:3], str(wrong), "--runtime", "ort-cpu", "--output", "why")
+    assert done.returncode == 6, done.stderr
+    assert "wrong.onnx: the graph is wrong" in done.stdout
+    assert (tmp_path / "why" / "reproduce.py").is_file()
     files = ("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"))
     done = cli("compare", str(good), str(scaled), *files)
     assert done.returncode == 6

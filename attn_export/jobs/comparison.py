@@ -1,0 +1,208 @@
+"""A graph of any origin beside its reference: cases, truth, verdicts and bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_export.bundle import GOLDEN, dimensions
+from attn_export.errors import AttnExportError, printable
+from attn_export.jobs.compared_graph import ComparedGraph, write_bundle
+from attn_export.parity.gate import Gate
+from attn_export.report.progress import Progress
+from attn_export.results import BASE, Golden, Report, StoredCase
+from attn_export.runtimes.pool import Pool
+from attn_export.system_info import environment
+
+if TYPE_CHECKING:
+    from attn_export.explain.eager_values import Witness
+    from attn_export.jobs.reference import Reference
+    from attn_export.parity.plan import Plan
+
+OTHER = "reference.onnx"
+"""The name of the first of two graphs in the bundle of their comparison."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A graph, its reference, and the folder of the bundle of both."""
+
+    folder: Path
+    out: Path
+    pool: Pool
+    progress: Progress
+    compared: ComparedGraph
+    reference: Reference
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        out: Path,
+        pool: Pool,
+        progress: Progress,
+        compared: ComparedGraph,
+        read: Callable[[], Reference],
+        names: Mapping[str, str],
+    ) -> Comparison:
+        """Read the reference while the runtimes start, and match the graph's names to it."""
+        progress.phase("importing torch")
+        reference = read()
+        compared = compared.matched_to(reference, names)
+        pool.add([compared.file])
+        progress.phase("choosing the cases")
+        return cls(folder, out, pool, progress, compared, reference)
+
+    def golden(self) -> tuple[list[Golden], tuple[str, ...]]:
+        """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
+        from attn_export.graph.requirements import least_eps, precision_notes
+        from attn_export.jobs.golden_vectors import golden_vectors
+        from attn_export.parity.evidence import tried_note
+
+        reference, model = self.reference, self.compared.model
+        oracle, plan = reference.oracle(least_eps(model)), self.plan()
+        cases, left_out = reference.computable(oracle, plan.cases)
+        goldens, notes = golden_vectors(
+            self.folder / GOLDEN, cases, oracle, self._start, self.progress,
+            ours=reference.spec is not None, narrow=reference.narrow, names=self.compared.names,
+        )  # fmt: skip
+        tried = [golden.case for golden in goldens]
+        base = next(case for case in cases if case.name == BASE)
+        return goldens, (
+            *reference.notes, *self._named(), *precision_notes(model), *left_out, *plan.notes,
+            *notes, *reference.notes_on(oracle, base), tried_note(tried),
+        )  # fmt: skip
+
+    def plan(self) -> Plan:
+        """Return the cases that the graph takes."""
+        from attn_export.parity.plan import plan_cases
+        from attn_export.parity.sizes import fixed_inputs, fixed_relations, fixed_shape, solved
+
+        of, fixed = self.reference, self.compared.file.fixed
+        if not fixed:
+            return plan_cases(of.inputs, dict(of.outputs), of.spec, of.sums, of.takes)
+        known = solved(fixed, of.sums)
+        outputs = {name: fixed_shape(shape, known) for name, shape in of.outputs.items()}
+        return plan_cases(
+            fixed_inputs(of.inputs, known), outputs, None, fixed_relations(of.sums, known),
+            lambda sizes: of.takes({**known, **sizes}),
+        )  # fmt: skip
+
+    def _named(self) -> Iterator[str]:
+        """Yield notes on other names, and on axes of one size."""
+        names, fixed = self.compared.names, self.compared.file.fixed
+        if names and names.note():
+            yield names.note()
+        if fixed:
+            sizes = ", ".join(f"{axis} {size}" for axis, size in fixed.items())
+            yield f"the graph has fixed axes, and no other sizes were tried: {sizes}"
+
+    def _start(self, written: Sequence[StoredCase]) -> int:
+        names = self.compared.names
+        assert names is not None
+        place = self.compared.path.parent.absolute()
+        self.pool.start(place, list(names.inputs.values()), self.axes(), written, self.out)
+        return self.pool.expected()
+
+    def axes(self) -> dict[str, tuple[str | int, ...]]:
+        """Return the shape of every input and output of the graph, dynamic axes by name."""
+        from attn_export.parity.sizes import fixed_shape, solved
+
+        names, known = self.compared.names, solved(self.compared.file.fixed, self.reference.sums)
+        assert names is not None
+        shapes = {names.inputs[n]: wanted.shape for n, wanted in self.reference.inputs.items()}
+        shapes |= {names.outputs[n]: shape for n, shape in self.reference.outputs.items()}
+        # An axis that is none of the inputs' has a name of its own.
+        return {
+            name: tuple(
+                f"{name}.{number}" if axis == "" else axis
+                for number, axis in enumerate(fixed_shape(shape, known))
+            )
+            for name, shape in shapes.items()
+        }
+
+    def report(self, goldens: Sequence[Golden], notes: tuple[str, ...], gate: Gate) -> Report:
+        """Return the verdicts on the graph in every runtime."""
+        from attn_export.parity.replay import judge_pool
+
+        runs, verdicts = judge_pool(
+            self.pool, goldens, self.axes(), self.out, gate, self.progress.advance
+        )
+        name = printable(self.compared.path.stem)
+        inputs, outputs = self._ends(goldens[0])
+        return Report(
+            name, runs, verdicts, environment(), notes, self.compared.path,
+            dimensions=dimensions(inputs, outputs),
+        )  # fmt: skip
+
+    def _ends(self, golden: Golden) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return dtype and shape of the inputs and of the outputs, by name."""
+        axes = self.axes()
+        inputs, outputs = (
+            {n: {"dtype": a.dtype.name, "shape": list(axes[n])} for n, a in arrays.items()}
+            for arrays in (golden.case.inputs, golden.expected)
+        )
+        return inputs, outputs
+
+    def explained(
+        self,
+        report: Report,
+        goldens: Sequence[Golden],
+        reproduction: Path | None,
+        *,
+        required: bool,
+    ) -> Report:
+        """Complete the bundle, and return the report with the causes of wrong numbers.
+
+        Raises:
+            UsageError: If the bundle is `required` and cannot be one.
+        """
+        from attn_export.jobs.explain_failures import explained
+
+        path = self.compared.path
+        try:
+            witness = self.bundle(report, goldens)
+        except AttnExportError as error:
+            if required:
+                raise
+            return dataclasses.replace(report, notes=(*report.notes, f"not explained: {error}"))
+        return explained(
+            report,
+            self.folder,
+            self.folder / path.name,
+            witness=witness,
+            reproduction=reproduction,
+            progress=self.progress,
+        )
+
+    def bundle(self, report: Report, goldens: Sequence[Golden]) -> Witness:
+        """Complete the bundle, and return what the graph's values are compared with.
+
+        Raises:
+            UsageError: If a name of the graph is none that a bundle may hold.
+        """
+        from attn_export.explain.eager_values import Witness
+        from attn_export.graph.load import load_proto
+
+        one, path, of = self.compared, self.compared.path, self.reference
+        graphs = {path.name: (path, one.model, one.file)}
+        if of.path is not None and not self._named_otherwise():
+            # A right graph of the same names: what is wrong is found by comparing the two.
+            file = dataclasses.replace(one.file, name=OTHER)
+            graphs = {OTHER: (of.path, load_proto(of.path), file), **graphs}
+        write_bundle(self.folder, graphs, self._ends(goldens[0]), report)
+        return Witness(of.whose, self._steps)
+
+    def _named_otherwise(self) -> bool:
+        names = self.compared.names
+        return names is None or bool(names.note()) or self.compared.path.name == OTHER
+
+    def _steps(self, inputs: Mapping[str, Any]) -> Any:
+        """Return the operations of the reference for inputs that are named as in the graph."""
+        names = self.compared.names
+        assert names is not None
+        return self.reference.oracle(0.0).steps(
+            {n: inputs[o].copy() for n, o in names.inputs.items()}  # torch asks for writable ones
+        )
