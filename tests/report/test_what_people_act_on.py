@@ -83,6 +83,7 @@ def test_what_nobody_asked_for_is_named_once_at_the_end():
     report = dataclasses.replace(clean(), runs=(*absent, *clean().runs), notes=("a note",))
     lines = to_text(report, "--json FILE").splitlines()
     assert lines[-3:] == ["note: a note", "ort-cuda not run: no GPU", "clean: passed"]
+    assert sum("ort-cuda" in line for line in lines) == 1
 
 
 def test_dimensions_and_the_date_are_on_the_page():
