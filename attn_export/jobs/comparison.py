@@ -27,7 +27,16 @@ OTHER = "reference.onnx"
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A graph, its reference, and the folder of the bundle of both."""
+    """A graph, its reference, and the folder of the bundle of both.
+
+    Attributes:
+        folder: The folder of the bundle.
+        out: The folder for the outputs of runtimes.
+        pool: The processes of the runtimes.
+        progress: Receiver of progress.
+        compared: The graph.
+        reference: The module or the graph that it is compared with.
+    """
 
     folder: Path
     out: Path
@@ -47,7 +56,17 @@ class Comparison:
         read: Callable[[], Reference],
         names: Mapping[str, str],
     ) -> Comparison:
-        """Read the reference while the runtimes start, and match the graph's names to it."""
+        """Read the reference while the runtimes start, and match the graph's names to it.
+
+        Args:
+            folder: The folder of the bundle.
+            out: The folder for the outputs of runtimes.
+            pool: The processes of the runtimes.
+            progress: Receiver of progress.
+            compared: The graph.
+            read: The function that returns the reference.
+            names: The graph's names of inputs and outputs by those of the reference.
+        """
         progress.phase("importing torch")
         reference = read()
         compared = compared.matched_to(reference, names)
@@ -124,7 +143,13 @@ class Comparison:
         }
 
     def report(self, goldens: Sequence[Golden], notes: tuple[str, ...], gate: Gate) -> Report:
-        """Return the verdicts on the graph in every runtime."""
+        """Return the verdicts on the graph in every runtime.
+
+        Args:
+            goldens: The cases with their truth.
+            notes: Notes for the reader of the report.
+            gate: The user's own tolerances.
+        """
         from attn_export.parity.replay import judge_pool
 
         runs, verdicts = judge_pool(
@@ -156,6 +181,12 @@ class Comparison:
     ) -> Report:
         """Complete the bundle, and return the report with the causes of wrong numbers.
 
+        Args:
+            report: The report.
+            goldens: The cases with their truth.
+            reproduction: The folder that reproduces a failure. None writes none.
+            required: Whether the bundle must be complete.
+
         Raises:
             UsageError: If the bundle is `required` and cannot be one.
         """
@@ -179,6 +210,10 @@ class Comparison:
 
     def bundle(self, report: Report, goldens: Sequence[Golden]) -> Witness:
         """Complete the bundle, and return what the graph's values are compared with.
+
+        Args:
+            report: The report.
+            goldens: The cases with their truth.
 
         Raises:
             UsageError: If a name of the graph is none that a bundle may hold.
