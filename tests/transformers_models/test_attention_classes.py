@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from real_classes import FAMILIES, TOKENS, B, Built, D, E, L, layer
+from shared import extended
 
 from attn_export import Subject
 
@@ -22,15 +23,16 @@ DEFAULT = {2, 4, 8, 11, 13, 14}
 """The places of six of them: each mask, with a cache and without, each way of computing."""
 
 
+def named(case: tuple[str, str, str | None, bool]) -> str:
+    name, implementation, mask, cache = case
+    return "-".join((name, implementation, mask or "no mask", "cache" if cache else "no cache"))
+
+
 @pytest.mark.parametrize(
-    ("name", "implementation", "mask", "cache"),
-    [
-        each if index in DEFAULT else pytest.param(*each, marks=pytest.mark.extended)
-        for index, each in enumerate(CLASSES)
-    ],
-    ids=lambda value: {True: "cache", False: "no cache", None: "no mask"}.get(value, value),
+    "case", extended(CLASSES, lambda case: CLASSES.index(case) in DEFAULT), ids=named
 )
-def test_an_attention_class_passes(name, implementation, mask, cache, tmp_path):
+def test_an_attention_class_passes(case, tmp_path):
+    name, implementation, mask, cache = case
     built = Built(layer(name, implementation, mask, cache=cache), tmp_path)
     fused = implementation == "sdpa"
     assert built.count("Attention") == fused
