@@ -37,8 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )  # fmt: skip
     parser.addoption("--all", action="store_true", help="run the tests marked `extended` too")
     parser.addoption(
-        "--kills", type=int, default=6, metavar="N",
-        help="kill each command at so many random moments (tests/kills)",
+        "--kills", type=int, metavar="N",
+        help="kill each command at so many random moments (tests/kills); default 2, with --all 6",
     )  # fmt: skip
 
 
