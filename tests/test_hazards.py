@@ -16,6 +16,7 @@ import pytest
 import torch
 from conftest import small_spec
 from onnx import TensorProto, helper
+from shared import extended
 from torch import nn
 
 from attn_export import Subject, build
@@ -121,11 +122,13 @@ def test_onnxruntime_still_refuses_a_key_padding_mask_that_the_checker_accepts()
         session.run(None, {"q": x, "k": x, "v": x, "m": np.ones((2, 1, 1, 3), bool)})
 
 
-@pytest.mark.parametrize(
-    "mask",
-    ["bool[B,1,1,S]", "bool[1,S]", "bool[H,1,S]", "bool[1,1,1,S]", "float[B,H,1,S]",
-     "float[1,S]", "bool[1,H,L,S]", "float[H,L,S]", "bool[B,1,L,S]", "float[L,S]"],
-)  # fmt: skip
+MASKS = ["bool[B,1,1,S]", "bool[1,S]", "bool[H,1,S]", "bool[1,1,1,S]", "float[B,H,1,S]",
+         "float[1,S]", "bool[1,H,L,S]", "float[H,L,S]", "bool[B,1,L,S]", "float[L,S]"]  # fmt: skip
+DEFAULT_MASKS = {"bool[1,S]", "bool[H,1,S]", "float[B,H,1,S]", "bool[1,H,L,S]", "float[L,S]"}
+"""Masks of each rank, with each axis as 1 and in full, bool and float."""
+
+
+@pytest.mark.parametrize("mask", extended(MASKS, lambda mask: mask in DEFAULT_MASKS))
 def test_masks_of_every_broadcast_shape_run_and_pass(mask: str, tmp_path: Path):
     report = build(
         small_spec(attn_mask=mask), tmp_path / "b", runtimes=["ort-cpu", "onnx-reference"]

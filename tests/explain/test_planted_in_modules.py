@@ -8,14 +8,15 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from shared import once
+from shared import extended, once
 from torch import Tensor, nn
 
 from attn_export import Subject, build
 from attn_export.jobs.explain import explain
 
 B, L, E, H, HKV, D = 2, 5, 32, 4, 2, 8
-LAYERS, WRONG_LAYER = 12, 7
+WRONG_LAYERS = {4: 2, 12: 7}
+"""The layer that is wrong in a stack of so many layers."""
 AXES = {"x": {0: "batch", 1: "query_len"}}
 
 
@@ -51,9 +52,10 @@ class Layer(nn.Module):
 class Stack(nn.Module):
     """Layers on top of each other, with a norm before each; one of them may be wrong."""
 
-    def __init__(self, wrong: str) -> None:
+    def __init__(self, layers: int, wrong: str = "") -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(wrong if i == WRONG_LAYER else "") for i in range(LAYERS))
+        of_one = {WRONG_LAYERS[layers]: wrong}
+        self.layers = nn.ModuleList(Layer(of_one.get(i, "")) for i in range(layers))
         self.norm = nn.LayerNorm(E)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -90,19 +92,20 @@ def test_what_is_wrong_in_a_module_is_named_first(wrong: str, right: Path, tmp_p
     assert found.causes[0].kind == wrong, found.sentence
 
 
-@pytest.fixture
-def stack() -> Path:
-    return built("stack", Stack(""))
+def stack(layers: int) -> Path:
+    return built(f"stack of {layers}", Stack(layers))
 
 
-def test_a_fault_in_one_of_twelve_layers_is_found_at_its_node(stack: Path, tmp_path: Path):
-    model = onnx.load(stack / "model.onnx")
-    node = [n for n in model.graph.node if n.op_type == "Attention"][WRONG_LAYER]
+@pytest.mark.parametrize("layers", extended(WRONG_LAYERS, lambda layers: layers == 4))
+def test_a_fault_in_one_of_many_layers_is_found_at_its_node(layers: int, tmp_path: Path):
+    right = stack(layers)
+    model = onnx.load(right / "model.onnx")
+    node = [n for n in model.graph.node if n.op_type == "Attention"][WRONG_LAYERS[layers]]
     scale = next(a for a in node.attribute if a.name == "scale")
     scale.f *= 1.3
     path = tmp_path / "planted.onnx"
     onnx.save(model, path)
-    found = explain(stack, "ort-cpu", graph=path)
+    found = explain(right, "ort-cpu", graph=path)
     assert found.fault == "graph"
     assert found.first is not None
     assert (found.first.node, found.first.operator) == (node.name, "Attention")
@@ -113,12 +116,13 @@ def test_a_fault_in_one_of_twelve_layers_is_found_at_its_node(stack: Path, tmp_p
 
 
 @pytest.mark.extended
-def test_so_is_one_in_a_module_that_torch_exported(stack: Path, tmp_path: Path):
-    theirs = exported(Stack("causal dropped"), tmp_path)
-    names = [n.name for n in onnx.load(stack / "model.onnx").graph.node if n.op_type == "Attention"]
-    found = explain(stack, "ort-cpu", graph=theirs)
+def test_so_is_one_in_a_module_that_torch_exported(tmp_path: Path):
+    right = stack(12)
+    theirs = exported(Stack(12, "causal dropped"), tmp_path)
+    names = [n.name for n in onnx.load(right / "model.onnx").graph.node if n.op_type == "Attention"]
+    found = explain(right, "ort-cpu", graph=theirs)
     first = found.causes[0]
-    assert (first.kind, first.node) == ("causal dropped", names[WRONG_LAYER]), found.sentence
+    assert (first.kind, first.node) == ("causal dropped", names[WRONG_LAYERS[12]]), found.sentence
 
 
 def exported(module: nn.Module, folder: Path) -> Path:

@@ -47,7 +47,8 @@ def graphs(report: Report) -> dict[str, int]:
 PAIRS = [(dtype, name) for dtype in NARROW for name in FEATURES]
 ONCE = {
     ("bfloat16", "a float mask, rotary, rms norm, window"), ("float16", "cross"),
-    ("float16", "alibi, relative bias, layer norm, sinks, softcap"),
+    ("float16", "alibi, relative bias, layer norm, sinks, softcap"), ("bfloat16", "in place"),
+    ("float16", "plain"),
 }  # fmt: skip
 """Features that the default tests run in the other type only."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 from conftest import small_spec
+from shared import extended
 
 from attn_export import AttentionSpec, build, verify
 from attn_export.cli import run
@@ -31,10 +32,14 @@ FEATURES: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
-def test_the_portable_form_passes_the_same_judge(feature: dict, tmp_path: Path):
+DEFAULT = {"plain", "rotary, rms", "added keys", "cross", "bfloat16"}
+"""Features of the default tests; `build` lowers the others too, in test_feature_combinations."""
+
+
+@pytest.mark.parametrize("name", extended(FEATURES, lambda name: name in DEFAULT))
+def test_the_portable_form_passes_the_same_judge(name: str, tmp_path: Path):
     bundle = tmp_path / "b"
-    spec = small_spec(**feature)
+    spec = small_spec(**FEATURES[name])
     assert build(spec, bundle, runtimes=["ort-cpu"], dialects=["standard"]).passed
     lowered = tmp_path / "portable.onnx"
     source = str(bundle / "model.onnx")

@@ -44,7 +44,7 @@ SPECS = {
     "in_place_rotary": small_spec(cache="in-place", rotary="half"),
 }  # fmt: skip
 SCALES = (0.02, 1.0, 8.0)
-SEEDS = range(4)
+ALL_SEEDS, ONE_SEED = range(4), range(1)
 SHAPES = (  # B, L, P, S of cross-attention
     (1, 1, 0, 1), (1, 1, 32, 33), (1, 33, 0, 33), (2, 1, 7, 9), (2, 5, 7, 9), (3, 2, 3, 7),
     (1, 17, 0, 2), (5, 3, 2, 11), (2, 9, 16, 5), (1, 4, 29, 65), (1, 48, 1, 1), (2, 2, 62, 64),
@@ -52,9 +52,9 @@ SHAPES = (  # B, L, P, S of cross-attention
 """Small and sharp ones among them: one query and 33 keys has few numbers to average over."""
 
 
-def cases(subject: Subject) -> Iterator[Case]:
-    """Yield every shape at every scale of the inputs, from several seeds."""
-    for (B, L, P, S), scale, seed in itertools.product(SHAPES, SCALES, SEEDS):
+def cases(subject: Subject, seeds: range) -> Iterator[Case]:
+    """Yield every shape at every scale of the inputs, from each seed."""
+    for (B, L, P, S), scale, seed in itertools.product(SHAPES, SCALES, seeds):
         sizes = with_sums({"batch": B, "query_len": L, "past_len": P, "key_len": S}, subject.sums)
         name = f"B{B}_L{L}_P{P}_S{S}_scale{scale:g}_seed{seed}"
         drawn = draw_inputs(subject.input_values(), sizes, seed_words=("clean", name))
@@ -83,8 +83,11 @@ class CleanRun:
 
 
 @pytest.fixture(scope="module")
-def clean_runs(tmp_path_factory: pytest.TempPathFactory) -> list[CleanRun]:
-    """Return all cases of all specs, in ONNX Runtime and in numpy."""
+def clean_runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[CleanRun]:
+    """Return all cases of all specs, in ONNX Runtime and in numpy; with `--all` of all seeds."""
+    seeds = ALL_SEEDS if request.config.getoption("--all") else ONE_SEED
     found: list[CleanRun] = []
     for seed, (name, spec) in enumerate(SPECS.items()):
         subject = Subject.from_spec(spec, seed=seed)
@@ -96,7 +99,7 @@ def clean_runs(tmp_path_factory: pytest.TempPathFactory) -> list[CleanRun]:
             "numpy": functools.partial(numpy_attention.run, spec, parameters),
         }
         oracle = Oracle(subject)
-        for case in cases(subject):
+        for case in cases(subject, seeds):
             golden = oracle.golden(case)
             for runtime, run in runtimes.items():
                 verdicts = judge(runtime, graph.name, golden, run(case.inputs))
@@ -105,9 +108,9 @@ def clean_runs(tmp_path_factory: pytest.TempPathFactory) -> list[CleanRun]:
 
 
 @pytest.mark.parametrize("runtime", ["onnxruntime", "numpy"])
-def test_five_hundred_clean_runs_raise_no_false_alarm(clean_runs, runtime):
+def test_hundreds_of_clean_runs_raise_no_false_alarm(clean_runs, runtime):
     of_runtime = [run for run in clean_runs if run.runtime == runtime]
-    assert len({run.case for run in of_runtime}) >= 500
+    assert len({run.case for run in of_runtime}) >= 200
     assert all(run.verdicts for run in of_runtime)
     alarms = [run.alarm() for run in of_runtime if run.alarm()]
     assert not alarms, f"{len(alarms)} of {len(of_runtime)} clean runs:\n" + "\n".join(alarms)

@@ -19,7 +19,7 @@ from attn_export import Attention, AttentionSpec
 
 pytestmark = pytest.mark.xdist_group("test_shared_weights")  # what it makes is shared
 
-E, H, LAYERS = 64, 4, 3
+E, H, LAYERS = 64, 4, 2
 SMALL = 8
 """Elements of an initialiser that may be a shape, or a number of the arithmetic."""
 
