@@ -19,16 +19,21 @@ from attn_export.spec import AttentionSpec
 RUN = [page for page in PAGES if any(block.kind in {"sh", "python"} for block in blocks(page))]
 OTHER_KINDS = {"", "text", "toml", "yaml"}
 ELSEWHERE = {FIRST, "scripts/test"}  # the first one ran before; the other one is what runs here
+SLOW = {"scripts/attn-export bench models/gqa --prefill 64 --decode 256 --rounds 1"}
+"""Commands of a minute that `--all` runs; tests/bench has the same one with smaller numbers."""
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
-def test_commands_and_snippets_work_in_the_order_of_the_page(page: Path, tmp_path: Path):
+def test_commands_and_snippets_work_in_the_order_of_the_page(
+    page: Path, tmp_path: Path, request: pytest.FixtureRequest
+):
+    left_out = ELSEWHERE if request.config.getoption("--all") else {*ELSEWHERE, *SLOW}
     folder = tmp_path / "clone"
     shutil.copytree(after_the_first_command(), folder)
     for block in blocks(page):
         for line in block.commands:
-            if line not in ELSEWHERE:
+            if line not in left_out:
                 run(line, folder)
         if block.file:
             (folder / block.file).write_text(block.text)
@@ -46,6 +51,10 @@ def test_no_command_hides_in_a_block_that_is_not_run(page: Path):
         assert block.kind in {"sh", "python"} | OTHER_KINDS
         if block.kind != "sh":
             assert not re.search(r"^\W*(scripts/)?attn-export ", block.text, flags=re.M)
+
+
+def test_every_slow_command_is_on_a_page():
+    assert set().union(*(block.commands for page in RUN for block in blocks(page))) >= SLOW
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
