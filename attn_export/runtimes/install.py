@@ -1,6 +1,7 @@
-"""`python -m attn_export.runtimes.install [NAME …]`: runtimes that pip alone does not bring.
+"""`python -m attn_export.runtimes.install [--system-packages] [NAME …]`: runtimes beyond pip.
 
-Debian 12 is what it is tried on. Without names: the runtimes that the tests need.
+Debian 12 is what it is tried on. Without names: the runtimes that the tests need. Only with
+`--system-packages` does it use the rights of root.
 """
 
 from __future__ import annotations
@@ -26,28 +27,33 @@ WHEELS: Mapping[str, tuple[str, ...]] = {
     "mnn": ("MNN",),
 }
 ALL = "all"
+SYSTEM_PACKAGES = "--system-packages"
 EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT, CPUS)
 
 
 def main() -> int:
     """Install the named runtimes and return the exit code."""
     end_on_signal()
-    named = tuple(sys.argv[1:])
+    named = tuple(name for name in sys.argv[1:] if name != SYSTEM_PACKAGES)
     names = EVERY if named == (ALL,) else named or REQUIRED
     unknown = [name for name in names if name not in EVERY]
     if unknown:
         say(f"unknown runtime {unknown[0]!r}; choose from {', '.join(EVERY)}, all")
         return 2
     try:
-        install(names)
+        install(names, system_packages=SYSTEM_PACKAGES in sys.argv[1:])
     except (InstallError, OSError) as error:
         say(one_line(error))
         return 1
     return 0
 
 
-def install(names: Collection[str]) -> None:
+def install(names: Collection[str], *, system_packages: bool = False) -> None:
     """Install runtimes; quick where they are there.
+
+    Args:
+        names: Of the runtimes.
+        system_packages: Let apt-get install Chromium, as root, where there is none.
 
     Raises:
         InstallError: If one cannot be installed; the message gives the remedy.
@@ -67,7 +73,7 @@ def install(names: Collection[str]) -> None:
         install_cpus.install(home(), say)
     scripts = set(names) & set(JAVASCRIPT)
     if scripts:
-        install_javascript.install(home(), scripts, say)
+        install_javascript.install(home(), scripts, say, system_packages=system_packages)
 
 
 def _pip(wheels: list[str]) -> None:

@@ -32,13 +32,20 @@ Files = dict[str, Path]
 """Sources by their place in the folder where they are installed."""
 
 
-def install(folder: Path, names: Collection[str], say: Callable[[str], None]) -> None:
+def install(
+    folder: Path,
+    names: Collection[str],
+    say: Callable[[str], None],
+    *,
+    system_packages: bool = False,
+) -> None:
     """Install runtimes; quick where nothing has changed.
 
     Args:
         folder: Where programs are installed.
         names: Of node, wasm and webgpu.
         say: Receives a message before each long step.
+        system_packages: Let apt-get install Chromium, as root, where there is none.
 
     Raises:
         InstallError: If something is missing that must be installed by hand.
@@ -49,7 +56,7 @@ def install(folder: Path, names: Collection[str], say: Callable[[str], None]) ->
     if WEBGPU_AND_WASM & set(names):
         _install(folder / WEB, _web_files(), say)
         if chromium() is None:
-            _install_chromium(say)
+            _install_chromium(say, system_packages=system_packages)
 
 
 def chromium() -> str | None:
@@ -153,8 +160,10 @@ def _check_node() -> None:
         )
 
 
-def _install_chromium(say: Callable[[str], None]) -> None:
+def _install_chromium(say: Callable[[str], None], *, system_packages: bool) -> None:
     by_hand = f"there is no Chromium; run: {' '.join(APT)}, or name one in CHROME_PATH"
+    if not system_packages:
+        raise InstallError(f"{by_hand}, or let it be installed, as root, by --system-packages")
     if os.geteuid() != 0 or shutil.which(APT[0]) is None:
         raise InstallError(by_hand)
     say("apt-get install chromium")

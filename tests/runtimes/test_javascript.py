@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from subjects import MORE
 
 from attn_export import verify
 from attn_export.parity.golden import case_folders
-from attn_export.runtimes import install_javascript
+from attn_export.runtimes import install, install_javascript
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import InstallError
 from attn_export.runtimes.process import Worker
@@ -179,6 +180,24 @@ def test_without_node_or_chromium_it_says_so(monkeypatch: pytest.MonkeyPatch, tm
         assert runtime(name).unavailable().startswith("node is not installed; apt-get install")
     with pytest.raises(InstallError, match="node is not installed; apt-get install nodejs npm"):
         install_javascript.install(tmp_path, ["node"], print)
+
+
+@pytest.mark.parametrize("system_packages", [False, True])
+def test_chromium_is_installed_only_if_the_flag_allows_it(
+    system_packages: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    done = tmp_path / "done"
+    (tmp_path / "apt-get").write_text(f'#!/bin/sh\necho "$1" >>{done}\n')
+    (tmp_path / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CHROME_PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    command = ["install", *(["--system-packages"] if system_packages else []), "wasm"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert install.main() == (0 if system_packages else 1)
+    assert (done.read_text().split() if done.exists() else []) == (
+        ["update", "install"] if system_packages else []
+    )
 
 
 def test_an_old_node_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
