@@ -1,0 +1,189 @@
+"""Graphs that others made, judged by another graph, and the command line of `compare`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from compared import changed, exported, good_graph, scaled_graph
+from conftest import Cli
+from onnx import TensorProto, helper, numpy_helper
+
+from attn_export.errors import UsageError
+from attn_export.jobs.compare import compare
+
+
+@pytest.fixture
+def good() -> Path:
+    return good_graph()
+
+
+@pytest.fixture
+def scaled() -> Path:
+    return scaled_graph()
+
+
+# -- two graphs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{"opset": 23}, {"dynamo": False, "opset": 14}], ids=str)
+def test_two_right_graphs_pass(options, good: Path, tmp_path: Path):
+    report = compare(good, exported(tmp_path / "other.onnx", **options), runtimes=["ort-cpu"])
+    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
+    assert len({verdict.case for verdict in report.verdicts}) > 20
+
+
+def test_of_two_graphs_the_wrong_one_fails_and_its_first_wrong_node_is_named(good, scaled):
+    report = compare(good, scaled, runtimes=["ort-cpu"])
+    assert report.exit_code == 6
+    assert re.search(r"differs from good\.onnx first at Mul ", report.explanations[0])
+
+
+def small_fault(graph: onnx.GraphProto) -> None:
+    """Make one weight of many wrong by 1 %."""
+    tensor = next(t for t in graph.initializer if t.name.endswith("out.bias"))
+    array = numpy_helper.to_array(tensor).copy()
+    array[3] *= 1.01
+    tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def test_a_small_fault_is_no_rounding(good: Path, tmp_path: Path):
+    assert not compare(good, changed(good, tmp_path / "w.onnx", small_fault)).passed
+
+
+def decoder(path: Path, *, table: int = 400, wrong: bool = False) -> Path:
+    """Write a graph with token ids, a 0/1 mask of past and new keys, and a past."""
+    rng = np.random.default_rng(0)
+    table_ = numpy_helper.from_array(rng.standard_normal((table, 8)).astype(np.float32), "table")
+    constants = [
+        numpy_helper.from_array(np.float32(-1e4 if not wrong else -1.0), "low"),
+        numpy_helper.from_array(np.float32(1), "one"),
+        numpy_helper.from_array(np.array([1]), "axis"),
+    ]
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["new"], "embed"),
+        helper.make_node("Concat", ["past", "new"], ["keys"], "concat", axis=1),
+        helper.make_node("Transpose", ["keys"], ["kt"], "turn", perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["new", "kt"], ["scores"], "product"),
+        helper.make_node("Cast", ["mask"], ["shown"], "cast", to=TensorProto.FLOAT),
+        helper.make_node("Sub", ["one", "shown"], ["hidden"], "invert"),
+        helper.make_node("Mul", ["hidden", "low"], ["bias"], "lower"),
+        helper.make_node("Unsqueeze", ["bias", "axis"], ["wide"], "widen"),
+        helper.make_node("Add", ["scores", "wide"], ["masked"], "mask"),
+        helper.make_node("Softmax", ["masked"], ["weights"], "softmax", axis=-1),
+        helper.make_node("MatMul", ["weights", "keys"], ["out"], "attend"),
+    ]
+    graph = helper.make_graph(
+        nodes, "decoder",
+        [
+            helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch_size", "length"]),
+            helper.make_tensor_value_info("mask", TensorProto.INT64, ["batch_size", "total"]),
+            helper.make_tensor_value_info("past", TensorProto.FLOAT, ["batch_size", "before", 8]),
+        ],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["batch_size", "length", 8])],
+        [table_, *constants],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def test_ids_masks_and_sums_of_axes_are_inferred(tmp_path: Path):
+    one, other = decoder(tmp_path / "a.onnx"), decoder(tmp_path / "b.onnx")
+    report = compare(one, other, runtimes=["ort-cpu"])
+    assert report.passed, [v for v in report.verdicts if v.status != "passed"][:3]
+    said = " | ".join(report.notes)
+    assert "input_ids is drawn from 0 to 399, the rows of table" in said
+    assert "mask is drawn from 0 to 1" in said
+    assert re.search(r"of the axes, (total = (length \+ before|before \+ length))", said)
+    wrong = compare(one, decoder(tmp_path / "c.onnx", wrong=True), runtimes=["ort-cpu"])
+    assert wrong.exit_code == 6
+    assert "low" in wrong.explanations[0]
+
+
+def test_a_range_is_what_the_user_says(tmp_path: Path):
+    one, other = decoder(tmp_path / "a.onnx"), decoder(tmp_path / "b.onnx")
+    report = compare(one, other, ranges={"input_ids": (2, 300)}, runtimes=["ort-cpu"])
+    assert report.passed
+    assert "input_ids is drawn from 2 to 300" in report.notes
+    with pytest.raises(UsageError, match="has no such integer input"):
+        compare(one, other, ranges={"past": (2, 3)}, runtimes=["ort-cpu"])
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+MINE = """
+import torch
+from attn_export import Subject
+
+
+def subject():
+    torch.manual_seed(0)
+    module = torch.nn.Linear(4, 4).eval()
+    return Subject(module, {"input": torch.randn(2, 4)}, {"input": {0: "batch"}}, ["out"])
+
+
+if __name__ == "__main__":
+    batch = {"input": {0: torch.export.Dim("n")}}
+    torch.onnx.export(
+        subject().module, (torch.randn(2, 4),), "linear.onnx", dynamo=True, dynamic_shapes=batch
+    )
+"""
+
+
+def zero_weights(graph: onnx.GraphProto) -> None:
+    for tensor in graph.initializer:
+        array = numpy_helper.to_array(tensor) * 0
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+
+
+def test_the_command_compares_and_writes_its_reports(cli: Cli, good, scaled, tmp_path: Path):
+    (tmp_path / "mine.py").write_text(MINE)
+    subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, check=True, capture_output=True)
+    module = ("--module", "mine.py:subject", "--graph", "linear.onnx")
+    done = cli("compare", *module, "--junit", "j.xml")
+    assert done.returncode == 0, done.stderr
+    wrong = changed(tmp_path / "linear.onnx", tmp_path / "wrong.onnx", zero_weights)
+    done = cli("explain", *module[:3], str(wrong), "--runtime", "ort-cpu", "--output", "why")
+    assert done.returncode == 6, done.stderr
+    assert "wrong.onnx: the graph is wrong" in done.stdout
+    assert (tmp_path / "why" / "reproduce.py").is_file()
+    files = ("--json", str(tmp_path / "r.json"), "--html", str(tmp_path / "r.html"))
+    done = cli("compare", str(good), str(scaled), *files)
+    assert done.returncode == 6
+    assert "why: ort-cpu, scaled.onnx" in done.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["passed"] is False
+    assert "<testcase" in (tmp_path / "j.xml").read_text()
+    assert "scaled.onnx" in (tmp_path / "r.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "--module PATH.py:FUNCTION --graph FILE.onnx, or two files"),
+        (["a.onnx"], "or two files"),
+        (["a.onnx", "b.onnx", "--graph", "c.onnx"], "or two files"),
+        (["a.onnx", "b.onnx", "--name", "x"], "--name is NAME=OTHER"),
+        (["a.onnx", "b.onnx", "--range", "x=3:1"], "--range is NAME=LOW:HIGH"),
+        (["a.onnx", "b.onnx", "--range", "x=a:b"], "--range is NAME=LOW:HIGH"),
+    ],
+)
+def test_wrong_usage_is_one_line(cli: Cli, words, says):
+    done = cli("compare", *words)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_file_that_is_no_graph_is_refused(cli: Cli, good: Path, tmp_path: Path):
+    (tmp_path / "text.onnx").write_text("no graph")
+    for pair in ((good, tmp_path / "text.onnx"), (tmp_path / "text.onnx", good)):
+        done = cli("compare", *map(str, pair))
+        assert done.returncode == 4
+        assert "text.onnx is no ONNX model" in done.stderr
