@@ -9,14 +9,13 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from inspect import Parameter, Signature
 from itertools import zip_longest
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript import opset23 as op
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
@@ -26,70 +25,11 @@ from attn_export.export.advice import fixed_axis, not_captured, not_translated
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.module_state import preserved
 from attn_export.export.subject import Subject
+from attn_export.export.translations import complex_in_pairs, translations
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.low_precision import narrow
 from attn_export.parity.sizes import MOST
-
-# -- the ONNX form of `F.scaled_dot_product_attention` in modules of the user's -----------------
-
-# The exporter's own asserts that inputs are 4-D and heads match where PyTorch broadcasts; the
-# `Attention` operator expresses all of it (https://onnx.ai/onnx/operators/onnx__Attention.html).
-
-
-HEADS_AXES = 4
-
-
-def scaled_dot_product_attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,  # noqa: ARG001 (the operator shares heads by their numbers)
-) -> Any:
-    """Emit one `Attention` node.
-
-    Args:
-        query: `[B, H, L, D]`, or without leading axes.
-        key: `[B, Hkv, S, D]`, of as many axes.
-        value: `[B, Hkv, S, Dv]`, of as many axes.
-        attn_mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
-        dropout_p: Must be 0.
-        is_causal: Whether query i sees keys up to i only.
-        scale: The factor on the scores; None for 1 / sqrt(D).
-        enable_gqa: Without effect: the operator shares heads by their numbers.
-
-    Raises:
-        ValueError: If inputs have more than 4 axes, or weights are dropped.
-    """
-    ranks = {len(x.shape) for x in (query, key, value)}
-    if len(ranks) != 1 or max(ranks) > HEADS_AXES:
-        raise ValueError(f"only 4D query, key, and value are supported; got {sorted(ranks)} axes")
-    if dropout_p:
-        raise ValueError(f"dropout_p is {dropout_p}; pass 0 outside training")
-    # Of [N, L, D], N is often heads times a batch of any size: one head each, of known number.
-    missing = {4: [], 3: [1], 2: [0, 1]}[ranks.pop()]
-    if missing:
-        axes: Any = op.Constant(value_ints=missing)
-        query, key, value = (op.Unsqueeze(x, axes) for x in (query, key, value))
-        if attn_mask is not None and len(attn_mask.shape) == HEADS_AXES - 1:
-            attn_mask = op.Unsqueeze(attn_mask, axes)
-    options: dict[str, Any] = {} if scale is None else {"scale": scale}
-    attended, *_ = op.Attention(
-        query, key, value, attn_mask, None, None, is_causal=int(is_causal), **options
-    )
-    return op.Squeeze(attended, axes) if missing else attended
-
-
-TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention
-}
-
-
-# -- subject → canonical graph, through `torch.onnx.export`, once -------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,14 +141,14 @@ def _name_shared_weights(model: ir.Model, subject: Subject) -> None:
 def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
     try:
         onnx_program = torch.onnx.export(
-            program,
+            complex_in_pairs(program),
             dynamo=True,
             input_names=list(subject.inputs),
             opset_version=_opset(program),
             # The exporter's optimiser renames weights and fuses rotary embeddings wrongly for
             # batches over 1; `canonicalize` does what is wanted of it.
             optimize=False,
-            custom_translation_table=TRANSLATIONS,
+            custom_translation_table=translations(),
             verbose=False,
         )
     except Exception as error:

@@ -236,7 +236,10 @@ def strip_metadata(model: ir.Model) -> None:
         value.doc_string = None
         if value.const_value is not None:
             value.const_value.metadata_props.clear()
-            value.const_value.doc_string = None
+            if isinstance(value.const_value, ir.TensorProtoTensor):  # which has no setter
+                value.const_value.raw.ClearField("doc_string")
+            else:
+                value.const_value.doc_string = None
     for part in (model, model.graph):
         part.metadata_props.clear()
         part.doc_string = None

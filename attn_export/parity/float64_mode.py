@@ -124,8 +124,11 @@ class ComputeInFloat64(OperationMode):
                 return func(*args, **options)
             if name_of(func) in ("mm", "addmm") and is_large(args[-1]):
                 return _product(func, args, options)
+        args = tuple(map(widened, args))
         options = {name: widened(x) for name, x in options.items()}
-        return widened(func(*map(widened, args), **options))
+        if name_of(func) == "_grouped_mm":
+            return _grouped_product(*args, **options)
+        return widened(func(*args, **options))
 
     def _wide_dtype(self, dtype: torch.dtype) -> torch.dtype:
         if dtype not in LESS:
@@ -157,6 +160,24 @@ def _product(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Tens
         return found
 
     return product(a, args[-1], lambda b: b, multiply)
+
+
+def _grouped_product(
+    x: Tensor, weights: Tensor, offs: Tensor | None = None, *_: Any, **__: Any
+) -> Tensor:
+    """Return the product of rows with the matrix of their group, which PyTorch has not in float64.
+
+    Args:
+        x: `[N, K]`, sorted by group, or `[G, N, K]`.
+        weights: `[G, K, M]`.
+        offs: The row at which each group ends, `[G]`; None where `x` has an axis of groups.
+    """
+    if offs is None:
+        return x @ weights
+    starts = [0, *offs.tolist()]
+    parts = [x[a:b] @ w for a, b, w in zip(starts, starts[1:], weights, strict=False)]
+    rest = x.new_zeros(x.shape[0] - starts[-1], weights.shape[-1])
+    return torch.cat([*parts, rest])
 
 
 def _place() -> str:

@@ -19,15 +19,16 @@ from attn_export.source_location import is_theirs, show
 
 EXACT = frozenset({
     "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "arange",
-    "argmax", "argmin", "argsort", "cat", "ceil", "chunk", "clamp", "clamp_max", "clamp_min",
-    "clone", "constant_pad_nd", "copy", "detach", "diagonal", "embedding", "empty", "empty_like",
-    "expand", "fill", "flip", "floor", "full", "full_like", "gather", "index", "index_put",
-    "index_select", "lift_fresh", "masked_fill", "max", "maximum", "min", "minimum", "neg",
-    "new_empty", "new_full", "new_ones", "new_zeros", "ones", "ones_like", "permute", "relu",
-    "repeat", "repeat_interleave", "reshape", "roll", "round", "scalar_tensor", "scatter",
-    "select", "select_scatter", "sign", "slice", "slice_scatter", "sort", "split",
-    "split_with_sizes", "squeeze", "stack", "t", "topk", "transpose", "tril", "triu", "trunc",
-    "unbind", "unfold", "unsqueeze", "view", "where", "zero", "zeros", "zeros_like",
+    "argmax", "argmin", "argsort", "bincount", "bucketize", "cat", "ceil", "chunk", "clamp",
+    "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy", "detach", "diagonal",
+    "embedding", "empty", "empty_like", "expand", "fill", "flip", "floor", "full", "full_like",
+    "gather", "histc", "index", "index_put", "index_select", "lift_fresh", "masked_fill", "max",
+    "maximum", "min", "minimum", "neg", "new_empty", "new_full", "new_ones", "new_zeros", "ones",
+    "ones_like", "permute", "relu", "repeat", "repeat_interleave", "reshape", "roll", "round",
+    "scalar_tensor", "scatter", "searchsorted", "select", "select_scatter", "sign", "slice",
+    "slice_scatter", "sort", "split", "split_with_sizes", "squeeze", "stack", "t", "topk",
+    "transpose", "tril", "triu", "trunc", "unbind", "unfold", "unsqueeze", "view", "where", "zero",
+    "zeros", "zeros_like",
 })  # fmt: skip
 """Operations that round nothing: they move, choose or compare elements."""
 

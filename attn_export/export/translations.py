@@ -1,0 +1,168 @@
+"""ONNX forms of operations for which the exporter has none, or one that takes too little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from onnxscript import opset23
+from torch import Tensor
+from torch.export import ExportedProgram
+
+# -- attention ----------------------------------------------------------------------------------
+
+# The exporter's own asserts that inputs are 4-D and heads match where PyTorch broadcasts; the
+# `Attention` operator expresses all of it (https://onnx.ai/onnx/operators/onnx__Attention.html).
+
+
+op: Any = opset23  # whose types tell values of a graph from constants, which are taken as well
+
+HEADS_AXES = 4
+
+
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: ARG001 (the operator shares heads by their numbers)
+) -> Any:
+    """Emit one `Attention` node.
+
+    Args:
+        query: `[B, H, L, D]`, or without leading axes.
+        key: `[B, Hkv, S, D]`, of as many axes.
+        value: `[B, Hkv, S, Dv]`, of as many axes.
+        attn_mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
+        dropout_p: Must be 0.
+        is_causal: Whether query i sees keys up to i only.
+        scale: The factor on the scores; None for 1 / sqrt(D).
+        enable_gqa: Without effect: the operator shares heads by their numbers.
+
+    Raises:
+        ValueError: If inputs have more than 4 axes, or weights are dropped.
+    """
+    ranks = {len(x.shape) for x in (query, key, value)}
+    if len(ranks) != 1 or max(ranks) > HEADS_AXES:
+        raise ValueError(f"only 4D query, key, and value are supported; got {sorted(ranks)} axes")
+    if dropout_p:
+        raise ValueError(f"dropout_p is {dropout_p}; pass 0 outside training")
+    # Of [N, L, D], N is often heads times a batch of any size: one head each, of known number.
+    missing = {4: [], 3: [1], 2: [0, 1]}[ranks.pop()]
+    if missing:
+        axes: Any = op.Constant(value_ints=missing)
+        query, key, value = (op.Unsqueeze(x, axes) for x in (query, key, value))
+        if attn_mask is not None and len(attn_mask.shape) == HEADS_AXES - 1:
+            attn_mask = op.Unsqueeze(attn_mask, axes)
+    options: dict[str, Any] = {} if scale is None else {"scale": scale}
+    attended, *_ = op.Attention(
+        query, key, value, attn_mask, None, None, is_causal=int(is_causal), **options
+    )
+    return op.Squeeze(attended, axes) if missing else attended
+
+
+# -- experts ------------------------------------------------------------------------------------
+
+
+def grouped_product(x: Any, weights: Any, ends: Any) -> Any:
+    """Emit the product of each row with the matrix of its group, as transformers computes experts.
+
+    Args:
+        x: `[N, K]`, sorted by group.
+        weights: `[G, K, M]`.
+        ends: The row at which each group ends, int32 or int64 `[G]`.
+    """
+    zero, one, last = (op.Constant(value_ints=[axis]) for axis in (0, 1, -1))
+    count = op.Squeeze(op.Shape(x, start=0, end=1), zero)
+    row = op.Range(op.Constant(value_int=0), count, op.Constant(value_int=1))
+    after = op.GreaterOrEqual(op.Unsqueeze(row, one), op.Unsqueeze(op.Cast(ends, to=7), zero))
+    group = op.ReduceSum(op.Cast(after, to=7), last, keepdims=0)
+    product = op.MatMul(op.Unsqueeze(x, one), op.Gather(weights, group, axis=0))
+    return op.Squeeze(product, one)
+
+
+def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """Return the ONNX form of operations, by operation."""
+    found: dict[Callable[..., Any], Callable[..., Any]] = {
+        torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention
+    }
+    experts = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
+    if experts is not None:  # known once transformers is imported
+        found[experts.default] = grouped_product
+    return found
+
+
+# -- complex numbers ----------------------------------------------------------------------------
+
+# The exporter holds complex numbers as pairs, and knows few operations on them. Others are taken
+# apart into operations on pairs before it sees them.
+
+
+def complex_in_pairs(program: ExportedProgram) -> ExportedProgram:
+    """Return a program with operations on complex numbers as such on pairs, where it has any."""
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    if not any(isinstance(value, Tensor) and value.is_complex() for value in values):
+        return program
+    decomposed: ExportedProgram = program.run_decompositions(dict(ON_PAIRS))
+    return decomposed
+
+
+def _along(operation: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Return an operation along an axis, for complex numbers."""
+
+    def on_pairs(x: Tensor, axis: int, *rest: Any) -> Any:
+        if not x.is_complex():
+            return NotImplemented
+        pairs = operation(torch.view_as_real(x), axis if axis >= 0 else axis - 1, *rest)
+        return torch.view_as_complex(pairs)
+
+    return on_pairs
+
+
+def _expand(x: Tensor, sizes: Sequence[Any], *, implicit: bool = False) -> Any:  # noqa: ARG001
+    if not x.is_complex():
+        return NotImplemented
+    return torch.view_as_complex(torch.view_as_real(x).expand(*sizes, 2))
+
+
+def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    if not x.is_complex():
+        return NotImplemented
+    return torch.view_as_complex(torch.ops.aten.index.Tensor(torch.view_as_real(x), list(indices)))
+
+
+def _exp(x: Tensor) -> Any:
+    if not x.is_complex():
+        return NotImplemented
+    size, angle = torch.view_as_real(x).unbind(-1)
+    return torch.view_as_complex(
+        torch.stack([angle.cos(), angle.sin()], -1) * size.exp()[..., None]
+    )
+
+
+def _times(x: Tensor, number: Any) -> Any:
+    if isinstance(number, Tensor) or not (x.is_complex() or isinstance(number, complex)):
+        return NotImplemented
+    number = complex(number)
+    real, imaginary = torch.view_as_real(x).unbind(-1) if x.is_complex() else (x, x * 0)
+    pairs = [
+        real * number.real - imaginary * number.imag,
+        real * number.imag + imaginary * number.real,
+    ]
+    return torch.view_as_complex(torch.stack(pairs, -1))
+
+
+ON_PAIRS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.unsqueeze.default: _along(torch.ops.aten.unsqueeze.default),
+    torch.ops.aten.select.int: _along(torch.ops.aten.select.int),
+    torch.ops.aten.expand.default: _expand,
+    torch.ops.aten.index.Tensor: _index,
+    torch.ops.aten.exp.default: _exp,
+    torch.ops.aten.mul.Scalar: _times,
+    torch.ops.aten.mul.Tensor: _times,
+}
+"""Operations on complex numbers; they return NotImplemented for others, which stay as they are."""
