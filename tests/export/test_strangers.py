@@ -62,6 +62,13 @@ def test_a_condition_whose_sides_are_the_same_is_none(tmp_path: Path):
     assert built(lambda f, x: f(x) + 0 if x.shape[1] == 13 else f(x), tmp_path).passed
 
 
+def test_a_branch_that_computes_the_same_is_none(tmp_path: Path):
+    def contiguous(f: nn.Linear, x: Tensor) -> Tensor:
+        return f(x.contiguous() if x.shape[0] >= 64 else x.clone())
+
+    assert built(contiguous, tmp_path).passed
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("factor", [1.07, 2.0])
 def test_a_module_that_looks_at_its_dtype_is_refused(dtype, factor: float, tmp_path: Path):
