@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.flex_attention import flex_attention
 
 from attn_export import Attention, AttentionSpec, Subject, build
 from attn_export.errors import ExportError
@@ -90,6 +92,28 @@ def beside_our_attention(m, x):
     return y + x
 
 
+def flexible(m, x):
+    q = m.linear(x)[:, None]
+    return flex_attention(q, q, q).squeeze(1)                                       # line
+
+
+def causal_bias(m, x):
+    q, n = m.linear(x)[:, None], x.shape[1]
+    mask = causal_lower_right(n, n)                                                 # line
+    return F.scaled_dot_product_attention(q, q, q, attn_mask=mask).squeeze(1)
+
+
+def cast_within(m, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return m.linear(x).float()                                                  # line
+
+
+def kept_by_size(m, x):
+    held = {}
+    held[x.shape[1]] = x                                                            # line
+    return m.linear(held[x.shape[1]])
+
+
 def raises(m, x):
     raise ValueError("mine")                                                        # line
 
@@ -120,12 +144,16 @@ TABLE = {
     not_beyond_8: "axis 'query_len' (x.shape[1]) was narrowed to [2, 8]",
     even_lengths: "the captured program is not the module at query_len = ",
     beside_our_attention: "not the module at query_len = 1: y differs",
+    flexible: "flex_attention has no ONNX form; call F.scaled_dot_product_attention",
+    causal_bias: "a mask of torch.nn.attention.bias, which cannot be captured; pass is_causal=True",
+    cast_within: "computes in bfloat16 by torch.autocast within forward",
+    kept_by_size: "a dict or set that is asked for a size; compute what it holds",
     raises: "ValueError: mine",
     random: "gives another y for the same inputs; take out what is random",
     in_place: "changes its input x in place; work on a copy",
     size_of_values: "the shape of y depends on values",
 }
-IN_FORWARD = {five_axes}
+IN_FORWARD = {five_axes, flexible, cast_within}
 """torch keeps only the lines of `forward` with a captured node."""
 WITHOUT_A_LINE = {random, in_place, size_of_values}
 

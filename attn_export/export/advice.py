@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx import Node
 
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
@@ -39,8 +40,53 @@ ADVICE = (
         r"it returns a \1",
         "return the tensors in it, as tuples, lists or dicts, or none of it (use_cache=False)",
     ),
+    (
+        r"Tensor subclass CausalBias",
+        "a mask of torch.nn.attention.bias, which cannot be captured",
+        "pass is_causal=True where there are as many keys as queries, else a bool attn_mask",
+    ),
+    (
+        r"unhashable type: non-nested SymInt",
+        "a dict or set that is asked for a size",
+        "compute what it holds from the size in each call",
+    ),
 )
 """Text of an error, the construct (of which \\1 is a part), and what to write instead."""
+
+
+FLEX = (
+    "flex_attention has no ONNX form; call F.scaled_dot_product_attention, with what score_mod and "
+    "block_mask do as attn_mask"
+)
+
+
+def refuse_untranslated(program: ExportedProgram) -> None:
+    """Refuse a program with flex_attention, or with autocast within it.
+
+    Args:
+        program: The captured program.
+
+    Raises:
+        ExportError: If it has; names the line and what to write instead.
+    """
+    for node in program.graph.nodes:
+        if str(node.target) == "flex_attention":
+            raise ExportError(f"{FLEX}{_lines_of([node])}")
+        if str(node.target) == "wrap_with_autocast" and node.args[2]:
+            dtype = str(node.args[1]).removeprefix("torch.")
+            inner = getattr(program.graph_module, str(node.args[4].target), None)
+            raise ExportError(
+                f"the module computes in {dtype} by torch.autocast within forward"
+                f"{_lines_of(inner.graph.nodes if inner else [])}; leave autocast to the caller, "
+                f"or build the module in {dtype}"
+            )
+
+
+def _lines_of(nodes: Iterable[Node]) -> str:
+    """Return `` (file.py:12)``: the first line of the user's behind nodes of a program."""
+    found = (line_in(str(node.meta.get("stack_trace", ""))) for node in nodes)
+    line = next(filter(None, found), "")
+    return f" ({line})" if line else ""
 
 
 def not_captured(error: Exception) -> ExportError:

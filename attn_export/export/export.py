@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 
 from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.errors import ExportError
-from attn_export.export.advice import fixed_axis, not_captured, not_translated
+from attn_export.export.advice import fixed_axis, not_captured, not_translated, refuse_untranslated
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.module_state import preserved
 from attn_export.export.subject import Subject
@@ -86,6 +86,7 @@ def _operations(program: ExportedProgram) -> list[str]:
 def _exported(subject: Subject) -> Exported:
     with _undisturbed():
         program = _capture(subject)
+        refuse_untranslated(program)
         check_capture(subject, program, lambda: _capture(subject, emit=False))
         model = _translate(subject, program)
         name_axes(model, subject.axes)
