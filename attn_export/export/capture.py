@@ -115,7 +115,8 @@ def check_capture(
             check_guards=False
         )
         found.validate_inputs = False  # it refuses sums below 4, as if their terms were at least 2
-        return found
+        module: torch.nn.Module = found
+        return module
 
     _check_ranges(subject, program, runnable)
     if subject.spec is not None:

@@ -1,0 +1,25 @@
+"""Every module of others, and what is known of those that do not pass."""
+
+from __future__ import annotations
+
+from strangers import by_hand, of_libraries, of_pytorch, of_transformers
+from strangers.subjects import Table
+
+EVERY: Table = {
+    name: make
+    for table in (of_pytorch, by_hand, of_transformers, of_libraries)
+    for name, make in table.MODULES.items()
+}
+
+REFUSED = {
+    "Falcon, ALiBi": "Could not find an implementation for Mul",  # in bfloat16
+    "x-transformers, ALiBi": "was fixed at 5 by the module",
+    "x-transformers, T5's bias": "was fixed at 5 by the module",
+}
+"""Modules that do not pass, with a part of what is said."""
+
+NOT_ONE_NODE = {
+    "sinks", "channels", "talking", "shared by groups", "best two", "Bloom, eager", "GptOss, eager",
+    "DebertaV2, eager", "x-transformers, talking heads", "x-transformers, sparse",
+}  # fmt: skip
+"""Modules with a softmax that is not the one of an `Attention` node."""

@@ -1,0 +1,32 @@
+"""Modules of others pass, and those that do not are told why. `scripts/strangers` counts them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from shared import extended
+from strangers.table import EVERY, NOT_ONE_NODE, REFUSED
+from strangers.trial import quiet, tried
+
+DEFAULT = {
+    "MultiheadAttention", "flat heads", "polar within", "sinks", "x-transformers, shared heads",
+    "x-transformers, ALiBi",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", extended(EVERY, lambda name: name in DEFAULT))
+@pytest.mark.filterwarnings("ignore")
+def test_it_passes_and_has_a_form_for_ort(name: str):
+    torch.manual_seed(0)
+    try:
+        with quiet():
+            subject = EVERY[name]()
+    except ImportError as error:
+        pytest.skip(str(error))
+    found = tried(subject, exporter=False)
+    if name in REFUSED:
+        assert found.outcome in ("refused", "failed")
+        assert REFUSED[name] in found.said
+        return
+    assert found.outcome == "passed", found.said
+    assert found.ort == (bool(found.softmax) and name not in NOT_ONE_NODE)

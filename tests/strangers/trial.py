@@ -1,0 +1,144 @@
+"""One module of others, built, compared once more, and given to the bare exporter."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import logging
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import torch
+from torch.export import Dim
+
+from attn_export import Subject, build
+from attn_export.errors import AttnExportError
+from attn_export.export.tensors import to_numpy
+from attn_export.parity.plan import covering_sizes
+from attn_export.temp_folders import scratch
+
+OTHERS = 3
+"""The number of other sizes at which a graph is compared."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """Outcome of one module.
+
+    Attributes:
+        outcome: "passed", "refused", "failed", "wrong" or "crashed".
+        said: The reason, on one line.
+        softmax: Whether its graph holds attention or a softmax; None where there is no graph.
+        ort: Whether there is a graph in the ort dialect.
+        exporter: Whether the bare exporter's graph agrees; None if it was not asked for.
+        seconds: The time of the build.
+    """
+
+    outcome: str
+    said: str
+    softmax: bool | None
+    ort: bool
+    exporter: bool | None
+    seconds: float
+
+
+def tried(subject: Subject, *, exporter: bool) -> Tried:
+    """Build a subject in all dialects and compare its graph once more."""
+    start, outcome, said, softmax, form = time.monotonic(), "passed", "", None, False
+    bare = with_exporter(subject) if exporter else None
+    start = time.monotonic()
+    with scratch() as folder:
+        try:
+            with quiet():
+                report = build(subject, folder / "b", runtimes=["ort-cpu"])
+        except AttnExportError as error:
+            return Tried("refused", str(error), None, False, bare, time.monotonic() - start)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error} {traceback.format_exc()[-300:]!r}"
+            return Tried("crashed", said, None, False, bare, time.monotonic() - start)
+        bundle = folder / ("b" if report.passed else "b.failed")
+        graphs = json.loads((bundle / "manifest.json").read_text())["graphs"]
+        form = "model.ort.onnx" in graphs
+        softmax = holds_softmax(bundle / "model.onnx")
+        if not report.passed:
+            bad = [v for v in report.verdicts if v.status != "passed"]
+            refusals = [run.reason for run in report.runs if run.outcome != "ran"]
+            outcome = "failed"
+            said = f"{bad[0].graph} {bad[0].case}: {bad[0].message}" if bad else str(refusals[:1])
+        else:
+            said = disagreement(subject, bundle / "model.onnx")
+            outcome = "wrong" if said else "passed"
+            if softmax and not form:
+                said = next((note for note in report.notes if "ort dialect" in note), said)
+    return Tried(outcome, said, softmax, form, bare, time.monotonic() - start)
+
+
+def holds_softmax(path: Path) -> bool:
+    nodes = onnx.load(path, load_external_data=False).graph.node
+    return any(node.op_type in ("Softmax", "Attention") for node in nodes)
+
+
+def with_exporter(subject: Subject) -> bool:
+    """Return whether the bare exporter's graph agrees with the module."""
+    dynamic = {n: dict.fromkeys(axes, Dim.DYNAMIC) or None for n, axes in subject.axes.items()}
+    with scratch() as folder:
+        try:
+            with quiet():
+                torch.onnx.export(
+                    subject.module, (), folder / "model.onnx",
+                    kwargs=subject.tree.rebuild(subject.inputs), dynamo=True, verbose=False,
+                    input_names=list(subject.inputs), output_names=list(subject.outputs),
+                    dynamic_shapes=named(subject, dynamic),
+                )  # fmt: skip
+                return not disagreement(subject, folder / "model.onnx")
+        except Exception:
+            return False
+
+
+def named(subject: Subject, dynamic: dict[str, Any]) -> dict[str, Any]:
+    """Return dynamic shapes as people write them: within the **kwargs of `forward`, if need be."""
+    shapes = subject.tree.dynamic_shapes(dynamic)
+    code = subject.module.forward.__code__
+    return {"inputs": shapes} if "inputs" in code.co_varnames else shapes
+
+
+def disagreement(subject: Subject, path: Path) -> str:
+    """Return where a graph is not the module: at the example's sizes and at others; "" if not."""
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    others = covering_sizes(list(subject.example_sizes), subject.relations, subject.bounds)
+    for sizes in [subject.example_sizes, *others[:OTHERS]]:
+        inputs = subject.draw(sizes, "stranger")
+        with torch.inference_mode():
+            wanted = to_numpy(subject.call(subject.module, inputs))
+        names = [each.name for each in session.get_inputs()]
+        given = {name: array for name, array in to_numpy(inputs).items() if name in names}
+        got = dict(zip(subject.outputs, session.run(list(subject.outputs), given), strict=True))
+        for name, array in wanted.items():
+            if array.shape != got[name].shape or not np.allclose(
+                got[name], array, rtol=1e-3, atol=1e-4, equal_nan=True
+            ):
+                return f"{name} differs at {dict(sizes)}"
+    return ""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Hide what libraries print."""
+    logging.disable(logging.WARNING)
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+    logging.disable(logging.NOTSET)
