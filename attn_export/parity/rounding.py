@@ -38,6 +38,9 @@ SIMPLE = frozenset({
 """Operations on single elements, which round their result once."""
 
 APPROXIMATE = frozenset({"expm1", "gelu", "log", "pow", "sigmoid", "silu", "tanh"})
+MOST_COUNTED = 2**15
+"""The most elements of a result that is looked at for whole numbers."""
+
 SEVERAL = 4.0
 """The largest error of an approximation, in units of one rounding: libraries state 2 to 5."""
 
@@ -82,7 +85,7 @@ class RandomRounding(OperationMode):
         name = name_of(func)
         out = self._of_one_copy(name, func, args)
         out = self._compute(func, args, kwargs) if out is None else out
-        if not rounds(name, func, out):
+        if not rounds(name, func, out) or self._counts(out):
             return out
         if self._widening:
             args = tuple(x if is_large(x) else widened(x) for x in args)
@@ -93,6 +96,12 @@ class RandomRounding(OperationMode):
         if self._widening:
             return self._widening.compute(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _counts(self, out: Any) -> bool:
+        """Return whether results are whole numbers, such as positions, which are exact."""
+        if not isinstance(out, Tensor) or not 0 < out.numel() <= MOST_COUNTED:
+            return False
+        return bool((out == out.round()).all()) and float(out.abs().max()) <= 1 / self._unit
 
     def _of_one_copy(self, name: str, func: Any, args: Sequence[Any]) -> Tensor | None:
         """Return a product of rows that are still alike in all runs, computed for one of them."""

@@ -170,3 +170,10 @@ def test_the_same_seed_rounds_alike():
 
     assert torch.equal(run(1), run(1))
     assert not torch.equal(run(1), run(2))
+
+
+def test_whole_numbers_are_counted_exactly():
+    mask = torch.ones(2, 7, dtype=torch.float64)
+    with RandomRounding(EPS, EPS, 0):
+        positions = (mask.cumsum(-1) * mask - 1).long()
+    assert positions.tolist() == [list(range(7))] * 2
