@@ -50,8 +50,8 @@ class Subject:
         inputs: Example inputs by the names of `module.forward`'s parameters: tensors, tuples,
             lists and dicts of them, and constants. Axes that are dynamic need example sizes of 2
             or more. Integer inputs are tried with values between the least and the largest of
-            the example; a bool input starts its rows as the example does, so that a mask never
-            hides everything by accident, and a float input holds -inf where the example does.
+            the example, ones alone as a mask of 0 and 1; a bool input starts its rows as the
+            example does, so that no mask hides everything, and a float input has -inf if it has.
         axes: For each input its dynamic axes: ``{"query": {0: "batch", 1: "query_len"}}``.
             Axes of one name have one size; ``Axis("query_len", min=2, max=64)`` and
             `torch.export.Dim` give it bounds. A tensor within a tuple or dict is named by its

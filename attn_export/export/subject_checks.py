@@ -119,7 +119,7 @@ def check_integers(tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() or tensor.dtype == torch.bool or not tensor.numel():
             continue
-        low, high = int(tensor.min()), int(tensor.max())
+        low, high = _span(tensor)
         if low == high:
             raise UsageError(
                 f"{name} is {low} everywhere in the example, and integers are tried within the "
@@ -236,8 +236,18 @@ def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
     """
     shape = tuple(axes.get(axis, size) for axis, size in enumerate(example.shape))
     whole = not (example.is_floating_point() or example.dtype == torch.bool)
-    span = (int(example.min()), int(example.max())) if whole and example.numel() else (0, 0)
-    return Input(shape, dtype_of(example), *span, _first(example), _hides(example))
+    span = _span(example) if whole and example.numel() else (0, 0)
+    first = True if whole and _is_all_ones(example) else _first(example)
+    return Input(shape, dtype_of(example), *span, first, _hides(example))
+
+
+def _span(example: Tensor) -> tuple[int, int]:
+    """Return the range of an integer input: of ones alone, a mask without padding, 0 and 1."""
+    return (0, 1) if _is_all_ones(example) else (int(example.min()), int(example.max()))
+
+
+def _is_all_ones(example: Tensor) -> bool:
+    return bool(example.numel()) and example.dim() > 1 and bool((example == 1).all())
 
 
 def _first(example: Tensor) -> bool | None:

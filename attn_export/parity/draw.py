@@ -76,6 +76,8 @@ def _draw(name: str, wanted: Input, sizes: Sizes, rng: np.random.Generator) -> n
         drawn = _visible(rng, size, with_first=not mixed)
         return drawn if wanted.first is not False else ~drawn
     if np.issubdtype(dtype, np.integer):
+        if wanted.first and (wanted.low, wanted.high) == (0, 1):  # a mask
+            return np.asarray(_visible(rng, size, with_first=True).astype(dtype))
         return rng.integers(wanted.low, highest(wanted, sizes), size, dtype, endpoint=True)
     if not is_floating(dtype):
         raise ValueError(f"cannot draw values for {name} of type {dtype}")

@@ -74,9 +74,9 @@ class Input:
         low: The least value of an integer input.
         high: The largest value of an integer input, itself included, or the name of the size
             that it is.
-        first: Of a bool input, what every row of its last axis starts with: a mask in which True
-            means "may attend" starts with True, one in which it means "hidden" with False. None
-            where rows start differently.
+        first: Of a bool input, or one of 0 and 1, what every row of its last axis starts with: a
+            mask in which True means "may attend" starts with True, one in which it means "hidden"
+            with False. None where rows start differently.
         hides: Whether a floating point input is a mask with -inf in it, besides `attn_mask`.
     """
 

@@ -18,6 +18,7 @@ MASK = torch.tensor([[True, False], [True, True]])
     [
         (torch.zeros(2, 3), Input(("batch", 3), "float32", first=None)),
         (torch.tensor([[4, 9]]), Input(("batch", 2), "int64", 4, 9, first=None)),
+        (torch.ones(2, 3, dtype=torch.int64), Input(("batch", 3), "int64", 0, 1, first=True)),
         (torch.zeros(2, 0, dtype=torch.int32), Input(("batch", 0), "int32", first=None)),
         (MASK, Input(("batch", 2), "bool", first=True)),
         (~MASK, Input(("batch", 2), "bool", first=False)),
@@ -26,12 +27,20 @@ MASK = torch.tensor([[True, False], [True, True]])
         (torch.tensor([[0, -torch.inf]]), Input(("batch", 2), first=None, hides=True)),
     ],
     ids=[
-        "floats", "integers", "no integers", "True first", "False first", "either first",
-        "no bools", "-inf",
+        "floats", "integers", "a mask of ones", "no integers", "True first", "False first",
+        "either first", "no bools", "-inf",
     ],
 )  # fmt: skip
 def test_an_input_is_like_its_example(example: Tensor, wanted: Input):
     assert input_like(example, {0: "batch"}) == wanted
+
+
+def test_a_mask_of_ones_is_drawn_with_zeros_after_the_first():
+    module, ones = nn.Identity().eval(), torch.ones(4, 8, dtype=torch.int64)
+    subject = Subject(module, {"input": ones}, {"input": {0: "batch", 1: "key_len"}}, ["y"])
+    drawn = subject.draw({"batch": 4, "key_len": 8}, "a")["input"]
+    assert set(drawn.flatten().tolist()) == {0, 1}
+    assert drawn[:, 0].tolist() == [1] * 4
 
 
 class Joins(nn.Module):

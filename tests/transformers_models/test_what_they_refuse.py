@@ -36,8 +36,8 @@ def cache_in_the_inputs() -> Subject:
     return Subject(model("llama"), inputs, {"input_ids": TOKENS}, ["hidden"])
 
 
-def mask_of_ones() -> Subject:
-    inputs = {"input_ids": IDS, "attention_mask": torch.ones(B, L, dtype=torch.int64)}
+def types_of_zeros() -> Subject:
+    inputs = {"input_ids": IDS, "token_type_ids": torch.zeros(B, L, dtype=torch.int64)}
     return Subject(model("bert"), inputs, dict.fromkeys(inputs, TOKENS), ["hidden", "pooled"])
 
 
@@ -49,7 +49,7 @@ REFUSED: dict[Callable[[], Subject], str] = {
     r"\(cache_utils.py:\d+\)",
     cache_in_the_outputs: r"it returns a DynamicCache; return the tensors in it, .*use_cache=False",
     cache_in_the_inputs: r"past_key_values is DynamicCache; inputs are tensors, tuples,",
-    mask_of_ones: r"attention_mask is 1 everywhere in the example, and integers are tried within",
+    types_of_zeros: r"token_type_ids is 0 everywhere in the example, and integers are tried within",
 }
 
 
