@@ -81,7 +81,7 @@ ONLY_IN = {
         "graph/lower/mask_values",
         "runtimes/onnx_reference",
     ),
-    "onnxscript": ("graph/canonical", "export/export"),
+    "onnxscript": ("graph/canonical", "export/translations"),
     "onnx_ir": ("graph/", "export/", "jobs/forms"),
     "safetensors": ("weights/",),
     "click": ("cli/",),
