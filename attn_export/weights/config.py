@@ -181,6 +181,11 @@ def gemma3_slides(config: Config, number: int) -> bool:
     return (number + 1) % max(config.whole("sliding_window_pattern"), 1) != 0
 
 
+def no_layer(_: Config, __: int) -> bool:
+    """Return False: no layer slides unless `layer_types` says so."""
+    return False
+
+
 def qwen_slides(config: Config, number: int) -> bool:
     """Return whether a layer slides: all layers from a given one on.
 
@@ -192,7 +197,7 @@ def qwen_slides(config: Config, number: int) -> bool:
 
 
 PATTERNS: Final[Mapping[str, Pattern]] = {
-    pattern.__name__: pattern for pattern in (even, gemma3_slides, qwen_slides)
+    pattern.__name__: pattern for pattern in (even, gemma3_slides, no_layer, qwen_slides)
 }
 """The layers with a window that a table of `families.toml` may name."""
 

@@ -1,4 +1,4 @@
-"""Features of a family's attention beyond its dimensions, rotary positions among them.
+"""Features of a family's attention beyond its dimensions and its rotary positions.
 
 Each returns fields of the spec. Sources are the `modeling_*.py` and `configuration_*.py` of Hugging
 Face's transformers.
@@ -6,134 +6,20 @@ Face's transformers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from attn_export.spec.rules import ROTARY_SCALINGS
-from attn_export.weights.config import FULL, SLIDING, Config, Layer, Rule
+from attn_export.weights.config import Layer, Rule
+from attn_export.weights.config_rotary import (
+    cohere_rotary,
+    gemma3_rotary,
+    gptj_rotary,
+    neox_rotary,
+    phi3_rotary,
+    rotary,
+    smollm3_rotary,
+)
 from attn_export.weights.select_layer import CROSS, ENCODER
-
-# -- rotary positions as config.json states them ------------------------------------------------
-
-# Keys as in `modeling_rope_utils.py` of Hugging Face's transformers: ``rope_scaling`` with a
-# ``rope_theta`` beside it, or the newer ``rope_parameters`` that holds both.
-
-
-def rotary(layer: Layer) -> dict[str, Any]:
-    """Return the fields of rotary positions."""
-    return _fields(layer, _parameters(layer), "rope_theta", "partial_rotary_factor")
-
-
-def neox_rotary(layer: Layer) -> dict[str, Any]:
-    """Return the fields of rotary positions under GPT-NeoX's names."""
-    return _fields(layer, _parameters(layer), "rotary_emb_base", "rotary_pct")
-
-
-def phi3_rotary(layer: Layer) -> dict[str, Any]:
-    """Return the fields for Phi-3; refuse scaling, which is always LongRoPE in Phi-3."""
-    given = _parameters(layer)
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in (None, "default"):
-        raise layer.config.refused("rope_type", kind, "in Phi-3 it means LongRoPE")
-    return _fields(layer, given, "rope_theta", "partial_rotary_factor")
-
-
-def gemma3_rotary(layer: Layer) -> dict[str, Any]:
-    """Return the fields for Gemma 3: layers with a window have another base and no scaling."""
-    given = _parameters(layer)
-    values = layer.config.values
-    of_each_kind = not values.get("rope_scaling") and SLIDING in (
-        values.get("rope_parameters") or ()
-    )
-    if layer.slides and not of_each_kind:
-        return _fields(layer, {}, "rope_local_base_freq", "partial_rotary_factor")
-    return _fields(layer, given, "rope_theta", "partial_rotary_factor")
-
-
-def _parameters(layer: Layer) -> Mapping[str, Any]:
-    """Return the rotary parameters of this layer, empty if there are none."""
-    config = layer.config
-    key = "rope_scaling" if config.values.get("rope_scaling") else "rope_parameters"
-    given = config.values.get(key) or {}
-    if isinstance(given, dict) and {FULL, SLIDING} & given.keys():
-        given = given.get(SLIDING if layer.slides else FULL) or {}
-    if not isinstance(given, dict):
-        raise config.wrong(key, "an object")
-    return given
-
-
-def _fields(
-    layer: Layer, given: Mapping[str, Any], theta_key: str, partial_key: str
-) -> dict[str, Any]:
-    config = layer.config
-    kind = given.get("rope_type", given.get("type", "default"))
-    theta = given.get("rope_theta")
-    theta = config.number(theta_key) if theta is None else config.positive("rope_theta", theta)
-    share = given.get("partial_rotary_factor")
-    if share is None:
-        share = config.values.get(partial_key, 1.0)
-    fields: dict[str, Any] = {"rotary": "half", "rotary_theta": theta}
-    if config.positive(partial_key, share) < 1:
-        fields["rotary_dim"] = int(layer.head_dim * share)
-    if kind in (None, "default"):
-        return fields
-    if kind not in ROTARY_SCALINGS or kind == "none":
-        known = ", ".join(name for name in ROTARY_SCALINGS if name != "none")
-        raise config.refused("rope_type", kind, f"known: {known}")
-    return fields | {"rotary_scaling": kind} | _scaling(config, str(kind), given)
-
-
-def _scaling(config: Config, kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the constants of one kind of scaling."""
-    longest = config.values.get("max_position_embeddings")
-    original = given.get("original_max_position_embeddings")
-    if config.has("original_max_position_embeddings"):
-        original = config.whole("original_max_position_embeddings")
-    if kind == "dynamic" or original is None:
-        original = longest
-    factor = given.get("factor")
-    if factor is None and kind == "yarn":
-        whole = config.positive("max_position_embeddings", longest)
-        factor = whole / config.positive("original_max_position_embeddings", original)
-    fields: dict[str, Any] = {"rotary_factor": config.positive("rope_scaling.factor", factor)}
-    if kind != "linear":
-        length = config.positive("original_max_position_embeddings", original)
-        fields["rotary_original_len"] = int(length)
-    for key, field in CONSTANTS.get(kind, {}).items():
-        if given.get(key) is not None:
-            fields[field] = config.positive(key, given[key])
-    return fields | (_yarn(config, given, fields["rotary_factor"]) if kind == "yarn" else {})
-
-
-CONSTANTS: Final[Mapping[str, Mapping[str, str]]] = {
-    "llama3": {"low_freq_factor": "rotary_low_freq", "high_freq_factor": "rotary_high_freq"},
-    "yarn": {"beta_fast": "rotary_beta_fast", "beta_slow": "rotary_beta_slow"},
-}
-"""The fields of the keys that one way of scaling may have besides."""
-
-
-def _yarn(config: Config, given: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """Return truncation of the ramp to whole pairs, and the factor on queries and keys."""
-
-    def usual(scale: float) -> float:
-        return 0.1 * scale * math.log(max(factor, 1.0)) + 1.0
-
-    fields: dict[str, Any] = {}
-    truncate = given.get("truncate")
-    if truncate is not None:
-        if not isinstance(truncate, bool):
-            raise config.wrong("truncate", "true or false", truncate)
-        fields["rotary_truncate"] = truncate
-    if given.get("attention_factor") is not None:
-        fields["rotary_magnitude"] = config.positive("attention_factor", given["attention_factor"])
-    elif given.get("mscale") and given.get("mscale_all_dim"):
-        one, all_of_it = (config.positive(key, given[key]) for key in ("mscale", "mscale_all_dim"))
-        fields["rotary_magnitude"] = usual(one) / usual(all_of_it)
-    return fields
-
-
-# -- features of a family's attention beyond its dimensions: one function for each feature ------
 
 
 def causal(_: Layer) -> dict[str, Any]:
@@ -155,6 +41,11 @@ def window(layer: Layer) -> dict[str, Any]:
     return {"window_left": layer.config.whole("sliding_window") - 1}
 
 
+def window_if_used(layer: Layer) -> dict[str, Any]:
+    """Set the window of all layers, if windows are enabled."""
+    return window(layer) if layer.config.flag("use_sliding_window") else {}
+
+
 def window_of_some(layer: Layer) -> dict[str, Any]:
     """Set the window of the layers that have one."""
     return window(layer) if layer.slides else {}
@@ -168,6 +59,18 @@ def qwen_window(layer: Layer) -> dict[str, Any]:
 def query_scale(layer: Layer) -> dict[str, Any]:
     """Set the scale that Gemma states as the width it is made for."""
     return {"scale": layer.config.number("query_pre_attn_scalar") ** -0.5}
+
+
+def granite_scale(layer: Layer) -> dict[str, Any]:
+    """Set the scale that Granite states as a factor."""
+    return {"scale": layer.config.number("attention_multiplier")}
+
+
+def multi_query(layer: Layer) -> dict[str, Any]:
+    """Set one head of keys and values; refuse StarCoder's packing of several."""
+    if not layer.config.flag("multi_query"):
+        raise layer.config.refused("multi_query", False, "only one head of keys and values is")
+    return {"num_kv_heads": 1}
 
 
 def softcap(layer: Layer) -> dict[str, Any]:
@@ -258,9 +161,10 @@ def t5(layer: Layer) -> dict[str, Any]:
 RULES: Final[Mapping[str, Rule]] = {
     rule.__name__: rule
     for rule in (
-        alibi, bert, by_role, causal, causal_only, falcon, gemma3_rotary, gemma3_sides, gpt2_scale,
-        head_norm, neox_rotary, phi3_rotary, query_scale, qwen_window, rotary, sinks, softcap, t5,
-        window, window_of_some,
+        alibi, bert, by_role, causal, causal_only, cohere_rotary, falcon, gemma3_rotary,
+        gemma3_sides, gpt2_scale, gptj_rotary, granite_scale, head_norm, multi_query, neox_rotary,
+        phi3_rotary, query_scale, qwen_window, rotary, sinks, smollm3_rotary, softcap, t5, window,
+        window_if_used, window_of_some,
     )
 }  # fmt: skip
 """The features that a table of `families.toml` may name."""

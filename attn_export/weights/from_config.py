@@ -18,6 +18,7 @@ from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config, Layer, slides
 from attn_export.weights.config_features import RULES
 from attn_export.weights.select_layer import ENCODER, LayerMatch
+from attn_export.weights.source import shown
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,8 +79,9 @@ def known(config: Config, found: LayerMatch, biases: str) -> Known:
     family = family_of(config.model_type)
     if family is None:
         raise WeightsError(
-            f"{config.path} has model_type {config.model_type!r}; known: {', '.join(FAMILIES)}; "
-            "give SPEC.toml for others"
+            f"{config.path} has model_type {shown(repr(config.model_type))}, which is not in the "
+            "table of docs/checkpoints.md; give SPEC.toml, or the model's own code by --module "
+            "PATH.py:FUNCTION"
         )
     config = config.with_defaults(family.defaults)
     fields, keys = _dimensions(config, family, found)

@@ -158,7 +158,11 @@ def test_a_config_that_contradicts_the_tensors_is_an_error_with_the_key(keys, pa
         ("gemma2", {"layer_types": ["chunked_attention"]}, "layer_types = 'chunked_attention'"),
         ("gemma2", {"layer_types": []}, "layer_types has to be a list with an entry for layer 0"),
         ("gemma2", {"layer_types": "full_attention"}, "layer_types has to be a list"),
-        ("mixtral", {}, "model_type 'mixtral'; known: llama, mistral"),
+        ("mamba", {}, "the model's own code by --module PATH.py:FUNCTION"),
+        ("cohere", {**GQA, "use_qk_norm": True}, "use_qk_norm = True is not supported"),
+        ("gpt_bigcode", {"multi_query": False}, "multi_query = False is not supported"),
+        ("smollm3", {**GQA, "no_rope_layers": []}, "has to be a list with an entry for layer 0"),
+        ("mamba", {}, "model_type 'mamba', which is not in the table"),
         (None, {}, "model_type ''"),
         ("llama", {"hidden_size": None}, "'hidden_size'; it has to be a whole number"),
         ("llama", {"num_attention_heads": 0}, "num_heads has to be at least 1"),
@@ -224,9 +228,9 @@ def test_without_spec_and_config_the_error_says_what_to_give(tmp_path):
 def test_a_config_of_another_kind_of_model_is_noted_where_there_is_a_spec(tmp_path):
     spec = spec_of()
     stored = under(SELF.format(0), LLAMA(spec, random_weights(spec)))
-    path = save(tmp_path, stored, {"model_type": "mixtral", "hidden_size": 7})
+    path = save(tmp_path, stored, {"model_type": "mamba", "hidden_size": 7})
     loaded = load_checkpoint(path, spec=spec)
-    assert "config.json was not compared: its model_type 'mixtral' is not known" in loaded.notes
+    assert "config.json was not compared: its model_type 'mamba' is not known" in loaded.notes
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\xff", "[" * 100_000, ""])

@@ -1,0 +1,87 @@
+"""A layer that is read out of a saved model gives what it gives within the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from shared import extended
+
+from attn_export import Subject
+
+E, H, B, L = 32, 4, 2, 9
+SIZES = {
+    "vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "max_position_embeddings": 96, "hidden_size": E, "num_attention_heads": H,
+    "intermediate_size": 48, "num_hidden_layers": 2, "use_cache": False,
+}  # fmt: skip
+GROUPED = {**SIZES, "num_key_value_heads": 2}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+           "moe_intermediate_size": 16, "head_dim": 8}  # fmt: skip
+OLD = {**SIZES, "n_embd": E, "n_head": H, "n_layer": 2, "n_positions": 96}
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", GROUPED),
+    "llama, ignored share": ("Llama", {**GROUPED, "partial_rotary_factor": 0.5}),
+    "mixtral": ("Mixtral", {**GROUPED, "sliding_window": 4, **EXPERTS}),
+    "qwen3_moe": ("Qwen3Moe", {**GROUPED, **EXPERTS}),
+    "granite": ("Granite", {**GROUPED, "attention_multiplier": 0.3}),
+    "smollm3": ("SmolLM3", {**GROUPED, "no_rope_layers": [0, 1]}),
+    "smollm3 without positions": ("SmolLM3", {**GROUPED, "no_rope_layers": [1, 0]}),
+    "cohere": ("Cohere", GROUPED),
+    "starcoder2": ("Starcoder2", {**GROUPED, "sliding_window": 4}),
+    "gptj": ("GPTJ", {**OLD, "rotary_dim": 4}),
+    "gpt_bigcode": ("GPTBigCode", OLD),
+    "opt": ("OPT", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": E}),
+    "clip_text_model": ("CLIPText", {**SIZES, "use_cache": None}),
+    "electra": ("Electra", SIZES),
+    "xlm-roberta": ("XLMRoberta", SIZES),
+}
+DEFAULT = {"llama, ignored share", "granite", "cohere", "gptj", "gpt_bigcode", "opt"}
+
+
+def saved(name: str, folder) -> torch.nn.Module:
+    kind, sizes = MODELS[name]
+    torch.manual_seed(0)
+    model = getattr(hf, f"{kind}Model")(getattr(hf, f"{kind}Config")(**sizes)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.3, 0.3)
+    model.save_pretrained(folder)
+    return model
+
+
+def inside(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the attention of layer 1 is given within the model, and what it returns."""
+    found: list[Any] = []
+    names = ("self_attn", "attn", "self")
+    attention = [m for n, m in model.named_modules() if n.split(".")[-1] in names][1]
+    output = [m for n, m in model.named_modules() if n.endswith("attention.output.dense")][1:2]
+
+    def keep(_, arguments, options, returned) -> None:
+        found.append(arguments[0] if arguments else options["hidden_states"])
+        found.append(returned[0])
+
+    def keep_output(_, __, returned) -> None:
+        found[1] = returned
+
+    attention.register_forward_hook(keep, with_kwargs=True)
+    if output:  # BERT's attention ends in a part of its own
+        output[0].register_forward_hook(keep_output)
+    ids = torch.arange(B * L).reshape(B, L) + 3
+    with torch.inference_mode():
+        model(input_ids=ids)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", extended(MODELS, lambda name: name in DEFAULT))
+@pytest.mark.filterwarnings("ignore")
+def test_a_layer_of_a_saved_model_is_that_of_the_model(name: str, tmp_path):
+    given, wanted = inside(saved(name, tmp_path))
+    subject = Subject.from_checkpoint(tmp_path, layer=1)
+    first = next(iter(subject.inputs))
+    with torch.inference_mode():
+        found = subject.call(subject.module, {**subject.inputs, first: given})
+    torch.testing.assert_close(next(iter(found.values())), wanted, rtol=1e-4, atol=1e-5)
