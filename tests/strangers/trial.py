@@ -12,7 +12,6 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -22,6 +21,7 @@ from torch.export import Dim
 
 from attn_export import Subject, build
 from attn_export.errors import AttnExportError
+from attn_export.export.export import _signature
 from attn_export.export.tensors import to_numpy
 from attn_export.parity.plan import covering_sizes
 from attn_export.temp_folders import scratch
@@ -92,23 +92,18 @@ def with_exporter(subject: Subject) -> bool:
     dynamic = {n: dict.fromkeys(axes, Dim.DYNAMIC) or None for n, axes in subject.axes.items()}
     with scratch() as folder:
         try:
-            with quiet():
+            # The exporter, too, is given `forward` with named arguments: ours takes **inputs.
+            arguments = subject.tree.rebuild(subject.inputs)
+            with quiet(), _signature(subject.module, arguments):
                 torch.onnx.export(
                     subject.module, (), folder / "model.onnx",
-                    kwargs=subject.tree.rebuild(subject.inputs), dynamo=True, verbose=False,
+                    kwargs=arguments, dynamo=True, verbose=False,
                     input_names=list(subject.inputs), output_names=list(subject.outputs),
-                    dynamic_shapes=named(subject, dynamic),
+                    dynamic_shapes=subject.tree.dynamic_shapes(dynamic),
                 )  # fmt: skip
                 return not disagreement(subject, folder / "model.onnx")
         except Exception:
             return False
-
-
-def named(subject: Subject, dynamic: dict[str, Any]) -> dict[str, Any]:
-    """Return dynamic shapes as people write them: within the **kwargs of `forward`, if need be."""
-    shapes = subject.tree.dynamic_shapes(dynamic)
-    code = subject.module.forward.__code__
-    return {"inputs": shapes} if "inputs" in code.co_varnames else shapes
 
 
 def disagreement(subject: Subject, path: Path) -> str:
