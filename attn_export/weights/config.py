@@ -182,7 +182,12 @@ def gemma3_slides(config: Config, number: int) -> bool:
 
 
 def no_layer(_: Config, __: int) -> bool:
-    """Return False: no layer slides unless `layer_types` says so."""
+    """Return False: no layer slides unless `layer_types` says so.
+
+    Args:
+        _: The config.
+        __: The number of the layer, from 0.
+    """
     return False
 
 
