@@ -20,6 +20,6 @@ REFUSED = {
 
 NOT_ONE_NODE = {
     "sinks", "channels", "talking", "shared by groups", "best two", "Bloom, eager", "GptOss, eager",
-    "DebertaV2, eager", "x-transformers, talking heads", "x-transformers, sparse",
+    "DebertaV2, eager", "timm.SwinTransformerBlock",
 }  # fmt: skip
 """Modules with a softmax that is not the one of an `Attention` node."""
