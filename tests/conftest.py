@@ -71,6 +71,18 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
+def need_dry_run(request: pytest.FixtureRequest) -> None:
+    """Skip a test where the stand-in of CUDA is missing; fail it if `--require` names it."""
+    from attn_export.runtimes.install_cuda_stand_in import NAME, not_ready
+
+    reason = not_ready()
+    if reason and NAME in request.config.getoption("--require"):
+        pytest.fail(f"{NAME} is required: {reason}")
+    if reason:
+        pytest.skip(reason)
+
+
+@pytest.fixture
 def need(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Skip a test if a runtime is missing; fail it if `--require` names the runtime."""
     from attn_export.runtimes.catalogue import runtime

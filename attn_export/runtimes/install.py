@@ -12,13 +12,19 @@ from collections.abc import Collection, Mapping
 
 from attn_export.errors import one_line
 from attn_export.interruption import end_on_signal
-from attn_export.runtimes import install_cpus, install_javascript, install_ort_native
+from attn_export.runtimes import (
+    install_cpus,
+    install_cuda_stand_in,
+    install_javascript,
+    install_ort_native,
+)
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import InstallError, home
 
 CPUS = "cpus"
 NATIVE, JAVASCRIPT = ("c", "cpp"), ("node", "wasm", "webgpu")
-REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS)
+DRY_RUN = install_cuda_stand_in.NAME
+REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, DRY_RUN)
 WHEELS: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "tract": ("tract",),
@@ -28,7 +34,7 @@ WHEELS: Mapping[str, tuple[str, ...]] = {
 }
 ALL = "all"
 SYSTEM_PACKAGES = "--system-packages"
-EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT, CPUS)
+EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT, CPUS, DRY_RUN)
 
 
 def main() -> int:
@@ -74,6 +80,8 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
     scripts = set(names) & set(JAVASCRIPT)
     if scripts:
         install_javascript.install(home(), scripts, say, system_packages=system_packages)
+    if DRY_RUN in names:
+        install_cuda_stand_in.install(home(), say)
 
 
 def _pip(wheels: list[str]) -> None:

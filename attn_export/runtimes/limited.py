@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
 import signal
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from attn_export import errors
@@ -22,13 +24,20 @@ PR_SET_PDEATHSIG = 1
 """Of <linux/prctl.h>. The thread that started the process waits for it."""
 
 
-def limited(function: str, about: str, limits: Limits | None = None, **arguments: Any) -> Any:
+def limited(
+    function: str,
+    about: str,
+    limits: Limits | None = None,
+    environment: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> Any:
     """Call a function of this package in a process of its own.
 
     Args:
         function: ``"MODULE:FUNCTION"``, within `attn_export`.
         about: The file that it looks at, for messages.
         limits: Its time and memory. Default: `Limits.default`.
+        environment: Environment variables of its process beside those of this one.
         arguments: Its keyword arguments, as JSON holds them.
 
     Returns:
@@ -39,7 +48,10 @@ def limited(function: str, about: str, limits: Limits | None = None, **arguments
             or took longer than `limits.seconds`.
     """
     limits = limits or Limits.default()
-    child = Child(module_command("attn_export.runtimes.limited", limits.memory_mib or 0))
+    child = Child(
+        module_command("attn_export.runtimes.limited", limits.memory_mib or 0),
+        {**os.environ, **environment} if environment else None,
+    )
     try:
         child.tell({"function": function, "about": about, "arguments": arguments})
         answer = child.hear(limits.seconds)
