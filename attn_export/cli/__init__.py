@@ -19,6 +19,7 @@ from attn_export.cli.commands import (
     probe_command,
 )
 from attn_export.cli.compare_command import compare_command, explain_command
+from attn_export.cli.dry_run_command import dry_run_command
 from attn_export.cli.options import (
     BuildCommand,
     BuildInput,
@@ -257,6 +258,7 @@ def verify_command(
 cli.add_command(bench_command)
 cli.add_command(check_command)
 cli.add_command(compare_command)
+cli.add_command(dry_run_command)
 cli.add_command(explain_command)
 cli.add_command(kit_command)
 cli.add_command(lower_command)

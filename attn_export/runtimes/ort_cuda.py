@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from attn_export.runtimes.ort_cpu import OrtCpu, OrtEngine, sdk, session_options, with_options
 from attn_export.runtimes.protocol import Engine, Facts, Options
@@ -53,11 +54,7 @@ class OrtCuda(OrtCpu):
             threads: The number of threads.
             options: Entries of the configuration, by name.
         """
-        others = {name: value for name, value in options.items() if name != TF32}
-        session = with_options(session_options(threads), others)
-        session.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        cuda = PROVIDER, {TF32: options.get(TF32, "0")}
-        return CudaEngine(graph, session, [cuda, "CPUExecutionProvider"])
+        return CudaEngine(graph, *cuda_session(threads, options))
 
 
 class CudaEngine(OrtEngine):
@@ -94,6 +91,19 @@ class CudaEngine(OrtEngine):
             for node in part.get_nodes():
                 operators[node.op_type] = operators.get(node.op_type, 0) + 1
         return found
+
+
+def cuda_session(threads: int, options: Options) -> tuple[Any, list[Any]]:
+    """Return the options of a session on CUDA, and its execution providers.
+
+    Args:
+        threads: The number of threads.
+        options: Entries of the configuration, by name, and `TF32`.
+    """
+    others = {name: value for name, value in options.items() if name != TF32}
+    session = with_options(session_options(threads), others)
+    session.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return session, [(PROVIDER, {TF32: options.get(TF32, "0")}), "CPUExecutionProvider"]
 
 
 def no_cuda_device() -> str:

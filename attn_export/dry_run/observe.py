@@ -1,0 +1,218 @@
+"""One graph in the CUDA provider over the stand-in libraries, in this process.
+
+Only `jobs/dry_run.py` starts it, in a process with limits: nothing else may run there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_export.dry_run.architectures import architectures_named
+from attn_export.dry_run.kernel_names import copies_of_cache, kinds_of_attention
+from attn_export.dry_run.observed import Event, Observation, Step
+from attn_export.dry_run.placement import captured_stderr, not_on_cuda, reasons_in
+from attn_export.dry_run.step_inputs import (
+    Sizes,
+    caches_in_place,
+    inputs_of,
+    lengths_in,
+    steps_of,
+)
+from attn_export.dry_run.timeline import events_of_step, peak_bytes, read_record
+from attn_export.errors import GraphError, one_line, printable
+from attn_export.runtimes.install_cuda_stand_in import LIBRARIES, NAME
+from attn_export.runtimes.install_folder import home
+from attn_export.runtimes.ort_cuda import PROVIDER, CudaEngine, cuda_session
+from attn_export.temp_folders import scratch
+
+if TYPE_CHECKING:
+    from attn_export.dry_run.architectures import Architecture
+
+OF_NVIDIA = re.compile(r"lib(cuda|cudart|cudnn|cublas|cublasLt|curand|nvidia)\b.*\.so")
+
+INFO = 1
+"""The severity of ONNX Runtime's messages about nodes without a CUDA kernel."""
+
+
+def observe(
+    graph: str,
+    architecture: str,
+    bound: Mapping[str, str],
+    batch: int,
+    query_len: int | None,
+    past_len: int | None,
+) -> dict[str, Any]:
+    """Return an `Observation` as plain values.
+
+    Args:
+        graph: The file.
+        architecture: The name of an architecture.
+        bound: Names of outputs that share the buffer of an input, with that input.
+        batch: B.
+        query_len: L; None for a prefill and a decode.
+        past_len: P.
+
+    Raises:
+        GraphError: If the graph cannot be read, or its inputs cannot be made.
+    """
+    from attn_export.graph.load import load_proto, refuse_bad_data
+
+    path = Path(graph)
+    model = load_proto(path)
+    refuse_bad_data(model, path)
+    (card,) = architectures_named([architecture])
+    with scratch() as folder:
+        record = folder / "record"
+        library = load_stand_in(card, record)
+        run = _DryRun(path, folder, record, bound or caches_in_place(model), lengths_in(model))
+        sizes = (batch, query_len, past_len)
+        found = run.observation(card, sizes, _code_note(library, card))
+    _refuse_other_libraries()
+    return dataclasses.asdict(found)
+
+
+def load_stand_in(card: Architecture, record: Path) -> ctypes.CDLL:
+    """Load the stand-in libraries, before ONNX Runtime looks for libraries of these names.
+
+    Args:
+        card: The architecture that they claim to be.
+        record: The file that they write their record to.
+    """
+    folder = home() / NAME
+    first, *_ = [ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL) for name in LIBRARIES]
+    first.stand_in_configure(
+        card.capability, card.multiprocessors, card.shared_per_block,
+        card.shared_per_multiprocessor, ctypes.c_size_t(card.memory << 30), os.fsencode(record),
+    )  # fmt: skip
+    return first
+
+
+@dataclasses.dataclass(frozen=True)
+class _DryRun:
+    graph: Path
+    folder: Path
+    record: Path
+    bound: Mapping[str, str]
+    lengths: Mapping[str, str]
+
+    def observation(
+        self, card: Architecture, sizes: tuple[int, int | None, int | None], note: Any
+    ) -> Observation:
+        """Load the graph and run its steps."""
+        options, providers = cuda_session(1, {})
+        options.enable_profiling = True
+        options.profile_file_prefix = str(self.folder / "profile")
+        options.log_severity_level = INFO
+        with captured_stderr(self.folder / "log") as log:
+            try:
+                engine = CudaEngine(self.graph, options, providers)
+            except Exception as error:
+                return Observation(
+                    self.graph.name, card.name, refused=one_line(error), notes=note()
+                )
+            placed = engine.session.get_provider_graph_assignment_info()
+            ends = engine.session.get_inputs()
+            wanted = steps_of([end.shape for end in ends], *sizes)
+            steps = self._steps(engine, ends, wanted)
+        on_cuda, elsewhere = not_on_cuda(placed, reasons_in(log()), PROVIDER)
+        return Observation(
+            self.graph.name, card.name, on_cuda, elsewhere, steps,
+            peak_bytes(read_record(self.record)), _libraries(steps), notes=note(),
+        )  # fmt: skip
+
+    def _steps(
+        self, engine: CudaEngine, ends: Sequence[Any], wanted: Sequence[Sizes]
+    ) -> tuple[Step, ...]:
+        """Run each step twice, and return the events of the second run."""
+        ran = []
+        for sizes in wanted:
+            inputs = inputs_of(ends, sizes, self.lengths)
+            start, stopped = 0, ""
+            for _ in range(2):
+                start = self.record.stat().st_size
+                try:
+                    engine.run(inputs, self.bound)
+                except Exception as error:
+                    # What follows is about the file that stands in cuDNN's place.
+                    stopped = printable(str(error).partition(": dlopen failed")[0])
+                    break
+            ran.append((sizes, start, self.record.stat().st_size, stopped))
+        started = engine.session.get_profiling_start_time_ns()
+        profile = json.loads(Path(engine.session.end_profiling()).read_text(encoding="utf-8"))
+        events = [
+            events_of_step(read_record(self.record, start, end), profile, started)
+            for _, start, end, _ in ran
+        ]
+        return tuple(
+            _step(sizes, found, stopped)
+            for (sizes, _, _, stopped), found in zip(ran, events, strict=True)
+        )
+
+
+def _step(sizes: Sizes, events: tuple[Event, ...], stopped: str) -> Step:
+    kernels = [event.name for event in events if event.kind == "launch"]
+    waits = [event.node for event in events if event.kind in ("wait", "to host") and event.node]
+    axes = {"batch": sizes.batch, "query_len": sizes.query_len, "past_len": sizes.past_len}
+    return Step(
+        sizes.name, axes, events, kinds_of_attention(kernels), copies_of_cache(kernels),
+        tuple(dict.fromkeys(waits)), stopped, _finding(stopped, waits),
+    )  # fmt: skip
+
+
+def _finding(stopped: str, waits: Sequence[str]) -> str:
+    """Return what the end of a run means, in a sentence; "" for one that did not end early."""
+    if not stopped:
+        return ""
+    if "cuDNN is unavailable" in stopped:
+        return "this kernel is cuDNN's: cuDNN has to be installed"
+    if waits:
+        return (
+            f"{waits[-1]} hands the host a number that the device computes and a dry run does not "
+            "have, so a GPU may go on here; each step waits there for the device"
+        )
+    return "the provider refuses these inputs"
+
+
+def _libraries(steps: Sequence[Step]) -> tuple[str, ...]:
+    """Return the libraries whose functions were called, or are missing."""
+    called = [event.name for step in steps for event in step.events if event.kind == "library"]
+    found = {"cuBLASLt" if name.startswith("cublasLt") else "cuBLAS" for name in called}
+    if any("cuDNN is unavailable" in step.stopped for step in steps):
+        found.add("cuDNN")
+    return tuple(sorted(found))
+
+
+def _code_note(library: ctypes.CDLL, card: Architecture) -> Any:
+    """Return a function that says whether the wheel has kernels for an architecture."""
+
+    def note() -> tuple[str, ...]:
+        major = card.capability // 10 * 10
+        fits = any(library.stand_in_has_code(sm) & 1 for sm in range(major, card.capability + 1))
+        from_ptx = any(library.stand_in_has_code(sm) & 2 for sm in range(card.capability + 1))
+        if fits or from_ptx:
+            return ()
+        return (
+            f"this onnxruntime has no machine code and no PTX for {card.name}: its kernels do not "
+            "start there",
+        )
+
+    return note
+
+
+def _refuse_other_libraries() -> None:
+    """Raise GraphError if a library of NVIDIA that is no stand-in was loaded."""
+    ours = os.path.realpath(home() / NAME)
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        place = "/" + line.partition("/")[2]
+        if OF_NVIDIA.match(Path(place).name) and not place.startswith(ours + "/"):
+            raise GraphError(
+                f"not a dry run: the process loaded {printable(place, 120)}, which is no "
+                "stand-in; remove it from LD_PRELOAD"
+            )

@@ -1,0 +1,109 @@
+"""Results of a dry run. They hold no numbers that a graph computed, and no verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacedNode:
+    """A node that the CUDA provider does not run.
+
+    Attributes:
+        name: Its name in the graph.
+        operator: Its operator.
+        provider: The execution provider that runs it.
+        reason: Why, in the provider's words where it has any.
+        is_attention: Whether it computes attention or a projection, not only shapes.
+    """
+
+    name: str
+    operator: str
+    provider: str
+    reason: str
+    is_attention: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """One call to the device in a step.
+
+    Attributes:
+        kind: ``"launch"``, ``"library"``, ``"to device"``, ``"to host"``, ``"on device"``,
+            ``"fill"`` or ``"wait"``.
+        name: The kernel or function, readable.
+        bytes: Of a copy.
+        node: The node that made it; empty for inputs and outputs.
+    """
+
+    kind: str
+    name: str
+    bytes: int
+    node: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One run of the graph, after another of the same sizes.
+
+    Attributes:
+        name: ``"prefill"``, ``"decode"`` or ``"step"``.
+        sizes: The size of each axis.
+        events: In order.
+        attention: The kernels that compute attention, classified.
+        cache_copies: The kernels that copy keys and values, with how often.
+        waits: The nodes that wait for the device, or copy from it to the host.
+        stopped: The error that ended the run; empty if there was none.
+        finding: What `stopped` means.
+    """
+
+    name: str
+    sizes: Mapping[str, int]
+    events: tuple[Event, ...]
+    attention: tuple[str, ...]
+    cache_copies: Mapping[str, int]
+    waits: tuple[str, ...]
+    stopped: str = ""
+    finding: str = ""
+
+    @property
+    def launches(self) -> int:
+        """The number of kernels launched, library calls included: each launches at least one."""
+        return sum(event.kind in ("launch", "library") for event in self.events)
+
+    def copied(self, *, by_nodes: bool) -> int:
+        """Return the number of copies between host and device.
+
+        Args:
+            by_nodes: Those that nodes ask for; else those of inputs and outputs.
+        """
+        between = [event for event in self.events if event.kind in ("to device", "to host")]
+        return sum(bool(event.node) == by_nodes for event in between)
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """A graph on one architecture.
+
+    Attributes:
+        graph: The file name of the graph.
+        architecture: Its name.
+        on_cuda: The number of nodes of each operator on CUDA.
+        elsewhere: The nodes that CUDA does not run.
+        steps: The runs.
+        peak_bytes: The most device memory that was reserved at once.
+        libraries: The libraries of NVIDIA that it needs beside the CUDA runtime.
+        refused: The error by which the graph was refused, in the provider's words, or "".
+        notes: Limits of what was seen.
+    """
+
+    graph: str
+    architecture: str
+    on_cuda: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    elsewhere: tuple[PlacedNode, ...] = ()
+    steps: tuple[Step, ...] = ()
+    peak_bytes: int = 0
+    libraries: tuple[str, ...] = ()
+    refused: str = ""
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,109 @@
+"""Job that runs graphs in the CUDA provider without a GPU: placement and kernels, no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from attn_export.bundle import MANIFEST, graph_files, read_bundle, read_manifest
+from attn_export.dialect_names import check_dialects
+from attn_export.dry_run.architectures import Architecture, architectures_named
+from attn_export.dry_run.observed import Observation
+from attn_export.errors import GraphError, RuntimeFailure, UsageError
+from attn_export.report.progress import Progress
+from attn_export.results import GraphFile
+from attn_export.runtimes.install_cuda_stand_in import NAME, not_ready
+from attn_export.runtimes.install_folder import home
+from attn_export.runtimes.limited import limited
+from attn_export.runtimes.protocol import Limits
+
+LIBRARY_PATH = "LD_LIBRARY_PATH"
+
+
+def dry_run(
+    path: Path | str,
+    *,
+    architectures: Sequence[str] = (),
+    dialects: Sequence[str] = (),
+    batch: int = 1,
+    query_len: int | None = None,
+    past_len: int | None = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> list[Observation]:
+    """Load and run graphs in the CUDA provider over stand-in libraries.
+
+    Each graph and architecture has a process of its own. Nothing is computed.
+
+    Args:
+        path: An ONNX file, or the folder of a bundle.
+        architectures: Such as ``"sm_80"``, or ``"all"``. Default: sm_80 and sm_90.
+        dialects: Of a bundle: those graphs only.
+        batch: The batch size.
+        query_len: The query length. Default: a prefill of 512, and a decode of one query.
+        past_len: The length of the cache. Default: 1023 in the decode.
+        limits: The limits of each process.
+        progress: Receiver of progress.
+
+    Raises:
+        UsageError: If there is no such architecture or dialect.
+        RuntimeFailure: If the stand-in libraries are not built here.
+        GraphError: If the file cannot be read.
+        BundleError: If a file of the bundle is missing or was changed.
+    """
+    cards, names = architectures_named(architectures), check_dialects(dialects)
+    folder, files = _graphs(Path(path), names)
+    reason = not_ready()
+    if reason:
+        raise RuntimeFailure(f"no dry run of CUDA: {reason}")
+    progress = progress or Progress()
+    progress.expect(len(files) * len(cards))
+    found = []
+    for file in files:
+        for card in cards:
+            found.append(_observed(folder, file, card, (batch, query_len, past_len), limits))
+            progress.advance(f"{file.name} on {card.name}")
+    return found
+
+
+def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile]]:
+    """Return the folder, and how the graphs in it are run."""
+    if path.is_dir():
+        bundle = read_bundle(path)
+        files = graph_files(dict(bundle.manifest))
+        chosen = [file for file in files if not dialects or file.dialect in dialects]
+        if not chosen:
+            has = ", ".join(sorted({file.dialect for file in files}))
+            raise UsageError(f"{path} has no graph of {', '.join(dialects)}; it has {has}")
+        return path, chosen
+    if dialects:
+        raise UsageError("--dialect is for bundles; an ONNX file is run as it is")
+    if not path.is_file():
+        raise GraphError(f"cannot read {path}: no such file")
+    if (path.parent / MANIFEST).is_file():
+        files = [file for file in graph_files(read_manifest(path.parent)) if file.name == path.name]
+        if files:
+            return path.parent, files
+    return path.parent, [GraphFile(path.name)]
+
+
+def _observed(
+    folder: Path,
+    file: GraphFile,
+    card: Architecture,
+    sizes: tuple[int, int | None, int | None],
+    limits: Limits | None,
+) -> Observation:
+    import msgspec
+
+    batch, query_len, past_len = sizes
+    if batch < 1 or (query_len is not None and query_len < 1) or (past_len or 0) < 0:
+        raise UsageError(f"sizes of a dry run are at least 1 (past_len 0); got {sizes}")
+    values = limited(
+        "attn_export.dry_run.observe:observe", str(folder / file.name), limits,
+        # What the provider opens by name later must not be a library of this machine.
+        {LIBRARY_PATH: str(home() / NAME)},
+        graph=str(folder / file.name), architecture=card.name, bound=dict(file.bound),
+        batch=batch, query_len=query_len, past_len=past_len,
+    )  # fmt: skip
+    return msgspec.convert(values, Observation)

@@ -1,0 +1,139 @@
+"""Dry runs in the terminal and as JSON: a section of its own, with no verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from attn_export.dry_run.architectures import ARCHITECTURES
+from attn_export.dry_run.kernel_names import ATTENTION
+from attn_export.dry_run.observed import Observation, PlacedNode, Step
+from attn_export.report.terminal import as_text
+
+FORMAT = "attn-export-dry-run/1"
+MEANING = "a dry run: CUDA's libraries are stand-ins, no GPU ran and nothing was computed"
+COLOUR = "magenta"
+UNNAMED = "none seen"
+
+WIDE = max(map(len, ATTENTION.values()))
+"""Characters that hold the name of any kernel."""
+
+
+def dry_run_to_json(observations: Sequence[Observation]) -> str:
+    """Return dry runs as JSON text, with a newline at the end."""
+    content = {
+        "format": FORMAT,
+        "meaning": MEANING,
+        "graphs": [dataclasses.asdict(one) for one in observations],
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def print_dry_run(observations: Sequence[Observation], console: Console) -> None:
+    """Print what was seen; what is alike on several architectures once.
+
+    Args:
+        observations: The dry runs.
+        console: Where to.
+    """
+    _say(f"[{COLOUR}]{MEANING}[/]", console)
+    rows: dict[tuple[str, ...], list[str]] = {}
+    lines: dict[str, list[str]] = {}
+    for one in observations:
+        for step in one.steps:
+            rows.setdefault(_row(one, step), []).append(card_of(one))
+        for line in dict.fromkeys(_lines(one)):
+            lines.setdefault(line, []).append(card_of(one))
+    for text in dict.fromkeys(sizes_of(step) for one in observations for step in one.steps):
+        _say(text, console)
+    table = Table(header_style=COLOUR)
+    for column in ("graph", "step", "on", "attention"):
+        table.add_column(column, min_width=WIDE if column == "attention" else None)
+    for column in ("launches", "copies", "waits"):
+        table.add_column(column, justify="right")
+    for (graph, step_name, *facts), cards in rows.items():
+        table.add_row(*map(as_text, (graph, step_name, ", ".join(cards), *facts)))
+    if table.rows:
+        console.print(table)
+    everywhere = len({one.architecture for one in observations})
+    for line, cards in lines.items():
+        alike = len(set(cards)) == everywhere
+        _say(line if alike else f"{line} [{COLOUR}]({as_text(', '.join(cards))})[/]", console)
+
+
+def _row(one: Observation, step: Step) -> tuple[str, ...]:
+    return (
+        one.graph, step.name, attention_of(one, step),
+        str(step.launches), str(step.copied(by_nodes=True)), str(len(step.waits)),
+    )  # fmt: skip
+
+
+def sizes_of(step: Step) -> str:
+    """Return the sizes of a step as text: ``decode: B 1, L 1, P 1023``."""
+    letters = {"batch": "B", "query_len": "L", "past_len": "P"}
+    sizes = (f"{letters.get(axis, axis)} {size}" for axis, size in step.sizes.items())
+    return f"{step.name}: {', '.join(sizes)}"
+
+
+def card_of(one: Observation) -> str:
+    """Return the architecture with its card: ``sm_80 A100``."""
+    (card,) = (known.card for known in ARCHITECTURES if known.name == one.architecture)
+    return f"{one.architecture} {card}"
+
+
+def attention_of(one: Observation, step: Step) -> str:
+    """Return the kernels that compute attention, in words.
+
+    Args:
+        one: The graph.
+        step: One of its steps.
+    """
+    off = sorted({node.operator for node in one.elsewhere if node.is_attention})
+    kinds = [*step.attention, *([f"on the CPU: {', '.join(off)}"] if off else [])]
+    if step.stopped:
+        kinds.append("stopped, see below")
+    return "; ".join(kinds) or UNNAMED
+
+
+def _lines(one: Observation) -> Iterator[str]:
+    where = as_text(one.graph)
+    if one.refused:
+        yield f"{where}: [red]refused[/]: {as_text(one.refused)}"
+    yield from (f"{where}: {line}" for line in _placements(one.elsewhere))
+    for step in one.steps:
+        if step.stopped:
+            yield f"{where}, {step.name}: stopped: {as_text(step.finding)}"
+            yield f"{where}, {step.name}: in the provider's words: {as_text(step.stopped)}"
+        if step.cache_copies:
+            copies = ", ".join(f"{count} {name}" for name, count in step.cache_copies.items())
+            yield f"{where}, {step.name}: copies keys and values: {as_text(copies)}"
+        if step.waits:
+            yield f"{where}, {step.name}: waits for the device in {as_text(', '.join(step.waits))}"
+    if one.peak_bytes:
+        yield f"{where}: device memory {one.peak_bytes / 2**20:.0f} MiB at most"
+    if one.libraries:
+        yield f"{where}: needs {', '.join(one.libraries)}"
+    for note in one.notes:
+        yield f"note: {as_text(note)}"
+
+
+def _placements(nodes: Sequence[PlacedNode]) -> Iterator[str]:
+    """Yield a line for each node that computes attention, and one for all others of a reason."""
+    others: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.is_attention:
+            reason = as_text(f"{node.operator} {node.name}: {node.reason}")
+            yield f"[red]on the CPU[/]: {reason}"
+        else:
+            others.setdefault(node.reason, []).append(node.operator)
+    for reason, operators in others.items():
+        counts = ", ".join(f"{operators.count(name)} {name}" for name in dict.fromkeys(operators))
+        yield f"on the CPU: {as_text(counts)}: {as_text(reason)}"
+
+
+def _say(text: str, console: Console) -> None:
+    console.print(text, highlight=False, emoji=False, soft_wrap=True)
