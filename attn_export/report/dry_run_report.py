@@ -52,7 +52,8 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
         _say(text, console)
     table = Table(header_style=COLOUR)
     for column in ("graph", "step", "on", "attention"):
-        table.add_column(column, min_width=WIDE if column == "attention" else None)
+        width = WIDE if column == "attention" else None
+        table.add_column(column, min_width=width, overflow="fold")
     for column in ("launches", "copies", "waits"):
         table.add_column(column, justify="right")
     for (graph, step_name, *facts), cards in rows.items():
@@ -112,7 +113,10 @@ def _lines(one: Observation) -> Iterator[str]:
             copies = ", ".join(f"{count} {name}" for name, count in step.cache_copies.items())
             yield f"{where}, {step.name}: copies keys and values: {as_text(copies)}"
         if step.waits:
-            yield f"{where}, {step.name}: waits for the device in {as_text(', '.join(step.waits))}"
+            yield (
+                f"{where}, {step.name}: waits for the device in {as_text(', '.join(step.waits))}; "
+                "a dry run lacks the numbers that the host gets there, and may go on otherwise"
+            )
     if one.peak_bytes:
         yield f"{where}: device memory {one.peak_bytes / 2**20:.0f} MiB at most"
     if one.libraries:

@@ -10,6 +10,7 @@ import numpy as np
 
 from attn_export.errors import RuntimeFailure, one_line
 from attn_export.runtimes.ort_cpu import PROVIDER, array_of, sdk, session_options, value_on
+from attn_export.runtimes.ort_cuda import CudaEngine, OrtCuda, cuda_session
 from attn_export.system_info import missing_package
 from attn_export.tensorfile import numpy_dtype
 
@@ -30,33 +31,67 @@ class Caches:
         dtype: Of their elements.
         batch: Rows.
         capacity: The number of keys that fit.
+        device: ``"cpu"`` or ``"cuda"``: where the buffers lie.
 
     Attributes:
-        arrays: The buffers, by the names of the graph's inputs. Unwritten elements are 0.
+        values: The buffers as values of ONNX Runtime, by the names of the graph's inputs.
+            Unwritten elements are 0.
         batch: Rows.
         capacity: The number of keys that fit.
     """
 
     def __init__(
-        self, axes: Mapping[str, Axes], dtype: np.dtype, batch: int, capacity: int
+        self,
+        axes: Mapping[str, Axes],
+        dtype: np.dtype,
+        batch: int,
+        capacity: int,
+        device: str = "cpu",
     ) -> None:
-        self._axes, self._dtype = dict(axes), dtype
+        self._axes, self._dtype, self._device = dict(axes), dtype, device
         self.batch, self.capacity = batch, capacity
-        self.arrays = {name: self._empty(name) for name in axes}
+        self._put({name: self._empty(name) for name in axes})
 
     def grow(self, capacity: int) -> None:
         """Grow to the given capacity; keep the held keys."""
-        held, self.capacity = self.arrays, max(capacity, self.capacity)
-        self.arrays = {name: self._empty(name) for name in held}
+        held, self.capacity = self._held(), max(capacity, self.capacity)
+        arrays = {name: self._empty(name) for name in held}
         for name, array in held.items():
-            self.arrays[name][tuple(slice(size) for size in array.shape)] = array
+            arrays[name][tuple(slice(size) for size in array.shape)] = array
+        self._put(arrays)
 
     def reorder(self, rows: np.ndarray) -> None:
         """Let row i hold what row ``rows[i]`` held; there may be more rows then, or fewer."""
         self.batch = len(rows)
-        for name, array in self.arrays.items():
-            at = self._axes[name].index("batch")
-            self.arrays[name] = np.ascontiguousarray(np.take(array, rows, axis=at))
+        places = {name: axes.index("batch") for name, axes in self._axes.items()}
+        self._put(
+            {
+                name: np.ascontiguousarray(np.take(array, rows, axis=places[name]))
+                for name, array in self._held().items()
+            }
+        )
+
+    def write(self, name: str, array: np.ndarray) -> None:
+        """Replace what a buffer holds.
+
+        Args:
+            name: The input of the graph.
+            array: Of the buffer's shape and type.
+        """
+        if self._device == "cpu":
+            self._arrays[name][...] = array
+        else:
+            self.values[name].update_inplace(np.ascontiguousarray(array))
+
+    def _put(self, arrays: dict[str, np.ndarray]) -> None:
+        self.values = {name: value_on(array, self._device) for name, array in arrays.items()}
+        # Values on the CPU do not own their memory: these arrays have to live as long.
+        self._arrays = arrays if self._device == "cpu" else {}
+
+    def _held(self) -> dict[str, np.ndarray]:
+        if self._device == "cpu":
+            return self._arrays
+        return {name: value.numpy() for name, value in self.values.items()}
 
     def _empty(self, name: str) -> np.ndarray:
         sizes = {"batch": self.batch, CAPACITY: self.capacity}
@@ -68,15 +103,17 @@ class Caches:
 # -- A graph in ONNX Runtime whose inputs and outputs lie in buffers that stay ------------------
 
 
-def load_session(graph: Path, threads: int | None) -> Any:
-    """Return an ONNX Runtime session on the CPU. Its threads spin, as steps follow closely.
+def load_session(graph: Path, threads: int | None, device: str = "cpu") -> Any:
+    """Return an ONNX Runtime session. Its threads spin, as steps follow closely.
 
     Args:
         graph: The file of the graph.
         threads: The number of threads.
+        device: ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        RuntimeFailure: If ONNX Runtime is missing or refuses the graph.
+        RuntimeFailure: If ONNX Runtime is missing or refuses the graph, or does not run its
+            attention on the device.
     """
     try:
         onnxruntime = sdk()
@@ -84,9 +121,16 @@ def load_session(graph: Path, threads: int | None) -> Any:
         raise RuntimeFailure(missing_package("onnxruntime")) from error
     options = session_options(threads or 0, spin=True)
     try:
-        return onnxruntime.InferenceSession(graph, options, providers=[PROVIDER])
+        if device == "cuda":
+            OrtCuda().prepare()
+            engine = CudaEngine(graph, *cuda_session(threads or 0, {}))
+        else:
+            return onnxruntime.InferenceSession(graph, options, providers=[PROVIDER])
     except Exception as error:
         raise RuntimeFailure(f"ONNX Runtime refuses {graph}: {one_line(error)}") from error
+    if engine.objection():
+        raise RuntimeFailure(f"{graph}: {engine.objection()}; choose another dialect")
+    return engine.session
 
 
 class BoundGraph:
@@ -96,7 +140,7 @@ class BoundGraph:
         session: Of ONNX Runtime.
         manifest: The bundle's, for shapes and types.
         sizes: Of every dynamic axis.
-        caches: The buffers of the caches, by input.
+        caches: The buffers of the caches, by input; values of ONNX Runtime.
         bound: Outputs that lie in the buffer of an input.
 
     Attributes:
@@ -110,7 +154,7 @@ class BoundGraph:
         session: Any,
         manifest: Mapping[str, Any],
         sizes: Mapping[str, int],
-        caches: Mapping[str, np.ndarray],
+        caches: Mapping[str, Any],
         bound: Mapping[str, str],
     ) -> None:
         self.sizes = dict(sizes)
@@ -122,9 +166,7 @@ class BoundGraph:
             for name, entry in manifest["outputs"].items()
             if name not in bound
         }
-        # The values do not own their memory: the arrays have to live as long.
-        self._caches = dict(caches)
-        values = {n: value_on(a) for n, a in (*caches.items(), *self.inputs.items())}
+        values = {**caches, **{name: value_on(array) for name, array in self.inputs.items()}}
         for name, value in values.items():
             self._binding.bind_ortvalue_input(name, value)
         for name, source in bound.items():

@@ -14,22 +14,24 @@ import numpy as np
 
 from attn_export.bundle import SPEC, graph_files, read_bundle
 from attn_export.dialect_names import ORT, PORTABLE, STANDARD
-from attn_export.errors import BundleError, UsageError
+from attn_export.errors import BundleError, RuntimeFailure, UsageError
 from attn_export.parity.sizes import with_sums
 from attn_export.results import GraphFile
 from attn_export.runtimes.decode_buffers import CAPACITY, Axes, BoundGraph, Caches, load_session
 from attn_export.runtimes.decode_inputs import arrays_of, check_inputs, lengths_of, rows_of
+from attn_export.runtimes.ort_cuda import no_cuda_device
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
 LENGTHS = "past_length"
 CACHES = {"present_key": "past_key", "present_value": "past_value"}
-PREFERRED = (ORT, STANDARD, PORTABLE)
+PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (STANDARD, ORT, PORTABLE)}
+"""The dialects by device, the fastest first. What `ort` is on the CPU, CUDA has no kernels for."""
 BLOCK = 512
 
 
 class DecodeSession:
-    """Decoding with one attention layer, in ONNX Runtime on the CPU.
+    """Decoding with one attention layer, in ONNX Runtime.
 
     Where a graph cannot write into its input (with sinks, learned keys or bfloat16), the cache is
     copied at every step.
@@ -39,14 +41,16 @@ class DecodeSession:
         dialect: The dialect of the graphs. Default: ``ort``, or an available one.
         block: The number of keys by which a full cache grows.
         threads: For computing. Default: as many as ONNX Runtime chooses, all cores.
+        device: ``"cpu"``, or ``"cuda"``: the cache stays in the memory of the GPU.
 
     Attributes:
         lengths: The number of keys of each row of the batch, int64 `[B]`.
 
     Raises:
-        UsageError: If the bundle has no such cache, or not the dialect.
+        UsageError: If the bundle has no such cache, or not the dialect, or there is no such device.
         BundleError: If it is damaged.
-        RuntimeFailure: If ONNX Runtime is missing or refuses a graph.
+        RuntimeFailure: If ONNX Runtime is missing or refuses a graph, there is no GPU, or the
+            attention does not run there.
     """
 
     def __init__(
@@ -56,19 +60,21 @@ class DecodeSession:
         dialect: str | None = None,
         block: int = BLOCK,
         threads: int | None = None,
+        device: str = "cpu",
     ) -> None:
+        _check_device(device)
         found = read_bundle(Path(bundle))
         self._manifest: Mapping[str, Any] = found.manifest
         self._spec = _spec_of(found.folder)
-        forms = _chosen(graph_files(found.manifest), dialect, found.folder)
+        forms = _chosen(graph_files(found.manifest), dialect, found.folder, PREFERRED[device])
         self._bound = dict(forms[0].bound)
         self._layouts = forms[0].layouts
         if block < 1:
             raise UsageError(f"a cache cannot grow by blocks of {block}; give 1 or more")
-        self._block = block
+        self._block, self._device = block, device
         # By the number of queries that a graph takes; 0 for any.
         self._sessions = {
-            form.fixed.get("query_len", 0): load_session(found.folder / form.name, threads)
+            form.fixed.get("query_len", 0): load_session(found.folder / form.name, threads, device)
             for form in forms
         }
         self._caches: Caches | None = None
@@ -178,7 +184,7 @@ class DecodeSession:
         graph.run()
         for present, past in CACHES.items():
             if present not in self._bound:
-                caches.arrays[past][...] = graph.outputs[present]
+                caches.write(past, graph.outputs[present])
         self.lengths = self.lengths + own
         seen = (name for name in graph.outputs if name not in CACHES)
         return {name: self._seen(name, graph.outputs[name], keys) for name in seen}
@@ -204,7 +210,7 @@ class DecodeSession:
         for name in CACHES.values():
             named = self._manifest["inputs"][name]["shape"]
             axes[name] = tuple(named[at] for at in self._layouts.get(name, range(len(named))))
-        return Caches(axes, numpy_dtype(self._spec.dtype), batch, capacity)
+        return Caches(axes, numpy_dtype(self._spec.dtype), batch, capacity, self._device)
 
     def _graph(self, sizes: Mapping[str, int], caches: Caches) -> BoundGraph:
         """Return the graph for these sizes, bound to the buffers; reused while the sizes stay.
@@ -214,7 +220,7 @@ class DecodeSession:
         sizes = with_sums(sizes, self._spec.relations)
         if self._ready is None or self._ready.sizes != sizes:
             session = self._sessions.get(sizes["query_len"]) or self._sessions[0]
-            self._ready = BoundGraph(session, self._manifest, sizes, caches.arrays, self._bound)
+            self._ready = BoundGraph(session, self._manifest, sizes, caches.values, self._bound)
         return self._ready
 
 
@@ -227,12 +233,22 @@ def _spec_of(folder: Path) -> AttentionSpec:
     return spec
 
 
-def _chosen(forms: Sequence[GraphFile], dialect: str | None, folder: Path) -> list[GraphFile]:
+def _check_device(device: str) -> None:
+    if device not in PREFERRED:
+        raise UsageError(f"unknown device {device!r}; choose from {', '.join(PREFERRED)}")
+    reason = no_cuda_device() if device == "cuda" else ""
+    if reason:
+        raise RuntimeFailure(f"no decoding on CUDA here: {reason}")
+
+
+def _chosen(
+    forms: Sequence[GraphFile], dialect: str | None, folder: Path, preferred: Sequence[str]
+) -> list[GraphFile]:
     """Return the graphs of one dialect; the first takes any number of queries."""
     there = {form.dialect for form in forms}
     if dialect is not None and dialect not in there:
         raise UsageError(f"{folder} has no {dialect} graphs; it has {', '.join(sorted(there))}")
-    wanted = dialect or next((name for name in PREFERRED if name in there), "")
+    wanted = dialect or next((name for name in preferred if name in there), "")
     chosen = sorted((f for f in forms if f.dialect == wanted), key=lambda form: len(form.fixed))
     if not chosen or chosen[0].fixed:
         raise BundleError(f"{folder} has no graph for any number of queries; build it again")

@@ -113,6 +113,8 @@ def no_cuda_device() -> str:
             driver = ctypes.CDLL(library)
         except OSError:
             continue
+        if hasattr(driver, "stand_in_driver"):
+            return f"{library} is the stand-in of dry runs; take it from LD_LIBRARY_PATH"
         count = ctypes.c_int(0)
         if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
             return "the NVIDIA driver reports no usable GPU"

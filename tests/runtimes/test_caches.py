@@ -23,7 +23,7 @@ IN_PLACE = [
 
 def buffers(session: DecodeSession) -> Arrays:
     assert session._caches is not None
-    return session._caches.arrays
+    return session._caches._arrays
 
 
 def addresses(session: DecodeSession) -> list[int]:
