@@ -61,7 +61,7 @@ def dry_run(
     found = []
     for file in files:
         for card in cards:
-            found.append(_observed(folder, file, card, (batch, query_len, past_len), limits))
+            found.append(observed(folder, file, card, (batch, query_len, past_len), limits))
             progress.advance(f"{file.name} on {card.name}")
     return found
 
@@ -87,18 +87,33 @@ def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile]]
     return path.parent, [GraphFile(path.name)]
 
 
-def _observed(
+def observed(
     folder: Path,
     file: GraphFile,
     card: Architecture,
     sizes: tuple[int, int | None, int | None],
-    limits: Limits | None,
+    limits: Limits | None = None,
 ) -> Observation:
+    """Return the dry run of one graph.
+
+    Args:
+        folder: The folder of the graph.
+        file: How it is run.
+        card: The architecture.
+        sizes: B, L and P; the defaults of `dry_run` where L and P are None.
+        limits: The limits of the process.
+
+    Raises:
+        UsageError: If there are no such sizes.
+        GraphError: If the graph cannot be read, or the process ended.
+    """
     import msgspec
 
     batch, query_len, past_len = sizes
     if batch < 1 or (query_len is not None and query_len < 1) or (past_len or 0) < 0:
         raise UsageError(f"sizes of a dry run are at least 1 (past_len 0); got {sizes}")
+    if query_len is not None:  # a graph for decoding takes one query
+        query_len = file.fixed.get("query_len", query_len)
     values = limited(
         "attn_export.dry_run.observe:observe", str(folder / file.name), limits,
         # What the provider opens by name later must not be a library of this machine.

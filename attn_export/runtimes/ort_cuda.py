@@ -8,12 +8,13 @@ session's own list of which provider runs which node.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attn_export.runtimes.ort_cpu import OrtCpu, OrtEngine, sdk, session_options, with_options
 from attn_export.runtimes.protocol import Engine, Facts, Options
+from attn_export.runtimes.support import Unsupported, unsupported
 
 TF32 = "use_tf32"
 PROVIDER = "CUDAExecutionProvider"
@@ -27,11 +28,29 @@ COMPUTING = frozenset(
 """Operators that do the work of attention. What computes shapes may stay on the CPU."""
 
 
+UNSUPPORTED = (
+    unsupported(
+        "com.microsoft.GroupQueryAttention", "input FLOAT",
+        says="CUDA has no kernel of it for float32; it would run on the CPU",
+    ),
+    unsupported(
+        "com.microsoft.GroupQueryAttention", "input BFLOAT16",
+        says="bfloat16 is cast to float32 there, for which CUDA has no kernel of it",
+    ),
+    unsupported(
+        "Attention(qk_matmul_output)",
+        says="Only kNone and kQK output modes are supported in unified unfused attention",
+    ),
+)  # fmt: skip
+"""Measured in dry runs, which have no cuDNN: what needs it may run where that is installed."""
+
+
 class OrtCuda(OrtCpu):
     """`ort-cuda`."""
 
     name = "ort-cuda"
     device = "cuda"
+    unsupported: Sequence[Unsupported] = UNSUPPORTED
     counter_options: Mapping[str, Options] = {**OrtCpu.counter_options, "TF32 off": {TF32: "0"}}
 
     def unavailable(self) -> str:
