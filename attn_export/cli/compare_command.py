@@ -166,7 +166,7 @@ def explain_command(
     """
     from rich.console import Console
 
-    from attn_export.explain.reproduce import to_json
+    from attn_export.diagnose.reproduce import to_json
     from attn_export.jobs.explain import explain
     from attn_export.report.progress import progress
     from attn_export.report.result_terminal import print_explanation

@@ -22,7 +22,7 @@ from attn_export.system_info import check_installed
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
-    from attn_export.explain.explanation import Explanation
+    from attn_export.diagnose.explanation import Explanation
     from attn_export.export.subject import Subject
     from attn_export.jobs.reference import Reference
 

@@ -17,7 +17,7 @@ from attn_export.runtimes.pool import Pool
 from attn_export.system_info import environment
 
 if TYPE_CHECKING:
-    from attn_export.explain.eager_values import Witness
+    from attn_export.diagnose.eager_values import Witness
     from attn_export.jobs.reference import Reference
     from attn_export.parity.plan import Plan
 
@@ -218,7 +218,7 @@ class Comparison:
         Raises:
             UsageError: If a name of the graph is none that a bundle may hold.
         """
-        from attn_export.explain.eager_values import Witness
+        from attn_export.diagnose.eager_values import Witness
         from attn_export.graph.load import load_proto
 
         one, path, of = self.compared, self.compared.path, self.reference

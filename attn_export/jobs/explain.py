@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.bundle import GOLDEN, read_bundle
+from attn_export.diagnose.eager_values import Witness
+from attn_export.diagnose.explanation import Cause, Explanation
 from attn_export.errors import GraphError, RuntimeFailure, UsageError, counted
-from attn_export.explain.eager_values import Witness
-from attn_export.explain.explanation import Cause, Explanation
 from attn_export.parity.golden import case_folders
 from attn_export.report.progress import Progress
 from attn_export.results import DECODE
@@ -22,10 +22,10 @@ from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable
 
 if TYPE_CHECKING:
-    from attn_export.explain.experiments import ExperimentResult
-    from attn_export.explain.graph_run import GraphRun, GraphRunner, KnownCase
-    from attn_export.explain.meaning import Meaning
-    from attn_export.explain.pattern import Pattern
+    from attn_export.diagnose.experiments import ExperimentResult
+    from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
+    from attn_export.diagnose.meaning import Meaning
+    from attn_export.diagnose.pattern import Pattern
 
 SECONDS = 45.0
 """After which no further experiment is begun."""
@@ -70,8 +70,8 @@ def explain(
         GraphError: If `graph` is no file.
         BundleError: If a file of the bundle is missing or was changed.
     """
-    from attn_export.explain.graph_run import known_cases
-    from attn_export.explain.reproduce import check_folder
+    from attn_export.diagnose.graph_run import known_cases
+    from attn_export.diagnose.reproduce import check_folder
     from attn_export.graph.load import load_proto
 
     progress = progress or Progress()
@@ -116,7 +116,7 @@ def _settings(
     options: Options,
     limits: Limits | None,
 ) -> Iterator[GraphRunner]:
-    from attn_export.explain.graph_run import GraphRunner, forms_of_bundle
+    from attn_export.diagnose.graph_run import GraphRunner, forms_of_bundle
 
     place = (graph.parent if graph else folder).absolute()
     for form in forms_of_bundle(manifest, graph):
@@ -162,7 +162,7 @@ class _ExplainJob:
         return Explanation(kind.name, names, runners[0].options, "none", cases=ran, notes=notes)
 
     def _explained(self, runner: GraphRunner, trial: GraphRun, output: Path | None) -> Explanation:
-        from attn_export.explain.causes import wrong_signature
+        from attn_export.diagnose.causes import wrong_signature
 
         base = Explanation(
             runner.runtime.name, runner.form.name, runner.options, "did not run",
@@ -186,8 +186,8 @@ class _ExplainJob:
         self, base: Explanation, runner: GraphRunner, trial: GraphRun, output: Path | None
     ) -> Explanation:
         """Determine the fault from the graph's float64 meaning and the runtime's outputs."""
-        from attn_export.explain import fault_attribution, meaning
-        from attn_export.explain.causes import Observations, causes
+        from attn_export.diagnose import fault_attribution, meaning
+        from attn_export.diagnose.causes import Observations, causes
 
         self.progress.phase("evaluating the graphs in float64")
         cases = meaning.looked_at(trial)
@@ -245,7 +245,7 @@ class _ExplainJob:
     def _experiments(
         self, runner: GraphRunner, trial: GraphRun, right: Meaning | None, *, within: bool
     ) -> Iterator[ExperimentResult]:
-        from attn_export.explain.experiments import elsewhere, with_quiet_inputs, within_runtime
+        from attn_export.diagnose.experiments import elsewhere, with_quiet_inputs, within_runtime
 
         if within:
             yield from within_runtime(runner, trial, self.cases, self.late)
@@ -255,7 +255,7 @@ class _ExplainJob:
         yield from elsewhere(runner, trial, others, [runtime(n) for n in ELSEWHERE], self.late)
 
     def _pattern(self, trial: GraphRun) -> Pattern:
-        from attn_export.explain.pattern import pattern_of
+        from attn_export.diagnose.pattern import pattern_of
 
         axes = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
         return pattern_of(trial, axes)
@@ -269,8 +269,8 @@ class _ExplainJob:
         output: Path | None,
     ) -> Explanation:
         """Add the smallest case that still fails, and write its folder."""
-        from attn_export.explain.reproduce import write_folder
-        from attn_export.explain.shrink import shrunk
+        from attn_export.diagnose.reproduce import write_folder
+        from attn_export.diagnose.shrink import shrunk
 
         self.progress.phase("looking for the smallest case")
         axes = {name: entry["shape"] for name, entry in self.manifest["inputs"].items()}

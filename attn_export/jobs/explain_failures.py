@@ -13,7 +13,7 @@ from attn_export.report.progress import Progress
 from attn_export.results import Report
 
 if TYPE_CHECKING:
-    from attn_export.explain.eager_values import Witness
+    from attn_export.diagnose.eager_values import Witness
 
 SECONDS = 20.0
 """After which no further experiment is begun: a failed test has to end too."""

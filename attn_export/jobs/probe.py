@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from attn_export.diagnose.findings import Fingerprint
 from attn_export.errors import RuntimeFailure, UsageError
-from attn_export.fingerprint.findings import Fingerprint
 from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits, Runtime
@@ -35,7 +35,7 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
     if reason:
         raise RuntimeFailure(f"{name} cannot run here: {reason}")
     # numpy, which is not needed to find out that a runtime is missing.
-    from attn_export.fingerprint.comparison import Comparison, probes
+    from attn_export.diagnose.comparison import Comparison, probes
 
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
     with scratch() as folder:

@@ -111,7 +111,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
         UsageError: If `ranges` names no integer input.
         GraphError: If the file cannot be read, or cannot be evaluated in float64.
     """
-    from attn_export.explain.evaluate import Evaluation, NotComputedError
+    from attn_export.diagnose.evaluate import Evaluation, NotComputedError
     from attn_export.export.trees import infer_output_shapes
     from attn_export.graph.load import load_model
     from attn_export.graph.ranges import (

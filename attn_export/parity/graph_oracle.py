@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
+from attn_export.diagnose.attention_steps import Change
+from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float, wide
+from attn_export.diagnose.explanation import Step
 from attn_export.errors import GraphError
-from attn_export.explain.attention_steps import Change
-from attn_export.explain.evaluate import Evaluation, NotComputedError, Values, is_float, wide
-from attn_export.explain.explanation import Step
 from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
 from attn_export.parity.measures import eps

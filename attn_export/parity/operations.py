@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.explain.explanation import Step
+from attn_export.diagnose.explanation import Step
 from attn_export.source_location import is_theirs, show
 
 EXACT = frozenset({

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attn_export.diagnose.explanation import Step
 from attn_export.errors import ExportError, one_line
-from attn_export.explain.explanation import Step
 from attn_export.export.subject import Subject
 from attn_export.export.tensors import to_numpy, to_torch
 from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden

@@ -13,7 +13,7 @@ from attn_export.results import Report
 
 if TYPE_CHECKING:
     from attn_export.bench.measurements import BenchReport, Contest, Measured
-    from attn_export.fingerprint.findings import Fingerprint, ProbeFinding, Row
+    from attn_export.diagnose.findings import Fingerprint, ProbeFinding, Row
 
 FORMAT = "attn-export-report/1"
 LIST_OF_PLAIN = re.compile(r'\[\n[^][{}"]*\]')

@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.table import Table
 
 from attn_export.bench.measurements import BenchReport, Contest, Measured
+from attn_export.diagnose.explanation import Experiment, Explanation
+from attn_export.diagnose.findings import Fingerprint, ProbeFinding, Row
 from attn_export.dialect_names import PORTABLE
-from attn_export.explain.explanation import Experiment, Explanation
-from attn_export.fingerprint.findings import Fingerprint, ProbeFinding, Row
 from attn_export.report.data import in_mib, in_ms, three_digits
 from attn_export.report.terminal import as_text
 

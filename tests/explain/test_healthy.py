@@ -11,10 +11,10 @@ from shared import extended
 
 from attn_export import build
 from attn_export.bundle import read_manifest
-from attn_export.explain.evaluate import Evaluation
-from attn_export.explain.graph_run import GraphRunner, KnownCase, forms_of_bundle, known_cases
-from attn_export.explain.match import Evidence, matches
-from attn_export.explain.meaning import meaning
+from attn_export.diagnose.evaluate import Evaluation
+from attn_export.diagnose.graph_run import GraphRunner, KnownCase, forms_of_bundle, known_cases
+from attn_export.diagnose.match import Evidence, matches
+from attn_export.diagnose.meaning import meaning
 from attn_export.jobs.explain import explain
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits

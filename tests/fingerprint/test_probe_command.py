@@ -15,9 +15,9 @@ from conftest import Cli, command
 from processes import gone, worker_after
 
 from attn_export.cli import run
-from attn_export.fingerprint import comparison
-from attn_export.fingerprint.comparison import probes
-from attn_export.fingerprint.dispatch import Question, run_questions
+from attn_export.diagnose import comparison
+from attn_export.diagnose.comparison import probes
+from attn_export.diagnose.dispatch import Question, run_questions
 from attn_export.results import Outcome
 from attn_export.runtimes import process
 from attn_export.runtimes.onnx_reference import OnnxReference
@@ -207,7 +207,7 @@ def test_each_case_has_one_answer_however_processes_end(script, outcomes, tmp_pa
 
 
 def test_without_torch_it_says_so_and_starts_nothing(capsys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("attn_export.fingerprint.dispatch.find_spec", lambda _: None)
+    monkeypatch.setattr("attn_export.diagnose.dispatch.find_spec", lambda _: None)
     monkeypatch.setattr(comparison, "SdpaServer", None)
     assert run(["probe", "onnx-reference", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)

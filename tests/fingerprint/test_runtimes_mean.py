@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from attn_export.fingerprint import comparison
-from attn_export.fingerprint.comparison import probes
-from attn_export.fingerprint.findings import Row
+from attn_export.diagnose import comparison
+from attn_export.diagnose.comparison import probes
+from attn_export.diagnose.findings import Row
 from attn_export.jobs.probe import probe
 from attn_export.runtimes.ort_cpu import OrtCpu
 

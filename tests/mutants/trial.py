@@ -19,8 +19,8 @@ from mutants.mutant import Kinds, Mutant, Setting
 from mutants.own_inputs import own_cases
 
 from attn_export.bundle import GOLDEN, graph_files, read_manifest
+from attn_export.diagnose.evaluate import Evaluation
 from attn_export.errors import one_line
-from attn_export.explain.evaluate import Evaluation
 from attn_export.export.subject import Subject
 from attn_export.parity.allowed import narrowed
 from attn_export.parity.golden import case_folders, read_golden

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 
-from attn_export.fingerprint.probe_graphs import HKV, D, H
+from attn_export.diagnose.probe_graphs import HKV, D, H
 from attn_export.parity.contents import FUTURE, VALUES
 from attn_export.parity.draw import generator
 from attn_export.parity.fixed_cases import content_case

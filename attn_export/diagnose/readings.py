@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.explain.attention_steps import Call, Change, attention
-from attn_export.fingerprint.findings import SOMETHING_ELSE, ProbeFinding
+from attn_export.diagnose.attention_steps import Call, Change, attention
+from attn_export.diagnose.findings import SOMETHING_ELSE, ProbeFinding
 from attn_export.parity.measures import distance
 from attn_export.tensorfile import Array, is_floating
 
@@ -35,7 +35,7 @@ def attend(
 
     Args:
         inputs: By the names of probes: query `[B, H, L, D]`, key `[B, Hkv, S, D]` …
-        changes: The steps to compute otherwise, as in `explain.misreadings`.
+        changes: The steps to compute otherwise, as in `misreadings`.
         attributes: Those of the node.
     """
     given = {

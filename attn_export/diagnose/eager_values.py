@@ -15,8 +15,8 @@ from typing import TypeGuard
 import numpy as np
 import onnx
 
-from attn_export.explain.evaluate import Evaluation, Values
-from attn_export.explain.explanation import Deviation, Lines, Step
+from attn_export.diagnose.evaluate import Evaluation, Values
+from attn_export.diagnose.explanation import Deviation, Lines, Step
 from attn_export.parity.measures import distance
 from attn_export.tensorfile import Array
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from attn_export.explain.mistake import ROUNDED, Mistake, along_diagonals, becomes
+from attn_export.diagnose.mistake import ROUNDED, Mistake, along_diagonals, becomes
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.explain.evaluate import Evaluation, Rounding, Values
+    from attn_export.diagnose.evaluate import Evaluation, Rounding, Values
 
 NORMS = frozenset(
     {"RMSNormalization", "LayerNormalization", "SimplifiedLayerNormalization", "LpNormalization"}

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from attn_export.explain.evaluate import NotComputedError
-from attn_export.explain.explanation import Late
-from attn_export.explain.graph_run import GraphRunner, KnownCase
-from attn_export.explain.meaning import Meaning
-from attn_export.explain.reproduce import Smallest
+from attn_export.diagnose.evaluate import NotComputedError
+from attn_export.diagnose.explanation import Late
+from attn_export.diagnose.graph_run import GraphRunner, KnownCase
+from attn_export.diagnose.meaning import Meaning
+from attn_export.diagnose.reproduce import Smallest
 from attn_export.parity.measures import eps, measure
 from attn_export.results import Allowed, Arrays, Case, Golden
 from attn_export.tensorfile import Array, is_floating

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.explain.evaluate import Evaluation, NotComputedError, Values
-from attn_export.explain.explanation import Late
-from attn_export.explain.in_attention import (
+from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values
+from attn_export.diagnose.explanation import Late
+from attn_export.diagnose.in_attention import (
     attention_mistakes,
     capped_at,
     rotary_mistakes,
@@ -20,13 +20,13 @@ from attn_export.explain.in_attention import (
     softcap_of,
     swapped_heads,
 )
-from attn_export.explain.in_graph import (
+from attn_export.diagnose.in_graph import (
     input_mistakes,
     mask_mistakes,
     precision_mistakes,
     value_mistakes,
 )
-from attn_export.explain.mistake import Mistake
+from attn_export.diagnose.mistake import Mistake
 from attn_export.parity.measures import eps
 from attn_export.tensorfile import Array, is_floating
 

@@ -11,7 +11,7 @@ from attn_export.results import Outcome
 if TYPE_CHECKING:
     import numpy as np
 
-    from attn_export.fingerprint.probe_graphs import ProbeGraph
+    from attn_export.diagnose.probe_graphs import ProbeGraph
     from attn_export.tensorfile import ArrayDict
 
 # -- probe of a runtime -------------------------------------------------------------------------

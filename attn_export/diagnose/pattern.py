@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from attn_export.explain.graph_run import GraphRun, KnownCase
+from attn_export.diagnose.graph_run import GraphRun, KnownCase
 from attn_export.parity.judge import judge
 from attn_export.tensorfile import Array
 

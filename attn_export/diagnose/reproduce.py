@@ -13,9 +13,9 @@ import numpy as np
 
 from attn_export.atomic_replace import take_place
 from attn_export.code_templates import render
+from attn_export.diagnose.explanation import Explanation
+from attn_export.diagnose.graph_run import GraphRunner
 from attn_export.errors import OutputError
-from attn_export.explain.explanation import Explanation
-from attn_export.explain.graph_run import GraphRunner
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
 from attn_export.output_folder import replaceable, write_list

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx.reference.op_run import OpRun
 
-from attn_export.explain.attention_steps import Call, Change, attention
+from attn_export.diagnose.attention_steps import Call, Change, attention
 from attn_export.tensorfile import Array
 
 MICROSOFT = "com.microsoft"

@@ -1,4 +1,4 @@
-"""PyTorch's attention on the inputs of probes: `python -m attn_export.fingerprint.sdpa`.
+"""PyTorch's attention on the inputs of probes: `python -m attn_export.diagnose.sdpa`.
 
 A process of its own, with the protocol of a runtime's: torch takes a second to import, and a kernel
 that dies takes no one with it.

@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from attn_export.explain.evaluate import Evaluation, Values, is_float
-from attn_export.explain.explanation import Deviation, Lines
+from attn_export.diagnose.evaluate import Evaluation, Values, is_float
+from attn_export.diagnose.explanation import Deviation, Lines
 from attn_export.graph.load import load_model
 from attn_export.parity.measures import measure
 from attn_export.tensorfile import Array

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from attn_export.explain.explanation import Experiment, Late
-from attn_export.explain.graph_run import GraphRun, GraphRunner, KnownCase
-from attn_export.explain.meaning import Meaning
-from attn_export.explain.shrink import golden_of
+from attn_export.diagnose.explanation import Experiment, Late
+from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
+from attn_export.diagnose.meaning import Meaning
+from attn_export.diagnose.shrink import golden_of
 from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.protocol import Runtime, Tunable
 from attn_export.tensorfile import is_floating

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attn_export.fingerprint.findings import RAN, Probe
+from attn_export.diagnose.findings import RAN, Probe
 from attn_export.results import Outcome
 from attn_export.runtimes.child import module_command
 from attn_export.runtimes.process import CaseFiles, Serving, Worker
@@ -38,7 +38,7 @@ class SdpaServer(Serving):
     def __init__(
         self, limits: Limits, probes: Mapping[str, Probe], cases: Sequence[CaseFiles]
     ) -> None:
-        super().__init__(module_command("attn_export.fingerprint.sdpa", limits.threads), limits)
+        super().__init__(module_command("attn_export.diagnose.sdpa", limits.threads), limits)
         self._child.tell({"cases": [
             {"name": name, "inputs": str(source), "outputs": str(target),
              "names": list(probes[name].inputs), "causal": probes[name].graph.causal}

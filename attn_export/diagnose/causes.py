@@ -7,13 +7,13 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 
-from attn_export.explain.evaluate import NotComputedError
-from attn_export.explain.experiments import ExperimentResult
-from attn_export.explain.explanation import Cause, Deviation, Fault, Lines
-from attn_export.explain.fault_attribution import KnownMistakes
-from attn_export.explain.graph_run import GraphRun
-from attn_export.explain.match import Match
-from attn_export.explain.pattern import Pattern
+from attn_export.diagnose.evaluate import NotComputedError
+from attn_export.diagnose.experiments import ExperimentResult
+from attn_export.diagnose.explanation import Cause, Deviation, Fault, Lines
+from attn_export.diagnose.fault_attribution import KnownMistakes
+from attn_export.diagnose.graph_run import GraphRun
+from attn_export.diagnose.match import Match
+from attn_export.diagnose.pattern import Pattern
 
 # -- wrong signatures ---------------------------------------------------------------------------
 

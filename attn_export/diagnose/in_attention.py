@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.explain.attention_steps import Change
-from attn_export.explain.misreadings import MISREADINGS, At
-from attn_export.explain.mistake import Mistake, becomes, in_attention
+from attn_export.diagnose.attention_steps import Change
+from attn_export.diagnose.misreadings import MISREADINGS, At
+from attn_export.diagnose.mistake import Mistake, becomes, in_attention
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.explain.evaluate import Evaluation, Values
+    from attn_export.diagnose.evaluate import Evaluation, Values
 
 OF_CAUSAL = frozenset({"causal dropped", "causal offset", "mask dropped beside causal"})
 MANY_HEADS = 32

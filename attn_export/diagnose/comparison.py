@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from attn_export.dialect_names import ORT, PORTABLE, STANDARD
-from attn_export.fingerprint.dispatch import (
+from attn_export.diagnose.dispatch import (
     Answer,
     Question,
     SdpaServer,
@@ -17,7 +16,7 @@ from attn_export.fingerprint.dispatch import (
     run_questions,
     serving_graph,
 )
-from attn_export.fingerprint.findings import (
+from attn_export.diagnose.findings import (
     NO_OPERATOR,
     RAN,
     SOMETHING_ELSE,
@@ -25,10 +24,11 @@ from attn_export.fingerprint.findings import (
     ProbeFinding,
     Row,
 )
-from attn_export.fingerprint.mask_probes import masks, odd_inputs
-from attn_export.fingerprint.precision import precision
-from attn_export.fingerprint.probe_graphs import write_graph
-from attn_export.fingerprint.seen_keys import seen_keys
+from attn_export.diagnose.mask_probes import masks, odd_inputs
+from attn_export.diagnose.precision import precision
+from attn_export.diagnose.probe_graphs import write_graph
+from attn_export.diagnose.seen_keys import seen_keys
+from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.process import CaseFiles
 from attn_export.runtimes.protocol import Limits, Runtime

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.explain.attention_steps import Change
+from attn_export.diagnose.attention_steps import Change
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.explain.evaluate import Evaluation, Rounding, Values
+    from attn_export.diagnose.evaluate import Evaluation, Rounding, Values
 
 Replaced = Callable[["Values"], Mapping[str, Array]]
 """Gets the values of a case; gives those that the mistake changes, by name."""

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attn_export.explain.eager_values import Witness, first_unlike
-from attn_export.explain.explanation import Deviation, Fault, Late, Lines
-from attn_export.explain.graph_run import GraphRun, GraphRunner, KnownCase
-from attn_export.explain.localise import (
+from attn_export.diagnose.eager_values import Witness, first_unlike
+from attn_export.diagnose.explanation import Deviation, Fault, Late, Lines
+from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
+from attn_export.diagnose.localise import (
     NO_SUCH_NODE,
     first_difference,
     first_rounded_away,
     first_strange,
     with_all_outputs,
 )
-from attn_export.explain.match import Evidence, Match, matches
-from attn_export.explain.meaning import Meaning, dtype_of, if_right, right_rounded, spread
+from attn_export.diagnose.match import Evidence, Match, matches
+from attn_export.diagnose.meaning import Meaning, dtype_of, if_right, right_rounded, spread
 from attn_export.temp_folders import scratch
 
 LOCALISED = 6

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.fingerprint.findings import SOMETHING_ELSE, Probe, ProbeFinding
-from attn_export.fingerprint.probe_graphs import HKV, D, H, ProbeGraph
-from attn_export.fingerprint.readings import Readings, attend
-from attn_export.fingerprint.seen_keys import PLAIN
+from attn_export.diagnose.findings import SOMETHING_ELSE, Probe, ProbeFinding
+from attn_export.diagnose.probe_graphs import HKV, D, H, ProbeGraph
+from attn_export.diagnose.readings import Readings, attend
+from attn_export.diagnose.seen_keys import PLAIN
 from attn_export.tensorfile import ArrayDict
 
 BITS = np.arange(1, 24)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
-from attn_export.explain.attention_steps import Change, softmax
+from attn_export.diagnose.attention_steps import Change, softmax
 from attn_export.tensorfile import Array
 
 At = Mapping[str, Any]

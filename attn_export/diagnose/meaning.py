@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values
+from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase, is_right
 from attn_export.errors import GraphError
-from attn_export.explain.evaluate import Evaluation, NotComputedError, Values
-from attn_export.explain.graph_run import GraphRun, GraphRunner, KnownCase, is_right
 from attn_export.tensorfile import is_floating
 
 FAILED, PASSED = 8, 4

@@ -17,9 +17,9 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from attn_export.diagnose.attention_steps import Call, Change, attention
+from attn_export.diagnose.contrib_operators import GroupQueryAttention, MultiHeadAttention
 from attn_export.errors import GraphError, one_line
-from attn_export.explain.attention_steps import Call, Change, attention
-from attn_export.explain.contrib_operators import GroupQueryAttention, MultiHeadAttention
 from attn_export.graph.load import load_model
 from attn_export.tensorfile import Array, is_floating
 

@@ -1,1 +1,0 @@
-"""Causes of numeric differences: counter-experiments, the first wrong node, known mistakes."""

@@ -1,1 +1,0 @@
-"""Meaning of attention in a runtime: probes, the readings that they separate, the queries."""
