@@ -225,6 +225,7 @@ def loaded_by(code: str) -> set[str]:
         ("attn_export.report.bench_chart", "torch onnx matplotlib"),
         ("attn_export.report.terminal", "torch numpy onnx"),
         ("attn_export.parity.replay", "torch onnx onnxruntime"),
+        ("attn_export.parity.oracle", "attn_export.weights attn_export.diagnose.evaluate"),
     ],
 )
 def test_a_module_starts_without_what_it_does_not_need(module, without):
