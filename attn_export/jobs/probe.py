@@ -35,7 +35,7 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
     if reason:
         raise RuntimeFailure(f"{name} cannot run here: {reason}")
     # numpy, which is not needed to find out that a runtime is missing.
-    from attn_export.diagnose.comparison import Comparison, probes
+    from attn_export.diagnose.run_probes import Comparison, probes
 
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
     with scratch() as folder:

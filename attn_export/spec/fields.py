@@ -17,7 +17,7 @@ NO_MASK: Final = "none"
 LARGEST: Final = 2**20
 """The largest dimension: tables of it fit into memory."""
 HUGE: Final = 1e30
-"""The largest factor, and 1 / HUGE the smallest: float32 has room to compute beside it."""
+"""The largest factor, and 1 / HUGE the smallest: float32 computes with it without overflow."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

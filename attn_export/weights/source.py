@@ -191,7 +191,7 @@ def _stays_inside(shard: str) -> bool:
 
 
 LONGEST_HEADER: Final = 100_000_000
-"""What the safetensors library reads."""
+"""Largest header in bytes that the safetensors library reads."""
 AGAIN: Final = "download it again"
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from attn_export.diagnose import comparison
-from attn_export.diagnose.comparison import probes
 from attn_export.diagnose.findings import Row
+from attn_export.diagnose.run_probes import probes
 from attn_export.jobs.probe import probe
 from attn_export.runtimes.ort_cpu import OrtCpu
 
