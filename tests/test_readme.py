@@ -20,7 +20,7 @@ SHELL = [
 PROVEN = re.findall(
     r"^\|[^|]+\|[^|]+\| ([^|]*\d[^|]*) \(\[[^]]+\]\(([^)#]+)[^)]*\)\) \|$", README, flags=re.M
 )
-SCRIPTS = sorted((ROOT / "scripts").glob("[a-z]*[!k]"))
+SCRIPTS = sorted(path for path in (ROOT / "scripts").glob("[a-z]*[!k]") if path.is_file())
 
 
 def test_the_first_two_commands_are_the_main_job_and_the_tests():

@@ -99,6 +99,7 @@ class EmulatedCpu(OrtCpu):
     patience = 10.0
 
     def __init__(self, cpu: str) -> None:
+        cpu = cpu.lower()
         if cpu not in cpus():
             raise UsageError(f"unknown CPU {cpu!r}; choose from {', '.join(cpus())}, {ALL}")
         self.cpu = cpus()[cpu]

@@ -20,8 +20,12 @@ from attn_export.spec import AttentionSpec
 RUN = [page for page in PAGES if any(block.kind in {"sh", "python"} for block in blocks(page))]
 OTHER_KINDS = {"", "text", "toml", "yaml"}
 ELSEWHERE = {FIRST, "scripts/test"}  # the first one ran before; the other one is what runs here
-SLOW = {"scripts/attn-export bench models/gqa --prefill 64 --decode 256 --rounds 1"}
-"""Commands of a minute that `--all` runs; tests/bench has the same one with smaller numbers."""
+SLOW = {
+    "scripts/attn-export bench models/gqa --prefill 64 --decode 256 --rounds 1",
+    "scripts/attn-export verify models/mqa --cpu neoverse-n1 --cpu haswell",
+}
+"""Commands of a minute that `--all` runs; other tests run them with smaller numbers."""
+
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
 
 
