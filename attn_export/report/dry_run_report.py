@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from attn_export.dry_run.architectures import ARCHITECTURES
-from attn_export.dry_run.kernel_names import ATTENTION
 from attn_export.dry_run.observed import Observation, PlacedNode, Step
+from attn_export.report.matrix import form_name
 from attn_export.report.terminal import as_text
 
 FORMAT = "attn-export-dry-run/1"
@@ -19,8 +19,8 @@ MEANING = "a dry run: CUDA's libraries are stand-ins, no GPU ran and nothing was
 COLOUR = "magenta"
 UNNAMED = "none seen"
 
-WIDE = max(map(len, ATTENTION.values()))
-"""Characters that hold the name of any kernel."""
+NATURAL = 240
+"""Characters that hold a row of the table."""
 
 
 def dry_run_to_json(observations: Sequence[Observation]) -> str:
@@ -50,17 +50,19 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
             lines.setdefault(line, []).append(card_of(one))
     for text in dict.fromkeys(sizes_of(step) for one in observations for step in one.steps):
         _say(text, console)
-    table = Table(header_style=COLOUR)
-    for column in ("graph", "step", "on", "attention"):
-        width = WIDE if column == "attention" else None
-        table.add_column(column, min_width=width, overflow="fold")
-    for column in ("launches", "copies", "waits"):
-        table.add_column(column, justify="right")
-    for (graph, step_name, *facts), cards in rows.items():
-        table.add_row(*map(as_text, (graph, step_name, ", ".join(cards), *facts)))
-    if table.rows:
-        console.print(table)
     everywhere = len({one.architecture for one in observations})
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=COLOUR)
+    for column in ("graph", "step", "on", "attention"):
+        table.add_column(column, no_wrap=True)
+    for column in ("launches", "copies", "waits"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for (graph, step_name, *facts), cards in rows.items():
+        on = "all" if len(cards) == everywhere > 1 else " ".join(card.split()[0] for card in cards)
+        table.add_row(*map(as_text, (form_name(graph), step_name, on, *facts)))
+    if table.rows:
+        _say(", ".join(dict.fromkeys(map(card_of, observations))), console)
+        # Wider than a narrow terminal rather than with a name that is broken.
+        console.print(table, width=max(console.width, NATURAL), crop=False)
     for line, cards in lines.items():
         alike = len(set(cards)) == everywhere
         _say(line if alike else f"{line} [{COLOUR}]({as_text(', '.join(cards))})[/]", console)
