@@ -19,6 +19,7 @@ from attn_export.bundle import (
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
 from attn_export.jobs.forms import ALL, first_graphs, lower_all, manifest_entry, save_checked
+from attn_export.parity.cpu_notes import cpu_notes
 from attn_export.parity.gate import Gate
 from attn_export.parity.sizes import MOST
 from attn_export.report.data import to_json
@@ -185,10 +186,7 @@ class _Work:
         if "bfloat16" in subject.narrow_dtypes().values():
             notes = (*notes, CAST_NOTE)
         dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
-        if any("@" in run.runtime for run in runs):
-            from attn_export.runtimes.emulated_cpu import cpu_notes
-
-            notes = (*notes, *cpu_notes(verdicts, in_float16="float16" in dtypes.values()))
+        notes = (*notes, *cpu_notes(verdicts, goldens))
         return _Judged(exported, tuple(graphs), runs, verdicts, (*notes, *left_out), dtypes)
 
     def _refuted(self, graphs: Sequence[Lowered], verdicts: Sequence[Verdict]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from attn_export.bundle import (
 from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError
 from attn_export.parity.baseline import against, read_baseline, write_baseline
+from attn_export.parity.cpu_notes import cpu_notes
 from attn_export.parity.evidence import check_evidence, tried_note
 from attn_export.parity.gate import Gate
 from attn_export.parity.golden import case_folders, read_golden
@@ -114,13 +115,7 @@ def verify(
 
         run, of_truth = judge_stored(goldens, stored)
         runs, verdicts = (run, *runs), (*of_truth, *verdicts)
-    notes: tuple[str, ...] = (tried_note([golden.case for golden in goldens]),)
-    if any("@" in run.runtime for run in runs):
-        from attn_export.runtimes.emulated_cpu import cpu_notes
-
-        entries = (*manifest["inputs"].values(), *manifest["outputs"].values())
-        in_float16 = any(entry["dtype"] == "float16" for entry in entries)
-        notes += cpu_notes(verdicts, in_float16=in_float16)
+    notes = (tried_note([golden.case for golden in goldens]), *cpu_notes(verdicts, goldens))
     spec = read_text(folder / SPEC) if SPEC in manifest["files"] else ""
     report = Report(
         manifest["name"], runs, verdicts, made_with, notes, other or folder / MODEL,

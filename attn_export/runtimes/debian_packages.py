@@ -9,7 +9,9 @@ import re
 import tarfile
 import urllib.request
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path, PurePosixPath
+from urllib.error import HTTPError
 
 from attn_export.atomic_replace import take_place
 from attn_export.runtimes.install_folder import InstallError
@@ -87,14 +89,21 @@ def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
     Raises:
         InstallError: If no archive can be reached, or sends something else.
     """
+    errors = []
     for archive in (*_archives(), SNAPSHOT):
         try:
             package = _fetch(f"{archive}/{path}")
-        except OSError:
+        except OSError as error:
+            # Where Debian itself has it no more, the archive of old packages need not answer.
+            gone = isinstance(error, HTTPError) and error.code == HTTPStatus.NOT_FOUND
+            if not gone and archive != SNAPSHOT:
+                errors.append(f"{archive}: {error}")
             continue
         if hashlib.sha256(package).hexdigest() == sha256:
             return package
-        raise InstallError(f"{archive}/{path} has not the digest {sha256}; it is not what it was")
+        errors.append(f"{archive}: it has not the digest {sha256[:12]}…")
+    if errors:
+        raise InstallError(f"Debian's {path} cannot be downloaded ({'; '.join(errors)})")
     name, _, architecture = PurePosixPath(path).stem.split("_")
     say(f"Debian has no {PurePosixPath(path).name} any more; taking the {name} of {release}")
     return fetch_package(release, architecture, name)

@@ -10,12 +10,11 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attn_export.errors import UsageError
-from attn_export.results import Verdict
 from attn_export.runtimes.install_folder import home, missing
 from attn_export.runtimes.ort_cpu import OrtCpu
 
@@ -39,13 +38,14 @@ class Cpu:
     Attributes:
         machine: Its architecture, as `platform.machine` names it.
         model: Its name in qemu.
-        float16: Whether it adds in half precision.
+        float16: The products of float16 matrices that ONNX Runtime adds in half precision there:
+            ``"all"``, ``"some"`` or ``"none"``.
         about: Its instructions, and machines that have it.
     """
 
     machine: str
     model: str
-    float16: bool
+    float16: str
     about: str
 
 
@@ -96,7 +96,7 @@ class EmulatedCpu(OrtCpu):
         UsageError: If there is no such processor.
     """
 
-    patience = 10.0
+    patience = 3.0
 
     def __init__(self, cpu: str) -> None:
         cpu = cpu.lower()
@@ -167,47 +167,3 @@ def _dropped(emulator: str, model: str) -> tuple[str, ...]:
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     return tuple(dict.fromkeys(MATTERS.findall(done.stderr)))
-
-
-# -- comparison of processors -------------------------------------------------------------------
-
-
-TIMES = 3.0
-"""Ratio of errors above which a processor is reported as less exact."""
-
-IN_HALF = "; it adds float16 in half precision, where others add in float32"
-
-
-def cpu_notes(verdicts: Iterable[Verdict], *, in_float16: bool) -> tuple[str, ...]:
-    """Return a note on each processor that is much less exact than the most exact one.
-
-    Args:
-        verdicts: Those of a report.
-        in_float16: Whether the graphs compute in float16.
-    """
-    worst: dict[str, dict[str, float]] = {}
-    for verdict in verdicts:
-        if verdict.worst is not None and verdict.runtime.partition("@")[0] == BASE:
-            of_graph = worst.setdefault(verdict.graph, {})
-            known = of_graph.get(verdict.runtime, 0.0)
-            of_graph[verdict.runtime] = max(known, verdict.worst)
-    notes = []
-    for name in dict.fromkeys(name for of_graph in worst.values() for name in of_graph):
-        found = max((_times(of_graph, name) for of_graph in worst.values()), default=(0.0, ""))
-        if "@" in name and found[0] > TIMES:
-            half = in_float16 and EmulatedCpu(name.partition("@")[2]).cpu.float16
-            notes.append(f"{name} {found[1]}{IN_HALF if half else ''}")
-    return tuple(notes)
-
-
-def _times(worst: Mapping[str, float], name: str) -> tuple[float, str]:
-    """Return how many times the least error that of a runtime is, and a phrase for it."""
-    best = min(worst, key=worst.__getitem__)
-    if name not in worst or not worst[best] > 0:
-        return 0.0, ""
-    times = worst[name] / worst[best]
-    said = (
-        f"has {times:.1f} times the error of {best}: "
-        f"{worst[name]:.2f} of what is allowed, against {worst[best]:.2f}"
-    )
-    return times, said

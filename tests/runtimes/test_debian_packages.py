@@ -97,7 +97,7 @@ def test_a_pinned_package_is_taken_where_the_archive_has_it(archive: Path):
 
 
 def test_a_pinned_package_of_another_digest_is_refused(archive: Path):
-    with pytest.raises(InstallError, match=r"dev.deb has not the digest 00; it is not what it was"):
+    with pytest.raises(InstallError, match=r"dev.deb cannot be .* it has not the digest 00"):
         debian_packages.fetch_pinned("dev.deb", "00", "trixie", lambda _: None)
 
 
