@@ -101,9 +101,14 @@ LARGE = 2**20
 """The largest number of elements that are compared by a copy of their bytes."""
 
 
-def merge_equal_weights(model: ir.Model) -> None:
-    """Keep one of several initialisers of the same type, shape and bytes."""
+def merge_equal_constants(model: ir.Model) -> None:
+    """Keep one of several small initialisers of the same type, shape and bytes."""
     common.DeduplicateInitializersPass(size_limit=LARGE)(model)
+
+
+def merge_equal_weights(model: ir.Model) -> None:
+    """Keep one of several initialisers of the same type, shape and bytes, large ones too."""
+    merge_equal_constants(model)
     kept: dict[tuple[object, ...], list[ir.Value]] = {}
     outputs = set(model.graph.outputs)
     for name, value in list(model.graph.initializers.items()):

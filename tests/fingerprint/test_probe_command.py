@@ -15,7 +15,7 @@ from conftest import Cli, command
 from processes import gone, worker_after
 
 from attn_export.cli import run
-from attn_export.diagnose import comparison
+from attn_export.diagnose import run_probes
 from attn_export.diagnose.dispatch import Question, run_questions
 from attn_export.diagnose.run_probes import probes
 from attn_export.results import Outcome
@@ -35,7 +35,7 @@ def changed(monkeypatch: pytest.MonkeyPatch):
 
     def change(code: str) -> None:
         monkeypatch.setattr(process, "worker_command", worker_after(code))
-        monkeypatch.setattr(comparison, "no_pytorch", lambda: "not asked here")
+        monkeypatch.setattr(run_probes, "no_pytorch", lambda: "not asked here")
 
     return change
 
@@ -72,7 +72,7 @@ def test_json_on_stdout_is_all_that_is_there(cli: Cli, tmp_path: Path):
 
 
 def test_json_to_a_file_and_quiet(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(comparison, "no_pytorch", lambda: "not asked here")
+    monkeypatch.setattr(run_probes, "no_pytorch", lambda: "not asked here")
     file = tmp_path / "f.json"
     assert run(["probe", "onnx-reference", "--quiet", "--json", str(file)]) == 0
     assert (capsys.readouterr()) == ("", "")
@@ -208,7 +208,7 @@ def test_each_case_has_one_answer_however_processes_end(script, outcomes, tmp_pa
 
 def test_without_torch_it_says_so_and_starts_nothing(capsys, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("attn_export.diagnose.dispatch.find_spec", lambda _: None)
-    monkeypatch.setattr(comparison, "SdpaServer", None)
+    monkeypatch.setattr(run_probes, "SdpaServer", None)
     assert run(["probe", "onnx-reference", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
     told = {row["name"]: row["pytorch"] for row in report["probes"]}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from attn_export.diagnose import comparison
+from attn_export.diagnose import run_probes
 from attn_export.diagnose.findings import Row
 from attn_export.diagnose.run_probes import probes
 from attn_export.jobs.probe import probe
@@ -127,9 +127,9 @@ def told(row: Row) -> str:
 
 
 def check(name: str, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "no_pytorch", lambda: "not asked here")
+    monkeypatch.setattr(run_probes, "no_pytorch", lambda: "not asked here")
     monkeypatch.setattr(
-        comparison, "REFERENCE", name
+        run_probes, "REFERENCE", name
     )  # nor is the evaluator, but where it is meant
     found = {row.probe: told(row) for row in probe(name).rows}
     assert found.keys() == wanted.keys() == {each.name for each in probes()}

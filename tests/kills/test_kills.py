@@ -141,6 +141,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
         runner.stdin.close()
 
 
+MOST_KILLS = 12
+"""Number of runs after which a command must have been killed once."""
+
+
 def kills(config: pytest.Config) -> int:
     """Return the number of random moments at which each command is killed."""
     return int(config.getoption("--kills") or (6 if config.getoption("--all") else 2))
@@ -153,7 +157,9 @@ def test_killed_at_random_moments(name: str, workplace: Workplace, request: pyte
     after = workplace.files()
     workplace.start(name)
     draw, killed = random.Random(name), 0
-    for _ in range(kills(request.config)):
+    for number in range(MOST_KILLS):
+        if number >= kills(request.config) and killed:
+            break
         seconds = draw.uniform(0, whole["seconds"])
         code = workplace.run(*COMMANDS[name], seconds=seconds)["code"]
         killed += code == -9

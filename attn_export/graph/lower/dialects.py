@@ -12,7 +12,7 @@ from attn_export.dialect_names import ORT, PORTABLE, STANDARD, check_dialects, g
 from attn_export.errors import GraphError
 from attn_export.graph.axis_names import fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
-from attn_export.graph.ir_helpers import dims, merge_equal_weights, nodes_of
+from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.computed_masks import recognise_masks
 from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
@@ -230,6 +230,6 @@ def _with_shapes(model: ir.Model) -> ir.Model:
 def _finished(lowered: Lowered) -> Lowered:
     common.RemoveUnusedNodesPass()(lowered.model)
     common.RemoveUnusedOpsetsPass()(lowered.model)
-    merge_equal_weights(lowered.model)  # a constant of the module may be one of ours
+    merge_equal_constants(lowered.model)  # one of the module may be one of ours
     file = dataclasses.replace(lowered.file, features=features(lowered.model))
     return dataclasses.replace(lowered, file=file)
