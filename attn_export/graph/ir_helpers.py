@@ -102,13 +102,22 @@ LARGE = 2**20
 
 
 def merge_equal_constants(model: ir.Model) -> None:
-    """Keep one of several small initialisers of the same type, shape and bytes."""
-    common.DeduplicateInitializersPass(size_limit=LARGE)(model)
+    """Keep one of several small initialisers of the same type, shape and bytes; read no file."""
+    kept: dict[tuple[object, ...], ir.Value] = {}
+    outputs = set(model.graph.outputs)
+    for name, value in list(model.graph.initializers.items()):
+        tensor = value.const_value
+        if tensor is None or isinstance(tensor, ir.ExternalTensor) or tensor.size > LARGE:
+            continue
+        twin = kept.setdefault((tensor.dtype, tuple(tensor.shape), tensor.tobytes()), value)
+        if twin is not value and value not in outputs:
+            value.replace_all_uses_with(twin)
+            del model.graph.initializers[name]
 
 
 def merge_equal_weights(model: ir.Model) -> None:
     """Keep one of several initialisers of the same type, shape and bytes, large ones too."""
-    merge_equal_constants(model)
+    common.DeduplicateInitializersPass(size_limit=LARGE)(model)
     kept: dict[tuple[object, ...], list[ir.Value]] = {}
     outputs = set(model.graph.outputs)
     for name, value in list(model.graph.initializers.items()):
