@@ -8,12 +8,8 @@
     });
     return 0.2126 * x + 0.7152 * y + 0.0722 * z;
   };
-  const drawn = (element) => element instanceof SVGElement;
-  const colour = (element) => getComputedStyle(element)[drawn(element) ? 'fill' : 'color'];
+  const colour = (element) => getComputedStyle(element).color;
   const behind = (element) => {
-    // Texts of a drawing stand in a group with their box.
-    const box = drawn(element) && element.parentElement.querySelector(':scope > rect');
-    if (box && getComputedStyle(box).fill !== 'none') return rgba(getComputedStyle(box).fill).slice(0, 3);
     for (let at = element; at; at = at.parentElement) {
       const [r, g, b, a = 1] = rgba(getComputedStyle(at).backgroundColor);
       if (a === 1) return [r, g, b];

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.report import error_pictures
-from attn_export.report.attention_drawing import drawn
+from attn_export.report.attention_drawing import draw_attention
 from attn_export.report.error_pictures import figures
 from attn_export.report.matrix import (
     Summary,
@@ -63,7 +63,7 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         shares=error_pictures.STEPS,
         most=error_pictures.SHOWN,
         attention=drawing,
-        drawn=drawn(drawing) if drawing else None,
+        drawn=draw_attention(drawing) if drawing else None,
     )
 
 

@@ -35,8 +35,10 @@
   }
 
   // Texts of drawings lie within their boxes.
-  for (const text of all('.graph g text')) {
-    const [inner, outer] = [text, text.parentElement.querySelector('rect')].map((e) => e.getBoundingClientRect());
+  for (const text of all('.box *')) {
+    const range = document.createRange();
+    range.selectNodeContents(text);
+    const [inner, outer] = [range, text.closest('.box')].map((e) => e.getBoundingClientRect());
     if (inner.left < outer.left || inner.right > outer.right || inner.bottom > outer.bottom) say('a text beside its box', text);
   }
   return found;

@@ -1,4 +1,4 @@
-"""Boxes and arrows: nothing overlaps, nothing leaves the drawing, what is shared is one box."""
+"""Boxes of the drawing: none overlaps another, each column has no gap, what is shared is one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from attn_export.graph.drawing_steps import REST, Step
 from attn_export.graph.neighbourhood import Lane, Neighbourhood
-from attn_export.report.attention_drawing import Box, Drawing, drawn
+from attn_export.report.attention_drawing import Box, Drawing, draw_attention
 
 QUERY = Step("input", "query", shape="[B, L, 16]")
 QKV = Step("nodes", "qkv", ("MatMul", "Add"), nodes=("qkv/MatMul",))
@@ -48,72 +48,55 @@ FEW = Neighbourhood("A", 1, (), {}, (lane("query"),), (Lane("present_value", (RE
 ALL = pytest.mark.parametrize("found", [OURS, SHARED, FEW], ids=["ours", "shared", "few"])
 
 
-def overlap(one: Box, other: Box) -> bool:
-    return (
-        one.x < other.x + other.width
-        and other.x < one.x + one.width
-        and one.y < other.y + other.height
-        and other.y < one.y + one.height
-    )
+def areas(drawing: Drawing) -> list[tuple[int, int]]:
+    """Return row and column of every field that a box, a line or the node covers."""
+    node = [(drawing.row, column) for column in range(1, drawing.columns + 1)]
+    return node + [
+        (box.row + down, box.column + right)
+        for box in drawing.boxes
+        for down, right in itertools.product(range(box.rows), range(box.columns))
+    ]
+
+
+def named(drawing: Drawing) -> dict[str, Box]:
+    return {box.step.name: box for box in drawing.boxes if box.step is not None}
 
 
 @ALL
 def test_nothing_overlaps_or_leaves_the_drawing(found: Neighbourhood):
-    drawing = drawn(found)
-    for one, other in itertools.combinations(drawing.boxes, 2):
-        assert not overlap(one, other), (one, other)
-    for box in drawing.boxes:
-        assert box.x >= 0
-        assert box.y >= 0
-        assert box.x + box.width <= drawing.width
-        assert box.y + box.height <= drawing.height
-        for text in box.texts:
-            assert box.y < text.y < box.y + box.height
-            assert box.x < text.x < box.x + box.width
+    drawing = draw_attention(found)
+    covered = areas(drawing)
+    assert len(covered) == len(set(covered))
+    assert min(covered) >= (1, 1)
+    assert {column for _, column in covered} == set(range(1, drawing.columns + 1))
 
 
 @ALL
-def test_every_arrow_goes_down_from_a_box_to_a_box(found: Neighbourhood):
-    drawing = drawn(found)
-    for arrow in drawing.arrows:
-        assert arrow.bottom - arrow.top >= 20
-        assert any(b.y + b.height == arrow.top and _covers(b, arrow.x) for b in drawing.boxes)
-        assert any(b.y == arrow.bottom and _covers(b, arrow.x) for b in drawing.boxes)
+def test_every_column_leads_to_the_node_and_from_it_without_a_gap(found: Neighbourhood):
+    drawing = draw_attention(found)
+    covered = set(areas(drawing))
+    for column in drawing.inputs:
+        assert all((row, column) in covered for row in range(1, drawing.row))
+    for lane, column in zip(found.after, drawing.outputs, strict=True):
+        end = drawing.row + len(lane.steps)
+        assert all((row, column) in covered for row in range(drawing.row, end + 1))
+        assert (end + 1, column) not in covered
 
 
 def test_what_columns_have_in_common_is_one_wide_box():
-    drawing = drawn(SHARED)
-    named = {box.texts[0].text: box for box in drawing.boxes}
-    node = next(box for box in drawing.boxes if box.kind == "attention")
-    assert named["query"].width == named["qkv"].width == node.width
-    assert _arrows_to(drawing, named["qkv"]) == 1
-    assert _arrows_to(drawing, node) == 3
-    assert any(text.text == "Attention (the first of 3)" for text in node.texts)
+    drawing = draw_attention(SHARED)
+    assert named(drawing)["query"].columns == named(drawing)["qkv"].columns == 3
+    assert drawing.inputs == (1, 2, 3)
 
 
 def test_steps_of_one_name_in_two_columns_stay_two_boxes():
-    texts = [box.texts[0].text for box in drawn(OURS).boxes if box.kind != "attention"]
-    assert texts.count("query") == 1
-    assert texts.count("Reshape,") == 2
+    names = [box.step.name for box in draw_attention(OURS).boxes if box.step is not None]
+    assert names.count("query") == 1
+    assert names.count("Reshape, Transpose") == 2
 
 
 def test_a_cache_goes_in_and_comes_out_in_one_column():
-    boxes = {box.texts[0].text: box for box in drawn(OURS).boxes}
-    assert boxes["past_key"].x == boxes["present_key"].x
-    assert boxes["past_value"].x == boxes["present_value"].x
-    assert drawn(FEW).width < 200
-
-
-def test_a_line_that_is_too_long_is_drawn_narrower():
-    wide = Neighbourhood("A", 1, (), {}, (lane("x", step("LayerNormalization")),), ())
-    (text,) = (t for b in drawn(wide).boxes for t in b.texts if t.text == "LayerNormalization")
-    assert text.text_length is not None
-    assert text.text_length < 126
-
-
-def _covers(box: Box, x: float) -> bool:
-    return box.x < x < box.x + box.width
-
-
-def _arrows_to(drawing: Drawing, box: Box) -> int:
-    return sum(arrow.bottom == box.y and _covers(box, arrow.x) for arrow in drawing.arrows)
+    boxes = named(draw_attention(OURS))
+    assert boxes["past_key"].column == boxes["present_key"].column
+    assert boxes["past_value"].column == boxes["present_value"].column
+    assert draw_attention(FEW).columns == 1
