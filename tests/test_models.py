@@ -22,8 +22,8 @@ IN_ALL_DIALECTS = {"gqa-in-place", "mqa", "gpt2", "llama-3.2-1b", "whisper-small
 """Models of which all graphs are built here; `scripts/build_models` builds those of all."""
 TOO_FAR = {"gemma-2-2b", "mistral-7b", "phi-3-mini"}
 """Models whose windows end too far away for one."""
-DEFAULT = {"mha", "mqa", "gqa", "gqa-in-place", "gpt2", "qwen2-0.5b"}
-"""Models of the default tests: the variants, and two of real dimensions."""
+DEFAULT = {"mqa", "gqa-in-place", "qwen2-0.5b"}
+"""Models of the default tests: two variants, and one of real dimensions."""
 BY_SCRIPT = LARGE - {"phi-3-mini"}
 """Minutes of float64 that show nothing which phi-3 does not: left to `scripts/build_models`."""
 

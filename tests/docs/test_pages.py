@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from pages import FIRST, PAGES, after_the_first_command, blocks, run
+from shared import extended
 
 from attn_export.errors import AttnExportError
 from attn_export.runtimes.install_cuda_stand_in import NAME, not_ready
@@ -25,6 +26,8 @@ SLOW = {
     "scripts/attn-export verify models/mqa --cpu neoverse-n1 --cpu haswell",
 }
 """Commands of a minute that `--all` runs; other tests run them with smaller numbers."""
+LONG = {"bundle", "checkpoints", "spec", "your-module"}
+"""Pages of many builds that `--all` runs."""
 
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
 
@@ -34,7 +37,9 @@ def dry_runs(page: Path) -> set[str]:
     return {line for block in blocks(page) for line in block.commands if " dry-run " in line}
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", extended(RUN, lambda page: page.stem not in LONG), ids=lambda page: page.stem
+)
 def test_commands_and_snippets_work_in_the_order_of_the_page(
     page: Path, tmp_path: Path, request: pytest.FixtureRequest
 ):

@@ -39,7 +39,7 @@ HEALTHY = {
 IN_ALL_DIALECTS = {"gqa", "mha", "in-place"}
 """Whose `ort` graphs have the contrib operators that there are."""
 
-DEFAULT = {"gqa", "in-place", "half", "weights", "interleaved"}
+DEFAULT = {"gqa", "in-place", "half"}
 """Bundles of the default tests."""
 RUNTIMES = ("ort-cpu", "onnx-reference", "openvino")
 """One bundle runs in all of them, each other one in one of them; with `--all`, each in all."""

@@ -23,7 +23,7 @@ from native_corpus import (
     native_inputs,
 )
 from native_kits import DIALECT, compile_kit
-from shared import bundle_of, once
+from shared import bundle_of, extended, once
 
 from attn_export.jobs.kit import write_kit
 from attn_export.parity.golden import INDEX
@@ -129,7 +129,9 @@ def try_all(program: Path, bundle: Path, every: Iterable[Broken], folder: Path) 
     return found
 
 
-@pytest.fixture(params=KITS, ids="-".join)
+@pytest.fixture(
+    params=extended(KITS, lambda kit: kit in {("c", "in-place"), ("cpp", "append")}), ids="-".join
+)
 def kit(request: pytest.FixtureRequest, need, tmp_path: Path) -> tuple[Path, Path]:
     """Return the self-test with sanitizers, and the bundle that it was made for."""
     kind, name = request.param

@@ -48,9 +48,9 @@ PAIRS = [(dtype, name) for dtype in NARROW for name in FEATURES]
 ONCE = {
     ("bfloat16", "a float mask, rotary, rms norm, window"), ("float16", "cross"),
     ("float16", "alibi, relative bias, layer norm, sinks, softcap"), ("bfloat16", "in place"),
-    ("float16", "plain"),
+    ("float16", "plain"), ("float16", "a float mask, rotary, rms norm, window"),
 }  # fmt: skip
-"""Features that the default tests run in the other type only."""
+"""Features that the default tests run in the other type only, or in float32 elsewhere."""
 
 
 @pytest.mark.parametrize(("pair"), extended(PAIRS, lambda pair: pair not in ONCE), ids=str)

@@ -32,7 +32,7 @@ FEATURES: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-DEFAULT = {"plain", "rotary, rms", "added keys", "cross", "bfloat16"}
+DEFAULT = {"rotary, rms", "added keys", "bfloat16"}
 """Features of the default tests; `build` lowers the others too, in test_feature_combinations."""
 
 

@@ -150,7 +150,7 @@ def kills(config: pytest.Config) -> int:
     return int(config.getoption("--kills") or (6 if config.getoption("--all") else 2))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", extended(COMMANDS, lambda name: name != "build"))
 def test_killed_at_random_moments(name: str, workplace: Workplace, request: pytest.FixtureRequest):
     before = workplace.start(name)
     whole = workplace.finish(name, *COMMANDS[name])

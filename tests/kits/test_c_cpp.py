@@ -18,11 +18,12 @@ from native_kits import (
     run,
     scale,
 )
-from shared import BUNDLES, bundle_of
+from shared import BUNDLES, bundle_of, extended
 
 # C++ takes long to compile.
 KITS = [("c", name) for name in BUNDLES if name != "append"]
 KITS += [("cpp", name) for name in ("in-place", "float16")]
+DEFAULT = {("c", "no-cache"), ("c", "bfloat16"), ("cpp", "in-place")}
 
 
 @pytest.fixture(params=["c", "cpp"])
@@ -53,8 +54,9 @@ def test_its_self_test_passes_every_case_and_the_decode(kit: Path, bundle: Path)
     assert f"append: {len(lines)} of {len(lines)} passed" in done.stdout
 
 
-@pytest.mark.parametrize(("language", "name"), KITS)
-def test_other_caches_and_types_pass_too(language: str, name: str, need):
+@pytest.mark.parametrize("kit", extended(KITS, lambda kit: kit in DEFAULT), ids="-".join)
+def test_other_caches_and_types_pass_too(kit: tuple[str, str], need):
+    language, name = kit
     need(language)
     other = kit_of(language, name)
     done = run(other, "self_test")

@@ -114,7 +114,7 @@ def test_it_is_set_up_as_its_readme_says(tmp_path: Path, page: Page):
     assert page.evaluate(STATE) == "passed", page.evaluate(TEXT)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", extended(NAMES, lambda name: name == "in-place"))
 def test_it_shows_that_every_case_passes(name: str, tmp_path: Path, page: Page):
     page.errors.clear()
     page.requests.clear()
@@ -205,7 +205,7 @@ def test_what_is_missing_is_said(file: str, says: str, tmp_path: Path, page: Pag
         assert says in page.evaluate(TEXT)
 
 
-@pytest.mark.parametrize("how", ["choose", "drop"])
+@pytest.mark.parametrize("how", extended(["choose", "drop"], lambda how: how == "drop"))
 def test_another_bundle_is_chosen_or_dropped(how: str, passing: str, page: Page):
     assert "append" in page.evaluate("document.getElementById('facts').innerText")
     if how == "choose":
@@ -336,6 +336,7 @@ def test_keys_reach_every_control_and_the_focus_is_seen(passing: str, page: Page
     assert {"weights-query", "weights-key"} <= set(reached)
 
 
+@pytest.mark.extended
 def test_keys_alone_run_it_again_with_another_choice(passing: str, page: Page):
     page.evaluate("document.querySelector('button').focus()")
     page.evaluate("document.querySelectorAll('tbody').forEach((group) => group.remove())")

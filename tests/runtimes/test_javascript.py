@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from shared import bundle_of
+from shared import bundle_of, extended
 from subjects import MORE
 
 from attn_export import verify
@@ -36,7 +36,7 @@ def _installed(need: Need) -> None:
         need(name)
 
 
-@pytest.mark.parametrize("name", BUNDLES)
+@pytest.mark.parametrize("name", extended(BUNDLES, lambda name: name == "in-place"))
 def test_they_pass_in_every_dialect_that_fits(name: str):
     report = verify(bundle_of(name), runtimes=list(NAMES), require=list(NAMES))
     assert report.passed, [v.message for v in report.verdicts if v.status != "passed"][:3]

@@ -9,8 +9,7 @@ from strangers.table import EVERY, NOT_ONE_NODE, REFUSED
 from strangers.trial import quiet, tried
 
 DEFAULT = {
-    "MultiheadAttention", "flat heads", "polar within", "sinks", "x-transformers, shared heads",
-    "x-transformers, ALiBi",
+    "MultiheadAttention", "polar within", "sinks", "x-transformers, shared heads",
 }  # fmt: skip
 
 
