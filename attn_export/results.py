@@ -121,7 +121,8 @@ class Golden:
         allowed: For each output the error allowed; None for integer and bool outputs, which must
             be equal.
         unusable: For outputs that are no evidence, the reason: eager is not finite where the truth
-            is, or rounding alone explains too large an error.
+            is, rounding alone explains too large an error, or ties decide.
+        tied: Masks of the elements that ties decide, where there are; not stored with the case.
     """
 
     case: Case
@@ -129,6 +130,7 @@ class Golden:
     eager: Arrays
     allowed: Mapping[str, Allowed | None]
     unusable: Mapping[str, str]
+    tied: Arrays = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,6 +65,28 @@ def scaled_dot_product_attention(
     return op.Squeeze(attended, axes) if missing else attended
 
 
+# -- ranking ------------------------------------------------------------------------------------
+
+
+def stable_sort(
+    x: Any,
+    *,
+    stable: bool | None = None,  # noqa: ARG001 (TopK takes the lowest index first)
+    dim: int = -1,
+    descending: bool = False,
+) -> Any:
+    """Emit a `TopK` of all elements, and their places.
+
+    Args:
+        x: `[…]`, one axis or more.
+        stable: Without effect: `TopK` is stable.
+        dim: The axis.
+        descending: Whether the largest comes first.
+    """
+    count = op.Gather(op.Shape(x), op.Constant(value_ints=[dim]), axis=0)
+    return op.TopK(x, count, axis=dim, largest=int(descending), sorted=1)
+
+
 # -- experts ------------------------------------------------------------------------------------
 
 
@@ -88,7 +110,8 @@ def grouped_product(x: Any, weights: Any, ends: Any) -> Any:
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return the ONNX form of operations, by operation."""
     found: dict[Callable[..., Any], Callable[..., Any]] = {
-        torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention
+        torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+        torch.ops.aten.sort.stable: stable_sort,
     }
     experts = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if experts is not None:  # known once transformers is imported

@@ -45,6 +45,7 @@ class EndNames:
             renamed(golden.eager),
             renamed(golden.allowed),
             renamed(golden.unusable),
+            renamed(golden.tied),
         )
 
     def note(self) -> str:

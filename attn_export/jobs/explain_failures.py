@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.errors import AttnExportError
+from attn_export.errors import AttnExportError, counted
 from attn_export.interruption import ctrl_c_raises
+from attn_export.parity.judge import TIES, TIES_ADVICE
 from attn_export.report.progress import Progress
-from attn_export.results import Report
+from attn_export.results import Report, Verdict
 
 if TYPE_CHECKING:
     from attn_export.diagnose.eager_values import Witness
@@ -50,11 +52,12 @@ def explained(
         for v in report.verdicts
         if v.status == "failed" or (v.status == "error" and (v.runtime, v.graph) in ran)
     )
+    sentences = ties_explained(report.verdicts)
     if not failed:
-        return report
+        return dataclasses.replace(report, explanations=(*sentences,)) if sentences else report
     from attn_export.jobs.explain import explain
 
-    started, sentences = time.monotonic(), []
+    started = time.monotonic()
     for number, name in enumerate(list(failed)[:RUNTIMES]):
         left = seconds - (time.monotonic() - started)
         if left <= 0:
@@ -73,4 +76,17 @@ def explained(
             break
         if found.fault != "none":  # a gate or a baseline can fail what the rule lets pass
             sentences.append(found.sentence)
-    return dataclasses.replace(report, explanations=tuple(sentences))
+    return dataclasses.replace(report, explanations=(*sentences,))
+
+
+def ties_explained(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a sentence on each output that the order of equal values decides."""
+    cases: dict[str, set[str]] = {}
+    for verdict in verdicts:
+        if verdict.status == "unusable" and verdict.message.startswith(f"{TIES}:"):
+            cases.setdefault(verdict.output, set()).add(verdict.case)
+    return [
+        f"{TIES}: in {counted(len(found), 'case')}, the order of equal values decides {output}; "
+        f"{TIES_ADVICE}"
+        for output, found in cases.items()
+    ]

@@ -177,7 +177,8 @@ def usable_golden(case: Case, golden_of: Callable[[Case], Golden], *, short_rows
     """Return a case with its truth, its inputs changed as far as evidence requires.
 
     Loud inputs of one module overflow in another, or amplify rounding until nothing can fail:
-    they are scaled down. Where a row of few elements happens to vanish, other signs help.
+    they are scaled down. Where a row of few elements happens to vanish, or values are ranked that
+    differ by less than rounding, other signs help.
 
     Args:
         case: The case.
@@ -186,9 +187,9 @@ def usable_golden(case: Case, golden_of: Callable[[Case], Golden], *, short_rows
     """
     golden = golden_of(case)
     for power in range(1, QUIETER + 1):
-        if not golden.unusable:
-            break
-        if short_rows and not case.contents:
+        if not (golden.unusable or golden.tied) or golden.tied.keys() & golden.unusable.keys():
+            break  # equal values stay equal
+        if golden.tied or (short_rows and not case.contents):
             golden = golden_of(with_other_signs(case, power))
         else:
             golden = golden_of(scaled_case(case, 0.25**power))

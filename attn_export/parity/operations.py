@@ -32,6 +32,9 @@ EXACT = frozenset({
 })  # fmt: skip
 """Operations that round nothing: they move, choose or compare elements."""
 
+RANKING = frozenset({"sort", "topk"})
+"""Operations that give equal values in an order of their own."""
+
 Steps = Sequence[tuple[str, float]]
 """The operations of a run that round, in order, each with the eps of the type that it gives."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,8 +26,12 @@ from attn_export.parity.float64_mode import ComputeInFloat64, is_large, widened_
 from attn_export.parity.measures import eps
 from attn_export.parity.operations import Recording, Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
+from attn_export.parity.ties import ORDERS, TieOrder, whole_numbers, with_ties
 from attn_export.results import DECODE, Arrays, Case, Golden
 from attn_export.tensorfile import is_floating
+
+WIDER, TIED_RUNS = 8.0, 4
+"""The factor on rounding, and the number of runs, that show where whole numbers are in doubt."""
 
 MOST_JOINED = 128
 """The largest number of rows of which several runs are rows of one batch: more fill the memory."""
@@ -58,6 +64,7 @@ class Oracle:
         size = sum(parameter.numel() for parameter in subject.module.parameters())
         shared = any(is_large(parameter) for parameter in self._precise.parameters())
         self.widening = ComputeInFloat64() if shared or subject.spec is None else None
+        self._ranks = False  # known once it was run
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
         narrow = set(subject.narrow_dtypes().values())
         # Such a graph computes in float32, and rounds what comes out.
@@ -86,10 +93,19 @@ class Oracle:
         eager = self.eager(case.inputs)
         truth = self.truth(case.inputs)
         rounded = self._rounded(case, eager)
-        return judged_by(
+        golden = judged_by(
             case, eager, truth, rounded,
             in_float32=self._computes_in_float32 and case.kind != DECODE,
         )  # fmt: skip
+        return golden if self.subject.spec else self._with_ties(golden, truth)
+
+    def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
+        """Return a case with the elements that ties decide."""
+        inputs, rounded = golden.case.inputs, []
+        orders = [self._truth(inputs, TieOrder(order)) for order in ORDERS if self._ranks]
+        if whole_numbers(truth):
+            rounded = self._rounded(golden.case, golden.eager, WIDER, TIED_RUNS)
+        return with_ties(golden, truth, orders, rounded)
 
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of the module as it is.
@@ -101,11 +117,14 @@ class Oracle:
 
     def truth(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return the outputs of the float64 copy."""
+        return self._truth(inputs, contextlib.nullcontext())
+
+    def _truth(self, inputs: Arrays, within: AbstractContextManager[Any]) -> dict[str, np.ndarray]:
         # Inference mode would show products with weights to `widening` before they are taken apart.
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             tensors = to_torch(_widened(inputs))
             try:
-                with self.widening or contextlib.nullcontext():
+                with self.widening or contextlib.nullcontext(), within:
                     return to_numpy(self.subject.call(self._precise, tensors))
             except ExportError as error:
                 raise ExportError(
@@ -122,22 +141,34 @@ class Oracle:
             self.subject.call(self._precise, tensors)
         return recording.steps
 
-    def _rounded(self, case: Case, eager: Arrays) -> list[Arrays]:
-        """Return the outputs of float64 runs that round at random, as the graph may round."""
+    def _rounded(
+        self, case: Case, eager: Arrays, wider: float = 1.0, least: int = 1
+    ) -> list[Arrays]:
+        """Return the outputs of float64 runs that round at random, as the graph may round.
+
+        Args:
+            case: The case.
+            eager: The module's own outputs.
+            wider: Factor on the size of each rounding.
+            least: The least number of runs.
+        """
         single = eps(np.dtype(np.float32))
         types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
         step = single if self._computes_in_float32 else max(types, default=single)
-        step = max(step, self._least_eps)
-        steps = self._steps(case) if self._mixed else ()
+        step = wider * max(step, self._least_eps)
+        steps = self._steps(case) if self._mixed and wider == 1 else ()
         inputs = _widened(case.inputs)
         rows, count = run_count(eager)
+        count = max(count, least)
 
         def run(seed: int, given: Arrays, copies: int = 1) -> Arrays:
             seed = seed_of(case.name, seed)
             mode = RandomRounding(
-                step, single, seed, copies=copies, steps=steps, widening=self.widening
+                step, wider * single, seed, copies=copies, steps=steps, widening=self.widening
             )
-            return self._noisy(given, mode)
+            found = self._noisy(given, mode)
+            self._ranks |= mode.ranks
+            return found
 
         if rows > MOST_JOINED or not self._runs_fit_into_one_batch(inputs):
             return [run(number, inputs) for number in range(count)]

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from attn_export.parity.float64_mode import ComputeInFloat64, is_large, product, widened
-from attn_export.parity.operations import OperationMode, RandomNumbers, Steps, name_of, rounds
+from attn_export.parity.operations import (
+    RANKING,
+    OperationMode,
+    RandomNumbers,
+    Steps,
+    name_of,
+    rounds,
+)
 
 DEVIATION = 0.4
 """The standard deviation of one rounding error, in units of u·|x|: errors are uniform within half a
@@ -61,6 +68,9 @@ class RandomRounding(OperationMode):
             not all the same. The run falls back to `eps` where it takes another operation.
         widening: A mode that computes the operations in float64. It must not be entered: it would
             see what is computed for the rounding too, which takes most of the time.
+
+    Attributes:
+        ranks: Whether an operation ran that gives equal values in an order of its own.
     """
 
     def __init__(
@@ -78,11 +88,13 @@ class RandomRounding(OperationMode):
         self._copies = copies
         self._steps = iter(steps)
         self._random = RandomNumbers(seed)
+        self.ranks = False
         self._widening = widening
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
         name = name_of(func)
+        self.ranks |= name in RANKING
         out = self._of_one_copy(name, func, args)
         out = self._compute(func, args, kwargs) if out is None else out
         if not rounds(name, func, out) or self._counts(out):
