@@ -159,8 +159,8 @@ def out_of_reach(subject: Subject, sizes: Sizes, error: ExportError) -> ExportEr
     """
 
     def runs(label: str, size: int) -> bool:
-        inputs = subject.draw(subject.sizes_with({label: size}), "reach")
         try:
+            inputs = subject.draw(subject.sizes_with({label: size}), "reach")
             with torch.inference_mode():
                 subject.call(subject.module, inputs)
         except ExportError:

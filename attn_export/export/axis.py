@@ -8,6 +8,7 @@ from typing import Any
 
 from attn_export.errors import UsageError
 from attn_export.parity.sizes import MOST, Bounds
+from attn_export.spec import Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,3 +67,8 @@ def _name_of(axis: Any, bounds: dict[str, tuple[int, int]]) -> object:
             f"to {limits[1]} in another; give it the same bounds everywhere"
         )
     return name
+
+
+def named_axes(shape: Shape) -> dict[int, str]:
+    """Return the names of the dynamic axes of a shape by their numbers."""
+    return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}

@@ -179,8 +179,8 @@ def _is_the_module(subject: Subject, captured: torch.nn.Module, sizes: Iterable[
 
 def _raises(subject: Subject, changed: Sizes) -> bool:
     """Return whether the module raises too, as at the end of its table of positions."""
-    inputs = subject.draw(subject.sizes_with(changed), "beyond")
     try:
+        inputs = subject.draw(subject.sizes_with(changed), "beyond")
         with torch.inference_mode():
             subject.call(subject.module, inputs)
     except ExportError:

@@ -17,7 +17,8 @@ from attn_export.attention import Attention
 from attn_export.attention.variants import seeded_attention
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError, one_line
-from attn_export.export.axis import Axis, read_axes
+from attn_export.export.axis import Axis, named_axes, read_axes
+from attn_export.export.input_function import InputFunction, draw_by, example_of
 from attn_export.export.module_state import copied, preserved, weights_of_graph
 from attn_export.export.subject_checks import (
     check_axes,
@@ -33,7 +34,7 @@ from attn_export.export.subject_checks import (
 from attn_export.export.tensors import state_of, to_torch
 from attn_export.export.trees import InputTree, infer_output_shapes, is_named, name_outputs
 from attn_export.graph.check_model import Expected
-from attn_export.parity.draw import draw_inputs
+from attn_export.parity.draw import FunctionInputs, draw_inputs
 from attn_export.parity.plan import Plan, plan_cases
 from attn_export.parity.sizes import TRACED_SIZES, Sizes, bounds, with_sums
 from attn_export.spec import AttentionSpec, Input, Shape
@@ -52,6 +53,8 @@ class Subject:
             or more. Integer inputs are tried with values between the least and the largest of
             the example, ones alone as a mask of 0 and 1; a bool input starts its rows as the
             example does, so that no mask hides everything, and a float input has -inf if it has.
+            Or a function ``inputs(sizes, rng)`` that draws them for each case: `sizes` by the names
+            of the axes, `rng` a `numpy.random.Generator`. Integers and masks stay as drawn.
         axes: For each input its dynamic axes: ``{"query": {0: "batch", 1: "query_len"}}``.
             Axes of one name have one size; ``Axis("query_len", min=2, max=64)`` and
             `torch.export.Dim` give it bounds. A tensor within a tuple or dict is named by its
@@ -74,7 +77,7 @@ class Subject:
     def __init__(
         self,
         module: nn.Module,
-        inputs: Mapping[str, Any],
+        inputs: Mapping[str, Any] | InputFunction,
         axes: Mapping[str, Mapping[int, str | Axis | Dim]],
         outputs: Sequence[str],
         *,
@@ -84,10 +87,11 @@ class Subject:
     ) -> None:
         self.module = module
         self.notes = tuple(notes)
+        self.relations = dict(relations or {})
+        inputs, self.function = example_of(inputs, axes, self.relations)
         # Copies: inputs that share memory, or are one tensor, would be traced as one.
         self.tree = InputTree.of(tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs)))
         self.inputs = dict(self.tree.tensors)
-        self.relations = dict(relations or {})
         self.spec = spec
         named, self.bounds = read_axes(axes)
         check_inputs(module, inputs, self.inputs, named)
@@ -101,7 +105,7 @@ class Subject:
             sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
         free = {label: size for label, size in sizes.items() if label not in self.sums}
         self.example_sizes = with_sums(free, self.sums)
-        if spec is None:  # that of a spec says what its integers may be
+        if spec is None and not self.function:  # which say what integers may be
             check_integers(self.inputs)
         refuse_train_mode(module)
 
@@ -168,7 +172,7 @@ class Subject:
         return cls(
             module,
             to_torch(draw_inputs(inputs, sizes, seed_words=("example",))),
-            {name: _named_axes(wanted.shape) for name, wanted in inputs.items()},
+            {name: named_axes(wanted.shape) for name, wanted in inputs.items()},
             list(spec.output_shapes()),
             relations=spec.relations,
             spec=spec,
@@ -179,7 +183,9 @@ class Subject:
         """Return every input by name: its shape with dynamic axes by name, its type, its range."""
         if self.spec is not None:
             return self.spec.inputs()
-        return {name: input_like(x, self.axes[name]) for name, x in self.inputs.items()}
+        found = {name: input_like(x, self.axes[name]) for name, x in self.inputs.items()}
+        drawn = self.function and draw_by(self.function, self.tree, self.axes)
+        return FunctionInputs(found, drawn) if drawn else found
 
     def sizes_with(self, changed: Sizes) -> dict[str, int]:
         """Return the example's sizes with some changed, and the sums that follow."""
@@ -231,7 +237,7 @@ class Subject:
             self.tree.rebuild(wide),
             self.axes, self.outputs, relations=self.relations, spec=spec,
         )  # fmt: skip
-        twin.bounds = self.bounds
+        twin.bounds, twin.function = self.bounds, self.function
         try:
             with torch.inference_mode():
                 twin.call(twin.module, twin.inputs)
@@ -292,7 +298,3 @@ class Subject:
     def _run(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
         with preserved(module):
             return module(**self.tree.rebuild(inputs))
-
-
-def _named_axes(shape: Shape) -> dict[int, str]:
-    return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}

@@ -7,18 +7,21 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import AttnExportError, UsageError
 from attn_export.results import Report
 from attn_export.temp_folders import scratch
+
+if TYPE_CHECKING:
+    from attn_export.export.input_function import InputFunction
 
 BUNDLE = "bundle"
 
 
 def assert_parity(
     of: Any,
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | InputFunction | None = None,
     axes: Mapping[str, Mapping[int, str]] | None = None,
     *,
     graph: Path | str | None = None,
@@ -35,7 +38,7 @@ def assert_parity(
     Args:
         of: A `torch.nn.Module`, with its inputs; a `Subject`; an `AttentionSpec`; or the path of
             a bundle, or of an ONNX file that `graph` is compared with.
-        inputs: Of a module: example tensors by name, as of `Subject`.
+        inputs: Of a module: example tensors by name, or a function that draws them; see `Subject`.
         axes: Of a module: the dynamic axes of each input, as of `Subject`.
         graph: An ONNX file of any origin, which is judged by the module. Default: the module is
             exported.
@@ -70,7 +73,7 @@ def assert_parity(
 
 def parity_report(
     of: Any,
-    inputs: Mapping[str, Any] | None = None,
+    inputs: Mapping[str, Any] | InputFunction | None = None,
     axes: Mapping[str, Mapping[int, str]] | None = None,
     *,
     graph: Path | str | None = None,
@@ -84,7 +87,7 @@ def parity_report(
 
     Args:
         of: A module, subject, spec or bundle.
-        inputs: Example inputs of a module, by name.
+        inputs: Example inputs of a module by name, or a function that draws them.
         axes: Dynamic axes of a module: names by input and index.
         graph: An ONNX file that the module is compared with.
         names: Names in `graph` by those of the module.
@@ -154,7 +157,7 @@ def _nothing(_: logging.LogRecord) -> bool:
 
 def _subject(
     of: Any,
-    inputs: Mapping[str, Any] | None,
+    inputs: Mapping[str, Any] | InputFunction | None,
     axes: Mapping[str, Mapping[int, str]] | None,
     outputs: Sequence[str],
 ) -> tuple[Any, str]:

@@ -97,6 +97,7 @@ class Comparison:
 
     def plan(self) -> Plan:
         """Return the cases that the graph takes."""
+        from attn_export.parity.draw import FunctionInputs
         from attn_export.parity.plan import plan_cases
         from attn_export.parity.sizes import fixed_inputs, fixed_relations, fixed_shape, solved
 
@@ -105,8 +106,12 @@ class Comparison:
             return plan_cases(of.inputs, dict(of.outputs), of.spec, of.sums, of.takes)
         known = solved(fixed, of.sums)
         outputs = {name: fixed_shape(shape, known) for name, shape in of.outputs.items()}
+        inputs = fixed_inputs(of.inputs, known)
+        if isinstance(of.inputs, FunctionInputs):
+            drawn = of.inputs.function
+            inputs = FunctionInputs(inputs, lambda sizes, rng: drawn({**known, **sizes}, rng))
         return plan_cases(
-            fixed_inputs(of.inputs, known), outputs, None, fixed_relations(of.sums, known),
+            inputs, outputs, None, fixed_relations(of.sums, known),
             lambda sizes: of.takes({**known, **sizes}),
         )  # fmt: skip
 

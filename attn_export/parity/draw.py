@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -15,6 +15,23 @@ from attn_export.tensorfile import ArrayDict, is_floating, numpy_dtype
 
 VISIBLE = 0.7
 """The share of True, or of finite values, in a random mask."""
+
+
+class FunctionInputs(dict[str, Input]):
+    """Descriptions of inputs by name, which a function of the user's draws.
+
+    Args:
+        inputs: The descriptions.
+        function: Returns the arrays at some sizes.
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Input],
+        function: Callable[[Sizes, np.random.Generator], ArrayDict],
+    ) -> None:
+        super().__init__(inputs)
+        self.function = function
 
 
 def seed_of(*words: str | int) -> int:
@@ -62,6 +79,8 @@ def draw_inputs(
     Raises:
         ValueError: If a dtype is neither floating point nor integer nor bool.
     """
+    if isinstance(inputs, FunctionInputs):
+        return inputs.function(sizes, generator(*seed_words))
     return {
         name: _draw(name, wanted, sizes, generator(*seed_words, name))
         for name, wanted in inputs.items()

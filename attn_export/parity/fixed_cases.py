@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from attn_export.errors import UsageError
 from attn_export.parity.contents import Content, Drawn
-from attn_export.parity.draw import draw_inputs, generator, highest
+from attn_export.parity.draw import FunctionInputs, draw_inputs, generator, highest
 from attn_export.parity.sizes import Bounds, Sizes, axis_names, into_bounds, with_sums
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import AttentionSpec, Input, Shape
@@ -19,6 +20,9 @@ PROBE_SIZES: Sizes = {
 }  # fmt: skip
 """B 2, L 3, P 2, so S 5 (4 in cross-attention): small, so that large models can keep all probes."""
 
+
+DRAWS = 8
+"""The number of times that a function may draw an input as it was."""
 
 SPOILT = 1
 """The row of the batch that is not finite in cases with `ignored_rows`."""
@@ -98,12 +102,26 @@ def _changed(made: _Made) -> Iterator[Case]:
     others = draw_inputs(made.inputs, sizes, seed_words=("probe", "changed"))
     for name, wanted in made.inputs.items():
         drawn = made.drawn(sizes)
-        if name == "attn_mask":
+        if isinstance(made.inputs, FunctionInputs):
+            drawn.inputs[name] = _drawn_again(made.inputs, sizes, name, drawn.inputs[name])
+        elif name == "attn_mask":
             _change_mask(drawn)
         else:
             span = (wanted.low, highest(wanted, sizes))
             drawn.inputs[name] = _other_than(drawn.inputs[name], others[name], *span)
         yield Case(f"{CHANGED}{name}", "probe", sizes, drawn.inputs, f"{name} matters")
+
+
+def _drawn_again(inputs: FunctionInputs, sizes: Sizes, name: str, array: np.ndarray) -> np.ndarray:
+    """Return an input that a function draws otherwise than before."""
+    for number in range(DRAWS):
+        other = draw_inputs(inputs, sizes, seed_words=("probe", "changed", number))[name]
+        if not np.array_equal(other, array):
+            return other
+    raise UsageError(
+        f"inputs(sizes, rng) draws {name} alike {DRAWS} times, so no case could show a mistake "
+        "with it; vary it with rng, or compute it in the module"
+    )
 
 
 def _change_mask(drawn: Drawn) -> None:

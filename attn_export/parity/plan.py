@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from attn_export.parity import conditions
 from attn_export.parity.contents import FUTURE, VALUES, Content, Drawn, hides
 from attn_export.parity.cover import Candidates, Choice, Cover
-from attn_export.parity.draw import draw_inputs, generator
+from attn_export.parity.draw import FunctionInputs, draw_inputs, generator
 from attn_export.parity.fixed_cases import fixed_cases
 from attn_export.parity.long_cases import case_bytes, decode_case, distant_case
 from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS
@@ -56,7 +56,7 @@ class Groups:
         """
         masks: tuple[Content, ...] = ()
         found = {name: wanted for name, wanted in inputs.items() if hides(name, wanted)}
-        if found:
+        if found and not isinstance(inputs, FunctionInputs):  # which draws masks as it wants
             floating = any(not w.dtype.startswith(("bool", "int")) for w in found.values())
             masks = (*MASKS, LOWEST) if floating and spec is not None else MASKS
         values: tuple[Content, ...] = VALUES

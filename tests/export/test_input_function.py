@@ -1,0 +1,151 @@
+"""Inputs that a function of the user's draws: packed sequences, sorted ids, sparse masks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attn_export import Subject, assert_parity, build
+from attn_export.bundle import GOLDEN
+from attn_export.errors import AttnExportError, ExportError, UsageError
+from attn_export.export.axis import Axis
+from attn_export.parity.golden import case_folders, read_inputs
+from attn_export.user_module import load_subject
+
+AXES = {"x": {0: "tokens"}, "ends": {0: "sequences"}}
+
+
+class Packed(nn.Module):
+    """Attention of tokens within their own sequence; `ends` are the offsets of the sequences."""
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        row = torch.arange(x.shape[0])
+        own = (row[:, None] >= ends[None]).sum(-1)
+        mask = own[:, None] == own[None]
+        return F.scaled_dot_product_attention(x[None], x[None], x[None], attn_mask=mask)[0]
+
+
+def packed(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Any]:
+    ends = np.sort(rng.integers(1, sizes["tokens"], sizes["sequences"], endpoint=True))
+    return {"x": rng.standard_normal((sizes["tokens"], 8)), "ends": ends}
+
+
+def refusing_one(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Any]:
+    if sizes["tokens"] < 3:
+        raise IndexError("too few tokens")
+    return packed(sizes, rng)
+
+
+def changed(**values: Any) -> Any:
+    """Return `packed` with some inputs replaced, at other sizes than those of the example."""
+    calls: list[int] = []
+
+    def draw(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Any]:
+        calls.append(1)
+        return packed(sizes, rng) | (values if len(calls) > 1 else {})
+
+    return draw
+
+
+def test_each_case_has_the_inputs_of_the_function(tmp_path):
+    report = build(Subject(Packed().eval(), packed, AXES, ["y"]), tmp_path, dialects=["standard"])
+    assert report.passed
+    names, cases = case_folders(tmp_path / GOLDEN)
+    assert len(cases) > 20
+    for case in cases:
+        inputs = read_inputs(case, names)
+        assert inputs["x"].dtype == np.float32
+        assert (np.diff(inputs["ends"]) >= 0).all(), case.name
+        assert inputs["ends"].max() <= case.sizes["tokens"], case.name
+    floats = [read_inputs(case, names)["x"] for case in cases]
+    assert max(abs(x).max() for x in floats) > 100, "contents still change numbers"
+
+
+def test_two_builds_draw_alike():
+    one, other = (Subject(Packed().eval(), packed, AXES, ["y"]).plan().cases for _ in range(2))
+    for mine, theirs in zip(one, other, strict=True):
+        assert all(np.array_equal(mine.inputs[n], theirs.inputs[n]) for n in mine.inputs)
+
+
+def test_torch_draws_alike_too_and_its_own_state_stays():
+    def draw(sizes: Mapping[str, int], _: np.random.Generator) -> dict[str, Any]:
+        return {"input": torch.randn(sizes["batch"], 4)}
+
+    module = nn.Linear(4, 2).eval()
+    before = torch.get_rng_state()
+    subjects = [Subject(module, draw, {"input": {0: "batch"}}, ["y"])] * 2
+    one, other = (s.draw({"batch": 3}, "word")["input"] for s in subjects)
+    assert torch.equal(one, other)
+    assert not torch.equal(one, subjects[0].draw({"batch": 3}, "other")["input"])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_assert_parity_takes_a_function():
+    assert assert_parity(Packed().eval(), packed, AXES, dialects=["standard"]).passed
+
+
+def test_a_file_of_the_users_may_have_one(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\nfrom attn_export import Subject\n"
+        "def draw(sizes, rng):\n"
+        "    return {'input': rng.standard_normal((sizes['batch'], 4)).astype('float32')}\n"
+        "def subject():\n"
+        "    module = torch.nn.Linear(4, 2).eval()\n"
+        "    return Subject(module, inputs=draw, axes={'input': {0: 'batch'}}, outputs=['y'])\n"
+    )
+    assert load_subject(f"{file}:subject").draw({"batch": 7}, "word")["input"].shape == (7, 4)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_graph_with_a_fixed_axis_is_compared_at_its_size(tmp_path):
+    def draw(sizes: Mapping[str, int], rng: np.random.Generator) -> dict[str, Any]:
+        return {"input": rng.standard_normal((sizes["batch"], sizes["width"], 4))}
+
+    module, axes = nn.Linear(4, 2).eval(), {"input": {0: "batch", 1: "width"}}
+    example = (torch.randn(2, 5, 4),)
+    torch.onnx.export(
+        module, example, tmp_path / "mine.onnx", dynamo=True, verbose=False,
+        input_names=["input"], output_names=["output"], dynamic_shapes=({0: "batch"},),
+    )  # fmt: skip
+    assert assert_parity(module, draw, axes, graph=tmp_path / "mine.onnx").passed
+
+
+@pytest.mark.parametrize(
+    ("function", "axes", "kind", "says"),
+    [
+        (lambda *_: 3, {}, UsageError, "returns int; return a dict of inputs by name"),
+        (changed(ends=np.array([1, 2])), AXES, UsageError, "ends has shape [2]; return"),
+        (changed(ends=np.array([1.5])), AXES, UsageError, "ends is torch.float32, and torch.int64"),
+        (changed(more=np.array([1])), AXES, UsageError, "it returns x, ends, more, and in"),
+        (changed(x=np.zeros((3, 3, 8))), AXES, UsageError, "x has shape [3, 3, 8]; return ["),
+        (refusing_one, AXES, ExportError, "Axis('tokens', min=3)"),
+        (lambda s, _: {"x": np.zeros((s["nothing"], 8))}, AXES, ExportError, "raised at tokens="),
+        (
+            lambda s, r: packed(s, r) | {"ends": np.full(s["sequences"], 2)}, AXES, UsageError,
+            "draws ends alike 8 times, so no case could show a mistake with it; vary it with rng",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_on_one_line(function, axes, kind, says, tmp_path):
+    with pytest.raises(AttnExportError, match=re.escape(says)) as raised:
+        build(Subject(Packed().eval(), function, axes, ["y"]), tmp_path / "b")
+    assert isinstance(raised.value, kind)
+    assert len(str(raised.value)) <= 300
+    assert "\n" not in str(raised.value)
+
+
+def test_axes_keep_their_bounds(tmp_path):
+    axes = {"x": {0: Axis("tokens", min=3, max=20)}, "ends": {0: "sequences"}}
+    subject = Subject(Packed().eval(), refusing_one, axes, ["y"])
+    assert build(subject, tmp_path, dialects=["standard"]).passed
+    _, cases = case_folders(tmp_path / GOLDEN)
+    sizes = [case.sizes["tokens"] for case in cases]
+    assert (min(sizes), max(sizes)) == (3, 20)
