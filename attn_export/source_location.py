@@ -22,7 +22,7 @@ INSTALLED = ("site-packages", "dist-packages")
 TOOLS = (
     "torch", "onnxscript", "onnx_ir", "onnx", "numpy", "sympy",
     "einops", "einx", "opt_einsum", "torch_einops_utils", "jaxtyping", "beartype", "typeguard",
-    "loguru", "packaging", "decorator", "wrapt", "typing_extensions",
+    "frozendict", "loguru", "packaging", "decorator", "wrapt", "typing_extensions",
 )  # fmt: skip
 """Packages that only pass errors on: they compute what the line that calls them says."""
 RAISED = ("", 0)

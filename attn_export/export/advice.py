@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from attn_export.errors import ExportError, one_line
+from attn_export.export.kept_state import Kept
 from attn_export.export.subject import Subject
 from attn_export.parity.sizes import Sizes
 from attn_export.source_location import branching_line, line_in, line_of
@@ -92,6 +93,21 @@ def _lines_of(nodes: Iterable[Node]) -> str:
 def not_captured(error: Exception) -> ExportError:
     """Return the error for a failure of `torch.export`."""
     return _explained(error, "torch.export cannot capture the module")
+
+
+def not_forgotten(kept: Kept, error: Exception) -> ExportError:
+    """Return the error for a module that cannot do without the tensors that it keeps.
+
+    Args:
+        kept: The tensors.
+        error: The error of the capture without them.
+    """
+    names = ", ".join(dict.fromkeys(name for _, name in kept))
+    return _explained(
+        error,
+        f"the module keeps {names} from call to call, which would fix its size in the graph, and "
+        "cannot be captured without; make it in each call",
+    )
 
 
 def not_translated(error: Exception, program: ExportedProgram) -> ExportError:

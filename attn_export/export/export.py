@@ -21,9 +21,15 @@ from torch.export import Dim, ExportedProgram
 
 from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.errors import ExportError
-from attn_export.export.advice import fixed_axis, not_captured, not_translated, refuse_untranslated
+from attn_export.export.advice import (
+    fixed_axis,
+    not_captured,
+    not_forgotten,
+    not_translated,
+    refuse_untranslated,
+)
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
-from attn_export.export.module_state import preserved
+from attn_export.export.kept_state import kept_between_calls, without
 from attn_export.export.subject import Subject
 from attn_export.export.translations import complex_in_pairs, translations
 from attn_export.graph.axis_names import name_axes
@@ -109,15 +115,18 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     }
     shapes = subject.tree.dynamic_shapes(dynamic)
     arguments = subject.tree.rebuild(subject.inputs)
+    kept = kept_between_calls(subject)
     try:
         with (
-            preserved(subject.module), emit_canonical_attention(emit=emit),
+            without(subject.module, kept), emit_canonical_attention(emit=emit),
             _signature(subject.module, arguments),
         ):  # fmt: skip
             return torch.export.export(
                 subject.module, (), arguments, dynamic_shapes=shapes, strict=False
             )
     except Exception as error:
+        if kept:
+            raise not_forgotten(kept, error) from error
         raise _not_captured(subject, error) from error
 
 

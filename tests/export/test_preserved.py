@@ -18,7 +18,9 @@ from attn_export.export.module_state import copied, preserved
 class MaskMadeOnce(nn.Module):
     """Module that keeps the mask of its longest sequence."""
 
-    mask: Tensor | None = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.mask: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         n = x.shape[1]
@@ -38,11 +40,61 @@ def test_a_mask_that_is_made_in_the_first_call_is_made_in_the_graph(tmp_path: Pa
     assert module.mask is None
 
 
-def test_a_module_that_cannot_be_exported_keeps_the_mask_that_it_had(tmp_path: Path):
-    module = MaskMadeOnce()
-    module(torch.randn(1, 40, 16))
+class BufferMadeOnce(MaskMadeOnce):
+    """The same with a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.mask
+        self.register_buffer("mask", None, persistent=False)
+
+
+class BufferRegistered(BufferMadeOnce):
+    """The same with a buffer that a call registers, of the size of the call alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        if self.mask is None or self.mask.shape[0] != n:
+            self.register_buffer("mask", torch.ones(n, n).tril().bool(), persistent=False)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("kind", [MaskMadeOnce, BufferMadeOnce, BufferRegistered])
+@pytest.mark.parametrize("called_with", [None, 5, 40])
+def test_a_mask_that_is_kept_is_made_in_the_graph_and_stays(
+    kind: type[MaskMadeOnce], called_with: int | None, tmp_path: Path
+):
+    module = kind()
+    if called_with:
+        module(torch.randn(1, called_with, 16))
+    mask, buffers = module.mask, dict(module.named_buffers())
+    report = build(subject_of(module), tmp_path / "b", dialects=["standard"])
+    assert report.passed
+    assert module.mask is mask
+    assert dict(module.named_buffers()).keys() == buffers.keys()
+    assert "register_buffer" not in vars(module)
+
+
+class MaskCounted(nn.Module):
+    """Module that knows by a number that it has a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known, self.mask = 3, torch.ones(3, 3).tril().bool()
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = x.shape[1]
+        if n != self.known:
+            self.known, self.mask = n, torch.ones(n, n).tril().bool()
+        scores = (x @ x.mT).masked_fill(self.mask.logical_not(), float("-inf"))
+        return scores.softmax(-1) @ x
+
+
+def test_a_module_that_needs_what_it_keeps_is_told_what_to_write(tmp_path: Path):
+    module = MaskCounted()
+    module(torch.randn(1, 5, 16))
     mask = module.mask
-    with pytest.raises(ExportError, match=r"was narrowed to \[2, 40\]"):
+    with pytest.raises(ExportError, match=r"keeps mask from call to call.*make it in each call"):
         build(subject_of(module), tmp_path / "b", runtimes=["ort-cpu"])
     assert module.mask is mask
 
