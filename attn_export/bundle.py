@@ -28,8 +28,8 @@ class Staging:
     """A folder beside the output, which takes its place only when everything is in it.
 
     Attributes:
-        folder: Where to write.
-        output: Where it goes.
+        folder: The folder to write to.
+        output: The place where it goes.
     """
 
     def __init__(self, folder: Path, output: Path) -> None:

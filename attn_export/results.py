@@ -21,7 +21,7 @@ CODES = {name: code for code, name in DTYPES.items()}
 """TensorProto.DataType by the names of types."""
 
 Status = Literal["passed", "failed", "unusable", "error", "not run"]
-"""Of a verdict. ``unusable``: the eager reference itself has NaN where the truth is finite.
+"""Status of a verdict. ``unusable``: the eager reference itself has NaN where the truth is finite.
 ``error``: the runtime gave no output for the case."""
 
 DECODE = "decode"
@@ -31,7 +31,7 @@ BASE, CHANGED = "base", "changed_"
 """The name of a case, and the start of the names of those that differ from it in one input."""
 
 Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run"]
-"""Of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
+"""Outcome of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
 
 MOST_LINES = 20
 """The most lines of a report as text."""
@@ -186,7 +186,7 @@ class ErrorMap:
     Attributes:
         axes: A name for each axis of the output.
         shape: Its size on each.
-        index: Where the worst element is.
+        index: The index of the worst element.
         actual: The value there, to nine digits; may be NaN or infinite.
         expected: The right value there.
         relative_to: The norm that errors are divided by; ``"kind"`` where a NaN, a row that must
@@ -215,7 +215,7 @@ class RuntimeRun:
         reason: Why it did not run, or how it failed; empty where it ran.
         required: Whether anything but ``"ran"`` is a failure of the whole.
         facts: Version, device, threads, limits, seconds: facts that the runtime reported.
-        worst: Where the error of its worst verdict sits; None where nothing was measured.
+        worst: The place of the largest error of its worst verdict; None where nothing was measured.
         seconds: The time of each case that ran, with reading its inputs and storing its outputs.
     """
 

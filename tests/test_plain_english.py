@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 QUESTION = re.compile(r"(What|Which|Whether|Why|How|Where|When|Who)\b")
+PREPOSITION = re.compile(r"(Of|In|For|As|By|With|Under|Between|Beside|Below|At|On|From|To)\b")
 NO_VERB = {
     *("A", "All", "An", "Another", "As", "At", "Both", "By", "Each", "Every", "For", "From", "In"),
     *("It", "Its", "No", "Not", "Of", "One", "Only", "Other", "Over", "Some", "The", "Two", "Who"),
@@ -109,10 +110,16 @@ def is_sentence(node: Node, line: str) -> bool:
     return is_thing and bool(THIRD_PERSON.match(line))
 
 
+def is_fragment(node: Node, line: str) -> bool:
+    """Return whether the docstring of a constant lacks the noun that says what it is."""
+    return isinstance(node, Assigned) and bool(PREPOSITION.match(line))
+
+
 @pytest.mark.parametrize(
     ("is_wrong", "folders"),
     [
         (asks, ("attn_export", "scripts", "tests")),
+        (is_fragment, ("attn_export", "scripts")),
         (is_no_command, ("attn_export", "scripts")),
         (is_sentence, ("attn_export", "scripts")),
     ],

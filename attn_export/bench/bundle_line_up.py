@@ -72,7 +72,7 @@ class Entrants:
     Attributes:
         folder: The bundle's.
         scratch: For graphs that are made on the way.
-        spec: Where the bundle has one.
+        spec: The spec, if the bundle has one.
     """
 
     folder: Path

@@ -13,7 +13,7 @@ from attn_export.runtimes.child import Child, module_command
 from attn_export.runtimes.protocol import Facts, Limits
 
 MOST_RUNS = 2000
-"""In one turn, however short they are."""
+"""Largest number of runs in a turn, however short they are."""
 
 
 class Contestant:
@@ -143,7 +143,7 @@ def measure(
     Args:
         candidates: Those with `alone` are started for every turn, one at a time.
         rounds: The number of turns of each.
-        turn_seconds: How long a turn is about; one run at least.
+        turn_seconds: The approximate length of a turn in seconds; one run at least.
         limits: For each process.
         advance: Receives the candidate's name after its preparation and each of its turns.
     """

@@ -37,7 +37,7 @@ class Candidate:
 
     Attributes:
         name: Unique within a contest.
-        kind: How it is made: a key of `worker.KINDS`.
+        kind: The way to make it: a key of `worker.KINDS`.
         options: Options of its maker; plain JSON.
         alone: Whether it takes so much memory that its process lives for its own turns only.
         reason: Why it cannot even be tried; empty where it can.

@@ -29,7 +29,7 @@ def gemm_rooflines(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -
     """Return a product [M, K] x [K, N] as candidates in both libraries.
 
     Args:
-        folder: Where the graph is written.
+        folder: The folder to write the graph to.
         sizes: M, K and N.
     """
     M, K, N = sizes
@@ -50,7 +50,7 @@ def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
     """Return the sum over a buffer as candidates in both libraries.
 
     Args:
-        folder: Where the graph is written.
+        folder: The folder to write the graph to.
         mib: The size of the buffer.
     """
     work = Cost(bytes=float(mib << 20))

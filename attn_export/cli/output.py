@@ -88,7 +88,7 @@ class Output:
         """Write and print a report; its exit code.
 
         Args:
-            report: Which.
+            report: The report.
             place: The bundle's folder, if one was made.
 
         Raises:

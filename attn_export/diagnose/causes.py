@@ -59,7 +59,7 @@ class Observations:
     """All that was seen of a fault.
 
     Attributes:
-        fault: Where it is.
+        fault: The part that is at fault.
         runtime: The name of the runtime.
         found: The mistakes that account for the outputs.
         first: The first wrong node.
@@ -80,7 +80,7 @@ class Observations:
 
     @property
     def shown(self) -> str:
-        """For which sizes it shows, and where in the outputs: the end of a sentence."""
+        """The sizes and the places in the outputs that show it, as the end of a sentence."""
         sizes = [f"it fails {' and '.join(self.pattern.sizes)}"] if self.pattern.sizes else []
         return "".join(f"; {said}" for said in (*sizes, *self.pattern.places))
 
@@ -91,7 +91,7 @@ def causes(seen: Observations, done: Sequence[ExperimentResult], lines: Lines) -
     Args:
         seen: The observations.
         done: The other experiments.
-        lines: Where in the module each node came from.
+        lines: The line of the module that each node came from.
     """
     if seen.fault == "graph":
         return _in_graph(seen, lines) or [Cause(UNKNOWN, IN_GRAPH + seen.shown)]
@@ -155,7 +155,7 @@ def _in_runtime(
         found: Mistakes that reproduce its outputs.
         mending: For each experiment that passes, the cause that it implies, and its name.
         first: The first node that leaves the float64 run.
-        lines: Where in the module each node came from.
+        lines: The line of the module that each node came from.
     """
     ways = ", or ".join(name for _, name in mending)
     mended = f"; it passes with {ways}" if ways else ""

@@ -87,7 +87,7 @@ def serving_graph(
     """Start a runtime's process with a graph.
 
     Args:
-        kind: Which runtime.
+        kind: The runtime.
         limits: For it.
         graph: The file.
         inputs: The names of its inputs.

@@ -61,7 +61,7 @@ def first_unlike(
         values: Its values in a case.
         whose: The name of the witness.
         steps: Its operations in the same case.
-        lines: Where in the module each node came from.
+        lines: The line of the module that each node came from.
     """
     by_size: dict[int, list[int]] = {}
     for number, step in enumerate(steps):

@@ -47,8 +47,8 @@ class Cause:
     Attributes:
         kind: Its kind, in a word or two: ``"scale"``.
         sentence: The error and its evidence.
-        node: Where in the graph; "" if not in one place.
-        line: Where in the module the node came from; "" if not known.
+        node: The name of the node; "" if it is not in one place.
+        line: The line of the module that the node came from; "" if not known.
         unexplained: The share of the error that it leaves unexplained; None if not measured.
     """
 
@@ -82,7 +82,7 @@ class Deviation:
         node: Its name.
         operator: Its type.
         value: The output.
-        line: Where in the module it came from; "" if not known.
+        line: The line of the module that it came from; "" if not known.
         error: Relative L2 distance of the output.
         says: A description of the difference.
     """
@@ -103,7 +103,7 @@ class Explanation:
         runtime: Its name.
         graph: The file's name.
         options: Options of the engine, as the user set them.
-        fault: Where it is.
+        fault: The part that is at fault.
         failed: Names of the cases that failed; the smallest first.
         cases: The number of cases that ran.
         causes: The most likely first.
@@ -111,8 +111,8 @@ class Explanation:
         experiments: The other experiments.
         pattern: Common properties of the failed cases, and the location of the error.
         smallest: The sizes of the smallest case that still shows it.
-        folder: Where it can be reproduced from, once written.
-        seconds: How long it took to find out.
+        folder: The folder that reproduces it, once written.
+        seconds: The time that it took to find out.
         notes: Notes on steps that were not possible.
     """
 

@@ -22,10 +22,10 @@ from attn_export.diagnose.meaning import Meaning, dtype_of, if_right, right_roun
 from attn_export.temp_folders import scratch
 
 LOCALISED = 6
-"""In how many cases the first wrong node is looked for."""
+"""Number of cases in which the first wrong node is looked for."""
 
 ALIKE = 3
-"""In how many of them values are compared with all of another graph: small ones are often alike."""
+"""Number of these in which values are compared with all of another graph."""
 
 
 def fault_of(own: Meaning | None, trial_elsewhere: GraphRun | None, *, lossy: bool) -> Fault:

@@ -44,10 +44,10 @@ class Probe:
 
 
 NO_OPERATOR = "no such operator"
-"""Of a runtime whose dialects cannot express a probe."""
+"""Reading of a runtime whose dialects cannot express a probe."""
 
 SOMETHING_ELSE = "something else"
-"""Of an output that matches no reading of its probe."""
+"""Reading of an output that matches no reading of its probe."""
 
 RAN: Outcome = "ran"
 
@@ -61,7 +61,7 @@ class ProbeFinding:
             gave no output, the outcome: ``"refused"``, ``"crashed"``, ``"hung"`` …
         detail: Its message, or numbers; empty if the reading is complete.
         form: The dialect of the graph that it was given; empty where there was none.
-        outcome: How it ended.
+        outcome: The way in which it ended.
     """
 
     reading: str

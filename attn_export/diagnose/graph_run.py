@@ -40,7 +40,7 @@ class GraphRunner:
 
     Attributes:
         path: The graph's file.
-        form: How it differs from the bundle's signature.
+        form: The differences from the bundle's signature.
         runtime: The runtime.
         options: Options of the engine, as the user set them.
         limits: For each process.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 OF_CAUSAL = frozenset({"causal dropped", "causal offset", "mask dropped beside causal"})
 MANY_HEADS = 32
-"""Of more, not every pair is tried."""
+"""Largest number of heads of which every pair is tried."""
 
 
 def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:

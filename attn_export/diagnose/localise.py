@@ -20,7 +20,7 @@ GRAPHS_AGREE = 1e-9
 """Largest difference at which two graphs, both evaluated in float64, hold the same value."""
 
 ROUNDINGS = 64
-"""Of the graph's type, by which the output of one node may be off."""
+"""Number of roundings of the graph's type by which the output of one node may be off."""
 
 BETWEEN = 4
 """Largest number of values between those known to be right and a wrong one, if they are to be
@@ -47,7 +47,7 @@ def first_difference(
         wrong_values: Its values in a case.
         right: The graph that it should equal.
         right_values: Its values in the same case.
-        lines: Where in the module each node came from.
+        lines: The line of the module that each node came from.
     """
     known = {
         name
@@ -70,7 +70,7 @@ def first_strange(
     Args:
         wrong: The graph in question.
         cases: Its values in some cases, with those of right graphs.
-        lines: Where in the module each node came from.
+        lines: The line of the module that each node came from.
     """
     compared = [name for name in wrong.producer if all(_tells(mine.get(name)) for mine, _ in cases)]
     right = {name for name in compared if all(_among(mine[name], theirs) for mine, theirs in cases)}
@@ -146,7 +146,7 @@ def first_rounded_away(
         truth: Its values in float64.
         noise: Its values where each output is rounded to the graph's own type.
         actual: The runtime's outputs, by name.
-        lines: Where in the module each node came from.
+        lines: The line of the module that each node came from.
     """
     least = ROUNDINGS * float(np.finfo(np.float32).eps)
     for node in evaluation.nodes:

@@ -40,7 +40,7 @@ One that is the cause has to account for every case that fails.
 """
 
 ROUNDINGS = 256
-"""Of an output's type, by which a mistake may miss what came out and still be all there is."""
+"""Number of roundings of the output's type by which a mistake may differ from what came out."""
 
 FAR = 10.0
 """Weight of a NaN or an infinity in the wrong place, in root mean squares of the output."""

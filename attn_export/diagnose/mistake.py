@@ -101,7 +101,7 @@ def along_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None
     """Shift a matrix [..., L, S] that depends on j - i alone by `shift` diagonals to the left.
 
     Args:
-        visible: Which key j each query i sees.
+        visible: The keys j that each query i sees.
         shift: The number of diagonals.
         beyond: Whether a query sees keys that are further ahead of it than any in the matrix.
 

@@ -14,7 +14,7 @@ from attn_export.tensorfile import Array
 Sizes = Mapping[str, int]
 
 LARGE = 0.1
-"""Of the largest error of an output: what counts as wrong too."""
+"""Share of the largest error of an output that counts as wrong too."""
 
 ALONE = 0.01
 """Likewise, where the error is said to sit in one place alone."""

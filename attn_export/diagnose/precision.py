@@ -26,11 +26,11 @@ WIDE = 2.0**17
 """More than float16 holds, and nothing to the others."""
 
 FORMATS = {24: "float32", 11: "TF32", 8: "bfloat16"}
-"""By the bits of a significand, its leading 1 included."""
+"""Formats by the bits of their significand, its leading 1 included."""
 
 LEAST = 1 / (1 + np.exp(-1.0)) - 0.5
 LOST: dict[str, np.ndarray | float] = {"value": 2.0**-BITS, "weights": 0.5}
-"""By how much an output is off where the bit is lost: at least by `LEAST`, where not said."""
+"""Error of an output where the bit is lost; at least `LEAST` for probes that are not listed."""
 
 SLACK = {24: 3, 11: 1, 8: 1}
 """Number of bits that a softmax may lose to its exponentials and its division."""

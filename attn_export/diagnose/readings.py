@@ -18,7 +18,7 @@ CLOSE = 0.1
 less does not."""
 
 APART = 3 * CLOSE
-"""By how much any two readings of a probe differ in some row."""
+"""Least difference of any two readings of a probe in some row."""
 
 
 SLOTS = {

@@ -15,7 +15,7 @@ class Architecture:
     Attributes:
         name: As in NVIDIA's documentation: ``"sm_80"``.
         card: A card of it.
-        multiprocessors: How many the card has.
+        multiprocessors: The number that the card has.
         shared_per_block: The most bytes of shared memory that a block may ask for.
         shared_per_multiprocessor: The bytes of shared memory of a multiprocessor.
         memory: The card's memory in GiB.

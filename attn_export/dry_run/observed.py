@@ -55,7 +55,7 @@ class Step:
         cache_copies: The kernels that copy keys and values, with how often.
         waits: The nodes that wait for the device, or copy from it to the host.
         stopped: The error that ended the run; empty if there was none.
-        finding: What `stopped` means.
+        finding: The meaning of `stopped`.
     """
 
     name: str

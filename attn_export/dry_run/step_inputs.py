@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_BYTES = 2 << 30
-"""Of all inputs together."""
+"""Largest size of all inputs together."""
 
 LENGTHS = {"seqlens_k": -1, "total_sequence_length": 0}
 """Integer inputs of GroupQueryAttention, and what is to be added to the total length."""

@@ -169,7 +169,7 @@ def out_of_reach(subject: Subject, sizes: Sizes, error: ExportError) -> ExportEr
     """Return the error for a module that raises at some sizes, with the bound that avoids them.
 
     Args:
-        subject: Whose module raised.
+        subject: The subject that has the module.
         sizes: The sizes at which it did.
         error: The error that it raised.
     """

@@ -100,7 +100,7 @@ def check_capture(
     """Compare the captured program with the request.
 
     Args:
-        subject: Whose module it is.
+        subject: The subject that has the module.
         program: The captured program.
         in_torch: Captures it again, with our own attention as PyTorch operations: a program that
             holds ONNX nodes cannot be run here.

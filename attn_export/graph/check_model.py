@@ -36,7 +36,7 @@ def expected_of(file: GraphFile, whole: Expected) -> Expected:
     """Return the expected properties of one graph of a bundle.
 
     Args:
-        file: How it differs.
+        file: The differences of the graph from the signature.
         whole: The expected properties of the graph in the standard dialect.
     """
 

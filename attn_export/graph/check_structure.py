@@ -65,7 +65,7 @@ def named_axes(graph: Checked) -> Iterator[str]:
 
 
 OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24)}
-"""Of ai.onnx, by dialect."""
+"""Opsets of ai.onnx that a graph may import, by dialect."""
 
 ATTENTION_SINCE = 23
 IR_LIMIT = {18: 8, 23: 11, 24: 12}

@@ -28,7 +28,7 @@ INPUTS = (
     "query", "key", "value", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen",
 )  # fmt: skip
 OUTPUTS = ("output", "present_key", "present_value", "attn_weights")
-"""Of ai.onnx `Attention`, https://onnx.ai/onnx/operators/onnx__Attention.html."""
+"""Inputs and outputs of ai.onnx `Attention`, https://onnx.ai/onnx/operators/onnx__Attention.html."""
 
 STEPS, AFTER = 6, 3
 """The most steps of a lane, before and after the node: beyond them is the rest of a model."""

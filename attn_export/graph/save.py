@@ -113,7 +113,7 @@ INLINE_BELOW = 1024
 """Initialisers of fewer bytes stay in the graph: shapes have to be known to every tool."""
 
 DIGITS = 16
-"""Of the SHA-256 in the name of a file of weights."""
+"""Number of digits of the SHA-256 in the name of a file of weights."""
 
 
 def save_graph(model: ir.Model, path: Path) -> list[str]:

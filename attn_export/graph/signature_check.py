@@ -43,7 +43,7 @@ def form_of_file(
     Args:
         model: The graph.
         path: The name of its file, for messages.
-        form: How the graph of the bundle is run.
+        form: The description of the graph in the bundle.
         inputs: The inputs that the bundle states.
         outputs: Its outputs.
         whose: The owner of these inputs and outputs, for messages.

@@ -45,8 +45,8 @@ def assert_parity(
         names: The names of inputs and outputs in `graph` by those of the module. What is not
             named has the same name, or else the same place among the rest.
         outputs: Of a module: names of its outputs, as of `Subject`.
-        runtimes: Which to run. Default ort-cpu, and ort-cuda where there is a GPU.
-        require: Which must run.
+        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda where there is a GPU.
+        require: Names of runtimes that must run.
         dialects: Forms of the graph; of a bundle all that it has.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.

@@ -84,7 +84,7 @@ def bench(
             only `prefill` is given.
         rounds: Turns of each candidate.
         threads: For computing, on all sides; default all cores.
-        turn_seconds: How long a turn is about.
+        turn_seconds: The approximate length of a turn, in seconds.
         progress: Receiver of progress.
 
     Raises:

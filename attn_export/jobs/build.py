@@ -66,8 +66,8 @@ def build(
         output: The bundle's folder. Default `models/NAME`.
         name: Its name in the report.
         dialects: Forms of the graph, or ``"all"``.
-        runtimes: Which to run. Default ort-cpu, and ort-cuda where there is a GPU.
-        require: Which must run: one that cannot is a failure.
+        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda where there is a GPU.
+        require: Names of runtimes that must run; one that cannot is a failure.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
         seed: For the weights of a spec's module.

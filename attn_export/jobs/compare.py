@@ -52,8 +52,8 @@ def compare(
             named has the same name, or else the same place among the rest.
         ranges: The least and the largest value of integer inputs of an ONNX file as reference.
         output: The folder for a bundle of the graph, the cases and the truth. Default: none.
-        runtimes: Which to run. Default ort-cpu, and ort-cuda where there is a GPU.
-        require: Which must run: one that cannot is a failure.
+        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda where there is a GPU.
+        require: Names of runtimes that must run; one that cannot is a failure.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
         seed: For the weights of a spec's module.

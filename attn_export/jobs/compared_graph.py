@@ -32,7 +32,7 @@ class ComparedGraph:
     Attributes:
         path: Its file.
         model: Its content, without external data.
-        file: How it is run.
+        file: The description of the graph: layouts, bound buffers, sizes.
         names: Its names of inputs and outputs.
     """
 

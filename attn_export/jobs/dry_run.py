@@ -98,7 +98,7 @@ def observed(
 
     Args:
         folder: The folder of the graph.
-        file: How it is run.
+        file: The description of the graph: layouts, bound buffers, sizes.
         card: The architecture.
         sizes: B, L and P; the defaults of `dry_run` where L and P are None.
         limits: The limits of the process.

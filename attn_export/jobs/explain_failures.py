@@ -21,7 +21,7 @@ SECONDS = 20.0
 """After which no further experiment is begun: a failed test has to end too."""
 
 RUNTIMES = 2
-"""Of how many runtimes the failure is explained: others mostly fail for the same reason."""
+"""Number of runtimes whose failure is explained: others mostly fail for the same reason."""
 
 
 def explained(

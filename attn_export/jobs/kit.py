@@ -35,7 +35,7 @@ def write_kit(
         language: One of `LANGUAGES`.
         bundle: The bundle's folder. It is copied into the kit.
         output: The kit's folder: new, empty, or a kit in which nothing was changed.
-        dialect: Which form of the graph it runs. Default: the fastest that its engine runs.
+        dialect: The dialect of the graph that it runs. Default: the fastest that its engine runs.
         progress: Receiver of progress.
 
     Returns:

@@ -34,7 +34,7 @@ def lower_file(
         limits: The time and memory of the process that does it.
 
     Returns:
-        How often each operator occurs, for every file.
+        The number of each operator, for every file.
 
     Raises:
         UsageError: If the dialect is unknown, or `output` is `model` or holds its weights.

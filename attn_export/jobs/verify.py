@@ -52,8 +52,8 @@ def verify(
         bundle: The bundle's folder.
         graph: An ONNX file to run instead of the bundle's own; one that is called as one of
             these is run as that is.
-        runtimes: Which to run. Default ort-cpu, and ort-cuda where there is a GPU.
-        require: Which must run: one that cannot is a failure.
+        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda where there is a GPU.
+        require: Names of runtimes that must run; one that cannot is a failure.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
         recompute: Compute the truth anew from the stored inputs, and judge by that; the stored

@@ -25,7 +25,7 @@ RUNS = ((64, 8), (250, 4), (1000, 2), (math.inf, 1))
 sample, and the worst of many is not."""
 
 SAFETY = {np.dtype(np.float16): 5.0}
-"""By an output's dtype: the factor on the error of random rounding. Processors may keep sums of
+"""Factor on the error of random rounding, by the dtype of an output. Processors may keep sums of
 float16 products in float16, which the random rounding does not do."""
 
 USUAL_SAFETY = 2.5

@@ -26,7 +26,7 @@ FLOOR = 0.02
 """Errors below this share of what is allowed are not compared: they are a few roundings."""
 
 Shares = dict[str, dict[str, float]]
-"""By ``case/output``, error over allowed; by ``runtime/graph``."""
+"""Error over allowed by ``runtime/graph`` and ``case/output``."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ LEVELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     PAST: {"small": (0, 3), "middle": (4, 15), "large": (16, math.inf)},
     "": {"small": (1, 3), "middle": (4, 15), "large": (16, math.inf)},
 }
-"""By axis, or for all other axes: what is small, middle and large."""
+"""Ranges of small, middle and large sizes by axis; "" for all other axes."""
 
 VALUES = {
     BATCH: (1, 2, 3, 4, 5, 7, 8, 9, 17),

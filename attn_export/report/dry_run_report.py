@@ -38,7 +38,7 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
 
     Args:
         observations: The dry runs.
-        console: Where to.
+        console: The console to print on.
     """
     _say(f"[{COLOUR}]{MEANING}[/]", console)
     rows: dict[tuple[str, ...], list[str]] = {}

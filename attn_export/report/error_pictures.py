@@ -23,7 +23,7 @@ SMALLEST, LARGEST = 4, 18
 """CSS pixels of a cell."""
 
 APART = 24
-"""With at most so many rows and columns, a line parts the cells."""
+"""Largest number of rows and columns at which a line parts the cells."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,7 +83,7 @@ def _style(m: Measured) -> str:
 
 MARKS = {"onnx": "*", "pytorch": "+"}
 WIDTHS = (19, 26, 17, 15)
-"""Of the columns: with one space after each, 81, of which the last is not printed."""
+"""Widths of the columns; with one space after each but the last, 80."""
 
 LONGEST = 320
 """Characters of a note; --json FILE has all."""

@@ -49,8 +49,8 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
     """Print the table, what failed, the notes and the verdict.
 
     Args:
-        report: Which.
-        console: Where to.
+        report: The report.
+        console: The console to print on.
         option: The option that shows the whole report.
     """
     for sentence in report.explanations:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 Layouts = Mapping[str, Sequence[int]]
-"""As of `GraphFile`."""
+"""Axis orders by name, as in `GraphFile`."""
 
 
 def laid_out(inputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:

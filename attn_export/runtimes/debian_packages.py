@@ -28,7 +28,7 @@ SNAPSHOT = "https://snapshot.debian.org/archive/debian/20261122T000000Z"
 SECONDS = 120
 
 _MAGIC, _HEADER = b"!<arch>\n", 60
-"""Of an `ar` archive, which is what a Debian package is, and of each file in it."""
+"""First bytes of an `ar` archive (a Debian package is one), and length of a file's header."""
 
 Say = Callable[[str], None]
 

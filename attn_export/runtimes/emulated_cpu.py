@@ -146,7 +146,7 @@ class EmulatedCpu(OrtCpu):
         """Return a command, and its environment, that runs Python on this processor.
 
         Args:
-            words: What follows the path of the interpreter.
+            words: The arguments after the path of the interpreter.
         """
         command = [str(self._emulator()), "-cpu", self.cpu.model]
         if not self._needs_other_python:

@@ -42,7 +42,7 @@ def install(
     """Install runtimes; quick where nothing has changed.
 
     Args:
-        folder: Where programs are installed.
+        folder: The folder of installed programs.
         names: Of node, wasm and webgpu.
         say: Receives a message before each long step.
         system_packages: Let apt-get install Chromium, as root, where there is none.

@@ -46,7 +46,7 @@ def install(folder: Path, say: Say) -> None:
     """Build both programs; quick where nothing has changed.
 
     Args:
-        folder: Where programs are installed.
+        folder: The folder of installed programs.
         say: Receives a message before each long step.
 
     Raises:

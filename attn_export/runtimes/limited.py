@@ -21,7 +21,7 @@ from attn_export.runtimes.ipc import EventWriter, jobs_from_stdin, limit_memory,
 from attn_export.runtimes.protocol import Limits
 
 PR_SET_PDEATHSIG = 1
-"""Of <linux/prctl.h>. The thread that started the process waits for it."""
+"""Constant of <linux/prctl.h>. The thread that started the process waits for it."""
 
 
 def limited(

@@ -66,7 +66,7 @@ class Pool:
     """Processes that import their SDKs while the job imports its own, and then wait for graphs.
 
     Args:
-        selection: Which runtimes.
+        selection: The runtimes.
         graphs: The graphs that are known by now.
         limits: For each process.
 
@@ -134,7 +134,7 @@ class Pool:
         """Pass graphs and cases to the processes, and return at once.
 
         Args:
-            folder: Where the graphs lie.
+            folder: The folder of the graphs.
             inputs: The names of the inputs, in the order of their files.
             axes: The axes of every input and output, by name.
             cases: Of which a graph gets those whose sizes it takes.

@@ -43,7 +43,7 @@ class Serving:
         environment: Its environment; this process's own where None.
 
     Attributes:
-        outcome: How it ended; `"ran"` only when every case was served.
+        outcome: The way in which it ended; `"ran"` only when every case was served.
         reason: Why it did not run to its end; empty where it did.
         loaded: Whether it came as far as its first case.
         facts: Facts that it reported.

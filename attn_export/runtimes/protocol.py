@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Facts = dict[str, object]
 Options = Mapping[str, str]
-"""Of an engine, in its own words, beside or in place of those that the runtime sets."""
+"""Options of an engine, named as in its documentation; they replace those that the runtime sets."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Launched(Protocol):
         """Return the command that runs Python, and its environment; None for this process's own.
 
         Args:
-            words: What follows the path of the interpreter.
+            words: The arguments after the path of the interpreter.
         """
         ...
 

@@ -53,7 +53,7 @@ def run_once(
     """Run cases in their order through one loaded graph.
 
     Args:
-        runtime: Which; it must be `Tunable` if there are `options`.
+        runtime: The runtime; it must be `Tunable` if there are `options`.
         graph: The file.
         cases: Inputs by name, under the name of each case; all of the same names.
         limits: For the process.

@@ -18,7 +18,7 @@ BATCH, NEW, CAPACITY_AXIS = "batch", "query_len", "capacity"
 PAST, PRESENT, LENGTHS = "past_", "present_", "past_length"
 
 BLOCK = 64
-"""By how many keys the buffers grow."""
+"""Number of keys by which the buffers grow."""
 
 PROMPT, CHUNK, EVERY = 5, 3, 10
 """Tokens of the prompt; after it single tokens, but of each `EVERY` so many at once."""

@@ -70,8 +70,9 @@ def as_apart(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Te
 ROWS: Final = "rows"
 """All rows of q, then those of k, then those of v."""
 GROUPS: Final = "groups"
-"""For each K/V head: the rows of its query heads, its key, its value. With as many K/V heads as
-query heads that is ``[H, 3, D]``."""
+"""Rows of each K/V head in turn: those of its query heads, its key, its value.
+
+With as many K/V heads as query heads that is ``[H, 3, D]``."""
 
 
 ADDED_KEYS: Final = "added_keys."

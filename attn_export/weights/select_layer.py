@@ -29,7 +29,7 @@ class LayerMatch:
 
     Attributes:
         prefix: The prefix of its tensors' names, with the dot.
-        layout: How it is stored.
+        layout: The layout in which it is stored.
         layer: Its number, None where the prefix has none.
         role: `CROSS`, `DECODER`, `ENCODER` or "" if the prefix does not show it.
     """

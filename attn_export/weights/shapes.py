@@ -35,7 +35,7 @@ class Sizes:
     Attributes:
         spec: The attention.
         keys: The key of each field in config.json.
-        origin: Where the numbers are from.
+        origin: The source of the numbers.
     """
 
     spec: AttentionSpec

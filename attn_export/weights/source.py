@@ -254,7 +254,7 @@ def _header_problem(file: Path, size: int, start: bytes) -> str | None:
 
 
 AT_MOST: Final = 6
-"""So many things are listed, the rest is counted."""
+"""Number of things that are listed; the rest is counted."""
 LONGEST: Final = 400
 
 

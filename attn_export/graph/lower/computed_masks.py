@@ -53,7 +53,7 @@ def without_causal_part(model: ir.Model, maker: MaskMaker, trials: MaskTrials) -
     Args:
         model: Gets the nodes of the new mask.
         maker: The nodes of the mask.
-        trials: Where it is tried.
+        trials: The sizes and inputs on which it is evaluated.
 
     Returns:
         The new mask, or None if there is no such part.

@@ -45,7 +45,7 @@ class MaskTrials:
     """Maker of the trials of one node.
 
     Args:
-        model: Whose node it is.
+        model: The model that has the node.
         a: The node.
     """
 

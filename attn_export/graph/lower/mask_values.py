@@ -20,7 +20,7 @@ Values = Mapping[ir.Value, Array]
 MOST_NODES = 300
 
 NEVER = frozenset({"Attention", "Bernoulli", "Multinomial"})
-"""Beside all that is random: what gives other values each time, or is no part of a mask."""
+"""Operators that are never part of a mask, or give other values each time, beside Random ones."""
 
 SMALL = 16
 """Constants of more elements are tables: their lengths are of interest, not their values."""
@@ -42,7 +42,7 @@ class MaskMaker:
     Args:
         mask: The mask.
         lengths: A value with the number of keys of each row, if there is one.
-        trials: Where it can be tried.
+        trials: The sizes and inputs on which it is evaluated.
 
     Attributes:
         nodes: In an order in which they can run.
@@ -216,7 +216,7 @@ class Evaluator:
     """Some nodes, ready to run.
 
     Args:
-        nodes: Which, in order.
+        nodes: The nodes, in order.
         inputs: Values that they read and none of them makes.
         outputs: The wanted values.
         constants: Inputs that are always the same.

@@ -18,7 +18,7 @@ class Builder:
     """Builder of consecutive nodes, in front of a node of a graph.
 
     Args:
-        model: Whose graph it is.
+        model: The model that has the graph.
         before: The node in front of which they go, and after which they are named.
     """
 

@@ -17,7 +17,7 @@ SHARED = frozenset(
         "Or", "Range", "ReduceMax", "Reshape", "Shape", "Squeeze", "Sub", "Unsqueeze", "Where",
     }
 )  # fmt: skip
-"""Of these, one is enough where inputs and attributes are the same."""
+"""Operators of which one node is enough where inputs and attributes are the same."""
 
 
 def tidy(model: ir.Model) -> None:

@@ -40,7 +40,7 @@ def recognise_attention(model: ir.Model) -> int:
     """Replace attention that is written out by `Attention` nodes, in place.
 
     Returns:
-        How many there are.
+        Their number.
     """
     return sum(_recognised(model, softmax) for softmax in nodes_of(model, "Softmax"))
 
