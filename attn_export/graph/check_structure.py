@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from attn_export.dialect_names import ORT, PORTABLE, STANDARD
+from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
 from attn_export.graph.check_model import Checked, shape_of, show
 
@@ -64,7 +64,7 @@ def named_axes(graph: Checked) -> Iterator[str]:
 # -- checks that all operators belong to the dialect --------------------------------------------
 
 
-OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24)}
+OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24), CUDA: (23, 24)}
 """Opsets of ai.onnx that a graph may import, by dialect."""
 
 ATTENTION_SINCE = 23
@@ -90,10 +90,13 @@ ORT_OPERATORS = OWN_OPERATORS | PORTABLE_OPERATORS | {
     "GroupQueryAttention", "If", "MultiHeadAttention", "Or",
 }  # fmt: skip
 
-OPERATORS = {STANDARD: OWN_OPERATORS, PORTABLE: PORTABLE_OPERATORS, ORT: ORT_OPERATORS}
+OPERATORS = {
+    STANDARD: OWN_OPERATORS, PORTABLE: PORTABLE_OPERATORS, ORT: ORT_OPERATORS,
+    CUDA: OWN_OPERATORS | {"GroupQueryAttention"},
+}  # fmt: skip
 """Operators of our own module, by dialect."""
 
-DOMAINS = {ORT: ("", "ai.onnx", "com.microsoft")}
+DOMAINS = dict.fromkeys((ORT, CUDA), ("", "ai.onnx", "com.microsoft"))
 """Whose operators a dialect has; by default those of ONNX."""
 
 

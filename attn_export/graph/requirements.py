@@ -34,11 +34,12 @@ def features(model: ir.Model) -> tuple[str, ...]:
     found |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
     for node in model.graph.all_nodes():
         domain = node.domain or ""
-        found.add(f"{domain}.{node.op_type}" if domain else node.op_type)
+        name = f"{domain}.{node.op_type}" if domain else node.op_type
+        found.add(name)
         if any(value.dtype == ir.DataType.DOUBLE for value in node.outputs):
             found.add("value DOUBLE")
-        if not domain and node.op_type in USES:
-            found |= {f"{node.op_type}({use})" for use in USES[node.op_type](node)}
+        if name in USES:
+            found |= {f"{name}({use})" for use in USES[name](node)}
     return tuple(sorted(found))
 
 
@@ -78,7 +79,14 @@ def _of_cast(node: ir.Node) -> set[str]:
     return {"to BFLOAT16"} if to == ir.DataType.BFLOAT16 else set()
 
 
-USES = {ATTENTION: _of_attention, "Cast": _of_cast, "Range": _of_range, ORDER: _of_order}
+def _of_grouped_queries(node: ir.Node) -> set[str]:
+    return {"q_norm_weight"} if optional_input(node, 14) is not None else set()
+
+
+USES = {
+    ATTENTION: _of_attention, "Cast": _of_cast, "Range": _of_range, ORDER: _of_order,
+    "com.microsoft.GroupQueryAttention": _of_grouped_queries,
+}  # fmt: skip
 
 
 def _before_unsqueeze(value: ir.Value) -> ir.Value:

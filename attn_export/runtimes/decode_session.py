@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.bundle import SPEC, graph_files, read_bundle
-from attn_export.dialect_names import ORT, PORTABLE, STANDARD
+from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError
 from attn_export.parity.sizes import with_sums
 from attn_export.results import GraphFile
@@ -25,8 +25,8 @@ from attn_export.tensorfile import ArrayDict, numpy_dtype
 
 LENGTHS = "past_length"
 CACHES = {"present_key": "past_key", "present_value": "past_value"}
-PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (STANDARD, ORT, PORTABLE)}
-"""The dialects by device, the fastest first. What `ort` is on the CPU, CUDA has no kernels for."""
+PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, PORTABLE)}
+"""The dialects by device, the fastest first."""
 BLOCK = 512
 
 

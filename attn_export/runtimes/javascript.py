@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.dialect_names import DIALECTS
+from attn_export.dialect_names import CUDA, DIALECTS
 from attn_export.runtimes.install_folder import home, missing
 from attn_export.runtimes.install_javascript import NODE_MISSING, node_sources, package_version
 from attn_export.runtimes.program import ProgramEngine
@@ -34,7 +34,7 @@ class Node:
 
     name = "node"
     device = "cpu"
-    dialects = frozenset(DIALECTS)
+    dialects = frozenset(DIALECTS) - {CUDA}
     measured = "1.30.0"
     unsupported: Sequence[Unsupported] = ()
 
@@ -75,7 +75,7 @@ class Wasm:
 
     name = "wasm"
     device = "browser"
-    dialects = frozenset(DIALECTS)
+    dialects = frozenset(DIALECTS) - {CUDA}
     measured = "1.30.0"
     unsupported: Sequence[Unsupported] = (
         # Opset 24 is that of caches in place. The decode form relies on a shared buffer, and an

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attn_export.dialect_names import DIALECTS
+from attn_export.dialect_names import CUDA, DIALECTS
 from attn_export.runtimes.install_folder import home
 from attn_export.runtimes.install_ort_native import not_ready, program_of
 from attn_export.runtimes.program import ProgramEngine
@@ -25,7 +25,7 @@ class C:
 
     name = "c"
     device = "cpu"
-    dialects = frozenset(DIALECTS)
+    dialects = frozenset(DIALECTS) - {CUDA}
     measured = "1.31.1"
     unsupported: Sequence[Unsupported] = ()
 

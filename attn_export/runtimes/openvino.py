@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.dialect_names import DIALECTS
+from attn_export.dialect_names import CUDA, DIALECTS
 from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
 from attn_export.system_info import missing_package
@@ -39,7 +39,7 @@ class OpenVino:
 
     name = "openvino"
     device = "cpu"
-    dialects = frozenset(DIALECTS)
+    dialects = frozenset(DIALECTS) - {CUDA}
     measured = "2026.4.1"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
     counter_options: Mapping[str, Options] = {

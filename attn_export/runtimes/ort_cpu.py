@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import DIALECTS
 from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
+from attn_export.runtimes.support import Unsupported, unsupported
 from attn_export.system_info import install_command, missing_package
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from attn_export.runtimes.support import Unsupported
 
 OPTIMIZATION = "graph_optimization_level"
 PROVIDER = "CPUExecutionProvider"
@@ -45,7 +45,13 @@ class OrtCpu:
     device = "cpu"
     dialects = frozenset(DIALECTS)
     measured = "1.31.1"
-    unsupported: Sequence[Unsupported] = ()
+    unsupported: Sequence[Unsupported] = (
+        unsupported(
+            "com.microsoft.GroupQueryAttention(q_norm_weight)",
+            says="it has norms within this operator on CUDA and WebGPU only; of the graph, only "
+            "the placement in a dry run is known",
+        ),
+    )
     counter_options: Mapping[str, Options] = {
         "graph optimisations off": {OPTIMIZATION: "disable_all"}
     }

@@ -184,7 +184,7 @@ def test_an_unknown_dialect_is_refused_before_any_work(tmp_path: Path, capsys):
     with pytest.raises(UsageError, match="unknown dialect 'coreml'"):
         build(small_spec(), tmp_path / "b", dialects=["coreml"])
     assert run(["build", "--variant", "mqa", "--dialect", "coreml"]) == 2
-    assert "choose from standard, portable, ort, all" in capsys.readouterr().err
+    assert "choose from standard, portable, ort, cuda, all" in capsys.readouterr().err
 
 
 def test_outputs_in_another_order_of_axes_would_be_seen(

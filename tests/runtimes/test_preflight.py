@@ -103,7 +103,7 @@ def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cl
     assert done.returncode == 0
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert list(lines) == [*(kind.name for kind in RUNTIMES), *(f"ort-cpu@{cpu}" for cpu in cpus())]
-    assert lines["ort-cpu"].endswith("cpu: standard portable ort")
+    assert lines["ort-cpu"].endswith("cpu: standard portable ort cuda")
     for kind in RUNTIMES:
         reason = kind.unavailable()
         assert (f"not here: {reason}" if reason else f"{kind.device}: ") in lines[kind.name]

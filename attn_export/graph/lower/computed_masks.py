@@ -255,7 +255,7 @@ def _whole(maker: MaskMaker, trials: MaskTrials) -> ComputedMask | None:
         values = maker.tried(evaluate, trial)
         if values is None:
             continue
-        shown, hidden = _read(over_scores(values[maker.mask], trial))
+        shown, hidden = shown_and_hidden(over_scores(values[maker.mask], trial))
         redundant = redundant and bool((shown | ~trial.shown).all())
         seen, later = trial.shown & trial.causal, trial.shown & ~trial.causal
         causal = causal and bool(((shown | ~seen) & (hidden | ~later)).all())
@@ -266,7 +266,7 @@ def _whole(maker: MaskMaker, trials: MaskTrials) -> ComputedMask | None:
     return ComputedMask(None, causal=True) if trials.appends else None
 
 
-def _read(mask: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+def shown_and_hidden(mask: np.ndarray[Any, Any]) -> tuple[Any, Any]:
     """Return the keys that a mask shows, and those that it hides."""
     if mask.dtype == np.bool_:
         return mask, ~mask

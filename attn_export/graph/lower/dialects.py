@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 import onnx_ir as ir
 from onnx_ir.passes import common
 
-from attn_export.dialect_names import ORT, PORTABLE, STANDARD, check_dialects, graph_name
+from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD, check_dialects, graph_name
 from attn_export.errors import GraphError
 from attn_export.graph.axis_names import fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.computed_masks import recognise_masks
+from attn_export.graph.lower.cuda import lower_for_cuda
 from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
@@ -32,6 +33,16 @@ from attn_export.results import GraphFile
 
 DECODE = "decode"
 """The phase of a graph for one query a row."""
+
+HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+NOT_IN_HALF = (
+    "the graph computes attention in float32, for which CUDA runs the standard dialect best; "
+    "export it in float16"
+)
+NOT_FOR_CUDA = (
+    "no attention of the graph has a cache of its own heads that is written in place, without a "
+    "mask but for a window; CUDA runs the standard dialect best"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +75,8 @@ def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
         dialect: One of `DIALECTS`.
 
     Returns:
-        The graph under ``""``; in the dialect ``ort``, where there is a KV cache, also one for
-        a single query under ``"decode"``.
+        The graph under ``""``; in the dialects ``ort`` and ``cuda``, where there is a KV cache,
+        also one for a single query under ``"decode"``.
 
     Raises:
         UsageError: If there is no such dialect.
@@ -151,14 +162,37 @@ def _ort(model: ir.Model) -> dict[str, Lowered]:
     return found
 
 
+def _cuda(model: ir.Model) -> dict[str, Lowered]:
+    if not all(a.dtype in HALF for a in _attentions(model)):
+        raise GraphError(NOT_IN_HALF)
+    fuse_attention(model)
+    recognise_masks(model)
+    spread_masks(model)
+    length, bound = _length_of_queries(model), _bound(model)
+    single = model.clone()
+    if length:
+        fix_axis(single, length, 1)
+    lowered = [lower_for_cuda(single, node) for node in nodes_of(single, "Attention")]
+    if not any(lowered):
+        raise GraphError(NOT_FOR_CUDA)
+    for graph in (model, single):
+        tidy(graph)
+    if not length:  # it takes one query as it is
+        return {"": _lowered(single, CUDA, bound=bound)}
+    return {
+        "": _lowered(model, CUDA, bound=bound),
+        DECODE: _lowered(single, CUDA, DECODE, fixed={length: 1}, bound=bound),
+    }
+
+
 REWRITES: dict[str, Callable[[ir.Model], dict[str, Lowered]]] = {
-    STANDARD: _standard, PORTABLE: _portable, ORT: _ort,
+    STANDARD: _standard, PORTABLE: _portable, ORT: _ort, CUDA: _cuda,
 }  # fmt: skip
 
 
 def _refuse_other_domains(model: ir.Model, dialect: str) -> None:
     for node in model.graph:
-        if node.domain not in ("", "ai.onnx") and dialect != ORT:
+        if node.domain not in ("", "ai.onnx") and dialect not in (ORT, CUDA):
             raise GraphError(
                 f"{node.name}: {node.op_type} of {node.domain} is not in the {dialect} dialect; "
                 "give the graph before it was lowered"
@@ -170,7 +204,7 @@ def _refuse_without_attention(model: ir.Model, dialect: str) -> None:
     opset = model.graph.opset_imports.get("", OPSET)
     if nodes_of(model, "Attention") or dialect == STANDARD:
         return
-    if dialect == ORT or opset <= OPSET:
+    if dialect in (ORT, CUDA) or opset <= OPSET:
         raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))
 
 

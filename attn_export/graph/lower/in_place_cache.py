@@ -85,6 +85,15 @@ def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) ->
     return value
 
 
+def source_of_number(value: ir.Value) -> ir.Value:
+    """Return the origin of a number, through nodes that leave it unchanged."""
+    node = value.producer()
+    while node is not None and node.op_type in SAME_NUMBER and node.inputs[0] is not None:
+        value = node.inputs[0]
+        node = value.producer()
+    return value
+
+
 def _scatter(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     """Return past, new and the place, of the `TensorScatter` of a `[B, Hkv, capacity, D]`."""
     node = value.producer()
@@ -101,13 +110,13 @@ def _scatter(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
 
 def _is_sum(total: ir.Value, lengths: ir.Value, new: Size) -> bool:
     """Return whether `total` is provably `lengths` plus the number of new keys."""
-    node = _source(total).producer()
+    node = source_of_number(total).producer()
     if node is None or node.op_type != "Add":
         return False
-    one, other = (_source(x) for x in node.inputs if x is not None)
-    if other is _source(lengths):
+    one, other = (source_of_number(x) for x in node.inputs if x is not None)
+    if other is source_of_number(lengths):
         one, other = other, one
-    return one is _source(lengths) and _is_length(other, new)
+    return one is source_of_number(lengths) and _is_length(other, new)
 
 
 def _is_length(value: ir.Value, size: Size) -> bool:
@@ -119,17 +128,8 @@ def _is_length(value: ir.Value, size: Size) -> bool:
         indices, value_of = node.inputs[1], node.inputs[0]
         if indices is None or indices.const_value is None or value_of is None:
             return False
-        index, node = int(indices.const_value.numpy().item()), _source(value_of).producer()
+        index, node = int(indices.const_value.numpy().item()), source_of_number(value_of).producer()
     if node is None or node.op_type != "Shape" or node.inputs[0] is None:
         return False
     known = dims(node.inputs[0])[node.attributes.get_int("start", 0) :]
     return len(known) > index and known_equal(known[index], size)
-
-
-def _source(value: ir.Value) -> ir.Value:
-    """Return the origin of a number, through nodes that leave it unchanged."""
-    node = value.producer()
-    while node is not None and node.op_type in SAME_NUMBER and node.inputs[0] is not None:
-        value = node.inputs[0]
-        node = value.producer()
-    return value

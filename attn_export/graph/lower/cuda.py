@@ -1,0 +1,172 @@
+"""The form of an `Attention` node that launches the fewest kernels on CUDA, for one query.
+
+ONNX Runtime's `GroupQueryAttention` writes the cache, rotates, normalises and attends in three
+kernels, in half precision. Dry runs on sm_80 and sm_90 chose the form (docs/dry-run.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import numpy as np
+import onnx_ir as ir
+
+from attn_export.graph.ir_helpers import dims
+from attn_export.graph.lower.computed_masks import shown_and_hidden
+from attn_export.graph.lower.heads import in_output_layout, joined, joins_heads, replace_output
+from attn_export.graph.lower.in_place_cache import InPlaceCache, in_place_cache, is_bound
+from attn_export.graph.lower.inside_projections import Rotation, norm_of, packed, rotation_of
+from attn_export.graph.lower.mask_trials import MaskTrials
+from attn_export.graph.lower.mask_values import MaskMaker, over_scores
+from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.graph.lower.read import AttentionNode, read_attention
+
+MICROSOFT, INT32 = "com.microsoft", ir.DataType.INT32
+
+POSITIONS = 2**15
+"""Number of positions for which the graph holds angles; ONNX Runtime refuses larger caches."""
+
+NOTHING_HIDDEN = sys.maxsize
+"""Distance of the nearest hidden key where none is hidden."""
+
+
+def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
+    """Lower a node for one query, if its cache is written in place.
+
+    Args:
+        model: The graph; changed in place.
+        node: The node.
+
+    Returns:
+        Whether the node was lowered; otherwise it stays.
+
+    Raises:
+        GraphError: If heads or widths of the node are not known.
+    """
+    a = read_attention(node)
+    a = a if a.packed else dataclasses.replace(a, joined=joins_heads(a))
+    cache = in_place_cache(a)
+    if cache is None or not _fits(a, cache):
+        return False
+    window = None if a.mask is None else window_of(model, node)
+    if a.mask is not None and window is None:
+        return False
+    op = Builder(model, node)
+    attended, *present = _grouped_query_attention(op, a, cache, window)
+    take_over(a.key, present[0])
+    take_over(a.value, present[1])
+    replace_output(a, 0, in_output_layout(op, a, attended))
+    model.graph.remove(node, safe=True)
+    return True
+
+
+def _fits(a: AttentionNode, cache: InPlaceCache) -> bool:
+    """Return whether the operator has the meaning of the node, and may write the cache itself."""
+    alone = len(a.key.uses()) == 1 and len(a.value.uses()) == 1
+    bound = is_bound(cache.past_key, a.key) and is_bound(cache.past_value, a.value)
+    plain = a.output(3) is None and a.precision in (None, a.dtype)
+    return (
+        alone and bound and plain and dims(a.query)[-2] == 1
+        and a.head_dim == a.v_head_dim and a.head_dim % 8 == 0
+    )  # fmt: skip
+
+
+def _grouped_query_attention(
+    op: Builder, a: AttentionNode, cache: InPlaceCache, window: int | None
+) -> tuple[ir.Value, ...]:
+    """Add the operator, and return attention `[B, 1, H·D]`, present key and present value."""
+    query, key = a.query, cache.new_key
+    rotation = None
+    if a.head_dim % 16 == 0:  # which the operator needs to rotate
+        rotation = rotation_of(query, key, cache.lengths)
+    if rotation is not None:
+        query, key = rotation.query, rotation.key
+    norm = norm_of(query, key)
+    if norm is not None:
+        query, key = norm.query, norm.key
+    parts = (
+        joined(op, query, a.num_heads, a.head_dim),
+        joined(op, key, a.num_kv_heads, a.head_dim),
+        joined(op, cache.new_value, a.num_kv_heads, a.v_head_dim),
+    )
+    whole = packed(op, *parts)
+    # The capacity: the host knows it from a shape, where the longest row would be read back from
+    # the device at each step. The operator reads the length of each row on the device.
+    total = op("Cast", op("Squeeze", op.size(cache.past_key, 2)), to=INT32)
+    inputs = [
+        *(parts if whole is None else (whole, None, None)), cache.past_key, cache.past_value,
+        op("Cast", cache.lengths, to=INT32), total,
+        *(_tables(op, rotation) if rotation is not None else (None, None)),
+        *([None] * 5), *((norm.query_weight, norm.key_weight) if norm is not None else ()),
+    ]  # fmt: skip
+    while inputs[-1] is None:
+        inputs.pop()
+    attributes: dict[str, float] = {
+        "num_heads": a.num_heads, "kv_num_heads": a.num_kv_heads, "scale": a.scale,
+    }  # fmt: skip
+    if window is not None:
+        attributes["local_window_size"] = window
+    if a.softcap:
+        attributes["softcap"] = a.softcap
+    if rotation is not None:
+        attributes["do_rotary"] = 1
+    if norm is not None:
+        attributes["qk_norm_epsilon"] = norm.epsilon
+    return tuple(op.several("GroupQueryAttention", inputs, 3, MICROSOFT, **attributes))
+
+
+def _tables(op: Builder, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
+    """Return cosines and sines of all positions, `[POSITIONS, D/2]`.
+
+    They are the nodes of one step with constant positions, which ONNX Runtime computes when it
+    loads the graph: the file holds no table.
+    """
+    first, last, step = (op.scalar_int(number) for number in (0, POSITIONS, 1))
+    positions = op("Unsqueeze", op("Range", first, last, step), op.ints(0))
+    cos, sin = (
+        op("Reshape", rotation.repeat(op, value, positions), op.ints(POSITIONS, -1))
+        for value in (rotation.cos, rotation.sin)
+    )
+    return cos, sin
+
+
+def window_of(model: ir.Model, node: ir.Node) -> int | None:
+    """Return the number of last keys that the mask of a node shows, each query's own included.
+
+    The nodes of the mask are run at several sizes, next to every number that occurs in them.
+
+    Args:
+        model: The graph.
+        node: An `Attention` node.
+
+    Returns:
+        The number; None where the mask is anything but such a window.
+    """
+    try:
+        a = read_attention(node)
+        trials = MaskTrials(model, a)
+        if a.mask is None or trials.cache is None or not trials.appends:
+            return None
+        maker = MaskMaker(a.mask, trials.cache.lengths, trials)
+        return None if a.mask in maker.tainted else _window(maker, causal=a.causal)
+    except Exception:  # whatever is odd about a graph that others made: its mask stays
+        return None
+
+
+def _window(maker: MaskMaker, *, causal: bool) -> int | None:
+    evaluate = maker.evaluator([maker.mask])
+    farthest, nearest = 0, NOTHING_HIDDEN  # distance of a key that is seen, and of one that is not
+    for trial in maker.trials():
+        values = maker.tried(evaluate, trial)
+        if values is None:
+            continue
+        shown, hidden = shown_and_hidden(over_scores(values[maker.mask], trial))
+        if not (shown | hidden).all() or not (causal or (hidden | trial.causal).all()):
+            return None
+        query = trial.past[:, None, None, None] + np.arange(trial.queries)[:, None]
+        known = trial.shown & trial.causal
+        distance = np.where(known, query - np.arange(trial.keys), -1)
+        farthest = max(farthest, int(np.where(shown, distance, -1).max()))
+        nearest = min(nearest, int(np.where(hidden & known, distance, NOTHING_HIDDEN).min()))
+    return nearest if farthest == nearest - 1 else None

@@ -1,0 +1,247 @@
+"""Steps between projections and attention that an attention operator can do itself.
+
+Each function recognises one step, and returns the values before it: rotary embedding, norms of
+queries and keys, and projections of one input, which become one product.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import onnx_ir as ir
+
+from attn_export.graph.ir_helpers import dims
+from attn_export.graph.lower.in_place_cache import source_of_number
+from attn_export.graph.lower.node_builder import Builder
+
+HALVES = ("Sub", "Add")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotation:
+    """A rotary embedding of queries and keys, by halves, at the positions past + i.
+
+    Attributes:
+        query: The queries before it, `[B, H, L, D]`.
+        key: The keys before it, `[B, Hkv, L, D]`.
+        cos: Cosines of the positions, `[B, 1, L, D/2]`.
+        sin: Sines of the positions, `[B, 1, L, D/2]`.
+        positions: The positions, int64 `[B, L]`.
+    """
+
+    query: ir.Value
+    key: ir.Value
+    cos: ir.Value
+    sin: ir.Value
+    positions: ir.Value
+
+    def repeat(self, op: Builder, value: ir.Value, positions: ir.Value) -> ir.Value:
+        """Return `value` as its nodes compute it from other positions.
+
+        Args:
+            op: Builder of the nodes.
+            value: `cos` or `sin`.
+            positions: The other positions, int64 `[1, N]`.
+        """
+        chain = _chain(value, self.positions)
+        assert chain is not None  # that is how it was found
+        made = {self.positions: positions}
+        for node in chain:
+            attributes = {name: held.value for name, held in node.attributes.items()}
+            inputs = [None if x is None else made.get(x, x) for x in node.inputs]
+            made[node.outputs[0]] = op(node.op_type, *inputs, **attributes)
+        return made[value]
+
+
+def rotation_of(query: ir.Value, key: ir.Value, lengths: ir.Value) -> Rotation | None:
+    """Return the rotary embedding that queries and keys went through; None if there is none.
+
+    Args:
+        query: `[B, H, 1, D]`.
+        key: `[B, Hkv, 1, D]`.
+        lengths: The number of past keys of each row, int64 `[B]`: the position of the query.
+    """
+    of_query, of_key = _halves(query), _halves(key)
+    if of_query is None or of_key is None or of_query[1:] != of_key[1:]:
+        return None
+    (before, cos, sin), (key_before, *_) = of_query, of_key
+    positions = _positions(cos, lengths)
+    if positions is None or _chain(sin, positions) is None:
+        return None
+    return Rotation(before, key_before, cos, sin, positions)
+
+
+def _halves(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+    """Return x, cos and sin of ``[x1·cos - x2·sin, x2·cos + x1·sin]``, x1 and x2 halves of x."""
+    node = x.producer()
+    if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
+        return None
+    first, second = (_products(x, kind) for x, kind in zip(node.inputs, HALVES, strict=True))
+    if first is None or second is None:
+        return None
+    ((x1, cos), (x2, sin)), ((x2_again, cos_again), (x1_again, sin_again)) = first, second
+    if (x1, cos, x2, sin) != (x1_again, cos_again, x2_again, sin_again):
+        return None
+    source, other, width = _slice(x1, 0), _slice(x2, 1), dims(x)[-1]
+    if source is None or source is not other or dims(source)[-1] != width:
+        return None
+    return source, cos, sin
+
+
+def _products(
+    value: ir.Value | None, op_type: str
+) -> tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]] | None:
+    """Return the factors of both products of a sum or difference."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type != op_type:
+        return None
+    found = []
+    for term in node.inputs:
+        product = term.producer() if term is not None else None
+        if product is None or product.op_type != "Mul":
+            return None
+        one, other = product.inputs
+        if one is None or other is None:
+            return None
+        found.append((one, other))
+    return found[0], found[1]
+
+
+def _slice(value: ir.Value, half: int) -> ir.Value | None:
+    """Return the value of which `value` is the first or second half of the last axis."""
+    node = value.producer()
+    if node is None or node.op_type != "Slice" or len(node.inputs) < 4:
+        return None
+    source = node.inputs[0]
+    numbers = [x.const_value for x in node.inputs[1:] if x is not None]
+    width = dims(source)[-1] if source is not None and dims(source) else None
+    if None in numbers or not isinstance(width, int) or width % 2:
+        return None
+    start, end, axis, *step = (int(n.numpy().item()) for n in numbers if n is not None)
+    wanted = (0, width // 2) if half == 0 else (width // 2, width)
+    last = axis in (-1, len(dims(source)) - 1) if source is not None else False
+    return source if (start, min(end, width)) == wanted and last and step in ([], [1]) else None
+
+
+def _positions(cos: ir.Value, lengths: ir.Value) -> ir.Value | None:
+    """Return the positions, ``lengths + [0 … L - 1]``, from which `cos` is computed."""
+    value: ir.Value | None = cos
+    while value is not None and (node := value.producer()) is not None:
+        moving = [x for x in node.inputs if x is not None and x.const_value is None]
+        if node.op_type == "Add" and len(moving) == 2:
+            rows, steps = sorted(moving, key=lambda x: source_of_number(x) is not lengths)
+            return value if source_of_number(rows) is lengths and _counts_up(steps) else None
+        value = moving[0] if len(moving) == 1 else None
+    return None
+
+
+def _counts_up(value: ir.Value) -> bool:
+    """Return whether a value counts up from 0 by 1."""
+    node = value.producer()
+    if node is None or node.op_type != "Range":
+        return False
+    held = [x.const_value for x in (node.inputs[0], node.inputs[2]) if x is not None]
+    return [None if x is None else x.numpy().item() for x in held] == [0, 1]
+
+
+def _chain(value: ir.Value, source: ir.Value) -> list[ir.Node] | None:
+    """Return the nodes from `source` to `value`; None if they read anything but constants."""
+    nodes: list[ir.Node] = []
+    while value is not source:
+        node = value.producer()
+        if node is None or len(node.outputs) != 1:
+            return None
+        moving = [x for x in node.inputs if x is not None and x.const_value is None]
+        if len(moving) != 1:
+            return None
+        nodes.append(node)
+        value = moving[0]
+    return nodes[::-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """RMS norms of queries and keys, over the width of a head.
+
+    Attributes:
+        query: The queries before it, `[B, H, L, D]`.
+        key: The keys before it, `[B, Hkv, L, D]`.
+        query_weight: The scale of queries, `[D]`.
+        key_weight: The scale of keys, `[D]`.
+        epsilon: The number added to the mean of squares.
+    """
+
+    query: ir.Value
+    key: ir.Value
+    query_weight: ir.Value
+    key_weight: ir.Value
+    epsilon: float
+
+
+def norm_of(query: ir.Value, key: ir.Value) -> Norm | None:
+    """Return the RMS norms that queries and keys went through last; None if they differ in kind.
+
+    Args:
+        query: `[B, H, L, D]`.
+        key: `[B, Hkv, L, D]`.
+    """
+    found = []
+    for value in (query, key):
+        node = value.producer()
+        if node is None or node.op_type != "RMSNormalization" or node.domain:
+            return None
+        source, weight = node.inputs
+        last = node.attributes.get_int("axis", -1) in (-1, len(dims(value)) - 1)
+        if source is None or weight is None or len(dims(weight)) != 1 or not last:
+            return None
+        found.append((source, weight, node.attributes.get_float("epsilon", 1e-5)))
+    (before, weight, epsilon), (key_before, key_weight, key_epsilon) = found
+    if epsilon != key_epsilon:
+        return None
+    return Norm(before, key_before, weight, key_weight, epsilon)
+
+
+def packed(op: Builder, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value | None:
+    """Return queries, keys and values side by side, made by one product; None if they cannot be.
+
+    The weights are concatenated by nodes, which ONNX Runtime computes when it loads the graph:
+    the file holds them once.
+
+    Args:
+        op: Builder of the nodes.
+        query: `[B, L, H·D]`.
+        key: `[B, L, Hkv·D]`.
+        value: `[B, L, Hkv·Dv]`.
+    """
+    split = query.producer()
+    if split is not None and split.op_type == "Split":
+        same = list(split.outputs) == [query, key, value]
+        last = split.attributes.get_int("axis", 0) in (-1, len(dims(query)) - 1)
+        return split.inputs[0] if same and last else None
+    parts = [_projection(each) for each in (query, key, value)]
+    found = [part for part in parts if part is not None]
+    if len(found) < 3 or len({source for source, _, _ in found}) > 1:
+        return None
+    biases = [bias for _, _, bias in found if bias is not None]
+    if len(biases) not in (0, 3):
+        return None
+    weight = op("Concat", *(weight for _, weight, _ in found), axis=1)
+    product = op("MatMul", found[0][0], weight)
+    return op("Add", product, op("Concat", *biases, axis=0)) if biases else product
+
+
+def _projection(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value | None] | None:
+    """Return input, weight and bias of a linear layer; None if the value is not made by one."""
+    node, bias = value.producer(), None
+    if node is not None and node.op_type == "Add":
+        constants = [x for x in node.inputs if x is not None and x.is_initializer()]
+        others = [x for x in node.inputs if x is not None and not x.is_initializer()]
+        if len(constants) != 1 or len(others) != 1 or len(dims(constants[0])) != 1:
+            return None
+        bias, node = constants[0], others[0].producer()
+    if node is None or node.op_type != "MatMul":
+        return None
+    source, weight = node.inputs
+    if source is None or weight is None or not weight.is_initializer() or len(dims(weight)) != 2:
+        return None
+    return source, weight, bias

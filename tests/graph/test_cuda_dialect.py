@@ -1,0 +1,149 @@
+"""The `cuda` dialect: one operator for one query, where it has the meaning of the graph."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import pytest
+from conftest import small_spec
+
+from attn_export import build
+from attn_export.dialect_names import CUDA
+from attn_export.errors import GraphError
+from attn_export.export.export import export
+from attn_export.export.subject import Subject
+from attn_export.graph.lower import DECODE, lower
+from attn_export.graph.lower.cuda import window_of
+
+IN_PLACE: dict[str, Any] = {
+    "embed_dim": 64, "cache": "in-place", "dtype": "float16", "attn_mask": "none",
+}  # fmt: skip
+ROTARY, NORMS = {"do_rotary": 1}, {"qk_norm_epsilon": 1e-6}
+
+FORMS: dict[str, tuple[dict[str, Any], dict[str, float], bool]] = {
+    "plain": ({}, {}, True),
+    "shared by all": ({"num_kv_heads": 1}, {}, True),
+    "no bias": ({"bias": False}, {}, True),
+    "a bias of some": ({"bias": "q,v"}, {}, False),
+    "packed already": ({"packed_qkv": True}, {}, True),
+    "rotary": ({"rotary": "half"}, ROTARY, True),
+    "rotary yarn": (
+        {"rotary": "half", "rotary_scaling": "yarn", "rotary_factor": 4.0,
+         "rotary_original_len": 32}, ROTARY, True,
+    ),
+    "rotary, narrow heads": ({"rotary": "half", "embed_dim": 32}, {}, False),
+    "rotary of a part": ({"rotary": "half", "rotary_dim": 4}, {}, False),
+    "rotary interleaved": ({"rotary": "interleaved"}, {}, False),
+    "rotary by length": (
+        {"rotary": "half", "rotary_scaling": "dynamic", "rotary_factor": 2.0,
+         "rotary_original_len": 20}, {}, False,
+    ),
+    "positions of the caller": ({"rotary": "half", "position_ids": True}, {}, False),
+    "norms": ({"qk_norm": "rms"}, NORMS, True),
+    "norms, rotary": ({"qk_norm": "rms", "rotary": "half"}, NORMS | ROTARY, True),
+    "layer norms": ({"qk_norm": "layer"}, {}, False),
+    "window": ({"window_left": 3}, {"local_window_size": 4}, True),
+    "window, rotary": (
+        {"window_left": 6, "rotary": "half"}, ROTARY | {"local_window_size": 7}, True,
+    ),
+    "softcap": ({"softcap": 2.0}, {"softcap": 2.0}, True),
+    "scale": ({"scale": 0.5}, {"scale": 0.5}, True),
+}  # fmt: skip
+"""Spec, attributes beside heads and scale, and whether one product makes queries, keys, values."""
+
+NO_FORM: dict[str, tuple[dict[str, Any], str]] = {
+    "float32": ({"dtype": "float32"}, "in float32"),
+    "bfloat16": ({"dtype": "bfloat16"}, "in float32"),  # it is computed so
+    "an appending cache": ({"cache": "append"}, "written in place"),
+    "a mask of the caller": ({"attn_mask": "bool[B,1,1,S]"}, "without a mask"),
+    "alibi": ({"alibi": True}, "without a mask"),
+    "weights": ({"attn_weights": True}, "no attention of the graph"),
+    "other widths of values": ({"v_head_dim": 24}, "no attention of the graph"),
+}
+
+
+def exported(fields: dict[str, Any]) -> ir.Model:
+    return export(Subject.from_spec(small_spec(**(IN_PLACE | fields)))).model
+
+
+def model_width(fields: dict[str, Any]) -> int:
+    """Return the width of a head."""
+    return (IN_PLACE | fields)["embed_dim"] // 4
+
+
+def operator_of(model: ir.Model) -> ir.Node:
+    (node,) = (node for node in model.graph if node.op_type == "GroupQueryAttention")
+    return node
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_operator_does_what_it_has_the_meaning_of(name: str):
+    fields, attributes, packed = FORMS[name]
+    forms = lower(exported(fields), CUDA)
+    assert set(forms) == {"", DECODE}
+    assert "Attention" in {node.op_type for node in forms[""].model.graph}
+    node = operator_of(forms[DECODE].model)
+    found = {key: held.value for key, held in node.attributes.items()}
+    usual = {
+        "num_heads": 4,
+        "kv_num_heads": found["kv_num_heads"],
+        "scale": model_width(fields) ** -0.5,
+    }
+    assert found == pytest.approx(usual | attributes)
+    assert (node.inputs[1] is None) == packed
+    assert forms[DECODE].file.fixed == {"query_len": 1}
+    assert forms[DECODE].file.bound == {"present_key": "past_key", "present_value": "past_value"}
+
+
+def test_no_weight_is_stored_twice():
+    model = exported({"rotary": "half"})
+    stored = set(model.graph.initializers)
+    new = lower(model, CUDA)[DECODE].model.graph.initializers
+    sizes = {name: value.const_value.size for name, value in new.items() if name not in stored}
+    assert max(sizes.values()) <= 4
+
+
+@pytest.mark.parametrize("name", NO_FORM)
+def test_a_graph_that_gains_nothing_is_refused_with_the_reason(name: str):
+    fields, says = NO_FORM[name]
+    with pytest.raises(GraphError, match=says):
+        lower(exported(fields), CUDA)
+
+
+@pytest.mark.parametrize(
+    ("fields", "window"),
+    [
+        ({"window_left": 0}, 1),
+        ({"window_left": 17}, 18),
+        ({"window_left": 2, "alibi": True}, None),
+        ({"alibi": True}, None),
+        ({}, None),
+    ],
+)
+def test_a_window_is_known_by_its_values(fields: dict[str, Any], window: int | None):
+    model = exported(fields)
+    (node,) = (node for node in model.graph if node.op_type == "Attention")
+    assert window_of(model, node) == window
+
+
+def test_the_judge_takes_it_and_one_without_a_kernel_here_is_not_run(tmp_path: Path):
+    fields = IN_PLACE | {"rotary": "half", "window_left": 4}
+    for name, more in (("judged", {}), ("norms", {"qk_norm": "rms"})):
+        report = build(
+            small_spec(**fields, **more), tmp_path / name, runtimes=["ort-cpu"], dialects=[CUDA]
+        )
+        assert report.passed
+        ran = {run.graph: run for run in report.runs}["model.cuda.decode.onnx"]
+        assert ran.outcome == ("ran" if not more else "not run")
+        assert "only the placement in a dry run is known" in ran.reason or not more
+    kept = json.loads((tmp_path / "judged" / "manifest.json").read_text())["graphs"]
+    assert set(kept) == {"model.cuda.onnx", "model.cuda.decode.onnx"}
+
+
+def test_all_leaves_it_out_without_a_note_where_it_does_not_fit(tmp_path: Path):
+    report = build(small_spec(), tmp_path / "b", runtimes=["ort-cpu"])
+    assert not any(CUDA in run.graph for run in report.runs)
+    assert not any("dialect" in note for note in report.notes)
