@@ -289,7 +289,7 @@ class Report:
         state = "passed" if self.passed else f"failed ({self.exit_code})"
         lines = [f"{self.name}: {state}", *(f"why: {said}" for said in self.explanations)]
         lines += [str(self.error)] if self.error is not None else []
-        for run in self.runs:
+        for run in [r for r in self.runs if r.required or r.outcome != "not run"] or self.runs:
             own = [v for v in self.verdicts if (v.runtime, v.graph) == (run.runtime, run.graph)]
             wrong = {v.case for v in own if v.status != "passed"}
             said = f"{len(wrong)} of {counted(len({v.case for v in own}), 'case')} failed"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from attn_export.diagnose.graph_run import GraphRun, KnownCase
+from attn_export.errors import counted
 from attn_export.parity.judge import judge
 from attn_export.tensorfile import Array
 
@@ -93,7 +94,7 @@ def in_common(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]
     """
     total = len(failed) + len(passed)
     yield (
-        f"{len(failed)} of {total} cases fail"
+        f"{len(failed)} of {counted(total, 'case')} fail"
         if passed or total == 1
         else f"all {total} cases fail"
     )
@@ -231,7 +232,7 @@ def _places(wrong: Array, axes: Sequence[object]) -> str:
         if size > 1 and len(at) < size:
             label = name if isinstance(name, str) else f"axis {axis}:"
             parts.append(f"{label} {_ranges(at)} of {size}")
-    share = f"{int(wrong.sum())} of {wrong.size} elements"
+    share = f"{int(wrong.sum())} of {counted(wrong.size, 'element')}"
     return f"{share}; {', '.join(parts)}" if parts else f"{share}, all over it"
 
 

@@ -95,7 +95,11 @@ def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
         for axis, label in dynamic.items():
             shape, here = tensors[name].shape, f"{name}.shape[{axis}]"
             if not 0 <= axis < len(shape):
-                raise UsageError(f"{name} has {len(shape)} axes, so axis {axis} cannot be named")
+                raise UsageError(
+                    f"{name} has the axes 0 to {len(shape) - 1}, so axis {axis} cannot be named"
+                    if shape
+                    else f"{name} is a single number, so axis {axis} cannot be named"
+                )
             size, there = found.setdefault(label, (shape[axis], here))
             if size != shape[axis]:
                 raise UsageError(

@@ -13,7 +13,7 @@ from typing import Any, Self
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from attn_export.errors import UsageError
+from attn_export.errors import UsageError, counted
 from attn_export.parity.sizes import MOST, Bounds, Sizes, with_sums
 from attn_export.spec import Shape
 
@@ -118,7 +118,7 @@ def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
             )
     if len(found) != len(names):
         raise UsageError(
-            f"the module returns {len(found)} tensors, but outputs names {len(names)}: "
+            f"the module returns {counted(len(found), 'tensor')}, but outputs names {len(names)}: "
             f"{', '.join(names)}"
         )
     return dict(zip(names, found, strict=True))

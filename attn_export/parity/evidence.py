@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from attn_export.errors import BundleError
+from attn_export.errors import BundleError, counted
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import Shape
 
@@ -32,8 +32,8 @@ def check_evidence(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: 
     missing = next(_missing(inputs, cases, ours=ours), "")
     if missing:
         raise BundleError(
-            f"the golden vectors are no evidence: of {len(cases)} cases, {missing}; build the "
-            "bundle again"
+            f"the golden vectors are no evidence: of {counted(len(cases), 'case')}, {missing}; "
+            "build the bundle again"
         )
 
 

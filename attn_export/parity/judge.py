@@ -162,7 +162,7 @@ def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
     index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
     at = [int(i) for i in index]
     return (
-        f"{int(wrong.sum())} of {wrong.size} elements, the first at {at}: "
+        f"{int(wrong.sum())} of {counted(wrong.size, 'element')}, the first at {at}: "
         f"{_values(got[index], expected[index])}"
     )
 

@@ -267,7 +267,7 @@ def _case(
     letters = {"batch": "B", "query_len": "L", "past_len": "P", "key_len": "S"}
     shown = [f"{letters.get(n, n)}{size}" for n, size in sorted(sizes.items()) if n not in sums]
     name = "_".join([*(content.name for content in contents), *shown])
-    name = name if contents else f"shape_{name}"
+    name = name if contents else "_".join(["shape", *shown])
     drawn = draw_inputs(inputs, sizes, seed_words=("case", name))
     if spec is not None and spec.in_place and _is_filled(sizes):
         drawn["past_length"][-1] = sizes["past_len"]

@@ -84,6 +84,8 @@ def test_what_nobody_asked_for_is_named_once_at_the_end():
     lines = to_text(report, "--json FILE").splitlines()
     assert lines[-3:] == ["note: a note", "ort-cuda not run: no GPU", "clean: passed"]
     assert sum("ort-cuda" in line for line in lines) == 1
+    assert "ort-cuda" not in str(report)
+    assert "ort-cuda" in str(dataclasses.replace(report, runs=tuple(absent)))
 
 
 def test_dimensions_and_the_date_are_on_the_page():
