@@ -12,7 +12,7 @@ from attn_export.bundle import GOLDEN, MANIFEST, SPEC, graph_files, read_bundle
 from attn_export.errors import OutputError, UsageError
 from attn_export.kits.languages import Language
 from attn_export.kits.languages import language as language_of
-from attn_export.kits.project import facts, graph_for, write_project
+from attn_export.kits.project import decode_graph_for, facts, graph_for, write_project
 from attn_export.output_folder import replaceable, write_list
 from attn_export.parity.golden import read_index
 from attn_export.report.progress import Progress
@@ -51,8 +51,10 @@ def write_kit(
     progress.phase("reading the bundle")
     manifest = read_bundle(bundle).manifest
     _refuse_dtypes(language, kind, manifest)
-    graph = graph_for(graph_files(manifest), kind.dialects, dialect)
-    context = facts(manifest, read_index(bundle / GOLDEN), _spec(bundle), graph)
+    graphs = graph_files(manifest)
+    graph = graph_for(graphs, kind.dialects, dialect)
+    decode = decode_graph_for(graphs, graph)
+    context = facts(manifest, read_index(bundle / GOLDEN), _spec(bundle), graph, decode)
     progress.phase("writing the kit")
     try:
         _publish(kind, context, bundle, manifest, output)

@@ -28,7 +28,7 @@ ENOUGH = 16
 def graph_for(
     graphs: Sequence[GraphFile], dialects: Sequence[str], wanted: str | None
 ) -> GraphFile:
-    """Return the graph that a kit runs: for all lengths, with the inputs of the bundle.
+    """Return the graph that a kit runs, for all lengths.
 
     Args:
         graphs: The graphs of the bundle.
@@ -42,13 +42,30 @@ def graph_for(
         raise UsageError(f"this kit runs {', '.join(dialects)}, not {wanted}")
     for dialect in [wanted] if wanted else dialects:
         for graph in graphs:
-            if graph.dialect == dialect and not graph.fixed and not graph.layouts:
+            if graph.dialect == dialect and not graph.fixed:
                 return graph
     have = ", ".join(sorted({graph.dialect for graph in graphs}))
     raise UsageError(
-        f"no graph of the bundle is for this kit: it runs {wanted or ', '.join(dialects)} with "
-        f"caches as the signature has them, and the bundle has {have}; build it with --dialect all"
+        f"no graph of the bundle is for this kit: it runs {wanted or ', '.join(dialects)}, and the "
+        f"bundle has {have}; build it with --dialect all"
     )
+
+
+def decode_graph_for(graphs: Sequence[GraphFile], graph: GraphFile) -> GraphFile | None:
+    """Return the graph for one token at a time that goes with another, if there is one.
+
+    Args:
+        graphs: The graphs of the bundle.
+        graph: The one for all lengths; both hold the cache alike.
+    """
+    return next(
+        (
+            other for other in graphs
+            if (other.dialect, dict(other.layouts)) == (graph.dialect, dict(graph.layouts))
+            and dict(other.fixed) == {NEW: 1}
+        ),
+        None,
+    )  # fmt: skip
 
 
 def facts(
@@ -56,6 +73,7 @@ def facts(
     index: Mapping[str, Any],
     spec: AttentionSpec | None,
     graph: GraphFile,
+    decode: GraphFile | None = None,
 ) -> dict[str, Any]:
     """Return the names that templates use.
 
@@ -64,15 +82,23 @@ def facts(
         index: Of its golden vectors.
         spec: What it was built from, unless that was a module of the user's.
         graph: The one that the kit runs.
+        decode: The one that it runs for single tokens, if another.
     """
-    outputs = _ends(manifest["outputs"])
+    names = [file.name for file in (graph, decode) if file is not None]
+    outputs = _ends(manifest["outputs"], graph.layouts)
     return {
         "name": manifest["name"],
         "version": manifest["versions"].get("attn-export", ""),
         "ort_needed": ORT_NEEDED,
-        "graph": {"file": graph.name, "dialect": graph.dialect, "bound": dict(graph.bound)},
-        "files": [graph.name, *(name for name in manifest["files"] if name == WEIGHTS)],
-        "inputs": _ends(manifest["inputs"]),
+        "graph": {
+            "file": graph.name,
+            "dialect": graph.dialect,
+            "bound": dict(graph.bound),
+            "decode": decode.name if decode else None,
+            "layouts": {name: list(order) for name, order in graph.layouts.items()},
+        },
+        "files": [*names, *(name for name in manifest["files"] if name == WEIGHTS)],
+        "inputs": _ends(manifest["inputs"], graph.layouts),
         "outputs": outputs,
         "cases": [
             {**case, "tolerances": [_tolerance(case, output) for output in outputs]}
@@ -83,11 +109,19 @@ def facts(
     }
 
 
-def _ends(ends: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "dtype": end["dtype"], "code": CODES[end["dtype"]], "axes": end["shape"]}
-        for name, end in ends.items()
-    ]
+def _ends(ends: Mapping[str, Any], layouts: Mapping[str, tuple[int, ...]]) -> list[dict[str, Any]]:
+    """Return inputs or outputs; `order` is that of their axes in the graph, `graph_axes` these."""
+    found = []
+    for name, end in ends.items():
+        axes, dtype = end["shape"], end["dtype"]
+        order = list(layouts.get(name, range(len(axes))))
+        found.append(
+            {
+                "name": name, "dtype": dtype, "code": CODES[dtype], "axes": axes,
+                "order": order, "graph_axes": [axes[axis] for axis in order],
+            }
+        )  # fmt: skip
+    return found
 
 
 def _tolerance(case: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, Any]:

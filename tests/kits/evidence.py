@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import onnx
 from hostile.bundles import write_sealed
 
 from attn_export.bundle import MANIFEST, read_manifest
@@ -150,3 +151,29 @@ def lines_of(output: str) -> dict[str, str]:
         _, name, *_ = (*line.split(), "", "")
         found.setdefault(name, line)
     return found
+
+
+# -- the graph for single tokens ----------------------------------------------------------------
+
+
+DECODE_GRAPH = "model.ort.decode.onnx"
+
+
+def double_decoded(bundle: Path) -> None:
+    """Double what the graph for single tokens gives, and no other."""
+    path = bundle / DECODE_GRAPH
+    model = onnx.load(path, load_external_data=False)
+    for node in model.graph.node:
+        node.output[:] = ["once" if name == "output" else name for name in node.output]
+    model.graph.node.append(onnx.helper.make_node("Add", ["once", "once"], ["output"]))
+    onnx.save(model, path)
+
+
+def check_decode_graph(lines: Sequence[str]) -> None:
+    """Check the lines of a self-test after `double_decoded`: what is token by token failed."""
+    single = [line for line in lines if "token by token" in line or "replay of" in line]
+    assert single
+    assert all(line.startswith("FAIL") for line in single), single
+    several = [line for line in lines if "base" in line]
+    assert several
+    assert all(line.startswith("ok") for line in several), several

@@ -5,7 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from evidence import NO_EVIDENCE, ONE_ROW, REASON, ROWS, change_row, lines_of
+from evidence import (
+    DECODE_GRAPH,
+    NO_EVIDENCE,
+    ONE_ROW,
+    REASON,
+    ROWS,
+    change_row,
+    check_decode_graph,
+    double_decoded,
+    lines_of,
+)
 from native_kits import (
     DAMAGED,
     WRONG_FORMS,
@@ -66,6 +76,13 @@ def test_other_caches_and_types_pass_too(kit: tuple[str, str], need):
     assert decoded.returncode == 0, decoded.stderr
     says = {"in-place": "written in place", "no-cache": "has no KV cache"}
     assert says.get(name, "5 tokens: ") in decoded.stdout
+
+
+def test_single_tokens_run_the_graph_for_them(language: str, tmp_path: Path):
+    kit = kit_of(language, "in-place")
+    assert DECODE_GRAPH in run(kit, "decode", "2").stdout
+    done = run(kit, "self_test", changed(bundle_of("in-place"), tmp_path, double_decoded))
+    check_decode_graph(judged(done))
 
 
 def test_it_decodes(kit: Path):

@@ -9,12 +9,15 @@ from pathlib import Path
 import pytest
 from evidence import (
     BAD_ENTRIES,
+    DECODE_GRAPH,
     NO_EVIDENCE,
     NO_SUCH_ROW,
     ONE_ROW,
     ROWS,
     change_first,
     change_row,
+    check_decode_graph,
+    double_decoded,
     lines_of,
     without_evidence,
 )
@@ -52,6 +55,13 @@ def test_every_case_passes_and_the_replay_with_them(name: str, tmp_path: Path):
     assert len(lines) > 20
     assert f"all {len(lines)} passed" in summary
     assert ("replay of" in done.stdout) == (name != "no-cache")
+
+
+def test_single_tokens_run_the_graph_for_them(tmp_path: Path):
+    kit = kit_of("node", bundle_of("in-place"), tmp_path, "node")
+    assert DECODE_GRAPH in run(kit, "node", "src/decode.mjs", "2").stdout
+    double_decoded(kit / "bundle")
+    check_decode_graph(run(kit, "node", "src/self_test.mjs").stdout.splitlines())
 
 
 @pytest.mark.parametrize("dialect", ["standard", "portable", "ort"])

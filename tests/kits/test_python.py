@@ -12,12 +12,15 @@ import onnx
 import pytest
 from evidence import (
     BAD_ENTRIES,
+    DECODE_GRAPH,
     NO_EVIDENCE,
     NO_SUCH_ROW,
     ONE_ROW,
     ROWS,
     change_first,
     change_row,
+    check_decode_graph,
+    double_decoded,
     lines_of,
     rewritten,
     without_evidence,
@@ -63,6 +66,13 @@ def test_it_decodes(name: str, says: str, tmp_path: Path):
     done = run(kit, "decode", "--tokens", "8")
     assert done.returncode == 0, done.stderr
     assert says in done.stdout
+
+
+def test_single_tokens_run_the_graph_for_them(tmp_path: Path):
+    kit = write_kit("python", bundle_of("in-place"), tmp_path / "kit")
+    assert DECODE_GRAPH in run(kit, "decode", "--tokens", "2").stdout
+    double_decoded(kit / "bundle")
+    check_decode_graph(run(kit, "self_test").stdout.splitlines())
 
 
 def test_a_wrong_scale_fails_the_self_test_by_name(tmp_path: Path):
@@ -163,14 +173,18 @@ def test_a_damaged_file_is_one_line_and_exit_code_2(file: str, tmp_path: Path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_graph_is_the_fastest_that_holds_caches_as_the_signature_says(tmp_path: Path):
+def test_the_graph_is_the_fastest_also_where_it_holds_the_cache_in_another_order(tmp_path: Path):
     settings = "attn_kit/settings.py"
     of_append = (write_kit("python", bundle_of("append"), tmp_path / "a") / settings).read_text()
     assert "GRAPH = 'model.ort.onnx'" in of_append
+    assert "DECODE = 'model.ort.onnx'" in of_append
     spec = AttentionSpec(embed_dim=16, num_heads=4, num_kv_heads=1, cache="in-place", causal=True)
     build(spec, tmp_path / "b")  # there ort holds values transposed
-    of_mqa = (write_kit("python", tmp_path / "b", tmp_path / "c") / settings).read_text()
-    assert "GRAPH = 'model.onnx'" in of_mqa
+    kit = write_kit("python", tmp_path / "b", tmp_path / "c")
+    assert "LAYOUTS = {'past_value': [0, 1, 3, 2]" in (kit / settings).read_text()
+    done = run(kit, "self_test")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert run(kit, "decode", "--tokens", "4").returncode == 0
 
 
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(tmp_path: Path):

@@ -9,6 +9,9 @@
  * @property {string} file
  * @property {string} dialect
  * @property {Record<string, string>} bound  Outputs that may lie in the buffer of an input.
+ * @property {Record<string, number[]>} layouts  Inputs and outputs whose axes it holds in another
+ *   order: axis i is the signature's `order[i]`.
+ * @property {string | null} decode  The graph for steps of one token, where there is one.
  *
  * @typedef {object} Case
  * @property {string} name
@@ -22,7 +25,7 @@
  *
  * @typedef {object} Bundle
  * @property {string} name
- * @property {Graph} graph  The one to use: it takes inputs as the bundle states them.
+ * @property {Graph} graph  The one to use, for any number of tokens.
  * @property {Record<string, Value>} inputs
  * @property {Record<string, Value>} outputs
  * @property {Case[]} cases
@@ -60,6 +63,7 @@ export async function openBundle(read, dialects, chosen = {}) {
     const { name, inputs, outputs } = manifest;
     checkValues(inputs);
     checkValues(outputs);
+    checkLayouts(graph.layouts, { ...inputs, ...outputs });
     const pasts = Object.keys(inputs).filter((past) => presentOf(past) in outputs);
     const cache = pasts.length === 0 ? 'none' : 'past_length' in inputs ? 'in-place' : 'append';
     const { cases } = index;
@@ -131,14 +135,38 @@ function checkEntry({ name, folder, allowed, unusable, ignored_rows: rows }, out
 
 function graphOf(listed, dialects, chosen) {
   const usable = Object.entries(listed)
-    .filter(([, { layouts, fixed }]) => !some(layouts) && !some(fixed))
-    .map(([file, { dialect, bound = {} }]) => ({ file, dialect, bound }));
+    .filter(([, { fixed }]) => !some(fixed))
+    .map(([file, { dialect, bound = {}, layouts = {} }]) => ({ file, dialect, bound, layouts }));
   const found = chosen
     ? usable.find(({ file }) => file === chosen)
     : dialects.flatMap((wanted) => usable.filter(({ dialect }) => dialect === wanted))[0];
   if (!found) throw new Error(`there is no graph ${chosen ?? `in the ${dialects.join(' or ')} dialect`}`);
-  if (/^[/\\]|(^|[/\\])\.\.([/\\]|$)/.test(found.file)) throw new Error(`${found.file} is outside it`);
-  return found;
+  const decode = decodeGraphOf(listed, found);
+  for (const file of [found.file, decode ?? '']) {
+    if (/^[/\\]|(^|[/\\])\.\.([/\\]|$)/.test(file)) throw new Error(`${file} is outside it`);
+  }
+  return { ...found, decode };
+}
+
+/** The graph for single tokens that holds the cache as another one does. */
+function decodeGraphOf(listed, { dialect, layouts }) {
+  const found = Object.entries(listed).find(
+    ([, graph]) =>
+      graph.dialect === dialect &&
+      JSON.stringify(graph.layouts ?? {}) === JSON.stringify(layouts) &&
+      JSON.stringify(graph.fixed) === '{"query_len":1}',
+  );
+  return found ? found[0] : null;
+}
+
+/** An order of axes has each of them once. */
+function checkLayouts(layouts, values) {
+  for (const [name, order] of Object.entries(layouts)) {
+    const axes = values[name]?.shape.map((_, axis) => axis);
+    if (!axes || !Array.isArray(order) || `${[...order].sort()}` !== `${axes}`) {
+      throw new Error(`the graph has no order of the axes of ${name}`);
+    }
+  }
 }
 
 const some = (object) => Object.keys(object ?? {}).length > 0;

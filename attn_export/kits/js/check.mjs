@@ -1,6 +1,7 @@
 /** The self-test: every case of a bundle through one loaded graph, then the replay. */
 
 import { BundleError, readCase } from './bundle.mjs';
+import { fromGraph, toGraph } from './cache_layout.mjs';
 import { judge } from './judge.mjs';
 import { replay } from './replay.mjs';
 import { oneLine } from './text.mjs';
@@ -27,8 +28,11 @@ import { oneLine } from './text.mjs';
  * @throws {BundleError} If the bundle is damaged.
  */
 export async function* check(model, bundle) {
+  const bound = bundle.cache === 'in-place' ? bundle.graph.bound : {};
   for (const entry of bundle.cases) {
-    yield checkCase(bundle, entry, entry.name, entry.about, (inputs) => model.run(inputs));
+    yield checkCase(bundle, entry, entry.name, entry.about, async (inputs) =>
+      fromGraph(bundle, await model.run(toGraph(bundle, inputs), bound)),
+    );
   }
   if (bundle.replay === null) return;
   const entry = bundle.cases.find(({ name }) => name === bundle.replay);

@@ -2,6 +2,7 @@
 
 import { arrayOf, zeros } from './dtypes.mjs';
 import { presentOf } from './bundle.mjs';
+import { graphAxes } from './cache_layout.mjs';
 
 /**
  * @typedef {import('./bundle.mjs').Bundle} Bundle
@@ -53,7 +54,7 @@ export class Decoder {
 }
 
 /**
- * A cache that holds nothing.
+ * A cache that holds nothing, as the graph holds it.
  * @param {Bundle} bundle
  * @param {{batch: number, capacity?: number}} sizes  A cache in place has room for so many tokens.
  * @returns {Tensors}
@@ -62,8 +63,8 @@ export function emptyPasts(bundle, { batch, capacity = 0 }) {
   const sizes = { batch, capacity, past_len: 0 };
   return Object.fromEntries(
     bundle.pasts.map((past) => {
-      const { dtype, shape } = bundle.inputs[past];
-      return [past, zeros(dtype, shape.map((axis) => sizes[axis] ?? axis))];
+      const { dtype } = bundle.inputs[past];
+      return [past, zeros(dtype, graphAxes(bundle, past).map((axis) => sizes[axis] ?? axis))];
     }),
   );
 }

@@ -53,6 +53,40 @@ export class Model {
   }
 }
 
+/** A graph for any number of tokens, and one for single ones. Both hold the cache alike. */
+export class TwoGraphs {
+  #any;
+  #single;
+  #inputs;
+
+  /**
+   * @param {Model} any
+   * @param {Model} single
+   * @param {import('./bundle.mjs').Bundle["inputs"]} inputs  Of the signature.
+   */
+  constructor(any, single, inputs) {
+    this.#any = any;
+    this.#single = single;
+    this.#inputs = inputs;
+  }
+
+  /** Run once, as `Model` does. */
+  async run(inputs, bound = {}) {
+    const isSingle = Object.entries(inputs).some(
+      ([name, { dims }]) => dims[this.#inputs[name]?.shape.indexOf('query_len')] === 1,
+    );
+    // The graph for single tokens may rely on a cache that is written in place.
+    const inPlace = Object.keys(bound).length > 0;
+    return (isSingle && inPlace ? this.#single : this.#any).run(inputs, bound);
+  }
+
+  /** Let go of the graphs' memory. */
+  async close() {
+    await this.#any.close();
+    await this.#single.close();
+  }
+}
+
 /** ONNX Runtime wants a Float16Array where there is one, and bits where there is none. */
 function asHalf(bits) {
   if (typeof Float16Array === 'undefined') return bits;

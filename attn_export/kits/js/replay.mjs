@@ -1,5 +1,7 @@
 /** A case token by token: what comes out, put together, has to be what the whole gives at once. */
 
+import { presentOf } from './bundle.mjs';
+import { fromGraph, toGraph } from './cache_layout.mjs';
 import { zeros } from './dtypes.mjs';
 import { Decoder } from './decoding.mjs';
 import { cut, place } from './slices.mjs';
@@ -21,7 +23,7 @@ import { cut, place } from './slices.mjs';
  */
 export async function replay(model, bundle, sizes, inputs) {
   checkTokens(sizes);
-  const decoder = new Decoder(model, bundle, startingPasts(bundle, inputs));
+  const decoder = new Decoder(model, bundle, toGraph(bundle, startingPasts(bundle, inputs)));
   const whole = Object.fromEntries(
     Object.entries(bundle.outputs).map(([name, { dtype, shape }]) => [
       name,
@@ -39,8 +41,11 @@ export async function replay(model, bundle, sizes, inputs) {
   for (const [name, { shape }] of Object.entries(bundle.outputs)) {
     if (!shape.includes('query_len')) whole[name] = last[name];
   }
-  return whole;
+  return { ...whole, ...fromGraph(bundle, caches(whole, bundle)) };
 }
+
+const caches = (whole, bundle) =>
+  Object.fromEntries(bundle.pasts.map((past) => [presentOf(past), whole[presentOf(past)]]));
 
 /** There has to be a token, and a key of each and no others. */
 function checkTokens({ query_len: tokens, total_len: keys, capacity }) {

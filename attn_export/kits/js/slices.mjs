@@ -47,4 +47,25 @@ export function place(target, piece, offsets) {
   copy(0, 0, 0);
 }
 
+/**
+ * A tensor with its axes in another order.
+ * @param {Tensor} tensor
+ * @param {number[]} order  Axis i of the result is the tensor's `order[i]`.
+ * @returns {Tensor}
+ */
+export function permuted({ type, dims, data }, order) {
+  const steps = dims.map((_, axis) => sizeOf(dims.slice(axis + 1)));
+  const out = new (arrayOf(type))(data.length);
+  let at = 0;
+  const copy = (axis, from) => {
+    if (axis === order.length) {
+      out[at++] = data[from];
+      return;
+    }
+    for (let i = 0; i < dims[order[axis]]; i++) copy(axis + 1, from + i * steps[order[axis]]);
+  };
+  copy(0, 0);
+  return { type, dims: order.map((axis) => dims[axis]), data: out };
+}
+
 const replaced = (dims, axis, size) => dims.map((old, i) => (i === axis ? size : old));

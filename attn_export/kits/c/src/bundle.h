@@ -17,6 +17,7 @@ typedef struct {
     int dtype;
     size_t rank;
     Axis axes[MAX_RANK];
+    size_t order[MAX_RANK]; /* axis i is axes[order[i]] in the graph: a cache may be laid out otherwise */
 } End;
 
 /* A golden case: files below golden/, a tolerance for each output, and what is not compared. */
@@ -30,7 +31,8 @@ typedef enum { NO_CACHE, APPENDED_CACHE, CACHE_IN_PLACE } Cache;
 
 typedef struct {
     const char *name, *graph;
-    const char *const *files; /* those that ONNX Runtime opens: the graph, its weights */
+    const char *decode; /* the graph for single tokens, or NULL */
+    const char *const *files; /* those that ONNX Runtime opens: the graphs, their weights */
     size_t file_count;
     Cache cache;
     const End *inputs, *outputs;

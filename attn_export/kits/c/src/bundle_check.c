@@ -4,18 +4,19 @@
 
 #include "file.h"
 
-static bool path_in(const char *bundle, const char *name, char *path, size_t size, Error *error) {
+bool bundle_path(const char *bundle, const char *name, char *path, size_t size, Error *error) {
     int length = snprintf(path, size, "%s/%s", bundle, name);
     return (length > 0 && (size_t)length < size) ||
            fail(error, "the path of %s is too long", path_end(name));
 }
 
-bool bundle_files(const char *bundle, char *graph, size_t size, Error *error) {
+bool bundle_files(const char *bundle, Error *error) {
+    char path[3072];
     for (size_t i = 0; i < BUNDLE.file_count; i++) {
-        if (!path_in(bundle, BUNDLE.files[i], graph, size, error)) return false;
-        if (!file_is_regular(graph, error)) return false;
+        if (!bundle_path(bundle, BUNDLE.files[i], path, sizeof path, error)) return false;
+        if (!file_is_regular(path, error)) return false;
     }
-    return path_in(bundle, BUNDLE.graph, graph, size, error);
+    return true;
 }
 
 /* The tensors of a case, one after the other: first the inputs, then the outputs. */

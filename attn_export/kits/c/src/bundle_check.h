@@ -4,8 +4,10 @@
 
 #include "bundle.h"
 
-/* Checks that graphs and weights are regular files; `graph` gets the path of the graph. */
-bool bundle_files(const char *bundle, char *graph, size_t size, Error *error);
+/* Checks that graphs and weights are regular files. */
+bool bundle_files(const char *bundle, Error *error);
+/* The path of a file of the bundle into a buffer. */
+bool bundle_path(const char *bundle, const char *name, char *path, size_t size, Error *error);
 
 /*
  * Checks the types, ranks and sizes of a case: an axis of a number has that size, and axes of one

@@ -10,8 +10,8 @@
 #include <time.h>
 
 #include "bundle.h"
-#include "bundle_check.h"
 #include "cache.h"
+#include "graphs.h"
 
 enum { PROMPT = 8, TOKENS = 64, MOST_TOKENS = 1 << 20, KEYS_OF_OTHERS = 16 };
 
@@ -52,7 +52,9 @@ static bool make_inputs(Step step, Tensor *inputs, Error *error) {
         const End *end = &BUNDLE.inputs[i];
         if (is_cache(end->name) && step.held > 0) continue;
         int64_t dims[MAX_RANK];
-        for (size_t axis = 0; axis < end->rank; axis++) dims[axis] = size_of(&end->axes[axis], step);
+        for (size_t axis = 0; axis < end->rank; axis++) {
+            dims[axis] = size_of(&end->axes[end->order[axis]], step);
+        }
         tensor_free(&inputs[i]);
         if (!tensor_new(end->name, end->dtype, end->rank, dims, &inputs[i], error)) return false;
         if (is_cache(end->name)) continue;
@@ -63,13 +65,10 @@ static bool make_inputs(Step step, Tensor *inputs, Error *error) {
     return true;
 }
 
-static bool run_step(Model *model, Step step, Tensor *inputs, Tensor *outputs, Error *error) {
-    size_t count = model_output_count(model);
+static bool run_step(const Graphs *graphs, Step step, Tensor *inputs, Tensor *outputs, Error *error) {
+    size_t count = model_output_count(graphs->any);
     if (!make_inputs(step, inputs, error)) return false;
-    if (!model_run(model, inputs, BUNDLE.input_count, BUNDLE.bound, BUNDLE.bound_count, outputs,
-                   error)) {
-        return false;
-    }
+    if (!graphs_run(graphs, inputs, outputs, error)) return false;
     /* Here your program goes on with tensor_find(outputs, count, "output"). */
     bool fed = feed_back(inputs, BUNDLE.input_count, outputs, count, error);
     tensors_free(outputs, count);
@@ -82,18 +81,20 @@ static double now_ms(void) {
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec / 1e6;
 }
 
-static bool decode(Model *model, int64_t tokens, Tensor *inputs, Tensor *outputs, Error *error) {
+static bool decode(const Graphs *graphs, int64_t tokens, Tensor *inputs, Tensor *outputs,
+                   Error *error) {
     int64_t capacity = PROMPT + tokens;
     double start = now_ms();
-    if (!run_step(model, (Step){PROMPT, 0, capacity}, inputs, outputs, error)) return false;
+    if (!run_step(graphs, (Step){PROMPT, 0, capacity}, inputs, outputs, error)) return false;
     printf("prompt of %d tokens: %.3f ms\n", PROMPT, now_ms() - start);
     start = now_ms();
     for (int64_t held = PROMPT; held < capacity; held++) {
-        if (!run_step(model, (Step){1, held, capacity}, inputs, outputs, error)) return false;
+        if (!run_step(graphs, (Step){1, held, capacity}, inputs, outputs, error)) return false;
     }
-    printf("%lld tokens: %.3f ms per token, cache %s\n", (long long)tokens,
-           (now_ms() - start) / (double)tokens,
-           BUNDLE.bound_count > 0 ? "written in place" : "fed back");
+    print_line(stdout, "%lld tokens: %.3f ms per token, cache %s; %.200s", (long long)tokens,
+               (now_ms() - start) / (double)tokens,
+               BUNDLE.bound_count > 0 ? "written in place" : "fed back",
+               BUNDLE.decode != NULL ? BUNDLE.decode : BUNDLE.graph);
     return true;
 }
 
@@ -107,23 +108,21 @@ int main(int argc, char **argv) {
         print_line(stdout, "%.200s has no KV cache: there is nothing to decode", BUNDLE.name);
         return 0;
     }
-    char graph[3072];
-    Model *model = NULL;
+    Graphs graphs;
     Error error;
-    bool decoded =
-        bundle_files(argc > 2 ? argv[2] : BUNDLE_FOLDER, graph, sizeof graph, &error) &&
-        model_open(graph, (ModelOptions){.spin = true}, &model, &error);
+    bool decoded = graphs_open(argc > 2 ? argv[2] : BUNDLE_FOLDER, (ModelOptions){.spin = true},
+                               &graphs, &error);
     if (decoded) {
         Tensor *inputs = calloc(BUNDLE.input_count + 1, sizeof *inputs);
-        Tensor *outputs = calloc(model_output_count(model) + 1, sizeof *outputs);
+        Tensor *outputs = calloc(model_output_count(graphs.any) + 1, sizeof *outputs);
         decoded = inputs != NULL && outputs != NULL
-                      ? decode(model, tokens, inputs, outputs, &error)
+                      ? decode(&graphs, tokens, inputs, outputs, &error)
                       : fail(&error, "out of memory");
         tensors_free(inputs, BUNDLE.input_count);
         free(inputs);
         free(outputs);
     }
-    model_close(model);
+    graphs_close(&graphs);
     if (!decoded) print_line(stderr, "decode: %s", error.text);
     return decoded ? 0 : 2;
 }

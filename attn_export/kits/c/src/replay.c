@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "cache.h"
+#include "graphs.h"
 
 static const int64_t ORIGIN[MAX_RANK] = {0};
 
@@ -73,7 +74,7 @@ static bool next_inputs(const Tensor *wholes, int64_t at, Tensor *step, Error *e
             tensor_set(&step[i], row, (double)at);
         }
     }
-    return true;
+    return at > 0 || to_graph(step, error);
 }
 
 /* -- put together ------------------------------------------------------------------------ */
@@ -129,15 +130,14 @@ static bool collect(Tensor *outputs, size_t count, int64_t at, int64_t tokens, T
     return true;
 }
 
-static bool take_steps(Model *model, const Tensor *inputs, Tensor *step, Tensor *outputs,
+static bool take_steps(const Graphs *graphs, const Tensor *inputs, Tensor *step, Tensor *outputs,
                        Tensor *wholes, Error *error) {
     int64_t tokens = token_count(inputs, error);
     if (tokens == 0) return false;
-    size_t output_count = model_output_count(model);
+    size_t output_count = model_output_count(graphs->any);
     for (int64_t at = 0; at < tokens; at++) {
         bool stepped = next_inputs(inputs, at, step, error) &&
-                       model_run(model, step, BUNDLE.input_count, BUNDLE.bound,
-                                 BUNDLE.bound_count, outputs, error);
+                       graphs_run(graphs, step, outputs, error);
         if (!stepped) return false;
         stepped = collect(outputs, output_count, at, tokens, wholes, error) &&
                   feed_back(step, BUNDLE.input_count, outputs, output_count, error);
@@ -147,10 +147,10 @@ static bool take_steps(Model *model, const Tensor *inputs, Tensor *step, Tensor 
     return true;
 }
 
-bool replay(Model *model, const Tensor *inputs, const Tensor *truths, Tensor *wholes,
+bool replay(const Graphs *graphs, const Tensor *inputs, const Tensor *truths, Tensor *wholes,
             Error *error) {
     Tensor *step = calloc(BUNDLE.input_count, sizeof *step);
-    Tensor *outputs = calloc(model_output_count(model) + 1, sizeof *outputs);
+    Tensor *outputs = calloc(model_output_count(graphs->any) + 1, sizeof *outputs);
     bool replayed = step != NULL && outputs != NULL;
     if (!replayed) fail(error, "out of memory");
     for (size_t i = 0; i < BUNDLE.output_count; i++) wholes[i] = (Tensor){0};
@@ -158,7 +158,8 @@ bool replay(Model *model, const Tensor *inputs, const Tensor *truths, Tensor *wh
         const Tensor *truth = &truths[i];
         replayed = tensor_new(truth->name, truth->dtype, truth->rank, truth->dims, &wholes[i], error);
     }
-    replayed = replayed && take_steps(model, inputs, step, outputs, wholes, error);
+    replayed = replayed && take_steps(graphs, inputs, step, outputs, wholes, error) &&
+               from_graph(wholes, BUNDLE.output_count, error);
     if (!replayed) tensors_free(wholes, BUNDLE.output_count);
     tensors_free(step, step != NULL ? BUNDLE.input_count : 0);
     free(step);

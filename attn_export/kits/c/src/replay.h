@@ -2,13 +2,13 @@
 #ifndef REPLAY_H
 #define REPLAY_H
 
-#include "bundle.h"
+#include "graphs.h"
 
 /*
  * Fills `wholes`, one for each output of the bundle, with what all steps gave. `inputs` are those
  * of the whole case, `truths` its outputs, for their shapes; both fit the signature.
  */
-bool replay(Model *model, const Tensor *inputs, const Tensor *truths, Tensor *wholes,
+bool replay(const Graphs *graphs, const Tensor *inputs, const Tensor *truths, Tensor *wholes,
             Error *error);
 
 #endif

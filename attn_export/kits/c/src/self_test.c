@@ -12,6 +12,7 @@
 
 #include "bundle.h"
 #include "bundle_check.h"
+#include "graphs.h"
 #include "replay.h"
 #include "tensorproto.h"
 
@@ -102,21 +103,23 @@ static bool judge_case(const Case *one, const char *how, Tensor *outputs, size_t
     return true;
 }
 
-static bool passes(Model *model, const Case *one, Loaded *loaded) {
+static bool passes(const Graphs *graphs, const Case *one, Loaded *loaded) {
     Error error;
-    if (!model_run(model, loaded->inputs, BUNDLE.input_count, BUNDLE.bound, BUNDLE.bound_count,
-                   loaded->outputs, &error)) {
+    if (!to_graph(loaded->inputs, &error) ||
+        !graphs_run(graphs, loaded->inputs, loaded->outputs, &error)) {
         return say_failed(one->name, "", "", error.text);
     }
-    bool passed = judge_case(one, "", loaded->outputs, loaded->output_count, loaded->truths);
+    bool passed = from_graph(loaded->outputs, loaded->output_count, &error)
+                      ? judge_case(one, "", loaded->outputs, loaded->output_count, loaded->truths)
+                      : say_failed(one->name, "", "", error.text);
     tensors_free(loaded->outputs, loaded->output_count);
     return passed;
 }
 
-static bool passes_token_by_token(Model *model, const Case *one, Loaded *loaded) {
+static bool passes_token_by_token(const Graphs *graphs, const Case *one, Loaded *loaded) {
     const char *how = " token by token";
     Error error;
-    if (!replay(model, loaded->inputs, loaded->truths, loaded->outputs, &error)) {
+    if (!replay(graphs, loaded->inputs, loaded->truths, loaded->outputs, &error)) {
         return say_failed(one->name, how, "", error.text);
     }
     bool passed =
@@ -128,17 +131,17 @@ static bool passes_token_by_token(Model *model, const Case *one, Loaded *loaded)
 /* -- all of them ------------------------------------------------------------------------- */
 
 /* Counts the cases that passed; false where a file cannot be read. */
-static bool run_all(const char *bundle, Model *model, size_t *passed, Error *error) {
+static bool run_all(const char *bundle, const Graphs *graphs, size_t *passed, Error *error) {
     Loaded loaded;
     for (size_t i = 0; i < BUNDLE.case_count; i++) {
         const Case *one = &BUNDLE.cases[i];
-        if (!load(bundle, one, model_output_count(model), &loaded, error)) return false;
-        *passed += passes(model, one, &loaded);
+        if (!load(bundle, one, model_output_count(graphs->any), &loaded, error)) return false;
+        *passed += passes(graphs, one, &loaded);
         unload(&loaded);
     }
     if (BUNDLE.replay == NULL) return true;
-    if (!load(bundle, BUNDLE.replay, model_output_count(model), &loaded, error)) return false;
-    *passed += passes_token_by_token(model, BUNDLE.replay, &loaded);
+    if (!load(bundle, BUNDLE.replay, model_output_count(graphs->any), &loaded, error)) return false;
+    *passed += passes_token_by_token(graphs, BUNDLE.replay, &loaded);
     unload(&loaded);
     return true;
 }
@@ -146,13 +149,11 @@ static bool run_all(const char *bundle, Model *model, size_t *passed, Error *err
 int main(int argc, char **argv) {
     const char *bundle = argc > 1 ? argv[1] : BUNDLE_FOLDER;
     size_t passed = 0, count = BUNDLE.case_count + (BUNDLE.replay != NULL);
-    char graph[3072];
-    Model *model = NULL;
+    Graphs graphs;
     Error error;
-    bool whole = bundle_files(bundle, graph, sizeof graph, &error) &&
-                 model_open(graph, (ModelOptions){0}, &model, &error) &&
-                 run_all(bundle, model, &passed, &error);
-    model_close(model);
+    bool whole = graphs_open(bundle, (ModelOptions){0}, &graphs, &error) &&
+                 run_all(bundle, &graphs, &passed, &error);
+    graphs_close(&graphs);
     if (!whole) {
         print_line(stderr, "self_test: %s", error.text);
         return 2;

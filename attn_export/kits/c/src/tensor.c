@@ -221,6 +221,30 @@ bool tensor_copy_block(Tensor *to, const int64_t *to_at, const Tensor *from,
     }
 }
 
+bool tensor_permute(const Tensor *from, const size_t *order, Tensor *to, Error *error) {
+    size_t bytes = element_bytes(from->dtype), rank = from->rank;
+    int64_t dims[MAX_RANK], steps[MAX_RANK], at[MAX_RANK] = {0};
+    for (size_t axis = 0; axis < rank; axis++) {
+        dims[axis] = from->dims[order[axis]];
+        steps[axis] = 1;
+        for (size_t inner = order[axis] + 1; inner < rank; inner++) steps[axis] *= from->dims[inner];
+    }
+    if (!tensor_new(from->name, from->dtype, rank, dims, to, error)) return false;
+    size_t count = tensor_count(to);
+    int64_t place = 0;
+    for (size_t i = 0; i < count; i++) {
+        memcpy((char *)to->data + i * bytes, (const char *)from->data + (size_t)place * bytes, bytes);
+        /* The next element: an odometer over all axes. */
+        for (size_t axis = rank; axis-- > 0;) {
+            place += steps[axis];
+            if (++at[axis] < dims[axis]) break;
+            place -= steps[axis] * dims[axis];
+            at[axis] = 0;
+        }
+    }
+    return true;
+}
+
 const char *dims_text(const int64_t *dims, size_t rank, char *buffer, size_t size) {
     size_t used = (size_t)snprintf(buffer, size, "[");
     for (size_t axis = 0; axis < rank && used < size; axis++) {

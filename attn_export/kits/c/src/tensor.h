@@ -56,6 +56,9 @@ void tensor_set(Tensor *tensor, size_t at, double value);
 bool tensor_copy_block(Tensor *to, const int64_t *to_at, const Tensor *from,
                        const int64_t *from_at, const int64_t *sizes, Error *error);
 
+/* A tensor with its axes in another order: its axis i is `order[i]` of `from`. */
+bool tensor_permute(const Tensor *from, const size_t *order, Tensor *to, Error *error);
+
 /* "[2, 5, 64]" into a buffer. */
 const char *dims_text(const int64_t *dims, size_t rank, char *buffer, size_t size);
 

@@ -22,6 +22,7 @@ struct End {
     std::string_view name;
     DType dtype;
     Rows<Axis> axes;
+    Rows<std::size_t> order;  // axis i is axes[order[i]] in the graph
 };
 
 // A golden case: files below golden/, a tolerance for each output, and the rows of the batch that
@@ -36,7 +37,8 @@ enum class Cache { none, append, in_place };
 
 struct Bundle {
     std::string_view name, graph;
-    Rows<std::string_view> files;  // those that ONNX Runtime opens: the graph, its weights
+    std::string_view decode;       // the graph for single tokens, or ""
+    Rows<std::string_view> files;  // those that ONNX Runtime opens: the graphs, their weights
     Cache cache;
     Rows<End> inputs, outputs;
     Rows<Case> cases;

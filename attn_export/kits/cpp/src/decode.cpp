@@ -11,8 +11,8 @@
 #include <random>
 
 #include "bundle.h"
-#include "bundle_check.h"
 #include "cache.h"
+#include "graphs.h"
 #include "text.h"
 
 using namespace attention;
@@ -62,15 +62,15 @@ void make_inputs(const Step& step, std::vector<Tensor>& inputs) {
         const End& end = bundle().inputs[i];
         if (is_cache(end.name) && step.held > 0) continue;
         Dims dims;
-        for (const Axis& axis : end.axes) dims.push_back(size_of(axis, step));
+        for (const std::size_t axis : end.order) dims.push_back(size_of(end.axes[axis], step));
         inputs[i] = Tensor(std::string(end.name), end.dtype, dims);
         if (!is_cache(end.name)) fill(inputs[i], step);
     }
 }
 
-void run_step(Model& model, const Step& step, std::vector<Tensor>& inputs) {
+void run_step(Graphs& graphs, const Step& step, std::vector<Tensor>& inputs) {
     make_inputs(step, inputs);
-    const std::vector<Tensor> outputs = model.run(inputs, bundle().bound);
+    const std::vector<Tensor> outputs = graphs.run(inputs);
     // Here your program goes on with *find(outputs, "output").
     feed_back(inputs, outputs);
 }
@@ -83,19 +83,19 @@ double now_ms() {
 void decode(const std::filesystem::path& folder, std::int64_t tokens) {
     ModelOptions options;
     options.spin = true;
-    Model model(graph_in(folder), options);
+    Graphs graphs(folder, options);
     std::vector<Tensor> inputs;
     const std::int64_t capacity = PROMPT + tokens;
     double start = now_ms();
-    run_step(model, {PROMPT, 0, capacity}, inputs);
+    run_step(graphs, {PROMPT, 0, capacity}, inputs);
     std::cout << "prompt of " << PROMPT << " tokens: " << now_ms() - start << " ms\n";
     start = now_ms();
     for (std::int64_t held = PROMPT; held < capacity; held++) {
-        run_step(model, {1, held, capacity}, inputs);
+        run_step(graphs, {1, held, capacity}, inputs);
     }
     std::cout << tokens << " tokens: " << (now_ms() - start) / static_cast<double>(tokens)
               << " ms per token, cache " << (bundle().bound.empty() ? "fed back" : "written in place")
-              << '\n';
+              << "; " << one_line(bundle().decode.empty() ? bundle().graph : bundle().decode) << '\n';
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "cache.h"
 
@@ -60,6 +61,7 @@ void next_inputs(const std::vector<Tensor>& wholes, std::int64_t at, std::vector
             step[i].set(row, static_cast<double>(at));
         }
     }
+    if (at == 0) step = to_graph(std::move(step));
 }
 
 // Puts a step's output in its place. Its last axis may be one of keys and shorter than that of the
@@ -96,7 +98,7 @@ std::runtime_error missing(std::string_view output) {
 
 }  // namespace
 
-std::vector<Tensor> replay(Model& model, const std::vector<Tensor>& inputs,
+std::vector<Tensor> replay(Graphs& graphs, const std::vector<Tensor>& inputs,
                            const std::vector<Tensor>& truths) {
     const Bundle& known = bundle();
     const std::int64_t tokens = token_count(inputs);
@@ -106,7 +108,7 @@ std::vector<Tensor> replay(Model& model, const std::vector<Tensor>& inputs,
     }
     for (std::int64_t at = 0; at < tokens; at++) {
         next_inputs(inputs, at, step);
-        const std::vector<Tensor> outputs = model.run(step, known.bound);
+        const std::vector<Tensor> outputs = graphs.run(step);
         for (std::size_t i = 0; i < wholes.size(); i++) {
             const End& end = known.outputs[i];
             const Tensor* part = find(outputs, end.name);
@@ -119,7 +121,7 @@ std::vector<Tensor> replay(Model& model, const std::vector<Tensor>& inputs,
         }
         feed_back(step, outputs);
     }
-    return wholes;
+    return from_graph(std::move(wholes));
 }
 
 }  // namespace attention

@@ -3,14 +3,14 @@
 
 #include <vector>
 
-#include "bundle.h"
+#include "graphs.h"
 
 namespace attention {
 
 // What all steps gave, put together: one tensor for each output of the bundle. `inputs` are those
 // of the whole case, `truths` its outputs, for their shapes; both fit the signature. Throws where a
 // step gives what cannot be put together.
-std::vector<Tensor> replay(Model& model, const std::vector<Tensor>& inputs,
+std::vector<Tensor> replay(Graphs& graphs, const std::vector<Tensor>& inputs,
                            const std::vector<Tensor>& truths);
 
 }  // namespace attention

@@ -13,6 +13,7 @@
 
 #include "bundle.h"
 #include "bundle_check.h"
+#include "graphs.h"
 #include "replay.h"
 #include "text.h"
 
@@ -64,18 +65,18 @@ bool passes(const Case& one, std::string_view how, const std::vector<Tensor>& tr
 // Whether all cases passed; throws where the bundle cannot be read or the graph is refused.
 bool self_test(const std::filesystem::path& folder) {
     const Bundle& known = bundle();
-    Model model(graph_in(folder));
+    Graphs graphs(folder);
     std::size_t passed = 0;
     for (const Case& one : known.cases) {
         const LoadedCase loaded = read_case(folder, one);
         passed += passes(one, "", loaded.truths,
-                         [&] { return model.run(loaded.inputs, known.bound); });
+                         [&] { return from_graph(graphs.run(to_graph(loaded.inputs))); });
     }
     if (known.replay) {
         const Case& one = known.cases[*known.replay];
         const LoadedCase loaded = read_case(folder, one);
         passed += passes(one, " token by token", loaded.truths,
-                         [&] { return replay(model, loaded.inputs, loaded.truths); });
+                         [&] { return replay(graphs, loaded.inputs, loaded.truths); });
     }
     const std::size_t count = known.cases.size() + (known.replay ? 1 : 0);
     std::cout << one_line(known.name) << ": " << passed << " of " << count << " passed, ONNX Runtime "

@@ -209,4 +209,30 @@ void copy_block(Tensor& to, const Dims& to_at, const Tensor& from, const Dims& f
     }
 }
 
+Tensor permuted(const Tensor& tensor, const std::vector<std::size_t>& order) {
+    const Dims& from = tensor.dims();
+    const std::size_t bytes = element_bytes(tensor.dtype()), rank = order.size();
+    Dims dims, steps, at(rank, 0);
+    for (const std::size_t axis : order) {
+        dims.push_back(from[axis]);
+        std::int64_t step = 1;
+        for (std::size_t inner = axis + 1; inner < rank; inner++) step *= from[inner];
+        steps.push_back(step);
+    }
+    Tensor to(tensor.name(), tensor.dtype(), dims);
+    std::int64_t place = 0;
+    for (std::size_t i = 0; i < to.count(); i++) {
+        std::memcpy(to.data() + i * bytes, tensor.data() + static_cast<std::size_t>(place) * bytes,
+                    bytes);
+        // The next element: an odometer over all axes.
+        for (std::size_t axis = rank; axis-- > 0;) {
+            place += steps[axis];
+            if (++at[axis] < dims[axis]) break;
+            place -= steps[axis] * dims[axis];
+            at[axis] = 0;
+        }
+    }
+    return to;
+}
+
 }  // namespace attention

@@ -75,4 +75,7 @@ const Tensor* find(const std::vector<Tensor>& tensors, std::string_view name);
 void copy_block(Tensor& to, const Dims& to_at, const Tensor& from, const Dims& from_at,
                 const Dims& sizes);
 
+// A copy with its axes in another order: its axis i is `order[i]` of the tensor.
+Tensor permuted(const Tensor& tensor, const std::vector<std::size_t>& order);
+
 }  // namespace attention

@@ -1,6 +1,6 @@
 /** What your own program imports. */
 
 export { open } from './files.mjs';
-export { ENGINE, load } from './engine.mjs';
+export { ENGINE, load, loadGraphs } from './engine.mjs';
 export { Decoder, emptyPasts } from './decoding.mjs';
 export { BundleError, readCase } from './bundle.mjs';

@@ -1,7 +1,7 @@
 /** ONNX Runtime in Node.js. */
 
 import { createRequire } from 'node:module';
-import { Model } from './model.mjs';
+import { Model, TwoGraphs } from './model.mjs';
 
 // It would report its use to its maker, and write files. It looks when it is loaded.
 process.env.ORT_DISABLE_TELEMETRY ??= '1';
@@ -28,6 +28,19 @@ export async function load(path, { threads = 0 } = {}) {
     logSeverityLevel: ERRORS_ONLY,
   });
   return new Model(ort, session, true);
+}
+
+/**
+ * Load a bundle's graphs: one for any number of tokens and, where there is one, that for single
+ * tokens.
+ * @param {{bundle: import('./bundle.mjs').Bundle, graph: string, decode: string | null}} opened
+ * @param {{threads?: number}} [options]  As of `load`.
+ * @returns {Promise<Model | TwoGraphs>}
+ * @throws {Error} If ONNX Runtime refuses one.
+ */
+export async function loadGraphs({ bundle, graph, decode }, options) {
+  const any = await load(graph, options);
+  return decode === null ? any : new TwoGraphs(any, await load(decode, options), bundle.inputs);
 }
 
 function versionOf(name) {

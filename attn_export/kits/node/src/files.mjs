@@ -14,7 +14,8 @@ const KIT = fileURLToPath(new URL('..', import.meta.url));
 /**
  * Open a bundle.
  * @param {string} [folder]  By default the one that this kit was made for.
- * @returns {Promise<{bundle: import('./bundle.mjs').Bundle, graph: string}>}  `graph`: its path.
+ * @returns {Promise<{bundle: import('./bundle.mjs').Bundle, graph: string, decode: string | null}>}
+ *   `graph`, `decode`: the paths of the graph and of that for single tokens.
  * @throws {BundleError} If it is incomplete or damaged.
  */
 export async function open(folder) {
@@ -26,8 +27,11 @@ export async function open(folder) {
     return readFile(join(root, path));
   };
   const bundle = await openBundle(read, DIALECTS, chosen);
-  for (const file of [bundle.graph.file, WEIGHTS]) await checkEngineFile(root, file);
-  return { bundle, graph: join(root, bundle.graph.file) };
+  const { file, decode } = bundle.graph;
+  for (const opened of [file, WEIGHTS, ...(decode ? [decode] : [])]) {
+    await checkEngineFile(root, opened);
+  }
+  return { bundle, graph: join(root, file), decode: decode && join(root, decode) };
 }
 
 /** ONNX Runtime opens the graph and, where there are any, the weights beside it. */

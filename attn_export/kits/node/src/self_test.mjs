@@ -8,14 +8,15 @@
 
 import { check } from './check.mjs';
 import { BundleError } from './bundle.mjs';
-import { ENGINE, load } from './engine.mjs';
+import { ENGINE, loadGraphs } from './engine.mjs';
 import { open } from './files.mjs';
 import { oneLine, printable } from './text.mjs';
 
 async function main(folder) {
   const started = performance.now();
-  const { bundle, graph } = await open(folder);
-  const model = await load(graph).catch((error) => {
+  const opened = await open(folder);
+  const { bundle } = opened;
+  const model = await loadGraphs(opened).catch((error) => {
     throw new BundleError(`${ENGINE} refuses ${bundle.graph.file}: ${oneLine(error)}`);
   });
   let [count, failed] = [0, 0];

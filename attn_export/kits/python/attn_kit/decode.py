@@ -9,9 +9,10 @@ import time
 
 import numpy as np
 
+from attn_kit.cache_layout import graph_axes
 from attn_kit.files import one_line, printable
 from attn_kit.model import Model
-from attn_kit.settings import AXES, CACHE, INPUTS, NAME
+from attn_kit.settings import CACHE, DECODE, INPUTS, NAME
 
 BATCH, PROMPT = 1, 16
 
@@ -49,7 +50,7 @@ def decode(model: Model, count: int) -> None:
     prompt, *tokens = (1e3 * s for s in seconds)
     print(
         f"{printable(NAME)}: prompt of {PROMPT} in {prompt:.2f} ms, then {len(tokens)} tokens, "
-        f"{statistics.median(tokens):.3f} ms each (median)"
+        f"{statistics.median(tokens):.3f} ms each (median); {printable(DECODE)}"
     )
 
 
@@ -69,7 +70,7 @@ def shape(name: str, held: int, new: int, room: int) -> list[int]:
     """
     sizes = {"batch": BATCH, "query_len": new, "past_len": held, "capacity": room}
     sizes |= {"total_len": held + new, "key_len": held + new}
-    return [sizes[axis] if isinstance(axis, str) else axis for axis in AXES[name]]
+    return [sizes[axis] if isinstance(axis, str) else axis for axis in graph_axes(name)]
 
 
 def draw(name: str, random: np.random.Generator, held: int, new: int, room: int) -> np.ndarray:

@@ -13,7 +13,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from attn_kit.files import check_regular
-from attn_kit.settings import BOUND, FILES, GRAPH
+from attn_kit.settings import AXES, BOUND, DECODE, FILES, GRAPH
 
 HERE = Path(__file__).resolve().parent
 
@@ -25,7 +25,7 @@ def bundle_folder() -> Path:
 
 
 class Model:
-    """The attention, loaded.
+    """The attention, loaded: a graph for any number of tokens, and one for single ones if there is.
 
     Args:
         path: Another graph. Default: the kit's own.
@@ -46,6 +46,10 @@ class Model:
         for file in (graph, *(graph.parent / name for name in FILES if path is None)):
             check_regular(file)
         self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
+        self._single = self._session
+        if path is None and DECODE != GRAPH:
+            single = str(bundle_folder() / DECODE)
+            self._single = ort.InferenceSession(single, options, providers=list(providers))
         self.inputs = [value.name for value in self._session.get_inputs()]
         self.outputs = [value.name for value in self._session.get_outputs()]
 
@@ -55,16 +59,18 @@ class Model:
         """Run once.
 
         Args:
-            inputs: By name.
+            inputs: By name, the cache as the graph holds it: see `cache_layout`.
             in_place: Whether `present_*` may be written into the arrays of `past_*`, which saves
                 a copy of the cache at every step. They must be contiguous then.
         """
+        # The graph for single tokens may rely on a cache that is written in place.
+        session = self._single if in_place and _is_one_token(inputs) else self._session
         if not (in_place and BOUND):
-            outputs = self._session.run(self.outputs, dict(inputs))
+            outputs = session.run(self.outputs, dict(inputs))
             return dict(zip(self.outputs, outputs, strict=True))
         # On the CPU a value is a view of its array.
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
-        binding = self._session.io_binding()
+        binding = session.io_binding()
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
         for name in self.outputs:
@@ -72,9 +78,17 @@ class Model:
                 binding.bind_ortvalue_output(name, values[BOUND[name]])
             else:
                 binding.bind_output(name)
-        self._session.run_with_iobinding(binding)
+        session.run_with_iobinding(binding)
         found = dict(zip(self.outputs, binding.get_outputs(), strict=True))
         return {
             name: inputs[BOUND[name]] if name in BOUND else value.numpy().copy()
             for name, value in found.items()
         }
+
+
+def _is_one_token(inputs: Mapping[str, np.ndarray]) -> bool:
+    return any(
+        axis == "query_len" and array.shape[at] == 1
+        for name, array in inputs.items()
+        for at, axis in enumerate(AXES.get(name, ()))
+    )

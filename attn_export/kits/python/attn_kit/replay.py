@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from attn_kit.cache_layout import to_graph
 from attn_kit.model import Model
 from attn_kit.settings import AXES, CACHE
 
@@ -27,7 +28,7 @@ def replay(model: Model, inputs: Arrays) -> dict[str, np.ndarray]:
         ValueError: If the case cannot be fed one by one.
     """
     tokens = _tokens(inputs)
-    caches = {name: array.copy() for name, array in inputs.items() if _is_cache(name)}
+    caches = to_graph({name: array.copy() for name, array in inputs.items() if _is_cache(name)})
     steps: dict[str, list[np.ndarray]] = {}
     for token in range(tokens):
         step = {name: _cut(name, array, token) for name, array in inputs.items()} | caches
