@@ -18,7 +18,7 @@ Kept = list[tuple[nn.Module, str]]
 """Parts of a module, and names of their tensors."""
 
 LONGEST = 4096
-"""The largest size at which a module is called to see the tensors that it keeps."""
+"""The largest size at which a module is run to find what it keeps."""
 
 
 def kept_between_calls(subject: Subject) -> Kept:
