@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from attn_export import Report, Subject, build
+from attn_export.export.export import export
 
 B, L, P, H, D = 2, 5, 7, 4, 8
 E = H * D
@@ -298,3 +299,23 @@ def test_a_cache_whose_present_nobody_wants_passes(tmp_path):
     subject = Subject(subject.module, subject.inputs, subject.axes, ["y"], relations=TOTAL)
     _, nodes = built(subject, tmp_path)
     assert with_past(nodes) == []
+
+
+class ShortOrLong(nn.Module):
+    """Module with a branch on the batch that changes nothing, and a count of its large calls."""
+
+    large = 0
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if x.shape[0] < 64:
+            x = x.clone()
+        if type(x) is Tensor and isinstance(x.shape[0], int) and x.shape[0] == 64:
+            type(self).large += 1
+        return x + y
+
+
+def test_the_end_of_a_range_is_tried_once_for_all_inputs_that_have_the_axis():
+    inputs = {name: torch.randn(2, 3) for name in ("x", "y")}
+    subject = Subject(ShortOrLong().eval(), inputs, {name: {0: "batch"} for name in inputs}, ["z"])
+    export(subject)
+    assert ShortOrLong.large == 3  # it raises? is it the module there? is it so beyond its guards?
