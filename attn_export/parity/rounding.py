@@ -148,6 +148,8 @@ class RandomRounding(OperationMode):
             out = self._compute(func, [self.rounded(x, unit) for x in args], kwargs)
         if name == "native_layer_norm":
             return self._layer_norm(out, args[3], unit)
+        if name == "native_group_norm":
+            return self._group_norm(out, args[2], unit)
         if isinstance(out, Tensor):
             return self.rounded(out, unit)
         return type(out)(self.rounded(x, unit) for x in out)
@@ -210,6 +212,17 @@ class RandomRounding(OperationMode):
         noise += self._random.uniform(mean.shape) * (mean * inverse).square_()
         found = torch.addcmul(normed, product, noise, value=unit)
         return self.rounded(found, unit), mean, inverse
+
+    def _group_norm(
+        self, out: tuple[Tensor, ...], bias: Tensor | None, unit: float
+    ) -> tuple[Tensor, ...]:
+        """Round a group norm as a layer norm: each group `[N, G, …]` is a row."""
+        normed, mean, inverse = out
+        rows = (*mean.shape, -1)
+        if bias is not None:
+            bias = bias.view(1, -1, *[1] * (normed.dim() - 2)).expand_as(normed).reshape(rows)
+        parts = (normed.reshape(rows), mean.unsqueeze(-1), inverse.unsqueeze(-1))
+        return self._layer_norm(parts, bias, unit)[0].view(normed.shape), mean, inverse
 
     def _addition(self, out: Tensor, args: Sequence[Any], unit: float) -> Tensor:
         """Round a sum of two, by no more than either of them: -1e30 + 1 is -1e30."""

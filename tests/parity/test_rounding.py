@@ -68,12 +68,15 @@ def one_pass_layer_norm(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("mean", [0, 10, 100])
 @pytest.mark.parametrize("bias", [0, -1])
-def test_a_layer_norm_rounds_as_runtimes_do(mean, bias):
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_norm_rounds_as_runtimes_do(mean, bias, groups):
     """Of rows of two, which are 1 and -1 before a bias is added."""
     x = (1 + np.abs(drawn(256, 1))) * np.array([1, -1], F32) + F32(mean)
     biases = np.full(2, bias, F32)
 
     def norm(x: Tensor, bias: Tensor) -> Tensor:
+        if groups:
+            return nn.functional.group_norm(x, 1, torch.ones(2).double(), bias, 1e-6)
         return nn.functional.layer_norm(x, (2,), torch.ones(2).double(), bias, 1e-6)
 
     exact = norm(torch.from_numpy(x).double(), torch.from_numpy(biases).double()).numpy()
