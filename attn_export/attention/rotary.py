@@ -25,12 +25,15 @@ class Rotary(WideBuffers):
     """
 
     inv_freq: Tensor
+    long_inv_freq: Tensor
     growth_power: Tensor
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.spec = spec
         self.add_wide("inv_freq", inverse_frequencies(spec))
+        if spec.rotary_scaling == "longrope":
+            self.add_wide("long_inv_freq", inverse_frequencies(spec, long=True))
         if spec.rotary_scaling == "dynamic":
             R = spec.rotary_dim
             self.add_wide("growth_power", -torch.arange(0, R, 2, dtype=torch.float64) / (R - 2))
@@ -44,10 +47,14 @@ class Rotary(WideBuffers):
         frequencies = self.inv_freq
         if self.spec.rotary_scaling == "dynamic":
             frequencies = frequencies * self._growth(positions) ** self.growth_power
+        if self.spec.rotary_scaling == "longrope":
+            # Keys of the past keep the frequencies of their time, as with "dynamic".
+            is_long = positions.max() + 1 > self.spec.rotary_original_len
+            frequencies = torch.where(is_long, self.long_inv_freq, frequencies)
         angles = positions[..., None].to(frequencies.dtype) * frequencies  # [.., L, R/2]
         if positions.dim() > 1:
             angles = angles.unsqueeze(1)  # [B, 1, L, R/2], the same for all heads
-        magnitude = rotary_magnitude(self.spec)
+        magnitude = self.spec.turn_magnitude
         return angles.cos() * magnitude, angles.sin() * magnitude
 
     def forward(self, x: Tensor, turns: Turns) -> Tensor:
@@ -82,12 +89,17 @@ class Rotary(WideBuffers):
         return (factor * length / original - (factor - 1)).clamp(min=1.0)
 
 
-def inverse_frequencies(spec: AttentionSpec) -> Tensor:
+def inverse_frequencies(spec: AttentionSpec, *, long: bool = False) -> Tensor:
     """Return the angle of each pair from one position to the next, float64 `[R/2]`.
 
     theta^(-2i/R) (Su et al. 2021, sec. 3.2.2), stretched by `rotary_scaling`: "linear" (Chen
     et al. 2023), "llama3" (Llama 3.1's rope_scaling), "yarn" (Peng et al. 2023, sec. 3.2, with the
-    ramp over pairs of their code). "dynamic" stretches by the length at hand, not here.
+    ramp over pairs of their code), "longrope" (Ding et al. 2024). "dynamic" stretches by the length
+    at hand, not here.
+
+    Args:
+        spec: Its rotary fields are used.
+        long: Whether longrope's divisors for long sequences apply, not those for short ones.
     """
     R, factor = spec.rotary_dim, spec.rotary_factor
     plain = spec.rotary_theta ** (-torch.arange(0, R, 2, dtype=torch.float64) / R)
@@ -101,16 +113,10 @@ def inverse_frequencies(spec: AttentionSpec) -> Tensor:
     if spec.rotary_scaling == "yarn":
         kept = 1 - _yarn_ramp(spec)
         return plain * (kept + (1 - kept) / factor)
+    if spec.rotary_scaling == "longrope":
+        divisors = spec.rotary_long_factors if long else spec.rotary_short_factors
+        return plain / torch.tensor(divisors, dtype=torch.float64)
     return plain
-
-
-def rotary_magnitude(spec: AttentionSpec) -> float:
-    """Return YaRN's factor on rotated queries and keys (Peng et al. 2023, eq. 22), else 1."""
-    if spec.rotary_scaling != "yarn":
-        return 1.0
-    if spec.rotary_magnitude is not None:
-        return spec.rotary_magnitude
-    return 0.1 * math.log(spec.rotary_factor) + 1.0
 
 
 def _yarn_ramp(spec: AttentionSpec) -> Tensor:

@@ -146,7 +146,7 @@ def _replay(spec: AttentionSpec | None, cases: Sequence[Mapping[str, Any]]) -> s
     """Return a case with the same results token by token: tokens see only earlier ones."""
     if spec is None or not spec.causal or spec.cache == "none":
         return None
-    if spec.rotary_scaling == "dynamic":  # turns keys by the length at which they came
+    if spec.turns_by_length:  # turns keys by the length at which they came
         return None
     if spec.in_place:
         return next((case["name"] for case in cases if case["kind"] == DECODE), None)

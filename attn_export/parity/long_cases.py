@@ -37,9 +37,9 @@ def decode_case(
         spec: Whether a decode in pieces means what the whole means.
         sums: Sizes that others add up to.
     """
-    # Without causal, tokens see those that are not there yet in a decode; "dynamic" turns keys by
-    # the length at which they came.
-    if not (spec.in_place and spec.causal) or spec.rotary_scaling == "dynamic":
+    # Without causal, tokens see those that are not there yet in a decode; some scalings turn
+    # keys by the length at which they came.
+    if not (spec.in_place and spec.causal) or spec.turns_by_length:
         return None, ""
     for tokens in TOKENS:
         sizes = with_sums({"batch": 2, "query_len": tokens, "past_len": 0}, sums)
@@ -64,7 +64,7 @@ FAR_BYTES = 8 * 2**20
 """Largest size of the case in bytes."""
 
 GROWN_BYTES = 24 * 2**20
-"""Largest size where a base grows with the length: no other case would show that."""
+"""Largest size where frequencies change with the length: no other case would show that."""
 
 POSITIONS = ((2050, 2 * 2**20), (258, 4 * 2**20))
 """Largest rotary positions where nothing else requires larger ones, and the bytes allowed:
@@ -97,7 +97,7 @@ def distant_case(
     return None, _note(ends, 0)
 
 
-GROWS = "the growth of the rotary base"
+GROWS = "the change of the rotary frequencies"
 
 
 def _ends(spec: AttentionSpec) -> dict[int, str]:
@@ -108,7 +108,7 @@ def _ends(spec: AttentionSpec) -> dict[int, str]:
     }
     if spec.relative_buckets:
         ends[spec.relative_max_distance] = "the last of the relative positions"
-    if spec.rotary_scaling == "dynamic" and not spec.position_ids:
+    if spec.turns_by_length and not spec.position_ids:
         ends[spec.rotary_original_len] = GROWS
     return {end: what for end, what in ends.items() if end}
 

@@ -74,6 +74,28 @@ class AttentionSpec(AttentionFields):
         """Return whether queries and keys are rotated by their positions."""
         return self.rotary != "none"
 
+    @property
+    def turns_by_length(self) -> bool:
+        """Return whether the length at hand changes the rotary frequencies."""
+        return self.rotary_scaling in ("dynamic", "longrope")
+
+    @property
+    def turn_magnitude(self) -> float:
+        """The factor on rotated queries and keys, 1 unless `rotary_scaling` has one.
+
+        Sources: Peng et al. 2023, eq. 22 (yarn), and Ding et al. 2024, sec. 3.3 (longrope).
+        """
+        factor = self.rotary_factor
+        usual = {
+            "yarn": 0.1 * math.log(factor) + 1.0,
+            "longrope": math.sqrt(
+                1 + math.log(factor) / math.log(max(self.rotary_original_len, 2))
+            ),
+        }.get(self.rotary_scaling)
+        if usual is None:
+            return 1.0
+        return usual if self.rotary_magnitude is None else self.rotary_magnitude
+
     def has_bias(self, projection: str) -> bool:
         """Return whether a projection, one of q, k, v and out, has a bias."""
         return self.bias == "all" or projection in self.bias.split(",")
@@ -126,8 +148,8 @@ class AttentionSpec(AttentionFields):
         return found | ({"position_ids": self._position_ids()} if self.position_ids else {})
 
     def _position_ids(self) -> Input:
-        # Beyond the length from which on "dynamic" changes, often but not always.
-        stretched = self.rotary_original_len * 3 // 2 if self.rotary_scaling == "dynamic" else 0
+        # Beyond the length from which on frequencies change, often but not always.
+        stretched = self.rotary_original_len * 3 // 2 if self.turns_by_length else 0
         return Input(("batch", "query_len"), "int64", 0, stretched or POSITIONS)
 
     def input_shapes(self) -> dict[str, Shape]:
@@ -245,6 +267,9 @@ class AttentionSpec(AttentionFields):
             value = getattr(self, field.name)
             if str(field.type).startswith("float") and isinstance(value, int):
                 object.__setattr__(self, field.name, rules.as_float(field.name, value))
+            elif isinstance(value, (list, tuple)):
+                numbers = tuple(rules.as_float(field.name, number) for number in value)
+                object.__setattr__(self, field.name, numbers)
         rules.heads_divide_width(self)
         default("num_kv_heads", self.num_heads)
         default("head_dim", self.embed_dim // self.num_heads)

@@ -14,6 +14,9 @@ DERIVED: Final = -1
 
 NO_MASK: Final = "none"
 
+NUMBERS: Final = "tuple[float, ...]"
+"""The type of a field that is a list of numbers."""
+
 LARGEST: Final = 2**20
 """The largest dimension: tables of it fit into memory."""
 HUGE: Final = 1e30
@@ -120,8 +123,9 @@ class AttentionFields:
     )
     rotary_theta: float = _factor("the base of the wavelengths", 10000.0, least=1.001, most=HUGE)
     rotary_scaling: str = _field(
-        "the way to stretch the context; dynamic (NTK) goes by the longest row of a batch",
-        "none", choices=("none", "linear", "dynamic", "llama3", "yarn"),
+        "the way to stretch the context; dynamic (NTK) and longrope go by the longest row of a "
+        "batch",
+        "none", choices=("none", "linear", "dynamic", "llama3", "yarn", "longrope"),
     )  # fmt: skip
     rotary_factor: float = _factor("the factor by which the context is stretched", 1.0, least=1.0)
     rotary_original_len: int = _field("the context of the training", 8192, least=1, most=2**31)
@@ -137,8 +141,18 @@ class AttentionFields:
         "yarn's ramp begins and ends at whole pairs (not in gpt-oss)", True
     )
     rotary_magnitude: float | None = _factor(
-        "yarn's factor on rotated queries and keys", None, "0.1 ln(factor) + 1"
-    )
+        "yarn's and longrope's factor on rotated queries and keys", None,
+        "0.1 ln(factor) + 1 in yarn, sqrt(1 + ln(factor) / ln(rotary_original_len)) in longrope",
+    )  # fmt: skip
+    # Ding et al. 2024.
+    rotary_short_factors: tuple[float, ...] | None = _field(
+        "longrope's R / 2 divisors of the frequencies, up to rotary_original_len keys",
+        None, usual="none", is_option=False,
+    )  # fmt: skip
+    rotary_long_factors: tuple[float, ...] | None = _field(
+        "longrope's R / 2 divisors of the frequencies, beyond rotary_original_len keys",
+        None, usual="none", is_option=False,
+    )  # fmt: skip
     position_ids: bool = _field(
         "the positions of the queries are an input [B, L], as for left padding; else they follow "
         "the past",
@@ -190,7 +204,7 @@ TYPES: Final[dict[str, str]] = {
     field.name: str(field.type).removesuffix(" | None")
     for field in dataclasses.fields(AttentionFields)
 }
-"""``"int"``, ``"float"``, ``"bool"`` or ``"str"`` for every field."""
+"""``"int"``, ``"float"``, ``"bool"``, ``"str"`` or `NUMBERS` for every field."""
 
 
 def default_text(name: str) -> str:

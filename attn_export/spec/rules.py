@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from attn_export.errors import SpecError
-from attn_export.spec.fields import DERIVED, FIELDS, TYPES, AttentionFields
+from attn_export.spec.fields import DERIVED, FIELDS, NUMBERS, TYPES, AttentionFields
 
 CACHES: Final = FIELDS["cache"].choices
 DTYPES: Final = FIELDS["dtype"].choices
@@ -25,16 +25,33 @@ def check_types(spec: AttentionFields) -> None:
             "int": isinstance(value, int) and not isinstance(value, bool),
             "bool": isinstance(value, bool),
             "str": isinstance(value, str),
-            "float": isinstance(value, (int, float)) and not isinstance(value, bool),
+            "float": is_number(value),
+            NUMBERS: isinstance(value, (list, tuple)) and all(map(is_number, value)),
         }
         if value is None and field.default is None:
             continue
         wanted = TYPES[field.name]
         if not right[wanted]:
-            raise SpecError(f"{field.name} has to be of type {wanted}; got {value!r}")
+            wanted = "list of numbers" if wanted == NUMBERS else wanted
+            raise SpecError(f"{field.name} has to be of type {wanted}; got {shortened(value)}")
 
 
-def as_float(name: str, value: int) -> float:
+def is_number(value: object) -> bool:
+    """Return whether a value is an int or a float, but no bool."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def shortened(value: object) -> str:
+    """Return the text of a value for an error message, of a list its start."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+LONGEST: Final = 120
+"""The number of characters of a value in a message."""
+
+
+def as_float(name: str, value: float) -> float:
     """Convert a whole number to float for a float field, such as ``scale = 1``.
 
     Args:
@@ -126,6 +143,7 @@ def positions(spec: AttentionFields) -> None:
             f"rotary_dim {spec.rotary_dim} has to be even and at most head_dim {spec.head_dim}"
         )
     rotary_scaling(spec)
+    longrope(spec)
     if spec.relative_buckets and spec.relative_buckets < 4:
         raise SpecError(f"relative_buckets has to be 0 or at least 4; got {spec.relative_buckets}")
     if spec.relative_buckets and spec.relative_max_distance <= spec.relative_buckets:
@@ -164,6 +182,30 @@ def rotary_scaling(spec: AttentionFields) -> None:
     if spec.rotary_scaling == "dynamic" and spec.rotary_dim < 4:
         raise SpecError(
             f"rotary_dim {spec.rotary_dim} with rotary_scaling = 'dynamic', which needs at least 4"
+        )
+
+
+def longrope(spec: AttentionFields) -> None:
+    """Check that LongRoPE has a divisor for each pair, for short and for long sequences."""
+    if spec.rotary_scaling != "longrope":
+        return
+    pairs = spec.rotary_dim // 2
+    for name in ("rotary_short_factors", "rotary_long_factors"):
+        factors = getattr(spec, name) or ()
+        if len(factors) != pairs:
+            raise SpecError(
+                f"{name} has {len(factors)} numbers with rotary_scaling = 'longrope'; it needs "
+                f"rotary_dim / 2 = {pairs}"
+            )
+        wrong = [factor for factor in factors if not 1e-6 <= factor <= 1e6]
+        if wrong:
+            raise SpecError(
+                f"{name} has to be positive and finite (1e-06 to 1e+06); got {wrong[0]}"
+            )
+    if spec.rotary_original_len < 2:
+        raise SpecError(
+            f"rotary_original_len {spec.rotary_original_len} with rotary_scaling = 'longrope', "
+            "which needs at least 2"
         )
 
 

@@ -52,11 +52,13 @@ def neox_rotary(layer: Layer) -> dict[str, Any]:
 
 
 def phi3_rotary(layer: Layer) -> dict[str, Any]:
-    """Return the fields for Phi-3; refuse scaling, which is always LongRoPE in Phi-3."""
+    """Return the fields for Phi-3, in which older names of scaling mean LongRoPE."""
     given = _parameters(layer)
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in (None, "default"):
-        raise layer.config.refused("rope_type", kind, "in Phi-3 it means LongRoPE")
+    if kind in ("su", "yarn"):
+        given = {**given, "rope_type": "longrope"}
+    elif kind not in (None, "default", "longrope"):
+        raise layer.config.refused("rope_type", kind, "Phi-3 knows longrope only")
     return _fields(layer, given, "rope_theta", "partial_rotary_factor")
 
 
@@ -114,17 +116,21 @@ def _scaling(config: Config, kind: str, given: Mapping[str, Any]) -> dict[str, A
     if kind == "dynamic" or original is None:
         original = longest
     factor = given.get("factor")
-    if factor is None and kind == "yarn":
+    if factor is None and kind in ("yarn", "longrope"):
         whole = config.positive("max_position_embeddings", longest)
         factor = whole / config.positive("original_max_position_embeddings", original)
-    fields: dict[str, Any] = {"rotary_factor": config.positive("rope_scaling.factor", factor)}
+    factor = config.positive("rope_scaling.factor", factor)
+    # Below 1 LongRoPE's factor means no factor on queries and keys, as 1 does.
+    fields: dict[str, Any] = {"rotary_factor": max(factor, 1.0) if kind == "longrope" else factor}
     if kind != "linear":
         length = config.positive("original_max_position_embeddings", original)
         fields["rotary_original_len"] = int(length)
     for key, field in CONSTANTS.get(kind, {}).items():
         if given.get(key) is not None:
             fields[field] = config.positive(key, given[key])
-    return fields | (_yarn(config, given, fields["rotary_factor"]) if kind == "yarn" else {})
+    if kind == "longrope":
+        return fields | _longrope(config, given)
+    return fields | (_yarn(config, given, factor) if kind == "yarn" else {})
 
 
 CONSTANTS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -132,6 +138,21 @@ CONSTANTS: Final[Mapping[str, Mapping[str, str]]] = {
     "yarn": {"beta_fast": "rotary_beta_fast", "beta_slow": "rotary_beta_slow"},
 }
 """The fields of the keys that one way of scaling may have besides."""
+
+
+def _longrope(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the divisors of the frequencies, and the factor on queries and keys."""
+    fields: dict[str, Any] = {}
+    for key, field in (
+        ("short_factor", "rotary_short_factors"), ("long_factor", "rotary_long_factors"),
+    ):  # fmt: skip
+        numbers = given.get(key)
+        if not isinstance(numbers, list):
+            raise config.wrong(f"rope_scaling.{key}", "a list of numbers", numbers)
+        fields[field] = tuple(config.positive(f"rope_scaling.{key}", number) for number in numbers)
+    if given.get("attention_factor") is not None:
+        fields["rotary_magnitude"] = config.positive("attention_factor", given["attention_factor"])
+    return fields
 
 
 def _yarn(config: Config, given: Mapping[str, Any], factor: float) -> dict[str, Any]:

@@ -131,7 +131,8 @@ FREE: Final = frozenset({
 
 SCALED: Final = {
     "rotary_factor": ("linear", "dynamic", "llama3", "yarn"),
-    "rotary_original_len": ("dynamic", "llama3", "yarn"),
+    "rotary_original_len": ("dynamic", "llama3", "yarn", "longrope"),
+    "rotary_short_factors": ("longrope",), "rotary_long_factors": ("longrope",),
     "rotary_low_freq": ("llama3",), "rotary_high_freq": ("llama3",),
     "rotary_beta_fast": ("yarn",), "rotary_beta_slow": ("yarn",), "rotary_truncate": ("yarn",),
 }  # fmt: skip
@@ -159,7 +160,7 @@ def check_agrees(spec: AttentionSpec, said: Known, config: Config) -> str | None
             raise _contradiction(config, field, ours, other)
     for field, ours, other in (
         ("scale", spec.softmax_scale, theirs.softmax_scale),
-        ("rotary_magnitude", _magnitude(spec), _magnitude(theirs)),
+        ("rotary_magnitude", spec.turn_magnitude, theirs.turn_magnitude),
     ):
         if not _same(ours, other):
             raise _contradiction(config, field, ours, other)
@@ -184,14 +185,6 @@ def _compared(spec: AttentionSpec, said: Known) -> list[str]:
     off = tuple(start for start, is_unused in unused.items() if is_unused)
     names = [field.name for field in dataclasses.fields(spec)]
     return [name for name in names if name not in FREE and not name.startswith(off)]
-
-
-def _magnitude(spec: AttentionSpec) -> float:
-    """Return YaRN's factor on queries and keys (Peng et al. 2023, eq. 22), else 1."""
-    if spec.rotary_scaling != "yarn":
-        return 1.0
-    usual = 0.1 * math.log(spec.rotary_factor) + 1.0
-    return usual if spec.rotary_magnitude is None else spec.rotary_magnitude
 
 
 def _same(ours: object, theirs: object) -> bool:

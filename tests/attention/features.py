@@ -35,6 +35,11 @@ FEATURES = {
         "rotary": "half", **_YARN, "rotary_truncate": False, "rotary_beta_fast": 8.0,
         "rotary_beta_slow": 0.5, "rotary_magnitude": 1.5,
     },
+    "longrope": {
+        "rotary": "half", "rotary_scaling": "longrope", "rotary_factor": 4.0,
+        "rotary_original_len": 64, "rotary_short_factors": (1.0, 1.5, 2.0, 4.0),
+        "rotary_long_factors": (1.0, 4.0, 16.0, 30.0),
+    },
     "position ids": {"rotary": "interleaved", "position_ids": True},
     "packed": {"packed_qkv": True},
     "packed without biases": {"packed_qkv": True, "bias": "out"},

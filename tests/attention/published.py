@@ -25,6 +25,10 @@ def frequencies(spec: AttentionSpec, length: int = 0) -> list[float]:
         return [_llama3(f, spec) for f in plain]
     if spec.rotary_scaling == "yarn":
         return _yarn(plain, spec)
+    if spec.rotary_scaling == "longrope":
+        is_long = length > spec.rotary_original_len
+        factors = spec.rotary_long_factors if is_long else spec.rotary_short_factors
+        return [f / factor for f, factor in zip(plain, factors, strict=True)]
     if spec.rotary_scaling == "dynamic":
         longest = max(length, spec.rotary_original_len)
         stretched = spec.rotary_factor * longest / spec.rotary_original_len
@@ -34,13 +38,15 @@ def frequencies(spec: AttentionSpec, length: int = 0) -> list[float]:
 
 
 def magnitude(spec: AttentionSpec) -> float:
-    """Return YaRN's attention_factor."""
-    if spec.rotary_scaling != "yarn":
+    """Return YaRN's or LongRoPE's attention_factor."""
+    if spec.rotary_scaling not in ("yarn", "longrope"):
         return 1.0
     if spec.rotary_magnitude is not None:
         return spec.rotary_magnitude
     if spec.rotary_factor <= 1:
         return 1.0
+    if spec.rotary_scaling == "longrope":
+        return math.sqrt(1 + math.log(spec.rotary_factor) / math.log(spec.rotary_original_len))
     return 0.1 * math.log(spec.rotary_factor) + 1.0
 
 

@@ -11,7 +11,7 @@ import torch
 from features import exact_module, feature_spec
 from slow import draw_inputs, make_module, outputs_of
 
-from attn_export.attention.rotary import Rotary, inverse_frequencies, rotary_magnitude
+from attn_export.attention.rotary import Rotary, inverse_frequencies
 from attn_export.spec import AttentionSpec
 
 PAIRINGS = ("half", "interleaved")
@@ -136,8 +136,27 @@ def test_frequencies_are_those_of_the_published_code(changes: dict) -> None:
     actual = inverse_frequencies(spec)
     assert actual.dtype == torch.float64
     np.testing.assert_allclose(actual.numpy(), published.frequencies(spec), rtol=1e-13)
-    assert rotary_magnitude(spec) == published.magnitude(spec)
+    assert spec.turn_magnitude == published.magnitude(spec)
     assert (actual.diff() < 0).all()
+
+
+LONGROPE = {
+    "rotary_scaling": "longrope", "rotary_factor": 32.0, "rotary_original_len": 6,
+    "rotary_short_factors": [1.0, 1.25, 1.5, 2.0], "rotary_long_factors": [1, 3, 9, 27],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [1, 6, 7, 40])
+def test_longrope_divides_by_the_factors_of_the_length_at_hand(length: int) -> None:
+    spec = rotary_spec(**LONGROPE)
+    x = draw(2, 3, length, 8)
+    rotary = Rotary(spec).double()
+    rotary.long_inv_freq = inverse_frequencies(spec, long=True)
+    rotary.inv_freq = inverse_frequencies(spec)
+    actual = rotary(x, rotary.turns(torch.arange(length)))
+    wanted = torch.from_numpy(published.rotated(x.numpy(), spec, 0))
+    torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-12)
+    assert spec.turn_magnitude == pytest.approx(math.sqrt(1 + math.log(32) / math.log(6)))
 
 
 @pytest.mark.parametrize("scaling", ["llama3", "yarn"])

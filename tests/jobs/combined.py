@@ -24,6 +24,11 @@ FEATURES: dict[str, dict[str, object]] = {
         "rotary": "half", "rotary_scaling": "dynamic", "rotary_factor": 2.0,
         "rotary_original_len": 20,
     },
+    "rotary longrope": {
+        "rotary": "half", "rotary_scaling": "longrope", "rotary_factor": 4.0,
+        "rotary_original_len": 20, "rotary_dim": 4, "rotary_short_factors": (1.0, 2.0),
+        "rotary_long_factors": (3.0, 20.0),
+    },
     "position ids": {"rotary": "half", "position_ids": True},
     "packed qkv": {"packed_qkv": True},
     "added keys": {"add_bias_kv": True, "add_zero_attn": True, "attn_weights": True},
@@ -49,7 +54,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("rotary llama3", "position ids", "alibi"),
     ("rotary yarn", "sinks"),
     ("rotary dynamic", "packed qkv", "relative bias"),
-    ("symmetric window",),
+    ("rotary longrope", "symmetric window"),
 )
 """Features that are built together: each feature in one group."""
 
@@ -62,12 +67,12 @@ IN_PLACE: dict[tuple[str, ...], tuple[str, ...]] = {
     ("rotary llama3", "alibi"): ("causal",),
     ("rotary yarn", "sinks"): ("causal",),
     ("rotary dynamic", "packed qkv"): ("causal",),
-    ("position ids", "relative bias", "symmetric window"): ("padding",),
+    ("rotary longrope", "position ids", "relative bias", "symmetric window"): ("padding",),
 }
 """Features that are built together with a cache that is written in place, and their masks."""
 
 SENSELESS = [
-    company for company in TABLE if company[0] == ("symmetric window",) and company[2] == "causal"
+    company for company in TABLE if "symmetric window" in company[0] and company[2] == "causal"
 ]
 
 

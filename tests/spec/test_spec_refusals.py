@@ -10,6 +10,11 @@ from specs import make, refuses
 from attn_export.errors import SpecError
 from attn_export.spec import AttentionSpec
 
+LONGROPE = {
+    "rotary": "half", "rotary_scaling": "longrope", "rotary_short_factors": [1.0] * 4,
+    "rotary_long_factors": [2.0] * 4,
+}  # fmt: skip
+
 REFUSED = [
     # changes, and what the message has to say
     ({"num_heads": 5}, ["embed_dim 32", "does not divide by num_heads 5", "head_dim"]),
@@ -80,8 +85,19 @@ REFUSED_FEATURES = [
     # choices
     ({"qk_norm": "l2"}, ["qk_norm has to be one of none, rms, layer", "'l2'"]),
     ({"rotary": "neox"}, ["rotary has to be one of none, half, interleaved", "'neox'"]),
+    ({"rotary": "half", "rotary_scaling": "ntk"},
+     ["rotary_scaling has to be one of none, linear, dynamic, llama3, yarn, longrope", "'ntk'"]),
     ({"rotary": "half", "rotary_scaling": "longrope"},
-     ["rotary_scaling has to be one of none, linear, dynamic, llama3, yarn", "'longrope'"]),
+     ["rotary_short_factors has 0 numbers", "rotary_dim / 2 = 4"]),
+    (LONGROPE | {"rotary_long_factors": [1.0] * 3},
+     ["rotary_long_factors has 3 numbers", "rotary_dim / 2 = 4"]),
+    (LONGROPE | {"rotary_long_factors": [1.0, 2.0, 0.0, 1.0]},
+     ["rotary_long_factors has to be positive and finite", "0.0"]),
+    (LONGROPE | {"rotary_long_factors": [1.0, True, 2.0, 1.0]},
+     ["rotary_long_factors has to be of type list of numbers", "True"]),
+    (LONGROPE | {"rotary_long_factors": "1,2,3,4"},
+     ["rotary_long_factors has to be of type list of numbers", "1,2,3,4"]),
+    (LONGROPE | {"rotary_original_len": 1}, ["rotary_original_len 1", "at least 2"]),
     ({"rotary": "half", "rotary_scaling": "dynamic", "rotary_dim": 2},
      ["rotary_dim 2", "'dynamic'", "at least 4"]),
     ({"rotary": "half", "rotary_scaling": "llama3", "rotary_low_freq": 4.0},

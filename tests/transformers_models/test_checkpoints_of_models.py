@@ -39,7 +39,41 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "electra": ("Electra", SIZES),
     "xlm-roberta": ("XLMRoberta", SIZES),
 }
-DEFAULT = {"llama, ignored share", "granite", "cohere", "gptj", "gpt_bigcode", "opt"}
+LONGROPE = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 2.0, 8.0, 30.0]}
+
+
+def longrope(original: int, **more: Any) -> dict[str, Any]:
+    """Return the sizes of a model that switches at a length, below or above that of the test."""
+    scaling = {"rope_type": "longrope", **LONGROPE, "original_max_position_embeddings": original}
+    return {**GROUPED, "rope_scaling": scaling | more}
+
+
+MODELS |= {
+    "llama, longrope, short": ("Llama", longrope(L)),
+    "llama, longrope, long": ("Llama", longrope(L - 1)),
+    "llama, longrope, factors": ("Llama", longrope(4, factor=32.0)),
+    "llama, longrope, attention factor": ("Llama", longrope(4, attention_factor=1.7)),
+    "phi3": ("Phi3", GROUPED),
+    "phi3, longrope, short": ("Phi3", longrope(4)),
+    "phi3, longrope, long": ("Phi3", {**longrope(64), "original_max_position_embeddings": 4}),
+    "phi3, longrope, part": ("Phi3", {
+        **GROUPED, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 4,
+        "rope_scaling": {
+            "type": "su", "short_factor": [1.0, 1.1], "long_factor": [1.5, 4.0],
+            "original_max_position_embeddings": 4,
+        },
+    }),
+}  # fmt: skip
+DEFAULT = {
+    "llama, longrope, long",
+    "phi3, longrope, part",
+    "llama, ignored share",
+    "granite",
+    "cohere",
+    "gptj",
+    "gpt_bigcode",
+    "opt",
+}
 
 
 def saved(name: str, folder) -> torch.nn.Module:

@@ -143,7 +143,6 @@ def test_a_config_that_contradicts_the_tensors_is_an_error_with_the_key(keys, pa
 @pytest.mark.parametrize(
     ("family", "keys", "message"),
     [
-        ("llama", {"rope_scaling": {"rope_type": "longrope"}}, "rope_type = 'longrope'"),
         ("llama", {"rope_scaling": {"type": "su", "factor": 4}}, "rope_type = 'su'"),
         ("llama", {"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type"),
         ("llama", {"rope_scaling": {"rope_type": "none"}}, "rope_type = 'none'"),
@@ -151,7 +150,14 @@ def test_a_config_that_contradicts_the_tensors_is_an_error_with_the_key(keys, pa
          "'max_position_embeddings'; it has to be"),
         ("llama", {"rope_scaling": {"rope_type": "linear"}}, "rope_scaling.factor"),
         ("llama", {"rope_scaling": "linear"}, "rope_scaling has to be an object"),
-        ("phi3", {"rope_scaling": {"type": "yarn", "factor": 4}}, "in Phi-3 it means LongRoPE"),
+        ("phi3", {"rope_scaling": {"type": "linear"}}, "Phi-3 knows longrope only"),
+        ("phi3", {"rope_scaling": {"type": "yarn"}}, "rope_scaling.short_factor"),
+        ("llama", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4}},
+         "no 'rope_scaling.long_factor'; it has to be a list of numbers"),
+        ("llama", {"rope_scaling": {"type": "longrope", "short_factor": ["x"]}},
+         "rope_scaling.short_factor has to be a positive number; got 'x'"),
+        ("llama", {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}},
+         "rotary_short_factors has 1 numbers"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
         ("falcon", {"alibi": True}, "alibi = True"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
