@@ -92,6 +92,7 @@ class ScoreBias(WideBuffers):
         self.spec = spec
         if spec.alibi:
             slopes = torch.tensor(alibi_slopes(spec.num_heads), dtype=torch.float64)
+            slopes = _in_bfloat16(slopes) if spec.alibi_falcon else slopes
             self.add_wide("slopes", slopes[:, None, None])  # [H, 1, 1]
         if spec.relative_buckets:
             self.relative_attention_bias = nn.Embedding(spec.relative_buckets, spec.num_heads)
@@ -117,7 +118,9 @@ class ScoreBias(WideBuffers):
             return mask
         offsets = distances(queries, S)  # [L, S] or [B, L, S]
         mask = masking.restrict(mask, self._window(offsets))
-        if spec.alibi:
+        if spec.alibi_falcon:
+            mask = masking.add_bias(mask, self._falcon(S).to(like.dtype))
+        elif spec.alibi:
             lost = offsets.abs().to(self.slopes.dtype).unsqueeze(-3) * self.slopes  # [.., H, L, S]
             mask = masking.add_bias(mask, -_with_batch(lost).to(like.dtype))
         if spec.relative_buckets:
@@ -127,6 +130,16 @@ class ScoreBias(WideBuffers):
             mask = masking.add_bias(mask, _with_batch(bias.movedim(-1, -3)))
         return mask
 
+    def _falcon(self, S: int) -> Tensor:
+        """Return what a key gains by its position, `[1, H, 1, S]`.
+
+        Falcon's code counts positions and multiplies them with slopes in bfloat16: beyond 256 they
+        are coarse, and a model trained with that depends on it.
+        """
+        keys = torch.arange(S, device=self.slopes.device).to(self.slopes.dtype)
+        gained = _in_bfloat16(_in_bfloat16(keys) * self.slopes)  # [H, 1, S]
+        return gained.unsqueeze(0) * self.spec.softmax_scale
+
     def _window(self, offsets: Tensor) -> Tensor | None:
         """Return the keys that the window shows, bool `[L, S]` or `[B, 1, L, S]`, or None."""
         shown = window(offsets, self.spec.window_left, self.spec.window_right)
@@ -134,6 +147,11 @@ class ScoreBias(WideBuffers):
 
     def _has_window(self) -> bool:
         return self.spec.window_left is not None or self.spec.window_right is not None
+
+
+def _in_bfloat16(x: Tensor) -> Tensor:
+    """Return the values rounded to bfloat16, in their own type."""
+    return x.to(torch.bfloat16).to(x.dtype)
 
 
 def _with_batch(bias: Tensor) -> Tensor:

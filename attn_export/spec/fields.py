@@ -171,6 +171,11 @@ class AttentionFields:
     )  # fmt: skip
     # Press et al. 2022.
     alibi: bool = _field("scores lose slope * distance, with one slope for each head", False)
+    alibi_falcon: bool = _field(
+        "alibi as in Falcon: scores gain slope * position of the key, rounded to bfloat16, times "
+        "the scale",
+        False,
+    )
     relative_buckets: int = _count("the buckets of T5's learned relative bias; 0 for none", 0)
     relative_max_distance: int = _size("the distance from which on all share the last bucket", 128)
     add_bias_kv: bool = _field(

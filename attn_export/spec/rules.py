@@ -142,6 +142,8 @@ def positions(spec: AttentionFields) -> None:
         raise SpecError(
             f"rotary_dim {spec.rotary_dim} has to be even and at most head_dim {spec.head_dim}"
         )
+    if spec.alibi_falcon and not spec.alibi:
+        raise SpecError("alibi_falcon = true with alibi = false; set alibi = true")
     rotary_scaling(spec)
     longrope(spec)
     if spec.relative_buckets and spec.relative_buckets < 4:

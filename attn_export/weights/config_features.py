@@ -108,17 +108,14 @@ def sinks(_: Layer) -> dict[str, Any]:
 
 
 def falcon(layer: Layer) -> dict[str, Any]:
-    """Set Hkv from two flags. Refuse Falcon's ALiBi, which is not that of the paper."""
+    """Set Hkv from two flags, and Falcon's own ALiBi or rotary positions."""
     config = layer.config
-    if config.flag("alibi"):
-        raise config.refused("alibi", True, "Falcon multiplies its ALiBi by the scale as well")
+    alibi = {"causal": True, "alibi": True, "alibi_falcon": True}
+    fields = alibi if config.flag("alibi") else {"causal": True, **rotary(layer)}
     if config.flag("new_decoder_architecture"):
         key = "num_kv_heads"
-        return {
-            "causal": True,
-            "num_kv_heads": config.whole(key) if config.has(key) else layer.heads,
-        }
-    return {"causal": True, "num_kv_heads": 1 if config.flag("multi_query") else layer.heads}
+        return fields | {"num_kv_heads": config.whole(key) if config.has(key) else layer.heads}
+    return fields | {"num_kv_heads": 1 if config.flag("multi_query") else layer.heads}
 
 
 def gpt2_scale(layer: Layer) -> dict[str, Any]:

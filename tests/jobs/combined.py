@@ -36,6 +36,7 @@ FEATURES: dict[str, dict[str, object]] = {
     "symmetric window": {"window_left": 2, "window_right": 2},
     "softcap": {"softcap": 1.0},
     "alibi": {"alibi": True},
+    "alibi of falcon": {"alibi": True, "alibi_falcon": True},
     "relative bias": {"relative_buckets": 8, "relative_max_distance": 16},
     "sinks": {"sinks": True},
 }  # fmt: skip
@@ -54,7 +55,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("rotary llama3", "position ids", "alibi"),
     ("rotary yarn", "sinks"),
     ("rotary dynamic", "packed qkv", "relative bias"),
-    ("rotary longrope", "symmetric window"),
+    ("rotary longrope", "alibi of falcon", "symmetric window"),
 )
 """Features that are built together: each feature in one group."""
 
@@ -65,7 +66,7 @@ IN_PLACE: dict[tuple[str, ...], tuple[str, ...]] = {
     ("rotary interleaved", "layer norm", "window"): ("padding", "causal"),
     ("rotary linear", "softcap", "added keys"): ("padding", "causal"),
     ("rotary llama3", "alibi"): ("causal",),
-    ("rotary yarn", "sinks"): ("causal",),
+    ("rotary yarn", "sinks", "alibi of falcon"): ("causal",),
     ("rotary dynamic", "packed qkv"): ("causal",),
     ("rotary longrope", "position ids", "relative bias", "symmetric window"): ("padding",),
 }

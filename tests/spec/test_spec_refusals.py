@@ -135,6 +135,7 @@ REFUSED_FEATURES = [
         ({"rotary_scaling": scaling}, [f"rotary_scaling = '{scaling}'", "rotary = 'none'"])
         for scaling in ("linear", "llama3", "yarn")
     ],
+    ({"alibi_falcon": True}, ["alibi_falcon = true", "alibi = false", "set alibi = true"]),
     ({"relative_buckets": 3}, ["relative_buckets has to be 0 or at least 4", "3"]),
     ({"relative_buckets": 128}, ["relative_max_distance 128", "more than relative_buckets 128"]),
     ({"relative_buckets": 8, "relative_max_distance": 8}, ["relative_max_distance 8"]),

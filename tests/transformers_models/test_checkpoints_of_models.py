@@ -63,8 +63,17 @@ MODELS |= {
             "original_max_position_embeddings": 4,
         },
     }),
+    "falcon, alibi": ("Falcon", {**SIZES, "alibi": True}),
+    # Slopes and positions that bfloat16 rounds.
+    "falcon, alibi of 6 heads": ("Falcon", {
+        **SIZES, "hidden_size": 48, "num_attention_heads": 6, "alibi": True, "multi_query": False,
+    }),
+    "falcon, alibi, grouped": ("Falcon", {
+        **SIZES, "alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True,
+    }),
 }  # fmt: skip
 DEFAULT = {
+    "falcon, alibi of 6 heads",
     "llama, longrope, long",
     "phi3, longrope, part",
     "llama, ignored share",
@@ -90,7 +99,7 @@ def saved(name: str, folder) -> torch.nn.Module:
 def inside(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the attention of layer 1 is given within the model, and what it returns."""
     found: list[Any] = []
-    names = ("self_attn", "attn", "self")
+    names = ("self_attn", "attn", "self", "self_attention")
     attention = [m for n, m in model.named_modules() if n.split(".")[-1] in names][1]
     output = [m for n, m in model.named_modules() if n.endswith("attention.output.dense")][1:2]
 

@@ -159,7 +159,6 @@ def test_a_config_that_contradicts_the_tensors_is_an_error_with_the_key(keys, pa
         ("llama", {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}},
          "rotary_short_factors has 1 numbers"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
-        ("falcon", {"alibi": True}, "alibi = True"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("gemma2", {"layer_types": ["chunked_attention"]}, "layer_types = 'chunked_attention'"),
         ("gemma2", {"layer_types": []}, "layer_types has to be a list with an entry for layer 0"),
