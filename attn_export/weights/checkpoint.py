@@ -13,7 +13,7 @@ from torch import Tensor
 from attn_export.errors import WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config
-from attn_export.weights.from_config import GEMMA3, check_agrees, family_of, known
+from attn_export.weights.from_config import GEMMA3, check_agrees, described, family_of, known
 from attn_export.weights.pooling import pool
 from attn_export.weights.select_layer import CROSS, DECODER, ENCODER, LayerMatch, choose
 from attn_export.weights.shapes import Sizes, relative_bias_name
@@ -66,6 +66,8 @@ def load_checkpoint(
     config = Config.beside(source.config)
     if spec is not None and fields:
         spec = AttentionSpec.from_dict({**spec.to_dict(), **fields})
+    if spec is None and config is not None:
+        described(config)
     found = choose(source, layer, _wanted_role(spec, fields))
     notes = [f"{found.shown} of {source.path.name}, stored as {found.layout.name}"]
     if spec is not None:

@@ -191,6 +191,16 @@ def no_layer(_: Config, __: int) -> bool:
     return False
 
 
+def modernbert_slides(config: Config, number: int) -> bool:
+    """Return whether a layer slides: by default all but every third one, from the first.
+
+    Args:
+        config: The config.
+        number: The number of the layer, from 0.
+    """
+    return number % max(config.whole("global_attn_every_n_layers"), 1) != 0
+
+
 def qwen_slides(config: Config, number: int) -> bool:
     """Return whether a layer slides: all layers from a given one on.
 
@@ -202,7 +212,8 @@ def qwen_slides(config: Config, number: int) -> bool:
 
 
 PATTERNS: Final[Mapping[str, Pattern]] = {
-    pattern.__name__: pattern for pattern in (even, gemma3_slides, no_layer, qwen_slides)
+    pattern.__name__: pattern
+    for pattern in (even, gemma3_slides, modernbert_slides, no_layer, qwen_slides)
 }
 """The layers with a window that a table of `families.toml` may name."""
 

@@ -14,6 +14,7 @@ from attn_export.weights.config_rotary import (
     cohere_rotary,
     gemma3_rotary,
     gptj_rotary,
+    modernbert_rotary,
     neox_rotary,
     phi3_rotary,
     rotary,
@@ -133,6 +134,30 @@ def alibi(_: Layer) -> dict[str, Any]:
     return {"alibi": True}
 
 
+def modernbert(layer: Layer) -> dict[str, Any]:
+    """Set rotary positions; layers with a window have another base, and half of it on each side."""
+    fields = modernbert_rotary(layer)
+    if not layer.slides:
+        return fields
+    each = layer.config.whole("local_attention") // 2
+    return fields | {"window_left": each, "window_right": each}
+
+
+def mpt(layer: Layer) -> dict[str, Any]:
+    """Set the scale of MPT's `attn_config`; refuse limits on queries, keys and values."""
+    key, inner = "attn_config", layer.config.values.get("attn_config") or {}
+    if not isinstance(inner, dict):
+        raise layer.config.wrong(key, "an object", inner)
+    if inner.get("clip_qkv"):
+        raise layer.config.refused("attn_config.clip_qkv", inner["clip_qkv"], USE_MODULE)
+    scale = inner.get("softmax_scale")
+    return {} if scale is None else {"scale": layer.config.positive(f"{key}.softmax_scale", scale)}
+
+
+USE_MODULE: Final = "give the model's own code by --module PATH.py:FUNCTION"
+"""The advice where a spec cannot say it."""
+
+
 def bert(layer: Layer) -> dict[str, Any]:
     """Set both sides, or causal for a decoder by its flag."""
     key = "position_embedding_type"
@@ -159,9 +184,9 @@ RULES: Final[Mapping[str, Rule]] = {
     rule.__name__: rule
     for rule in (
         alibi, bert, by_role, causal, causal_only, cohere_rotary, falcon, gemma3_rotary,
-        gemma3_sides, gpt2_scale, gptj_rotary, granite_scale, head_norm, multi_query, neox_rotary,
-        phi3_rotary, query_scale, qwen_window, rotary, sinks, smollm3_rotary, softcap, t5, window,
-        window_if_used, window_of_some,
+        gemma3_sides, gpt2_scale, gptj_rotary, granite_scale, head_norm, modernbert, mpt,
+        multi_query, neox_rotary, phi3_rotary, query_scale, qwen_window, rotary,
+        sinks, smollm3_rotary, softcap, t5, window, window_if_used, window_of_some,
     )
 }  # fmt: skip
 """The features that a table of `families.toml` may name."""

@@ -46,6 +46,12 @@ def smollm3_rotary(layer: Layer) -> dict[str, Any]:
     return rotary(layer) if kinds[layer.number] else {}
 
 
+def modernbert_rotary(layer: Layer) -> dict[str, Any]:
+    """Return the fields for ModernBERT: each kind of layers has its base."""
+    theta_key = "local_rope_theta" if layer.slides else "global_rope_theta"
+    return _fields(layer, _parameters(layer), theta_key, "")
+
+
 def neox_rotary(layer: Layer) -> dict[str, Any]:
     """Return the fields of rotary positions under GPT-NeoX's names."""
     return _fields(layer, _parameters(layer), "rotary_emb_base", "rotary_pct")

@@ -32,6 +32,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     defaults: dict[str, Any] = {}
     bias: str | None = None
     bias_key: str = "attention_bias"
+    bias_off: str = "none"
+    refused: str = ""
     slides: str | None = None
 
 
@@ -46,6 +48,27 @@ GEMMA3: Final = ("gemma3", "gemma3_text")
 def family_of(model_type: str) -> Family | None:
     """Return the row of a `model_type`, or None."""
     return FAMILIES.get("gemma3_text" if model_type in GEMMA3 else model_type)
+
+
+def described(config: Config) -> Family:
+    """Return the family of a config.
+
+    Raises:
+        WeightsError: If it is not known, or if our attention cannot be that of its models.
+    """
+    family = family_of(config.model_type)
+    if family is None:
+        raise WeightsError(
+            f"{config.path} has model_type {shown(repr(config.model_type))}, which is not in the "
+            "table of docs/checkpoints.md; give SPEC.toml, or the model's own code by --module "
+            "PATH.py:FUNCTION"
+        )
+    if family.refused:
+        raise WeightsError(
+            f"{config.path} has model_type {shown(repr(config.model_type))}: {family.refused}, "
+            "which a spec cannot say; give the model's own code by --module PATH.py:FUNCTION"
+        )
+    return family
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,13 +99,7 @@ def known(config: Config, found: LayerMatch, biases: str) -> Known:
     Raises:
         WeightsError: If a key is missing, wrong, or not supported by our attention.
     """
-    family = family_of(config.model_type)
-    if family is None:
-        raise WeightsError(
-            f"{config.path} has model_type {shown(repr(config.model_type))}, which is not in the "
-            "table of docs/checkpoints.md; give SPEC.toml, or the model's own code by --module "
-            "PATH.py:FUNCTION"
-        )
+    family = described(config)
     config = config.with_defaults(family.defaults)
     fields, keys = _dimensions(config, family, found)
     head_dim = fields.get("head_dim", fields["embed_dim"] // max(fields["num_heads"], 1))
@@ -95,7 +112,7 @@ def known(config: Config, found: LayerMatch, biases: str) -> Known:
         fields |= RULES[name](layer)
     said = family.bias
     if said is None and config.has(family.bias_key):
-        said = "all" if config.flag(family.bias_key) else "none"
+        said = "all" if config.flag(family.bias_key) else family.bias_off
     fields["bias"] = biases if said is None else said
     try:
         spec = AttentionSpec.from_dict(fields)

@@ -60,8 +60,8 @@ def choose(source: TensorSource, layer: str | None, wanted: str | None) -> Layer
     every.sort(key=lambda found: (found.layer is None, found.layer or 0, found.prefix))
     if not every:
         raise WeightsError(
-            f"{source.path} has no attention of a known layout; its tensors are "
-            f"{listed(source.files)}"
+            f"{source.path} has no attention of a known layout; give the model's own code by "
+            f"--module PATH.py:FUNCTION; its tensors are {listed(source.files)}"
         )
     matching = _matching(every, layer)
     if not matching:

@@ -40,6 +40,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "xlm-roberta": ("XLMRoberta", SIZES),
 }
 LONGROPE = {"short_factor": [1.0, 1.1, 1.5, 2.0], "long_factor": [1.0, 2.0, 8.0, 30.0]}
+PICTURES = {
+    "hidden_size": E, "num_attention_heads": H, "intermediate_size": 48, "num_hidden_layers": 2,
+    "image_size": 6, "patch_size": 2,
+}  # fmt: skip
 
 
 def longrope(original: int, **more: Any) -> dict[str, Any]:
@@ -71,8 +75,31 @@ MODELS |= {
     "falcon, alibi, grouped": ("Falcon", {
         **SIZES, "alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True,
     }),
+    "vit": ("ViT", PICTURES),
+    "vit without biases of q, k and v": ("ViT", {**PICTURES, "qkv_bias": False}),
+    "distilbert": ("DistilBert", {
+        "vocab_size": 50, "dim": E, "n_heads": H, "n_layers": 2, "hidden_dim": 48,
+        "max_position_embeddings": 96,
+    }),
+    "modernbert, window": ("ModernBert", {**SIZES, "local_attention": 5}),
+    "modernbert, no window": ("ModernBert", {
+        **SIZES, "local_attention": 4, "layer_types": ["sliding_attention", "full_attention"],
+        "attention_bias": True,
+    }),
+    "modernbert, even window": ("ModernBert", {
+        **SIZES, "local_attention": 4, "global_attn_every_n_layers": 2,
+    }),
+    "mpt": ("Mpt", {"vocab_size": 50, "d_model": E, "n_heads": H, "n_layers": 2}),
+    "mpt of 6 heads, scaled": ("Mpt", {
+        "vocab_size": 50, "d_model": 48, "n_heads": 6, "n_layers": 2,
+        "attn_config": {"softmax_scale": 0.2},
+    }),
 }  # fmt: skip
 DEFAULT = {
+    "vit",
+    "distilbert",
+    "modernbert, window",
+    "mpt of 6 heads, scaled",
     "falcon, alibi of 6 heads",
     "llama, longrope, long",
     "phi3, longrope, part",
@@ -96,35 +123,44 @@ def saved(name: str, folder) -> torch.nn.Module:
     return model
 
 
-def inside(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the attention of layer 1 is given within the model, and what it returns."""
-    found: list[Any] = []
-    names = ("self_attn", "attn", "self", "self_attention")
-    attention = [m for n, m in model.named_modules() if n.split(".")[-1] in names][1]
-    output = [m for n, m in model.named_modules() if n.endswith("attention.output.dense")][1:2]
+NAMES = (("self_attn", "attn", "self", "self_attention"), ("attention",))
+
+
+def inside(model: torch.nn.Module) -> list[list[torch.Tensor]]:
+    """Return what each attention is given within the model, and what it returns, by layers."""
+    modules = list(model.named_modules())
+    of_names = ([m for n, m in modules if n.split(".")[-1] in names] for names in NAMES)
+    attentions = next(found for found in of_names if found)
+    outputs = [m for n, m in modules if n.endswith("attention.output.dense")]
+    found: list[list[torch.Tensor]] = []
 
     def keep(_, arguments, options, returned) -> None:
-        found.append(arguments[0] if arguments else options["hidden_states"])
-        found.append(returned[0])
+        given = arguments[0] if arguments else options["hidden_states"]
+        found.append([given, returned[0]])
 
     def keep_output(_, __, returned) -> None:
-        found[1] = returned
+        found[-1][1] = returned
 
-    attention.register_forward_hook(keep, with_kwargs=True)
-    if output:  # BERT's attention ends in a part of its own
-        output[0].register_forward_hook(keep_output)
-    ids = torch.arange(B * L).reshape(B, L) + 3
+    for attention in attentions:
+        attention.register_forward_hook(keep, with_kwargs=True)
+    for output in outputs:  # BERT's attention ends in a part of its own
+        output.register_forward_hook(keep_output)
+    given = {"input_ids": torch.arange(B * L).reshape(B, L) + 3}
+    if model.main_input_name == "pixel_values":
+        given = {"pixel_values": torch.randn(B, 3, 6, 6)}
     with torch.inference_mode():
-        model(input_ids=ids)
-    return found[0], found[1]
+        model(**given)
+    return found
 
 
 @pytest.mark.parametrize("name", extended(MODELS, lambda name: name in DEFAULT))
 @pytest.mark.filterwarnings("ignore")
-def test_a_layer_of_a_saved_model_is_that_of_the_model(name: str, tmp_path):
-    given, wanted = inside(saved(name, tmp_path))
-    subject = Subject.from_checkpoint(tmp_path, layer=1)
-    first = next(iter(subject.inputs))
-    with torch.inference_mode():
-        found = subject.call(subject.module, {**subject.inputs, first: given})
-    torch.testing.assert_close(next(iter(found.values())), wanted, rtol=1e-4, atol=1e-5)
+def test_each_layer_of_a_saved_model_is_that_of_the_model(name: str, tmp_path):
+    layers = inside(saved(name, tmp_path))
+    assert len(layers) == 2
+    for number, (given, wanted) in enumerate(layers):
+        subject = Subject.from_checkpoint(tmp_path, layer=number)
+        first = next(iter(subject.inputs))
+        with torch.inference_mode():
+            found = subject.call(subject.module, {**subject.inputs, first: given})
+        torch.testing.assert_close(next(iter(found.values())), wanted, rtol=1e-4, atol=1e-5)

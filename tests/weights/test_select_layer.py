@@ -126,7 +126,10 @@ def test_a_vision_tower_does_not_stand_in_the_way(tmp_path):
 
 def test_a_checkpoint_without_attention_says_what_it_has(tmp_path):
     path = save(tmp_path, under("model.", {f"fc{n}.weight": WEIGHT for n in range(9)}))
-    with pytest.raises(WeightsError, match=r"no attention of a known layout.*fc0.*and 3 more"):
+    with pytest.raises(
+        WeightsError,
+        match=r"no attention of a known layout; .* by --module.*fc0.*and 3 more",
+    ):
         load_checkpoint(path, spec=MHA)
 
 
