@@ -55,6 +55,16 @@ def test_a_checkpoint_alone_is_built_as_its_config_says(llama: Path):
     assert any("model.layers.1.self_attn of model.safetensors" in note for note in notes)
 
 
+def test_a_config_alone_is_built_with_weights_of_the_seed(llama: Path):
+    (llama / "model.safetensors").unlink()
+    for bundle in ("a", "b"):
+        seed = {"a": 1, "b": 2}[bundle]
+        assert build("--weights", llama, "--seed", seed, "--output", f"models/{bundle}") == 0
+    values = [weight_of(Path("models") / bundle, "k_proj.weight") for bundle in ("a", "b")]
+    assert values[0].shape == values[1].shape == (E, HKV * D)
+    assert not np.array_equal(*values)
+
+
 def test_a_checkpoint_without_config_is_built_from_a_spec(llama: Path):
     (llama / "config.json").unlink()
     Path("own.toml").write_text(

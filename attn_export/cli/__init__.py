@@ -129,7 +129,8 @@ def cli() -> None:
     "--weights",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="A safetensors checkpoint, its index, or its folder; config.json beside it is read.",
+    help="A safetensors checkpoint, its index, or its folder; config.json beside it is read. A "
+    "config.json alone gives random weights.",
 )
 @click.option(
     "--layer", metavar="N", help="Which layer of it, or a prefix of tensor names.  [default: 0]"
@@ -189,7 +190,7 @@ def build_command(
     source.check(changes)
     output = output or Path("models") / source.name
     with wanted.refusals(source.name), progress(quiet=quiet) as bar:
-        subject = source.read(changes, bar)
+        subject = source.read(changes, bar, seed)
         report = build(
             subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
             require=require, atol=atol, rtol=rtol, seed=seed, progress=bar,

@@ -148,7 +148,11 @@ class BuildInput:
         if self.weights:
             path = self.weights.absolute()
             # Most checkpoints are called model.safetensors; their folder says which model.
-            return path.parent.name if path.name.startswith("model") else path.name.split(".")[0]
+            return (
+                path.parent.name
+                if path.name.startswith(("model", "config."))
+                else path.name.split(".")[0]
+            )
         return self.variant or "attention"
 
     def check(self, changes: Fields) -> None:
@@ -175,12 +179,13 @@ class BuildInput:
                 "--module PATH.py:FUNCTION"
             )
 
-    def read(self, changes: Fields, progress: Progress) -> AttentionSpec | Subject:
+    def read(self, changes: Fields, progress: Progress, seed: int) -> AttentionSpec | Subject:
         """Read the spec, checkpoint or module.
 
         Args:
             changes: Single fields of the spec.
             progress: Receiver of progress.
+            seed: The seed of the weights of a config.json alone.
 
         Raises:
             AttnExportError: If it cannot be read, or contradicts its description.
@@ -201,6 +206,7 @@ class BuildInput:
             layer=self.layer,
             spec=spec,
             pool_kv_heads=self.pool_kv_heads,
+            seed=seed,
             **({} if spec else changes),
         )
 

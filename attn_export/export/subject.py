@@ -125,15 +125,17 @@ class Subject:
         layer: str | int | None = None,
         spec: AttentionSpec | None = None,
         pool_kv_heads: int | None = None,
+        seed: int = 0,
         **fields: Any,
     ) -> Self:
         """Return one attention of a safetensors checkpoint.
 
         Args:
-            path: A ``.safetensors`` file, a ``.safetensors.index.json``, or the folder of either.
+            path: A ``.safetensors`` file, its index, a ``config.json`` alone, or a folder of one.
             layer: Its number, or a prefix such as ``"decoder.layers.3.self_attn"``. Default: 0.
             spec: Its spec. Default: from `config.json` beside the weights.
             pool_kv_heads: The number of key/value heads after mean-pooling.
+            seed: The seed of the weights where there is a `config.json` only.
             fields: Single fields of the spec to change.
 
         Raises:
@@ -143,14 +145,12 @@ class Subject:
         from attn_export.weights.checkpoint import load_checkpoint  # few builds read one
 
         found = load_checkpoint(
-            Path(path),
-            layer=None if layer is None else str(layer),
-            spec=spec,
-            fields=fields,
-            pool_kv_heads=pool_kv_heads,
-        )
-        module = seeded_attention(found.spec)
-        module.load_state_dict(found.weights)
+            Path(path), layer=None if layer is None else str(layer), spec=spec,
+            fields=fields, pool_kv_heads=pool_kv_heads,
+        )  # fmt: skip
+        module = seeded_attention(found.spec, seed)
+        if found.weights is not None:
+            module.load_state_dict(found.weights)
         return cls._of(module, found.notes)
 
     @classmethod

@@ -15,9 +15,16 @@ from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config
 from attn_export.weights.from_config import GEMMA3, check_agrees, described, family_of, known
 from attn_export.weights.pooling import pool
-from attn_export.weights.select_layer import CROSS, DECODER, ENCODER, LayerMatch, choose
+from attn_export.weights.select_layer import (
+    CROSS,
+    DECODER,
+    ENCODER,
+    LayerMatch,
+    LayerWanted,
+    choose,
+)
 from attn_export.weights.shapes import Sizes, relative_bias_name
-from attn_export.weights.source import TensorSource, open_source, shown
+from attn_export.weights.source import TensorSource, config_alone, open_source, shown
 from attn_export.weights.unpack import read_weights
 
 NO_FIELDS: Final[Mapping[str, Any]] = types.MappingProxyType({})
@@ -29,12 +36,13 @@ class Checkpoint:
 
     Attributes:
         spec: Its spec.
-        weights: The state dict of an `Attention` of that spec, in its dtype, on the CPU.
+        weights: The state dict of an `Attention` of that spec, in its dtype, on the CPU; None for
+            a config.json without tensors.
         notes: Notes for the reader: its origin, conversions and pooling.
     """
 
     spec: AttentionSpec
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor] | None
     notes: tuple[str, ...]
 
 
@@ -49,7 +57,8 @@ def load_checkpoint(
     """Read one attention of a safetensors checkpoint; nothing else of it is read.
 
     Args:
-        path: A .safetensors file, a .safetensors.index.json, or a folder that holds either.
+        path: A .safetensors file, a .safetensors.index.json, or a folder that holds either; or a
+            config.json without them, or its folder.
         layer: A number, or a prefix such as "decoder.layers.3.self_attn". Default: layer 0, or the
             only attention that is there.
         spec: The attention's spec. Default: from a config.json beside the weights.
@@ -62,6 +71,9 @@ def load_checkpoint(
             spec for it, or if config.json, spec and tensors contradict each other.
         SpecError: If the fields contradict each other or the spec.
     """
+    alone = config_alone(Path(path)) if spec is None else None
+    if alone is not None:
+        return _of_config_alone(alone, layer, fields, pool_kv_heads)
     source = open_source(Path(path))
     config = Config.beside(source.config)
     if spec is not None and fields:
@@ -89,6 +101,36 @@ def load_checkpoint(
         if heads != pool_kv_heads:
             notes.append(f"K/V heads were pooled from {heads} to {pool_kv_heads} by their means")
     return Checkpoint(made, weights, tuple(map(shown, notes)))
+
+
+def _of_config_alone(
+    path: Path, layer: str | None, fields: Mapping[str, Any], pool_kv_heads: int | None
+) -> Checkpoint:
+    """Return the spec of one attention, without weights.
+
+    Raises:
+        WeightsError: If the config does not describe it, or K/V heads of no tensors are to be
+            pooled.
+    """
+    config = Config.beside(path)
+    if config is None:
+        raise WeightsError(f"{path} is gone; give it again")
+    if pool_kv_heads is not None:
+        raise WeightsError(
+            f"{path} has no tensors beside it whose K/V heads could be pooled; change num_kv_heads"
+        )
+    wanted = LayerWanted.parse(layer, _wanted_role(None, fields))
+    described(config)
+    for key in ("num_hidden_layers", "n_layers", "n_layer"):
+        if config.has(key) and wanted.layer >= config.whole(key):
+            raise WeightsError(
+                f"{path} has {key} {config.whole(key)}, so there is no layer {wanted.layer}; give "
+                "a smaller --layer"
+            )
+    said = known(config, wanted, None)
+    spec = AttentionSpec.from_dict({**said.fields, **fields})
+    note = f"layer {wanted.layer} as {path} describes it, with random weights: it holds no tensors"
+    return Checkpoint(spec, None, (shown(note),))
 
 
 def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config, Layer, slides
 from attn_export.weights.config_features import RULES
-from attn_export.weights.select_layer import ENCODER, LayerMatch
+from attn_export.weights.select_layer import ENCODER, LayerMatch, LayerWanted
 from attn_export.weights.source import shown
 
 
@@ -32,6 +32,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     defaults: dict[str, Any] = {}
     bias: str | None = None
     bias_key: str = "attention_bias"
+    usual_bias: str = "none"
     bias_off: str = "none"
     refused: str = ""
     slides: str | None = None
@@ -88,13 +89,14 @@ class Known:
     biases_said: bool
 
 
-def known(config: Config, found: LayerMatch, biases: str) -> Known:
+def known(config: Config, found: LayerMatch | LayerWanted, biases: str | None) -> Known:
     """Return the description of one attention in a config.json.
 
     Args:
         config: The file.
         found: The attention.
-        biases: The biases of the checkpoint, if the config does not list them.
+        biases: The biases of the checkpoint, if the config does not list them; None for those that
+            the family usually has.
 
     Raises:
         WeightsError: If a key is missing, wrong, or not supported by our attention.
@@ -113,7 +115,8 @@ def known(config: Config, found: LayerMatch, biases: str) -> Known:
     said = family.bias
     if said is None and config.has(family.bias_key):
         said = "all" if config.flag(family.bias_key) else family.bias_off
-    fields["bias"] = biases if said is None else said
+    there = family.usual_bias if biases is None else biases
+    fields["bias"] = there if said is None else said
     try:
         spec = AttentionSpec.from_dict(fields)
     except SpecError as error:
@@ -122,7 +125,7 @@ def known(config: Config, found: LayerMatch, biases: str) -> Known:
 
 
 def _dimensions(
-    config: Config, family: Family, found: LayerMatch
+    config: Config, family: Family, found: LayerMatch | LayerWanted
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return E, H and, if present, Hkv and D; and the key of each."""
     side = "encoder" if found.role == ENCODER else "decoder"

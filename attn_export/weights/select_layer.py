@@ -45,6 +45,39 @@ class LayerMatch:
         return self.prefix.removesuffix(".") or "(no prefix)"
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LayerWanted:
+    """An attention of a model without tensors.
+
+    Attributes:
+        layer: Its number.
+        role: As in `LayerMatch`.
+    """
+
+    layer: int
+    role: str
+
+    @classmethod
+    def parse(cls, layer: str | None, wanted: str | None) -> LayerWanted:
+        """Return the attention that ``--layer`` names, layer 0 by default.
+
+        Args:
+            layer: A number, or a prefix of the names that its tensors would have.
+            wanted: The role, where the prefix does not show it.
+
+        Raises:
+            WeightsError: If the prefix shows neither a number nor a role.
+        """
+        words = (layer or "0").strip(".").split(".")
+        number, role = _number_in(words), _role(words)
+        if number is None and not role:
+            raise WeightsError(
+                f"--layer {shown(layer or '')!r} has no number; without tensors give one, as in 3 "
+                "or decoder.layers.3.encoder_attn"
+            )
+        return cls(number or 0, role or wanted or "")
+
+
 def choose(source: TensorSource, layer: str | None, wanted: str | None) -> LayerMatch:
     """Return one attention.
 
@@ -80,12 +113,19 @@ def choose(source: TensorSource, layer: str | None, wanted: str | None) -> Layer
 
 def _found(prefix: str, layout: Layout) -> LayerMatch:
     words = prefix.split(".")
-    layer = next((number for number in map(_number, words) if number is not None), None)
+    return LayerMatch(prefix, layout, _number_in(words), _role(words))
+
+
+def _number_in(words: Sequence[str]) -> int | None:
+    """Return the first number among the words of a prefix."""
+    return next((number for number in map(_number, words) if number is not None), None)
+
+
+def _role(words: Sequence[str]) -> str:
+    """Return the role that the words of a prefix show, or ""."""
     if CROSS_NAMES.intersection(words):
-        role = CROSS
-    else:
-        role = next((word for word in words if word in (DECODER, ENCODER)), "")
-    return LayerMatch(prefix, layout, layer, role)
+        return CROSS
+    return next((word for word in words if word in (DECODER, ENCODER)), "")
 
 
 def _number(text: str) -> int | None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from attn_export.errors import WeightsError, one_line
 
 SINGLE: Final = "model.safetensors"
+CONFIG: Final = "config.json"
 INDEX: Final = "model.safetensors.index.json"
 CONVERT: Final = (
     "reading it could run code; convert it where you trust it: safetensors.torch.save_file("
@@ -50,7 +51,7 @@ class TensorSource:
     @property
     def config(self) -> Path:
         """The path of its config.json, if it has one."""
-        return self.path.parent / "config.json"
+        return self.path.parent / CONFIG
 
     def describe(self, names: Iterable[str]) -> dict[str, Stored]:
         """Return shape and dtype of some of its tensors; read headers only.
@@ -89,6 +90,23 @@ class TensorSource:
         for name in names:
             grouped.setdefault(self.files[name], []).append(name)
         return list(grouped.items())
+
+
+def config_alone(path: Path) -> Path | None:
+    """Return the config.json that stands for a model without tensors, or None if there are some.
+
+    Args:
+        path: A config.json itself, or a folder that holds it and no checkpoint.
+    """
+    if path.name == CONFIG and path.is_file():
+        return path
+    if not (path / CONFIG).is_file():
+        return None
+    suffixes = {file.suffix for file in path.iterdir()} | {
+        "".join(file.suffixes[-2:]) for file in path.iterdir()
+    }
+    has_tensors = {".safetensors", ".index.json", *PICKLES} & suffixes
+    return None if has_tensors else path / CONFIG
 
 
 def open_source(path: Path) -> TensorSource:
@@ -154,7 +172,7 @@ def _in_folder(folder: Path) -> Path:
     pickled = [file.name for file in sorted(folder.iterdir()) if file.suffix in PICKLES]
     if pickled:
         raise WeightsError(f"{folder} holds pickles only ({listed(pickled)}); {CONVERT}")
-    raise WeightsError(f"{folder} holds no {SINGLE} and no {INDEX}; give the file itself")
+    raise WeightsError(f"{folder} holds no {SINGLE}, {INDEX} or {CONFIG}; give the file itself")
 
 
 def _read_index(path: Path) -> dict[str, Path]:

@@ -10,6 +10,7 @@ import transformers as hf
 from shared import extended
 
 from attn_export import Subject
+from attn_export.weights.from_config import FAMILIES
 
 E, H, B, L = 32, 4, 2, 9
 SIZES = {
@@ -164,3 +165,20 @@ def test_each_layer_of_a_saved_model_is_that_of_the_model(name: str, tmp_path):
         with torch.inference_mode():
             found = subject.call(subject.module, {**subject.inputs, first: given})
         torch.testing.assert_close(next(iter(found.values())), wanted, rtol=1e-4, atol=1e-5)
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (alone / "config.json").write_bytes((tmp_path / "config.json").read_bytes())
+    assert Subject.from_checkpoint(alone, layer=number).spec == subject.spec
+
+
+UNSAID = [
+    name for name, family in FAMILIES.items()
+    if family.bias is None and not family.refused and family.bias_key not in family.defaults
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_a_config_without_a_word_on_biases_has_those_of_the_class(name: str):
+    config = hf.AutoConfig.for_model(name)
+    there = getattr(config, FAMILIES[name].bias_key, False)
+    assert FAMILIES[name].usual_bias == ("all" if there else "none")
