@@ -78,9 +78,11 @@ def load_checkpoint(
     config = Config.beside(source.config)
     if spec is not None and fields:
         spec = AttentionSpec.from_dict({**spec.to_dict(), **fields})
-    if spec is None and config is not None:
+    if spec is None and config is not None and not config.towers:
         described(config)
     found = choose(source, layer, _wanted_role(spec, fields))
+    if config is not None and config.towers and found.tower:
+        config = config.of_tower(found.tower)
     notes = [f"{found.shown} of {source.path.name}, stored as {found.layout.name}"]
     if spec is not None:
         sizes, more = _from_spec(source, found, spec, config)

@@ -23,10 +23,12 @@ class Config:
     Attributes:
         path: The file.
         values: Its keys; of a model with pictures those of its language model.
+        towers: The keys of its encoders of pictures and sound, by ``"vision"`` and ``"audio"``.
     """
 
     path: Path
     values: Mapping[str, Any]
+    towers: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def beside(cls, path: Path) -> Config | None:
@@ -39,9 +41,25 @@ class Config:
             return None
         values = read_json(path, "the config")
         inner = values.get("text_config")
-        if isinstance(inner, dict):
-            values = {"model_type": values.get("model_type"), **inner}
-        return cls(path, values)
+        if not isinstance(inner, dict):
+            return cls(path, values)
+        towers = {name: values.get(f"{name}_config") for name in ("vision", "audio")}
+        return cls(
+            path,
+            {"model_type": values.get("model_type"), **inner},
+            {name: tower for name, tower in towers.items() if isinstance(tower, dict)},
+        )
+
+    def of_tower(self, name: str) -> Config:
+        """Return the config of an encoder of pictures or sound beside a language model.
+
+        Raises:
+            WeightsError: If the file has none.
+        """
+        kind = "audio" if name.startswith("audio") else "vision"
+        if kind not in self.towers:
+            raise self.wrong(f"{kind}_config", f"the config of {name}")
+        return Config(self.path, self.towers[kind])
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
         """Return the config with the defaults of the model's class for missing keys."""

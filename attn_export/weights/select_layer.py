@@ -40,6 +40,11 @@ class LayerMatch:
     role: str
 
     @property
+    def tower(self) -> str:
+        """The encoder of pictures or sound that it belongs to, or ""."""
+        return next((word for word in self.prefix.split(".") if word in TOWERS), "")
+
+    @property
     def shown(self) -> str:
         """The prefix as ``--layer`` takes it."""
         return self.prefix.removesuffix(".") or "(no prefix)"
@@ -140,7 +145,7 @@ def _matching(every: Sequence[LayerMatch], layer: str | None) -> list[LayerMatch
     if number is None:
         return _with_prefix(every, f"{layer}")
     numbered = [found for found in every if found.layer == number]
-    beside = [found for found in numbered if not TOWERS.intersection(found.prefix.split("."))]
+    beside = [found for found in numbered if not found.tower]
     unnumbered = [found for found in every if found.layer is None and layer is None]
     return beside or numbered or unnumbered
 
