@@ -96,6 +96,44 @@ MODELS |= {
         "attn_config": {"softmax_scale": 0.2},
     }),
 }  # fmt: skip
+FOUR = {"num_hidden_layers": 4}
+WIDE = {**GROUPED, "head_dim": 12}
+NARROW = {"sliding_window": 3}
+USED = {**NARROW, "use_sliding_window": True}
+LINEAR = {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}
+MODELS |= {
+    "llama, biases and wide heads": ("Llama", {**WIDE, "attention_bias": True}),
+    "llama, dynamic": ("Llama", {
+        **GROUPED, "max_position_embeddings": 6,
+        "rope_scaling": {"rope_type": "dynamic", "factor": 3.0},
+    }),
+    "mistral": ("Mistral", {**WIDE, **NARROW}),
+    "qwen2": ("Qwen2", {**GROUPED, **FOUR, **USED, "max_window_layers": 2}),
+    "qwen2, by layer": ("Qwen2", {
+        **GROUPED, **USED, "layer_types": ["sliding_attention", "full_attention"],
+    }),
+    "qwen3": ("Qwen3", {**WIDE, **USED, "max_window_layers": 1, "rms_norm_eps": 1e-2}),
+    "gemma": ("Gemma", {**WIDE, "attention_bias": True}),
+    "gemma2": ("Gemma2", {**WIDE, **NARROW, "query_pre_attn_scalar": 7}),
+    "gemma3": ("Gemma3Text", {
+        **WIDE, **NARROW, **LINEAR, "num_hidden_layers": 3, "sliding_window_pattern": 2,
+    }),
+    "gemma3, both sides": ("Gemma3Text", {
+        **WIDE, "sliding_window": 4, "sliding_window_pattern": 2,
+        "use_bidirectional_attention": True,
+    }),
+    "gpt-oss": ("GptOss", {**GROUPED, **EXPERTS, **NARROW, **FOUR}),
+    "falcon, rotary": ("Falcon", {**SIZES, **LINEAR, "rope_theta": 500.0}),
+    "falcon, heads apart": ("Falcon", {**SIZES, "multi_query": False, "bias": True}),
+    "gpt2, by layer": ("GPT2", {**OLD, "scale_attn_by_inverse_layer_idx": True}),
+    "gpt_neox": ("GPTNeoX", {**SIZES, "rotary_pct": 0.5, "rotary_emb_base": 500}),
+    "bert, decoder": ("Bert", {**SIZES, "is_decoder": True}),
+    "smollm3, windows": ("SmolLM3", {
+        **GROUPED, **FOUR, **USED, "attention_bias": True,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }),
+    "clip_vision_model": ("CLIPVision", PICTURES),
+}  # fmt: skip
 DEFAULT = {
     "vit",
     "distilbert",
@@ -158,7 +196,7 @@ def inside(model: torch.nn.Module) -> list[list[torch.Tensor]]:
 @pytest.mark.filterwarnings("ignore")
 def test_each_layer_of_a_saved_model_is_that_of_the_model(name: str, tmp_path):
     layers = inside(saved(name, tmp_path))
-    assert len(layers) == 2
+    assert len(layers) == MODELS[name][1].get("num_hidden_layers", 2)
     for number, (given, wanted) in enumerate(layers):
         subject = Subject.from_checkpoint(tmp_path, layer=number)
         first = next(iter(subject.inputs))
