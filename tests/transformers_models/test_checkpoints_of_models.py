@@ -69,9 +69,9 @@ MODELS |= {
         },
     }),
     "falcon, alibi": ("Falcon", {**SIZES, "alibi": True}),
-    # Slopes and positions that bfloat16 rounds.
-    "falcon, alibi of 6 heads": ("Falcon", {
-        **SIZES, "hidden_size": 48, "num_attention_heads": 6, "alibi": True, "multi_query": False,
+    # Slopes that bfloat16 rounds.
+    "falcon, alibi of 12 heads": ("Falcon", {
+        **SIZES, "hidden_size": 48, "num_attention_heads": 12, "alibi": True, "multi_query": False,
     }),
     "falcon, alibi, grouped": ("Falcon", {
         **SIZES, "alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True,
@@ -139,7 +139,7 @@ DEFAULT = {
     "distilbert",
     "modernbert, window",
     "mpt of 6 heads, scaled",
-    "falcon, alibi of 6 heads",
+    "falcon, alibi of 12 heads",
     "llama, longrope, long",
     "phi3, longrope, part",
     "llama, ignored share",

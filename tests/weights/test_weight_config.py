@@ -11,6 +11,7 @@ from checkpoints import (
     GEMMA3,
     GPT2,
     LLAMA,
+    MODERN,
     NEOX,
     OUT_PROJ,
     PHI3,
@@ -164,6 +165,10 @@ ROWS = [
     ("vit", SIZES, "vit.encoder.layer.{}.attention.", 0, VIT, MHA),
     ("vit", {**SIZES, "qkv_bias": False}, "vit.encoder.layer.{}.attention.", 0, VIT,
      {**MHA, "bias": "out"}),
+    ("modernbert", {**SIZES, "local_attention": 6}, "layers.{}.attn.", 2, MODERN,
+     {**MHA, "bias": "none", "rotary": "half", "window_left": 3, "window_right": 3}),
+    ("modernbert", SIZES, "model.layers.{}.attn.", 3, MODERN,
+     {**MHA, "bias": "none", "rotary": "half", "rotary_theta": 160000.0}),
     ("bart", SIDES, "model.decoder.layers.{}.encoder_attn.", 0, OUT_PROJ,
      {"embed_dim": 24, "num_heads": 4, "cross": True}),
 ]  # fmt: skip
