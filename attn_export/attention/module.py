@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -11,6 +12,7 @@ from attn_export.attention import functional, masking, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.rotary import Rotary
 from attn_export.attention.score_bias import ScoreBias
+from attn_export.quantiser import QuantisedWeight
 from attn_export.spec import AttentionSpec, Shape
 
 
@@ -22,11 +24,17 @@ class Attention(nn.Module):
 
     Args:
         spec: The attention to build.
+
+    Attributes:
+        integers: Of quantised weights, by name; the parameters are what these stand for.
+        float_weights: The same weights before they were quantised.
     """
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.spec = spec
+        self.integers: Mapping[str, QuantisedWeight] = {}
+        self.float_weights: Mapping[str, Tensor] = {}
         self._add_projections()
         self.q_norm, self.k_norm = _head_norm(spec), _head_norm(spec)
         self.rotary = Rotary(spec) if spec.has_rotary else None

@@ -65,6 +65,33 @@ class MultiHeadAttention(OpRun):
     changes: Mapping[str, Change] = {}
 
 
+class MatMulNBits(OpRun):
+    """A product with a weight of 4 or 8 bits: `[out, blocks, bytes]`, the lower half first."""
+
+    op_domain = MICROSOFT
+
+    def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
+        given = [array for array in inputs if array is not None]
+        K, N, bits, block = (attributes[name] for name in ("K", "N", "bits", "block_size"))
+        if bits not in (4, 8) or len(given) not in (3, 4) or len(given) != len(inputs):
+            raise NotImplementedError(f"{bits} bits, or a further input, of MatMulNBits")
+        (x, packed, scales), zeros = given[:3], given[3:]
+        blocks = -(-K // block)
+        numbers = _unpacked(packed.reshape(N, blocks, -1), bits).astype(np.float64)
+        middle = np.full((N, blocks), 2 ** (bits - 1))
+        if zeros:
+            middle = _unpacked(zeros[0].reshape(N, -1), bits)[:, :blocks]
+        weight = (numbers - middle[..., None]) * scales.reshape(N, blocks, 1)
+        return (x @ weight.reshape(N, -1)[:, :K].T,)
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    """Return the numbers in bytes along the last axis."""
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
+
+
 def _optional_inputs(
     names: tuple[str, ...],
     inputs: tuple[Array | None, ...],

@@ -18,7 +18,11 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from attn_export.diagnose.attention_steps import Call, Change, attention
-from attn_export.diagnose.contrib_operators import GroupQueryAttention, MultiHeadAttention
+from attn_export.diagnose.contrib_operators import (
+    GroupQueryAttention,
+    MatMulNBits,
+    MultiHeadAttention,
+)
 from attn_export.errors import GraphError, one_line
 from attn_export.graph.load import load_model
 from attn_export.tensorfile import Array, is_floating
@@ -71,7 +75,7 @@ class Cast(OpRun):
         return (x.astype(helper.tensor_dtype_to_np_dtype(to)),)
 
 
-OPERATORS = [Attention, Cast, GroupQueryAttention, MultiHeadAttention]
+OPERATORS = [Attention, Cast, GroupQueryAttention, MatMulNBits, MultiHeadAttention]
 
 
 class Evaluation:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram
 
+from attn_export.attention import Attention
 from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.errors import ExportError
 from attn_export.export.advice import (
@@ -35,6 +36,7 @@ from attn_export.export.translations import complex_in_pairs, translations
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.low_precision import narrow
+from attn_export.graph.quantised_weights import store_integers
 from attn_export.parity.sizes import MOST
 
 
@@ -99,6 +101,8 @@ def _exported(subject: Subject) -> Exported:
         _name_shared_weights(model, subject)
         order = subject.outputs if subject.spec else subject.returned_order()
         origins = canonicalize(model, order, subject.relations)
+        if isinstance(subject.module, Attention):
+            store_integers(model, subject.module.integers)
         outputs = {value.name: value for value in model.graph.outputs}
         model.graph.outputs[:] = [outputs[name] for name in subject.outputs]
     model.producer_name, model.producer_version = "attn-export", None

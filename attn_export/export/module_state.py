@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attn_export.errors import BundleError, one_line
 from attn_export.export.tensors import to_torch
 from attn_export.graph.load import load_graph
+from attn_export.quantiser import QuantisedWeight
 
 # -- restoration of a module's state after a call -----------------------------------------------
 
@@ -126,14 +127,21 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
         GraphError: If the graph cannot be read.
         BundleError: If a weight is missing or has another shape or dtype.
     """
-    initializers = load_graph(path).graph.initializers
+    model = load_graph(path)
+    initializers = model.graph.initializers
+    integers = {
+        str(n.inputs[0].name): n
+        for n in model.graph
+        if n.op_type == "DequantizeLinear" and n.inputs[0]
+    }
     linear = {f"{n}.weight" for n, part in module.named_modules() if isinstance(part, nn.Linear)}
     found = {}
     for name, wanted in module.state_dict().items():
         value = initializers.get(name)
         if value is None or value.const_value is None:
             raise BundleError(f"{path} has no weight {name}, which its spec requires")
-        array = _array(path, name, value.const_value)
+        node = integers.get(name)
+        array = _array(path, name, value.const_value) if node is None else _dequantised(path, node)
         (tensor,) = to_torch({name: array.T if name in linear else array}).values()
         if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
             raise BundleError(
@@ -142,6 +150,26 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
             )
         found[name] = tensor
     return found
+
+
+def _dequantised(path: Path, node: Any) -> np.ndarray:
+    """Return the weights that integers of a graph stand for, float32 `[in, out]`."""
+    read = [
+        None if value is None or value.const_value is None
+        else _array(path, str(value.name), value.const_value)
+        for value in node.inputs
+    ]  # fmt: skip
+    integers, scales, zeros = (*read, None)[:3]
+    if integers is None or scales is None or integers.ndim != 2:
+        raise BundleError(f"{path}: {node.name} does not read a weight and its scales")
+    try:
+        scales = np.atleast_2d(scales).astype(np.float32)
+        zeros = None if zeros is None else np.atleast_2d(zeros).astype(np.int16)
+        return QuantisedWeight("", integers.astype(np.int16), scales, zeros, False).dequantised()
+    except (ValueError, ZeroDivisionError) as error:
+        raise BundleError(
+            f"{path}: {node.name} has scales that do not fit its weight: {one_line(error)}"
+        ) from error
 
 
 def _array(path: Path, name: str, tensor: Any) -> np.ndarray:

@@ -14,6 +14,7 @@ from torch.export import Dim
 from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention
+from attn_export.attention.quantised import quantised
 from attn_export.attention.variants import seeded_attention
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError, one_line
@@ -115,7 +116,7 @@ class Subject:
 
         The global random state is left as it was.
         """
-        return cls._of(seeded_attention(spec, seed))
+        return cls._of(quantised(seeded_attention(spec, seed)))
 
     @classmethod
     def from_checkpoint(
@@ -151,7 +152,7 @@ class Subject:
         module = seeded_attention(found.spec, seed)
         if found.weights is not None:
             module.load_state_dict(found.weights)
-        return cls._of(module, found.notes)
+        return cls._of(quantised(module), found.notes)
 
     @classmethod
     def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:

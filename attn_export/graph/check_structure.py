@@ -74,8 +74,9 @@ IR_LIMIT = {18: 8, 23: 11, 24: 12}
 OWN_OPERATORS = frozenset(
     {
         "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
-        "Div", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual", "LayerNormalization",
-        "LessOrEqual", "MatMul", "Max", "Mul", "Neg", "Pow", "RMSNormalization", "Range",
+        "DequantizeLinear", "Div", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual",
+        "LayerNormalization", "LessOrEqual", "MatMul", "Max", "Mul", "Neg", "Pow",
+        "RMSNormalization", "Range",
         "ReduceMax", "Reshape", "Shape", "Sin", "Slice", "Split", "Squeeze", "Sub", "Transpose",
         "TensorScatter", "Trilu", "Unsqueeze", "Where",
     }
@@ -87,7 +88,7 @@ PORTABLE_OPERATORS = (OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorS
 }  # fmt: skip
 
 ORT_OPERATORS = OWN_OPERATORS | PORTABLE_OPERATORS | {
-    "GroupQueryAttention", "If", "MultiHeadAttention", "Or",
+    "GroupQueryAttention", "If", "MatMulNBits", "MultiHeadAttention", "Or",
 }  # fmt: skip
 
 OPERATORS = {

@@ -28,7 +28,8 @@ def features(model: ir.Model) -> tuple[str, ...]:
     BOOL)`` and, where that is no matter of sizes alone, so that it may hide all keys,
     ``Attention(given mask: BOOL)``; ``Range(total_len)``, with the axis that it is declared to
     have; ``LessOrEqual(of one Range)``, as for a causal mask without a past; ``Cast(to
-    BFLOAT16)``.
+    BFLOAT16)``; ``DequantizeLinear(INT4)``, with the type that it reads, and
+    ``DequantizeLinear(blocks)``.
     """
     found = {f"opset {model.opset_imports['']}"}
     found |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
@@ -83,8 +84,15 @@ def _of_grouped_queries(node: ir.Node) -> set[str]:
     return {"q_norm_weight"} if optional_input(node, 14) is not None else set()
 
 
+def _of_dequantisation(node: ir.Node) -> set[str]:
+    read = node.inputs[0]
+    dtype = {read.dtype.name} if read is not None and read.dtype else set()
+    return dtype | ({"blocks"} if node.attributes.get_int("block_size", 0) else set())
+
+
 USES = {
-    ATTENTION: _of_attention, "Cast": _of_cast, "Range": _of_range, ORDER: _of_order,
+    ATTENTION: _of_attention, "Cast": _of_cast, "DequantizeLinear": _of_dequantisation,
+    "Range": _of_range, ORDER: _of_order,
     "com.microsoft.GroupQueryAttention": _of_grouped_queries,
 }  # fmt: skip
 

@@ -27,8 +27,12 @@ TYPES = {
     "BOOL": "BOOL", "UINT8": "U8", "INT8": "I8", "UINT16": "U16", "INT16": "I16", "UINT32": "U32",
     "INT32": "I32", "UINT64": "U64", "INT64": "I64", "FLOAT16": "F16", "BFLOAT16": "BF16",
     "FLOAT": "F32", "DOUBLE": "F64", "FLOAT8E4M3FN": "F8_E4M3", "FLOAT8E5M2": "F8_E5M2",
+    "INT4": "U8", "UINT4": "U8",
 }  # fmt: skip
 """Names of types in a header, by ONNX's."""
+
+PACKED = frozenset({"INT4", "UINT4"})
+"""Types of which a byte holds two."""
 
 ALIGNMENT = 64
 """The first tensor begins at a multiple of so many bytes: that of a cache line."""
@@ -56,16 +60,25 @@ def write_tensors(path: Path, tensors: Mapping[str, ir.TensorProtocol]) -> None:
         tensor = tensors[name]
         start, end = end, end + tensor.nbytes
         kind, shape = TYPES[tensor.dtype.name], list(tensor.shape.numpy())
+        if tensor.dtype.name in PACKED:  # the format has no such type: bytes, two numbers in each
+            shape = [tensor.nbytes]
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     with path.open("wb") as file, ThreadPoolExecutor(1) as writer:
         written = writer.submit(file.write, struct.pack("<Q", len(text)) + text)
         for name in order:
-            for part in _parts(tensors[name].numpy()):
+            for part in _parts(_stored(tensors[name])):
                 written.result()
                 written = writer.submit(file.write, part.reshape(-1).view(np.uint8).data)
         written.result()
+
+
+def _stored(tensor: ir.TensorProtocol) -> np.ndarray:
+    """Return the array whose bytes are those of a tensor in a file."""
+    if tensor.dtype.name in PACKED:
+        return np.frombuffer(tensor.tobytes(), np.uint8)
+    return tensor.numpy()
 
 
 def _parts(array: np.ndarray) -> Iterator[np.ndarray]:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import Engine, Facts, installed_version
+from attn_export.runtimes.support import Unsupported, unsupported
 from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from attn_export.runtimes.support import Unsupported
 
 
 class OnnxReference:
@@ -24,7 +23,13 @@ class OnnxReference:
     device = "cpu"
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "1.23.2"
-    unsupported: Sequence[Unsupported] = ()
+    unsupported: Sequence[Unsupported] = (
+        unsupported(
+            "DequantizeLinear",
+            "opset 18",
+            says="No implementation for operator 'DequantizeLinear' and version 18, found 19, 21",
+        ),
+    )
 
     def version(self) -> str | None:
         """Return the version of onnx."""

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 DEVICE = "CPU"
 SNIPPETS = "SNIPPETS_MODE"
+ACTIVATION_GROUPS = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 PRECISION = "INFERENCE_PRECISION_HINT"
 
 UNSUPPORTED = (
     unsupported(
         "com.microsoft.GroupQueryAttention",
         says="wrong numbers and shapes where the batch is not 1; without a past it is refused",
+    ),
+    unsupported(
+        "com.microsoft.MatMulNBits",
+        says="No conversion rule found for operations: com.microsoft.MatMulNBits-1",
     ),
     unsupported("Greater", "ReduceMax", says="NaN in rows of which all keys are masked"),
     unsupported("TensorScatter", says="No conversion rule found for operations: TensorScatter-24"),
@@ -140,6 +145,8 @@ def default_options(threads: int) -> dict[str, Any]:
         # The kernel of unmasked attention that it generates for one query is used again for 16
         # and more, with errors of 1 to 100.
         SNIPPETS: "DISABLE",
+        # By default products with dequantised weights round their inputs to 8 bits: errors of 7e-3.
+        ACTIVATION_GROUPS: 0,
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,

@@ -223,6 +223,8 @@ def session_options(threads: int, *, spin: bool = False) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
+    # By default a product with dequantised weights rounds its inputs to 8 bits.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     if not spin:
         # They would take the cores from the process that computes the truth.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

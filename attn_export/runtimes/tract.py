@@ -34,6 +34,8 @@ UNSUPPORTED = (
         "Range(total_len)",
         says="Impossible to unify Sym(total_len) with Add([Sym(query_len), Sym(past_len)])",
     ),
+    unsupported("DequantizeLinear(INT4)", says="Unknown DatumType Int4"),
+    unsupported("DequantizeLinear(UINT4)", says="Unknown DatumType Uint4"),
     unsupported("Trilu", says="Impossible to unify TDim with I64"),
     unsupported("input BFLOAT16", says="Unknown DatumType Bfloat16"),
 )

@@ -37,6 +37,8 @@ class AttentionSpec(AttentionFields):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bias", rules.parse_bias(self.bias))
+        dtypes = rules.parse_weights_dtype(self.weights_dtype)
+        object.__setattr__(self, "weights_dtype", dtypes)
         rules.check_types(self)
         self._normalize()
         for rule in rules.RULES:
@@ -99,6 +101,15 @@ class AttentionSpec(AttentionFields):
     def has_bias(self, projection: str) -> bool:
         """Return whether a projection, one of q, k, v and out, has a bias."""
         return self.bias == "all" or projection in self.bias.split(",")
+
+    @property
+    def quantised_weights(self) -> dict[str, str]:
+        """The type of the integers of each quantised weight: ``{"q_proj.weight": "int4"}``."""
+        packed = dict.fromkeys("qkv", "qkv") if self.packed_qkv else {}
+        return {
+            f"{packed.get(name, name)}_proj.weight": dtype
+            for name, dtype in rules.by_projection(self.weights_dtype).items()
+        }
 
     @property
     def key_axis(self) -> str:
@@ -277,6 +288,7 @@ class AttentionSpec(AttentionFields):
         default("rotary_dim", self.head_dim)
         default("kdim", self.embed_dim)
         default("vdim", self.kdim)
+        default("block_size", 32 if "int4" in self.weights_dtype else 0)
         if self.attn_mask != NO_MASK:
             object.__setattr__(self, "attn_mask", str(MaskSpec.parse(self.attn_mask)))
 

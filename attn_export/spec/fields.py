@@ -198,6 +198,19 @@ class AttentionFields:
         "the type of weights, inputs and outputs",
         "float32", choices=("float32", "float16", "bfloat16"),
     )  # fmt: skip
+    weights_dtype: str = _field(
+        "the integers that hold the weights of projections: int8, int4, or by projection as in "
+        "q,k,v=int4 out=int8",
+        "none",
+    )
+    block_size: int = _field(
+        "the number of inputs that share a scale (16, 32, 64 or 128); 0: all inputs of an output",
+        DERIVED, usual="32 with int4, else 0", least=0, most=128,
+    )  # fmt: skip
+    scheme: str = _field(
+        "the zero of quantised weights: at 0, or stored for each scale (asymmetric)",
+        "symmetric", choices=("symmetric", "asymmetric"),
+    )  # fmt: skip
 
 
 FIELDS: Final[dict[str, Field]] = {

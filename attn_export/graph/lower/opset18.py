@@ -12,6 +12,9 @@ from attn_export.graph.lower.opset18_operators import DECOMPOSED
 
 OPSET, IR_VERSION = 18, 8
 
+FOUR_BITS = frozenset({ir.DataType.INT4, ir.DataType.UINT4})
+"""Types that opset 18 does not have; DequantizeLinear takes them from 21 on."""
+
 ONLY_TYPES_ADDED = frozenset(
     {
         "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cast", "CastLike", "Constant",
@@ -35,7 +38,9 @@ def _rounds_down(node: ir.Node) -> bool:
 
 
 def _is_per_axis(node: ir.Node) -> bool:
-    return not any(node.attributes.get_int(name, 0) for name in ("block_size", "output_dtype"))
+    later = any(node.attributes.get_int(name, 0) for name in ("block_size", "output_dtype"))
+    ends = (*node.inputs, *node.outputs)
+    return not later and not any(end is not None and end.dtype in FOUR_BITS for end in ends)
 
 
 SAME_IF: dict[str, Callable[[ir.Node], bool]] = {
@@ -48,6 +53,9 @@ SAME_IF: dict[str, Callable[[ir.Node], bool]] = {
     ),
 }
 """Operators with more attributes after 18, by the condition under which they mean the same."""
+
+LACKS = {"DequantizeLinear": "has neither blocks nor integers of 4 bits"}
+"""Descriptions of the difference, for messages; by operator."""
 
 NEW_ATTRIBUTES = frozenset(
     {"saturate", "round_mode", "block_size", "output_dtype", "precision", "dilations"}
@@ -82,9 +90,9 @@ def _convert(model: ir.Model, node: ir.Node) -> None:
         ) from error
     now = onnx.defs.get_schema(node.op_type, used)
     if now.since_version != then.since_version and not _means_the_same(node):
+        problem = LACKS.get(node.op_type, "means something else")
         raise GraphError(
-            f"{node.name}: {node.op_type} means something else in opset {OPSET}; keep the standard "
-            "dialect"
+            f"{node.name}: {node.op_type} {problem} in opset {OPSET}; keep the standard dialect"
         )
     for name in NEW_ATTRIBUTES - set(then.attributes):
         node.attributes.pop(name, None)

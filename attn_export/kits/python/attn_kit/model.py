@@ -42,6 +42,8 @@ class Model:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3  # errors
+        # By default a product with dequantised weights rounds its inputs to 8 bits.
+        options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         graph = path or bundle_folder() / GRAPH
         for file in (graph, *(graph.parent / name for name in FILES if path is None)):
             check_regular(file)

@@ -1,0 +1,128 @@
+"""Products with quantised weights as MatMulNBits of ONNX Runtime, which unpacks as it multiplies.
+
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. Its weights are
+`[out, blocks, bytes]`, unsigned, two of 4 bits in a byte, the first in the lower half.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+
+from attn_export.graph.ir_helpers import nodes_of, optional_input
+from attn_export.graph.lower.node_builder import Builder, take_over
+
+BITS = {"INT4": 4, "UINT4": 4, "INT8": 8, "UINT8": 8}
+BLOCKS = (256, 128, 64, 32, 16)
+"""Blocks that the operator takes; one scale for all inputs is repeated for the largest."""
+
+FLOAT32_PRODUCTS = 1
+"""The accuracy level at which inputs are not rounded to 8 bits; others may."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Weight:
+    """A weight `[in, out]` with its scales and zero points `[in / block, out]`, as int64."""
+
+    name: str
+    integers: np.ndarray
+    scales: np.ndarray
+    zero_points: np.ndarray
+    bits: int
+    is_signed: bool
+
+
+def multiply_integers(model: ir.Model) -> None:
+    """Replace each MatMul with a dequantised weight by MatMulNBits, where it has that form.
+
+    Args:
+        model: The graph; changed in place.
+    """
+    for node in nodes_of(model, "DequantizeLinear"):
+        weight = _read(node)
+        readers = [use.node for use in node.outputs[0].uses()]
+        if weight is None or not all(_multiplies(reader, node) for reader in readers):
+            continue
+        packed = _packed(model, weight)
+        for reader in readers:
+            _replace(model, reader, weight, packed)
+
+
+def _multiplies(reader: ir.Node, node: ir.Node) -> bool:
+    plain = reader.op_type == "MatMul" and reader.domain == ""
+    return plain and reader.inputs[1] is node.outputs[0] and reader.inputs[0] is not None
+
+
+def _read(node: ir.Node) -> _Weight | None:
+    """Return the constants of a node; None where the operator has no such form."""
+    held = [optional_input(node, index) for index in range(3)]
+    integers, scales, zeros = (None if v is None else v.const_value for v in held)
+    known = integers is not None and scales is not None and (held[2] is None or zeros is not None)
+    if not known or integers is None or scales is None or len(integers.shape) != 2:
+        return None
+    bits, is_float = BITS.get(integers.dtype.name), scales.dtype == ir.DataType.FLOAT
+    blocked, axis = node.attributes.get_int("block_size", 0), node.attributes.get_int("axis", 1)
+    if bits is None or not is_float or axis != (0 if blocked else 1) or len(scales.shape) == 0:
+        return None
+    rows = integers.shape.numpy()[0]
+    block = next((b for b in BLOCKS if rows % b == 0 and (not blocked or b == blocked)), None)
+    if block is None:
+        return None
+
+    def spread(array: np.ndarray) -> np.ndarray:
+        return array if blocked else np.tile(array, (rows // block, 1))
+
+    small = scales.numpy()
+    of_zeros = np.zeros(small.shape, np.int64) if zeros is None else zeros.numpy().astype(np.int64)
+    return _Weight(
+        str(held[0].name if held[0] else ""), integers.numpy().astype(np.int64), spread(small),
+        spread(of_zeros), bits, integers.dtype.name.startswith("INT"),
+    )  # fmt: skip
+
+
+def _packed(model: ir.Model, weight: _Weight) -> list[ir.Value]:
+    """Return weights, scales and, unless they are in the middle, zero points."""
+    middle = 2 ** (weight.bits - 1)
+    offset = middle if weight.is_signed else 0
+    blocks, outputs = weight.scales.shape
+    rows = (weight.integers + offset).T.reshape(outputs, blocks, -1)
+    zeros = (weight.zero_points + offset).T
+    found = [
+        _constant(model, f"{weight.name}.packed", _in_bytes(rows, weight.bits)),
+        _constant(model, f"{weight.name}.packed_scale", np.ascontiguousarray(weight.scales.T)),
+    ]
+    if (zeros != middle).any():
+        found.append(
+            _constant(model, f"{weight.name}.packed_zero_point", _in_bytes(zeros, weight.bits))
+        )
+    return found
+
+
+def _in_bytes(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Return unsigned integers as bytes along the last axis, the first in the lower half."""
+    numbers = numbers.astype(np.uint8)
+    if bits == 8:
+        return numbers
+    if numbers.shape[-1] % 2:
+        numbers = np.concatenate([numbers, np.zeros_like(numbers[..., :1])], axis=-1)
+    found: np.ndarray = numbers[..., 0::2] | numbers[..., 1::2] << 4
+    return found
+
+
+def _constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
+    value = ir.val(name, const_value=ir.tensor(array, name=name))
+    model.graph.register_initializer(value)
+    return value
+
+
+def _replace(model: ir.Model, node: ir.Node, weight: _Weight, packed: list[ir.Value]) -> None:
+    inputs, outputs = weight.integers.shape
+    (product,) = Builder(model, node).several(
+        "MatMulNBits", [node.inputs[0], *packed], 1, "com.microsoft",
+        K=inputs, N=outputs, bits=weight.bits, block_size=inputs // len(weight.scales),
+        accuracy_level=FLOAT32_PRODUCTS,
+    )  # fmt: skip
+    take_over(node.outputs[0], product)
+    model.graph.remove(node, safe=True)

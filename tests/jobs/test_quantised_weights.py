@@ -1,0 +1,106 @@
+"""Bundles with weights of 4 and 8 bits: their graphs, their weights, and their truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import small_spec
+from onnx import numpy_helper
+from shared import extended, once
+
+from attn_export import Subject, build, verify
+from attn_export.cli import run
+from attn_export.graph.load import load_model
+from attn_export.results import Report
+
+SPECS = {
+    "int4": {"weights_dtype": "int4"},
+    "int4 asymmetric, by 16": {
+        "weights_dtype": "int4", "block_size": 16, "scheme": "asymmetric", "rotary": "half",
+        "cache": "in-place",
+    },
+    "int8": {"weights_dtype": "int8", "packed_qkv": True},
+    "int8 asymmetric": {"weights_dtype": "int8", "scheme": "asymmetric", "qk_norm": "rms"},
+    "int8 by 32": {"weights_dtype": "int8", "block_size": 32, "bias": "none"},
+    "int4 by output": {"weights_dtype": "int4", "block_size": 0, "sinks": True},
+    "mixed": {"weights_dtype": "q,v=int4 out=int8", "block_size": 16, "attn_weights": True},
+    "cross": {"weights_dtype": "int4", "cross": True, "causal": False, "cache": "none",
+              "kdim": 64, "block_size": 16},
+}  # fmt: skip
+KEPT = ("int4 asymmetric, by 16", "int8 asymmetric", "mixed")
+
+
+def bundle_of(name: str) -> Path:
+    def make(folder: Path) -> None:
+        report = build(small_spec(**SPECS[name]), folder, name="small", runtimes=["ort-cpu"])
+        assert report.passed, str(report)
+
+    return once(f"quantised/{name.replace(' ', '-')}", make)
+
+
+def held(folder: Path, graph: str = "model.onnx") -> dict[str, np.ndarray]:
+    model = load_model(folder / graph)
+    return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+
+
+def judged(report: Report) -> set[str]:
+    return {verdict.graph for verdict in report.verdicts if verdict.status == "passed"}
+
+
+@pytest.mark.parametrize("name", extended(SPECS, lambda name: name in KEPT))
+def test_every_form_computes_what_its_integers_say(name: str):
+    folder = bundle_of(name)
+    report = verify(folder, runtimes=["ort-cpu"])
+    assert report.passed, str(report)
+    files = {path.name for path in folder.glob("*.onnx")}
+    assert judged(report) == files
+    # opset 18 has neither blocks nor 4 bits
+    spec = small_spec(**SPECS[name])
+    assert ("model.portable.onnx" in files) == ("int4" not in name and not spec.block_size)
+
+
+@pytest.mark.parametrize("name", extended(SPECS, lambda name: name in KEPT))
+def test_integers_in_the_graph_are_the_weights_of_the_module(name: str):
+    spec = small_spec(**SPECS[name])
+    subject, graph = Subject.from_spec(spec), held(bundle_of(name))
+    for weight, dtype in spec.quantised_weights.items():
+        integers = graph[weight].astype(float)
+        assert onnx.helper.np_dtype_to_tensor_dtype(graph[weight].dtype) == getattr(
+            onnx.TensorProto, ("U" if spec.scheme == "asymmetric" else "") + dtype.upper()
+        )
+        scales = np.atleast_2d(graph[f"{weight}_scale"]).astype(float)
+        zeros = np.atleast_2d(graph.get(f"{weight}_zero_point", np.zeros_like(scales)))
+        block = len(integers) // len(scales)
+        meant = (integers - zeros.astype(float).repeat(block, 0)) * scales.repeat(block, 0)
+        module = subject.module.get_parameter(weight).detach().numpy()
+        assert (meant == module.T).all(), weight
+        before = subject.module.float_weights[weight].numpy()
+        assert not (module == before).all(), weight
+
+
+def test_the_truth_of_stored_integers_is_the_stored_truth():
+    report = verify(bundle_of("mixed"), runtimes=["ort-cpu"], recompute=True)
+    assert report.passed, str(report)
+    assert "golden" in judged(report)
+
+
+def test_onnx_runtime_unpacks_weights_as_it_multiplies():
+    model = load_model(bundle_of("mixed") / "model.ort.decode.onnx")
+    found = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+    numbers = [{a.name: a.i for a in node.attribute} for node in found]
+    assert [n["bits"] for n in numbers] == [4, 4, 8]
+    # Level 1 keeps the inputs in float32; by default they may be rounded to 8 bits.
+    assert {n["accuracy_level"] for n in numbers} == {1}
+    assert "DequantizeLinear" not in {node.op_type for node in model.graph.node}
+
+
+def test_the_reason_that_opset_18_is_left_out_is_in_the_report(tmp_path: Path, capsys):
+    spec = tmp_path / "layer.toml"
+    spec.write_text(small_spec(**SPECS["mixed"]).to_toml(), encoding="utf-8")
+    assert run(["build", str(spec), "--dialect", "portable", "--output", str(tmp_path / "b")]) == 4
+    said = capsys.readouterr().err
+    assert "DequantizeLinear has neither blocks nor integers of 4 bits in opset 18" in said
+    assert not (tmp_path / "b").exists()
