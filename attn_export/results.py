@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
+from attn_export.quality import Quality
 from attn_export.tensorproto import DTYPES as DTYPES
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run
 
 MOST_LINES = 20
 """The most lines of a report as text."""
-
 RelativeTo = Literal["row", "whole", "kind"]
 """Norm by which an error is divided: of its row, of the whole output, or none."""
 
@@ -50,7 +50,7 @@ class Case:
         sizes: The size of every dynamic axis.
         inputs: By name, in the order of the graph's inputs.
         about: The purpose of the case, in a few words.
-        is_loud: Whether its inputs are so large that they may have to be scaled down.
+        is_loud: Whether its inputs may have to be scaled down.
         contents: The names of the changes of random inputs.
         ignored_rows: Rows of the batch that are not compared: their inputs are not finite.
     """
@@ -140,8 +140,8 @@ class Verdict:
     Attributes:
         whole: Relative L2 error against the truth; None where it was not measured.
         row: The largest relative L2 error of a row.
-        worst: The larger of whole and row, each as a share of what is allowed; 1 is the limit. NaN
-            where a NaN is wrong, infinite where an infinity is or what must be 0 is not.
+        worst: The larger of both, each as a share of what is allowed. NaN where a NaN is wrong,
+            infinite where an infinity is or what must be 0 is not.
         max_abs: The largest absolute difference from eager, where that is finite.
         max_rel: The largest difference from eager relative to eager, where eager is not 0.
         message: Why it did not pass; empty where it did.
@@ -239,6 +239,7 @@ class Report:
         explanations: Causes of wrong numbers, a sentence for each explained runtime.
         dimensions: Dtype and shape of each input and output, and the spec where there is one.
         error: What ended the job before there was a verdict.
+        quality: Distance of a quantised model from the model in float.
     """
 
     name: str
@@ -250,13 +251,15 @@ class Report:
     explanations: tuple[str, ...] = ()
     dimensions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     error: AttnExportError | None = None
+    quality: Quality | None = None
 
     @property
     def exit_code(self) -> int:
         """0 passed, 5 a required runtime did not run to its end, 6 wrong numbers; or `error`'s."""
         if self.error is not None:
             return self.error.exit_code
-        if any(verdict.status in ("failed", "unusable") for verdict in self.verdicts):
+        beyond = self.quality.missed if self.quality else ()
+        if beyond or any(v.status in ("failed", "unusable") for v in self.verdicts):
             return ParityError.exit_code
         missing = any(run.required and run.outcome != "ran" for run in self.runs)
         found = {verdict.status for verdict in self.verdicts}
@@ -289,12 +292,12 @@ class Report:
         state = "passed" if self.passed else f"failed ({self.exit_code})"
         lines = [f"{self.name}: {state}", *(f"why: {said}" for said in self.explanations)]
         lines += [str(self.error)] if self.error is not None else []
+        lines += self.quality.missed if self.quality else ()
         for run in [r for r in self.runs if r.required or r.outcome != "not run"] or self.runs:
             own = [v for v in self.verdicts if (v.runtime, v.graph) == (run.runtime, run.graph)]
             wrong = {v.case for v in own if v.status != "passed"}
             said = f"{len(wrong)} of {counted(len({v.case for v in own}), 'case')} failed"
-            if run.outcome != "ran":
-                said = f"{run.outcome}: {run.reason}"
+            said = said if run.outcome == "ran" else f"{run.outcome}: {run.reason}"
             lines.append(f"{run.runtime}, {run.graph}: {said}")
         more = len(lines) - MOST_LINES
         return "\n".join(lines if more <= 0 else [*lines[: MOST_LINES - 1], f"… {more + 1} more"])

@@ -154,6 +154,24 @@ class GoldenIndex(Struct, forbid_unknown_fields=True):
                 )
 
 
+class DistanceEntry(Struct, forbid_unknown_fields=True):
+    """Distance of a part of a quantised model."""
+
+    part: Name
+    sqnr: float
+    cosine: float
+    row: float
+
+
+class QualityFile(Struct, forbid_unknown_fields=True):
+    """Content of `golden/quality.json`."""
+
+    cases: Annotated[list[Count], Meta(min_length=1, max_length=100)]
+    heads: Annotated[list[DistanceEntry], Meta(max_length=100_000)]
+    weights: Annotated[list[DistanceEntry], Meta(max_length=100)]
+    budgets: Annotated[list[Name], Meta(max_length=10)]
+
+
 class BaselineFile(Struct, forbid_unknown_fields=True):
     """Content of a baseline."""
 

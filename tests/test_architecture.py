@@ -30,6 +30,7 @@ FILES = {
 # The longest prefix counts. A file imports from floors below, and from its own floor and folder.
 FLOORS = {
     "errors": -3, "untrusted_files": -2, "dialect_names": -2, "tensorproto": -2, "results": -1,
+    "quality": -2,
     "graph/load": 0,
     "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "system_info": 0,
     "temp_folders": 0, "atomic_replace": 0, "output_folder": 0, "code_templates": 0,
@@ -60,7 +61,7 @@ FLOORS = {
 WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "parity/float64_mode",
     "parity/graph_oracle", "parity/notes", "parity/oracle", "parity/operations",
-    "parity/rounding", "parity/ties", "bench/peers_plain", "bench/peers_spec",
+    "parity/quality_oracle", "parity/rounding", "parity/ties", "bench/peers_plain", "bench/peers_spec",
     "bench/peers_roofline", "bench/peers_export", "diagnose/sdpa",
 )  # fmt: skip
 

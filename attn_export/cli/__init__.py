@@ -23,6 +23,7 @@ from attn_export.cli.dry_run_command import dry_run_command
 from attn_export.cli.options import (
     BuildCommand,
     BuildInput,
+    budget_option,
     limit_own_memory,
     runtime_options,
     spec_options,
@@ -149,6 +150,7 @@ def cli() -> None:
     help="standard, portable, ort, or all that fit.  [all]",
 )
 @runtime_options
+@budget_option
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of the weights.")
 @click.option(
     "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [models/<name>]"
@@ -172,6 +174,7 @@ def build_command(
     require: tuple[str, ...],
     atol: float | None,
     rtol: float | None,
+    budgets: tuple[str, ...],
     **fields: Any,
 ) -> int:
     """Build a bundle: export, check, run everywhere, judge.
@@ -193,7 +196,7 @@ def build_command(
         subject = source.read(changes, bar, seed)
         report = build(
             subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
-            require=require, atol=atol, rtol=rtol, seed=seed, progress=bar,
+            require=require, atol=atol, rtol=rtol, budgets=budgets, seed=seed, progress=bar,
         )  # fmt: skip
         place = output if report.passed else output.with_name(output.name + ".failed")
         report = explained(report, place, progress=bar)
@@ -206,6 +209,7 @@ def build_command(
     "--graph", type=click.Path(path_type=Path), help="Run this ONNX file instead of the bundle's."
 )
 @runtime_options
+@budget_option
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path),

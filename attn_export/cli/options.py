@@ -56,6 +56,15 @@ def runtime_options(command: Command) -> Command:
     return merged
 
 
+def budget_option(command: Command) -> Command:
+    """Add the option --budget."""
+    return click.option(
+        "--budget", "budgets", multiple=True, metavar="MEASURE>=N",
+        help="Fail where quantised weights leave less: sqnr>=30 (dB), cosine>=0.99, row<=0.1.  "
+        "[default: by weights-dtype]",
+    )(command)  # fmt: skip
+
+
 def spec_options(command: Command) -> Command:
     """Add one option for each field of AttentionSpec that has one."""
     for name, field in reversed(FIELDS.items()):
@@ -80,7 +89,7 @@ def _spec_option(name: str, field: Field) -> Callable[[Command], Command]:
 GROUPS = {
     "Input": ("variant", "module", "weights", "layer", "pool_kv_heads", "seed"),
     "Fields of the spec": tuple(name for name, field in FIELDS.items() if field.is_option),
-    "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol"),
+    "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
     "Output": ("output", "json_file", "junit_file", "html_file", "quiet"),
 }
 """The groups of the options of `build`, in the order of its help."""

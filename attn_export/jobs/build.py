@@ -18,10 +18,12 @@ from attn_export.bundle import (
 )
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
+from attn_export.jobs.budgets import limits_of, write_measured
 from attn_export.jobs.forms import ALL, first_graphs, lower_all, manifest_entry, save_checked
 from attn_export.parity.cpu_notes import cpu_notes
 from attn_export.parity.gate import Gate
 from attn_export.parity.sizes import MOST
+from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.progress import Progress
@@ -55,6 +57,7 @@ def build(
     require: Sequence[str] = (),
     atol: float | None = None,
     rtol: float | None = None,
+    budgets: Sequence[str] = (),
     seed: int = 0,
     limits: Limits | None = None,
     progress: Progress | None = None,
@@ -70,6 +73,7 @@ def build(
         require: Names of runtimes that must run; one that cannot is a failure.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
+        budgets: Limits for a quantised model's distance from the model in float: ``sqnr>=30``.
         seed: For the weights of a spec's module.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
@@ -78,7 +82,7 @@ def build(
         The report. The bundle lies in `output` if it passed, else in `OUTPUT.failed`.
 
     Raises:
-        UsageError: If a name is unknown, torch is missing or `output` cannot be written.
+        UsageError: If a name or budget is unknown, torch is missing or `output` cannot be written.
         ExportError: If the module cannot be exported as it is.
         GraphError: If a check refuses the graph.
     """
@@ -86,7 +90,7 @@ def build(
         raise UsageError(
             f"the name {printable(name, 80)} must be one printable line; choose another"
         )
-    selection = Selection.of(runtimes, require)
+    selection, limited = Selection.of(runtimes, require), parse_budgets(budgets)
     dialects = check_dialects(dialects, ALL)
     check_installed("torch")
     limits, progress = limits or Limits.default(), progress or Progress()
@@ -95,8 +99,9 @@ def build(
         with scratch() as out, Pool(selection, first_graphs(dialects), limits) as pool:
             progress.phase("importing torch")
             subject = _subject_of(subject, seed)
+            limited = limits_of(subject.spec, limited)
             settled = _settled(subject, selection, limits, progress)
-            work = _Work(stage.folder, out, pool, Gate(atol, rtol), progress, dialects)
+            work = _Work(stage.folder, out, pool, Gate(atol, rtol), progress, dialects, limited)
             judged = work.judge(subject)
             report = _report(name, settled, judged, subject)
             work.write(subject, judged, report)
@@ -115,8 +120,7 @@ def _settled(
 ) -> _Judged | None:
     """Judge the same module in float32, if it has narrower types.
 
-    Rounding to 8 or 11 bits hides a wrong scale. The float32 module shows the meaning of the graph
-    without it.
+    Rounding to 8 or 11 bits hides a wrong scale.
     """
     if not subject.narrow_dtypes():
         return None
@@ -136,6 +140,7 @@ def _report(name: str, settled: _Judged | None, judged: _Judged, subject: Subjec
         environment(),
         judged.notes,
         dimensions=dimensions(_inputs(subject), _outputs(subject, judged), spec),
+        quality=judged.quality,
     )
 
 
@@ -149,6 +154,7 @@ class _Judged:
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...]
     dtypes: Mapping[str, str]
+    quality: Quality | None = None
 
     def under(self, graph: str) -> _Judged:
         """Return the same result, with another name for the graph."""
@@ -165,6 +171,7 @@ class _Work:
     gate: Gate
     progress: Progress
     dialects: tuple[str, ...]
+    budgets: tuple[Budget, ...] = ()
 
     def judge(self, subject: Subject) -> _Judged:
         """Export, check, run all cases, and compare."""
@@ -173,6 +180,7 @@ class _Work:
         exported = self._export(subject)
         graphs, left_out = self._lower(exported, subject)
         goldens, notes = self._golden(subject)
+        quality = write_measured(self.folder / GOLDEN, subject, goldens, self.budgets)
         axes = subject.expected().outputs
         runs, verdicts = judge_pool(
             self.pool, goldens, axes, self.out, self.gate, self.progress.advance
@@ -187,7 +195,9 @@ class _Work:
             notes = (*notes, CAST_NOTE)
         dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
         notes = (*notes, *cpu_notes(verdicts, goldens))
-        return _Judged(exported, tuple(graphs), runs, verdicts, (*notes, *left_out), dtypes)
+        return _Judged(
+            exported, tuple(graphs), runs, verdicts, (*notes, *left_out), dtypes, quality
+        )
 
     def _refuted(self, graphs: Sequence[Lowered], verdicts: Sequence[Verdict]) -> dict[str, str]:
         """Remove the files of graphs whose recognised attention is not what the module computes.
@@ -242,14 +252,8 @@ class _Work:
         cases = [golden.case for golden in goldens]
         base = next(case for case in cases if case.name == BASE)
         fixed = () if spec else fixed_note({n: w.shape for n, w in subject.input_values().items()})
-        said = (
-            *subject.notes,
-            *fixed,
-            *plan.notes,
-            *notes,
-            *notes_of(oracle, base),
-            tried_note(cases),
-        )
+        more = (*plan.notes, *notes, *notes_of(oracle, base), tried_note(cases))
+        said = (*subject.notes, *fixed, *more)
         return goldens, said
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
@@ -274,18 +278,16 @@ class _Work:
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         if subject.bounds:
+            ends = subject.bounds.items()
             manifest["bounds"] = {
-                name: [low, None if high == MOST else high]
-                for name, (low, high) in subject.bounds.items()
+                n: [low, None if high == MOST else high] for n, (low, high) in ends
             }
         write_manifest(folder, manifest)
 
 
 def _inputs(subject: Subject) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"dtype": wanted.dtype, "shape": list(wanted.shape)}
-        for name, wanted in subject.input_values().items()
-    }
+    values = subject.input_values().items()
+    return {name: {"dtype": end.dtype, "shape": list(end.shape)} for name, end in values}
 
 
 def _outputs(subject: Subject, judged: _Judged) -> dict[str, dict[str, Any]]:

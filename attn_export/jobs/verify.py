@@ -21,6 +21,8 @@ from attn_export.parity.cpu_notes import cpu_notes
 from attn_export.parity.evidence import check_evidence, tried_note
 from attn_export.parity.gate import Gate
 from attn_export.parity.golden import case_folders, read_golden
+from attn_export.parity.quality_vectors import read_quality
+from attn_export.quality import Quality, parse_budgets
 from attn_export.report.progress import Progress
 from attn_export.results import Golden, GraphFile, Report
 from attn_export.runtimes.pool import Pool, Selection
@@ -38,6 +40,7 @@ def verify(
     require: Sequence[str] = (),
     atol: float | None = None,
     rtol: float | None = None,
+    budgets: Sequence[str] = (),
     recompute: bool = False,
     module: str | None = None,
     sizes: Sequence[str] = (),
@@ -56,6 +59,8 @@ def verify(
         require: Names of runtimes that must run; one that cannot is a failure.
         atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
         rtol: See `atol`.
+        budgets: Limits for a quantised model's distance from the model in float, in place of those
+            of the bundle: ``sqnr>=30``.
         recompute: Compute the truth anew from the stored inputs, and judge by that; the stored
             truth must agree with it. Needs torch.
         module: The user's module that the truth is computed from, as ``PATH.py:FUNCTION``. Of
@@ -72,7 +77,7 @@ def verify(
         GraphError: If `graph` cannot be read, or has other inputs or outputs.
         BundleError: If a file of the bundle is missing or was changed.
     """
-    selection = Selection.of(runtimes, require)
+    selection, limited = Selection.of(runtimes, require), parse_budgets(budgets)
     _check_options(recompute=recompute, module=module, sizes=sizes)
     before = read_baseline(Path(baseline)) if baseline and not update else None
     folder, progress = Path(bundle), progress or Progress()
@@ -85,6 +90,7 @@ def verify(
         axes = {name: entry["shape"] for name, entry in ends.items()}
         graphs = (other.parent if other else folder).absolute()
         goldens: list[Golden] = []
+        quality: Quality | None = None
         if sizes:
             from attn_export.jobs.recompute import Truth
 
@@ -97,6 +103,7 @@ def verify(
         if not sizes:
             read_bundle(folder)
             goldens = read_golden(folder / GOLDEN)
+            quality = read_quality(folder / GOLDEN, goldens, limited)
             shapes = {name: tuple(entry["shape"]) for name, entry in manifest["inputs"].items()}
             check_evidence(shapes, [g.case for g in goldens], ours=SPEC in manifest["files"])
         stored = goldens
@@ -120,7 +127,13 @@ def verify(
     report = Report(
         manifest["name"], runs, verdicts, made_with, notes, other or folder / MODEL,
         dimensions=dimensions(manifest["inputs"], manifest["outputs"], spec),
+        quality=quality,
     )  # fmt: skip
+    if limited and quality is None:
+        raise UsageError(
+            f"a budget of {limited[0]}, and nothing to measure it on: {folder} has no quantised "
+            "weights, or --sizes is given; leave it out"
+        )
     if before is not None:
         return against(report, before)
     if baseline and report.passed:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export.diagnose.explanation import Step
@@ -46,23 +47,27 @@ class Oracle:
 
     Args:
         subject: The subject; its module is copied to float64 once, but for its large weights.
+        module: A module of the same signature in place of its own, for `truth`.
         least_eps: Of a graph that computes in fewer bits than the module, the eps of its type.
 
     Attributes:
         subject: See `subject`.
+        precise: The float64 copy.
         widening: Makes the copy compute in float64 where the module or a large weight has less;
             None for a small layer of ours, which never uses a narrower type than its inputs.
     """
 
-    def __init__(self, subject: Subject, least_eps: float = 0.0) -> None:
+    def __init__(
+        self, subject: Subject, least_eps: float = 0.0, module: nn.Module | None = None
+    ) -> None:
         self.subject = subject
         self._least_eps = least_eps
         try:
-            self._precise = widened_copy(subject.module)
+            self.precise = widened_copy(module or subject.module)
         except Exception as error:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         size = sum(parameter.numel() for parameter in subject.module.parameters())
-        shared = any(is_large(parameter) for parameter in self._precise.parameters())
+        shared = any(is_large(parameter) for parameter in self.precise.parameters())
         self.widening = ComputeInFloat64() if shared or subject.spec is None else None
         self._ranks = False  # known once it was run
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
@@ -125,7 +130,7 @@ class Oracle:
             tensors = to_torch(_widened(inputs))
             try:
                 with self.widening or contextlib.nullcontext(), within:
-                    return to_numpy(self.subject.call(self._precise, tensors))
+                    return to_numpy(self.subject.call(self.precise, tensors))
             except ExportError as error:
                 raise ExportError(
                     f"in its float64 copy, {error}; constants have to be buffers, or of x.dtype"
@@ -134,11 +139,11 @@ class Oracle:
     def steps(self, inputs: Arrays) -> list[Step]:
         """Return every operation of the float64 run, after the inputs and weights."""
         tensors = to_torch(_widened(inputs))
-        held = {**dict(self._precise.named_parameters()), **dict(self._precise.named_buffers())}
+        held = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}
         recording = Recording({**tensors, **held})
         widening = self.widening or contextlib.nullcontext()
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widening, recording:
-            self.subject.call(self._precise, tensors)
+            self.subject.call(self.precise, tensors)
         return recording.steps
 
     def _rounded(
@@ -181,7 +186,7 @@ class Oracle:
 
     def _noisy(self, inputs: Arrays, mode: RandomRounding) -> Arrays:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), mode:
-            return to_numpy(self.subject.call(self._precise, to_torch(inputs)))
+            return to_numpy(self.subject.call(self.precise, to_torch(inputs)))
 
     def _steps(self, case: Case) -> Steps:
         """Return the operations of the module in its own types."""

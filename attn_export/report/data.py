@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from attn_export.quality import Quality
 from attn_export.results import Report
 
 if TYPE_CHECKING:
@@ -32,11 +33,21 @@ def to_json(report: Report) -> str:
         "dimensions": dict(report.dimensions),
         "error": None if report.error is None else str(report.error),
         "runs": [dataclasses.asdict(run) for run in report.runs],
+        "quality": None if report.quality is None else _quality(report.quality),
         "verdicts": [_finite(dataclasses.asdict(verdict)) for verdict in report.verdicts],
     }
     text = json.dumps(content, indent=1, allow_nan=False)
     # A row of numbers is a line: no string holds a line break.
     return LIST_OF_PLAIN.sub(lambda found: " ".join(found[0].split()), text) + "\n"
+
+
+def _quality(quality: Quality) -> dict[str, Any]:
+    parts = {name: getattr(quality, name) for name in ("outputs", "heads", "weights")}
+    return {
+        **{name: [dataclasses.asdict(each) for each in found] for name, found in parts.items()},
+        "budgets": [str(budget) for budget in quality.budgets],
+        "missed": list(quality.missed),
+    }
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from attn_export.errors import AttnExportError
+from attn_export.quality import Quality
 from attn_export.report.matrix import verdicts_by_case
 from attn_export.results import Report, RuntimeRun, Verdict
 
@@ -27,6 +28,8 @@ def to_junit(report: Report) -> str:
     root = ElementTree.Element("testsuites", name=_text(report.name))
     for run in report.runs:
         root.append(_suite(report, run))
+    if report.quality is not None:
+        root.append(_budgets(report.name, report.quality))
     if report.error is not None:
         root.append(_refused(report.name, report.error))
     for count in ("tests", "failures", "errors"):
@@ -42,6 +45,21 @@ def _refused(name: str, error: AttnExportError) -> ElementTree.Element:
     case = ElementTree.SubElement(suite, "testcase", classname=_text(name), name="runs")
     kind = type(error).__name__
     ElementTree.SubElement(case, "error", type=kind, message=_text(str(error)))
+    return suite
+
+
+def _budgets(name: str, quality: Quality) -> ElementTree.Element:
+    """Return the suite of a quantised model: a case for each output, failed beyond a budget."""
+    suite = ElementTree.Element("testsuite", name=_text(f"{name}.budget"))
+    for each in quality.outputs:
+        case = ElementTree.SubElement(suite, "testcase", classname=f"{_text(name)}.budget")
+        case.set("name", _text(each.part))
+        said = [line for line in quality.missed if line.startswith(f"{each.part}: ")]
+        if said:
+            ElementTree.SubElement(case, "failure", type="beyond", message=_text(said[0]))
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(len(suite.findall("testcase/failure"))))
+    suite.attrib |= {"errors": "0", "skipped": "0"}
     return suite
 
 

@@ -29,9 +29,16 @@ def to_markdown(report: Report) -> str:
     ]
     if len(failed) > SHOWN:
         wrong.append(f"- and {len(failed) - SHOWN} more")
+    beyond = [f"- {_escaped(said)}" for said in _missed(report)]
     notes = [f"- {_escaped(note)}" for note in report.notes]
     why = [f"- {_escaped(sentence)}" for sentence in report.explanations]
-    parts = {"Why": why, "Failed": wrong, "Not run to the end": not_ran, "Notes": notes}
+    parts = {
+        "Why": why,
+        "Failed": wrong,
+        "Beyond the budget": beyond,
+        "Not run to the end": not_ran,
+        "Notes": notes,
+    }
     for title, part in parts.items():
         if part:
             lines += ["", f"### {title}", "", *dict.fromkeys(part)]
@@ -44,12 +51,19 @@ def github_annotations(report: Report) -> list[str]:
     for v in problems(report)[:SHOWN]:
         title = f"{report.name}: {v.runtime}, {form_name(v.graph)}, {v.case}"
         lines.append(f"::error title={_property(title)}::{_data(f'{v.output}: {v.message}')}")
+    for said in _missed(report):
+        title = _property(f"{report.name}: beyond the budget")
+        lines.append(f"::error title={title}::{_data(said)}")
     for run in report.runs:
         if run.required and run.outcome != "ran":
             title = f"{report.name}: {run.runtime}, {form_name(run.graph)}"
             said = _data(f"{run.outcome}: {run.reason}")
             lines.append(f"::error title={_property(title)}::{said}")
     return lines
+
+
+def _missed(report: Report) -> tuple[str, ...]:
+    return report.quality.missed if report.quality is not None else ()
 
 
 def _row(summary: Summary) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attn_export.errors import PARAGRAPH, printable
+from attn_export.quality import Quality
 from attn_export.report.matrix import (
     Cell,
     Matrix,
@@ -66,6 +67,8 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
         # The same reason holds for all graphs.
         for line in dict.fromkeys(_not_ran(s) for s in found if s.run.required and not s.ran):
             _say(line, console)
+    if report.quality is not None:
+        _print_quality(report.quality, console)
     # What a whole run failed of is said once, above.
     said = {run.reason for run in report.runs if run.outcome != "ran"}
     failed = [verdict for verdict in problems(report) if verdict.message not in said]
@@ -146,6 +149,21 @@ def _table(ran: list[Summary]) -> Table:
     for summary in ran:
         table.add_row(*_row(summary))
     return table
+
+
+def _print_quality(quality: Quality, console: Console) -> None:
+    """Print the distances of a quantised model from the model in float, apart from the verdicts."""
+    budgets = ", ".join(map(str, quality.budgets)) or "none"
+    _say(f"quantised against float weights, budget {as_text(budgets)}", console)
+    table = _empty_table(
+        ("part", "left"), ("SQNR dB", "right"), ("cosine", "right"), ("worst row", "right")
+    )
+    for title, each in quality.shown():
+        figures = f"{each.sqnr:.1f}", f"{each.cosine:.6f}", f"{each.row:.1e}"
+        table.add_row(as_text(f"{title}{each.part}"), *figures)
+    console.print(table)
+    for sentence in quality.missed:
+        _say(f"[red]beyond the budget[/] {as_text(sentence)}", console)
 
 
 def _print_table(table: Table, console: Console) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def run(line: str, folder: Path) -> str:
     A comment behind it may name the exit code that it ends with.
     """
     command, _, comment = line.partition("  # exit code ")
-    program, *arguments = command.split()
+    program, *arguments = shlex.split(command)
     module = {"scripts/attn-export": "attn_export", "pytest": "pytest"}[program]
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments], cwd=folder, capture_output=True, text=True

@@ -64,7 +64,7 @@ def test_the_precision_of_the_truth_is_measured():
     oracle = Oracle(subject())
     assert precision(oracle, case()) < 1e-14
     oracle.widening = None  # as a truth without it would be
-    oracle._precise.table = oracle._precise.table.double()
+    oracle.precise.table = oracle.precise.table.double()
     assert 1e-9 < precision(oracle, case()) < 1e-6
     assert precision(oracle, case()) > POOR
 

@@ -1,0 +1,61 @@
+"""Budgets of a quantised model: defaults, and the measurement that they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attn_export.errors import UsageError
+from attn_export.quality import Budget, Quality
+from attn_export.spec import AttentionSpec
+
+if TYPE_CHECKING:
+    from attn_export.export.subject import Subject
+    from attn_export.results import Golden
+
+LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
+"""The default budget in dB by the narrowest type. docs/low-precision.md has the measured ones."""
+
+
+def limits_of(spec: AttentionSpec | None, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
+    """Return the budgets of a build: as given, or the default where weights are quantised.
+
+    Args:
+        spec: The spec of a layer of ours.
+        budgets: As given.
+
+    Raises:
+        UsageError: If there are budgets and nothing is quantised.
+    """
+    dtypes = set(spec.quantised_weights.values()) if spec else set()
+    if budgets and not dtypes:
+        raise UsageError(
+            f"a budget of {budgets[0]} without quantised weights, which it is about; leave it out "
+            "or set weights_dtype"
+        )
+    if budgets or not dtypes:
+        return tuple(budgets)
+    return (Budget("sqnr", min(LEAST_SQNR[dtype] for dtype in dtypes)),)
+
+
+def write_measured(
+    folder: Path, subject: Subject, goldens: Sequence[Golden], budgets: Sequence[Budget]
+) -> Quality | None:
+    """Measure a quantised subject against its weights as they were, and write what verifies it.
+
+    Args:
+        folder: The folder `golden/`.
+        subject: The subject; nothing is done if its weights are not quantised.
+        goldens: All golden vectors.
+        budgets: The limits.
+    """
+    if subject.spec is None or not subject.spec.quantised_weights:
+        return None
+    from attn_export.parity.quality_oracle import measure_quality
+    from attn_export.parity.quality_vectors import quality_cases, write_quality
+
+    numbers = quality_cases([golden.case for golden in goldens])
+    quality, floats = measure_quality(subject, [goldens[number] for number in numbers], budgets)
+    write_quality(folder, numbers, floats, quality)
+    return quality

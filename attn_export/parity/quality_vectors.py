@@ -1,0 +1,164 @@
+"""Outputs of the unquantised model beside golden vectors, and distances from them.
+
+`golden/quality.json` names the cases, with the figures that need the module; `float_I.pb` beside
+`output_I.pb` are the float64 outputs with the weights as they were, rounded to their types.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attn_export.errors import BundleError, UsageError
+from attn_export.quality import Budget, Distance, Quality, is_finite, parse_budgets
+from attn_export.results import Arrays, Case, Golden
+from attn_export.untrusted_files import checked, parse_json, read_text
+
+if TYPE_CHECKING:
+    import numpy as np
+
+QUALITY = "quality.json"
+FLOAT = "float"
+MOST_ROWS, CASES = 64, 4
+"""The most queries of a case, and the number of cases: the largest of random inputs."""
+
+HEAD_AXIS, RANK_WITH_HEADS = 1, 4
+
+Pairs = Iterable[tuple["np.ndarray", "np.ndarray"]]
+"""Outputs of the unquantised model, and of the quantised one."""
+
+
+def quality_cases(cases: Sequence[Case]) -> list[int]:
+    """Return the numbers of the cases of plain random inputs that the distances are measured on."""
+    plain = {
+        number: math.prod(case.inputs["query"].shape[:2])
+        for number, case in enumerate(cases)
+        if case.kind == "shape" and not case.contents and not case.ignored_rows
+    }
+    fitting = [number for number, rows in plain.items() if rows <= MOST_ROWS] or list(plain)[:1]
+    return sorted(sorted(fitting, key=lambda number: -plain[number])[:CASES])
+
+
+def distance(part: str, pairs: Pairs) -> Distance:
+    """Return the distance over several cases.
+
+    Rows that are equal in both are copies of inputs, or fully masked; they do not count.
+
+    Args:
+        part: The name of the part.
+        pairs: Arrays of one shape, rows along the last axis.
+    """
+    import numpy as np
+
+    signal = noise = other = product = row = 0.0
+    for whole_f, whole_q in pairs:
+        f, q = (np.atleast_2d(a.astype(np.float64)) for a in (whole_f, whole_q))
+        f, q = (a.reshape(-1, a.shape[-1]) for a in (f, q))
+        changed = (f != q).any(axis=-1)
+        f, q = f[changed], q[changed]
+        rows_f, rows_n = np.square(f).sum(axis=-1), np.square(q - f).sum(axis=-1)
+        signal, noise = signal + float(rows_f.sum()), noise + float(rows_n.sum())
+        other, product = other + float(np.square(q).sum()), product + float((f * q).sum())
+        shares = rows_n[rows_f > 0] / rows_f[rows_f > 0]
+        row = max(row, math.sqrt(float(shares.max(initial=0.0))))
+    sqnr = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
+    cosine = product / math.sqrt(signal * other) if signal * other > 0 else math.nan
+    return Distance(part, round(sqnr, 4), round(cosine, 9), round(row, 9))
+
+
+def heads(name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Distance]:
+    """Return the distance of each head of an output `[B, heads, L or S, D or S]`.
+
+    Args:
+        name: The output.
+        pairs: Its arrays.
+    """
+    count = pairs[0][0].shape[HEAD_AXIS]
+    return [
+        distance(f"{name} head {head}", ((f[:, head], q[:, head]) for f, q in pairs))
+        for head in range(count)
+    ]
+
+
+def of_outputs(
+    pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]],
+) -> tuple[list[Distance], list[Distance]]:
+    """Return the distances of outputs, and of the heads of those that have heads.
+
+    Args:
+        pairs: The arrays of each floating output, by name.
+    """
+    whole = [distance(name, arrays) for name, arrays in pairs.items()]
+    with_heads = (name for name, arrays in pairs.items() if arrays[0][0].ndim == RANK_WITH_HEADS)
+    by_head = [each for name in with_heads for each in heads(name, pairs[name])]
+    return [d for d in whole if is_finite(d)], [d for d in by_head if is_finite(d)]
+
+
+def write_quality(
+    folder: Path, numbers: Sequence[int], floats: Sequence[Arrays], quality: Quality
+) -> None:
+    """Write the outputs of the unquantised model, and the figures that need the module.
+
+    Args:
+        folder: The folder `golden/`.
+        numbers: Those of the cases.
+        floats: The outputs of each.
+        quality: The distances.
+    """
+    from attn_export.tensorfile import write_tensors
+
+    for number, outputs in zip(numbers, floats, strict=True):
+        write_tensors(folder / f"test_data_set_{number}", FLOAT, outputs)
+    content = {
+        "cases": list(numbers),
+        "heads": [dataclasses.asdict(each) for each in quality.heads],
+        "weights": [dataclasses.asdict(each) for each in quality.weights],
+        "budgets": [str(budget) for budget in quality.budgets],
+    }
+    (folder / QUALITY).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_quality(
+    folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
+) -> Quality | None:
+    """Return the distances of stored truths from the stored outputs of the unquantised model.
+
+    Args:
+        folder: The folder `golden/`.
+        goldens: All golden vectors of the bundle.
+        budgets: The limits; those of the bundle if there are none.
+
+    Raises:
+        BundleError: If a file is missing or does not fit.
+    """
+    from attn_export.schema import QualityFile
+    from attn_export.tensorfile import is_floating, read_tensors
+
+    if not (folder / QUALITY).is_file():
+        return None
+    try:
+        content: Any = parse_json(read_text(folder / QUALITY))
+        checked(content, QualityFile)
+        pairs: dict[str, list[tuple[Any, Any]]] = {}
+        for number in content["cases"]:
+            if number >= len(goldens):
+                raise ValueError(f"there is no case {number}")
+            expected = goldens[number].expected
+            floats = read_tensors(folder / f"test_data_set_{number}", FLOAT, list(expected))
+            for name, q in expected.items():
+                if (floats[name].shape, floats[name].dtype) != (q.shape, q.dtype):
+                    raise ValueError(f"case {number} has two shapes or types of {name}")
+                if is_floating(q.dtype):
+                    pairs.setdefault(name, []).append((floats[name], q))
+        limits = tuple(budgets) or parse_budgets(content["budgets"])
+    except (OSError, ValueError, KeyError, UsageError) as error:
+        raise BundleError(f"{folder / QUALITY} cannot be used: {error}; build again") from error
+    outputs, _ = of_outputs(pairs)
+    by_head, weights = (
+        tuple(Distance(**each) for each in content[part]) for part in ("heads", "weights")
+    )
+    return Quality(tuple(outputs), by_head, weights, limits)

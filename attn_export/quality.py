@@ -1,0 +1,137 @@
+"""Distance of a quantised model from the model with its own weights, and budgets for it.
+
+This is never part of a verdict: verdicts are about the model that the integers stand for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Sequence
+
+from attn_export.errors import UsageError, printable
+
+MEASURES = {"sqnr": ">=", "cosine": ">=", "row": "<="}
+"""Measures of budgets with their signs: SQNR in dB, cosine, largest relative error of a row."""
+
+ATTENDED = "attention"
+"""The part before the output projection, in which the heads are still apart."""
+
+NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+
+
+@dataclasses.dataclass(frozen=True)
+class Distance:
+    """Distance of one part of a quantised model from the same part with its own weights.
+
+    Attributes:
+        part: An output, a head of it, or a weight that alone is quantised.
+        sqnr: Signal over noise, 10·log10(‖f‖² / ‖q − f‖²) in dB.
+        cosine: Of the angle between f and q, as vectors.
+        row: The largest ‖q_row − f_row‖ / ‖f_row‖ over rows of the last axis.
+    """
+
+    part: str
+    sqnr: float
+    cosine: float
+    row: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Budget:
+    """A limit on the distance of every output: ``sqnr>=30``."""
+
+    measure: str
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read a budget.
+
+        Raises:
+            UsageError: If it is something else.
+        """
+        for name, sign in MEASURES.items():
+            left, found, right = (word.strip() for word in text.partition(sign))
+            if left == name and found and NUMBER.fullmatch(right):
+                return cls(name, float(right))
+        wanted = ", ".join(f"{name}{sign}NUMBER" for name, sign in MEASURES.items())
+        raise UsageError(f"a budget is {wanted}, as in sqnr>=30; got {printable(text, 40)!r}")
+
+    def __str__(self) -> str:
+        """Return the text that `parse` reads."""
+        return f"{self.measure}{MEASURES[self.measure]}{self.limit:.15g}"
+
+    def is_met(self, distance: Distance) -> bool:
+        """Return whether a part is within the budget."""
+        value: float = getattr(distance, self.measure)
+        return value <= self.limit if MEASURES[self.measure] == "<=" else value >= self.limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Quality:
+    """Distances of a quantised model from its unquantised one.
+
+    Attributes:
+        outputs: Of each output.
+        heads: Of each head: of outputs that have heads, and of the attention before `out_proj`.
+        weights: Of the first output, with one weight alone quantised.
+        budgets: The limits for outputs.
+    """
+
+    outputs: tuple[Distance, ...]
+    heads: tuple[Distance, ...]
+    weights: tuple[Distance, ...]
+    budgets: tuple[Budget, ...]
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """A sentence for each output and budget that it misses, with what matters most."""
+        return tuple(
+            f"{part.part}: {budget.measure} {getattr(part, budget.measure):.4g}, budget {budget}"
+            f"{self._worst(part)}"
+            for budget in self.budgets
+            for part in self.outputs
+            if not budget.is_met(part)
+        )
+
+    def shown(self) -> list[tuple[str, Distance]]:
+        """Return the outputs, the worst head and the weights, each with words to put before it."""
+        head = worst(self.heads)
+        return [
+            *(("", each) for each in self.outputs),
+            *((("worst head: ", head),) if head else ()),
+            *(("only ", each) for each in self.weights),
+        ]
+
+    def _worst(self, part: Distance) -> str:
+        # heads of outputs that have none are those of the attention before it
+        names = (f"{part.part} head ", f"{ATTENDED} head ")
+        own = [[h for h in self.heads if h.part.startswith(name)] for name in names]
+        said = [
+            ("the worst head is", worst(own[0] or own[1])),
+            ("most matters", worst(self.weights)),
+        ]
+        return "".join(
+            f"; {words} {each.part} ({each.sqnr:.1f} dB)" for words, each in said if each
+        )
+
+
+def worst(distances: Sequence[Distance]) -> Distance | None:
+    """Return the one of the least SQNR, or None of none."""
+    return min(distances, key=lambda each: each.sqnr, default=None)
+
+
+def parse_budgets(texts: Iterable[str]) -> tuple[Budget, ...]:
+    """Read budgets.
+
+    Raises:
+        UsageError: If one is none.
+    """
+    return tuple(Budget.parse(text) for text in texts)
+
+
+def is_finite(distance: Distance) -> bool:
+    """Return whether all figures are numbers: a part without noise has no SQNR."""
+    return all(map(math.isfinite, (distance.sqnr, distance.cosine, distance.row)))

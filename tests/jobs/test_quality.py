@@ -1,0 +1,189 @@
+"""Budgets of quantised models: measured apart from the verdicts, stored, and judged again."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from conftest import ROOT, small_spec
+from jsonschema import Draft202012Validator
+from shared import once
+
+from attn_export import build, verify
+from attn_export.bundle import GOLDEN, MANIFEST, write_manifest
+from attn_export.cli import run
+from attn_export.errors import BundleError, UsageError
+from attn_export.parity.quality_vectors import distance
+from attn_export.quality import Budget
+from attn_export.report.data import to_json
+from attn_export.report.html import to_html
+from attn_export.report.junit import to_junit
+from attn_export.report.markdown import github_annotations, to_markdown
+from attn_export.report.terminal import to_text
+from attn_export.results import Report
+from attn_export.tensorfile import read_tensor
+
+SCHEMA = json.loads((ROOT / "attn_export" / "report" / "report.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
+ONLY = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Path:
+    def make(folder: Path) -> None:
+        assert build(small_spec(weights_dtype="int4"), folder, name="few bits", **ONLY).passed
+
+    return once("quantised/quality", make)
+
+
+@pytest.fixture(scope="module")
+def report(bundle: Path) -> Report:
+    return verify(bundle, runtimes=["ort-cpu"])
+
+
+def test_distances_of_outputs_are_those_of_the_stored_vectors(bundle: Path, report: Report):
+    quality = json.loads((bundle / GOLDEN / "quality.json").read_text())
+    assert 1 <= len(quality["cases"]) <= 4
+    signal = noise = 0.0
+    for number in quality["cases"]:
+        folder = bundle / GOLDEN / f"test_data_set_{number}"
+        f, q = (
+            read_tensor(folder / f"{stem}_0.pb")[1].astype(float) for stem in ("float", "output")
+        )
+        changed = (f != q).any(axis=-1)
+        signal += (f[changed] ** 2).sum()
+        noise += ((q - f)[changed] ** 2).sum()
+    assert report.quality is not None
+    assert report.quality.outputs[0].part == "output"
+    assert report.quality.outputs[0].sqnr == pytest.approx(
+        10 * math.log10(signal / noise), abs=1e-3
+    )
+    assert {each.part for each in report.quality.outputs} == {
+        "output",
+        "present_key",
+        "present_value",
+    }
+
+
+def test_heads_and_weights_say_what_matters(report: Report):
+    assert report.quality is not None
+    heads = {each.part for each in report.quality.heads}
+    assert {f"attention head {h}" for h in range(4)} <= heads
+    assert {f"present_key head {h}" for h in range(2)} <= heads
+    weights = {each.part: each.sqnr for each in report.quality.weights}
+    assert set(weights) == {f"{name}_proj.weight" for name in ("q", "k", "v", "out")}
+    # each alone does less harm than all together
+    assert min(weights.values()) > report.quality.outputs[0].sqnr
+
+
+def test_every_report_shows_the_distance_apart_from_the_errors(report: Report):
+    text = to_text(report, "--json FILE")
+    assert "quantised against float weights, budget sqnr>=12" in text
+    assert "only q_proj.weight" in text
+    page = to_html(report)
+    assert "Quantised against float weights" in page
+    assert "only q_proj.weight" in page
+
+
+def test_a_missed_budget_fails_in_every_format_that_ci_reads(bundle: Path):
+    report = verify(bundle, runtimes=["ort-cpu"], budgets=["sqnr>=90"])
+    root = ElementTree.fromstring(to_junit(report))
+    failed = [
+        case.get("name") for case in root.iter("testcase") if case.find("failure") is not None
+    ]
+    assert failed == ["output", "present_key", "present_value"]
+    assert [s.get("failures") for s in root if s.get("name") == "few bits.budget"] == ["3"]
+    assert "### Beyond the budget" in to_markdown(report)
+    assert sum("beyond the budget" in line for line in github_annotations(report)) == 3
+    assert to_html(report).count("beyond the budget") == 3
+    VALIDATOR.validate(json.loads(to_json(report)))
+
+
+@pytest.mark.parametrize(
+    ("budget", "code"),
+    [("sqnr>=12", 0), ("sqnr>=90", 6), ("cosine>=0.9", 0), ("cosine>=0.99999999", 6),
+     ("row<=0.9", 0), ("row<=0.0001", 6)],
+)  # fmt: skip
+def test_a_stored_reference_is_judged_again_by_any_budget(bundle: Path, budget: str, code: int):
+    report = verify(bundle, runtimes=["ort-cpu"], budgets=[budget])
+    assert report.exit_code == code, str(report)
+    assert all(verdict.status == "passed" for verdict in report.verdicts)
+    assert report.quality is not None
+    named = {name for said in report.quality.missed for name in said.split(":")[:1]}
+    assert named == (set() if code == 0 else {"output", "present_key", "present_value"})
+    if code:
+        said = report.quality.missed[0]
+        assert budget in said
+        assert "the worst head is attention head" in said
+        assert "most matters" in said
+        assert said in str(report)
+
+
+def test_a_build_beyond_its_budget_fails_and_keeps_the_evidence(tmp_path: Path, capsys):
+    place = tmp_path / "b"
+    spec = tmp_path / "layer.toml"
+    spec.write_text(small_spec(weights_dtype="int4").to_toml(), encoding="utf-8")
+    command = ["build", str(spec), "--dialect", "standard", "--runtime", "ort-cpu"]
+    assert run([*command, "--budget", "sqnr>=60", "--output", str(place)]) == 6
+    said = capsys.readouterr().out
+    assert "beyond the budget output: sqnr" in said.replace("\n", " ")
+    assert not place.exists()
+    kept = json.loads((tmp_path / "b.failed" / "report.json").read_text())
+    assert len(kept["quality"]["missed"]) == 3
+    assert {verdict["status"] for verdict in kept["verdicts"]} == {"passed"}
+
+
+@pytest.mark.parametrize("text", ["sqnr", "sqnr>30", "sqnr>=", "sqnr<=3", "kl>=1", "sqnr>=nan", ""])
+def test_a_budget_that_is_none_is_refused(text: str):
+    with pytest.raises(UsageError, match="a budget is sqnr>=NUMBER") as error:
+        Budget.parse(text)
+    assert len(str(error.value)) <= 300
+
+
+def test_a_budget_without_quantised_weights_is_refused(tmp_path: Path, bundle: Path):
+    with pytest.raises(UsageError, match="without quantised weights"):
+        build(small_spec(), tmp_path / "b", budgets=["sqnr>=30"], **ONLY)
+    with pytest.raises(UsageError, match="nothing to measure it on"):
+        verify(bundle, runtimes=["ort-cpu"], budgets=["sqnr>=3"], sizes=["batch=1"])
+
+
+BROKEN = {
+    "a case that is not there": lambda q: q["cases"].append(500),
+    "no case": lambda q: q["cases"].clear(),
+    "another case": lambda q: q["cases"].append(0 if 0 not in q["cases"] else 1),
+    "a budget that is none": lambda q: q["budgets"].append("sqnr>=x"),
+    "text for a number": lambda q: q["heads"][0].update(sqnr="1"),
+    "a further key": lambda q: q.update(more=1),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_distances_are_refused_in_one_line(bundle: Path, tmp_path: Path, name: str):
+    copy = tmp_path / "b"
+    shutil.copytree(bundle, copy)
+    path = copy / GOLDEN / "quality.json"
+    quality = json.loads(path.read_text())
+    BROKEN[name](quality)
+    path.write_text(json.dumps(quality))
+    manifest = json.loads((copy / MANIFEST).read_text())
+    for key in ("format", "files", "digest"):
+        del manifest[key]
+    write_manifest(copy, manifest)
+    with pytest.raises(BundleError, match=r"quality\.json cannot be used") as error:
+        verify(copy, runtimes=["ort-cpu"])
+    assert "\n" not in str(error.value)
+
+
+def test_the_distance_is_of_the_rows_that_differ():
+    f = np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 0.0]])
+    q = np.array([[3.0, 4.5], [1.0, 0.0], [0.0, 0.0]])
+    found = distance("x", [(f, q)])
+    assert found.sqnr == pytest.approx(20)
+    assert found.row == pytest.approx(0.1)
+    assert found.cosine == pytest.approx((9 + 18) / (5 * math.hypot(3, 4.5)))
+    assert distance("x", [(f, f)]).sqnr == math.inf
