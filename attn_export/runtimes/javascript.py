@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from attn_export.dialect_names import CUDA, DIALECTS
 from attn_export.runtimes.install_folder import home, missing
 from attn_export.runtimes.install_javascript import NODE_MISSING, node_sources, package_version
-from attn_export.runtimes.native import DEQUANTISED
 from attn_export.runtimes.program import ProgramEngine
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class Node:
     device = "cpu"
     dialects = frozenset(DIALECTS) - {CUDA}
     measured = "1.30.0"
-    unsupported: Sequence[Unsupported] = (DEQUANTISED,)
+    unsupported: Sequence[Unsupported] = ()
 
     def version(self) -> str | None:
         """Return the version of onnxruntime-node."""

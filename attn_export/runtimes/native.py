@@ -11,16 +11,11 @@ from attn_export.runtimes.install_folder import home
 from attn_export.runtimes.install_ort_native import not_ready, program_of
 from attn_export.runtimes.program import ProgramEngine
 from attn_export.runtimes.protocol import installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
 
 if TYPE_CHECKING:
     from attn_export.runtimes.protocol import Engine
+    from attn_export.runtimes.support import Unsupported
 
-DEQUANTISED = unsupported(
-    "DequantizeLinear",
-    says="inputs of products with dequantised weights are rounded to 8 bits: errors of 7e-3",
-)
-"""The default of ONNX Runtime, which these programs do not change."""
 
 # -- ONNX Runtime in C: a program over its C API, that of the kit `c` ---------------------------
 
@@ -32,7 +27,7 @@ class C:
     device = "cpu"
     dialects = frozenset(DIALECTS) - {CUDA}
     measured = "1.31.1"
-    unsupported: Sequence[Unsupported] = (DEQUANTISED,)
+    unsupported: Sequence[Unsupported] = ()
 
     def version(self) -> str | None:
         """Return the version of the wheel whose library the program uses."""

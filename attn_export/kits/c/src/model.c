@@ -40,6 +40,10 @@ static bool make_session(Model *model, const char *graph, ModelOptions wanted, E
            api->AddSessionConfigEntry(options, "session.intra_op.allow_spinning",
                                       wanted.spin ? "1" : "0"),
            error) &&
+        /* By default a product with dequantised weights rounds its inputs to 8 bits. */
+        ok(api,
+           api->AddSessionConfigEntry(options, "session.qdq_matmulnbits_accuracy_level", "1"),
+           error) &&
         ok(api, api->CreateSession(model->env, graph, options, &model->session), error);
     if (options != NULL) api->ReleaseSessionOptions(options);
     return made;

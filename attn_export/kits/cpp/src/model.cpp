@@ -26,6 +26,8 @@ Ort::SessionOptions session_options(ModelOptions wanted) {
     options.SetInterOpNumThreads(1);
     options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_ERROR);
     options.AddConfigEntry("session.intra_op.allow_spinning", wanted.spin ? "1" : "0");
+    // By default a product with dequantised weights rounds its inputs to 8 bits.
+    options.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", "1");
     return options;
 }
 

@@ -26,6 +26,8 @@ export async function load(path, { threads = 0 } = {}) {
     intraOpNumThreads: threads,
     interOpNumThreads: 1,
     logSeverityLevel: ERRORS_ONLY,
+    // By default a product with dequantised weights rounds its inputs to 8 bits.
+    extra: { session: { qdq_matmulnbits_accuracy_level: '1' } },
   });
   return new Model(ort, session, true);
 }
