@@ -118,10 +118,8 @@ class Golden:
         case: The inputs.
         expected: The float64 truth, rounded to the outputs' dtypes.
         eager: The outputs of the module itself, unchanged.
-        allowed: For each output the error allowed; None for integer and bool outputs, which must
-            be equal.
-        unusable: For outputs that are no evidence, the reason: eager is not finite where the truth
-            is, rounding alone explains too large an error, or ties decide.
+        allowed: The error allowed by output; None for integers and bools, which must be equal.
+        unusable: The reason for outputs that are no evidence, as infinities or ties.
         tied: Masks of the elements that ties decide, where there are; not stored with the case.
     """
 
@@ -234,11 +232,11 @@ class Report:
     """Every verdict, the environment, one exit code.
 
     Attributes:
-        notes: Notes for the reader: cases left out, precision, what was not run.
+        notes: Notes for the reader.
         model: The graph to draw beside the figures, as long as the file is there.
         explanations: Causes of wrong numbers, a sentence for each explained runtime.
         dimensions: Dtype and shape of each input and output, and the spec where there is one.
-        error: What ended the job before there was a verdict.
+        error: The error that ended the job before there was a verdict.
         quality: Distance of a quantised model from the model in float.
     """
 
@@ -258,11 +256,10 @@ class Report:
         """0 passed, 5 a required runtime did not run to its end, 6 wrong numbers; or `error`'s."""
         if self.error is not None:
             return self.error.exit_code
-        beyond = self.quality.missed if self.quality else ()
-        if beyond or any(v.status in ("failed", "unusable") for v in self.verdicts):
+        found = {verdict.status for verdict in self.verdicts}
+        if (self.quality and self.quality.missed) or found & {"failed", "unusable"}:
             return ParityError.exit_code
         missing = any(run.required and run.outcome != "ran" for run in self.runs)
-        found = {verdict.status for verdict in self.verdicts}
         missing |= "error" in found or "passed" not in found
         return RuntimeFailure.exit_code if missing else 0
 
@@ -279,8 +276,8 @@ class Report:
         """
         if self.error is not None:
             raise self.error
+        kind = ParityError if self.exit_code == ParityError.exit_code else RuntimeFailure
         if not self.passed:
-            kind = ParityError if self.exit_code == ParityError.exit_code else RuntimeFailure
             raise kind("; ".join(str(self).splitlines()))
 
     def _repr_html_(self) -> str:

@@ -54,12 +54,11 @@ class Subject:
             or more. Integer inputs are tried with values between the least and the largest of
             the example, ones alone as a mask of 0 and 1; a bool input starts its rows as the
             example does, so that no mask hides everything, and a float input has -inf if it has.
-            Or a function ``inputs(sizes, rng)`` that draws them for each case: `sizes` by the names
-            of the axes, `rng` a `numpy.random.Generator`. Integers and masks stay as drawn.
+            Or a function ``inputs(sizes, rng)`` that draws them: `sizes` by the names of axes,
+            `rng` a `numpy.random.Generator`. Integers and masks stay as drawn.
         axes: For each input its dynamic axes: ``{"query": {0: "batch", 1: "query_len"}}``.
             Axes of one name have one size; ``Axis("query_len", min=2, max=64)`` and
-            `torch.export.Dim` give it bounds. A tensor within a tuple or dict is named by its
-            place: ``cache.0.1`` is ``cache[0][1]``.
+            `torch.export.Dim` give it bounds. ``cache.0.1`` is ``cache[0][1]``.
         outputs: Names for the tensors that the module returns, in order; of a dict, its keys.
         relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
         spec: The spec behind the module, if it is ours.
@@ -90,7 +89,7 @@ class Subject:
         self.notes = tuple(notes)
         self.relations = dict(relations or {})
         inputs, self.function = example_of(inputs, axes, self.relations)
-        # Copies: inputs that share memory, or are one tensor, would be traced as one.
+        # Copies: inputs that share memory would be traced as one.
         self.tree = InputTree.of(tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs)))
         self.inputs = dict(self.tree.tensors)
         self.spec = spec
@@ -145,10 +144,10 @@ class Subject:
         """
         from attn_export.weights.checkpoint import load_checkpoint  # few builds read one
 
+        wanted = None if layer is None else str(layer)
         found = load_checkpoint(
-            Path(path), layer=None if layer is None else str(layer), spec=spec,
-            fields=fields, pool_kv_heads=pool_kv_heads,
-        )  # fmt: skip
+            Path(path), layer=wanted, spec=spec, fields=fields, pool_kv_heads=pool_kv_heads
+        )
         module = seeded_attention(found.spec, seed)
         if found.weights is not None:
             module.load_state_dict(found.weights)

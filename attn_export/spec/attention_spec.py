@@ -20,6 +20,7 @@ from attn_export.spec import rules
 from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
 from attn_export.spec.rules import divisors
+from attn_export.spec.weight_types import by_projection, parse_weights_dtype
 
 VARIANTS: Final = ("mha", "mqa", "gqa")
 
@@ -37,7 +38,7 @@ class AttentionSpec(AttentionFields):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bias", rules.parse_bias(self.bias))
-        dtypes = rules.parse_weights_dtype(self.weights_dtype)
+        dtypes = parse_weights_dtype(self.weights_dtype)
         object.__setattr__(self, "weights_dtype", dtypes)
         rules.check_types(self)
         self._normalize()
@@ -108,7 +109,7 @@ class AttentionSpec(AttentionFields):
         packed = dict.fromkeys("qkv", "qkv") if self.packed_qkv else {}
         return {
             f"{packed.get(name, name)}_proj.weight": dtype
-            for name, dtype in rules.by_projection(self.weights_dtype).items()
+            for name, dtype in by_projection(self.weights_dtype).items()
         }
 
     @property

@@ -9,13 +9,11 @@ from typing import Final
 
 from attn_export.errors import SpecError
 from attn_export.spec.fields import DERIVED, FIELDS, NUMBERS, TYPES, AttentionFields
+from attn_export.spec.weight_types import PROJECTIONS, quantisation
 
 CACHES: Final = FIELDS["cache"].choices
 DTYPES: Final = FIELDS["dtype"].choices
 ROTARY_SCALINGS: Final = FIELDS["rotary_scaling"].choices
-PROJECTIONS: Final = ("q", "k", "v", "out")
-WEIGHTS_DTYPES: Final = ("int8", "int4")
-BLOCK_SIZES: Final = (0, 16, 32, 64, 128)
 
 
 def check_types(spec: AttentionFields) -> None:
@@ -243,78 +241,6 @@ def parse_bias(bias: object) -> str:
         raise SpecError(f'bias is "all", "none" or some of q, k, v, out; got {bias!r}')
     kept = [name for name in PROJECTIONS if name in names]
     return {0: "none", len(PROJECTIONS): "all"}.get(len(kept), ",".join(kept))
-
-
-def quantisation(spec: AttentionFields) -> None:
-    """Check that blocks divide the inputs of quantised projections, and types go together."""
-    dtypes = by_projection(spec.weights_dtype)
-    if not dtypes:
-        for name, unused in (("block_size", 0), ("scheme", "symmetric")):
-            if getattr(spec, name) != unused:
-                raise SpecError(
-                    f"{name} = {getattr(spec, name)!r} with weights_dtype = 'none'; set "
-                    'weights_dtype = "int8" or "int4"'
-                )
-        return
-    if spec.dtype != "float32":
-        raise SpecError(
-            f"weights_dtype = {spec.weights_dtype!r} with dtype = {spec.dtype!r}: quantised "
-            "weights are dequantised to float32; leave dtype out"
-        )
-    if spec.packed_qkv and len({dtypes.get(name) for name in "qkv"}) > 1:
-        raise SpecError(
-            f"packed_qkv = true with weights_dtype = {spec.weights_dtype!r}: the one projection "
-            "has one type for q, k and v; give them the same"
-        )
-    if spec.block_size not in BLOCK_SIZES:
-        raise SpecError(f"block_size has to be one of 0, 16, 32, 64, 128; got {spec.block_size}")
-    inputs = (spec.embed_dim, spec.kdim, spec.vdim, spec.num_heads * spec.v_head_dim)
-    for name, width in zip(PROJECTIONS, inputs, strict=True):
-        if name in dtypes and spec.block_size and width % spec.block_size:
-            raise SpecError(
-                f"block_size {spec.block_size} does not divide the {width} inputs of projection "
-                f"{name}; set block_size = 0 for one scale per output, or one that divides"
-            )
-
-
-def parse_weights_dtype(text: object) -> str:
-    """Return the canonical text of `weights_dtype`: ``"int4"`` or ``"q,k,v=int4 out=int8"``."""
-    wanted = (
-        'weights_dtype is "none", "int8", "int4" or some of q, k, v, out with each, as in '
-        '"q,k,v=int4 out=int8"'
-    )
-    words = str(text).split()
-    if words == ["none"]:
-        return "none"
-    if len(words) == 1 and words[0] in WEIGHTS_DTYPES:
-        return words[0]
-    found: dict[str, str] = {}
-    for word in words:
-        names, _, dtype = word.partition("=")
-        for name in names.split(","):
-            name = "out" if name == "o" else name
-            if name not in PROJECTIONS or name in found or dtype not in WEIGHTS_DTYPES:
-                raise SpecError(f"{wanted}; got {str(text)[:60]!r}")
-            found[name] = dtype
-    if not found or not isinstance(text, str):
-        raise SpecError(f"{wanted}; got {str(text)[:60]!r}")
-    if set(found) == set(PROJECTIONS) and len(set(found.values())) == 1:
-        return found["q"]
-    groups = {
-        dtype: [name for name in PROJECTIONS if found.get(name) == dtype]
-        for dtype in dict.fromkeys(found[name] for name in PROJECTIONS if name in found)
-    }
-    return " ".join(f"{','.join(names)}={dtype}" for dtype, names in groups.items())
-
-
-def by_projection(weights_dtype: str) -> dict[str, str]:
-    """Return the type of the integers of each quantised projection, from a canonical text."""
-    if weights_dtype == "none":
-        return {}
-    if "=" not in weights_dtype:
-        return dict.fromkeys(PROJECTIONS, weights_dtype)
-    pairs = (word.split("=") for word in weights_dtype.split())
-    return {name: dtype for names, dtype in pairs for name in names.split(",")}
 
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
