@@ -76,7 +76,7 @@ def test_an_allowed_error_that_is_no_number_above_0_is_damage(error, copy: Path)
 
 
 LACKS: dict[str, tuple[Callable[[Index], bool], str]] = {
-    "one case": (lambda case: case["name"] == "base", "of 1 cases, none is 'changed_query'"),
+    "one case": (lambda case: case["name"] == "base", "of 1 case, none is 'changed_query'"),
     "no base": (lambda case: case["name"] != "base", "none is 'base'"),
     "one change less": (lambda case: case["name"] != "changed_past_key", "'changed_past_key'"),
     "no batch of one": (lambda case: case["sizes"]["batch"] != 1, "none has batch 1"),
