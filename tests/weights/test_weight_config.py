@@ -165,7 +165,7 @@ ROWS = [
     ("vit", SIZES, "vit.encoder.layer.{}.attention.", 0, VIT, MHA),
     ("vit", {**SIZES, "qkv_bias": False}, "vit.encoder.layer.{}.attention.", 0, VIT,
      {**MHA, "bias": "out"}),
-    ("modernbert", {**SIZES, "local_attention": 6}, "layers.{}.attn.", 2, MODERN,
+    ("modernbert", {**SIZES, "local_attention": 6}, "layers.{}.attn.", 1, MODERN,
      {**MHA, "bias": "none", "rotary": "half", "window_left": 3, "window_right": 3}),
     ("modernbert", SIZES, "model.layers.{}.attn.", 3, MODERN,
      {**MHA, "bias": "none", "rotary": "half", "rotary_theta": 160000.0}),
