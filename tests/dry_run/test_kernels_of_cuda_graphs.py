@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import small_spec
 from shared import extended
+from test_ort_cuda import over_stand_in
 
 from attn_export.dialect_names import CUDA
 from attn_export.dry_run.architectures import architectures_named
@@ -29,6 +30,37 @@ SPECS: dict[str, tuple[dict[str, object], int]] = {
 """Fields beside float16, a cache in place and heads of 64, and the most launches of a step."""
 
 DEFAULT = {("rotary, norms, window", "sm_80")}
+
+
+CAPTURE = """
+import onnxruntime as ort
+from attn_export.dry_run.timeline import read_record
+
+options = ort.SessionOptions()
+cuda = ("CUDAExecutionProvider", {"enable_cuda_graph": "1"})
+session = ort.InferenceSession(str(path), options, providers=[cuda, "CPUExecutionProvider"])
+sizes = {"batch": 2, "capacity": 1024}
+types = {"tensor(float16)": np.float16, "tensor(int64)": np.int64}
+bound, held = session.io_binding(), {}
+for end in (*session.get_inputs(), *session.get_outputs()):
+    shape = [sizes.get(size, size) for size in end.shape]
+    name = end.name.replace("present", "past")
+    if name not in held:
+        zeros = np.zeros(shape, types[end.type])
+        held[name] = ort.OrtValue.ortvalue_from_numpy(zeros, "cuda", 0)
+    if end in session.get_inputs():
+        bound.bind_ortvalue_input(end.name, held[name])
+    else:
+        bound.bind_ortvalue_output(end.name, held[name])
+launches = []
+for lengths in ([0, 5], [0, 5], [1, 6], [700, 9]):
+    held["past_length"].update_inplace(np.array(lengths))
+    start = record.stat().st_size
+    session.run_with_iobinding(bound)
+    events = read_record(record, start, record.stat().st_size)
+    launches.append(sum(event.kind == "launch" for event in events))
+say(launches)
+"""
 
 
 def ran(graph: Lowered, folder: Path, arch: str, sizes: tuple[int, int, int]) -> Step:
@@ -60,3 +92,13 @@ def test_a_step_launches_few_kernels_and_never_waits(pair: tuple[str, str], tmp_
     assert not step.cache_copies
     prefill = ran(forms[""], tmp_path, arch, (1, 256, 0))
     assert "window" in name or "flash attention" in prefill.attention[0]
+
+
+def test_a_step_is_captured_as_a_cuda_graph_whatever_the_lengths(tmp_path: Path):
+    usual = {"embed_dim": 256, "attn_mask": "none", "cache": "in-place", "dtype": "float16"}
+    forms = lower(export(Subject.from_spec(small_spec(rotary="half", **usual))).model, CUDA)
+    save_graphs({forms[DECODE].file.name: forms[DECODE].model}, tmp_path)
+    path = tmp_path / forms[DECODE].file.name
+    captured, *replayed = over_stand_in(tmp_path, path, CAPTURE)
+    assert captured > 0
+    assert replayed == [0, 0, 0]  # all is in the recorded graph, lengths are read on the device
