@@ -26,10 +26,6 @@ UNSUPPORTED = (
         "com.microsoft.GroupQueryAttention",
         says="wrong numbers and shapes where the batch is not 1; without a past it is refused",
     ),
-    unsupported(
-        "com.microsoft.MatMulNBits",
-        says="No conversion rule found for operations: com.microsoft.MatMulNBits-1",
-    ),
     unsupported("Greater", "ReduceMax", says="NaN in rows of which all keys are masked"),
     unsupported("TensorScatter", says="No conversion rule found for operations: TensorScatter-24"),
     unsupported(

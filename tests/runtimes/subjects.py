@@ -49,7 +49,7 @@ FEW: dict[str, dict[str, object]] = {
     "in place": {**IN_PLACE, **CAUSAL, **GROUPED, **ROTARY},
     "float16": {**CACHE, **CAUSAL, "dtype": "float16"},
     "bfloat16": {**CACHE, **CAUSAL, "dtype": "bfloat16"},
-    "int8": {**CAUSAL, "weights_dtype": "int8"},
+    "int8": {"weights_dtype": "int8"},
     "int4": {"weights_dtype": "int4", "block_size": 16},
     "int4, asymmetric": {"weights_dtype": "int4", "block_size": 16, "scheme": "asymmetric"},
 }  # fmt: skip
