@@ -76,14 +76,19 @@ def _halves(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     node = x.producer()
     if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
         return None
+    if node.attributes.get_int("axis", 0) not in (-1, len(dims(x)) - 1):
+        return None
     first, second = (_products(x, kind) for x, kind in zip(node.inputs, HALVES, strict=True))
     if first is None or second is None:
         return None
     ((x1, cos), (x2, sin)), ((x2_again, cos_again), (x1_again, sin_again)) = first, second
     if (x1, cos, x2, sin) != (x1_again, cos_again, x2_again, sin_again):
         return None
-    source, other, width = _slice(x1, 0), _slice(x2, 1), dims(x)[-1]
-    if source is None or source is not other or dims(source)[-1] != width:
+    source = _slice(x1, 0)
+    if source is None or source is not _slice(x2, 1):
+        return None
+    # The same angles for all heads.
+    if any(dims(each)[1:2] != (1,) or dims(each)[-1:] != dims(x1)[-1:] for each in (cos, sin)):
         return None
     return source, cos, sin
 
@@ -113,13 +118,15 @@ def _slice(value: ir.Value, half: int) -> ir.Value | None:
     if node is None or node.op_type != "Slice" or len(node.inputs) < 4:
         return None
     source = node.inputs[0]
-    numbers = [x.const_value for x in node.inputs[1:] if x is not None]
+    held = [None if x is None else x.const_value for x in node.inputs[1:]]
     width = dims(source)[-1] if source is not None and dims(source) else None
-    if None in numbers or not isinstance(width, int) or width % 2:
+    if source is None or not isinstance(width, int) or width % 2:
         return None
-    start, end, axis, *step = (int(n.numpy().item()) for n in numbers if n is not None)
+    if any(tensor is None or tensor.size != 1 for tensor in held):
+        return None
+    start, end, axis, *step = (int(tensor.numpy().item()) for tensor in held if tensor is not None)
     wanted = (0, width // 2) if half == 0 else (width // 2, width)
-    last = axis in (-1, len(dims(source)) - 1) if source is not None else False
+    last = axis in (-1, len(dims(source)) - 1)
     return source if (start, min(end, width)) == wanted and last and step in ([], [1]) else None
 
 
