@@ -162,6 +162,10 @@ def _dequantised(path: Path, node: Any) -> np.ndarray:
     integers, scales, zeros = (*read, None)[:3]
     if integers is None or scales is None or integers.ndim != 2:
         raise BundleError(f"{path}: {node.name} does not read a weight and its scales")
+    if not (np.isfinite(scales) & (scales > 0)).all():
+        raise BundleError(
+            f"{path}: {node.name} has scales that are not positive and finite; build it again"
+        )
     try:
         scales = np.atleast_2d(scales).astype(np.float32)
         zeros = None if zeros is None else np.atleast_2d(zeros).astype(np.int16)

@@ -6,11 +6,15 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
 from attn_export.graph.check_model import Checked
 from attn_export.graph.load import external_problems
+
+SCALES = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2}
+"""The index of the input of scales, by operator."""
 
 HOST_PATH = re.compile(
     r"(?:^|[\s\"'`(\[<{=:,;])"
@@ -43,6 +47,23 @@ def _float64_inside(graph: onnx.GraphProto) -> Iterator[str]:
                 yield f"{_name(node)} casts to float64; compute in float32 instead"
             elif attribute.t.data_type == TensorProto.DOUBLE:
                 yield f"{_name(node)} holds float64; make it float32 in the module"
+
+
+def quantisation_scales(graph: Checked) -> Iterator[str]:
+    """Check that scales within the graph are positive and finite: other weights mean nothing."""
+    held = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
+    for node in graph.proto.graph.node:
+        scales = held.get(node.input[SCALES[node.op_type]]) if node.op_type in SCALES else None
+        if scales is None or scales.data_location == TensorProto.EXTERNAL:
+            continue
+        values = onnx.numpy_helper.to_array(scales).astype("float64")
+        for problem, wrong in (("not finite", ~np.isfinite(values)), ("not positive", values <= 0)):
+            if wrong.any():
+                yield (
+                    f"{_name(node)}: {int(wrong.sum())} of {values.size} scales in {scales.name} "
+                    f"are {problem}; quantise the weight again"
+                )
+                break
 
 
 def no_dead_nodes(graph: Checked) -> Iterator[str]:

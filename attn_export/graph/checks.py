@@ -21,6 +21,7 @@ CHECKS: tuple[Check, ...] = (
     check_structure.opset_version,
     check_structure.ir_version,
     check_hygiene.no_float64,
+    check_hygiene.quantisation_scales,
     check_hygiene.no_dead_nodes,
     check_hygiene.no_duplicate_initializers,
     check_hygiene.no_host_paths,

@@ -203,3 +203,20 @@ def dead_node(model):
 def constant_twice(model):
     constant("another_one", np.ones(1, np.int64))(model)
     by_name(model.graph.node, "Concat").input[0] = "another_one"
+
+
+def scale(value: float) -> Edit:
+    """Return the edit that quantises a weight, with one scale of this value."""
+
+    def edit(model):
+        weight = by_name(model.graph.initializer, "q_proj.weight")
+        scales = np.full(weight.dims[1], 0.5, np.float32)
+        scales[3] = value
+        weight.CopyFrom(numpy_helper.from_array(np.ones(weight.dims, np.int8), "integers"))
+        constant("scales", scales)(model)
+        by_name(model.graph.node, "q_proj/MatMul").input[1] = "dequantised"
+        inputs = [weight.name, "scales"]
+        node = helper.make_node("DequantizeLinear", inputs, ["dequantised"], name="DQ", axis=1)
+        model.graph.node.insert(0, node)
+
+    return edit

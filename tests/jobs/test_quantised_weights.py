@@ -13,6 +13,8 @@ from shared import extended, once
 
 from attn_export import Subject, build, verify
 from attn_export.cli import run
+from attn_export.errors import BundleError
+from attn_export.graph.checks import check_graph
 from attn_export.graph.load import load_model
 from attn_export.results import Report
 
@@ -85,6 +87,25 @@ def test_the_truth_of_stored_integers_is_the_stored_truth():
     report = verify(bundle_of("mixed"), runtimes=["ort-cpu"], recompute=True)
     assert report.passed, str(report)
     assert "golden" in judged(report)
+
+
+SCALES = {"NaN": np.nan, "infinite": np.inf, "zero": 0.0, "negative": -1.0}
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_a_scale_that_is_none_is_refused_in_one_line(name: str, tmp_path: Path):
+    model = load_model(bundle_of("mixed") / "model.onnx")
+    (scale,) = (t for t in model.graph.initializer if t.name == "v_proj.weight_scale")
+    values = numpy_helper.to_array(scale).copy()
+    values[1, 2] = SCALES[name]
+    scale.CopyFrom(numpy_helper.from_array(values, scale.name))
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    (found,) = (f.message for f in check_graph(path) if f.check == "quantisation_scales")
+    assert "1 of 32 scales in v_proj.weight_scale are not" in found
+    with pytest.raises(BundleError, match="not positive and finite") as error:
+        Subject.from_graph(small_spec(**SPECS["mixed"]), path)
+    assert "\n" not in str(error.value)
 
 
 def test_onnx_runtime_unpacks_weights_as_it_multiplies():
