@@ -28,7 +28,7 @@ WRONG_USE = [
     (("explain", "--runtime", "ort-cpu"), 2, "explain takes a BUNDLE, or --module"),
     (("explain", "b", "--module", "m.py:f", "--graph", "g.onnx", "--runtime", "ort-cpu"), 2,
      "explain takes a BUNDLE, or --module"),
-    (("build", "--variant", "mla"), 2, "unknown variant 'mla'"),
+    (("build", "--variant", "mlp"), 2, "unknown variant 'mlp'"),
     (("build", "--variant", "gqa", "--num-kv-heads", "3"), 2,
      "num_heads 8 does not divide by num_kv_heads 3; choose one of 1, 2, 4, 8"),
     (("build", "--embed-dim", "10", "--num-heads", "4"), 2,

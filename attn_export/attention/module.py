@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attn_export.attention import functional, masking, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
+from attn_export.attention.latent import LatentProjections
 from attn_export.attention.rotary import Rotary
 from attn_export.attention.score_bias import ScoreBias
 from attn_export.quantiser import QuantisedWeight
@@ -17,7 +18,7 @@ from attn_export.spec import AttentionSpec, Shape
 
 
 class Attention(nn.Module):
-    """Multi-head, multi-query or grouped-query attention, as its spec defines.
+    """Multi-head, multi-query, grouped-query or latent attention, as its spec defines.
 
     Query head h attends to key/value head ``h // q_per_kv`` (blocks, as
     `Tensor.repeat_interleave`; Ainslie et al. 2023).
@@ -48,7 +49,10 @@ class Attention(nn.Module):
         spec = self.spec
         H, Hkv, D, Dv = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
         self.widths = (H * D, Hkv * D, Hkv * Dv)
-        if spec.packed_qkv:
+        self.latent: LatentProjections | None = None
+        if spec.kv_latent_dim:
+            self.latent = LatentProjections(spec)
+        elif spec.packed_qkv:
             self.qkv_proj = nn.Linear(spec.embed_dim, sum(self.widths), bias=spec.has_bias("q"))
         else:
             q, k, v = self.widths
@@ -101,8 +105,9 @@ class Attention(nn.Module):
             attn_mask: Of the type and shape that the spec gives. Bool: True = may attend.
                 Float: added; -inf = may not attend, other values are clamped to >= -1e30.
             past_key: `[B, Hkv, P, D]`, with a cache; P may be 0. `[B, Hkv, S, D]`, with one that
-                is written in place: S is its capacity, and what it does not hold is finite.
-            past_value: `[B, Hkv, P, Dv]` or `[B, Hkv, S, Dv]`, likewise.
+                is written in place: S is its capacity, and what it does not hold is finite. With a
+                latent R elements, not D.
+            past_value: `[B, Hkv, P, Dv]` or `[B, Hkv, S, Dv]`, likewise. With a latent C elements.
             past_length: The number of keys of each row of such a cache, int64 `[B]`, at most S - L.
             position_ids: The position of every query, int64 `[B, L]`, where the spec has them.
 
@@ -129,12 +134,16 @@ class Attention(nn.Module):
         attn_mask = self.score_bias(masking.clamp_mask(attn_mask), queries, S, q)
         attend = self._attend_in_graph if onnx_attention.emitting() else self._attend
         attended, *rest = attend(q, k, v, attn_mask, past_key, past_value, past_length)
+        if self.latent is not None:
+            attended = self.latent.values(attended)
         output = self.out_proj(attended.transpose(1, 2).flatten(2))  # [B, L, E]
         return (output, *rest) if rest else output
 
     def _projected(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if self.latent is not None:
+            return self.latent.forward(query)
         if self.spec.packed_qkv:
             q, k, v = self.qkv_proj(query).split(self.widths, dim=-1)
         else:
@@ -183,7 +192,7 @@ class Attention(nn.Module):
     ) -> list[Tensor]:
         """Compute the same as `_attend` with one ONNX node."""
         how: dict[str, Any] = {"scale": self.spec.softmax_scale, "softcap": self.spec.softcap}
-        if self.sinks is None and self.added_keys is None:
+        if self.sinks is None and self.added_keys is None and self.latent is None:
             attended, present_key, present_value, weights = onnx_attention.attention_node(
                 q, k, v, attn_mask, past_key, past_value, past_length,
                 causal=self.spec.causal, **how,
@@ -214,6 +223,12 @@ class Attention(nn.Module):
         if self.added_keys is not None:
             k, v, mask = self.added_keys(k, v, mask, L, causal=causal)
             causal = False
+        if self.latent is not None:
+            k = torch.cat([k, v], dim=-1)  # [B, 1, S, R + C]
+            if causal and onnx_attention.emitting():
+                # Without a past the operator counts from its first key.
+                mask = masking.restrict(mask, masking.causal_mask(L, k.shape[2], k.device))
+                causal = False
         return k, v, mask, causal
 
     def _check_inputs(self, **given: Tensor | None) -> None:

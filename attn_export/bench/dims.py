@@ -123,8 +123,24 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Cost:
         spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim, spec.embed_dim,
     )  # fmt: skip
     pairs = L * P + L * (L + 1) / 2 if spec.causal else L * S
+    if spec.kv_latent_dim:
+        return _latent_cost(spec, B, L, S, pairs)
     by_query, by_key = E * H * D + H * Dv * E, spec.kdim * Hkv * D + spec.vdim * Hkv * Dv
     flops = 2 * B * (pairs * H * (D + Dv) + L * by_query + new_keys * by_key)
     keys = S * (spec.kdim + spec.vdim) if spec.cross else S * Hkv * (D + Dv)
     numbers = B * keys + by_query + by_key
     return Cost(float(flops), float(numpy_dtype(spec.dtype).itemsize * numbers), B * L)
+
+
+def _latent_cost(spec: AttentionSpec, B: int, L: int, S: int, pairs: float) -> Cost:
+    """Return the work of multi-head latent attention: one key of width R + C serves all heads."""
+    H, R, C = spec.num_heads, spec.rotary_dim, spec.kv_latent_dim
+    inside = spec.q_latent_dim or spec.embed_dim
+    up = H * (spec.head_dim - R + spec.v_head_dim) * C
+    weights = (
+        spec.embed_dim * (spec.q_latent_dim + C + R) + inside * H * spec.head_dim + up
+        + H * spec.v_head_dim * spec.embed_dim
+    )  # fmt: skip
+    flops = 2 * B * (pairs * H * (R + 2 * C) + L * weights)
+    itemsize = numpy_dtype(spec.dtype).itemsize
+    return Cost(float(flops), float(itemsize * (B * S * (R + C) + weights)), B * L)

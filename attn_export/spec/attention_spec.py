@@ -19,10 +19,14 @@ from attn_export.errors import SpecError
 from attn_export.spec import rules
 from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
-from attn_export.spec.rules import divisors
+from attn_export.spec.presets import (
+    USUAL,
+    check_known,
+    check_variant,
+    usual_kv_heads,
+    usual_latent,
+)
 from attn_export.spec.weight_types import by_projection, parse_weights_dtype
-
-VARIANTS: Final = ("mha", "mqa", "gqa")
 
 POSITIONS: Final = 4095
 """The largest of the position ids that are tried."""
@@ -51,6 +55,13 @@ class AttentionSpec(AttentionFields):
     def q_per_kv(self) -> int:
         """Query heads per key/value head, H // Hkv."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def cache_widths(self) -> tuple[int, int]:
+        """The widths of `past_key` and `past_value`: D and Dv, or R and C with a latent (MLA)."""
+        if self.kv_latent_dim:
+            return self.rotary_dim, self.kv_latent_dim
+        return self.head_dim, self.v_head_dim
 
     @property
     def softmax_scale(self) -> float:
@@ -177,8 +188,8 @@ class AttentionSpec(AttentionFields):
             shapes["attn_mask"] = tuple(names[axis] for axis in self.mask.axes)
         if self.has_cache:
             past = "capacity" if self.in_place else "past_len"
-            shapes["past_key"] = ("batch", self.num_kv_heads, past, self.head_dim)
-            shapes["past_value"] = ("batch", self.num_kv_heads, past, self.v_head_dim)
+            for name, width in zip(("past_key", "past_value"), self.cache_widths, strict=True):
+                shapes[name] = ("batch", self.num_kv_heads, past, width)
         if self.in_place:
             shapes["past_length"] = ("batch",)
         if self.position_ids:
@@ -189,8 +200,10 @@ class AttentionSpec(AttentionFields):
         """Return name and shape of every graph output, in order; dynamic axes by name."""
         shapes: dict[str, Shape] = {"output": ("batch", "query_len", self.embed_dim)}
         if self.has_cache:
-            shapes["present_key"] = ("batch", self.num_kv_heads, self.key_axis, self.head_dim)
-            shapes["present_value"] = ("batch", self.num_kv_heads, self.key_axis, self.v_head_dim)
+            for name, width in zip(
+                ("present_key", "present_value"), self.cache_widths, strict=True
+            ):
+                shapes[name] = ("batch", self.num_kv_heads, self.key_axis, width)
         if self.attn_weights:
             keys = "weights_len" if self.added_keys else self.key_axis
             shapes["attn_weights"] = ("batch", self.num_heads, "query_len", keys)
@@ -200,27 +213,20 @@ class AttentionSpec(AttentionFields):
 
     @classmethod
     def variant(cls, name: str, **changes: Any) -> Self:
-        """Return the spec behind ``--variant``: E 512, H 8, Hkv 8, 1 or 2, causal, mask and cache.
+        """Return the spec behind ``--variant``: E 512, H 8, causal, mask and cache.
 
         Raises:
-            SpecError: If `name` is none of mha, mqa, gqa, or if a change contradicts it.
+            SpecError: If `name` is none of mha, mqa, gqa, mla, or if a change contradicts it.
         """
-        if name not in VARIANTS:
-            raise SpecError(f"unknown variant {name!r}; choose one of {', '.join(VARIANTS)}")
-        values = {
-            "embed_dim": 512, "num_heads": 8, "causal": True, "attn_mask": "bool[B,1,1,S]",
-            "cache": "append",
-        } | changes  # fmt: skip
-        # Without K/V heads first, so that what is wrong with the rest is said in its own words.
-        heads = cls.from_dict({**values, "num_kv_heads": DERIVED}).num_heads
-        usual = {"mha": heads, "mqa": 1, "gqa": _usual_kv_heads(heads)}[name]
-        spec = cls.from_dict({"num_kv_heads": usual, **values})
-        rules = {"mha": spec.num_kv_heads == heads, "mqa": spec.num_kv_heads == 1}
-        if not rules.get(name, 1 < spec.num_kv_heads < heads):
-            raise SpecError(
-                f"{name} with num_heads {heads} and num_kv_heads {spec.num_kv_heads}: MHA has as "
-                "many of both, MQA one K/V head, GQA a number between; choose another variant"
-            )
+        check_known(name)
+        values = {**USUAL, **changes}
+        # Sizes first: what the variant adds depends on them.
+        sizes = ("embed_dim", "num_heads", "head_dim")
+        plain = cls.from_dict({size: values[size] for size in sizes if size in values})
+        heads = plain.num_heads
+        latent = usual_latent(plain.embed_dim, heads) if name == "mla" else {}
+        spec = cls.from_dict({**latent, "num_kv_heads": usual_kv_heads(name, heads), **values})
+        check_variant(name, heads, spec.num_kv_heads, spec.kv_latent_dim)
         return spec
 
     @classmethod
@@ -283,7 +289,7 @@ class AttentionSpec(AttentionFields):
                 numbers = tuple(rules.as_float(field.name, number) for number in value)
                 object.__setattr__(self, field.name, numbers)
         rules.heads_divide_width(self)
-        default("num_kv_heads", self.num_heads)
+        default("num_kv_heads", 1 if self.kv_latent_dim else self.num_heads)
         default("head_dim", self.embed_dim // self.num_heads)
         default("v_head_dim", self.head_dim)
         default("rotary_dim", self.head_dim)
@@ -292,8 +298,3 @@ class AttentionSpec(AttentionFields):
         default("block_size", 32 if "int4" in self.weights_dtype else 0)
         if self.attn_mask != NO_MASK:
             object.__setattr__(self, "attn_mask", str(MaskSpec.parse(self.attn_mask)))
-
-
-def _usual_kv_heads(heads: int) -> int:
-    """Return a quarter of the heads, or the divisor next below: 8 -> 2, 16 -> 4, 14 -> 2."""
-    return max(d for d in divisors(heads) if d <= max(2, heads // 4))

@@ -79,11 +79,23 @@ class AttentionFields:
     embed_dim: int = _size("E, the width of query and output")
     num_heads: int = _size("H, the number of query heads")
     num_kv_heads: int = _size(
-        "Hkv, the number of key/value heads, which divides H: H for MHA, 1 for MQA, else GQA",
+        "Hkv, the number of key/value heads, which divides H: H for MHA, 1 for MQA and MLA, "
+        "else GQA",
         DERIVED, usual="H",
     )  # fmt: skip
     head_dim: int = _size("D, the width of a query or key head", DERIVED, usual="E / H")
     v_head_dim: int = _size("Dv, the width of a value head", DERIVED, usual="D")
+    # DeepSeek-AI 2024 (DeepSeek-V2), sec. 2.1.
+    kv_latent_dim: int = _field(
+        "C, the width of the latent that keys and values of all heads are made from (MLA); the "
+        "cache holds it as past_value, and the rotated R elements of the one key as past_key; 0 "
+        "for none",
+        0, least=0, most=LARGEST,
+    )  # fmt: skip
+    q_latent_dim: int = _field(
+        "the width of the latent that queries are made from, in MLA; 0 for none",
+        0, least=0, most=LARGEST,
+    )  # fmt: skip
     cross: bool = _field("key and value are inputs of their own", False)
     kdim: int = _size("the width of key, in cross-attention", DERIVED, usual="E")
     vdim: int = _size("the width of value, in cross-attention", DERIVED, usual="kdim")

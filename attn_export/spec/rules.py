@@ -228,6 +228,44 @@ def packing(spec: AttentionFields) -> None:
         )
 
 
+def latent(spec: AttentionFields) -> None:
+    """Check the fields that multi-head latent attention requires or excludes."""
+    if not spec.kv_latent_dim:
+        if spec.q_latent_dim:
+            raise SpecError(
+                f"q_latent_dim {spec.q_latent_dim} with kv_latent_dim = 0; set kv_latent_dim too"
+            )
+        return
+    given = f"kv_latent_dim = {spec.kv_latent_dim}"
+    for name, unused in LATENT_EXCLUDES.items():
+        if getattr(spec, name) != unused:
+            raise SpecError(
+                f"{name} = {getattr(spec, name)!r} with {given}, which excludes it; leave it out"
+            )
+    if spec.rotary == "none" or spec.rotary_dim >= spec.head_dim:
+        raise SpecError(
+            f"rotary = {spec.rotary!r} and rotary_dim {spec.rotary_dim} with {given}: some of the "
+            f"head_dim {spec.head_dim} elements of a query are rotated, and some are not; set both"
+        )
+    if spec.num_kv_heads != 1:
+        raise SpecError(
+            f"num_kv_heads {spec.num_kv_heads} with {given}: all heads share the latent; leave "
+            "num_kv_heads out"
+        )
+    if spec.bias not in ("none", "all") or (spec.bias == "all" and not spec.q_latent_dim):
+        raise SpecError(
+            f"bias = {spec.bias!r} with {given}: the projections to both latents and the output "
+            'have a bias, or none has; set bias = "none", or q_latent_dim and bias = "all"'
+        )
+
+
+LATENT_EXCLUDES: Final = {
+    "cross": False, "packed_qkv": False, "qk_norm": "none", "add_bias_kv": False,
+    "add_zero_attn": False, "weights_dtype": "none",
+}  # fmt: skip
+"""Fields that attention with a latent must leave at these values."""
+
+
 def parse_bias(bias: object) -> str:
     """Return the canonical text of a set of projections: ``"all"``, ``"none"`` or ``"q,v"``."""
     if isinstance(bias, bool):
@@ -244,7 +282,7 @@ def parse_bias(bias: object) -> str:
 
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
-    ranges, kv_heads_divide_heads, cross_attention, positions, packing,
+    ranges, kv_heads_divide_heads, cross_attention, positions, packing, latent,
     quantisation,
 )  # fmt: skip
 """Checked in this order, after `check_types` and the derived values."""

@@ -176,10 +176,12 @@ def _from_config(
 def _biases_there(source: TensorSource, found: LayerMatch) -> str:
     """Return the projections that have biases in the file, as `AttentionSpec.bias`."""
     layout = found.layout
+    if layout.latent:
+        there = [name for name in layout.biases if found.prefix + name in source.files]
+        return "all" if there else "none"
     names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
     pairs = zip(("q", "k", "v", "out"), (*names, layout.out[1]), strict=True)
-    there = [side for side, name in pairs if found.prefix + name in source.files]
-    return ",".join(there) or "none"
+    return ",".join(side for side, name in pairs if found.prefix + name in source.files) or "none"
 
 
 def _stores_less_one(source: TensorSource, found: LayerMatch, config: Config | None) -> bool:

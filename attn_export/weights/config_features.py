@@ -14,6 +14,7 @@ from attn_export.weights.config_rotary import (
     cohere_rotary,
     gemma3_rotary,
     gptj_rotary,
+    latent_magnitude,
     modernbert_rotary,
     neox_rotary,
     phi3_rotary,
@@ -154,6 +155,23 @@ def mpt(layer: Layer) -> dict[str, Any]:
     return {} if scale is None else {"scale": layer.config.positive(f"{key}.softmax_scale", scale)}
 
 
+def latent(layer: Layer) -> dict[str, Any]:
+    """Set the widths of multi-head latent attention, its rotary positions and its scale."""
+    config = layer.config
+    turned = config.whole("qk_rope_head_dim")
+    width = config.whole("qk_nope_head_dim") + turned
+    fields = {"causal": True, **rotary(layer), "rotary_dim": turned, "num_kv_heads": 1}
+    if config.flag("rope_interleave"):
+        fields["rotary"] = "interleaved"
+    if config.has("q_lora_rank"):
+        fields["q_latent_dim"] = config.whole("q_lora_rank")
+    return fields | {
+        "head_dim": width, "v_head_dim": config.whole("v_head_dim"),
+        "kv_latent_dim": config.whole("kv_lora_rank"),
+        "scale": width**-0.5 * latent_magnitude(layer) ** 2,
+    }  # fmt: skip
+
+
 USE_MODULE: Final = "give the model's own code by --module PATH.py:FUNCTION"
 """The advice where a spec cannot say it."""
 
@@ -184,7 +202,7 @@ RULES: Final[Mapping[str, Rule]] = {
     rule.__name__: rule
     for rule in (
         alibi, bert, by_role, causal, causal_only, cohere_rotary, falcon, gemma3_rotary,
-        gemma3_sides, gpt2_scale, gptj_rotary, granite_scale, head_norm, modernbert, mpt,
+        gemma3_sides, gpt2_scale, gptj_rotary, granite_scale, head_norm, latent, modernbert, mpt,
         multi_query, neox_rotary, phi3_rotary, query_scale, qwen_window, rotary,
         sinks, smollm3_rotary, softcap, t5, window, window_if_used, window_of_some,
     )

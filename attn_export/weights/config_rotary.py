@@ -161,6 +161,18 @@ def _longrope(config: Config, given: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def latent_magnitude(layer: Layer) -> float:
+    """Return the factor on queries and on keys that DeepSeek multiplies the scale with."""
+    config, given = layer.config, _parameters(layer)
+    kind = given.get("rope_type", given.get("type", "default"))
+    share = given.get("mscale_all_dim")
+    if kind in (None, "default") or not share:
+        return 1.0
+    factor = config.positive("rope_scaling.factor", given.get("factor"))
+    share = config.positive("mscale_all_dim", share)
+    return 0.1 * share * math.log(max(factor, 1.0)) + 1.0
+
+
 def _yarn(config: Config, given: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Return truncation of the ramp to whole pairs, and the factor on queries and keys."""
 

@@ -92,6 +92,7 @@ class Layout:
         conv1d: Whether weights may be stored `[in, out]`, as GPT-2's Conv1D does.
         others: Tensors under the same prefix that are no part of attention.
         added_keys: The prefix of ``bias_k`` and ``bias_v``; torch keeps them as `[1, 1, E]`.
+        latent: Whether it is multi-head latent attention (MLA).
     """
 
     name: str
@@ -102,6 +103,7 @@ class Layout:
     conv1d: bool
     others: tuple[str, ...]
     added_keys: str
+    latent: bool
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -121,6 +123,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     conv1d: bool = False
     norm: str = ""
     added_keys: str = ADDED_KEYS
+    latent: bool = False
 
     def layout(self) -> Layout:
         """Return the layout with the names of its tensors."""
@@ -130,7 +133,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         others = [f"{self.norm}.{part}" for part in ("weight", "bias", "gamma", "beta")]
         return Layout(
             self.name, weights, biases, _weight_and_bias(self.out), self.packing, self.conv1d,
-            tuple(others if self.norm else ()), self.added_keys,
+            tuple(others if self.norm else ()), self.added_keys, self.latent,
         )  # fmt: skip
 
 
@@ -153,6 +156,8 @@ BUFFERS: Final = (
 
 Q_NORM, K_NORM = _weight_and_bias("q_norm"), _weight_and_bias("k_norm")
 SINKS: Final = "sinks"
+KV_UP: Final = "latent.key_up and latent.value_up"
+"""Our two weights that DeepSeek keeps in one, `[H * (N + Dv), C]`."""
 RELATIVE: Final = ("relative_attention_bias.weight", "score_bias.relative_attention_bias.weight")
 """T5's name for it, and ours."""
 

@@ -9,7 +9,15 @@ import dataclasses
 from collections.abc import Collection, Mapping
 
 from attn_export.spec import AttentionSpec
-from attn_export.weights.layouts import ADDED_KEYS, K_NORM, PARTS, Q_NORM, RELATIVE, SINKS
+from attn_export.weights.layouts import (
+    ADDED_KEYS,
+    K_NORM,
+    KV_UP,
+    PARTS,
+    Q_NORM,
+    RELATIVE,
+    SINKS,
+)
 from attn_export.weights.select_layer import CROSS, LayerMatch
 
 
@@ -86,7 +94,8 @@ def wanted_tensors(
         names: The tensors of the checkpoint.
         sizes: The spec.
     """
-    wanted = _of_projections(found, sizes) | _of_features(found, sizes)
+    projections = _of_latents if sizes.spec.kv_latent_dim else _of_projections
+    wanted = projections(found, sizes) | _of_features(found, sizes)
     return {f"{found.prefix}{name}": tensor for name, tensor in wanted.items()} | _relative(
         found, names, sizes
     )
@@ -130,6 +139,47 @@ def _of_projections(found: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTensor
     why = f"{say('embed_dim')}, {say('num_heads')} * {sizes.v_width()}"
     wanted[layout.out[0]] = ExpectedTensor(shape, why, "out_proj.weight")
     return wanted | _of_biases(found, sizes, rows)
+
+
+def _of_latents(_: LayerMatch, sizes: Sizes) -> dict[str, ExpectedTensor]:
+    """Return the tensors of multi-head latent attention, under DeepSeek's names."""
+    s, say = sizes.spec, sizes.of
+    H, R, C = s.num_heads, s.rotary_dim, s.kv_latent_dim
+    wide, latent, turned = say("embed_dim"), say("kv_latent_dim"), say("rotary_dim")
+    rows = {
+        "q_a_proj": (s.q_latent_dim, say("q_latent_dim"), "latent.q_down"),
+        "kv_a_proj_with_mqa": (C + R, f"{latent} + {turned}", "latent.kv_down"),
+        "o_proj": (s.embed_dim, wide, "out_proj"),
+    }
+    columns = {"o_proj": (H * s.v_head_dim, f"{say('num_heads')} * {say('v_head_dim')}")}
+    norms = {"kv_a_layernorm": (C, latent, "latent.kv_norm")}
+    queries, inputs = "q_b_proj", (s.q_latent_dim, say("q_latent_dim"))
+    if s.q_latent_dim:
+        norms["q_a_layernorm"] = (s.q_latent_dim, say("q_latent_dim"), "latent.q_norm")
+    else:
+        del rows["q_a_proj"]
+        queries, inputs = "q_proj", (s.embed_dim, wide)
+    wanted = {
+        f"{queries}.weight": ExpectedTensor(
+            (H * s.head_dim, inputs[0]),
+            f"{say('num_heads')} * {say('head_dim')}, {inputs[1]}", "latent.q_up.weight",
+        ),
+        "kv_b_proj.weight": ExpectedTensor(
+            (H * (s.head_dim - R + s.v_head_dim), C),
+            f"{say('num_heads')} * ({say('head_dim')} - {turned} + {say('v_head_dim')}), {latent}",
+            KV_UP,
+        ),
+    }  # fmt: skip
+    for name, (count, why, ours) in rows.items():
+        width, text = columns.get(name, (s.embed_dim, wide))
+        wanted[f"{name}.weight"] = ExpectedTensor(
+            (count, width), f"{why}, {text}", f"{ours}.weight"
+        )
+        if s.bias == "all":
+            wanted[f"{name}.bias"] = ExpectedTensor((count,), why, f"{ours}.bias")
+    for name, (count, why, ours) in norms.items():
+        wanted[f"{name}.weight"] = ExpectedTensor((count,), why, f"{ours}.weight")
+    return wanted
 
 
 def _of_biases(

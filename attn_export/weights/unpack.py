@@ -13,6 +13,7 @@ from attn_export.weights.layouts import (
     ADDED_KEYS,
     BUFFERS,
     K_NORM,
+    KV_UP,
     PARTS,
     Q_NORM,
     as_packed,
@@ -46,6 +47,12 @@ def read_weights(
         WeightsError: If tensors are missing, left over, of another shape or type, or not finite.
     """
     spec, names = sizes.spec, source.files
+    if found.layout.latent != bool(spec.kv_latent_dim):
+        raise WeightsError(
+            f"{source.path} holds {found.shown} as {found.layout.name}, and kv_latent_dim of "
+            f"{sizes.origin} is {spec.kv_latent_dim}; multi-head latent attention has one, others "
+            "have not"
+        )
     wanted = wanted_tensors(found, names, sizes)
     there = {name: tensor for name, tensor in wanted.items() if name in names}
     stored = source.describe(there)
@@ -181,6 +188,11 @@ def _unpacked(
     """Return one tensor, or the three that it packs."""
     if ours.startswith(ADDED_KEYS):
         return {ours: tensor.reshape(spec.num_kv_heads, -1)}
+    if ours == KV_UP:
+        heads = tensor.unflatten(0, (spec.num_heads, -1))  # [H, N + Dv, C]
+        sizes = (spec.head_dim - spec.rotary_dim, spec.v_head_dim)
+        key, value = (part.contiguous() for part in heads.split(sizes, dim=1))
+        return {"latent.key_up": key, "latent.value_up": value}
     if ours:
         return {ours: tensor}
     kind = "bias" if tensor.dim() == 1 else "weight"

@@ -55,6 +55,15 @@ FEATURES: dict[str, dict[str, object]] = {
         "rotary": "half", "rotary_scaling": "yarn", "rotary_factor": 32.0, "sinks": True,
         "window_left": 5,
     },
+    "mla": {
+        "num_kv_heads": 1, "head_dim": 12, "v_head_dim": 6, "kv_latent_dim": 16, "bias": "none",
+        "rotary": "interleaved", "rotary_dim": 4,
+    },
+    "mla in place, latent of queries, weights": {
+        "num_kv_heads": 1, "head_dim": 12, "v_head_dim": 6, "kv_latent_dim": 16, "bias": "all",
+        "q_latent_dim": 10, "rotary": "half", "rotary_dim": 4, "cache": "in-place",
+        "attn_weights": True,
+    },
     "head_dim of its own": {"head_dim": 6},
     "v_head_dim of its own": {"v_head_dim": 12, "attn_weights": True},
     "odd dimensions": {"embed_dim": 21, "num_heads": 3, "num_kv_heads": 1},

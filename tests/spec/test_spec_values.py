@@ -188,7 +188,8 @@ def test_variant_chooses_key_value_heads(name: str, heads: int, kv_heads: int) -
 
 @pytest.mark.parametrize(
     ("name", "changes"),
-    [("mqa", {"num_kv_heads": 2}), ("gqa", {"num_kv_heads": 8}), ("gqa", {"num_kv_heads": 1}),
+    [("mqa", {"num_kv_heads": 2}), ("mla", {"kv_latent_dim": 0, "bias": "all"}),
+     ("gqa", {"num_kv_heads": 8}), ("gqa", {"num_kv_heads": 1}),
      ("mha", {"num_kv_heads": 4}), ("gqa", {"num_heads": 2})],
 )  # fmt: skip
 def test_variant_refuses_what_makes_it_another_variant(name: str, changes: dict) -> None:
@@ -196,7 +197,7 @@ def test_variant_refuses_what_makes_it_another_variant(name: str, changes: dict)
         AttentionSpec.variant(name, **changes)
 
 
-@pytest.mark.parametrize("name", ["MHA", "mla", "", None])
+@pytest.mark.parametrize("name", ["MHA", "mlp", "", None])
 def test_refuses_an_unknown_variant(name: str) -> None:
     with pytest.raises(SpecError) as error:
         AttentionSpec.variant(name)

@@ -134,7 +134,25 @@ MODELS |= {
     }),
     "clip_vision_model": ("CLIPVision", PICTURES),
 }  # fmt: skip
+LATENT = {
+    **SIZES, "kv_lora_rank": 12, "q_lora_rank": 10, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
+    "v_head_dim": 5, "first_k_dense_replace": 2, "moe_intermediate_size": 16,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 16, "beta_fast": 4,
+    "beta_slow": 1, "mscale": 0.7, "mscale_all_dim": 1.0,
+}  # fmt: skip
+MODELS |= {
+    "deepseek_v2": ("DeepseekV2", LATENT),
+    "deepseek_v2, lite": ("DeepseekV2", {**LATENT, "q_lora_rank": None}),
+    "deepseek_v2, yarn": ("DeepseekV2", {**LATENT, "rope_scaling": YARN}),
+    "deepseek_v3": ("DeepseekV3", {**LATENT, "rope_parameters": {**YARN, "rope_theta": 500.0}}),
+    "deepseek_v3, biases": ("DeepseekV3", {**LATENT, "attention_bias": True}),
+    "deepseek_v3, halves": ("DeepseekV3", {**LATENT, "rope_interleave": False}),
+}
 DEFAULT = {
+    "deepseek_v2, lite",
+    "deepseek_v3",
     "vit",
     "distilbert",
     "modernbert, window",

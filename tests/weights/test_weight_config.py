@@ -218,7 +218,8 @@ def test_a_config_alone_says_the_same(family, keys, prefix, layer, write, fields
 
 
 AGAINST_MODELS = {
-    "cohere", "clip_text_model", "distilbert", "electra", "gpt_bigcode", "gptj", "granite",
+    "cohere", "clip_text_model", "deepseek_v2", "deepseek_v3", "distilbert",
+    "electra", "gpt_bigcode", "gptj", "granite",
     "mixtral", "modernbert", "mpt", "opt", "qwen3_moe", "smollm3", "starcoder2", "xlm-roberta",
 }  # fmt: skip
 """Families of which layers are compared with those of saved models of transformers."""
