@@ -54,8 +54,6 @@ def graph_for(
 def decode_graph_for(graphs: Sequence[GraphFile], graph: GraphFile) -> GraphFile | None:
     """Return the graph for one token at a time that goes with another, if there is one.
 
-    Kits run it on a cache that is written in place.
-
     Args:
         graphs: The graphs of the bundle.
         graph: The one for all lengths; both hold the cache alike.
@@ -64,7 +62,7 @@ def decode_graph_for(graphs: Sequence[GraphFile], graph: GraphFile) -> GraphFile
         (
             other for other in graphs
             if (other.dialect, dict(other.layouts)) == (graph.dialect, dict(graph.layouts))
-            and dict(other.fixed) == {NEW: 1} and other.bound
+            and dict(other.fixed) == {NEW: 1}
         ),
         None,
     )  # fmt: skip

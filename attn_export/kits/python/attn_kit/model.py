@@ -65,8 +65,9 @@ class Model:
             in_place: Whether `present_*` may be written into the arrays of `past_*`, which saves
                 a copy of the cache at every step. They must be contiguous then.
         """
-        # The graph for single tokens may rely on a cache that is written in place.
-        session = self._single if in_place and _is_one_token(inputs) else self._session
+        # The graph for single tokens may rely on a cache that is written in place, if it has one.
+        may_be_single = in_place or not BOUND
+        session = self._single if may_be_single and _is_one_token(inputs) else self._session
         if not (in_place and BOUND):
             outputs = session.run(self.outputs, dict(inputs))
             return dict(zip(self.outputs, outputs, strict=True))
