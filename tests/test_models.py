@@ -30,7 +30,8 @@ BY_SCRIPT = LARGE - {"phi-3-mini"}
 
 def test_the_models_are_the_ones_that_the_project_promises():
     assert {path.stem for path in SPECS} == LARGE | {
-        "mha", "mqa", "gqa", "mla", "gqa-in-place", "cross", "bert-base", "whisper-small-cross", "gpt2",
+        "mha", "mqa", "gqa", "mla", "gqa-in-place", "cross", "bert-base",
+        "whisper-small-cross", "gpt2",
         "qwen3-0.6b", "deepseek-v2-lite",
         "gemma-2-2b", "gpt-neox-410m", "bloom-560m", "t5-base-decoder", "qwen2-0.5b",
         "llama-3.2-1b", "gemma-3-1b", "bart-base-cross", "whisper-small-encoder",

@@ -173,11 +173,11 @@ def test_a_damaged_file_is_one_line_and_exit_code_2(file: str, tmp_path: Path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_graph_is_the_fastest_also_where_it_holds_the_cache_in_another_order(tmp_path: Path):
+def test_the_graphs_are_the_fastest_also_where_the_cache_has_another_order(tmp_path: Path):
     settings = "attn_kit/settings.py"
     of_append = (write_kit("python", bundle_of("append"), tmp_path / "a") / settings).read_text()
     assert "GRAPH = 'model.ort.onnx'" in of_append
-    assert "DECODE = 'model.ort.onnx'" in of_append
+    assert "DECODE = 'model.ort.decode.onnx'" in of_append
     spec = AttentionSpec(embed_dim=16, num_heads=4, num_kv_heads=1, cache="in-place", causal=True)
     build(spec, tmp_path / "b")  # there ort holds values transposed
     kit = write_kit("python", tmp_path / "b", tmp_path / "c")
