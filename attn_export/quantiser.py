@@ -34,6 +34,8 @@ class QuantisedWeight:
         scales: `[in / block, out]`, float32.
         zero_points: Likewise, of the type of `integers`; None for zeros.
         is_blocked: Whether its form has blocks, and not one scale for all inputs.
+        order: The input of each row, int64 `[in]`, where rows are not in the order of the inputs
+            (GPTQ's ``desc_act``).
     """
 
     dtype: str
@@ -41,6 +43,7 @@ class QuantisedWeight:
     scales: Array
     zero_points: Array | None
     is_blocked: bool
+    order: Array | None = None
 
     @property
     def block(self) -> int:
@@ -48,12 +51,20 @@ class QuantisedWeight:
         return len(self.integers) // len(self.scales)
 
     def dequantised(self) -> Array:
-        """Return the weights that the integers stand for, float32 `[in, out]`; none is rounded."""
+        """Return the weights that the integers stand for, float32 `[in, out]`.
+
+        None is rounded if scales have `DIGITS` digits. Rows are in the order of the inputs.
+        """
         blocks = _in_blocks(self.integers, self.block).astype(np.float32)
         if self.zero_points is not None:
             blocks -= self.zero_points[:, None].astype(np.float32)
         blocks *= self.scales[:, None]
-        return blocks.reshape(self.integers.shape)
+        rows = blocks.reshape(self.integers.shape)
+        if self.order is None:
+            return rows
+        found = np.empty_like(rows)
+        found[self.order] = rows
+        return found
 
 
 def quantise(weight: Array, dtype: str, block_size: int, *, symmetric: bool) -> QuantisedWeight:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import types
+from collections.abc import Mapping
 
 import torch
 
@@ -11,13 +13,23 @@ from attn_export.errors import WeightsError
 from attn_export.quantiser import QuantisedWeight, quantise
 
 
-def quantised(module: Attention) -> Attention:
+def quantised(
+    module: Attention, stored: Mapping[str, QuantisedWeight] = types.MappingProxyType({})
+) -> Attention:
     """Return the module after its weights became those of integers, where its spec says so.
+
+    Args:
+        module: The module.
+        stored: The integers of its weights where a checkpoint holds them; no weight is quantised
+            then, and no others are known.
 
     Raises:
         WeightsError: If a weight is not finite.
     """
     spec = module.spec
+    if stored:
+        module.integers = stored
+        return module
     integers: dict[str, QuantisedWeight] = {}
     before: dict[str, torch.Tensor] = {}
     for name, dtype in spec.quantised_weights.items():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from attn_export.errors import BundleError, one_line
 from attn_export.export.tensors import to_torch
 from attn_export.graph.load import load_graph
+from attn_export.graph.quantised_weights import ORDER
 from attn_export.quantiser import QuantisedWeight
 
 # -- restoration of a module's state after a call -----------------------------------------------
@@ -141,7 +142,10 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
         if value is None or value.const_value is None:
             raise BundleError(f"{path} has no weight {name}, which its spec requires")
         node = integers.get(name)
-        array = _array(path, name, value.const_value) if node is None else _dequantised(path, node)
+        if node is None:
+            array = _array(path, name, value.const_value)
+        else:
+            array = _dequantised(path, node, initializers.get(f"{name}{ORDER}"))
         (tensor,) = to_torch({name: array.T if name in linear else array}).values()
         if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
             raise BundleError(
@@ -152,8 +156,14 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _dequantised(path: Path, node: Any) -> np.ndarray:
-    """Return the weights that integers of a graph stand for, float32 `[in, out]`."""
+def _dequantised(path: Path, node: Any, order: Any) -> np.ndarray:
+    """Return the weights that integers of a graph stand for, float32 `[in, out]`.
+
+    Args:
+        path: The graph, for messages.
+        node: The DequantizeLinear.
+        order: The initializer with the input of each row, or None.
+    """
     read = [
         None if value is None or value.const_value is None
         else _array(path, str(value.name), value.const_value)
@@ -169,7 +179,13 @@ def _dequantised(path: Path, node: Any) -> np.ndarray:
     try:
         scales = np.atleast_2d(scales).astype(np.float32)
         zeros = None if zeros is None else np.atleast_2d(zeros).astype(np.int16)
-        return QuantisedWeight("", integers.astype(np.int16), scales, zeros, False).dequantised()
+        places = None
+        if order is not None:
+            places = _array(path, order.name, order.const_value)
+            if not np.array_equal(np.sort(places), np.arange(len(integers))):
+                raise ValueError("its order of inputs does not name each once")
+        signed = integers.astype(np.int16)
+        return QuantisedWeight("", signed, scales, zeros, False, places).dequantised()
     except (ValueError, ZeroDivisionError) as error:
         raise BundleError(
             f"{path}: {node.name} has scales that do not fit its weight: {one_line(error)}"

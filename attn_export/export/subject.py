@@ -151,7 +151,7 @@ class Subject:
         module = seeded_attention(found.spec, seed)
         if found.weights is not None:
             module.load_state_dict(found.weights)
-        return cls._of(quantised(module), found.notes)
+        return cls._of(quantised(module, found.integers), found.notes)
 
     @classmethod
     def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:

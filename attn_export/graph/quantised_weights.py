@@ -46,6 +46,28 @@ def _store(model: ir.Model, name: str, weight: QuantisedWeight) -> None:
     output.dtype = ir.DataType.FLOAT
     held.replace_all_uses_with(output)
     model.graph.insert_before(next(iter(model.graph)), node)
+    if weight.order is not None:
+        _reorder_inputs(model, name, output, weight.order)
+
+
+def _reorder_inputs(model: ir.Model, name: str, weight: ir.Value, order: np.ndarray) -> None:
+    """Put the inputs of each product in the order of the rows of its weight."""
+    places = _initializer(model, f"{name}{ORDER}", order, ir.DataType.INT64)
+    for use in list(weight.uses()):
+        product = use.node
+        x = product.inputs[0]
+        assert x is not None
+        assert product.op_type == "MatMul", name
+        node = ir.node("Gather", [x, places], {"axis": -1}, name=f"{product.name}/Gather")
+        ordered = node.outputs[0]
+        ordered.name, ordered.shape = f"{node.name}.out", x.shape
+        ordered.dtype = ir.DataType.FLOAT
+        product.replace_input_with(0, ordered)
+        model.graph.insert_before(product, node)
+
+
+ORDER = "_order"
+"""The end of the name of a weight's order of inputs."""
 
 
 def _initializer(model: ir.Model, name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from attn_export.errors import UsageError
 from attn_export.quality import Budget, Quality
-from attn_export.spec import AttentionSpec
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject
@@ -18,23 +17,28 @@ LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
 """The default budget in dB by the narrowest type. docs/low-precision.md has the measured ones."""
 
 
-def limits_of(spec: AttentionSpec | None, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
+def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
     """Return the budgets of a build: as given, or the default where weights are quantised.
 
     Args:
-        spec: The spec of a layer of ours.
+        subject: The subject.
         budgets: As given.
 
     Raises:
-        UsageError: If there are budgets and nothing is quantised.
+        UsageError: If there are budgets, and nothing is quantised or no weights in float are known.
     """
-    dtypes = set(spec.quantised_weights.values()) if spec else set()
+    dtypes = set(subject.spec.quantised_weights.values()) if subject.spec else set()
     if budgets and not dtypes:
         raise UsageError(
             f"a budget of {budgets[0]} without quantised weights, which it is about; leave it out "
             "or set weights_dtype"
         )
-    if budgets or not dtypes:
+    if budgets and not _has_both(subject):
+        raise UsageError(
+            f"a budget of {budgets[0]}, and the checkpoint holds integers only: there are no "
+            "weights in float to compare with; leave it out"
+        )
+    if budgets or not _has_both(subject):
         return tuple(budgets)
     return (Budget("sqnr", min(LEAST_SQNR[dtype] for dtype in dtypes)),)
 
@@ -50,7 +54,7 @@ def write_measured(
         goldens: All golden vectors.
         budgets: The limits.
     """
-    if subject.spec is None or not subject.spec.quantised_weights:
+    if not _has_both(subject):
         return None
     from attn_export.parity.quality_oracle import measure_quality
     from attn_export.parity.quality_vectors import quality_cases, write_quality
@@ -59,3 +63,8 @@ def write_measured(
     quality, floats = measure_quality(subject, [goldens[number] for number in numbers], budgets)
     write_quality(folder, numbers, floats, quality)
     return quality
+
+
+def _has_both(subject: Subject) -> bool:
+    """Return whether a subject has quantised weights, and those before they were quantised."""
+    return bool(getattr(subject.module, "float_weights", None))

@@ -99,7 +99,7 @@ def build(
         with scratch() as out, Pool(selection, first_graphs(dialects), limits) as pool:
             progress.phase("importing torch")
             subject = _subject_of(subject, seed)
-            limited = limits_of(subject.spec, limited)
+            limited = limits_of(subject, limited)
             settled = _settled(subject, selection, limits, progress)
             work = _Work(stage.folder, out, pool, Gate(atol, rtol), progress, dialects, limited)
             judged = work.judge(subject)

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from attn_export.errors import WeightsError
+from attn_export.errors import SpecError, WeightsError
+from attn_export.quantiser import QuantisedWeight
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config
 from attn_export.weights.from_config import GEMMA3, check_agrees, described, family_of, known
 from attn_export.weights.pooling import pool
+from attn_export.weights.quantised_source import with_plain_weights
 from attn_export.weights.select_layer import (
     CROSS,
     DECODER,
@@ -39,11 +41,13 @@ class Checkpoint:
         weights: The state dict of an `Attention` of that spec, in its dtype, on the CPU; None for
             a config.json without tensors.
         notes: Notes for the reader: its origin, conversions and pooling.
+        integers: Of the weights that the checkpoint stores as integers, by the names of `weights`.
     """
 
     spec: AttentionSpec
     weights: dict[str, Tensor] | None
     notes: tuple[str, ...]
+    integers: Mapping[str, QuantisedWeight] = dataclasses.field(default_factory=dict)
 
 
 def load_checkpoint(
@@ -76,6 +80,7 @@ def load_checkpoint(
         return _of_config_alone(alone, layer, fields, pool_kv_heads)
     source = open_source(Path(path))
     config = Config.beside(source.config)
+    source = with_plain_weights(source, config)
     if spec is not None and fields:
         spec = AttentionSpec.from_dict({**spec.to_dict(), **fields})
     if spec is None and config is not None and not config.towers:
@@ -94,15 +99,28 @@ def load_checkpoint(
             "model's config.json beside it"
         )
     less_one = _stores_less_one(source, found, config)
-    weights, read = read_weights(source, found, sizes, less_one=less_one)
+    weights, integers, read = read_weights(source, found, sizes, less_one=less_one)
     notes += [*more, *read, *_borrowed_bias(source, found, sizes.spec)]
-    made = sizes.spec
-    if pool_kv_heads is not None:
-        heads = made.num_kv_heads
-        made, weights = pool(weights, made, pool_kv_heads)
-        if heads != pool_kv_heads:
-            notes.append(f"K/V heads were pooled from {heads} to {pool_kv_heads} by their means")
-    return Checkpoint(made, weights, tuple(map(shown, notes)))
+    if integers:
+        made = _spec_with_integers(source, sizes.spec, integers, pool_kv_heads)
+        notes.append(f"its projections hold {made.weights_dtype} as stored, nothing was rounded")
+    else:
+        made, weights, pooled = _pooled(sizes.spec, weights, pool_kv_heads)
+        notes += pooled
+    return Checkpoint(made, weights, tuple(map(shown, notes)), integers)
+
+
+def _pooled(
+    spec: AttentionSpec, weights: dict[str, Tensor], pool_kv_heads: int | None
+) -> tuple[AttentionSpec, dict[str, Tensor], list[str]]:
+    """Return spec and weights with K/V heads pooled where a number is given, with notes."""
+    if pool_kv_heads is None:
+        return spec, weights, []
+    made, pooled = pool(weights, spec, pool_kv_heads)
+    if spec.num_kv_heads == pool_kv_heads:
+        return made, pooled, []
+    note = f"K/V heads were pooled from {spec.num_kv_heads} to {pool_kv_heads} by their means"
+    return made, pooled, [note]
 
 
 def _of_config_alone(
@@ -182,6 +200,40 @@ def _biases_there(source: TensorSource, found: LayerMatch) -> str:
     names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
     pairs = zip(("q", "k", "v", "out"), (*names, layout.out[1]), strict=True)
     return ",".join(side for side, name in pairs if found.prefix + name in source.files) or "none"
+
+
+def _spec_with_integers(
+    source: TensorSource,
+    spec: AttentionSpec,
+    integers: Mapping[str, QuantisedWeight],
+    pool_kv_heads: int | None,
+) -> AttentionSpec:
+    """Return the spec that says how weights are stored."""
+    if pool_kv_heads is not None:
+        raise WeightsError(
+            f"{source.path} holds integers, which have no mean; leave pool_kv_heads out"
+        )
+    if spec.weights_dtype != "none":
+        raise WeightsError(
+            f"{source.path} holds integers, and weights_dtype is {spec.weights_dtype!r}; leave it "
+            "out: they are taken as they are"
+        )
+    blocks = {weight.block if weight.is_blocked else 0 for weight in integers.values()}
+    if len(blocks) > 1:
+        raise WeightsError(
+            f"{source.path} holds blocks of {', '.join(map(str, sorted(blocks)))} inputs in one "
+            "attention, which have to be of one size; give a checkpoint in float"
+        )
+    dtypes = {name.removesuffix("_proj.weight"): w.dtype for name, w in integers.items()}
+    is_symmetric = all(weight.zero_points is None for weight in integers.values())
+    try:
+        return AttentionSpec.from_dict({
+            **spec.to_dict(), "block_size": blocks.pop(),
+            "weights_dtype": " ".join(f"{name}={d.lstrip('u')}" for name, d in dtypes.items()),
+            "scheme": "symmetric" if is_symmetric else "asymmetric",
+        })  # fmt: skip
+    except SpecError as error:
+        raise WeightsError(f"{source.path} holds integers: {error}") from error
 
 
 def _stores_less_one(source: TensorSource, found: LayerMatch, config: Config | None) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from attn_export.errors import WeightsError
+from attn_export.quantiser import QuantisedWeight
 from attn_export.spec import AttentionSpec
+from attn_export.spec.weight_types import PROJECTIONS
 from attn_export.weights.layouts import (
     ADDED_KEYS,
     BUFFERS,
@@ -19,6 +22,7 @@ from attn_export.weights.layouts import (
     as_packed,
     split_packed,
 )
+from attn_export.weights.quantised_source import QuantisedSource
 from attn_export.weights.select_layer import LayerMatch
 from attn_export.weights.shapes import (
     ExpectedTensor,
@@ -34,8 +38,8 @@ WORDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16
 
 def read_weights(
     source: TensorSource, found: LayerMatch, sizes: Sizes, *, less_one: bool
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Return our weights of one attention, and notes for the reader.
+) -> tuple[dict[str, Tensor], dict[str, QuantisedWeight], list[str]]:
+    """Return our weights of one attention, the integers of some of them, and notes for the reader.
 
     Args:
         source: The checkpoint.
@@ -69,13 +73,37 @@ def read_weights(
             f"{listed(problems, '; ')}; change {sizes.origin}, or choose another --layer"
         )
     raised = {found.prefix + name for name in (Q_NORM[0], K_NORM[0]) if less_one}
+    integers = _integers(source, wanted, spec)
     values, notes = _converted(source, stored, spec, raised)
     weights: dict[str, Tensor] = {}
     for name, tensor in values.items():
         tensor = tensor.T.contiguous() if name in turned else tensor
         weights |= _unpacked(tensor, wanted[name].ours, found, spec)
     weights = as_packed(weights) if spec.packed_qkv else weights
-    return {name: weights[name] for name in sorted(weights)}, notes
+    return {name: weights[name] for name in sorted(weights)}, integers, notes
+
+
+def _integers(
+    source: TensorSource, wanted: Mapping[str, ExpectedTensor], spec: AttentionSpec
+) -> dict[str, QuantisedWeight]:
+    """Return the integers of weights that the checkpoint stores so, by our names."""
+    if not isinstance(source, QuantisedSource):
+        return {}
+    found = {}
+    for name, tensor in wanted.items():
+        if not source.is_packed(name):
+            continue
+        if tensor.ours not in SEPARATE or spec.packed_qkv:
+            raise WeightsError(
+                f"{source.path}: {shown(name)} is quantised and holds several projections in one, "
+                "which is not supported; give a checkpoint in float"
+            )
+        found[tensor.ours] = source.integers(name)
+    return found
+
+
+SEPARATE: Final = tuple(f"{name}_proj.weight" for name in PROJECTIONS)
+"""Our weights that a checkpoint may store as integers."""
 
 
 def _is_conv1d(

@@ -97,7 +97,7 @@ def test_a_spec_of_another_attention_is_an_error(changes, message, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["q_norm.weight", "sinks", "q_proj.weight_scale", "bias_k", "lora.weight"]
+    "name", ["q_norm.weight", "sinks", "q_proj.weight_scale_inv", "bias_k", "lora.weight"]
 )
 def test_what_the_spec_does_not_use_is_left_over(name, tmp_path):
     assert f"{name} is left over" in refusal(tmp_path, STORED | {name: torch.ones(5)})

@@ -1,0 +1,198 @@
+"""Linear layers that a checkpoint stores as packed integers, seen as layers with plain weights.
+
+Integers are read as they are and never quantised again. `integer_formats` reads each format.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attn_export.errors import WeightsError
+from attn_export.quantiser import QuantisedWeight
+from attn_export.weights.config import Config
+from attn_export.weights.integer_formats import (
+    AWQ,
+    GPTQ,
+    MARKS,
+    OPTIONAL,
+    PARTS,
+    READERS,
+    check_weight,
+    read_gptq,
+)
+from attn_export.weights.source import Stored, TensorSource, bracketed, shown
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QuantisedSource(TensorSource):
+    """A checkpoint of which some linear layers are packed; these have a ``.weight`` here.
+
+    Attributes:
+        packed: The format of each packed layer, by its prefix.
+        plain: The checkpoint as it is stored.
+        bits: The bits of an integer, where config.json states them.
+        zeros_less_one: Whether GPTQ's zero points are stored minus 1, as its first version does.
+    """
+
+    packed: Mapping[str, str]
+    plain: TensorSource
+    bits: int | None
+    zeros_less_one: bool
+
+    def describe(self, names: Iterable[str]) -> dict[str, Stored]:
+        """Return shape and dtype of some tensors; a packed weight is a float32 `[out, in]`.
+
+        Raises:
+            WeightsError: If a file is broken, or a packed layer is.
+        """
+        packed, plain = self._apart(names)
+        found = self.plain.describe(plain)
+        for name in packed:
+            found[name] = Stored(self.integers(name).integers.shape[::-1], "F32")
+        return found
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return some tensors; a packed weight as what its integers stand for.
+
+        Raises:
+            WeightsError: If a file is broken, or a packed layer is.
+        """
+        packed, plain = self._apart(names)
+        found = self.plain.read(plain)
+        for name in packed:
+            found[name] = torch.from_numpy(self.integers(name).dequantised().T.copy())
+        return found
+
+    def is_packed(self, name: str) -> bool:
+        """Return whether a weight is stored as packed integers."""
+        return name.removesuffix(".weight") in self.packed and name.endswith(".weight")
+
+    def integers(self, name: str) -> QuantisedWeight:
+        """Return the integers of a packed weight.
+
+        Raises:
+            WeightsError: If its tensors do not fit each other.
+        """
+        prefix = name.removesuffix(".weight")
+        kind = self.packed[prefix]
+        inside = {
+            part: f"{prefix}.{part}"
+            for part in PARTS[kind]
+            if f"{prefix}.{part}" in self.plain.files
+        }
+        missing = [part for part in PARTS[kind] if part not in inside and part not in OPTIONAL]
+        if missing:
+            raise self._wrong(prefix, f"{missing[0]} is missing")
+        read = self.plain.read(inside.values())
+        parts = {part: read[full] for part, full in inside.items()}
+        try:
+            if kind == GPTQ:
+                weight = read_gptq(parts, stated_bits=self.bits, zeros_less_one=self.zeros_less_one)
+            else:
+                weight = READERS[kind](parts)
+            check_weight(weight)
+        except (ValueError, RuntimeError, ZeroDivisionError, KeyError) as error:
+            shapes = ", ".join(f"{part} {bracketed(t.shape)}" for part, t in parts.items())
+            raise self._wrong(prefix, f"{error} ({shapes})") from error
+        return weight
+
+    def _wrong(self, prefix: str, why: str) -> WeightsError:
+        kind = self.packed[prefix]
+        return WeightsError(
+            f"{self.path}: {shown(prefix)} is no layer of {kind}: {shown(why)}; download it again, "
+            "or give a checkpoint in float"
+        )
+
+    def _apart(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
+        every = list(names)
+        return (
+            [name for name in every if self.is_packed(name)],
+            [name for name in every if not self.is_packed(name)],
+        )
+
+
+def with_plain_weights(source: TensorSource, config: Config | None) -> TensorSource:
+    """Return a checkpoint in which packed linear layers have a ``.weight``.
+
+    Args:
+        source: The checkpoint.
+        config: Its config.json; its `quantization_config` is compared with the tensors.
+
+    Raises:
+        WeightsError: If it is quantised in a way that is not known.
+    """
+    stated = config.values.get("quantization_config") if config else None
+    stated = stated if isinstance(stated, dict) else {}
+    method = str(stated.get("quant_method", "")).lower()
+    packed: dict[str, str] = {}
+    for name in source.files:
+        prefix, _, part = name.rpartition(".")
+        if part in MARKS:
+            packed[prefix] = (
+                AWQ if part == "qweight" and _is_awq(source, prefix, method) else MARKS[part]
+            )
+    if not packed:
+        return source
+    _check_known(source.path, stated, method)
+    names = {
+        f"{prefix}.{part}" for prefix, kind in packed.items() for part in PARTS[kind]
+    } | _zero_biases(source, packed)
+    files = {name: file for name, file in source.files.items() if name not in names}
+    for prefix in packed:
+        mark = next(part for part in MARKS if f"{prefix}.{part}" in source.files)
+        files[f"{prefix}.weight"] = source.files[f"{prefix}.{mark}"]
+    bits = stated.get("bits", stated.get("w_bit"))
+    return QuantisedSource(
+        source.path, files, packed, source, bits if isinstance(bits, int) else None,
+        stated.get("checkpoint_format") != "gptq_v2",
+    )  # fmt: skip
+
+
+def _is_awq(source: TensorSource, prefix: str, method: str) -> bool:
+    """Return whether a `qweight` is AWQ's, by the config, else by its shape beside the scales."""
+    if method in ("awq", "gptq"):
+        return method == "awq"
+    scales, qweight = f"{prefix}.scales", f"{prefix}.qweight"
+    if scales not in source.files:
+        return False
+    stored = source.describe([scales, qweight])
+    return stored[qweight].shape[-1:] != stored[scales].shape[-1:]
+
+
+def _check_known(path: Path, stated: Mapping[str, Any], method: str) -> None:
+    """Check that a `quantization_config` says nothing that would be read wrongly."""
+    version = str(stated.get("version", "gemm")).lower()
+    groups = stated.get("config_groups")
+    activations = [
+        group.get("input_activations")
+        for group in (groups.values() if isinstance(groups, dict) else ())
+        if isinstance(group, dict)
+    ]
+    for name, value, known in (
+        ("quant_method", method, ("", "gptq", "awq", "compressed-tensors", "bitsandbytes")),
+        ("version", version, ("gemm",) if method == "awq" else (version,)),
+        ("bits", stated.get("bits", 4), (4, 8)),
+    ):
+        if value not in known:
+            raise WeightsError(
+                f"{path}: quantization_config.{name} = {shown(repr(value))} is not supported "
+                f"(known: {', '.join(str(item) for item in known if item)}); give a checkpoint in "
+                "float"
+            )
+    if any(activations):
+        raise WeightsError(
+            f"{path}: quantization_config has input_activations, and activations stay in float "
+            "here; give a checkpoint of which the weights alone are quantised"
+        )
+
+
+def _zero_biases(source: TensorSource, packed: Iterable[str]) -> set[str]:
+    """Return biases of zeros, which AutoGPTQ writes where the model has none."""
+    names = [f"{prefix}.bias" for prefix in packed if f"{prefix}.bias" in source.files]
+    return {name for name, tensor in source.read(names).items() if not tensor.any()}
