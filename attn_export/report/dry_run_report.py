@@ -12,15 +12,12 @@ from rich.table import Table
 from attn_export.dry_run.architectures import ARCHITECTURES
 from attn_export.dry_run.observed import Observation, PlacedNode, Step
 from attn_export.report.matrix import form_name
-from attn_export.report.terminal import as_text
+from attn_export.report.terminal import as_text, print_wide
 
 FORMAT = "attn-export-dry-run/1"
 MEANING = "a dry run: CUDA's libraries are stand-ins, no GPU ran and nothing was computed"
 COLOUR = "magenta"
 UNNAMED = "none seen"
-
-NATURAL = 240
-"""Characters that hold a row of the table."""
 
 
 def dry_run_to_json(observations: Sequence[Observation]) -> str:
@@ -61,8 +58,7 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
         table.add_row(*map(as_text, (form_name(graph), step_name, on, *facts)))
     if table.rows:
         _say(", ".join(dict.fromkeys(map(card_of, observations))), console)
-        # Wider than a narrow terminal rather than with a name that is broken.
-        console.print(table, width=max(console.width, NATURAL), crop=False)
+        print_wide(table, console)
     for line, cards in lines.items():
         alike = len(set(cards)) == everywhere
         _say(line if alike else f"{line} [{COLOUR}]({as_text(', '.join(cards))})[/]", console)

@@ -63,7 +63,7 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
         _print_matrix(matrix(report), console)
     else:
         if ran:
-            _print_table(_table(ran), console)
+            print_wide(_table(ran), console)
         # The same reason holds for all graphs.
         for line in dict.fromkeys(_not_ran(s) for s in found if s.run.required and not s.ran):
             _say(line, console)
@@ -166,8 +166,13 @@ def _print_quality(quality: Quality, console: Console) -> None:
         _say(f"[red]beyond the budget[/] {as_text(sentence)}", console)
 
 
-def _print_table(table: Table, console: Console) -> None:
-    """Print a table, wider than the console where names are long: they are copied from it."""
+def print_wide(table: Table, console: Console) -> None:
+    """Print a table, wider than the console where names are long: they are copied from it.
+
+    Args:
+        table: The table.
+        console: The console.
+    """
     unbounded = console.options.update(max_width=WIDEST)
     if console.measure(table, options=unbounded).maximum > console.width:
         table.padding = (0, 1, 0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import numpy as np
@@ -9,11 +10,13 @@ import onnx
 import pytest
 import shared
 from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
 
 from attn_export.dry_run.kernel_names import copies_of_cache, kinds_of_attention, readable
 from attn_export.dry_run.step_inputs import Sizes, inputs_of, steps_of
 from attn_export.errors import GraphError, UsageError
 from attn_export.jobs.dry_run import dry_run
+from attn_export.report.dry_run_report import print_dry_run
 
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
 
@@ -160,6 +163,15 @@ def test_the_command_prints_kernels_and_never_a_verdict(need_dry_run, cli, tmp_p
     (kind,) = as_json["graphs"][0]["steps"][0]["attention"]
     assert kind.startswith("flash attention")
     assert "passed" not in json.dumps(as_json)
+
+
+def test_a_narrow_terminal_breaks_no_name_of_the_table(need_dry_run, tmp_path):
+    found = dry_run(standard(tmp_path / "model.onnx"), architectures=["sm_80"])
+    out = io.StringIO()
+    print_dry_run(found, Console(file=out, width=40))
+    header = next(line for line in out.getvalue().splitlines() if line.startswith("graph"))
+    assert header.split() == ["graph", "step", "on", "attention", "launches", "copies", "waits"]
+    assert "…" not in out.getvalue()
 
 
 # -- without the stand-in -----------------------------------------------------------------------
