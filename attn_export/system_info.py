@@ -44,7 +44,8 @@ def environment() -> dict[str, Any]:
 # -- packages that are not installed ------------------------------------------------------------
 
 
-EXTRAS = {"onnxruntime": "cpu", "torch": "build", "onnxscript": "build", "matplotlib": "build"}
+EXTRAS = {"onnxruntime": "cpu", "torch": "build", "onnxscript": "build", "matplotlib": "build",
+          "distributed": "sweep"}  # fmt: skip
 """The extra of this package that brings a package."""
 
 

@@ -53,9 +53,9 @@ FLOORS = {
     "diagnose/mask_probes": 3, "diagnose/precision": 3, "diagnose/probe_": 3,
     "diagnose/readings": 3, "diagnose/sdpa": 3, "diagnose/seen_keys": 3,
     "report/": 4, "kits/": 3,
-    "jobs/": 5,
-    "cli/": 6, "pytest_plugin": 6,
-    "__main__": 7, "__init__": 7,
+    "jobs/": 5, "sweep/": 6,
+    "cli/": 7, "pytest_plugin": 6,
+    "__main__": 8, "__init__": 8,
 }  # fmt: skip
 
 WITH_TORCH = (

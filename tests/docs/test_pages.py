@@ -26,7 +26,7 @@ SLOW = {
     "scripts/attn-export verify models/mqa --cpu neoverse-n1 --cpu haswell",
 }
 """Commands of a minute that `--all` runs; other tests run them with smaller numbers."""
-LONG = {"bundle", "checkpoints", "spec", "your-module"}
+LONG = {"sweep", "bundle", "checkpoints", "spec", "your-module"}
 """Pages of many builds that `--all` runs."""
 
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")

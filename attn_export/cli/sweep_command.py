@@ -1,0 +1,178 @@
+"""`attn-export sweep` and `attn-export worker`: many layers, dialects and runtimes on a cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attn_export.cli.output import STDOUT, check_folders, write_file
+from attn_export.errors import ParityError, RuntimeFailure, UsageError
+
+if TYPE_CHECKING:
+    from attn_export.sweep.store import Store
+
+WRONG, BROKEN = ("failed",), ("crashed", "error", "timed out")
+
+
+def tls_options(command: Any) -> Any:
+    """Add the options of TLS."""
+    for option, meaning in (
+        ("--tls-key", "The key of this side, as PEM."),
+        ("--tls-cert", "The certificate of this side, as PEM."),
+        ("--tls-ca", "The certificate of the authority that both sides trust, as PEM."),
+    ):
+        command = click.option(
+            option, metavar="FILE", type=click.Path(path_type=Path), help=meaning
+        )(command)
+    return command
+
+
+@click.command("sweep")
+@click.argument(
+    "plan_file", metavar="[SWEEP.toml]", required=False, type=click.Path(path_type=Path)
+)
+@click.option(
+    "--output", metavar="STORE", type=click.Path(path_type=Path),
+    help="The folder of the results.  [default: NAME.sweep]",
+)  # fmt: skip
+@click.option("--resume", is_flag=True, help="Run the cells that the store does not have.")
+@click.option(
+    "--scheduler", metavar="ADDRESS",
+    help="A Dask cluster: tcp://HOST:PORT.  [default: processes on this machine]",
+)  # fmt: skip
+@click.option(
+    "--workers", type=click.IntRange(1, 1024), metavar="N",
+    help="The number of processes on this machine.  [default: its cores]",
+)  # fmt: skip
+@click.option("--allow-modules", is_flag=True, help="Let workers run the Python files it names.")
+@click.option("--share", metavar="I/N", help="Only every N-th layer, from the I-th.")
+@click.option(
+    "--matrix", metavar="github", type=click.Choice(["github"]),
+    help="Print the plan as a matrix of GitHub Actions, and run nothing.",
+)  # fmt: skip
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), default=8, show_default=True, metavar="N",
+    help="The number of jobs of the matrix.",
+)  # fmt: skip
+@click.option(
+    "--merge", "merged", multiple=True, metavar="STORE", type=click.Path(path_type=Path),
+    help="Add the results of other stores to --output, and run nothing.",
+)  # fmt: skip
+@tls_options
+@click.option("--json", "json_file", metavar="FILE", help="Write every cell; - for stdout.")
+@click.option("--quiet", is_flag=True, help="Print errors only.")
+def sweep_command(
+    plan_file: Path | None,
+    output: Path | None,
+    resume: bool,
+    scheduler: str | None,
+    workers: int | None,
+    allow_modules: bool,
+    share: str | None,
+    matrix: str | None,
+    jobs: int,
+    merged: tuple[Path, ...],
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Verify many layers in many dialects and runtimes, on this machine or a Dask cluster.
+
+    Every finished cell is kept in STORE, whatever is killed. Exit code 6 if numbers are wrong
+    somewhere, 5 if a cell crashed or could not be run to its end.
+    """
+    from attn_export.sweep.store import Store, merge
+    from attn_export.sweep.sweep_plan import read_plan
+
+    check_folders(json_file)
+    if merged:
+        if plan_file is not None or output is None:
+            raise UsageError("--merge takes --output and no SWEEP.toml")
+        merge(output, merged)
+        with Store.open(output) as store:
+            return _finish(store, json_file, quiet=quiet)
+    if plan_file is None:
+        raise UsageError("SWEEP.toml is missing; docs/sweep.md explains it")
+    plan = read_plan(plan_file, allow_modules=allow_modules)
+    if matrix:
+        count = min(jobs, len(plan.sources))
+        shares = [{"share": f"{number}/{count}"} for number in range(1, count + 1)]
+        click.echo(json.dumps({"include": shares}))
+        return 0
+    if share is not None:
+        plan = plan.share(*_share(share))
+    from attn_export.report.progress import progress
+    from attn_export.sweep.cluster import check_address, connected, security
+    from attn_export.sweep.run import run_sweep
+
+    tls = security(tls_ca, tls_cert, tls_key)
+    if scheduler is not None:
+        check_address(scheduler, tls)
+    output = output or Path(f"{plan.name}.sweep")
+    with Store.open(output, new=not resume) as store:
+        with progress(quiet=quiet) as bar:
+            bar.phase("starting the workers")
+            with connected(scheduler, tls, workers) as client:
+                if not quiet and json_file != STDOUT and _has_page(client):
+                    click.echo(f"dashboard: {client.dashboard_link}")
+                run_sweep(plan, store, client, bar)
+        return _finish(store, json_file, quiet=quiet)
+
+
+def _has_page(client: Any) -> bool:
+    import importlib.util
+
+    return bool(importlib.util.find_spec("bokeh") and client.dashboard_link)
+
+
+def _share(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+    number, count = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise UsageError(f"--share {text[:40]!r} must be I/N with I from 1 to N, as in 1/8")
+    return number, count
+
+
+def _finish(store: Store, json_file: str | None, *, quiet: bool) -> int:
+    """Print and write the results; return the exit code."""
+    from attn_export.sweep.store import to_json
+
+    counts = store.counts()
+    if json_file:
+        write_file(json_file, to_json(store))
+    if json_file != STDOUT and not quiet:
+        for name, verdicts in counts.items():
+            said = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+            click.echo(f"{name}: {said}")
+        click.echo(f"results: {store.folder}")
+    every = {verdict for verdicts in counts.values() for verdict in verdicts}
+    if every & {*WRONG}:
+        return ParityError.exit_code
+    return RuntimeFailure.exit_code if every & {*BROKEN} else 0
+
+
+@click.command("worker")
+@click.argument("scheduler", metavar="ADDRESS")
+@click.option("--name", metavar="NAME", help="The name of the worker.  [default: its address]")
+@tls_options
+def worker_command(
+    scheduler: str,
+    name: str | None,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+) -> int:
+    """Run cells of sweeps for the Dask scheduler at ADDRESS, with the runtimes of this machine.
+
+    It runs one cell at a time, and ends with the scheduler.
+    """
+    from attn_export.sweep.cluster import security, serve
+
+    serve(scheduler, security(tls_ca, tls_cert, tls_key), name)
+    return 0

@@ -1,0 +1,197 @@
+"""A sweep: cells that are missing in the store, run on a cluster and stored as they come."""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from attn_export.errors import RuntimeFailure, one_line
+from attn_export.report.progress import Progress
+from attn_export.sweep.cluster import DEATHS, resource
+from attn_export.sweep.store import Row, Store
+from attn_export.sweep.sweep_plan import Cell, Plan, Source
+from attn_export.sweep.tasks import Outcome, build_packed, run_packed
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+PENDING: Final = 4
+"""Layers under way for each worker: their bundles take memory of workers until all have run."""
+
+GRACE: Final = 60.0
+"""Seconds that a cell waits for a worker that has its runtime, after the last one was lost."""
+
+TRIES: Final = 3
+"""The number of times that a cell runs whose machine fails, as one with a full disk."""
+
+POLL: Final = 1.0
+"""Seconds between two looks at the workers."""
+
+
+@dataclasses.dataclass
+class _Work:
+    """The cells of one layer in one runtime, and where they run."""
+
+    source: Source
+    runtime: str
+    dialects: tuple[str, ...]
+    future: Future
+    lost: float | None = None
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [Cell(self.source, dialect, self.runtime) for dialect in self.dialects]
+
+
+def run_sweep(plan: Plan, store: Store, client: Client, progress: Progress | None = None) -> int:
+    """Run the cells that the store does not have; return their number.
+
+    Args:
+        plan: The sweep.
+        store: The results. A cell is in it as soon as it has come.
+        client: Of the cluster.
+        progress: Receiver of progress.
+    """
+    progress = progress or Progress()
+    finished = store.finished()
+    missing = [cell for cell in plan.cells if cell.id not in finished]
+    progress.expect(len(missing))
+    ours = _Sweep(plan, store, client, progress, time.monotonic())
+    from distributed.comm import CommClosedError
+
+    try:
+        with client.as_current():
+            ours.run(missing)
+    except (concurrent.futures.CancelledError, CommClosedError, TimeoutError) as error:
+        raise RuntimeFailure(
+            f"the scheduler was lost; {store.folder} has {len(store.finished())} finished cells: "
+            "give --resume to run the rest"
+        ) from error
+    return len(missing)
+
+
+class _Sweep:
+    def __init__(
+        self, plan: Plan, store: Store, client: Client, progress: Progress, started: float
+    ) -> None:
+        self._plan, self._store, self._client = plan, store, client
+        self._progress, self._started = progress, started
+        self._done = 0
+        self._work: list[_Work] = []
+        self._bundles: dict[str, Future] = {}
+        self._seen: set[str] = set()
+
+    def run(self, missing: Sequence[Cell]) -> None:
+        """Run all cells, those of a few layers at a time."""
+        waiting = collections.deque(_by_source(missing))
+        self._has()
+        while waiting or self._work:
+            most = PENDING * max(1, len(self._workers()))
+            while waiting and len({work.source.key for work in self._work}) < most:
+                self._submit(*waiting.popleft())
+            self._collect()
+
+    def _workers(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        return found
+
+    def _has(self) -> set[str]:
+        """Return the resources that some worker has."""
+        found = {name for worker in self._workers().values() for name in worker["resources"]}
+        self._seen |= found
+        return found
+
+    def _submit(self, source: Source, cells: Sequence[Cell]) -> None:
+        by_runtime: dict[str, list[str]] = {}
+        for cell in cells:
+            by_runtime.setdefault(cell.runtime, []).append(cell.dialect)
+        self._bundles[source.key] = self._client.submit(
+            build_packed, source.kind, source.content, self._plan.dialects, self._plan.seed,
+            key=f"build-{source.key}", pure=False, retries=TRIES - 1,
+        )  # fmt: skip
+        for runtime, dialects in by_runtime.items():
+            future = self._run(source, runtime, dialects)
+            self._work.append(_Work(source, runtime, tuple(dialects), future))
+
+    def _run(self, source: Source, runtime: str, dialects: Sequence[str]) -> Future:
+        return self._client.submit(
+            run_packed, self._bundles[source.key], runtime, dialects,
+            key=f"run-{source.key}-{runtime}", pure=False, retries=TRIES - 1,
+            resources={resource(runtime): 1},
+        )  # fmt: skip
+
+    def _collect(self) -> None:
+        """Store what has come, and give up cells that no worker can run."""
+        from distributed import wait
+
+        try:
+            wait([work.future for work in self._work], timeout=POLL, return_when="FIRST_COMPLETED")
+        except TimeoutError:
+            has = self._has()
+            for work in list(self._work):
+                self._give_up_if_lost(work, has)
+        for work in [each for each in self._work if each.future.done()]:
+            self._finish(work)
+        kept = {work.source.key for work in self._work}
+        for key in [key for key in self._bundles if key not in kept]:
+            del self._bundles[key]
+
+    def _give_up_if_lost(self, work: _Work, has: set[str]) -> None:
+        if resource(work.runtime) in has:
+            work.lost = None
+            return
+        now = time.monotonic()
+        work.lost = work.lost or now
+        # Where there are workers, and none has had it so far, there is nothing to wait for.
+        may_come_back = not has or resource(work.runtime) in self._seen
+        if now - work.lost >= (GRACE if may_come_back else 0):
+            work.future.cancel()
+            reason = f"no worker has {resource(work.runtime)}, which {work.runtime} takes"
+            self._end(work, dict.fromkeys(work.dialects, _row("unavailable", reason)))
+
+    def _finish(self, work: _Work) -> None:
+        from distributed import KilledWorker
+
+        error = work.future.exception()
+        if error is None:
+            self._end(work, work.future.result())
+        elif isinstance(error, KilledWorker):
+            reason = f"it ended {DEATHS} workers, the last one {str(error.last_worker)[:80]}"
+            self._end(work, dict.fromkeys(work.dialects, _row("crashed", reason)))
+        else:
+            reason = f"{type(error).__name__}: {one_line(error)[:300]}"
+            self._end(work, dict.fromkeys(work.dialects, _row("error", reason)))
+
+    def _end(self, work: _Work, outcomes: Mapping[str, Outcome]) -> None:
+        """Store the cells of a task."""
+        source = work.source
+        spec = source.content if isinstance(source.content, str) else json.dumps(source.content)
+        self._store.add(
+            Row(
+                id=cell.id, source=source.key, name=source.name, spec=spec, dtype=cell.dtype,
+                dialect=cell.dialect, runtime=cell.runtime, **outcomes[cell.dialect],
+            )
+            for cell in work.cells
+        )  # fmt: skip
+        self._work.remove(work)
+        for _ in work.cells:
+            self._done += 1
+            rate = self._done / max(time.monotonic() - self._started, 1e-9)
+            self._progress.advance(f"{rate:.1f} cells/s")
+
+
+def _row(verdict: str, cause: str) -> Outcome:
+    return {"verdict": verdict, "cause": cause}
+
+
+def _by_source(cells: Iterable[Cell]) -> Iterator[tuple[Source, list[Cell]]]:
+    found: dict[str, list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(cell.source.key, []).append(cell)
+    for each in found.values():
+        yield each[0].source, each

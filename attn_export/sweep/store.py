@@ -1,0 +1,212 @@
+"""Results of a sweep in one SQLite file, which keeps every finished cell through a kill.
+
+SQLite in WAL mode: a transaction is whole or absent (https://www.sqlite.org/wal.html).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attn_export.errors import OutputError, UsageError, one_line
+from attn_export.system_info import versions
+
+FILE: Final = "cells.sqlite"
+FORMAT: Final = "attn-export-sweep/1"
+SQLITE: Final = b"SQLite format 3\0"
+
+AGAIN: Final = ("error", "unavailable")
+"""Verdicts of cells that a resumed sweep runs again."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One finished cell.
+
+    Attributes:
+        id: The key of the cell.
+        source: The key of the layer.
+        name: The name of the layer.
+        spec: Its fields as JSON, or the path of a bundle or module.
+        dtype: Its dtype.
+        dialect: The dialect.
+        runtime: The runtime.
+        version: The version of the runtime.
+        verdict: ``"passed"``, ``"failed"``, ``"not run"``, ``"crashed"``, ``"refused"``,
+            ``"unavailable"``, ``"error"``, or ``"seen"`` for a dry run.
+        worst: The largest error as a share of what is allowed.
+        cases: The number of cases.
+        wrong: The number of cases that did not pass.
+        smallest: The smallest case that did not pass.
+        cause: The cause of wrong numbers, or the reason why it did not run.
+        seconds: The time that the cell took, with its share of the bundle's.
+    """
+
+    id: str
+    source: str
+    name: str
+    spec: str
+    dtype: str
+    dialect: str
+    runtime: str
+    version: str = ""
+    verdict: str
+    worst: float | None = None
+    cases: int = 0
+    wrong: int = 0
+    smallest: str = ""
+    cause: str = ""
+    seconds: float = 0.0
+
+
+COLUMNS: Final = tuple(field.name for field in dataclasses.fields(Row))
+_SCHEMA: Final = f"""
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS cells ({", ".join(COLUMNS)}, PRIMARY KEY (id));
+"""
+
+
+class Store:
+    """The results of a sweep.
+
+    Args:
+        folder: Its folder.
+        connection: The open file in it.
+    """
+
+    def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
+        self.folder = folder
+        self._connection = connection
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls, folder: Path, *, new: bool = False) -> Iterator[Store]:
+        """Open a store, or begin one.
+
+        Args:
+            folder: Its folder; it is made where it is missing.
+            new: Whether it must have no results yet.
+
+        Raises:
+            UsageError: If it has results and must have none, or is of another version or kind.
+            OutputError: If it cannot be written.
+        """
+        path = folder / FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size and _start(path) != SQLITE:
+                raise UsageError(f"{path} is no store of a sweep; choose another --output")
+            connection = sqlite3.connect(path, isolation_level=None)
+        except (OSError, sqlite3.Error) as error:
+            raise OutputError(f"cannot write {path}: {one_line(error)}") from error
+        try:
+            store = cls(folder, connection)
+            store._prepare(new=new)
+            yield store
+        except sqlite3.Error as error:
+            raise OutputError(f"cannot use {path}: {one_line(error)}") from error
+        finally:
+            connection.close()
+
+    def _prepare(self, *, new: bool) -> None:
+        path, connection = self.folder / FILE, self._connection
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA busy_timeout=30000")
+        connection.executescript(_SCHEMA)
+        facts = dict(connection.execute("SELECT name, value FROM facts"))
+        ours = {"format": FORMAT, "version": versions()["attn-export"]}
+        for name, value in ours.items():
+            if facts.setdefault(name, value) != value:
+                raise UsageError(
+                    f"{path} has {name} {facts[name][:40]!r} and this is {value!r}; choose another "
+                    "--output"
+                )
+        with self._transaction():
+            connection.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", ours.items())
+        count = connection.execute("SELECT count(*) FROM cells").fetchone()[0]
+        if new and count:
+            raise UsageError(
+                f"{path} has {count} finished cells; give --resume to run the rest, or choose "
+                "another --output"
+            )
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._connection.execute("ROLLBACK")
+            raise
+        self._connection.execute("COMMIT")
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Write finished cells; one that is there is replaced."""
+        marks = ", ".join("?" * len(COLUMNS))
+        with self._transaction():
+            self._connection.executemany(
+                f"INSERT OR REPLACE INTO cells VALUES ({marks})",
+                [dataclasses.astuple(row) for row in rows],
+            )
+
+    def finished(self) -> set[str]:
+        """Return the keys of the cells that a resumed sweep leaves alone."""
+        marks = ", ".join("?" * len(AGAIN))
+        found = self._connection.execute(
+            f"SELECT id FROM cells WHERE verdict NOT IN ({marks})", AGAIN
+        )
+        return {row[0] for row in found}
+
+    def rows(self) -> list[Row]:
+        """Return all cells, by layer, runtime and dialect."""
+        found = self._connection.execute(
+            f"SELECT {', '.join(COLUMNS)} FROM cells ORDER BY name, source, runtime, dialect"
+        )
+        return [Row(**dict(zip(COLUMNS, values, strict=True))) for values in found]
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return the number of cells by runtime and verdict."""
+        counted: dict[str, dict[str, int]] = {}
+        for name, verdict, count in self._connection.execute(
+            "SELECT runtime, verdict, count(*) FROM cells GROUP BY runtime, verdict ORDER BY 1, 2"
+        ):
+            counted.setdefault(name, {})[verdict] = count
+        return counted
+
+
+def merge(folder: Path, others: Iterable[Path]) -> int:
+    """Add the cells of other stores to one; return the number of its cells.
+
+    Args:
+        folder: The store that takes them.
+        others: The folders of the others; where several have a cell, the last one counts.
+
+    Raises:
+        UsageError: If one is no store.
+    """
+    read: list[Row] = []
+    for other in others:
+        if not (other / FILE).is_file():
+            raise UsageError(f"{other} is no store of a sweep: it has no {FILE}")
+        with Store.open(other) as store:
+            read += store.rows()
+    with Store.open(folder) as store:
+        store.add(read)
+        return len(store.rows())
+
+
+def to_json(store: Store) -> str:
+    """Return all cells as JSON text."""
+    rows: list[Mapping[str, Any]] = [dataclasses.asdict(row) for row in store.rows()]
+    return json.dumps({"format": FORMAT, "cells": rows}, indent=1, allow_nan=False) + "\n"
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(len(SQLITE))

@@ -1,0 +1,252 @@
+"""The plan of a sweep: a TOML file, and the cells that it stands for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from attn_export.dialect_names import DIALECTS, check_dialects
+from attn_export.dry_run.architectures import architectures_named
+from attn_export.errors import SpecError, UsageError
+from attn_export.runtimes.catalogue import runtime
+from attn_export.spec import AttentionSpec
+from attn_export.spec.fields import NUMBERS, TYPES
+from attn_export.untrusted_files import read_text
+
+ALL: Final = "all"
+SPEC, BUNDLE, MODULE = "spec", "bundle", "module"
+
+DRY_RUN: Final = "dry-run@"
+"""Start of the name of a dry run of CUDA, in place of a runtime: ``dry-run@sm_80``."""
+
+MOST_CELLS: Final = 200_000
+"""The most cells of one sweep: a product of lists grows fast."""
+
+GRAPHS_OF_DRY_RUNS: Final = tuple(DIALECTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """One layer of a sweep.
+
+    Attributes:
+        kind: `SPEC`, `BUNDLE` or `MODULE`.
+        content: The fields of the spec, or the path of the bundle or ``PATH.py:FUNCTION``.
+    """
+
+    kind: str
+    content: Mapping[str, Any] | str
+
+    @property
+    def key(self) -> str:
+        """A digest of the content: 16 hexadecimal digits."""
+        text = json.dumps([self.kind, self.content], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def name(self) -> str:
+        """A short name for messages and bundles."""
+        if isinstance(self.content, str):
+            words = re.sub(r"[^\w.-]+", "-", self.content).strip("-.")[-60:]
+            return f"{self.kind}-{words or 'x'}"
+        fields = self.content
+        heads = "x".join(str(fields[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
+        return f"{heads}-{fields['dtype']}-{self.key[:6]}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One verdict of a sweep: a layer in one dialect and runtime.
+
+    Attributes:
+        source: The layer.
+        dialect: The dialect of its graph.
+        runtime: The runtime, or a dry run.
+    """
+
+    source: Source
+    dialect: str
+    runtime: str
+
+    @property
+    def id(self) -> str:
+        """The key in the store."""
+        return f"{self.source.key}/{self.dialect}/{self.runtime}"
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of a spec, "" where it is not known."""
+        return str(self.source.content["dtype"]) if self.source.kind == SPEC else ""  # type: ignore[index]
+
+
+class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Content of the file; docs/sweep.md explains the fields."""
+
+    name: str = ""
+    seed: int = 0
+    dialects: list[str] = msgspec.field(default_factory=lambda: [ALL])
+    dtypes: list[str] = []
+    runtimes: list[str] = msgspec.field(default_factory=lambda: ["ort-cpu"])
+    architectures: list[str] = []
+    base: dict[str, Any] = {}
+    spec: list[dict[str, Any]] = []
+    bundle: list[str] = []
+    module: list[str] = []
+    exclude: list[dict[str, Any]] = []
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A sweep.
+
+    Attributes:
+        name: Its name.
+        seed: The seed of all weights.
+        dialects: The dialects that are built.
+        cells: All cells, those of one source next to each other.
+    """
+
+    name: str
+    seed: int
+    dialects: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def sources(self) -> list[Source]:
+        """The layers, in order."""
+        return list({cell.source.key: cell.source for cell in self.cells}.values())
+
+    def share(self, number: int, count: int) -> Plan:
+        """Return the cells of some of the layers.
+
+        Args:
+            number: The first layer, from 1.
+            count: Every `count`-th one follows.
+        """
+        mine = {source.key for source in self.sources[number - 1 :: count]}
+        kept = tuple(cell for cell in self.cells if cell.source.key in mine)
+        return dataclasses.replace(self, cells=kept)
+
+
+def read_plan(path: Path, *, allow_modules: bool = False) -> Plan:
+    """Read the plan of a sweep.
+
+    Args:
+        path: The TOML file; paths in it are relative to its folder.
+        allow_modules: Whether it may name Python files, which workers run.
+
+    Raises:
+        UsageError: If it cannot be read, or names something that is not there.
+    """
+    try:
+        file = msgspec.convert(tomllib.loads(read_text(path)), _File)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no plan of a sweep: {str(error)[:200]}") from error
+    if file.module and not allow_modules:
+        raise UsageError(
+            f"{path} names the module {file.module[0][:80]!r}, whose code would run on the "
+            "workers; give --allow-modules where you trust it"
+        )
+    try:
+        return _plan(path, file)
+    except SpecError as error:
+        raise UsageError(f"{path}: {error}; change it, or leave it out by [[exclude]]") from error
+
+
+def _plan(path: Path, file: _File) -> Plan:
+    dialects = check_dialects(file.dialects, ALL)
+    dialects = DIALECTS if ALL in dialects else dialects
+    runtimes = {name: _dialects_of(name) for name in file.runtimes}
+    cards = architectures_named(file.architectures) if file.architectures else ()
+    runtimes |= {f"{DRY_RUN}{card.name}": GRAPHS_OF_DRY_RUNS for card in cards}
+    _check_excludes(path, file.exclude)
+    cells = []
+    for source in _sources(path, file):
+        for name, known in runtimes.items():
+            for dialect in dialects:
+                cell = Cell(source, dialect, name)
+                if dialect in known and not any(_matches(rule, cell) for rule in file.exclude):
+                    cells.append(cell)
+                if len(cells) > MOST_CELLS:
+                    raise UsageError(f"{path} has more than {MOST_CELLS} cells; split it")
+    if not cells:
+        raise UsageError(f"{path} has no cells; give [[spec]], bundle or module, and runtimes")
+    return Plan(file.name or path.stem, file.seed, dialects, tuple(cells))
+
+
+def _dialects_of(name: str) -> tuple[str, ...]:
+    return tuple(runtime(name).dialects)
+
+
+def _sources(path: Path, file: _File) -> Iterator[Source]:
+    """Yield each layer once, as long as some rule does not exclude it whatever runs it."""
+    seen = set()
+    for source in itertools.chain(
+        _specs(path, file),
+        (Source(BUNDLE, str(path.parent / each)) for each in file.bundle),
+        (Source(MODULE, str(path.parent / each)) for each in file.module),
+    ):
+        if source.key not in seen:
+            seen.add(source.key)
+            yield source
+
+
+def _specs(path: Path, file: _File) -> Iterator[Source]:
+    known = {*TYPES}
+    for table in file.spec:
+        fields = {**file.base, **({"dtype": file.dtypes} if file.dtypes else {}), **table}
+        unknown = [name for name in fields if name not in known]
+        if unknown:
+            raise UsageError(f"{path}: a spec has no field {unknown[0][:60]!r}")
+        for values in itertools.product(*(_values(name, v) for name, v in fields.items())):
+            plain = dict(zip(fields, values, strict=True))
+            if any(_excludes(rule, plain) for rule in file.exclude):
+                continue
+            yield Source(SPEC, AttentionSpec.from_dict(plain).to_dict())
+
+
+def _values(name: str, value: Any) -> list[Any]:
+    """Return the values that a field takes in turn: a list stands for each of its items."""
+    if not isinstance(value, list):
+        return [value]
+    if TYPES[name] == NUMBERS and not any(isinstance(item, list) for item in value):
+        return [value]
+    return value
+
+
+def _check_excludes(path: Path, rules: Iterable[Mapping[str, Any]]) -> None:
+    known = {"runtime", "dialect", "kind", *TYPES}
+    for rule in rules:
+        unknown = [name for name in rule if name not in known]
+        if unknown or not rule:
+            wrong = repr(unknown[0][:60]) if unknown else "nothing"
+            raise UsageError(
+                f"{path}: [[exclude]] names {wrong}; give runtime, dialect, kind or fields of specs"
+            )
+
+
+def _excludes(rule: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
+    """Return whether a rule on fields alone excludes a spec, before it is checked."""
+    return all(name in fields and _is(fields[name], wanted) for name, wanted in rule.items())
+
+
+def _matches(rule: Mapping[str, Any], cell: Cell) -> bool:
+    facts: dict[str, Any] = {
+        "runtime": cell.runtime, "dialect": cell.dialect, "kind": cell.source.kind,
+    }  # fmt: skip
+    if isinstance(cell.source.content, Mapping):
+        facts |= cell.source.content
+    return _excludes(rule, facts)
+
+
+def _is(value: Any, wanted: Any) -> bool:
+    return value in wanted if isinstance(wanted, list) else bool(value == wanted)

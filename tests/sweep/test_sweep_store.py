@@ -1,0 +1,123 @@
+"""The store of a sweep keeps every cell that was added, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attn_export.errors import OutputError, UsageError
+from attn_export.sweep.store import FILE, Row, Store, merge, to_json
+
+
+def row(number: int, **fields: object) -> Row:
+    usual = {
+        "id": f"s{number}/standard/ort-cpu", "source": f"s{number}", "name": f"layer {number}",
+        "spec": "{}", "dtype": "float32", "dialect": "standard", "runtime": "ort-cpu",
+        "verdict": "passed",
+    }  # fmt: skip
+    return Row(**{**usual, **fields})
+
+
+def test_rows_come_back_as_they_were(tmp_path: Path):
+    rows = [row(1, worst=0.5, cases=3), row(2, verdict="failed", cause='it\'s "wrong"', wrong=2)]
+    with Store.open(tmp_path / "s") as store:
+        store.add(rows)
+        assert store.rows() == rows
+        assert store.counts() == {"ort-cpu": {"failed": 1, "passed": 1}}
+        assert json.loads(to_json(store))["cells"][1]["cause"] == 'it\'s "wrong"'
+
+
+@pytest.mark.parametrize("verdict", ["passed", "failed", "crashed", "refused", "not run", "seen"])
+def test_finished_cells_stay(verdict: str, tmp_path: Path):
+    with Store.open(tmp_path) as store:
+        store.add([row(1, verdict=verdict), row(2, verdict="error"), row(3, verdict="unavailable")])
+        assert store.finished() == {row(1).id}
+
+
+def test_a_store_with_results_is_continued_on_purpose_only(tmp_path: Path):
+    with Store.open(tmp_path, new=True) as store:
+        store.add([row(1)])
+    with (
+        pytest.raises(UsageError, match="has 1 finished cells; give --resume"),
+        Store.open(tmp_path, new=True),
+    ):
+        pass
+    with Store.open(tmp_path) as store:
+        store.add([row(1, verdict="failed")])
+        assert [each.verdict for each in store.rows()] == ["failed"]
+
+
+def test_what_is_no_store_is_refused(tmp_path: Path):
+    (tmp_path / FILE).write_text("hello")
+    with pytest.raises(UsageError, match="is no store of a sweep"), Store.open(tmp_path):
+        pass
+    with pytest.raises(UsageError, match="is no store of a sweep"):
+        merge(tmp_path / "new", [tmp_path / "nothing"])
+    with (
+        pytest.raises(OutputError, match="cannot write /dev/null"),
+        Store.open(Path("/dev/null/x")),
+    ):
+        pass
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path):
+    with Store.open(tmp_path) as store:
+        store.add([row(1)])
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute("UPDATE facts SET value = '0.0.1' WHERE name = 'version'")
+    connection.close()
+    with pytest.raises(UsageError, match=r"has version '0.0.1'"), Store.open(tmp_path):
+        pass
+
+
+def test_a_truncated_store_is_one_line(tmp_path: Path):
+    with Store.open(tmp_path) as store:
+        store.add([row(number) for number in range(200)])
+    path = tmp_path / FILE
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(OutputError, match="cannot use"), Store.open(tmp_path) as store:
+        store.rows()
+
+
+def test_merging_takes_all_cells_and_the_last_of_equal_ones(tmp_path: Path):
+    for name, rows in (("a", [row(1), row(2)]), ("b", [row(2, verdict="failed"), row(3)])):
+        with Store.open(tmp_path / name) as store:
+            store.add(rows)
+    assert merge(tmp_path / "all", [tmp_path / "a", tmp_path / "b"]) == 3
+    with Store.open(tmp_path / "all") as store:
+        assert [each.verdict for each in store.rows()] == ["passed", "failed", "passed"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from attn_export.sweep.store import Row, Store
+with Store.open(Path(sys.argv[1])) as store:
+    for number in range(int(sys.argv[2]), 100000):
+        store.add([Row(id=str(number), source="s", name="n", spec="{}", dtype="", dialect="d",
+                       runtime="r", verdict="passed")])
+        print(number, flush=True)
+"""
+
+
+def test_a_killed_writer_loses_no_cell_that_was_added(tmp_path: Path):
+    start = 0
+    for lines in (3, 40, 150):
+        command = [sys.executable, "-c", WRITER, str(tmp_path), str(start)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            for _ in range(lines):
+                last = int(writer.stdout.readline())
+            os.kill(writer.pid, signal.SIGKILL)
+            last = max([last, *map(int, writer.stdout.read().split())])
+        with Store.open(tmp_path) as store:
+            found = {int(each.id) for each in store.rows()}
+        assert set(range(last + 1)) <= found
+        start = max(found) + 1

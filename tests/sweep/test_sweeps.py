@@ -1,0 +1,259 @@
+"""Sweeps on real schedulers and workers, as processes on the loopback address."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import resource as limits
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import psutil
+import pytest
+from shared import extended
+
+from attn_export import AttentionSpec, build
+from attn_export.errors import BundleError
+from attn_export.sweep.store import Row, Store
+from attn_export.sweep.tasks import pack, unpacked
+
+SMALL = """
+dialects = ["standard", "portable"]
+[base]
+embed_dim = 16
+num_heads = 2
+"""
+SECONDS = 240
+
+
+def attn_export(*arguments: object, **options) -> subprocess.Popen:
+    """Start the command in a session of its own, so that all of it can be ended."""
+    command = [sys.executable, "-m", "attn_export", *map(str, arguments)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, **options,
+    )  # fmt: skip
+
+
+def swept(*arguments: object) -> subprocess.CompletedProcess:
+    process = attn_export("sweep", *arguments)
+    try:
+        out, err = process.communicate(timeout=SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def rows_of(folder: Path) -> dict[str, Row]:
+    with Store.open(folder) as store:
+        return {row.id: row for row in store.rows()}
+
+
+def until(holds, seconds: float = 120) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it takes too long"
+        time.sleep(0.1)
+
+
+def finished(folder: Path) -> int:
+    return len(rows_of(folder)) if (folder / "cells.sqlite").exists() else 0
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[tuple[str, subprocess.Popen]]:
+    file = tmp_path / "scheduler.json"
+    command = [
+        sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port",
+        "0", "--no-dashboard", "--scheduler-file", str(file),
+    ]  # fmt: skip
+    environment = {**os.environ, "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "2"}
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as process:
+        until(lambda: file.is_file() and file.read_text().endswith("}"))
+        yield json.loads(file.read_text())["address"], process
+        process.kill()
+
+
+@contextlib.contextmanager
+def worker(address: str, **options) -> Iterator[subprocess.Popen]:
+    process = attn_export("worker", address, **options)
+    try:
+        yield process
+    finally:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.communicate()
+
+
+def test_every_cell_has_a_verdict_and_a_second_sweep_runs_only_what_is_missing(tmp_path: Path):
+    plan = tmp_path / "heads.toml"
+    text = 'runtimes = ["ort-cpu", "ort-cuda"]\n' + SMALL
+    plan.write_text(text + "[[spec]]\nnum_kv_heads = [1]\n")
+    out = tmp_path / "results"
+    done = swept(plan, "--output", out, "--workers", 1, "--json", tmp_path / "cells.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "ort-cpu: 2 passed", "ort-cuda: 2 unavailable", f"results: {out}",
+    ]  # fmt: skip
+    rows = rows_of(out)
+    assert len(rows) == 4
+    first = next(row for row in rows.values() if row.runtime == "ort-cpu")
+    assert json.loads(first.spec)["num_kv_heads"] == 1
+    assert first.version
+    assert first.cases > 20
+    assert first.worst is not None
+    assert 0 < first.worst < 1
+    assert len(json.loads((tmp_path / "cells.json").read_text())["cells"]) == 4
+    again = swept(plan, "--output", out, "--workers", 1)
+    assert again.returncode == 2
+    assert "has 4 finished cells; give --resume" in again.stderr
+    plan.write_text(text.replace(', "ort-cuda"', "") + "[[spec]]\nnum_kv_heads = [1, 2]\n")
+    more = swept(plan, "--output", out, "--workers", 1, "--resume")
+    assert more.returncode == 0, more.stderr
+    after = rows_of(out)
+    assert len(after) == 6
+    assert all(after[key] == row for key, row in rows.items())
+
+
+def killing_module(folder: Path) -> Path:
+    """Write a subject whose build kills its worker."""
+    path = folder / "mine.py"
+    path.write_text("import os\n\ndef make():\n    os.kill(os.getpid(), 9)\n")
+    return path
+
+
+def test_a_layer_that_kills_its_workers_is_a_result(tmp_path: Path):
+    killing_module(tmp_path)
+    plan = tmp_path / "p.toml"
+    plan.write_text('dialects = ["standard"]\nmodule = ["mine.py:make"]\n')
+    done = swept(plan, "--output", tmp_path / "out", "--workers", 1, "--allow-modules")
+    assert done.returncode == 5, done.stderr
+    (row,) = rows_of(tmp_path / "out").values()
+    assert row.verdict == "crashed"
+    assert "it ended 3 workers" in row.cause
+
+
+VICTIMS = ("worker", "client", "scheduler")
+DEFECTS = ("full disk", "no runtime", "slow")
+LONG = SMALL + "[[spec]]\nnum_kv_heads = [1, 2]\nhead_dim = [8, 12, 16]\n"
+
+
+@pytest.mark.parametrize("victim", extended(VICTIMS, lambda _: False))
+def test_a_kill_loses_no_finished_cell(victim: str, scheduler, tmp_path: Path):
+    address, process = scheduler
+    plan, out = tmp_path / "p.toml", tmp_path / "out"
+    plan.write_text(LONG)
+    with worker(address) as first, worker(address):
+        client = attn_export("sweep", plan, "--output", out, "--scheduler", address)
+        until(lambda: finished(out) >= 2)
+        before = rows_of(out)
+        if victim == "worker":
+            os.killpg(first.pid, signal.SIGKILL)
+        elif victim == "client":
+            client.kill()
+        else:
+            process.kill()
+        _, errors = client.communicate(timeout=SECONDS)
+        if victim == "worker":
+            assert client.returncode == 0, errors
+        elif victim == "scheduler":
+            assert client.returncode == 5, errors
+            assert re.search(r"the scheduler was lost; .* has \d+ finished cells", errors)
+            assert len(errors.strip().splitlines()) == 1
+    if victim != "worker":
+        done = swept(plan, "--output", out, "--resume", "--workers", 1)
+        assert done.returncode == 0, done.stderr
+    rows = rows_of(out)
+    assert {row.verdict for row in rows.values()} == {"passed"}
+    assert len(rows) == 6 * 2
+    assert all(rows[key] == row for key, row in before.items())
+
+
+@pytest.mark.parametrize("case", extended(DEFECTS, lambda _: False))
+def test_a_worker_with_a_defect_does_not_hold_up_the_others(case: str, scheduler, tmp_path: Path):
+    def little_room() -> None:
+        limits.setrlimit(limits.RLIMIT_FSIZE, (2000, 2000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    options = {
+        "full disk": {"preexec_fn": little_room},
+        "no runtime": {"env": {**os.environ, "PYTHONPATH": str(tmp_path)}},
+        "slow": {"preexec_fn": lambda: os.nice(19)},
+    }[case]
+    if case == "no runtime":
+        (tmp_path / "onnx").mkdir()
+        (tmp_path / "onnx" / "reference.py").write_text("raise ImportError\n")
+    plan = tmp_path / "p.toml"
+    plan.write_text(f'runtimes = ["ort-cpu", "onnx-reference"]\n{SMALL}[[spec]]\n')
+    address, _ = scheduler
+    with worker(address, **options), worker(address):
+        done = swept(plan, "--output", tmp_path / "out", "--scheduler", address)
+    rows = rows_of(tmp_path / "out").values()
+    assert len(rows) == 4
+    if case == "full disk":
+        assert {row.verdict for row in rows} <= {"passed", "error"}
+    else:
+        assert done.returncode == 0, done.stderr
+        assert {row.verdict for row in rows} == {"passed"}
+
+
+# -- bundles that travel ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("bundles") / "b"
+    spec = AttentionSpec(embed_dim=16, num_heads=2)
+    build(spec, folder, dialects=["standard"], runtimes=["ort-cpu"])
+    return folder
+
+
+def test_a_bundle_arrives_as_it_was_sent_once(bundle: Path, tmp_path: Path):
+    packed = pack(bundle)
+    place = unpacked(packed, tmp_path)
+    assert place.name == packed.digest
+    assert (place / "model.onnx").read_bytes() == (bundle / "model.onnx").read_bytes()
+    (place / "mark").touch()
+    assert (unpacked(packed, tmp_path) / "mark").exists()
+    assert [path.name for path in tmp_path.iterdir()] == [packed.digest]
+
+
+def rewritten(archive: bytes, name: str, content: bytes) -> bytes:
+    stream = BytesIO()
+    with zipfile.ZipFile(BytesIO(archive)) as old, zipfile.ZipFile(stream, "w") as new:
+        for each in old.namelist():
+            new.writestr(each, content if each == name else old.read(each))
+        if name not in old.namelist():
+            new.writestr(name, content)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("manifest.json", "arrived changed"),
+        ("model.onnx", "was changed after the bundle was written"),
+        ("../outside", "has a file outside of it"),
+        ("", "arrived broken"),
+    ],
+)
+def test_a_bundle_that_was_changed_on_its_way_is_refused(
+    name: str, message: str, bundle: Path, tmp_path: Path
+):
+    packed = pack(bundle)
+    archive = rewritten(packed.archive, name, b"{}") if name else packed.archive[:-30]
+    with pytest.raises(BundleError, match=message):
+        unpacked(dataclasses.replace(packed, archive=archive), tmp_path / "home")
+    assert not list(tmp_path.rglob("outside"))
+    assert not list((tmp_path / "home").glob("*"))
