@@ -18,6 +18,8 @@ from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 MANIFEST = "manifest.json"
+SIGNATURE = "model.sig"
+"""The detached signature, which the manifest does not list. Tools of OpenSSF expect this name."""
 FORMAT = "attn-export-bundle/4"
 GOLDEN = "golden"
 REPORT, PAGE = "report.json", "report.html"
@@ -78,7 +80,10 @@ def _replaceable(output: Path) -> Path:
 def _digests(folder: Path) -> Digests | None:
     """Return the digests of a bundle's files; None where it is none."""
     try:
-        return {**read_manifest(folder)["files"], MANIFEST: sha256(folder / MANIFEST)}
+        digests = {**read_manifest(folder)["files"], MANIFEST: sha256(folder / MANIFEST)}
+        # A signature is of no use without its bundle.
+        signature = folder / SIGNATURE
+        return digests | ({SIGNATURE: sha256(signature)} if signature.is_file() else {})
     except BundleError:
         return None
 

@@ -73,7 +73,7 @@ def write_list(folder: Path, kind: str) -> None:
         folder: The folder.
         kind: The kind of folder.
     """
-    names = sorted(name for name, is_file in _entries(folder) if is_file)
+    names = sorted(name for name, is_file in entries(folder) if is_file)
     files = {name: sha256(folder / name) for name in names}
     (folder / LIST).write_text(_to_text(kind, files), encoding="utf-8")
 
@@ -107,7 +107,7 @@ def _check_own(target: Path, kind: str, listed: Digests | None) -> None:
     if listed is None:
         raise OutputError(f"{target} exists and is no {kind}; choose another --output or remove it")
     folders = {parent.as_posix() for name in listed for parent in Path(name).parents}
-    for name, is_file in _entries(target):
+    for name, is_file in entries(target):
         if name not in (listed if is_file else folders):
             raise OutputError(f"{target} holds {name}, which is not the {kind}'s; move it away")
         if is_file and sha256(target / name) != listed[name]:
@@ -117,8 +117,12 @@ def _check_own(target: Path, kind: str, listed: Digests | None) -> None:
             )
 
 
-def _entries(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the name of everything in a folder, and whether it is a file; of links, that alone."""
+def entries(folder: Path) -> Iterator[tuple[str, bool]]:
+    """Yield the name of everything in a folder, and whether it is a file; of links, that alone.
+
+    Raises:
+        OSError: If a folder cannot be listed.
+    """
     for place, folders, files in os.walk(folder, onerror=_refuse):
         for name in (*folders, *files):
             path = Path(place, name)

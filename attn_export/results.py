@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
 from attn_export.quality import Quality
+from attn_export.signature import Signature
 from attn_export.tensorproto import DTYPES as DTYPES
 
 if TYPE_CHECKING:
@@ -83,10 +84,8 @@ class GraphFile:
         name: The file's name.
         dialect: One of `DIALECTS`.
         fixed: Dynamic axes that have one size in it: ``{"query_len": 1}``.
-        layouts: Inputs and outputs whose axes it holds in another order: ``{"past_value":
-            (0, 1, 3, 2)}``.
-        bound: Outputs that a caller may put into the buffer of an input: ``{"present_key":
-            "past_key"}``.
+        layouts: Inputs and outputs with axes in another order: ``{"past_value": (0, 1, 3, 2)}``.
+        bound: Outputs that may lie in the buffer of an input: ``{"present_key": "past_key"}``.
         features: Its requirements on a runtime, as `graph.features` names them.
     """
 
@@ -187,8 +186,7 @@ class ErrorMap:
         index: The index of the worst element.
         actual: The value there, to nine digits; may be NaN or infinite.
         expected: The right value there.
-        relative_to: The norm that errors are divided by; ``"kind"`` where a NaN, a row that must
-            be 0 or an integer is wrong.
+        relative_to: The norm of errors; ``"kind"`` where a NaN, a zero row or an integer is wrong.
         panels: The rows of the last axis, each by its norm; then the last two axes around the
             worst element. One alone where the other has a single cell.
     """
@@ -238,6 +236,7 @@ class Report:
         dimensions: Dtype and shape of each input and output, and the spec where there is one.
         error: The error that ended the job before there was a verdict.
         quality: Distance of a quantised model from the model in float.
+        signature: The bundle's signature, of a bundle that was verified.
     """
 
     name: str
@@ -250,6 +249,7 @@ class Report:
     dimensions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     error: AttnExportError | None = None
     quality: Quality | None = None
+    signature: Signature | None = None
 
     @property
     def exit_code(self) -> int:

@@ -44,8 +44,10 @@ def environment() -> dict[str, Any]:
 # -- packages that are not installed ------------------------------------------------------------
 
 
-EXTRAS = {"onnxruntime": "cpu", "torch": "build", "onnxscript": "build", "matplotlib": "build",
-          "distributed": "sweep"}  # fmt: skip
+EXTRAS = {
+    "onnxruntime": "cpu", "torch": "build", "onnxscript": "build", "matplotlib": "build",
+    "model_signing": "sign", "OpenSSL": "sign", "cryptography": "sign",
+    "distributed": "sweep",
 """The extra of this package that brings a package."""
 
 

@@ -40,7 +40,8 @@ FLOORS = {
     "parity/draw": 1, "parity/fixed_cases": 1, "parity/gate": 1, "parity/golden": 1,
     "parity/long_cases": 1, "parity/mask_contents": 1, "parity/measures": 1,
     "parity/plan": 1, "parity/sizes": 1,
-    "bundle": 2, "dry_run/": 2, "export/__init__": 2, "export/axis": 2, "export/input_function": 2,
+    "signature": -2, "bundle": 2, "attestation/": 3, "dry_run/": 2,
+    "export/__init__": 2, "export/axis": 2, "export/input_function": 2,
     "export/module_state": 2,
     "export/subject": 2,
     "export/subject_checks": 2, "export/tensors": 2, "export/trees": 2, "user_module": 3,
@@ -91,6 +92,8 @@ ONLY_IN = {
     "onnxscript": ("graph/canonical", "export/translations"),
     "onnx_ir": ("graph/", "export/", "jobs/forms"),
     "safetensors": ("weights/",),
+    "model_signing": ("attestation/signing_sdk",),
+    "cryptography": ("attestation/signing_sdk",),
     "click": ("cli/",),
     "rich": ("cli/", "report/"),
 }

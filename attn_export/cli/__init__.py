@@ -30,6 +30,7 @@ from attn_export.cli.options import (
 )
 from attn_export.cli.output import Output, output_options
 from attn_export.cli.sweep_command import sweep_command, worker_command
+from attn_export.cli.sign_command import sign_command
 from attn_export.errors import (
     INTERRUPTED,
     READER_GONE,
@@ -116,7 +117,7 @@ def cli() -> None:
     """Export PyTorch attention to ONNX and prove that every runtime computes the same.
 
     Exit codes: 0 passed; 2 wrong usage; 3 export failed; 4 graph refused; 5 a runtime failed
-    or is missing; 6 parity mismatch; 7 bundle damaged.
+    or is missing; 6 parity mismatch; 7 bundle damaged or not signed.
     """
 
 
@@ -234,6 +235,12 @@ def build_command(
     help="Your module, for --recompute and --sizes of a bundle that was built from it.",
 )
 @click.option("--update", is_flag=True, help="Write the errors of this run into --baseline.")
+@click.option(
+    "--trust",
+    metavar="PUBLIC.pem|IDENTITY",
+    help="Fail unless this key, or this identity of sigstore, signed every file of the bundle.",
+)
+@click.option("--oidc-issuer", metavar="URL", help="Issuer of the identity of --trust.")
 @output_options
 def verify_command(
     bundle: Path,
@@ -271,6 +278,7 @@ cli.add_command(lower_command)
 cli.add_command(probe_command)
 cli.add_command(sweep_command)
 cli.add_command(worker_command)
+cli.add_command(sign_command)
 
 
 @cli.command("runtimes")

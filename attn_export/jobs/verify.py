@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,19 @@ from attn_export.bundle import (
 )
 from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError
+from attn_export.jobs.sign import Trust, opened, state_of
 from attn_export.parity.baseline import against, read_baseline, write_baseline
 from attn_export.parity.cpu_notes import cpu_notes
 from attn_export.parity.evidence import check_evidence, tried_note
 from attn_export.parity.gate import Gate
 from attn_export.parity.golden import case_folders, read_golden
 from attn_export.parity.quality_vectors import read_quality
-from attn_export.quality import Quality, parse_budgets
+from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.progress import Progress
 from attn_export.results import Golden, GraphFile, Report
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
+from attn_export.signature import Signature
 from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
 from attn_export.untrusted_files import read_text
@@ -46,6 +49,8 @@ def verify(
     sizes: Sequence[str] = (),
     baseline: Path | str | None = None,
     update: bool = False,
+    trust: Path | str | None = None,
+    oidc_issuer: str | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -69,76 +74,106 @@ def verify(
             ``["batch=4,query_len=2048"]``. Needs torch.
         baseline: A file that remembers errors: an output that is much worse than there fails.
         update: Write this run's errors into `baseline`, if it passed, and compare nothing.
+        trust: A PEM file with the public key of the required signer, or a sigstore identity. The
+            files that were signed are copied, and the copy is what runs.
+        oidc_issuer: The URL of the issuer that vouches for an identity; None for a key.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
     Raises:
         UsageError: If a name is unknown, or there is no `baseline` to compare with.
         GraphError: If `graph` cannot be read, or has other inputs or outputs.
-        BundleError: If a file of the bundle is missing or was changed.
+        BundleError: If a file of the bundle is missing or was changed, or if `trust` did not sign.
     """
     selection, limited = Selection.of(runtimes, require), parse_budgets(budgets)
     _check_options(recompute=recompute, module=module, sizes=sizes)
     before = read_baseline(Path(baseline)) if baseline and not update else None
-    folder, progress = Path(bundle), progress or Progress()
-    manifest = read_manifest(folder)
     other = Path(graph) if graph else None
-    forms = graph_files(manifest) if other is None else [_form_of(other, manifest)]
-    with scratch() as out, Pool(selection, forms, limits or Limits.default()) as pool:
-        inputs, cases = case_folders(folder / GOLDEN)
-        ends = {**manifest["inputs"], **manifest["outputs"]}
-        axes = {name: entry["shape"] for name, entry in ends.items()}
-        graphs = (other.parent if other else folder).absolute()
-        goldens: list[Golden] = []
-        quality: Quality | None = None
-        if sizes:
-            from attn_export.jobs.recompute import Truth
-
-            read_bundle(folder)
-            truth = Truth.of(folder, manifest, module, progress)
-            goldens, cases = truth.at(sizes, out / GOLDEN)
-        pool.start(graphs, inputs, axes, cases, out)
-        # While the runtimes start and run (numpy is imported only from here on): is everything
-        # in the bundle as it was written?
-        if not sizes:
-            read_bundle(folder)
-            goldens = read_golden(folder / GOLDEN)
-            quality = read_quality(folder / GOLDEN, goldens, limited)
-            shapes = {name: tuple(entry["shape"]) for name, entry in manifest["inputs"].items()}
-            check_evidence(shapes, [g.case for g in goldens], ours=SPEC in manifest["files"])
-        stored = goldens
-        if recompute:
-            from attn_export.jobs.recompute import Truth
-
-            goldens = Truth.of(folder, manifest, module, progress).recomputed(stored, cases)
-        made_with = environment()
-        progress.expect(pool.expected())
-        from attn_export.parity.replay import judge_pool
-
-        gate = Gate(atol, rtol)
-        runs, verdicts = judge_pool(pool, goldens, axes, out, gate, progress.advance)
-    if recompute:
-        from attn_export.jobs.recompute import judge_stored
-
-        run, of_truth = judge_stored(goldens, stored)
-        runs, verdicts = (run, *runs), (*of_truth, *verdicts)
-    notes = (tried_note([golden.case for golden in goldens]), *cpu_notes(verdicts, goldens))
-    spec = read_text(folder / SPEC) if SPEC in manifest["files"] else ""
-    report = Report(
-        manifest["name"], runs, verdicts, made_with, notes, other or folder / MODEL,
-        dimensions=dimensions(manifest["inputs"], manifest["outputs"], spec),
-        quality=quality,
-    )  # fmt: skip
-    if limited and quality is None:
-        raise UsageError(
-            f"a budget of {limited[0]}, and nothing to measure it on: {folder} has no quantised "
-            "weights, or --sizes is given; leave it out"
-        )
+    with opened(Path(bundle), Trust.of(trust, oidc_issuer)) as (folder, signature):
+        report = _Replay(
+            folder, other, selection, limited, Gate(atol, rtol), recompute, module, sizes,
+            limits or Limits.default(), progress or Progress(), signature,
+        ).report()  # fmt: skip
+    # A copy is gone by now.
+    report = dataclasses.replace(report, model=other or Path(bundle) / MODEL)
     if before is not None:
         return against(report, before)
     if baseline and report.passed:
         write_baseline(Path(baseline), report)
     return report
+
+
+@dataclasses.dataclass(frozen=True)
+class _Replay:
+    folder: Path
+    graph: Path | None
+    selection: Selection
+    budgets: tuple[Budget, ...]
+    gate: Gate
+    recompute: bool
+    module: str | None
+    sizes: Sequence[str]
+    limits: Limits
+    progress: Progress
+    signature: Signature | None
+
+    def report(self) -> Report:
+        """Run the golden vectors, and judge what comes out."""
+        folder, manifest = self.folder, read_manifest(self.folder)
+        other, progress = self.graph, self.progress
+        forms = graph_files(manifest) if other is None else [_form_of(other, manifest)]
+        with scratch() as out, Pool(self.selection, forms, self.limits) as pool:
+            inputs, cases = case_folders(folder / GOLDEN)
+            ends = {**manifest["inputs"], **manifest["outputs"]}
+            axes = {name: entry["shape"] for name, entry in ends.items()}
+            graphs = (other.parent if other else folder).absolute()
+            goldens: list[Golden] = []
+            quality: Quality | None = None
+            if self.sizes:
+                from attn_export.jobs.recompute import Truth
+
+                read_bundle(folder)
+                truth = Truth.of(folder, manifest, self.module, progress)
+                goldens, cases = truth.at(self.sizes, out / GOLDEN)
+            pool.start(graphs, inputs, axes, cases, out)
+            # While the runtimes start and run (numpy is imported only from here on): is everything
+            # in the bundle as it was written?
+            if not self.sizes:
+                read_bundle(folder)
+                goldens = read_golden(folder / GOLDEN)
+                quality = read_quality(folder / GOLDEN, goldens, self.budgets)
+                shapes = {name: tuple(entry["shape"]) for name, entry in manifest["inputs"].items()}
+                check_evidence(shapes, [g.case for g in goldens], ours=SPEC in manifest["files"])
+            signature = self.signature or state_of(folder)
+            stored = goldens
+            if self.recompute:
+                from attn_export.jobs.recompute import Truth
+
+                goldens = Truth.of(folder, manifest, self.module, progress).recomputed(
+                    stored, cases
+                )
+            made_with = environment()
+            progress.expect(pool.expected())
+            from attn_export.parity.replay import judge_pool
+
+            runs, verdicts = judge_pool(pool, goldens, axes, out, self.gate, progress.advance)
+        if self.recompute:
+            from attn_export.jobs.recompute import judge_stored
+
+            run, of_truth = judge_stored(goldens, stored)
+            runs, verdicts = (run, *runs), (*of_truth, *verdicts)
+        notes = (tried_note([golden.case for golden in goldens]), *cpu_notes(verdicts, goldens))
+        spec = read_text(folder / SPEC) if SPEC in manifest["files"] else ""
+        if self.budgets and quality is None:
+            raise UsageError(
+                f"a budget of {self.budgets[0]}, and nothing to measure it on: {folder} has no "
+                "quantised weights, or --sizes is given; leave it out"
+            )
+        return Report(
+            manifest["name"], runs, verdicts, made_with, notes,
+            dimensions=dimensions(manifest["inputs"], manifest["outputs"], spec),
+            quality=quality, signature=signature,
+        )  # fmt: skip
 
 
 def _check_options(*, recompute: bool, module: str | None, sizes: Sequence[str]) -> None:

@@ -33,6 +33,7 @@ def to_json(report: Report) -> str:
         "dimensions": dict(report.dimensions),
         "error": None if report.error is None else str(report.error),
         "runs": [dataclasses.asdict(run) for run in report.runs],
+        "signature": None if report.signature is None else dataclasses.asdict(report.signature),
         "quality": None if report.quality is None else _quality(report.quality),
         "verdicts": [_finite(dataclasses.asdict(verdict)) for verdict in report.verdicts],
     }

@@ -76,7 +76,8 @@ def _suite(report: Report, run: RuntimeRun) -> ElementTree.Element:
     if run.seconds:
         suite.set("time", f"{sum(run.seconds.values()):.3f}")
     properties = ElementTree.SubElement(suite, "properties")
-    for fact, value in run.facts.items():
+    facts = {**run.facts, **({"signature": report.signature} if report.signature else {})}
+    for fact, value in facts.items():
         ElementTree.SubElement(properties, "property", name=_text(fact), value=_text(str(value)))
     suite.extend(cases)
     return suite

@@ -39,6 +39,8 @@ def to_markdown(report: Report) -> str:
         "Not run to the end": not_ran,
         "Notes": notes,
     }
+    if report.signature is not None:
+        lines += ["", f"Signature: {_escaped(str(report.signature))}"]
     for title, part in parts.items():
         if part:
             lines += ["", f"### {title}", "", *dict.fromkeys(part)]

@@ -78,14 +78,20 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
         _say(f"[red]{verdict.status}[/] {as_text(where)}: {as_text(verdict.message)}", console)
     if len(failed) > SHOWN:
         _say(f"… and {len(failed) - SHOWN} more; {option} has all", console)
-    for note in report.notes:
-        _say(f"note: {as_text(note)}", console)
+    _print_notes(report, console)
     # Nobody asked for these: a line each at the end.
     optional = (s for s in found if few and not s.run.required and not s.ran)
     for line in dict.fromkeys(_not_ran(summary) for summary in optional):
         _say(line, console)
     verdict_line = "[green]passed[/]" if report.passed else f"[red]failed[/] ({report.exit_code})"
     _say(f"{as_text(report.name)}: {verdict_line}", console)
+
+
+def _print_notes(report: Report, console: Console) -> None:
+    if report.signature is not None:
+        _say(f"signature: {as_text(report.signature)}", console)
+    for note in report.notes:
+        _say(f"note: {as_text(note)}", console)
 
 
 def to_text(report: Report, option: str) -> str:

@@ -58,9 +58,12 @@ def run(line: str, folder: Path) -> str:
     """
     command, _, comment = line.partition("  # exit code ")
     program, *arguments = shlex.split(command)
-    module = {"scripts/attn-export": "attn_export", "pytest": "pytest"}[program]
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments], cwd=folder, capture_output=True, text=True
-    )
+    module = [sys.executable, "-m"]
+    start = {
+        "scripts/attn-export": [*module, "attn_export"],
+        "pytest": [*module, "pytest"],
+        "openssl": ["openssl"],
+    }[program]
+    done = subprocess.run([*start, *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == int(comment or 0), f"{line}: {done.stdout}{done.stderr}"
     return done.stdout

@@ -1,0 +1,1 @@
+"""Signatures of bundles, and statements about them in the formats of in-toto and CycloneDX."""
