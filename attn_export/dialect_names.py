@@ -1,4 +1,4 @@
-"""Names of the dialects, and of the files of their graphs."""
+"""Names of the dialects, and of the files of their graphs and weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ they are fastest on the CPU, and in half precision on CUDA."""
 
 MODEL = "model.onnx"
 """The file name of the graph in the standard dialect; the names of the others follow from it."""
+
+WEIGHTS = "weights.safetensors"
+"""The file with the weights that no graph holds itself."""
 
 
 def check_dialects(names: Iterable[str], *also: str) -> tuple[str, ...]:

@@ -178,3 +178,25 @@ class BaselineFile(Struct, forbid_unknown_fields=True):
     format: Name
     versions: dict[Name, Text]
     errors: dict[Name, dict[Name, float]]
+
+
+class ReportedVerdict(Struct):
+    """A verdict of `report.json`; the errors are null where they were not measured."""
+
+    runtime: Text
+    graph: Text
+    case: Text
+    output: Text
+    status: Text
+    whole: float | None
+    row: float | None
+    worst: float | None
+    max_abs: float | None
+
+
+class ReportFile(Struct):
+    """Content of `report.json`, as far as statements are made of it."""
+
+    name: Text
+    passed: bool
+    verdicts: Annotated[list[ReportedVerdict], Meta(max_length=10_000_000)]

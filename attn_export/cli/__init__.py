@@ -17,6 +17,7 @@ from attn_export.cli.commands import (
     kit_command,
     lower_command,
     probe_command,
+    runtimes_command,
 )
 from attn_export.cli.compare_command import compare_command, explain_command
 from attn_export.cli.dry_run_command import dry_run_command
@@ -157,6 +158,9 @@ def cli() -> None:
 @click.option(
     "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [models/<name>]"
 )
+@click.option(
+    "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."
+)
 @output_options
 def build_command(
     spec_file: Path | None,
@@ -166,6 +170,7 @@ def build_command(
     layer: str | None,
     pool_kv_heads: int | None,
     output: Path | None,
+    evidence: bool,
     json_file: str | None,
     junit_file: str | None,
     html_file: str | None,
@@ -198,7 +203,8 @@ def build_command(
         subject = source.read(changes, bar, seed)
         report = build(
             subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
-            require=require, atol=atol, rtol=rtol, budgets=budgets, seed=seed, progress=bar,
+            require=require, atol=atol, rtol=rtol, budgets=budgets, seed=seed, evidence=evidence,
+            progress=bar,
         )  # fmt: skip
         place = output if report.passed else output.with_name(output.name + ".failed")
         report = explained(report, place, progress=bar)
@@ -278,24 +284,5 @@ cli.add_command(lower_command)
 cli.add_command(probe_command)
 cli.add_command(sweep_command)
 cli.add_command(worker_command)
+cli.add_command(runtimes_command)
 cli.add_command(sign_command)
-
-
-@cli.command("runtimes")
-def runtimes_command() -> int:
-    """List the runtimes: version, device and dialects, or why one cannot run here."""
-    from attn_export.dialect_names import DIALECTS
-    from attn_export.runtimes.catalogue import RUNTIMES
-    from attn_export.runtimes.emulated_cpu import EmulatedCpu, cpus
-
-    for runtime in RUNTIMES:
-        reason = runtime.unavailable()
-        runs = " ".join(name for name in DIALECTS if name in runtime.dialects)
-        state = f"not here: {reason}" if reason else f"{runtime.device}: {runs}"
-        click.echo(f"{runtime.name:<15} {runtime.version() or '-':<10} {state}")
-    for name, cpu in cpus().items():
-        emulated = EmulatedCpu(name)
-        reason = emulated.unavailable()
-        state = f"not here: {reason}" if reason else f"{emulated.device}: {cpu.about}"
-        click.echo(f"{emulated.name:<23} {emulated.version() or '-':<10} {state}")
-    return 0

@@ -1,4 +1,4 @@
-"""Commands beside `build`, `verify` and `runtimes`: each calls one job and prints its result."""
+"""Commands beside `build` and `verify`: each calls one job and prints its result."""
 
 from __future__ import annotations
 
@@ -208,3 +208,26 @@ def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
 
         print_probe(found, Console())
     return 0 if found.ran else RuntimeFailure.exit_code
+
+
+# -- `attn-export runtimes` ---------------------------------------------------------------------
+
+
+@click.command("runtimes")
+def runtimes_command() -> int:
+    """List the runtimes: version, device and dialects, or why one cannot run here."""
+    from attn_export.dialect_names import DIALECTS
+    from attn_export.runtimes.catalogue import RUNTIMES
+    from attn_export.runtimes.emulated_cpu import EmulatedCpu, cpus
+
+    for runtime in RUNTIMES:
+        reason = runtime.unavailable()
+        runs = " ".join(name for name in DIALECTS if name in runtime.dialects)
+        state = f"not here: {reason}" if reason else f"{runtime.device}: {runs}"
+        click.echo(f"{runtime.name:<15} {runtime.version() or '-':<10} {state}")
+    for name, cpu in cpus().items():
+        emulated = EmulatedCpu(name)
+        reason = emulated.unavailable()
+        state = f"not here: {reason}" if reason else f"{emulated.device}: {cpu.about}"
+        click.echo(f"{emulated.name:<23} {emulated.version() or '-':<10} {state}")
+    return 0

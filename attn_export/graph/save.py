@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from attn_export.dialect_names import WEIGHTS as WEIGHTS
 from attn_export.graph.ir_helpers import same_bytes
 from attn_export.output_folder import sha256
 from attn_export.temp_folders import folder_beside
@@ -116,8 +117,6 @@ def tensor_places(path: Path) -> dict[str, tuple[int, int]]:
 
 # -- A graph on disk: weights within it, or once in `weights.safetensors` -----------------------
 
-
-WEIGHTS = "weights.safetensors"
 
 EXTERNAL_ABOVE = 64 * 2**20
 """Weights of more bytes than this lie in `weights.safetensors` (protobuf ends at 2 GiB)."""

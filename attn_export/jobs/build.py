@@ -7,15 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.bundle import (
-    GOLDEN,
-    PAGE,
-    REPORT,
-    SPEC,
-    dimensions,
-    staging,
-    write_manifest,
-)
+from attn_export.attestation.statements import write_statements
+from attn_export.bundle import GOLDEN, PAGE, REPORT, SPEC, dimensions, staging, write_manifest
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
 from attn_export.jobs.budgets import limits_of, write_measured
@@ -59,6 +52,7 @@ def build(
     rtol: float | None = None,
     budgets: Sequence[str] = (),
     seed: int = 0,
+    evidence: bool = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -75,6 +69,7 @@ def build(
         rtol: See `atol`.
         budgets: Limits for a quantised model's distance from the model in float: ``sqnr>=30``.
         seed: For the weights of a spec's module.
+        evidence: Whether to write statements for other tools, in `evidence/`.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
@@ -101,7 +96,8 @@ def build(
             subject = _subject_of(subject, seed)
             limited = limits_of(subject, limited)
             settled = _settled(subject, selection, limits, progress)
-            work = _Work(stage.folder, out, pool, Gate(atol, rtol), progress, dialects, limited)
+            gate = Gate(atol, rtol)
+            work = _Work(stage.folder, out, pool, gate, progress, dialects, limited, evidence)
             judged = work.judge(subject)
             report = _report(name, settled, judged, subject)
             work.write(subject, judged, report)
@@ -172,6 +168,7 @@ class _Work:
     progress: Progress
     dialects: tuple[str, ...]
     budgets: tuple[Budget, ...] = ()
+    evidence: bool = False
 
     def judge(self, subject: Subject) -> _Judged:
         """Export, check, run all cases, and compare."""
@@ -282,6 +279,8 @@ class _Work:
             manifest["bounds"] = {
                 n: [low, None if high == MOST else high] for n, (low, high) in ends
             }
+        if self.evidence:
+            write_statements(folder, manifest)
         write_manifest(folder, manifest)
 
 

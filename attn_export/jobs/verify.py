@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attn_export.attestation.statements import check_statements
 from attn_export.bundle import (
     GOLDEN,
     SPEC,
@@ -144,6 +145,7 @@ class _Replay:
                 quality = read_quality(folder / GOLDEN, goldens, self.budgets)
                 shapes = {name: tuple(entry["shape"]) for name, entry in manifest["inputs"].items()}
                 check_evidence(shapes, [g.case for g in goldens], ours=SPEC in manifest["files"])
+            check_statements(folder, manifest)
             signature = self.signature or state_of(folder)
             stored = goldens
             if self.recompute:

@@ -1,0 +1,141 @@
+"""Statements about a bundle that other tools read: an in-toto test result and a CycloneDX ML-BOM.
+
+Both are made of the manifest and of `report.json` alone, so that `verify` can make them again and
+compare. They are files of the bundle: its manifest lists them, its signature covers them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attn_export.attestation.bill_of_materials import bill_of_materials
+from attn_export.bundle import GOLDEN, REPORT, SPEC
+from attn_export.dialect_names import WEIGHTS
+from attn_export.errors import BundleError, printable
+from attn_export.output_folder import sha256
+from attn_export.schema import ReportFile
+from attn_export.untrusted_files import checked, parse_json, read_text
+
+FOLDER = "evidence"
+STATEMENT, BOM = f"{FOLDER}/test-result.json", f"{FOLDER}/bom.cdx.json"
+
+PASSED, NOT_RUN = "passed", "not run"
+
+
+def write_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write the statements of a bundle, whose other files are there.
+
+    Args:
+        folder: The folder of the bundle.
+        manifest: The content of the manifest, without digests.
+
+    Raises:
+        BundleError: If the report contradicts itself.
+    """
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    digests = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
+    made = _statements(folder, manifest, digests)
+    (folder / FOLDER).mkdir()
+    for name, content in made.items():
+        (folder / name).write_text(_to_text(content), encoding="utf-8")
+
+
+def check_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Refuse statements that are not those of the bundle's files and report.
+
+    Args:
+        folder: The folder of the bundle, whose files were compared with the manifest.
+        manifest: The manifest.
+
+    Raises:
+        BundleError: If a digest, the result, a test or a measured error differs.
+    """
+    if not {STATEMENT, BOM} & manifest["files"].keys():
+        return
+    for name, content in _statements(folder, manifest, manifest["files"]).items():
+        try:
+            same = parse_json(read_text(folder / name)) == content
+        except OSError as error:
+            raise BundleError(f"{folder / name} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise BundleError(f"{folder / name} is no JSON: {printable(error, 100)}") from error
+        if not same:
+            raise BundleError(
+                f"{folder / name} does not say what {REPORT} and the digests say; build the bundle "
+                "again"
+            )
+
+
+def _statements(
+    folder: Path, manifest: Mapping[str, Any], digests: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    try:
+        report = checked(parse_json(read_text(folder / REPORT)), ReportFile)
+    except OSError as error:
+        raise BundleError(f"{folder / REPORT} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise BundleError(f"{folder / REPORT}: {printable(error, 200)}; build it again") from error
+    return {
+        STATEMENT: test_result(report, manifest, digests),
+        BOM: bill_of_materials(report, manifest, _model_files(manifest, digests)),
+    }
+
+
+def test_result(
+    report: ReportFile, manifest: Mapping[str, Any], digests: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return an in-toto statement with the predicate of test results.
+
+    https://github.com/in-toto/attestation/blob/main/spec/predicates/test-result.md
+
+    Args:
+        report: The report.
+        manifest: The manifest; its digests are not read.
+        digests: SHA-256 of the files, by name.
+
+    Returns:
+        The statement. Its subjects are the graphs and weights, its configuration is what they were
+        tested with, and each test is a case of a graph in a runtime.
+
+    Raises:
+        BundleError: If the report passed and a verdict of it did not.
+    """
+    statuses: dict[str, set[str]] = {}
+    for verdict in report.verdicts:
+        name = f"{verdict.runtime}/{verdict.graph}/{verdict.case}"
+        statuses.setdefault(name, set()).add(verdict.status)
+    ran = {name: found - {NOT_RUN} for name, found in statuses.items()}
+    passed = [name for name, found in ran.items() if found == {PASSED}]
+    failed = [name for name, found in ran.items() if found - {PASSED}]
+    if report.passed and (failed or not passed):
+        raise BundleError(f"{REPORT} passed, and its verdicts did not; build the bundle again")
+    given = (name for name in digests if name == SPEC or name.startswith(f"{GOLDEN}/"))
+    return {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": _descriptors(_model_files(manifest, digests)),
+        "predicateType": "https://in-toto.io/attestation/test-result/v0.1",
+        "predicate": {
+            "result": "PASSED" if report.passed else "FAILED",
+            "configuration": _descriptors({name: digests[name] for name in given}),
+            "passedTests": passed,
+            "warnedTests": [],
+            "failedTests": failed,
+        },
+    }
+
+
+def _model_files(manifest: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, str]:
+    """Return the digests of the graphs and of the files with their weights."""
+    is_model = (*manifest["graphs"], WEIGHTS)
+    return {name: digest for name, digest in digests.items() if name in is_model}
+
+
+def _descriptors(digests: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "digest": {"sha256": digests[name]}} for name in sorted(digests)]
+
+
+def _to_text(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"

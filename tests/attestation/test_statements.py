@@ -1,0 +1,182 @@
+"""Statements about bundles, read as other tools read them, and compared with the report."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import shared
+from attestation.keys import make_key
+from conftest import Cli, small_spec
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from google.protobuf import json_format
+from in_toto_attestation.predicates.test_result.v0 import test_result_pb2
+from in_toto_attestation.v1 import statement_pb2
+from in_toto_attestation.v1.statement import Statement
+
+from attn_export import build, verify
+from attn_export.attestation.statements import BOM, STATEMENT
+from attn_export.bundle import REPORT, read_manifest, write_manifest
+from attn_export.errors import BundleError
+from attn_export.jobs.sign import Trust, opened, sign
+from attn_export.output_folder import sha256
+
+STRICT = JsonStrictValidator(SchemaVersion.V1_6)
+
+
+@pytest.fixture(scope="session")
+def stated() -> Path:
+    """Return a bundle with statements. Read it; copy it before changing it."""
+
+    def make(folder: Path) -> None:
+        options = {"runtimes": ["ort-cpu"], "dialects": ["standard", "portable"]}
+        assert build(small_spec(), folder, name="stated", evidence=True, **options).passed
+
+    return shared.once("stated", make)
+
+
+@pytest.fixture
+def copy(stated: Path, tmp_path: Path) -> Path:
+    """Return a bundle with statements that may be changed."""
+    return Path(shutil.copytree(stated, tmp_path / "copy"))
+
+
+def content(bundle: Path, name: str) -> Any:
+    return json.loads((bundle / name).read_text())
+
+
+# -- the in-toto statement ----------------------------------------------------------------------
+
+
+def test_the_statement_is_valid_in_toto_about_the_files_as_they_are(stated):
+    text = (stated / STATEMENT).read_text()
+    found = json_format.Parse(text, statement_pb2.Statement())
+    Statement.copy_from_pb(found).validate()
+    digests = {subject.name: subject.digest["sha256"] for subject in found.subject}
+    assert digests.keys() >= {"model.onnx", "model.portable.onnx"}
+    assert digests == {name: sha256(stated / name) for name in digests}
+
+
+def test_its_predicate_is_a_test_result_that_lists_every_case_that_ran(stated):
+    statement, report = content(stated, STATEMENT), content(stated, REPORT)
+    assert statement["predicateType"] == "https://in-toto.io/attestation/test-result/v0.1"
+    predicate = json_format.ParseDict(statement["predicate"], test_result_pb2.TestResult())
+    assert (predicate.result, list(predicate.failed_tests)) == ("PASSED", [])
+    ran = {f"{v['runtime']}/{v['graph']}/{v['case']}" for v in report["verdicts"]}
+    assert set(predicate.passed_tests) == ran
+    given = {each.name: each.digest["sha256"] for each in predicate.configuration}
+    assert given == {name: sha256(stated / name) for name in given}
+    golden = {f"golden/{p.name}" for p in (stated / "golden").iterdir() if p.is_file()}
+    assert given.keys() >= golden | {"spec.toml"}
+
+
+def test_a_failed_build_states_what_failed(tmp_path):
+    report = build(
+        small_spec(), tmp_path / "out", runtimes=["ort-cpu"], dialects=["standard"], evidence=True,
+        atol=0.0, rtol=0.0,
+    )  # fmt: skip
+    assert report.exit_code == 6
+    predicate = content(tmp_path / "out.failed", STATEMENT)["predicate"]
+    failed = {f"{v.runtime}/{v.graph}/{v.case}" for v in report.verdicts if v.status == "failed"}
+    assert (predicate["result"], set(predicate["failedTests"])) == ("FAILED", failed)
+    assert not failed & set(predicate["passedTests"])
+
+
+# -- the bill of materials ----------------------------------------------------------------------
+
+
+def test_the_bill_of_materials_is_valid_for_the_strict_validator(stated):
+    text = (stated / BOM).read_text()
+    assert STRICT.validate_str(text) is None
+    assert STRICT.validate_str(text.replace('"modelCard"', '"modelcard"')) is not None
+
+
+def test_its_model_card_has_the_largest_errors_of_the_report(stated):
+    card = content(stated, BOM)["metadata"]["component"]["modelCard"]
+    metrics = card["quantitativeAnalysis"]["performanceMetrics"]
+    measured = {(metric["slice"], metric["type"]): float(metric["value"]) for metric in metrics}
+    verdicts = [v for v in content(stated, REPORT)["verdicts"] if v["whole"] is not None]
+    for verdict in verdicts:
+        place = ", ".join(verdict[part] for part in ("runtime", "graph", "output"))
+        found = measured[(place, "relative L2 error of an output against float64")]
+        assert verdict["whole"] <= found * (1 + 1e-5)
+    worst = max(verdict["whole"] for verdict in verdicts)
+    assert any(value == pytest.approx(worst, rel=1e-5) for value in measured.values())
+
+
+def test_it_names_the_files_the_inputs_and_the_packages(stated):
+    bom, manifest = content(stated, BOM), read_manifest(stated)
+    model = bom["metadata"]["component"]
+    hashes = {file["name"]: file["hashes"][0]["content"] for file in model["components"]}
+    assert hashes == {name: manifest["files"][name] for name in hashes}
+    assert hashes.keys() >= set(manifest["graphs"])
+    formats = [end["format"] for end in model["modelCard"]["modelParameters"]["inputs"]]
+    assert [text.split(":")[0] for text in formats] == list(manifest["inputs"])
+    versions = {package["name"]: package["version"] for package in bom["components"]}
+    assert versions == manifest["versions"]
+
+
+# -- verify -------------------------------------------------------------------------------------
+
+
+def changed(bundle: Path, name: str, change: Callable[[Any], None]) -> None:
+    """Change a JSON file, and make the digests fit again."""
+    value = content(bundle, name)
+    change(value)
+    (bundle / name).write_text(json.dumps(value))
+    manifest = read_manifest(bundle)
+    kept = {k: v for k, v in manifest.items() if k not in ("format", "files", "digest")}
+    write_manifest(bundle, kept)
+
+
+LIES: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "another result": (STATEMENT, lambda it: it["predicate"].update(result="WARNED")),
+    "a test less": (STATEMENT, lambda it: it["predicate"]["passedTests"].pop()),
+    "another digest": (STATEMENT, lambda it: it["subject"][0]["digest"].update(sha256="0" * 64)),
+    "a subject less": (STATEMENT, lambda it: it["subject"].pop()),
+    "a smaller error": (
+        BOM,
+        lambda it: it["metadata"]["component"]["modelCard"]["quantitativeAnalysis"][
+            "performanceMetrics"
+        ][0].update(value="0"),
+    ),
+    "another file": (BOM, lambda it: it["metadata"]["component"]["components"][0].update(name="x")),
+    "no statement": (STATEMENT, lambda it: it.clear()),
+    "another report": (REPORT, lambda it: it["verdicts"].__delitem__(slice(1, None))),
+    "a report that failed": (REPORT, lambda it: it.update(passed=False)),
+    "a report with a failure": (REPORT, lambda it: it["verdicts"][0].update(status="failed")),
+    "a report without verdicts": (REPORT, lambda it: it.pop("verdicts")),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_verify_refuses_statements_that_differ_from_the_report(lie, copy):
+    changed(copy, *LIES[lie])
+    with pytest.raises(BundleError):
+        verify(copy, runtimes=["ort-cpu"])
+
+
+def test_one_of_two_statements_is_refused(copy):
+    (copy / BOM).unlink()
+    changed(copy, REPORT, dict.copy)
+    with pytest.raises(BundleError, match=r"bom\.cdx\.json cannot be read"):
+        verify(copy, runtimes=["ort-cpu"])
+
+
+def test_a_bundle_with_statements_is_verified_signed_and_built_again(copy, cli: Cli, tmp_path):
+    make_key(tmp_path, "own", "P-256")
+    before = {name: (copy / name).read_bytes() for name in (STATEMENT, BOM)}
+    sign(copy, key=tmp_path / "own.pem")
+    done = cli("verify", copy, "--trust", tmp_path / "own.pub.pem", "--runtime", "ort-cpu")
+    assert done.returncode == 0, done.stderr
+    options = ["--dialect", "standard", "--dialect", "portable", "--runtime", "ort-cpu"]
+    done = cli("build", copy / "spec.toml", *options, "--evidence", "--output", copy, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert (copy / STATEMENT).read_bytes() == before[STATEMENT]
+    with pytest.raises(BundleError, match="unsigned"), opened(copy, Trust("unused")):
+        pass
