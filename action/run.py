@@ -6,6 +6,8 @@ ends with the command's code.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -22,8 +24,10 @@ REPORTS = {"--json": JSON, "--junit": "junit.xml", "--html": "report.html"}
 def main() -> int:
     """Run the command and report how it ended."""
     folder = Path(given("REPORT_DIR") or "attn-export-report")
+    attested, checksums = None, ""
     try:
         command = arguments(folder)
+        attested = attested_bundle()
         folder.mkdir(parents=True, exist_ok=True)
         for name in REPORTS.values():  # of an earlier step: it says nothing of this run
             (folder / name).unlink(missing_ok=True)
@@ -32,6 +36,8 @@ def main() -> int:
         annotate(str(error))
     else:
         code = run(command)
+        checksums = written_checksums(attested) if attested and code == 0 else ""
+    tell("checksums", checksums)
     tell("exit-code", str(code))
     tell("passed", "true" if code == 0 else "false")
     tell("report", str(folder / JSON) if (folder / JSON).is_file() else "")
@@ -56,6 +62,42 @@ def arguments(folder: Path) -> list[str]:
     options += [f"--require={name.strip()}" for name in lines("REQUIRE")]
     options += [f"--baseline={baseline}"] if baseline else []
     return ["build", *options, *build] if build else ["verify", *options, "--", bundle]
+
+
+def attested_bundle() -> Path | None:
+    """Return the folder that `build` writes and whose provenance is wanted, if it is.
+
+    Raises:
+        ValueError: If `provenance` is something else, or cannot be had here.
+    """
+    wanted, build = given("PROVENANCE"), lines("BUILD")
+    if wanted in ("", "false"):
+        return None
+    if wanted != "true":
+        raise ValueError(f"`provenance` is `true` or empty, and not {wanted!r}")
+    # Of a bundle that was there before, the job knows nothing.
+    named = [line.removeprefix("--output=") for line in build if line.startswith("--output=")]
+    if not named:
+        raise ValueError("`provenance` is for a `build` with a line --output=DIR")
+    if not os.environ.get("ACTIONS_ID_TOKEN_REQUEST_URL"):
+        raise ValueError("`provenance` needs `permissions: id-token: write, attestations: write`")
+    return Path(named[-1])
+
+
+def written_checksums(bundle: Path) -> str:
+    """Write the digests of a bundle's manifest, graphs and weights; the path of the file.
+
+    The manifest has the digests of all other files.
+    """
+    content = (bundle / "manifest.json").read_bytes()
+    manifest = json.loads(content)
+    names = {*manifest["graphs"], "weights.safetensors"}
+    digests = {name: digest for name, digest in manifest["files"].items() if name in names}
+    digests["manifest.json"] = hashlib.sha256(content).hexdigest()
+    place = tempfile.mkdtemp(prefix="attn-export-", dir=os.environ.get("RUNNER_TEMP") or None)
+    file = Path(place, "checksums.txt")
+    file.write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
+    return str(file)
 
 
 def run(command: list[str]) -> int:

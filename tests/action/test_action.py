@@ -18,6 +18,7 @@ from composite import Composite, Ran
 from conftest import ROOT
 
 from attn_export.bundle import read_manifest, write_manifest
+from attn_export.output_folder import sha256
 
 ACTION = ROOT / "action"
 UPLOAD = "actions/upload-artifact"
@@ -198,3 +199,52 @@ def test_where_nothing_can_be_installed_nothing_is_run(
     assert ran.code == 3
     assert ran.outputs == {"exit-code": "", "passed": "", "report": ""}
     assert list(workspace.iterdir()) == []
+
+
+ATTEST = "actions/attest-build-provenance"
+TOKEN = "ACTIONS_ID_TOKEN_REQUEST_URL"
+BUILD = "--embed-dim=16\n--num-heads=2\n--dialect=standard\n--output=out"
+
+
+def test_a_bundle_that_it_built_is_attested_by_its_digests(
+    act: Act, workspace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(TOKEN, "https://example.com")
+    ran = act(build=BUILD, runtimes="ort-cpu", provenance="true")
+    assert ran.code == 0, ran.log
+    lines = Path(ran.used[ATTEST]["subject-checksums"]).read_text().splitlines()
+    digests = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    assert digests.keys() == {"manifest.json", "model.onnx"}
+    assert digests == {name: sha256(workspace / "out" / name) for name in digests}
+
+
+def test_a_build_that_failed_is_not_attested(
+    act: Act, workspace: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(TOKEN, "https://example.com")
+    gate = "\n--atol=0\n--rtol=0"
+    ran = act(build=BUILD + gate, runtimes="ort-cpu", provenance="true")
+    assert ran.code == 6
+    assert ATTEST not in ran.used
+
+
+@pytest.mark.parametrize(
+    ("inputs", "token", "says"),
+    [
+        ({"build": BUILD, "provenance": "true"}, "", "needs `permissions: id-token: write"),
+        ({"build": "--variant=mqa", "provenance": "true"}, "url", "with a line --output=DIR"),
+        ({"bundle": "out", "provenance": "true"}, "url", "is for a `build`"),
+        ({"build": BUILD, "provenance": "yes"}, "url", "is `true` or empty, and not 'yes'"),
+    ],
+    ids=["no permission", "no output", "a bundle", "another word"],
+)
+def test_provenance_that_cannot_be_had_is_refused_before_the_build(
+    inputs: dict[str, str], token: str, says: str, act: Act, workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.setenv(TOKEN, token)
+    ran = act(**inputs)
+    assert (ran.code, ran.log.count("::error")) == (2, 1)
+    assert says in ran.log
+    assert ATTEST not in ran.used
+    assert not (workspace / "out").exists()
