@@ -39,11 +39,16 @@ _held: set[int] = set()
 
 
 @contextlib.contextmanager
-def scratch() -> Iterator[Path]:
-    """Make a new folder, removed at the end. `TMPDIR` is honoured where it is set."""
+def scratch(*, in_memory: bool = True) -> Iterator[Path]:
+    """Make a new folder, removed at the end. `TMPDIR` is honoured where it is set.
+
+    Args:
+        in_memory: Whether it may lie in memory; false for copies of large files.
+    """
     for place in (MEMORY, Path(tempfile.gettempdir())):
         _sweep_once(place)
-    with _new_folder(_place(), "attn-export.", mode=0o700) as folder:
+    place = _place() if in_memory else Path(tempfile.gettempdir())
+    with _new_folder(place, "attn-export.", mode=0o700) as folder:
         yield folder
 
 

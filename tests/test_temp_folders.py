@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from attn_export import temp_folders
 from attn_export.atomic_replace import exchange, take_place
 from attn_export.temp_folders import folder_beside, scratch, sweep
 
@@ -200,6 +202,15 @@ def test_an_exchange_is_one_step_and_leaves_both(tmp_path: Path):
     assert names(tmp_path) == ["one", "one/other", "other", "other/one"]
     with pytest.raises(FileNotFoundError):
         exchange(tmp_path / "one", tmp_path / "missing")
+
+
+def test_a_folder_for_large_files_is_not_in_memory(tmp_path, monkeypatch):
+    monkeypatch.delenv("TMPDIR", raising=False)
+    monkeypatch.setattr(temp_folders, "MEMORY", tmp_path)
+    monkeypatch.setattr(temp_folders, "MIN_FREE_BYTES", 0)
+    with scratch() as small, scratch(in_memory=False) as large:
+        assert small.parent == tmp_path
+        assert large.parent == Path(tempfile.gettempdir())
 
 
 @pytest.mark.parametrize("swaps", [True, False], ids=["exchange", "two renames"])

@@ -161,7 +161,7 @@ def trusted_copy(bundle: Path, trust: Trust) -> Iterator[tuple[Path, Signature]]
         signer = check_identity(bundle, signature, trust.signer, trust.issuer)
     # First in place: what is not signed could be too large to copy.
     check_covers(bundle, signature)
-    with scratch() as folder:
+    with scratch(in_memory=False) as folder:
         for name in signature.digests:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle / name, folder / name, follow_symlinks=False)

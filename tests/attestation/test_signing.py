@@ -236,6 +236,24 @@ def spaced_signature(bundle: Path) -> None:
     (bundle / SIGNATURE).write_text(json.dumps(content))
 
 
+def unused_bits(bundle: Path) -> None:
+    """Change a character of base64 in bits that decode to nothing."""
+    content = json.loads((bundle / SIGNATURE).read_text())
+    content["dsseEnvelope"]["signatures"][0]["sig"] = "QR=="  # decodes as QQ== does
+    (bundle / SIGNATURE).write_text(json.dumps(content, separators=(",", ":")))
+
+
+def doubled_file(bundle: Path) -> None:
+    """List a file twice, with two digests."""
+    content = json.loads((bundle / SIGNATURE).read_text())
+    payload = json.loads(base64.b64decode(content["dsseEnvelope"]["payload"]))
+    resources = payload["predicate"]["resources"]
+    resources.append({**resources[0], "digest": "0" * 64})
+    encoded = base64.b64encode(json.dumps(payload).encode()).decode()
+    content["dsseEnvelope"]["payload"] = encoded
+    (bundle / SIGNATURE).write_text(json.dumps(content, separators=(",", ":")))
+
+
 def new_manifest(bundle: Path) -> None:
     """Change a file, and every digest of it that needs no key."""
     from attn_export.bundle import read_manifest, write_manifest
@@ -273,6 +291,8 @@ CHANGES: dict[Callable[[Path], None], str] = {
     huge_signature: "it has 1073741824 bytes",
     deep_signature: "nested too deep",
     spaced_signature: "was changed after it was written",
+    unused_bits: "its base64 was changed",
+    doubled_file: "it lists a file twice",
     new_manifest: "was changed after the bundle was signed",
     forged_statement: "is not genuine",
 }
