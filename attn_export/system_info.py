@@ -45,9 +45,15 @@ def environment() -> dict[str, Any]:
 
 
 EXTRAS = {
-    "onnxruntime": "cpu", "torch": "build", "onnxscript": "build", "matplotlib": "build",
-    "model_signing": "sign", "OpenSSL": "sign", "cryptography": "sign",
+    "onnxruntime": "cpu",
+    "torch": "build",
+    "onnxscript": "build",
+    "matplotlib": "build",
+    "model_signing": "sign",
+    "OpenSSL": "sign",
+    "cryptography": "sign",
     "distributed": "sweep",
+}
 """The extra of this package that brings a package."""
 
 

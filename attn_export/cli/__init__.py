@@ -30,8 +30,8 @@ from attn_export.cli.options import (
     spec_options,
 )
 from attn_export.cli.output import Output, output_options
-from attn_export.cli.sweep_command import sweep_command, worker_command
 from attn_export.cli.sign_command import sign_command
+from attn_export.cli.sweep_command import sweep_command, worker_command
 from attn_export.errors import (
     INTERRUPTED,
     READER_GONE,
