@@ -8,9 +8,10 @@ import lzma
 import re
 import tarfile
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.error import HTTPError
 
 from attn_export.atomic_replace import take_place
@@ -75,6 +76,24 @@ def unpack(package: bytes, folder: Path, wanted: Callable[[str], bool]) -> None:
             kept = member.isfile() or (member.issym() and not member.linkname.startswith("/"))
             if kept and wanted(member.name):
                 archive.extract(member, folder, filter="data")
+
+
+def unpack_pinned(
+    source: Mapping[str, Any], folder: Path, wanted: Callable[[str], bool], say: Say
+) -> None:
+    """Download packages of known digests, and unpack files of them.
+
+    Args:
+        source: `release`, and `packages`: their paths in an archive, with their digests.
+        folder: The folder to write into.
+        wanted: Whether to unpack a path.
+        say: The receiver of progress messages.
+
+    Raises:
+        InstallError: If one cannot be downloaded.
+    """
+    for path, sha256 in source["packages"].items():
+        unpack(fetch_pinned(path, sha256, source["release"], say), folder, wanted)
 
 
 def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:

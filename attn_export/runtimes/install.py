@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from attn_export.errors import one_line
 from attn_export.interruption import end_on_signal
 from attn_export.runtimes import (
+    install_arm64_compiler,
     install_cpus,
     install_cuda_stand_in,
     install_javascript,
@@ -23,6 +24,7 @@ from attn_export.runtimes.install_folder import InstallError, home
 
 CPUS = "cpus"
 NATIVE, JAVASCRIPT = ("c", "cpp"), ("node", "wasm", "webgpu")
+ARM64_COMPILER = install_arm64_compiler.NAME
 DRY_RUN = install_cuda_stand_in.NAME
 REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, DRY_RUN)
 WHEELS: Mapping[str, tuple[str, ...]] = {
@@ -34,7 +36,7 @@ WHEELS: Mapping[str, tuple[str, ...]] = {
 }
 ALL = "all"
 SYSTEM_PACKAGES = "--system-packages"
-EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT, CPUS, DRY_RUN)
+EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT, CPUS, ARM64_COMPILER, DRY_RUN)
 
 
 def main() -> int:
@@ -77,6 +79,8 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
         install_ort_native.install(home(), say)
     if CPUS in names:
         install_cpus.install(home(), say)
+    if ARM64_COMPILER in names:
+        install_arm64_compiler.install(home(), say)
     scripts = set(names) & set(JAVASCRIPT)
     if scripts:
         install_javascript.install(home(), scripts, say, system_packages=system_packages)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from attn_export.atomic_replace import take_place
-from attn_export.runtimes.debian_packages import Say, fetch_pinned, unpack
+from attn_export.runtimes.debian_packages import Say, unpack_pinned
 from attn_export.runtimes.emulated_cpu import NAME, PYTHON, TABLE, table
 from attn_export.runtimes.install_folder import STAMP, InstallError, digest
 from attn_export.temp_folders import folder_beside, scratch
@@ -39,23 +39,16 @@ def install(folder: Path, say: Say) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with folder_beside(target) as new:
         say("downloading qemu (70 MB), and Python and ONNX Runtime for ARM (45 MB)")
-        _unpack(table()["qemu"], new, say)
+        unpack_pinned(table()["qemu"], new, _is_needed, say)
         for name in EMULATORS:
             (new / "usr" / "bin" / name).rename(new / name)
         shutil.rmtree(new / "usr")
         root = new / ARM
-        _unpack(table()[ARM], root, say)
+        unpack_pinned(table()[ARM], root, _is_needed, say)
         _bring_wheels(table()[ARM]["wheels"], root / "site")
         _check(new)
         (new / STAMP).write_text(digest([TABLE]))
         take_place(new, target)
-
-
-def _unpack(source: Mapping[str, object], folder: Path, say: Say) -> None:
-    packages, release = source["packages"], str(source["release"])
-    assert isinstance(packages, dict)
-    for path, sha256 in packages.items():
-        unpack(fetch_pinned(path, sha256, release, say), folder, _is_needed)
 
 
 def _is_needed(path: str) -> bool:
