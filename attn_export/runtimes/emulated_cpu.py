@@ -26,6 +26,11 @@ BASE = "ort-cpu"
 ALL = "all"
 PYTHON = "usr/bin/python3.11"
 
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+OPENBLAS = {**ONE_THREAD, "OPENBLAS_CORETYPE": "Nehalem"}
+"""The environment of numpy, which is not what is tested, on x86: OpenBLAS does not know qemu's
+Nehalem and Westmere, and runs instructions there that they do not have."""
+
 MATTERS = re.compile(r"requested feature: \S+?\.((?:avx|amx|fma|f16c|sse|ssse)[\w-]*)")
 """A feature of qemu's warnings that decides which kernels run. Others, such as transactional
 memory, do not."""
@@ -150,13 +155,13 @@ class EmulatedCpu(OrtCpu):
         """
         command = [str(self._emulator()), "-cpu", self.cpu.model]
         if not self._needs_other_python:
-            return [*command, sys.executable, *words], None
+            return [*command, sys.executable, *words], {**os.environ, **OPENBLAS}
         root = home() / NAME / self.cpu.machine
         of_host = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME")
         environment = {name: text for name, text in os.environ.items() if name not in of_host}
         package = Path(__file__).resolve().parents[2]
         environment["PYTHONPATH"] = os.pathsep.join(map(str, (root / "site", package)))
-        environment["OPENBLAS_NUM_THREADS"] = "1"
+        environment |= ONE_THREAD
         return [*command, "-L", str(root), str(root / PYTHON), "-S", *words], environment
 
 
