@@ -96,12 +96,14 @@ class EmulatedCpu(OrtCpu):
 
     Attributes:
         patience: Factor on the time limits: emulated instructions take longer.
+        own_mib: The memory of the emulator itself, in MiB.
 
     Raises:
         UsageError: If there is no such processor.
     """
 
     patience = 3.0
+    own_mib = 256
 
     def __init__(self, cpu: str) -> None:
         cpu = cpu.lower()

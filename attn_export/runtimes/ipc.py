@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -53,8 +54,13 @@ def jobs_from_stdin() -> queue.Queue[dict[str, Any] | None]:
     return jobs
 
 
-def limit_memory(mib: int) -> None:
-    """Limit the memory that this process may allocate; 0 for no limit."""
+def limit_memory(mib: int, pid: int | None = None) -> None:
+    """Limit the memory that a process may allocate.
+
+    Args:
+        mib: The limit in MiB; 0 for none.
+        pid: The process, on Linux. Default: this one.
+    """
     if mib <= 0:
         return
     import resource
@@ -63,7 +69,11 @@ def limit_memory(mib: int) -> None:
     # reserves far more address space than it uses.
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = mib << 20 if hard == resource.RLIM_INFINITY else min(mib << 20, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    if pid is None:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    else:
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            resource.prlimit(pid, resource.RLIMIT_DATA, (limit, hard))
 
 
 def outcome_of(error: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from attn_export.results import GraphFile, Outcome
 from attn_export.runtimes.child import Child, module_command
+from attn_export.runtimes.ipc import limit_memory
 from attn_export.runtimes.protocol import Facts, Launched, Limits, Options, Runtime
 
 # -- A process that serves cases, one after another, and how that ended -------------------------
@@ -132,6 +133,9 @@ class Worker(Serving):
             limits = dataclasses.replace(limits, seconds=limits.seconds * runtime.patience)
         super().__init__(command, limits, environment)
         self.runtime = runtime
+        if isinstance(runtime, Launched) and limits.memory_mib:
+            # An emulator does not pass on the limit that the process sets itself.
+            limit_memory(limits.memory_mib + runtime.own_mib, self.pid)
 
     def start(
         self,

@@ -143,6 +143,8 @@ class Launched(Protocol):
 
     patience: float
     """Factor on the time limits."""
+    own_mib: int
+    """Memory that the other program takes for itself, in MiB."""
 
     def launched(self, words: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
         """Return the command that runs Python, and its environment; None for this process's own.

@@ -79,10 +79,12 @@ def test_a_process_that_stands_still_has_hung_and_is_ended(bundle: Path):
     assert gone(pid)
 
 
-def test_a_process_over_its_memory_is_out_of_memory_not_crashed(tmp_path: Path):
+@pytest.mark.parametrize("name", ["ort-cpu", "ort-cpu@haswell"])
+def test_a_process_over_its_memory_is_out_of_memory_not_crashed(name: str, tmp_path: Path, need):
+    need(name)
     big = np.zeros(40_000_000, np.float32)  # 160 MB in, 160 MB out, with 300 MiB to take
     case = one_case(tmp_path, big)
-    with Worker(runtime("ort-cpu"), Limits(threads=1, seconds=60, memory_mib=300)) as worker:
+    with Worker(runtime(name), Limits(threads=1, seconds=60, memory_mib=300)) as worker:
         worker.start(model(tmp_path / "m.onnx", "Exp"), ["x"], [case])
         list(worker.served())
     assert worker.outcome == "out of memory"
