@@ -39,7 +39,7 @@ class SdpaServer(Serving):
         self, limits: Limits, probes: Mapping[str, Probe], cases: Sequence[CaseFiles]
     ) -> None:
         super().__init__(module_command("attn_export.diagnose.sdpa", limits.threads), limits)
-        self._child.tell({"cases": [
+        self.launch().tell({"cases": [
             {"name": name, "inputs": str(source), "outputs": str(target),
              "names": list(probes[name].inputs), "causal": probes[name].graph.causal}
             for name, source, target in cases

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +13,7 @@ from attn_export.results import DECODE, GraphFile, StoredCase
 from attn_export.runtimes.catalogue import CLASSES, DEFAULT, runtime
 from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.process import Worker
-from attn_export.runtimes.protocol import Limits, Runtime
+from attn_export.runtimes.protocol import Launched, Limits, Runtime
 
 ALWAYS_REQUIRED = "ort-cpu"
 ALL = "all"
@@ -109,7 +110,9 @@ class Pool:
             if place in self.workers:  # started before the form was known
                 self.workers.pop(place).close()
         elif place not in self.workers:
-            self.workers[place] = self._stack.enter_context(Worker(kind, self._limits))
+            waits = isinstance(kind, Launched)
+            worker = Worker(kind, self._limits, waits=waits)
+            self.workers[place] = self._stack.enter_context(worker)
 
     @property
     def absent(self) -> list[Absent]:
@@ -151,6 +154,15 @@ class Pool:
             ]
             decodes = [case.name for case in self._cases[graph] if case.kind == DECODE]
             worker.start(folder / graph, inputs, files, self._forms[graph], axes, decodes)
+        self._line_up()
+
+    def _line_up(self) -> None:
+        """Let emulated processes run one after the other: dozens at once would fill the memory."""
+        waiting = [w for w in self.workers.values() if isinstance(w.runtime, Launched)]
+        for worker, follower in itertools.pairwise(waiting):
+            worker.follower = follower
+        if waiting:
+            waiting[0].launch()
 
     def expected_of(self, graph: str) -> int:
         """Return the number of cases that each runtime received for a graph."""

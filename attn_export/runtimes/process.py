@@ -42,6 +42,7 @@ class Serving:
         command: The command line.
         limits: For it.
         environment: Its environment; this process's own where None.
+        waits: Whether it is started by `launch` only.
 
     Attributes:
         outcome: The way in which it ended; `"ran"` only when every case was served.
@@ -55,6 +56,8 @@ class Serving:
         command: Sequence[str],
         limits: Limits,
         environment: Mapping[str, str] | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
         self.limits = limits
         self.outcome: Outcome = "crashed"
@@ -65,7 +68,10 @@ class Serving:
             "seconds_limit": limits.seconds,
             "memory_limit_mib": limits.memory_mib,
         }
-        self._child = Child(command, environment)
+        self._command, self._environment = command, environment
+        self._child: Child | None = None
+        if not waits:
+            self.launch()
 
     def __enter__(self) -> Self:
         return self
@@ -76,18 +82,25 @@ class Serving:
     @property
     def pid(self) -> int:
         """The process."""
-        return self._child.pid
+        return self.launch().pid
+
+    def launch(self) -> Child:
+        """Start the process, unless it was started."""
+        if self._child is None:
+            self._child = Child(self._command, self._environment)
+        return self._child
 
     def served(self) -> Iterator[Served]:
         """Yield the cases after they are served. Afterwards `outcome` and `reason` are set."""
+        child = self.launch()
         while True:
             try:
-                event = self._child.hear(self.limits.seconds)
+                event = child.hear(self.limits.seconds)
             except TimeoutError as error:
                 self.outcome, self.reason = "hung", str(error)
                 return
             if event is None:
-                self.outcome, self.reason = "crashed", self._child.how_it_died()
+                self.outcome, self.reason = "crashed", child.how_it_died()
                 return
             if event["event"] == "case":
                 yield Served(
@@ -101,7 +114,8 @@ class Serving:
 
     def close(self) -> None:
         """End the process and its children."""
-        self._child.close()
+        if self._child is not None:
+            self._child.close()
 
     def _note(self, event: dict[str, Any]) -> bool:
         """Keep a reported fact, and return whether it was the last event."""
@@ -123,19 +137,47 @@ class Serving:
 
 
 class Worker(Serving):
-    """One process for one graph. Started early, it imports its SDK while others work."""
+    """One process for one graph. Started early, it imports its SDK while others work.
 
-    def __init__(self, runtime: Runtime, limits: Limits) -> None:
+    Args:
+        runtime: The runtime.
+        limits: For the process.
+        waits: Whether the process is started by `launch` only.
+
+    Attributes:
+        follower: A process to start when this one is waited for, if any.
+    """
+
+    def __init__(self, runtime: Runtime, limits: Limits, *, waits: bool = False) -> None:
+        self.runtime = runtime
+        self.follower: Worker | None = None
+        self._job: dict[str, Any] | None = None
         command = worker_command(runtime.name, limits.memory_mib or 0, limits.threads)
         environment = None
         if isinstance(runtime, Launched):
             command, environment = runtime.launched(command[1:])
             limits = dataclasses.replace(limits, seconds=limits.seconds * runtime.patience)
-        super().__init__(command, limits, environment)
-        self.runtime = runtime
-        if isinstance(runtime, Launched) and limits.memory_mib:
+        super().__init__(command, limits, environment, waits=waits)
+
+    def launch(self) -> Child:
+        """Start the process and send it its job, if there is one, unless it was started."""
+        if self._child is not None:
+            return self._child
+        child = super().launch()
+        if isinstance(self.runtime, Launched) and self.limits.memory_mib:
             # An emulator does not pass on the limit that the process sets itself.
-            limit_memory(limits.memory_mib + runtime.own_mib, self.pid)
+            limit_memory(self.limits.memory_mib + self.runtime.own_mib, child.pid)
+        if self._job is not None:
+            child.tell(self._job)
+        return child
+
+    def served(self) -> Iterator[Served]:
+        """Yield the cases after they are served. Afterwards `outcome` and `reason` are set."""
+        self.launch()
+        if self.follower is not None:
+            self.follower.launch()
+        yield from super().served()
+        self.close()  # its memory is for the next ones
 
     def start(
         self,
@@ -178,7 +220,9 @@ class Worker(Serving):
                 for name, source, target in cases
             ],
         }
-        self._child.tell(job)  # Has it ended? `served` finds out how.
+        self._job = job
+        if self._child is not None:
+            self._child.tell(job)  # Has it ended? `served` finds out how.
 
 
 def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:

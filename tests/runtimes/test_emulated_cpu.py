@@ -13,6 +13,7 @@ from shared import extended, once
 from attn_export import AttentionSpec, build, verify
 from attn_export.errors import UsageError
 from attn_export.parity.cpu_notes import cpu_notes
+from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, Verdict
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.emulated_cpu import cpus, emulated
@@ -36,6 +37,20 @@ def bundle(dtype: str) -> Path:
     return once(f"cpus/{dtype}", make)
 
 
+class CountOfEmulators(Progress):
+    """The largest number of emulators that this process had started, seen after each case."""
+
+    most = 0
+
+    def advance(self, text: str) -> None:
+        """Count the children."""
+        super().advance(text)
+        lists = Path("/proc/self/task").glob("*/children")
+        pids = [pid for path in lists for pid in path.read_text().split()]
+        names = [Path("/proc", pid, "comm").read_text() for pid in pids]
+        self.most = max(self.most, sum(name.startswith("qemu-") for name in names))
+
+
 def worst(verdicts: tuple[Verdict, ...], name: str) -> float:
     return max(v.worst for v in verdicts if v.runtime == name and v.worst is not None)
 
@@ -43,8 +58,10 @@ def worst(verdicts: tuple[Verdict, ...], name: str) -> float:
 @pytest.mark.parametrize("name", [ARM, X86, *extended([OLD_X86], lambda _: False)])
 def test_every_graph_passes_on_an_emulated_processor(name: str, need):
     need(name)
-    report = verify(bundle("float32"), runtimes=["ort-cpu", name])
+    counted = CountOfEmulators()
+    report = verify(bundle("float32"), runtimes=["ort-cpu", name], progress=counted)
     assert report.passed
+    assert counted.most == 2  # the one that is waited for, and the next
     graphs = {v.graph for v in report.verdicts}
     assert {v.graph for v in report.verdicts if v.runtime == name} == graphs
     assert len(graphs) == 3
