@@ -7,7 +7,7 @@ import concurrent.futures
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from attn_export.errors import RuntimeFailure, one_line
@@ -48,7 +48,17 @@ class _Work:
         return [Cell(self.source, dialect, self.runtime) for dialect in self.dialects]
 
 
-def run_sweep(plan: Plan, store: Store, client: Client, progress: Progress | None = None) -> int:
+Tasks = tuple[Callable[..., Any], Callable[..., Any]]
+"""The functions that workers run, of the arguments of `build_packed` and `run_packed`."""
+
+
+def run_sweep(
+    plan: Plan,
+    store: Store,
+    client: Client,
+    progress: Progress | None = None,
+    tasks: Tasks = (build_packed, run_packed),
+) -> int:
     """Run the cells that the store does not have; return their number.
 
     Args:
@@ -56,12 +66,13 @@ def run_sweep(plan: Plan, store: Store, client: Client, progress: Progress | Non
         store: The results. A cell is in it as soon as it has come.
         client: Of the cluster.
         progress: Receiver of progress.
+        tasks: Others take their place where the engine itself is measured.
     """
     progress = progress or Progress()
     finished = store.finished()
     missing = [cell for cell in plan.cells if cell.id not in finished]
     progress.expect(len(missing))
-    ours = _Sweep(plan, store, client, progress, time.monotonic())
+    ours = _Sweep(plan, store, client, progress, tasks)
     from distributed.comm import CommClosedError
 
     try:
@@ -77,10 +88,11 @@ def run_sweep(plan: Plan, store: Store, client: Client, progress: Progress | Non
 
 class _Sweep:
     def __init__(
-        self, plan: Plan, store: Store, client: Client, progress: Progress, started: float
+        self, plan: Plan, store: Store, client: Client, progress: Progress, tasks: Tasks
     ) -> None:
         self._plan, self._store, self._client = plan, store, client
-        self._progress, self._started = progress, started
+        self._progress, self._started = progress, time.monotonic()
+        self._build_task, self._run_task = tasks
         self._done = 0
         self._work: list[_Work] = []
         self._bundles: dict[str, Future] = {}
@@ -111,7 +123,7 @@ class _Sweep:
         for cell in cells:
             by_runtime.setdefault(cell.runtime, []).append(cell.dialect)
         self._bundles[source.key] = self._client.submit(
-            build_packed, source.kind, source.content, self._plan.dialects, self._plan.seed,
+            self._build_task, source.kind, source.content, self._plan.dialects, self._plan.seed,
             key=f"build-{source.key}", pure=False, retries=TRIES - 1,
         )  # fmt: skip
         for runtime, dialects in by_runtime.items():
@@ -120,7 +132,7 @@ class _Sweep:
 
     def _run(self, source: Source, runtime: str, dialects: Sequence[str]) -> Future:
         return self._client.submit(
-            run_packed, self._bundles[source.key], runtime, dialects,
+            self._run_task, self._bundles[source.key], runtime, dialects,
             key=f"run-{source.key}-{runtime}", pure=False, retries=TRIES - 1,
             resources={resource(runtime): 1},
         )  # fmt: skip

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -207,6 +208,9 @@ def _specs(path: Path, file: _File) -> Iterator[Source]:
         unknown = [name for name in fields if name not in known]
         if unknown:
             raise UsageError(f"{path}: a spec has no field {unknown[0][:60]!r}")
+        count = math.prod(len(_values(name, value)) for name, value in fields.items())
+        if count > MOST_CELLS:
+            raise UsageError(f"{path} has more than {MOST_CELLS} cells; split it")
         for values in itertools.product(*(_values(name, v) for name, v in fields.items())):
             plain = dict(zip(fields, values, strict=True))
             if any(_excludes(rule, plain) for rule in file.exclude):

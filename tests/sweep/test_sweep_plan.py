@@ -74,9 +74,7 @@ def test_a_rule_excludes_specs_that_contradict_themselves(tmp_path: Path):
     assert len(plan.sources) == 3
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+WRONG = [
         ("[[spec]]\nembed_dim = 32\n", "the spec has no 'num_heads'"),
         (f"{BASE}[[spec]]\nheads = 3\n", "a spec has no field 'heads'"),
         (f"{BASE}[[spec]]\n[[exclude]]\nspeed = 3\n", "names 'speed'"),
@@ -91,8 +89,10 @@ def test_a_rule_excludes_specs_that_contradict_themselves(tmp_path: Path):
         (f"{BASE}[[spec]]\nseed = 1\n", "a spec has no field 'seed'"),
         (f"{BASE}[[spec]]\nhead_dim = [{', '.join(map(str, range(1, 600)))}]\n"
          f"window_left = [{', '.join(map(str, range(400)))}]\n", "more than 200000 cells"),
-    ],
-)  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_what_is_wrong_is_one_line(text: str, message: str, tmp_path: Path):
     with pytest.raises(UsageError, match=message) as error:
         plan_of(tmp_path, text)
