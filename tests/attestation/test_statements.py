@@ -20,12 +20,15 @@ from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
 from attn_export import build, verify
-from attn_export.attestation.statements import BOM, STATEMENT
-from attn_export.bundle import REPORT, read_manifest, write_manifest
+from attn_export.attestation.statements import BOM, STATEMENT, check_statements
+from attn_export.attestation.statements import test_result as statement_of
+from attn_export.bundle import MANIFEST, REPORT, read_manifest, write_manifest
 from attn_export.errors import BundleError
 from attn_export.jobs.sign import Trust, opened, sign
 from attn_export.output_folder import sha256
+from attn_export.schema import ReportedVerdict, ReportFile
 
+OPTIONS: dict[str, Any] = {"runtimes": ["ort-cpu"], "dialects": ["standard", "portable"]}
 STRICT = JsonStrictValidator(SchemaVersion.V1_6)
 
 
@@ -34,16 +37,18 @@ def stated() -> Path:
     """Return a bundle with statements. Read it; copy it before changing it."""
 
     def make(folder: Path) -> None:
-        options = {"runtimes": ["ort-cpu"], "dialects": ["standard", "portable"]}
-        assert build(small_spec(), folder, name="stated", evidence=True, **options).passed
+        assert build(small_spec(), folder, name="stated", evidence=True, **OPTIONS).passed
 
     return shared.once("stated", make)
 
 
 @pytest.fixture
-def copy(stated: Path, tmp_path: Path) -> Path:
-    """Return a bundle with statements that may be changed."""
-    return Path(shutil.copytree(stated, tmp_path / "copy"))
+def part(stated: Path, tmp_path: Path) -> Path:
+    """Return the manifest, the report and the statements of a bundle; they may be changed."""
+    for name in (MANIFEST, REPORT, STATEMENT, BOM):
+        (tmp_path / "part" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(stated / name, tmp_path / "part" / name)
+    return tmp_path / "part"
 
 
 def content(bundle: Path, name: str) -> Any:
@@ -87,6 +92,18 @@ def test_a_failed_build_states_what_failed(tmp_path):
     assert not failed & set(predicate["passedTests"])
 
 
+@pytest.mark.parametrize("statuses", [[], ["failed"], ["passed", "error"], ["not run"]])
+def test_a_report_that_passed_with_other_verdicts_is_contradictory(statuses, stated):
+    verdicts = [
+        ReportedVerdict("ort-cpu", "model.onnx", f"case {n}", "output", status, None, None, None, 0)
+        for n, status in enumerate(statuses)
+    ]
+    manifest = read_manifest(stated)
+    with pytest.raises(BundleError, match="passed, and its verdicts did not"):
+        statement_of(ReportFile("name", True, verdicts), manifest, manifest["files"])
+    assert statement_of(ReportFile("name", False, verdicts), manifest, manifest["files"])
+
+
 # -- the bill of materials ----------------------------------------------------------------------
 
 
@@ -125,13 +142,10 @@ def test_it_names_the_files_the_inputs_and_the_packages(stated):
 
 
 def changed(bundle: Path, name: str, change: Callable[[Any], None]) -> None:
-    """Change a JSON file, and make the digests fit again."""
+    """Change a JSON file."""
     value = content(bundle, name)
     change(value)
     (bundle / name).write_text(json.dumps(value))
-    manifest = read_manifest(bundle)
-    kept = {k: v for k, v in manifest.items() if k not in ("format", "files", "digest")}
-    write_manifest(bundle, kept)
 
 
 LIES: dict[str, tuple[str, Callable[[Any], None]]] = {
@@ -155,28 +169,37 @@ LIES: dict[str, tuple[str, Callable[[Any], None]]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_verify_refuses_statements_that_differ_from_the_report(lie, copy):
-    changed(copy, *LIES[lie])
+def test_statements_that_differ_from_the_report_are_refused(lie, part):
+    manifest = read_manifest(part)
+    check_statements(part, manifest)
+    changed(part, *LIES[lie])
     with pytest.raises(BundleError):
-        verify(copy, runtimes=["ort-cpu"])
+        check_statements(part, manifest)
 
 
-def test_one_of_two_statements_is_refused(copy):
-    (copy / BOM).unlink()
-    changed(copy, REPORT, dict.copy)
+def test_one_of_two_statements_is_refused(part):
+    (part / BOM).unlink()
     with pytest.raises(BundleError, match=r"bom\.cdx\.json cannot be read"):
+        check_statements(part, read_manifest(part))
+
+
+def test_verify_refuses_a_bundle_whose_statement_is_another(stated, tmp_path):
+    copy = Path(shutil.copytree(stated, tmp_path / "copy"))
+    changed(copy, *LIES["a test less"])
+    kept = {k: v for k, v in read_manifest(copy).items() if k not in ("files", "digest")}
+    write_manifest(copy, kept)
+    with pytest.raises(BundleError, match="does not say what report"):
         verify(copy, runtimes=["ort-cpu"])
 
 
-def test_a_bundle_with_statements_is_verified_signed_and_built_again(copy, cli: Cli, tmp_path):
+def test_a_bundle_with_statements_is_verified_signed_and_built_again(stated, cli: Cli, tmp_path):
+    copy = Path(shutil.copytree(stated, tmp_path / "copy"))
     make_key(tmp_path, "own", "P-256")
     before = {name: (copy / name).read_bytes() for name in (STATEMENT, BOM)}
     sign(copy, key=tmp_path / "own.pem")
     done = cli("verify", copy, "--trust", tmp_path / "own.pub.pem", "--runtime", "ort-cpu")
     assert done.returncode == 0, done.stderr
-    options = ["--dialect", "standard", "--dialect", "portable", "--runtime", "ort-cpu"]
-    done = cli("build", copy / "spec.toml", *options, "--evidence", "--output", copy, "--quiet")
-    assert done.returncode == 0, done.stderr
+    assert build(small_spec(), copy, name="stated", evidence=True, **OPTIONS).passed
     assert (copy / STATEMENT).read_bytes() == before[STATEMENT]
     with pytest.raises(BundleError, match="unsigned"), opened(copy, Trust("unused")):
         pass
