@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import os
@@ -13,6 +14,8 @@ from typing import Any
 import numpy as np
 import onnx
 from hostile.values import HOSTILE, changed
+
+from attn_export.attestation.statements import BOM, STATEMENT, write_statements
 
 Random = np.random.Generator
 Maker = Callable[[Path, Path, Random], list[str]]
@@ -128,6 +131,60 @@ def no_file(bundle: Path, place: Path, random: Random) -> list[str]:
     elif kind == 3:
         file.symlink_to("/etc/hostname")
     return reader(place, random)
+
+
+PUBLIC_KEY = """\
+-----BEGIN PUBLIC KEY-----
+MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEljQPNlHeoq3OjHl9INv91UESdIav
+XFi0kmZFjdVOEDrFm1/Ko83HmqEQ28uP7xsS7TzLFQL3VoAMj+U69jp+rw==
+-----END PUBLIC KEY-----
+"""
+
+
+@maker
+def signature(bundle: Path, place: Path, random: Random) -> list[str]:
+    """Change a value of a signature, or of the statement in it."""
+    copied(bundle, place)
+    files = json.loads((place / "manifest.json").read_text())["files"]
+    resources = [{"name": n, "algorithm": "sha256", "digest": files[n]} for n in list(files)[:5]]
+    options = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
+    payload = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": "bundle", "digest": {"sha256": "0" * 64}}],
+        "predicateType": "https://model_signing/signature/v1.0",
+        "predicate": {"resources": resources, "serialization": options},
+    }
+    payload = changed(payload, random) if random.random() < 0.5 else payload
+    encoded = base64.b64encode(json.dumps(payload).encode()).decode()
+    kind = "application/vnd.in-toto+json"
+    envelope = {"payload": encoded, "payloadType": kind, "signatures": [{"sig": "AAAA"}]}
+    hint = hashlib.sha256(PUBLIC_KEY.encode()).hexdigest()
+    material = {"publicKey": {"hint": hint}, "tlogEntries": []}
+    content = {
+        "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+        "verificationMaterial": material,
+        "dsseEnvelope": envelope,
+    }
+    content = changed(content, random) if random.random() < 0.5 else content
+    (place / "model.sig").unlink(missing_ok=True)  # it may be a link, too
+    (place / "model.sig").write_text(json.dumps(content, separators=(",", ":")))
+    key = place.with_name("public.pem")
+    key.write_text(PUBLIC_KEY)
+    return ["verify", str(place), "--quiet", "--runtime", "ort-cpu", "--trust", str(key)]
+
+
+@maker
+def statements(bundle: Path, place: Path, random: Random) -> list[str]:
+    """Change a value of the report, or of a statement made of it."""
+    copied(bundle, place)
+    write_statements(place, json.loads((place / "manifest.json").read_text()))
+    names = (STATEMENT, BOM, "report.json")
+    wrong = names[random.integers(len(names))]
+    for name in names:
+        value = json.loads((place / name).read_text())
+        text = json.dumps(changed(value, random) if name == wrong else value)
+        replaced(place, name, text.encode())
+    return ["verify", str(place), "--quiet", "--runtime", "ort-cpu"]
 
 
 @maker
