@@ -1,11 +1,16 @@
-"""Key pairs in PEM, as openssl writes them."""
+"""Key pairs in PEM, as openssl writes them, and a bundle that one of them signed."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
+import shared
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+
+from attn_export.bundle import read_manifest, write_manifest
+from attn_export.jobs.sign import Trust, opened, sign
 
 PASSPHRASE = b"a passphrase"
 
@@ -27,3 +32,44 @@ def make_key(folder: Path, name: str, kind: str, passphrase: bytes = b"") -> Non
     (folder / f"{name}.pem").write_bytes(private)
     public = key.public_key().public_bytes(form.Encoding.PEM, subject)
     (folder / f"{name}.pub.pem").write_bytes(public)
+
+
+def key_folder() -> Path:
+    """Return a folder with key pairs, NAME.pem and NAME.pub.pem. Read it."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        kinds = {"own": "P-256", "other": "P-256", "p384": "P-384", "p521": "P-521"}
+        for name, kind in {**kinds, "rsa": "RSA", "ed25519": "Ed25519"}.items():
+            make_key(folder, name, kind)
+        make_key(folder, "locked", "P-256", PASSPHRASE)
+        broken = "-----BEGIN PUBLIC KEY-----\nno\n-----END PUBLIC KEY-----\n"
+        (folder / "broken.pem").write_text(broken)
+
+    return shared.once("keys", make)
+
+
+def signed_bundle(bundle: Path) -> Path:
+    """Return a bundle with one case, signed with `own`. Read it; it is quick to copy.
+
+    It has too little evidence for `verify` to pass.
+    """
+
+    def make(folder: Path) -> None:
+        shutil.copytree(bundle, folder, ignore=shutil.ignore_patterns("test_data_set_[1-9]*"))
+        with_digests(folder)
+        sign(folder, key=key_folder() / "own.pem")
+
+    return shared.once("signed", make)
+
+
+def with_digests(bundle: Path) -> None:
+    """Write the manifest of a bundle again, for the files that it has by now."""
+    kept = read_manifest(bundle)
+    write_manifest(bundle, {k: v for k, v in kept.items() if k not in ("files", "digest")})
+
+
+def signer_of(bundle: Path, key: Path) -> str:
+    """Check the signature as `verify --trust` does, and return the signer."""
+    with opened(bundle, Trust(str(key))) as (_, signature):
+        return str(signature)
