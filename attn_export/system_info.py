@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -39,6 +40,15 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
+
+
+def processor() -> str:
+    """Return the name of the machine's processor."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 # -- packages that are not installed ------------------------------------------------------------

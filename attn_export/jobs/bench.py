@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
-from attn_export.system_info import environment
+from attn_export.system_info import environment, processor
 from attn_export.temp_folders import scratch
 
 # -- the machine and the libraries that were measured -------------------------------------------
@@ -39,15 +37,7 @@ def machine() -> dict[str, Any]:
             made["versions"][name] = version(name)
         except PackageNotFoundError:
             continue
-    return {**made, "processor": _processor()}
-
-
-def _processor() -> str:
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-    except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+    return {**made, "processor": processor()}
 
 
 # -- benchmark of a bundle's own graphs against PyTorch and the bare exporter's graph -----------

@@ -1,7 +1,7 @@
 """Baseline of errors: a run that is much worse fails, even within the allowed error.
 
 An engine that starts to compute in fewer bits may stay within 8 times the rounding of PyTorch. Its
-own past does not: on one machine and version the same graph gives the same numbers.
+own past does not: on one processor and version the same graph gives the same numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from attn_export.atomic_replace import write_whole
 from attn_export.errors import OutputError, UsageError, one_line
 from attn_export.results import Report, RuntimeRun, Verdict
 from attn_export.schema import BaselineFile
+from attn_export.system_info import processor
 from attn_export.untrusted_files import checked, parse_json, read_text
 
 FORMAT = "attn-export-baseline/1"
@@ -34,7 +35,7 @@ class Baseline:
     """Content of a baseline file.
 
     Attributes:
-        versions: By ``runtime/graph``, which version each error was seen with.
+        versions: By ``runtime/graph``, the version and processor that each error was seen with.
         shares: The errors.
     """
 
@@ -138,7 +139,9 @@ def _name(verdict: Verdict) -> str:
 
 
 def _version(run: RuntimeRun) -> str:
-    return str(run.facts.get("version", "?"))
+    version = str(run.facts.get("version", "?"))
+    # The name of an emulated processor is part of the runtime's.
+    return version if "@" in run.runtime else f"{version} on {processor()}"
 
 
 def _replace(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from attn_export import verify
 from attn_export.errors import OutputError, UsageError
 from attn_export.parity.baseline import FLOOR, against, read_baseline, write_baseline
 from attn_export.results import Report, RuntimeRun, Verdict
+from attn_export.system_info import processor
 
 
 def report(share: float | None, version: str = "1.0", runtime: str = "some") -> Report:
@@ -46,10 +47,22 @@ def test_the_change_of_versions_is_told_with_it(tmp_path: Path):
     (verdict,) = against(report(0.5, "1.1"), baseline).verdicts
     assert verdict.message == (
         "error 0.5 of allowed was 0.1 in the baseline: more than 4 times worse; "
-        "some 1.0 before, 1.1 now"
+        f"some 1.0 on {processor()} before, 1.1 on {processor()} now"
     )
     (verdict,) = against(report(0.5), baseline).verdicts
-    assert verdict.message.endswith("1.0 as before")
+    assert verdict.message.endswith(f"1.0 on {processor()} as before")
+
+
+def test_another_processor_is_told_and_an_emulated_one_is_the_same_everywhere(tmp_path: Path):
+    for name, says in {
+        "some": f"some 1.0 on another CPU before, 1.0 on {processor()} now",
+        "ort-cpu@haswell": "; 1.0 as before",
+    }.items():
+        path = tmp_path / name
+        write_baseline(path, report(0.1, runtime=name))
+        path.write_text(path.read_text().replace(processor(), "another CPU"))
+        (verdict,) = against(report(0.5, runtime=name), read_baseline(path)).verdicts
+        assert verdict.message.endswith(says)
 
 
 def test_what_failed_anyway_keeps_its_own_message(tmp_path: Path):
