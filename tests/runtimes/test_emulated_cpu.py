@@ -11,8 +11,10 @@ from onnx import TensorProto, helper
 from shared import extended, once
 
 from attn_export import AttentionSpec, build, verify
+from attn_export.bundle import GOLDEN
 from attn_export.errors import UsageError
 from attn_export.parity.cpu_notes import cpu_notes
+from attn_export.parity.golden import case_folders
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, Verdict
 from attn_export.runtimes.catalogue import runtime
@@ -20,9 +22,10 @@ from attn_export.runtimes.emulated_cpu import cpus, emulated
 from attn_export.runtimes.install_folder import VARIABLE
 from attn_export.runtimes.protocol import Limits
 from attn_export.runtimes.run_once import run_once
+from attn_export.tensorfile import read_tensors
 
 ARM, X86 = "ort-cpu@neoverse-n1", "ort-cpu@haswell"
-OLD_X86 = "ort-cpu@westmere"
+OLD_X86, NEW_X86 = "ort-cpu@westmere", "ort-cpu@epyc-milan"
 NO_HALF, SOME_HALF = "ort-cpu@cortex-a72", "ort-cpu@max"
 IN_HALF = "products of float16 in half precision, where others use float32"
 LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
@@ -76,6 +79,37 @@ def test_a_processor_that_adds_in_half_precision_is_named_as_less_exact(need):
     (note,) = (note for note in report.notes if note.startswith("ort-cpu@"))
     assert note.startswith(f"{ARM} has ")
     assert note.endswith(IN_HALF)
+
+
+def outputs_on(name: str, folder: Path) -> list[np.ndarray]:
+    """Return the outputs of a bundle's cases of fewer than 64 queries, one after the other."""
+    inputs, cases = case_folders(folder / GOLDEN)
+    few = [c for c in cases if c.sizes["batch"] * c.sizes["query_len"] < 64]
+    arrays = {c.name: dict(read_tensors(c.folder, "input", inputs)) for c in few}
+    ran = run_once(runtime(name), folder / "model.onnx", arrays, LIMITS)
+    assert ran.outcome == "ran", ran.complaint
+    return [array for c in few for array in ran.outputs[c.name].values()]
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("alike", [(NO_HALF, ARM, "ort-cpu@cortex-a76"), (X86, NEW_X86)])
+def test_in_float32_processors_of_the_same_kernels_agree_to_the_bit(alike: tuple[str, ...], need):
+    for name in alike:
+        need(name)
+    first, *others = (outputs_on(name, bundle("float32")) for name in alike)
+    for other in others:
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", [ARM, X86, OLD_X86, SOME_HALF])
+def test_in_float32_every_processor_is_within_a_few_roundings_of_this_one(name: str, need):
+    need(name)
+    here, there = (outputs_on(each, bundle("float32")) for each in ("ort-cpu", name))
+    for a, b in zip(here, there, strict=True):
+        known = np.isfinite(a) & np.isfinite(b)
+        size = np.linalg.norm(a[known])
+        assert np.linalg.norm((a - b)[known]) <= 4e-6 * size
 
 
 def test_a_processor_whose_instructions_are_not_emulated_is_refused(need):

@@ -1,0 +1,89 @@
+"""Worst errors of models on emulated processors as one table, in markdown, and their file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attn_export.report.data import finite
+from attn_export.report.matrix import UNMEASURED, matrix, shown
+from attn_export.results import Report
+
+Cells = dict[str, dict[str, Any]]
+"""A model's cells by the name of the runtime: `colour`, `text`, `reason`, `worst`, `cases`."""
+
+
+def cells_of(report: Report) -> Cells:
+    """Return the cell of each runtime of a report on one graph."""
+    found: Cells = {}
+    for (runtime, _), cell in matrix(report).cells.items():
+        cases = {verdict.case for verdict in report.verdicts if verdict.runtime == runtime}
+        figures = {"worst": None if cell.worst is None else finite(cell.worst), "cases": len(cases)}
+        found[runtime] = dataclasses.asdict(cell) | figures
+    return found
+
+
+def read_cells(path: Path, versions: Mapping[str, str]) -> dict[str, Cells]:
+    """Return the cells of a file by model; none where other versions made them.
+
+    Args:
+        path: The file; it may be missing.
+        versions: Those of the packages in use.
+    """
+    held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if held.get("versions") != dict(versions):
+        return {}
+    models: dict[str, Cells] = held["models"]
+    return models
+
+
+def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str, made_on: str) -> str:
+    """Return the table, with the reasons for all cells that are not green.
+
+    Args:
+        models: Cells by model.
+        left_out: Models that were not run.
+        when: The date.
+        made_on: Machine and versions, in words.
+    """
+    runtimes = list(dict.fromkeys(name for cells in models.values() for name in cells))
+    reasons = [
+        f"- {model}, {name}: {cell['reason']}"
+        for model, cells in models.items()
+        for name, cell in cells.items()
+        if cell["reason"]
+    ]
+    out = sorted(left_out)
+    return "\n".join(
+        [
+            "# Every model on other processors",
+            "",
+            "The worst error of any output in any case, as a share of what is allowed: the",
+            "`standard` graph in ONNX Runtime, on this machine and on emulated processors. Written",
+            "by `scripts/matrix --cpu all`.",
+            "",
+            f"{made_on}.",
+            "",
+            f"| model | cases | {' | '.join(runtimes)} |",
+            "|---|---|" + "---|" * len(runtimes),
+            *(_row(model, models[model], runtimes) for model in sorted(models)),
+            "",
+            f"{len(models)} models, {when}.",
+            "",
+            *([f"Not run: {', '.join(out)}.", ""] if out else []),
+            *(["## What did not pass", "", *reasons, ""] if reasons else []),
+        ]
+    )
+
+
+def _row(model: str, cells: Cells, runtimes: Iterable[str]) -> str:
+    count = max(cell["cases"] for cell in cells.values())
+    texts = (_text(cells[name]) if name in cells else UNMEASURED for name in runtimes)
+    return f"| {model} | {count} | {' | '.join(texts)} |"
+
+
+def _text(cell: Mapping[str, Any]) -> str:
+    return shown(cell["worst"], ".2f") if cell["colour"] == "green" else f"**{cell['text']}**"
