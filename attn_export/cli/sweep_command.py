@@ -176,3 +176,29 @@ def worker_command(
 
     serve(scheduler, security(tls_ca, tls_cert, tls_key), name)
     return 0
+
+
+@click.command("site")
+@click.argument("folder", metavar="STORE", type=click.Path(path_type=Path))
+@click.option(
+    "--output", metavar="DIR", required=True, type=click.Path(path_type=Path),
+    help="The folder of the page.",
+)  # fmt: skip
+@click.option("--title", default="Can I use attention", show_default=True, help="Its title.")
+def site_command(folder: Path, output: Path, title: str) -> int:
+    """Write the results of a sweep as a static page, with JSON and CSV beside it.
+
+    It shows which runtime computes which attention right, why not, and how to repeat each cell.
+    """
+    from attn_export.sweep.site import write_site
+    from attn_export.sweep.store import FILE, Store
+    from attn_export.system_info import environment
+
+    if not (folder / FILE).is_file():
+        raise UsageError(f"{folder} is no store of a sweep: it has no {FILE}")
+    facts = environment()
+    versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
+    with Store.open(folder) as store:
+        write_site(store.rows(), output, title, [f"Written {facts['date']}.", versions])
+    click.echo(f"page: {output / 'index.html'}")
+    return 0
