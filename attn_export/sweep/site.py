@@ -208,7 +208,13 @@ def _reproduction(row: Row) -> str:
     values = _fields(row)
     if not values:
         return ""
-    spec = AttentionSpec.from_dict(values).to_toml()
+    plain = AttentionSpec(embed_dim=values["embed_dim"], num_heads=values["num_heads"]).to_dict()
+    needed = ("embed_dim", "num_heads")
+    spec = "".join(
+        f"{name} = {json.dumps(value)}\n"  # one text in TOML and JSON
+        for name, value in AttentionSpec.from_dict(values).to_dict().items()
+        if name in needed or plain.get(name) != value
+    )
     seen = row.runtime.partition("dry-run@")[2]
     build = f"attn-export build layer.toml --dialect {row.dialect} --output layer"
     last = (
