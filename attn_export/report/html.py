@@ -36,20 +36,11 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         report: The report.
         drawing: The attention part of the graph, to draw it.
     """
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = environment.get_template("report.html.j2")
     found = summaries(report)
     ran = [summary for summary in found if summary.cases]
     cases = list(dict.fromkeys(verdict.case for verdict in report.verdicts))
-    return template.render(
+    return render_page(
+        "report.html.j2",
         report=report,
         steps=STEPS,
         rows=[_row(report, summary, cases) for summary in ran],
@@ -65,6 +56,25 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         attention=drawing,
         drawn=draw_attention(drawing) if drawing else None,
     )
+
+
+def render_page(template: str, **values: Any) -> str:
+    """Return a page; every value is escaped.
+
+    Args:
+        template: The name of its template.
+        values: What it shows, by name.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**values)
 
 
 def _row(report: Report, summary: Summary, cases: list[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from attn_export.atomic_replace import take_place
 from attn_export.errors import OutputError, UsageError
 from attn_export.output_folder import replaceable, write_list
-from attn_export.report.html import TEMPLATES
+from attn_export.report.html import TEMPLATES, render_page
 from attn_export.spec import AttentionSpec
 from attn_export.sweep.store import COLUMNS, Row
 from attn_export.temp_folders import folder_beside
@@ -133,18 +133,13 @@ def _harmless(value: Any) -> Any:
 
 
 def _page(rows: Sequence[Row], title: str, facts: Sequence[str]) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
-        autoescape=True, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
     script = (TEMPLATES / "site.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     runtimes = list(dict.fromkeys(row.runtime for row in sorted(rows, key=lambda r: r.runtime)))
     lines = _lines(rows, runtimes)
-    return environment.get_template("site.html.j2").render(
-        title=title, facts=facts, runtimes=runtimes, lines=lines, script=script, digest=digest,
+    return render_page(
+        "site.html.j2", title=title, facts=facts, runtimes=runtimes, lines=lines,
+        script=script, digest=digest,
         cells=[cell for line in lines for cell in line.cells.values() if cell is not None],
         forms=[_recommended(name, lines) for name in runtimes],
         verdicts=sorted({row.verdict for row in rows}), signs=SIGNS,
