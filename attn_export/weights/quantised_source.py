@@ -159,7 +159,7 @@ def _is_awq(source: TensorSource, prefix: str, method: str) -> bool:
     if method in ("awq", "gptq"):
         return method == "awq"
     scales, qweight = f"{prefix}.scales", f"{prefix}.qweight"
-    if scales not in source.files:
+    if scales not in source.files or not source.files[scales].is_file():
         return False
     stored = source.describe([scales, qweight])
     return stored[qweight].shape[-1:] != stored[scales].shape[-1:]
@@ -194,5 +194,7 @@ def _check_known(path: Path, stated: Mapping[str, Any], method: str) -> None:
 
 def _zero_biases(source: TensorSource, packed: Iterable[str]) -> set[str]:
     """Return biases of zeros, which AutoGPTQ writes where the model has none."""
-    names = [f"{prefix}.bias" for prefix in packed if f"{prefix}.bias" in source.files]
+    every = [f"{prefix}.bias" for prefix in packed]
+    # Of a model in several files, those of other layers need not be here.
+    names = [name for name in every if name in source.files and source.files[name].is_file()]
     return {name for name, tensor in source.read(names).items() if not tensor.any()}

@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from shared import extended
 from torch import Tensor
@@ -197,6 +198,19 @@ def test_a_bias_of_zeros_is_left_out_and_another_is_kept(tmp_path: Path):
     assert Subject.from_checkpoint(tmp_path / "zeros").spec.bias == "none"
     saved(tmp_path / "ones", "GPTQ", **{name: torch.ones_like(b) for name, b in bias.items()})
     assert Subject.from_checkpoint(tmp_path / "ones").spec.bias == "all"
+
+
+def test_files_of_other_layers_may_be_missing(tmp_path: Path):
+    weights = saved(tmp_path, "AWQ, nothing stated", **{"q_proj.bias": torch.zeros(64)})
+    (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
+    with safe_open(tmp_path / "a.safetensors", framework="pt") as file:
+        here = dict.fromkeys(file.keys(), "a.safetensors")
+    parts = ("qweight", "qzeros", "scales", "bias")
+    other = {f"{PREFIX}.q_proj.{part}".replace(".0.", ".1."): "b.safetensors" for part in parts}
+    index = {"weight_map": {**here, **other}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = Subject.from_checkpoint(tmp_path, layer=0).module.q_proj.weight
+    np.testing.assert_array_equal(found.detach().double().numpy(), weights["q_proj"])
 
 
 def test_an_explanation_reads_the_weights_back_out_of_the_graph(tmp_path: Path):
