@@ -16,7 +16,7 @@ from tiny_llama import write_tiny_llama
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FIRST = "scripts/attn-export build --variant mqa"
-FENCE = re.compile(r"^```(\S*)(?: title=\"([\w.]+)\")?\n(.*?)^```$", flags=re.M | re.S)
+FENCE = re.compile(r"^```(\S*)(?: title=\"([\w./]+)\")?\n(.*?)^```$", flags=re.M | re.S)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,7 @@ def after_the_first_command() -> Path:
         (folder / "models").mkdir(parents=True)
         for spec in (ROOT / "models").glob("*.toml"):
             shutil.copy(spec, folder / "models")
+        shutil.copytree(ROOT / "docs" / "sweeps", folder / "docs" / "sweeps")
         write_tiny_llama(folder / "checkpoint")
         (folder / "first.txt").write_text(run(FIRST, folder))
 

@@ -24,6 +24,8 @@ ELSEWHERE = {FIRST, "scripts/test"}  # the first one ran before; the other one i
 SLOW = {
     "scripts/attn-export bench models/gqa --prefill 64 --decode 256 --rounds 1",
     "scripts/attn-export verify models/mqa --cpu neoverse-n1 --cpu haswell",
+    "scripts/attn-export sweep docs/sweeps/heads.toml --output heads.sweep",
+    "scripts/attn-export site heads.sweep --output heads.site",
 }
 """Commands of a minute that `--all` runs; other tests run them with smaller numbers."""
 LONG = {"sweep", "bundle", "checkpoints", "spec", "your-module"}
