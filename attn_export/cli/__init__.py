@@ -31,7 +31,12 @@ from attn_export.cli.options import (
 )
 from attn_export.cli.output import Output, output_options
 from attn_export.cli.sign_command import sign_command
-from attn_export.cli.sweep_command import site_command, sweep_command, worker_command
+from attn_export.cli.sweep_command import (
+    bisect_command,
+    site_command,
+    sweep_command,
+    worker_command,
+)
 from attn_export.errors import (
     INTERRUPTED,
     READER_GONE,
@@ -282,6 +287,7 @@ cli.add_command(explain_command)
 cli.add_command(kit_command)
 cli.add_command(lower_command)
 cli.add_command(probe_command)
+cli.add_command(bisect_command)
 cli.add_command(site_command)
 cli.add_command(sweep_command)
 cli.add_command(worker_command)

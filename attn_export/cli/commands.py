@@ -215,10 +215,15 @@ def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
 
 @click.command("runtimes")
 def runtimes_command() -> int:
-    """List the runtimes: version, device and dialects, or why one cannot run here."""
+    """List the runtimes: version, device and dialects, or why one cannot run here.
+
+    Other releases of a runtime than the installed one are named as by pip: ort-cpu==1.27.0. Install
+    them by scripts/setup_runtimes ort-cpu==1.27.0.
+    """
     from attn_export.dialect_names import DIALECTS
     from attn_export.runtimes.catalogue import RUNTIMES
     from attn_export.runtimes.emulated_cpu import EmulatedCpu, cpus
+    from attn_export.runtimes.release import installed
 
     for runtime in RUNTIMES:
         reason = runtime.unavailable()
@@ -230,4 +235,6 @@ def runtimes_command() -> int:
         reason = emulated.unavailable()
         state = f"not here: {reason}" if reason else f"{emulated.device}: {cpu.about}"
         click.echo(f"{emulated.name:<23} {emulated.version() or '-':<10} {state}")
+    for name in installed():
+        click.echo(f"{name:<23} {name.partition('==')[2]:<10} another release")
     return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from attn_export.cli.output import STDOUT, check_folders, write_file
-from attn_export.errors import ParityError, RuntimeFailure, UsageError
+from attn_export.errors import ParityError, RuntimeFailure, UsageError, printable
 
 if TYPE_CHECKING:
     from attn_export.sweep.store import Store
@@ -188,17 +188,91 @@ def worker_command(
 def site_command(folder: Path, output: Path, title: str) -> int:
     """Write the results of a sweep as a static page, with JSON and CSV beside it.
 
+    STORE may also be a file that `sweep --json` wrote.
+
     It shows which runtime computes which attention right, why not, and how to repeat each cell.
     """
     from attn_export.sweep.site import write_site
-    from attn_export.sweep.store import FILE, Store
+    from attn_export.sweep.store import FILE, Store, read_json
     from attn_export.system_info import environment
 
-    if not (folder / FILE).is_file():
+    if folder.is_file():
+        rows = read_json(folder)
+    elif (folder / FILE).is_file():
+        with Store.open(folder) as store:
+            rows = store.rows()
+    else:
         raise UsageError(f"{folder} is no store of a sweep: it has no {FILE}")
     facts = environment()
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
-    with Store.open(folder) as store:
-        write_site(store.rows(), output, title, [f"Written {facts['date']}.", versions])
+    write_site(rows, output, title, [f"Written {facts['date']}.", versions])
     click.echo(f"page: {output / 'index.html'}")
+    return 0
+
+
+@click.command("bisect")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--runtime", "name", default="ort-cpu", show_default=True, metavar="NAME", help="The runtime."
+)
+@click.option(
+    "--dialect", default="standard", show_default=True, metavar="NAME", help="Which graph it runs."
+)
+@click.option("--good", metavar="VERSION", help="A release that passes.")
+@click.option("--bad", metavar="VERSION", help="A release that does not.")
+@click.option(
+    "--install", is_flag=True,
+    help="Choose from all releases that were published, and install those that it runs.",
+)  # fmt: skip
+@click.option("--quiet", is_flag=True, help="Print errors only.")
+def bisect_command(
+    bundle: Path,
+    name: str,
+    dialect: str,
+    good: str | None,
+    bad: str | None,
+    install: bool,
+    quiet: bool,
+) -> int:
+    """Find the release of a runtime in which the verdict on a bundle's graph changed.
+
+    Without --good and --bad between the oldest and the newest release. Releases are installed by
+    scripts/setup_runtimes NAME==VERSION, or by --install.
+    """
+    from attn_export.report.progress import progress
+    from attn_export.runtimes.catalogue import runtime
+    from attn_export.runtimes.install_folder import InstallError
+    from attn_export.runtimes.install_releases import install_release, published
+    from attn_export.runtimes.release import MARK, installed, release_of
+    from attn_export.sweep.bisect import bisect, change
+
+    def say(text: str) -> None:
+        if not quiet:
+            click.echo(text, err=True)
+
+    ends = [f"{name}{MARK}{version}" for version in (good, bad) if version is not None]
+    for release in ends or [f"{name}{MARK}1.0"]:
+        runtime(release)  # refuses what is no release
+    try:
+        listed = published(name) if install else installed()
+        mine = {*(each for each in listed if each.partition(MARK)[0] == name), *ends}
+        if len(ends) == 2:
+            oldest, newest = sorted(map(release_of, ends))
+            mine = {each for each in mine if oldest <= release_of(each) <= newest}
+        with progress(quiet=quiet) as bar:
+            tried = bisect(
+                bundle, sorted(mine), dialect,
+                install=(lambda each: install_release(each, say)) if install else None,
+                progress=bar,
+            )  # fmt: skip
+    except InstallError as error:
+        raise RuntimeFailure(str(error)) from error
+    if not quiet:
+        for each in tried:
+            cause = f": {each.cause}" if each.cause else ""
+            click.echo(printable(f"{each.release} {each.verdict}{cause}", 300))
+    older, newer = change(tried)
+    passing, other = (newer, older) if newer.passed else (older, newer)
+    where = "first" if newer.passed else "last"
+    click.echo(f"{passing.release} is the {where} that passes; {other.release} {other.verdict}")
     return 0

@@ -37,7 +37,11 @@ DEFAULT = ("ort-cpu", "ort-cuda")
 
 @functools.cache
 def runtime(name: str) -> Runtime:
-    """Return the runtime of this name: one of `CLASSES`, or ``ort-cpu@CPU`` on an emulated CPU.
+    """Return the runtime of this name.
+
+    Args:
+        name: One of `CLASSES`; ``ort-cpu@CPU`` on an emulated CPU; ``ort-cpu==VERSION`` for
+            another release than the installed one.
 
     Raises:
         UsageError: If there is none.
@@ -47,6 +51,11 @@ def runtime(name: str) -> Runtime:
         from attn_export.runtimes.emulated_cpu import EmulatedCpu
 
         return EmulatedCpu(cpu)
+    base, is_release, version = name.partition("==")
+    if is_release and base in CLASSES:
+        from attn_export.runtimes.release import Release
+
+        return Release(runtime(base), version)
     if name not in CLASSES:
         raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(CLASSES)}, all")
     module, kind = CLASSES[name]

@@ -6,11 +6,10 @@ Debian 12 is what it is tried on. Without names: the runtimes that the tests nee
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Collection, Mapping
 
-from attn_export.errors import one_line
+from attn_export.errors import UsageError, one_line
 from attn_export.interruption import end_on_signal
 from attn_export.runtimes import (
     install_arm64_compiler,
@@ -21,12 +20,17 @@ from attn_export.runtimes import (
 )
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import InstallError, home
+from attn_export.runtimes.install_releases import install_release, pip
+from attn_export.runtimes.release import MARK
 
 CPUS = "cpus"
 NATIVE, JAVASCRIPT = ("c", "cpp"), ("node", "wasm", "webgpu")
 ARM64_COMPILER = install_arm64_compiler.NAME
 DRY_RUN = install_cuda_stand_in.NAME
-REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, DRY_RUN)
+RELEASES = ("ort-cpu==1.27.0", "ort-cpu==1.28.0")
+"""The last release of ONNX Runtime that computes fully masked rows wrong, and the first that does
+not: sweeps over releases are tried on them."""
+REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, DRY_RUN, *RELEASES)
 WHEELS: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "tract": ("tract",),
@@ -44,12 +48,15 @@ def main() -> int:
     end_on_signal()
     named = tuple(name for name in sys.argv[1:] if name != SYSTEM_PACKAGES)
     names = EVERY if named == (ALL,) else named or REQUIRED
-    unknown = [name for name in names if name not in EVERY]
+    unknown = [name for name in names if name not in EVERY and MARK not in name]
     if unknown:
-        say(f"unknown runtime {unknown[0]!r}; choose from {', '.join(EVERY)}, all")
+        say(f"unknown runtime {unknown[0]!r}; choose from {', '.join(EVERY)}, all, NAME==VERSION")
         return 2
     try:
         install(names, system_packages=SYSTEM_PACKAGES in sys.argv[1:])
+    except UsageError as error:
+        say(one_line(error))
+        return 2
     except (InstallError, OSError) as error:
         say(one_line(error))
         return 1
@@ -65,6 +72,7 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
 
     Raises:
         InstallError: If one cannot be installed; the message gives the remedy.
+        UsageError: If a name is no release of a runtime.
     """
     wheels = [
         wheel
@@ -74,7 +82,7 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
     ]
     if wheels:
         say(f"installing {', '.join(wheels)} …")
-        _pip(wheels)
+        pip("install", "--quiet", *wheels)
     if set(names) & set(NATIVE):
         install_ort_native.install(home(), say)
     if CPUS in names:
@@ -84,17 +92,11 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
     scripts = set(names) & set(JAVASCRIPT)
     if scripts:
         install_javascript.install(home(), scripts, say, system_packages=system_packages)
+    for name in names:
+        if MARK in name:
+            install_release(name, say)
     if DRY_RUN in names:
         install_cuda_stand_in.install(home(), say)
-
-
-def _pip(wheels: list[str]) -> None:
-    # The environment may have no pip of its own: the base interpreter's does as well.
-    base = getattr(sys, "_base_executable", sys.executable)
-    command = [base, "-m", "pip", "--python", sys.executable, "install", "--quiet", *wheels]
-    done = subprocess.run(command, stdout=sys.stderr, check=False)
-    if done.returncode:
-        raise InstallError(f"pip could not install {' '.join(wheels)}; what it said is above")
 
 
 def say(text: str) -> None:

@@ -10,7 +10,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Collection, Iterable
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 from attn_export.atomic_replace import take_place
@@ -18,6 +19,8 @@ from attn_export.runtimes.install_folder import STAMP, InstallError, digest
 from attn_export.temp_folders import folder_beside, held_locks
 
 NODE, WEB = "node", "web"
+NODE_PACKAGE, WEB_PACKAGE = "onnxruntime-node", "onnxruntime-web"
+LOCK = "package-lock.json"
 WEBGPU_AND_WASM = frozenset({"wasm", "webgpu"})
 OLDEST_NODE = 18
 
@@ -59,6 +62,26 @@ def install(
             _install_chromium(say, system_packages=system_packages)
 
 
+def install_release(folder: Path, package: str, version: str, say: Callable[[str], None]) -> None:
+    """Install another release of a package, with the program that serves it.
+
+    Args:
+        folder: Its folder.
+        package: `NODE_PACKAGE` or `WEB_PACKAGE`.
+        version: The release.
+        say: Receives a message before each long step.
+
+    Raises:
+        InstallError: If it cannot be installed.
+    """
+    _check_node()
+    files = _node_files() if package == NODE_PACKAGE else _web_files()
+    _install(folder, files, say, {package: version})
+    for other in (folder / "node_modules" / package / "bin").glob("*/*"):
+        if other.name != sys.platform:  # libraries of other systems, 200 MB
+            shutil.rmtree(other)
+
+
 def chromium() -> str | None:
     """Return the browser's program: from `CHROME_PATH`, or from the path; None without one."""
     named = os.environ.get("CHROME_PATH")
@@ -93,12 +116,12 @@ def package_version(folder: Path, package: str) -> str | None:
 
 def _node_files() -> Files:
     kit = KITS / "node"
-    own = {name: kit / name for name in ("package.json", "package-lock.json", "src/engine.mjs")}
+    own = {name: kit / name for name in ("package.json", LOCK, "src/engine.mjs")}
     return own | _shared("src") | _harness("serve.mjs")
 
 
 def _web_files() -> Files:
-    names = ("package.json", "package-lock.json", "engine.mjs", "server.mjs")
+    names = ("package.json", LOCK, "engine.mjs", "server.mjs")
     own = {name: KITS / "web" / name for name in names}
     page = ("serve_web.mjs", "browser.mjs", "harness.mjs", "harness.html")
     return own | _shared("lib") | _harness(*page)
@@ -114,8 +137,20 @@ def _harness(*names: str) -> Files:
     return {name: HARNESS / name for name in names}
 
 
-def _install(folder: Path, files: Files, say: Callable[[str], None]) -> None:
-    """Make a new folder beside the old one, and replace the old one."""
+def _install(
+    folder: Path,
+    files: Files,
+    say: Callable[[str], None],
+    versions: Mapping[str, str] | None = None,
+) -> None:
+    """Make a new folder beside the old one, and replace the old one.
+
+    Args:
+        folder: The folder.
+        files: Its files.
+        say: Receives a message before each long step.
+        versions: Packages of other versions than those of the lock file.
+    """
     stamp = folder / STAMP
     wanted = digest(files.values())
     if stamp.is_file() and stamp.read_text() == wanted:
@@ -125,28 +160,53 @@ def _install(folder: Path, files: Files, say: Callable[[str], None]) -> None:
         for place, source in files.items():
             (new / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, new / place)
-        _bring_packages(new, folder, say)
+        if versions:
+            _bring_versions(new, folder.name, versions, say)
+        else:
+            _bring_packages(new, folder, say)
         (new / STAMP).write_text(wanted)
         take_place(new, folder)
 
 
 def _bring_packages(new: Path, old: Path, say: Callable[[str], None]) -> None:
     """Copy the packages of the lock file from the old folder, or install them."""
-    lock = "package-lock.json"
-    held, packages = old / lock, old / "node_modules"
-    if packages.is_dir() and held.is_file() and held.read_bytes() == (new / lock).read_bytes():
+    held, packages = old / LOCK, old / "node_modules"
+    if packages.is_dir() and held.is_file() and held.read_bytes() == (new / LOCK).read_bytes():
         # Linked: moved packages would be gone from the old folder if this process were killed.
         shutil.copytree(packages, new / packages.name, symlinks=True, copy_function=os.link)
         return
-    say(f"npm ci for {old.name}")
+    _npm("ci", new, old.name, say)
+
+
+def _bring_versions(
+    folder: Path, name: str, versions: Mapping[str, str], say: Callable[[str], None]
+) -> None:
+    """Install packages of the given versions, without a lock file.
+
+    Args:
+        folder: The folder of `package.json`, which is changed.
+        name: The name of the folder for messages.
+        versions: The versions, by package.
+        say: Receives a message before each long step.
+    """
+    (folder / LOCK).unlink()
+    path = folder / "package.json"
+    package = json.loads(path.read_text(encoding="utf-8"))
+    package["dependencies"] |= versions
+    path.write_text(json.dumps(package, indent=2) + "\n", encoding="utf-8")
+    _npm("install", folder, name, say)
+
+
+def _npm(command: str, folder: Path, name: str, say: Callable[[str], None]) -> None:
+    say(f"npm {command} for {name}")
     # Without scripts: that of onnxruntime-node would only fetch libraries for CUDA.
     done = subprocess.run(
-        ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"],
-        cwd=new, capture_output=True, text=True, check=False,
+        ["npm", command, "--ignore-scripts", "--no-audit", "--no-fund"],
+        cwd=folder, capture_output=True, text=True, check=False,
         pass_fds=held_locks(),
     )  # fmt: skip
     if done.returncode:
-        raise InstallError(f"npm ci failed for {old.name}: {_first_error(done.stderr)}")
+        raise InstallError(f"npm {command} failed for {name}: {_first_error(done.stderr)}")
 
 
 def _check_node() -> None:

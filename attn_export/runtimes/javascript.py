@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import CUDA, DIALECTS
 from attn_export.runtimes.install_folder import home, missing
-from attn_export.runtimes.install_javascript import NODE_MISSING, node_sources, package_version
-from attn_export.runtimes.program import ProgramEngine
-
-if TYPE_CHECKING:
-    from attn_export.runtimes.protocol import Engine
-    from attn_export.runtimes.support import Unsupported
 from attn_export.runtimes.install_javascript import (
+    NODE,
+    NODE_MISSING,
+    NODE_PACKAGE,
     WEB,
+    WEB_PACKAGE,
     chromium,
+    node_sources,
+    package_version,
     web_sources,
 )
+from attn_export.runtimes.program import ProgramEngine
 from attn_export.runtimes.support import unsupported
 
 if TYPE_CHECKING:
+    from attn_export.runtimes.protocol import Engine
     from attn_export.runtimes.support import Unsupported
 
 
@@ -30,7 +32,11 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """`node`."""
+    """`node`.
+
+    Args:
+        place: The folder of its program and packages, below that of the runtimes.
+    """
 
     name = "node"
     device = "cpu"
@@ -38,9 +44,12 @@ class Node:
     measured = "1.30.0"
     unsupported: Sequence[Unsupported] = ()
 
+    def __init__(self, place: str = NODE) -> None:
+        self._place = place
+
     def version(self) -> str | None:
         """Return the version of onnxruntime-node."""
-        return package_version(home() / self.name, "onnxruntime-node")
+        return package_version(home() / self._place, NODE_PACKAGE)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
@@ -61,7 +70,7 @@ class Node:
         return ProgramEngine(["node", self._program()], graph, threads)
 
     def _program(self) -> Path:
-        return home() / self.name / "serve.mjs"
+        return home() / self._place / "serve.mjs"
 
 
 # -- ONNX Runtime in a browser's WebAssembly: onnxruntime-web in headless Chromium --------------
@@ -71,7 +80,11 @@ NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CH
 
 
 class Wasm:
-    """`wasm`."""
+    """`wasm`.
+
+    Args:
+        place: The folder of its program and packages, below that of the runtimes.
+    """
 
     name = "wasm"
     device = "browser"
@@ -87,9 +100,12 @@ class Wasm:
         ),
     )
 
+    def __init__(self, place: str = WEB) -> None:
+        self._place = place
+
     def version(self) -> str | None:
         """Return the version of onnxruntime-web."""
-        return package_version(home() / WEB, "onnxruntime-web")
+        return package_version(home() / self._place, WEB_PACKAGE)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
@@ -114,7 +130,7 @@ class Wasm:
         return ProgramEngine(command, graph, threads)
 
     def _program(self) -> Path:
-        return home() / WEB / "serve_web.mjs"
+        return home() / self._place / "serve_web.mjs"
 
 
 # -- ONNX Runtime on a browser's WebGPU: onnxruntime-web in headless Chromium -------------------

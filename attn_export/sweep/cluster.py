@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attn_export.errors import RuntimeFailure, UsageError, one_line
 from attn_export.runtimes.catalogue import CLASSES, runtime
 from attn_export.runtimes.emulated_cpu import EmulatedCpu, cpus
+from attn_export.runtimes.release import installed
 from attn_export.sweep.sweep_plan import DRY_RUN
 from attn_export.system_info import check_installed
 
@@ -46,6 +47,7 @@ def resources_here() -> dict[str, float]:
 
     names = [name for name in CLASSES if not runtime(name).unavailable()]
     names += [each.name for each in map(EmulatedCpu, cpus()) if not each.unavailable()]
+    names += installed()
     found = {resource(name): 1.0 for name in names}
     return found if not_ready() else {**found, resource(DRY_RUN): 1.0}
 

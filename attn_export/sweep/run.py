@@ -14,7 +14,7 @@ from attn_export.errors import RuntimeFailure, one_line
 from attn_export.report.progress import Progress
 from attn_export.sweep.cluster import DEATHS, resource
 from attn_export.sweep.store import Row, Store
-from attn_export.sweep.sweep_plan import Cell, Plan, Source
+from attn_export.sweep.sweep_plan import Cell, Plan, Source, short_fields
 from attn_export.sweep.tasks import Outcome, build_packed, run_packed
 
 if TYPE_CHECKING:
@@ -182,7 +182,8 @@ class _Sweep:
     def _end(self, work: _Work, outcomes: Mapping[str, Outcome]) -> None:
         """Store the cells of a task."""
         source = work.source
-        spec = source.content if isinstance(source.content, str) else json.dumps(source.content)
+        content = source.content
+        spec = content if isinstance(content, str) else json.dumps(short_fields(content))
         self._store.add(
             Row(
                 id=cell.id, source=source.key, name=source.name, spec=spec, dtype=cell.dtype,

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from attn_export.atomic_replace import take_place
-from attn_export.errors import OutputError, UsageError
+from attn_export.errors import OutputError, SpecError, UsageError
 from attn_export.output_folder import replaceable, write_list
 from attn_export.report.html import TEMPLATES, render_page
+from attn_export.runtimes.release import release_of
 from attn_export.spec import AttentionSpec
+from attn_export.sweep.defects import defects
 from attn_export.sweep.store import COLUMNS, Row
+from attn_export.sweep.sweep_plan import short_fields
 from attn_export.temp_folders import folder_beside
 
 PAGE: Final = "index.html"
@@ -135,13 +138,16 @@ def _harmless(value: Any) -> Any:
 def _page(rows: Sequence[Row], title: str, facts: Sequence[str]) -> str:
     script = (TEMPLATES / "site.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    runtimes = list(dict.fromkeys(row.runtime for row in sorted(rows, key=lambda r: r.runtime)))
+    runtimes = sorted({row.runtime for row in rows}, key=release_of)
+    newest = {release_of(name)[0]: name for name in runtimes}
     lines = _lines(rows, runtimes)
     return render_page(
         "site.html.j2", title=title, facts=facts, runtimes=runtimes, lines=lines,
         script=script, digest=digest,
         cells=[cell for line in lines for cell in line.cells.values() if cell is not None],
         forms=[_recommended(name, lines) for name in runtimes],
+        older={*runtimes} - {*newest.values()}, anchor_of=anchor_of,
+        defects=defects(rows, lambda row: COLOURS.get(row.verdict) == RED),
         verdicts=sorted({row.verdict for row in rows}), signs=SIGNS,
     )  # fmt: skip
 
@@ -181,12 +187,12 @@ def _titles(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _fields(row: Row) -> dict[str, Any]:
-    """Return the fields of a spec; of a bundle or a module none."""
+    """Return all fields of a spec; of a bundle or a module none."""
     try:
         values = json.loads(row.spec)
-    except ValueError:
+        return AttentionSpec.from_dict(values).to_dict() if isinstance(values, dict) else {}
+    except (ValueError, SpecError):
         return {}
-    return values if isinstance(values, dict) else {}
 
 
 def _cell(row: Row, least: float | None) -> SiteCell:
@@ -194,8 +200,12 @@ def _cell(row: Row, least: float | None) -> SiteCell:
     if colour == GREEN and least and row.worst and row.worst > MUCH_WORSE * least:
         colour = YELLOW
         remark = f"its error is {row.worst / least:.1f} times that of the best runtime"
-    anchor = f"c-{hashlib.sha256(row.id.encode()).hexdigest()[:12]}"
-    return SiteCell(row, anchor, colour, remark, _reproduction(row))
+    return SiteCell(row, anchor_of(row), colour, remark, _reproduction(row))
+
+
+def anchor_of(row: Row) -> str:
+    """Return the id of the details of a cell, which links can name."""
+    return f"c-{hashlib.sha256(row.id.encode()).hexdigest()[:12]}"
 
 
 def _reproduction(row: Row) -> str:
@@ -203,12 +213,9 @@ def _reproduction(row: Row) -> str:
     values = _fields(row)
     if not values:
         return ""
-    plain = AttentionSpec(embed_dim=values["embed_dim"], num_heads=values["num_heads"]).to_dict()
-    needed = ("embed_dim", "num_heads")
     spec = "".join(
         f"{name} = {json.dumps(value)}\n"  # one text in TOML and JSON
-        for name, value in AttentionSpec.from_dict(values).to_dict().items()
-        if name in needed or plain.get(name) != value
+        for name, value in short_fields(values).items()
     )
     seen = row.runtime.partition("dry-run@")[2]
     build = f"attn-export build layer.toml --dialect {row.dialect} --output layer"

@@ -13,8 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from attn_export.errors import OutputError, UsageError, one_line
 from attn_export.system_info import versions
+from attn_export.untrusted_files import read_text
 
 FILE: Final = "cells.sqlite"
 FORMAT: Final = "attn-export-sweep/1"
@@ -205,6 +208,29 @@ def to_json(store: Store) -> str:
     """Return all cells as JSON text."""
     rows: list[Mapping[str, Any]] = [dataclasses.asdict(row) for row in store.rows()]
     return json.dumps({"format": FORMAT, "cells": rows}, indent=1, allow_nan=False) + "\n"
+
+
+class _Json(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    format: str
+    cells: list[Row]
+
+
+def read_json(path: Path) -> list[Row]:
+    """Read cells that `to_json` wrote.
+
+    Args:
+        path: The file.
+
+    Raises:
+        UsageError: If it cannot be read, or is something else.
+    """
+    try:
+        file = msgspec.json.decode(read_text(path), type=_Json)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} has no cells of a sweep: {one_line(error)[:200]}") from error
+    if file.format != FORMAT:
+        raise UsageError(f"{path} has the format {file.format[:40]!r} and this reads {FORMAT!r}")
+    return file.cells
 
 
 def _start(path: Path) -> bytes:

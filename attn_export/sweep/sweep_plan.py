@@ -64,6 +64,14 @@ class Source:
         return f"{heads}-{fields['dtype']}-{self.key[:6]}"
 
 
+def short_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a spec that are not the default for its width and heads."""
+    needed = {name: values[name] for name in ("embed_dim", "num_heads")}
+    plain = AttentionSpec.from_dict(needed).to_dict()
+    whole = AttentionSpec.from_dict(values).to_dict()
+    return needed | {name: value for name, value in whole.items() if plain.get(name) != value}
+
+
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """One verdict of a sweep: a layer in one dialect and runtime.

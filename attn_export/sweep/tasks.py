@@ -174,7 +174,7 @@ def run_packed(packed: Packed, runtime: str, dialects: Sequence[str]) -> dict[st
         if wanted and runtime.startswith(DRY_RUN):
             found |= _seen(folder, runtime.removeprefix(DRY_RUN), wanted)
         elif wanted:
-            found |= _verified(folder, runtime, wanted)
+            found |= verified(folder, runtime, wanted)
     except OutputError as error:
         raise OSError(one_line(error)) from error
     except AttnExportError as error:
@@ -197,7 +197,14 @@ def _home() -> Path:
 # -- verdicts -----------------------------------------------------------------------------------
 
 
-def _verified(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, Outcome]:
+def verified(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, Outcome]:
+    """Verify a bundle in one runtime; return what came of each dialect.
+
+    Args:
+        folder: The bundle.
+        runtime: The runtime.
+        dialects: The dialects that are wanted, of those that the bundle has.
+    """
     from attn_export.jobs.explain_failures import explained
     from attn_export.jobs.verify import verify
 
@@ -216,8 +223,9 @@ def _outcome(report: Report, graphs: set[str]) -> Outcome:
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
     figures = [v.worst for v in verdicts if v.worst is not None and math.isfinite(v.worst)]
     verdict, cause = _verdict(runs, wrong)
-    if wrong and report.explanations:
-        cause = report.explanations[0]
+    ours = (text for text in report.explanations if any(f", {name}: " in text for name in graphs))
+    if wrong:
+        cause = next(ours, cause)
     return {
         "verdict": verdict, "cause": cause[:LONGEST],
         "version": next((str(run.facts["version"]) for run in runs if "version" in run.facts), ""),

@@ -25,6 +25,7 @@ SLOW = {
     "scripts/attn-export bench models/gqa --prefill 64 --decode 256 --rounds 1",
     "scripts/attn-export verify models/mqa --cpu neoverse-n1 --cpu haswell",
     "scripts/attn-export sweep docs/sweeps/heads.toml --output heads.sweep",
+    "scripts/attn-export bisect models/mqa --good 1.28.0 --bad 1.27.0 --install",
     "scripts/attn-export site heads.sweep --output heads.site",
 }
 """Commands of a minute that `--all` runs; other tests run them with smaller numbers."""

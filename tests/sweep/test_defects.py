@@ -1,0 +1,132 @@
+"""Defects over releases: where a series of wrong releases begins and ends, and what is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from attn_export import AttentionSpec, build
+from attn_export.cli import run
+from attn_export.errors import UsageError
+from attn_export.sweep.bisect import bisect, change
+from attn_export.sweep.defects import WRONG, defects, plain_cause
+from attn_export.sweep.store import Row
+
+VERDICTS = {"P": "passed", "F": "failed", "R": "refused"}
+MASKED = "a fully masked row is NaN"
+
+
+def rows(history: str, layer: str = "a", **fields: object) -> list[Row]:
+    """Return the cells of one layer: a letter for each release from 1.8.0 on."""
+    return [
+        Row(
+            id=f"{layer}/{minor}", source=layer, name=layer, spec="{}", dtype="float32",
+            dialect="standard", runtime=f"ort-cpu==1.{minor}.0", verdict=VERDICTS[letter],
+            cause=f"ort-cpu==1.{minor}.0, model.onnx: the graph is right, ort-cpu==1.{minor}.0 is "
+            f"not: {MASKED}, at Attention (attention/module.py:136) (this gives the same numbers)",
+            **fields,
+        )
+        for minor, letter in enumerate(history, 8)
+    ]  # fmt: skip
+
+
+def wrong(row: Row) -> bool:
+    return row.verdict == "failed"
+
+
+SPANS = [
+    ("PPP", []),
+    ("RFFFPP", [("1.9.0", "1.11.0", "1.8.0: refused", "1.12.0")]),
+    ("FFFF", [("1.8.0", "1.11.0", "", "")]),
+    ("PF", [("1.9.0", "1.9.0", "1.8.0: passed", "")]),
+    ("FPFRP", [("1.8.0", "1.8.0", "", "1.9.0"), ("1.10.0", "1.10.0", "1.9.0: passed", "1.12.0")]),
+]
+
+
+@pytest.mark.parametrize(("history", "spans"), SPANS, ids=[history for history, _ in SPANS])
+def test_each_series_of_wrong_releases_is_a_defect(history: str, spans: list):
+    # In the order of text 1.10 comes before 1.9: the releases are numbers.
+    found = defects(reversed(rows(history)), wrong)
+    assert [(d.first, d.last, d.before, d.right_after) for d in found] == spans
+    assert all(d.causes == (MASKED,) for d in found)
+
+
+def test_layers_that_are_wrong_in_the_same_releases_are_one_defect():
+    several = [*rows("PFP", "a"), *rows("PFP", "b"), *rows("FFP", "c"), *rows("PPP", "d")]
+    assert [(d.first, d.layers) for d in defects(several, wrong)] == [("1.9.0", 2), ("1.8.0", 1)]
+
+
+def test_runtimes_without_releases_have_no_defects():
+    plain = [Row(id="x", source="a", name="a", spec="", dtype="", dialect="standard",
+                 runtime="tract", verdict="failed")]  # fmt: skip
+    assert defects(plain, wrong) == []
+
+
+CAUSES = {
+    "c, model.onnx: the graph is right, c is not: it is slow": "it is slow",
+    "relative error 2.4e+00 over the whole output": "relative error 2.4e+00 over the whole output",
+    "ort-cpu, m.onnx: no known mistake (see above)": "no known mistake",
+    "": "",
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_causes_are_shown_without_names_of_files(cause: str):
+    assert plain_cause(cause) == CAUSES[cause]
+
+
+def test_a_known_cause_comes_before_wrong_numbers():
+    text = "relative error 1 over the whole output"
+    unknown = [
+        Row(id=f"{n}", source=f"{n}", name="x", spec="", dtype="", dialect="standard",
+            runtime="ort-cpu==1.9.0", verdict="failed", cause=text) for n in range(3)
+    ]  # fmt: skip
+    (found,) = defects([*unknown, *rows("PF", "z")[1:]], wrong)
+    assert found.causes == (MASKED, WRONG)
+
+
+# -- bisect -------------------------------------------------------------------------------------
+
+RELEASES = ["ort-cpu==1.28.0", "ort-cpu==1.27.0"]
+
+
+def test_the_first_release_that_passes_is_found_by_running_them(need, bundle: Path, capsys):
+    for release in RELEASES:
+        need(release)
+    tried = bisect(bundle, RELEASES, "standard")
+    assert [(each.release, each.passed) for each in tried] == [
+        ("ort-cpu==1.27.0", False), ("ort-cpu==1.28.0", True),
+    ]  # fmt: skip
+    assert "masked" in tried[0].cause
+    older, newer = change(tried)
+    assert (older.release, newer.release) == ("ort-cpu==1.27.0", "ort-cpu==1.28.0")
+    assert run(["bisect", str(bundle), "--good", "1.28.0", "--bad", "1.27.0"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "ort-cpu==1.28.0 is the first that passes; ort-cpu==1.27.0 failed"
+
+
+def test_two_releases_of_one_verdict_are_refused(need, tmp_path: Path):
+    for release in RELEASES:
+        need(release)
+    spec = AttentionSpec(embed_dim=16, num_heads=2)
+    build(spec, tmp_path / "plain", dialects=["standard"], runtimes=["ort-cpu"])
+    with pytest.raises(UsageError, match=r"1\.27\.0 passed and .*1\.28\.0 passed"):
+        bisect(tmp_path / "plain", RELEASES, "standard")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--runtime", "c"], "has no releases"),
+        (["--good", "x", "--bad", "1.27.0"], "is no version"),
+        (["--dialect", "x", "--good", "1.28.0", "--bad", "1.27.0"], "no graph in the dialect 'x'"),
+        (["--good", "1.27.0", "--bad", "1.27.0"], "there are 1 releases"),
+        (["--good", "0.1.0", "--bad", "0.2.0"], "not installed"),
+    ],
+)
+def test_what_cannot_be_halved_is_refused_in_one_line(arguments, says: str, bundle: Path, capsys):
+    assert run(["bisect", str(bundle), *arguments]) in (2, 5)
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
