@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import ipaddress
 import logging
 import os
@@ -25,6 +24,16 @@ if TYPE_CHECKING:
 
 DEATHS: Final = 3
 """The number of workers that a cell may end before it counts as crashed."""
+
+SETTINGS: Final = {
+    "distributed.scheduler.allowed-failures": DEATHS - 1,
+    "distributed.worker.memory.terminate": False,  # runtimes have limits of their own
+    "distributed.worker.profile.enabled": False,  # it stops tasks 100 times a second
+    # Its own threshold returns memory after each large array: a tenth of the time of a cell.
+    "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 27,
+    "distributed.admin.log-format": "%(message)s",
+}
+"""Dask's settings of sweeps, of the scheduler and of workers."""
 
 CONNECT: Final = 15
 """Seconds until a scheduler must have answered."""
@@ -140,12 +149,7 @@ def connected(scheduler: str | None, tls: Security | None, workers: int | None) 
     # It logs with tracebacks what is raised here, too.
     logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
 
-    settings = {
-        "distributed.scheduler.allowed-failures": DEATHS - 1,
-        "distributed.worker.memory.terminate": False,  # runtimes have limits of their own
-        "distributed.admin.log-format": "%(message)s",
-    }
-    with dask.config.set(settings):
+    with dask.config.set(SETTINGS):
         if scheduler is not None:
             check_address(scheduler, tls)
             try:
@@ -160,16 +164,11 @@ def connected(scheduler: str | None, tls: Security | None, workers: int | None) 
             return
         options: dict[str, Any] = {
             "n_workers": workers or os.cpu_count() or 1, "threads_per_worker": 1,
-            "host": "127.0.0.1", "dashboard_address": _dashboard(),
+            "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0",
             "resources": resources_here(), "silence_logs": "CRITICAL",
         }  # fmt: skip
         with LocalCluster(**options) as cluster, Client(cluster, set_as_default=False) as client:
             yield client
-
-
-def _dashboard() -> str | None:
-    """Return the address of Dask's page of progress, which bokeh draws; None without bokeh."""
-    return "127.0.0.1:0" if importlib.util.find_spec("bokeh") else None
 
 
 def serve(scheduler: str, tls: Security | None, name: str | None) -> None:
@@ -188,6 +187,7 @@ def serve(scheduler: str, tls: Security | None, name: str | None) -> None:
 
     check_installed("distributed")
     check_address(scheduler, tls)
+    import dask
     from distributed import Nanny
 
     async def run() -> None:
@@ -196,6 +196,8 @@ def serve(scheduler: str, tls: Security | None, name: str | None) -> None:
             death_timeout=CONNECT,
         ) as nanny:  # fmt: skip
             await nanny.finished()
+
+    dask.config.set(SETTINGS)
 
     try:
         asyncio.run(run())
