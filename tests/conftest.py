@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import shared
 import torch
+from default_share import default_share
 from exporter_once import read_once
 
 from attn_export.spec import AttentionSpec
@@ -43,11 +44,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests marked `extended`, unless --all is given."""
-    if not config.getoption("--all"):
-        left_out = [item for item in items if item.get_closest_marker("extended")]
-        items[:] = [item for item in items if not item.get_closest_marker("extended")]
-        config.hook.pytest_deselected(items=left_out)
+    """Leave out what is marked `extended`, and cases beyond the share of `every`, unless --all."""
+    if config.getoption("--all"):
+        return
+    kept, left_out = default_share(items)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_collection_finish() -> None:

@@ -128,6 +128,7 @@ def test_each_case(parity_case):
 
 
 @pytest.mark.xdist_group("test_packaging")
+@pytest.mark.extended
 def test_a_project_that_installs_the_wheel_has_the_plugin(site: Path, bundle: Path, tmp_path: Path):
     (tmp_path / "test_theirs.py").write_text(THEIRS)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers -W error\n")

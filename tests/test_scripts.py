@@ -46,6 +46,7 @@ def test_gpu_check_compares_a_runtime_with_torch_on_a_device():
     assert "| mqa | yes |" in load("gpu_check").to_markdown(results)
 
 
+@pytest.mark.extended
 def test_the_bare_script_of_the_benchmark_exports_the_module_that_the_job_builds(tmp_path):
     script = load("bench_build").BARE
     done = subprocess.run(

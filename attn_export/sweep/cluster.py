@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -167,7 +168,11 @@ def connected(scheduler: str | None, tls: Security | None, workers: int | None) 
             "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0",
             "resources": resources_here(), "silence_logs": "CRITICAL",
         }  # fmt: skip
-        with LocalCluster(**options) as cluster, Client(cluster, set_as_default=False) as client:
+        with warnings.catch_warnings():
+            # On a slow disk Dask warns of it, with a line of its code.
+            warnings.filterwarnings("ignore", "Creating scratch directories", UserWarning)
+            cluster = LocalCluster(**options)
+        with cluster, Client(cluster, set_as_default=False) as client:
             yield client
 
 

@@ -83,6 +83,7 @@ def test_a_table_every_figure_and_a_chart(bundle: Path, tmp_path: Path, capsys):
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("changes", [{"cache": "in-place"}])
+@pytest.mark.extended
 def test_other_caches(changes: dict, tmp_path: Path, capsys):
     build(small_spec(**changes), tmp_path / "b", name="b", runtimes=["ort-cpu"])
     chart = tmp_path / "b.png"

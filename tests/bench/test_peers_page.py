@@ -124,6 +124,7 @@ def test_a_graph_that_cannot_be_lowered_is_not_run(tmp_path: Path, monkeypatch):
     assert (ours.name, ours.reason) == (OURS, "RuntimeError: no form")
 
 
+@pytest.mark.extended
 def test_the_script_measures_a_phase_and_writes_page_figures_and_chart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):

@@ -86,6 +86,7 @@ def right() -> Path:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.every(2)
 def test_what_is_wrong_in_a_module_is_named_first(wrong: str, right: Path, tmp_path: Path):
     found = explain(right, "ort-cpu", graph=exported(Layer(wrong), tmp_path), seconds=20)
     assert found.fault == "graph"
@@ -97,6 +98,7 @@ def stack(layers: int) -> Path:
 
 
 @pytest.mark.parametrize("layers", extended(WRONG_LAYERS, lambda layers: layers == 4))
+@pytest.mark.extended
 def test_a_fault_in_one_of_many_layers_is_found_at_its_node(layers: int, tmp_path: Path):
     right = stack(layers)
     model = onnx.load(right / "model.onnx")

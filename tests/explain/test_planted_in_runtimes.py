@@ -29,6 +29,7 @@ def computes_in(hint: str) -> str:
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.every(2)
 def test_low_precision_is_named_with_what_mends_it(name: str, bundle: Path, need):
     need("openvino")
     precision = computes_in(name)
@@ -49,6 +50,7 @@ def test_low_precision_is_named_with_what_mends_it(name: str, bundle: Path, need
     assert tried["the same graph in ort-cpu"] is True
 
 
+@pytest.mark.extended
 def test_a_kernel_that_remembers_an_earlier_shape_is_told_from_the_graph(tmp_path: Path, need):
     """OpenVINO's kernel for one query is used again for 16 and more."""
     need("openvino")

@@ -89,6 +89,7 @@ DEFAULT = {
 
 
 @pytest.mark.parametrize("feature", extended(FEATURES, lambda name: name in DEFAULT))
+@pytest.mark.every(2)
 def test_every_feature_passes_checks_and_judge_on_two_engines(feature: str, tmp_path: Path):
     changes = FEATURES[feature]
     report = build(small_spec(**changes), tmp_path / "b", runtimes=BOTH, dialects=["standard"])
@@ -216,6 +217,7 @@ def test_a_failed_build_leaves_the_earlier_bundle_and_keeps_its_own_beside_it(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "b.failed"]
 
 
+@pytest.mark.extended
 def test_a_passed_build_replaces_the_earlier_bundle(tmp_path: Path):
     for seed in (0, 1):
         build(small_spec(), tmp_path / "b", runtimes=["ort-cpu"], seed=seed)

@@ -143,6 +143,7 @@ def zero_weights(graph: onnx.GraphProto) -> None:
         tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
 
 
+@pytest.mark.extended
 def test_the_command_compares_and_writes_its_reports(cli: Cli, good, scaled, tmp_path: Path):
     (tmp_path / "mine.py").write_text(MINE)
     subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, check=True, capture_output=True)

@@ -54,6 +54,7 @@ ONCE = {
 
 
 @pytest.mark.parametrize(("pair"), extended(PAIRS, lambda pair: pair not in ONCE), ids=str)
+@pytest.mark.every(2)
 def test_a_feature_passes_in_few_bits_and_in_float32(pair: tuple[str, str], tmp_path: Path):
     dtype, feature = pair[0], FEATURES[pair[1]]
     whole = feature in (FEATURES["plain"], FEATURES["in place"])
@@ -108,6 +109,7 @@ def test_bfloat16_says_that_it_is_cast(narrow_bundle):
 
 
 @both
+@pytest.mark.every(2)
 def test_a_slightly_wrong_scale_is_caught_in_the_type_that_the_graph_computes_in(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -37,6 +37,7 @@ DEFAULT = {"rotary, rms", "added keys", "bfloat16"}
 
 
 @pytest.mark.parametrize("name", extended(FEATURES, lambda name: name in DEFAULT))
+@pytest.mark.every(3)
 def test_the_portable_form_passes_the_same_judge(name: str, tmp_path: Path):
     bundle = tmp_path / "b"
     spec = small_spec(**FEATURES[name])
@@ -92,6 +93,7 @@ def _weights_by_another_name(bundle: Path, how: str) -> Path:
 
 
 @pytest.mark.parametrize("how", ["itself", "hard link", "link"])
+@pytest.mark.every(2)
 def test_the_weights_that_it_reads_are_not_overwritten(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -53,6 +53,7 @@ def judged(report: Report) -> set[str]:
 
 
 @pytest.mark.parametrize("name", extended(SPECS, lambda name: name in KEPT))
+@pytest.mark.every(2)
 def test_every_form_computes_what_its_integers_say(name: str):
     folder = bundle_of(name)
     report = verify(folder, runtimes=["ort-cpu"])

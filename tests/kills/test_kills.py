@@ -151,6 +151,7 @@ def kills(config: pytest.Config) -> int:
 
 
 @pytest.mark.parametrize("name", extended(COMMANDS, lambda name: name != "build"))
+@pytest.mark.every(3)
 def test_killed_at_random_moments(name: str, workplace: Workplace, request: pytest.FixtureRequest):
     before = workplace.start(name)
     whole = workplace.finish(name, *COMMANDS[name])
@@ -180,6 +181,7 @@ SLOW = {("build", False), ("explain", False)}
     extended(REPLACED, lambda how: how not in SLOW),
     ids=lambda how: f"{how[0]}-{'exchange' if how[1] else 'two renames'}",
 )
+@pytest.mark.every(2)
 def test_killed_around_every_step_that_replaces(how: tuple[str, bool], workplace: Workplace):
     name, exchange = how
     before = workplace.start(name)

@@ -65,6 +65,7 @@ def test_its_self_test_passes_every_case_and_the_decode(kit: Path, bundle: Path)
 
 
 @pytest.mark.parametrize("kit", extended(KITS, lambda kit: kit in DEFAULT), ids="-".join)
+@pytest.mark.every(2)
 def test_other_caches_and_types_pass_too(kit: tuple[str, str], need):
     language, name = kit
     need(language)

@@ -206,6 +206,7 @@ def test_what_is_missing_is_said(file: str, says: str, tmp_path: Path, page: Pag
 
 
 @pytest.mark.parametrize("how", extended(["choose", "drop"], lambda how: how == "drop"))
+@pytest.mark.extended
 def test_another_bundle_is_chosen_or_dropped(how: str, passing: str, page: Page):
     assert "append" in page.evaluate("document.getElementById('facts').innerText")
     if how == "choose":
@@ -226,6 +227,7 @@ def test_files_that_are_no_bundle_are_said(passing: str, page: Page):
     assert "give the whole folder of a bundle" in page.evaluate(TEXT)
 
 
+@pytest.mark.extended
 def test_webgpu_runs_it_and_names_what_computes(address: str, page: Page, need: Need):
     need("webgpu")
     page.open(f"{address}?engine=webgpu")

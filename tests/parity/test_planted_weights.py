@@ -169,6 +169,7 @@ def wrong_outputs(kind: str, fault: Fault | None) -> int:
 
 
 @pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.every(2)
 def test_integers_that_are_read_rightly_pass(kind: str):
     assert wrong_outputs(kind, None) == 0
 

@@ -131,6 +131,7 @@ VICTIMS = {
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.every(2)
 def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own_tmp: Path):
     worker = running("node" if victim == "node" else "wasm")
     served = worker.served()

@@ -80,6 +80,7 @@ def test_a_runtime_that_runs_some_form_passes_and_says_which_it_did_not(tmp_path
     assert outcomes["model.ort.onnx"] == "not run"
 
 
+@pytest.mark.extended
 def test_all_runs_what_is_here_and_does_not_miss_the_rest(tmp_path: Path, cli: Cli):
     report = build(small_spec(), tmp_path / "b", runtimes=["all"], dialects=["portable"])
     assert report.passed

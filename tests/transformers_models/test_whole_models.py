@@ -45,6 +45,7 @@ EMBEDDED = {"inputs_embeds": torch.randn(B, L, E)}
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
+@pytest.mark.every(3)
 def test_a_model_without_a_cache_passes(name, implementation, layers, inputs, outputs, tmp_path):
     tensors = [key for key, value in inputs.items() if isinstance(value, torch.Tensor)]
     axes = dict.fromkeys(tensors, TOKENS)
@@ -60,6 +61,7 @@ def test_every_layer_of_a_model_has_its_cache(name, tmp_path):
     assert (built.count("Attention"), built.with_past) == (2, 2)
 
 
+@pytest.mark.extended
 def test_a_cache_of_theirs_is_an_input_once_pytorch_knows_it(tmp_path):
     register_pytree_node(DynamicCache)  # as `transformers` itself does to export
     past = tuple(torch.randn(B, HKV, P, D) for _ in range(2))

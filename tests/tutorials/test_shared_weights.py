@@ -111,6 +111,7 @@ def copies(graph: Built, parameter: Tensor) -> int:
 
 
 @pytest.mark.parametrize("make", ["shared", "unshared"])
+@pytest.mark.every(4)
 def test_each_parameter_is_stored_once(stacks: Stacks, make: str):
     parameters = stacks.modules[make].named_parameters()
     found = {name: copies(stacks.graphs[make], parameter) for name, parameter in parameters}
@@ -162,6 +163,7 @@ def test_layers_attend_to_the_past_alone(stacks: Stacks):
         assert ((after - before)[:, 6:].abs().amax(-1) > 0.1).all()
 
 
+@pytest.mark.extended
 def test_layers_that_happen_to_hold_the_same_weights_are_stored_once_too(tmp_path: Path):
     torch.manual_seed(0)
     of_one = shared(ATTENTIONS["ours"])
