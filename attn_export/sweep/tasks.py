@@ -211,23 +211,23 @@ def verified(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, O
     report = explained(verify(folder, runtimes=[runtime]), folder)
     graphs = {file.name: file.dialect for file in graph_files(read_manifest(folder))}
     return {
-        name: _outcome(report, {graph for graph, dialect in graphs.items() if dialect == name})
+        name: _outcome(report, {g for g, dialect in graphs.items() if dialect == name}, folder)
         for name in dialects
     }
 
 
-def _outcome(report: Report, graphs: set[str]) -> Outcome:
-    """Return what came of the graphs of one dialect."""
+def _outcome(report: Report, graphs: set[str], folder: Path) -> Outcome:
+    """Return what came of the graphs of one dialect, without the path of the bundle."""
     runs = [run for run in report.runs if run.graph in graphs]
     verdicts = [verdict for verdict in report.verdicts if verdict.graph in graphs]
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
     figures = [v.worst for v in verdicts if v.worst is not None and math.isfinite(v.worst)]
-    verdict, cause = _verdict(runs, wrong)
+    verdict, cause = _verdict(runs, verdicts)
     ours = (text for text in report.explanations if any(f", {name}: " in text for name in graphs))
     if wrong:
         cause = next(ours, cause)
     return {
-        "verdict": verdict, "cause": cause[:LONGEST],
+        "verdict": verdict, "cause": cause.replace(f"{folder}{os.sep}", "")[:LONGEST],
         "version": next((str(run.facts["version"]) for run in runs if "version" in run.facts), ""),
         "worst": max(figures, default=None),
         "cases": len({verdict.case for verdict in verdicts}),
@@ -236,14 +236,20 @@ def _outcome(report: Report, graphs: set[str]) -> Outcome:
     }  # fmt: skip
 
 
-def _verdict(runs: Sequence[RuntimeRun], wrong: Sequence[Verdict]) -> tuple[str, str]:
-    """Return the verdict and its reason: wrong numbers, else how a run ended, else passed."""
+def _verdict(runs: Sequence[RuntimeRun], verdicts: Sequence[Verdict]) -> tuple[str, str]:
+    """Return the verdict and its reason: wrong numbers, else how a run ended, else passed.
+
+    A runtime that loads a graph and then refuses every case refuses the graph.
+    """
+    wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
     failed = next((verdict for verdict in wrong if verdict.status == "failed"), None)
     if failed is not None:
         return "failed", failed.message
     ended = next((run for run in runs if run.outcome != "ran"), None)
     if ended is not None:
         return ended.outcome, ended.reason
+    if {verdict.status for verdict in verdicts} == {"error"}:
+        return "refused", wrong[0].message
     if wrong or not runs:
         return "failed", wrong[0].message if wrong else "nothing was run"
     return "passed", ""
