@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +14,8 @@ def default_share(items: Sequence[pytest.Item]) -> tuple[Items, Items]:
     """Return the tests that run by default, and the others.
 
     Tests marked `extended` do not. Of the cases of a test marked `every(n)`, every n-th does, from
-    the first; with several parameters also those in which a value of one of them occurs first.
+    the first; with several parameters also those in which a value occurs first that others have,
+    too.
     """
     groups: dict[str, Items] = {}
     kept: Items = []
@@ -28,24 +30,21 @@ def default_share(items: Sequence[pytest.Item]) -> tuple[Items, Items]:
 
 
 def _share(group: Sequence[pytest.Item], n: int) -> Items:
-    columns = _columns(group)
-    seen: set[tuple[int, int]] = set()
+    seen: set[tuple[str, int]] = set()
     kept = []
-    for number, item in enumerate(group):
-        values = {(axis, column[number]) for axis, column in enumerate(columns)}
-        if number % n == 0 or (len(columns) > 1 and not seen >= values):
+    for number, (item, values) in enumerate(zip(group, _repeated_values(group), strict=True)):
+        if number % n == 0 or not seen >= values:
             seen |= values
             kept.append(item)
     return kept
 
 
-def _columns(group: Sequence[pytest.Item]) -> list[tuple[int, ...]]:
-    """Return, for each parameter, the number of its value in each case; equal columns once."""
+def _repeated_values(group: Sequence[pytest.Item]) -> list[set[tuple[str, int]]]:
+    """Return the values of the parameters of each case that some other case has, too."""
+    calls = [getattr(item, "callspec", None) for item in group]
     cases = [
-        dict(call.params) if (call := getattr(item, "callspec", None)) else {} for item in group
+        {(name, id(value)) for name, value in call.params.items()} if call else set()
+        for call in calls
     ]
-    columns = {}
-    for name in cases[0]:
-        numbers: dict[int, int] = {}
-        columns[tuple(numbers.setdefault(id(case[name]), len(numbers)) for case in cases)] = None
-    return list(columns)
+    counts = Counter(value for case in cases for value in case)
+    return [{value for value in case if counts[value] > 1} for case in cases]

@@ -157,6 +157,7 @@ def test_modules_specs_and_bundles_pass_and_a_failure_is_explained(project: Path
     assert sum(json.loads(path.read_text())["passed"] for path in reports) == 3
 
 
+@pytest.mark.extended
 def test_what_is_wrong_is_said_once_without_our_source_or_arrays(project: Path):
     (project / "test_wrong.py").write_text(WRONG)
     counts, said = outcomes(project, "test_wrong.py", "-k", "not test_marker or B1_P0_L1]")

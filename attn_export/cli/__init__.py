@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from attn_export.cli.bisect_command import bisect_command
 from attn_export.cli.commands import (
     bench_command,
     check_command,
@@ -32,7 +33,6 @@ from attn_export.cli.options import (
 from attn_export.cli.output import Output, output_options
 from attn_export.cli.sign_command import sign_command
 from attn_export.cli.sweep_command import (
-    bisect_command,
     site_command,
     sweep_command,
     worker_command,

@@ -37,6 +37,16 @@ def output_options(command: Command) -> Command:
     return command
 
 
+def messages(*, quiet: bool) -> Callable[[str], None]:
+    """Return a function that writes lines to stderr, or nothing if `quiet`."""
+
+    def say(text: str) -> None:
+        if not quiet:
+            click.echo(text, err=True)
+
+    return say
+
+
 @dataclasses.dataclass(frozen=True)
 class Output:
     """Requested outputs of a report.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from attn_export.cli.output import STDOUT, check_folders, write_file
-from attn_export.errors import ParityError, RuntimeFailure, UsageError, printable
+from attn_export.cli.output import STDOUT, check_folders, messages, write_file
+from attn_export.errors import ParityError, RuntimeFailure, UsageError
 
 if TYPE_CHECKING:
     from attn_export.sweep.store import Store
@@ -48,6 +49,10 @@ def tls_options(command: Any) -> Any:
     "--workers", type=click.IntRange(1, 1024), metavar="N",
     help="The number of processes on this machine.  [default: its cores]",
 )  # fmt: skip
+@click.option(
+    "--install", is_flag=True,
+    help="Install the releases of runtimes that it names, ort-cpu==1.27.0, on this machine first.",
+)  # fmt: skip
 @click.option("--allow-modules", is_flag=True, help="Let workers run the Python files it names.")
 @click.option("--share", metavar="I/N", help="Only every N-th layer, from the I-th.")
 @click.option(
@@ -71,6 +76,7 @@ def sweep_command(
     resume: bool,
     scheduler: str | None,
     workers: int | None,
+    install: bool,
     allow_modules: bool,
     share: str | None,
     matrix: str | None,
@@ -114,6 +120,8 @@ def sweep_command(
     tls = security(tls_ca, tls_cert, tls_key)
     if scheduler is not None:
         check_address(scheduler, tls)
+    if install:
+        _install({cell.runtime for cell in plan.cells}, quiet=quiet)
     output = output or Path(f"{plan.name}.sweep")
     with Store.open(output, new=not resume) as store:
         with progress(quiet=quiet) as bar:
@@ -123,6 +131,23 @@ def sweep_command(
                     click.echo(f"dashboard: {client.dashboard_link}")
                 run_sweep(plan, store, client, bar)
         return _finish(store, json_file, quiet=quiet)
+
+
+def _install(names: Iterable[str], *, quiet: bool) -> None:
+    """Install the releases among runtimes.
+
+    Raises:
+        RuntimeFailure: If one cannot be installed.
+    """
+    from attn_export.runtimes.install_folder import InstallError
+    from attn_export.runtimes.install_releases import install_release
+    from attn_export.runtimes.release import MARK, release_of
+
+    try:
+        for name in sorted((name for name in names if MARK in name), key=release_of):
+            install_release(name, messages(quiet=quiet))
+    except InstallError as error:
+        raise RuntimeFailure(str(error)) from error
 
 
 def _has_page(client: Any) -> bool:
@@ -207,72 +232,4 @@ def site_command(folder: Path, output: Path, title: str) -> int:
     versions = ", ".join(f"{name} {number}" for name, number in facts["versions"].items())
     write_site(rows, output, title, [f"Written {facts['date']}.", versions])
     click.echo(f"page: {output / 'index.html'}")
-    return 0
-
-
-@click.command("bisect")
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--runtime", "name", default="ort-cpu", show_default=True, metavar="NAME", help="The runtime."
-)
-@click.option(
-    "--dialect", default="standard", show_default=True, metavar="NAME", help="Which graph it runs."
-)
-@click.option("--good", metavar="VERSION", help="A release that passes.")
-@click.option("--bad", metavar="VERSION", help="A release that does not.")
-@click.option(
-    "--install", is_flag=True,
-    help="Choose from all releases that were published, and install those that it runs.",
-)  # fmt: skip
-@click.option("--quiet", is_flag=True, help="Print errors only.")
-def bisect_command(
-    bundle: Path,
-    name: str,
-    dialect: str,
-    good: str | None,
-    bad: str | None,
-    install: bool,
-    quiet: bool,
-) -> int:
-    """Find the release of a runtime in which the verdict on a bundle's graph changed.
-
-    Without --good and --bad between the oldest and the newest release. Releases are installed by
-    scripts/setup_runtimes NAME==VERSION, or by --install.
-    """
-    from attn_export.report.progress import progress
-    from attn_export.runtimes.catalogue import runtime
-    from attn_export.runtimes.install_folder import InstallError
-    from attn_export.runtimes.install_releases import install_release, published
-    from attn_export.runtimes.release import MARK, installed, release_of
-    from attn_export.sweep.bisect import bisect, change
-
-    def say(text: str) -> None:
-        if not quiet:
-            click.echo(text, err=True)
-
-    ends = [f"{name}{MARK}{version}" for version in (good, bad) if version is not None]
-    for release in ends or [f"{name}{MARK}1.0"]:
-        runtime(release)  # refuses what is no release
-    try:
-        listed = published(name) if install else installed()
-        mine = {*(each for each in listed if each.partition(MARK)[0] == name), *ends}
-        if len(ends) == 2:
-            oldest, newest = sorted(map(release_of, ends))
-            mine = {each for each in mine if oldest <= release_of(each) <= newest}
-        with progress(quiet=quiet) as bar:
-            tried = bisect(
-                bundle, sorted(mine), dialect,
-                install=(lambda each: install_release(each, say)) if install else None,
-                progress=bar,
-            )  # fmt: skip
-    except InstallError as error:
-        raise RuntimeFailure(str(error)) from error
-    if not quiet:
-        for each in tried:
-            cause = f": {each.cause}" if each.cause else ""
-            click.echo(printable(f"{each.release} {each.verdict}{cause}", 300))
-    older, newer = change(tried)
-    passing, other = (newer, older) if newer.passed else (older, newer)
-    where = "first" if newer.passed else "last"
-    click.echo(f"{passing.release} is the {where} that passes; {other.release} {other.verdict}")
     return 0

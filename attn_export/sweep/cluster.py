@@ -51,6 +51,13 @@ def resource(name: str) -> str:
     return f"{kind}_{re.sub(r'[^A-Za-z0-9]', '_', rest)}"
 
 
+def unavailable_here(name: str) -> str:
+    """Return the reason that a runtime or a dry run cannot run on this machine, or ""."""
+    from attn_export.runtimes.install_cuda_stand_in import not_ready
+
+    return not_ready() if name.startswith(DRY_RUN) else runtime(name).unavailable()
+
+
 def resources_here() -> dict[str, float]:
     """Return what this machine can run, as Dask resources: one cell of each at a time."""
     from attn_export.runtimes.install_cuda_stand_in import not_ready

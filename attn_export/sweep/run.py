@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attn_export.errors import RuntimeFailure, one_line
 from attn_export.report.progress import Progress
-from attn_export.sweep.cluster import DEATHS, resource
+from attn_export.sweep.cluster import DEATHS, resource, unavailable_here
 from attn_export.sweep.store import Row, Store
 from attn_export.sweep.sweep_plan import Cell, Plan, Source, short_fields
 from attn_export.sweep.tasks import Outcome, build_packed, run_packed
@@ -164,6 +164,8 @@ class _Sweep:
         if now - work.lost >= (GRACE if may_come_back else 0):
             work.future.cancel()
             reason = f"no worker has {resource(work.runtime)}, which {work.runtime} takes"
+            if here := unavailable_here(work.runtime):
+                reason += f"; on this machine {here}"
             self._end(work, dict.fromkeys(work.dialects, _row("unavailable", reason)))
 
     def _finish(self, work: _Work) -> None:

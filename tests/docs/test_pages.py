@@ -24,12 +24,13 @@ ELSEWHERE = {FIRST, "scripts/test"}  # the first one ran before; the other one i
 SLOW = {
     "scripts/attn-export bench models/gqa --prefill 64 --decode 256 --rounds 1",
     "scripts/attn-export verify models/mqa --cpu neoverse-n1 --cpu haswell",
+    "scripts/attn-export compare models/gqa/model.onnx models/gqa/model.portable.onnx",
     "scripts/attn-export sweep docs/sweeps/heads.toml --output heads.sweep",
     "scripts/attn-export bisect models/mqa --good 1.28.0 --bad 1.27.0 --install",
     "scripts/attn-export site heads.sweep --output heads.site",
 }
 """Commands of a minute that `--all` runs; other tests run them with smaller numbers."""
-LONG = {"sweep", "bundle", "checkpoints", "spec", "your-module"}
+LONG = {"sweep", "bundle", "checkpoints", "spec", "your-module", "evidence", "low-precision"}
 """Pages of many builds that `--all` runs."""
 
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")

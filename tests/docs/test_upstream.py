@@ -26,7 +26,7 @@ PACKAGES = {
     "onnxruntime": "ort-cpu", "openvino": "openvino", "opencv-python-headless": "opencv",
     "tract": "tract", "MNN": "mnn", "iree-base-compiler": "iree",
 }  # fmt: skip
-MOST_LINES = 21
+MOST_LINES = 22
 
 
 def blocks(name: str, kind: str) -> list[str]:

@@ -140,6 +140,7 @@ def check(name: str, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", extended(MEAN, lambda name: name != "wasm"))
+@pytest.mark.every(2)
 def test_a_runtime_means_what_was_measured(name: str, need: Need, monkeypatch):
     need(name)
     check(name, MEAN[name], monkeypatch)

@@ -166,6 +166,7 @@ def test_each_shape_that_a_replay_cannot_take_is_refused(kit: tuple[Path, Path],
     assert try_all(program, bundle, every, tmp_path) == {}
 
 
+@pytest.mark.every(2)
 def test_faults_at_random_are_no_crash(kit: tuple[Path, Path], tmp_path: Path):
     program, bundle = kit
     drawn = native_inputs(random.Random(14), bundle, cases_of(bundle))

@@ -175,6 +175,7 @@ def test_a_name_that_there_is_not_is_refused(good: Path):
             compare(subject(), good, names=names, runtimes=["ort-cpu"])
 
 
+@pytest.mark.extended
 def test_a_graph_that_computes_in_float16_is_judged_by_its_precision(tmp_path: Path):
     class Narrow(Cross):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:

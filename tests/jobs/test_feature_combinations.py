@@ -48,7 +48,7 @@ def test_features_pass_in_every_company(company: tuple[tuple[str, ...], str, str
 
 
 @pytest.mark.parametrize("features", IN_PLACE, ids=" + ".join)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_features_pass_with_a_cache_that_is_written_in_place(
     features: tuple[str, ...], tmp_path: Path
 ):

@@ -42,6 +42,7 @@ def bundle_of(spec: AttentionSpec, folder: Path, number: int) -> dict[str, bytes
 
 
 @pytest.mark.parametrize("name", extended(SPECS, lambda name: name == "grouped"))
+@pytest.mark.extended
 def test_two_builds_give_the_same_bytes_in_every_file_but_what_states_the_machine(name, tmp_path):
     one, other = (bundle_of(SPECS[name], tmp_path / f"folder_{n}", n) for n in range(2))
     assert list(one) == list(other)

@@ -151,7 +151,7 @@ def kills(config: pytest.Config) -> int:
 
 
 @pytest.mark.parametrize("name", extended(COMMANDS, lambda name: name != "build"))
-@pytest.mark.every(3)
+@pytest.mark.extended
 def test_killed_at_random_moments(name: str, workplace: Workplace, request: pytest.FixtureRequest):
     before = workplace.start(name)
     whole = workplace.finish(name, *COMMANDS[name])

@@ -144,6 +144,7 @@ def test_a_row_that_is_ignored_is_not_compared_and_others_are(
         assert line.startswith(f"FAIL {ONE_ROW}  output: NaN or infinity in other places"), line
 
 
+@pytest.mark.every(2)
 def test_what_is_no_evidence_does_not_pass_and_it_says_why(language: str):
     kit = kit_without_evidence(language)
     done = run(kit, "self_test")
@@ -160,6 +161,7 @@ def test_what_is_no_evidence_does_not_pass_and_it_says_why(language: str):
     assert summary.startswith(f"of {REASON}: {count - len(NO_EVIDENCE) - 1} of {count} passed")
 
 
+@pytest.mark.every(2)
 def test_what_is_no_evidence_still_has_the_shape_of_the_truth(
     language: str, bundle: Path, tmp_path: Path
 ):

@@ -177,5 +177,6 @@ def test_integers_that_are_read_rightly_pass(kind: str):
 @pytest.mark.parametrize(
     ("kind", "name", "fault"), PLANTED, ids=lambda x: x if isinstance(x, str) else ""
 )
+@pytest.mark.every(2)
 def test_integers_that_are_read_wrongly_fail(kind: str, name: str, fault: Fault):
     assert wrong_outputs(kind, fault) > 0, name

@@ -151,6 +151,7 @@ def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own
 
 @pytest.mark.parametrize("how", ["worker is killed", "worker is closed", "job is killed"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.every(2)
 def test_nothing_is_left_when_who_asked_is_gone(name: str, how: str, running, own_tmp: Path):
     worker = running(name)
     next(worker.served())

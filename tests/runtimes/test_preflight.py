@@ -16,6 +16,7 @@ from attn_export.runtimes.catalogue import RUNTIMES
 from attn_export.runtimes.emulated_cpu import cpus
 from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.preflight import known_limit
+from attn_export.runtimes.release import installed
 from attn_export.runtimes.support import Unsupported, unsupported
 
 
@@ -103,7 +104,8 @@ def test_runtimes_are_listed_with_version_device_and_dialects_or_why_not(cli: Cl
     done = cli("runtimes")
     assert done.returncode == 0
     lines = {line.split()[0]: line for line in done.stdout.splitlines()}
-    assert list(lines) == [*(kind.name for kind in RUNTIMES), *(f"ort-cpu@{cpu}" for cpu in cpus())]
+    emulated = [f"ort-cpu@{cpu}" for cpu in cpus()]
+    assert list(lines) == [*(kind.name for kind in RUNTIMES), *emulated, *installed()]
     assert lines["ort-cpu"].endswith("cpu: standard portable ort cuda")
     for kind in RUNTIMES:
         reason = kind.unavailable()

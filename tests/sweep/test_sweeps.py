@@ -108,6 +108,8 @@ def test_every_cell_has_a_verdict_and_a_second_sweep_runs_only_what_is_missing(t
     ]  # fmt: skip
     rows = rows_of(out)
     assert len(rows) == 4
+    absent = next(row for row in rows.values() if row.runtime == "ort-cuda")
+    assert absent.cause.startswith("no worker has GPU, which ort-cuda takes; on this machine ")
     first = next(row for row in rows.values() if row.runtime == "ort-cpu")
     assert json.loads(first.spec)["num_kv_heads"] == 1
     assert first.version
