@@ -97,6 +97,7 @@ def file_about(row: Row) -> str:
             and release_of(f"x=={about['first']}")[1] <= version
             and version <= release_of(f"x=={about['last']}")[1]
             and re.search(about["cause"], plain_cause(row.cause))
+            and re.search(about.get("spec", ""), row.spec)
         ),
         "",
     )  # fmt: skip
