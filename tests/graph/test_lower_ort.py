@@ -8,7 +8,8 @@ import pytest
 from attention_forms import FORMS, IN_PLACE, SIZES, Form, attributes, bound_run, session
 from onnx.reference import ReferenceEvaluator
 
-from attn_export.graph.lower import DECODE, Lowered, lower
+from attn_export.graph import lower as forms_of
+from attn_export.graph.lower import DECODE, KERNELS, Lowered, lower
 
 FLASH = {
     f"{sharing}, {rank}, {name}": Form(
@@ -34,15 +35,38 @@ FLASH = {
 ALL = FORMS | IN_PLACE | FLASH
 
 
-def lowered(form: Form) -> dict[str, Lowered]:
-    return lower(ir.from_proto(form.model()), "ort")
+BLOCKS = forms_of.Form(block=3)
+"""Of the lengths in `SIZES`, one is a block and a part of one."""
+
+
+def lowered(form: Form, choice: forms_of.Form = KERNELS) -> dict[str, Lowered]:
+    return lower(ir.from_proto(form.model()), "ort", choice)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_form_gives_what_the_reference_gives(name: str):
+    compare_with_reference(ALL[name], KERNELS)
+
+
+@pytest.mark.every(3)
+@pytest.mark.parametrize("name", ALL)
+def test_blocks_of_queries_give_what_the_reference_gives(name: str):
     form = ALL[name]
+    compare_with_reference(form, BLOCKS)
+    found = [node.op_type for node in lowered(form, BLOCKS)[""].model.graph]
+    # Scores that are an output, a softmax of another type, a mask of one axis.
+    other = "scores" in name or "softmax in" in name or "[S]" in name
+    assert ("Loop" in found) != other
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_products_for_one_query_give_what_the_reference_gives(name: str):
+    compare_with_reference(IN_PLACE[name], forms_of.Form(products=True))
+
+
+def compare_with_reference(form: Form, choice: forms_of.Form) -> None:
     reference, tolerance = ReferenceEvaluator(form.model()), 4e-3 if form.half else 2e-6
-    forms = lowered(form)
+    forms = lowered(form, choice)
     for phase, one in forms.items():
         engine = session(one.model)
         for B, L, N, P in SIZES:

@@ -19,6 +19,8 @@ from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, i
 from attn_export.graph.lower.matmul_nbits import multiply_integers
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
+    KERNELS,
+    Form,
     decodes,
     holds_values_transposed,
     lower_for_decoding,
@@ -67,13 +69,14 @@ NOTHING_TO_LOWER = (
 )
 
 
-def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
+def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowered]:
     """Lower a graph to a dialect; the weights, in memory or on disk, are shared.
 
     Args:
         model: A model of any origin with ai.onnx `Attention` nodes, or, for the dialect ``ort``,
             with attention that is written out. It is not changed.
         dialect: One of `DIALECTS`.
+        form: In the dialect ``ort``, the choice where several forms are possible.
 
     Returns:
         The graph under ``""``; in the dialects ``ort`` and ``cuda``, where there is a KV cache,
@@ -96,9 +99,10 @@ def lower(model: ir.Model, dialect: str) -> dict[str, Lowered]:
     _refuse_without_attention(source, dialect)
     if any(value.shape is None for value in _of_known_shape(source)):
         source = _with_shapes(source)
+    graphs = _ort(source, form) if dialect == ORT else REWRITES[dialect](source)
     return {
         phase: dataclasses.replace(_finished(lowered), recognised=recognised)
-        for phase, lowered in REWRITES[dialect](source).items()
+        for phase, lowered in graphs.items()
     }
 
 
@@ -142,14 +146,14 @@ def _forget_shapes(model: ir.Model) -> None:
                 value.shape = None
 
 
-def _ort(model: ir.Model) -> dict[str, Lowered]:
+def _ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
     fuse_attention(model)
     recognise_masks(model)
     spread_masks(model)  # ONNX Runtime refuses those of one row for all queries
     bound, layouts = _bound(model), _layouts(model)
     found = {"": _lowered(model.clone(), ORT, layouts=layouts, bound=bound)}
     for node in nodes_of(found[""].model, "Attention"):
-        lower_for_prefill(found[""].model, node)
+        lower_for_prefill(found[""].model, node, form)
     length = _length_of_queries(model)
     if length:
         single = found[DECODE] = _lowered(
@@ -157,7 +161,7 @@ def _ort(model: ir.Model) -> dict[str, Lowered]:
         )
         fix_axis(single.model, length, 1)
         for node in nodes_of(single.model, "Attention"):
-            lower_for_decoding(single.model, node)
+            lower_for_decoding(single.model, node, form)
     for lowered in found.values():
         tidy(lowered.model)
         multiply_integers(lowered.model)
@@ -188,7 +192,7 @@ def _cuda(model: ir.Model) -> dict[str, Lowered]:
 
 
 REWRITES: dict[str, Callable[[ir.Model], dict[str, Lowered]]] = {
-    STANDARD: _standard, PORTABLE: _portable, ORT: _ort, CUDA: _cuda,
+    STANDARD: _standard, PORTABLE: _portable, CUDA: _cuda,
 }  # fmt: skip
 
 

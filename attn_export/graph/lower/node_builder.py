@@ -80,14 +80,54 @@ class Builder:
         branches: dict[str, Any] = {}
         count = 0
         for name, make in (("then_branch", then), ("else_branch", otherwise)):
-            inner, nodes = Builder(self._model, self._before), list[ir.Node]()
-            inner._names, inner._add = self._names, nodes.append
+            inner, nodes = self._inner()
             outputs = make(inner)
             count = len(outputs)
             for output in outputs:
                 output.dtype = dtype
             branches[name] = ir.Graph([], outputs, nodes=nodes, name=f"{self._before.name}/{name}")
         return self.several("If", [condition], count, **branches)
+
+    def concatenated(
+        self,
+        count: ir.Value,
+        part: Callable[[Builder, ir.Value], ir.Value],
+        dtype: ir.DataType,
+        axis: int,
+    ) -> ir.Value:
+        """Add a `Loop`, and return its parts one behind the other.
+
+        Args:
+            count: The number of parts, an int64 scalar.
+            part: Makes the nodes of a part from its number, an int64 scalar.
+            dtype: Of the parts.
+            axis: The axis along which they are joined.
+        """
+        inner, nodes = self._inner()
+        of_parts = ir.SequenceType(ir.TensorType(dtype))
+        number, go_on, before = (
+            ir.val(inner._fresh(f"/{name}")) for name in ("number", "go_on", "before")
+        )
+        number.type, number.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
+        go_on.type, go_on.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
+        before.type = of_parts
+        made = part(inner, number)
+        made.dtype = dtype
+        after, still = inner("SequenceInsert", before, made), inner("Identity", go_on)
+        after.type = of_parts
+        still.type, still.shape = go_on.type, go_on.shape
+        body = ir.Graph(
+            [number, go_on, before], [still, after], nodes=nodes, name=f"{self._before.name}/body"
+        )
+        parts = self("Loop", count, None, self("SequenceEmpty", dtype=int(dtype)), body=body)
+        parts.type = of_parts
+        return self("ConcatFromSequence", parts, axis=axis)
+
+    def _inner(self) -> tuple[Builder, list[ir.Node]]:
+        """Return a builder of a graph within this one, and the list that its nodes go to."""
+        inner, nodes = Builder(self._model, self._before), list[ir.Node]()
+        inner._names, inner._add = self._names, nodes.append
+        return inner, nodes
 
     def ints(self, *numbers: int) -> ir.Value:
         """Return a constant int64 `[n]`."""

@@ -1,20 +1,21 @@
 """The form of each `Attention` node that is fastest in ONNX Runtime, for many queries or one.
 
 Where no form is better, the node stays: ONNX Runtime has the operator itself.
-docs/performance.md explains the choice of each form.
+docs/performance.md explains the choice of each form. `Form` holds what depends on the machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower import ort_kernels
-from attn_export.graph.lower.heads import as_output, joins_heads, replace_output
+from attn_export.graph.lower.heads import as_output, heads_first, joins_heads, replace_output
 from attn_export.graph.lower.in_place_cache import (
     InPlaceCache,
     in_place_cache,
@@ -24,6 +25,7 @@ from attn_export.graph.lower.in_place_cache import (
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.ort_kernels import fold
 from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
+from attn_export.graph.lower.query_blocks import fits_blocks, in_blocks
 from attn_export.graph.lower.read import AttentionNode, read_attention
 from attn_export.graph.lower.visible_keys import before_expand, may_be_shorter
 
@@ -32,19 +34,44 @@ Branch = Callable[[Builder], Sequence[ir.Value]]
 FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
 
 
-def lower_for_prefill(model: ir.Model, node: ir.Node) -> None:
+class Form(NamedTuple):
+    """A choice between forms of which one or the other is faster, depending on the machine.
+
+    Attributes:
+        block: For many queries: the number of queries of a block, of which the products are
+            computed with the keys that they see; 0 for ONNX Runtime's kernels.
+        products: For one query: whether products are computed also where a kernel fits.
+    """
+
+    block: int = 0
+    products: bool = False
+
+    def __str__(self) -> str:
+        if self.block:
+            return f"blocks of {self.block} queries"
+        return "products" if self.products else "kernels"
+
+
+KERNELS = Form()
+BLOCKS = (64, 128, 256, 512)
+
+
+def lower_for_prefill(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:
     """Lower a node for any number of queries.
 
     Args:
         model: The graph; changed in place.
         node: The node.
+        form: The choice where several forms are possible.
 
     Raises:
         GraphError: If heads or widths of the node are not known.
     """
     a = _read(node)
     op, cache = Builder(model, node), in_place_cache(a)
-    if cache is not None and holds_values_transposed(a, cache):
+    if form.block and fits_blocks(a):
+        _finish(model, a, _in_blocks(op, a, cache, form.block))
+    elif cache is not None and holds_values_transposed(a, cache):
         value = transpose_value_cache(op, a, cache)
         _finish(model, a, [_into_cache(op, a, cache, value)])
     elif cache is not None and _may_be_flash_causal(a, cache.new_key):
@@ -57,12 +84,13 @@ def lower_for_prefill(model: ir.Model, node: ir.Node) -> None:
         lower_to_portable(model, node)
 
 
-def lower_for_decoding(model: ir.Model, node: ir.Node) -> None:
+def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:
     """Lower a node for one query.
 
     Args:
         model: The graph; changed in place.
         node: The node.
+        form: The choice where several forms are possible.
 
     Raises:
         GraphError: If heads or widths of the node are not known.
@@ -78,7 +106,7 @@ def lower_for_decoding(model: ir.Model, node: ir.Node) -> None:
         if holds_values_transposed(a, cache):
             value = transpose_value_cache(op, a, cache)
             _finish(model, a, [fold(op, a, a.key, value, transposed=True)])
-        elif _fits_in_place(a, cache):
+        elif _fits_in_place(a, cache) and not form.products:
             attended, *present = ort_kernels.in_place(op, a, cache)
             take_over(a.key, present[0])
             take_over(a.value, present[1])
@@ -169,6 +197,21 @@ def _into_cache(op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Va
     if not _may_be_flash_causal(a, cache.new_key):
         return whole(op)[0]
     return _first_or(op, a, cache, whole)
+
+
+def _in_blocks(
+    op: Builder, a: AttentionNode, cache: InPlaceCache | None, block: int
+) -> Sequence[ir.Value]:
+    """Return the outputs of a node whose queries are taken in blocks."""
+    if cache is not None and holds_values_transposed(a, cache):
+        value = transpose_value_cache(op, a, cache)
+        return [in_blocks(op, a, a.query, a.key, value, block, transposed=True)]
+    query, key, value = heads_first(op, a)
+    if a.past_key is None or a.past_value is None:
+        return [in_blocks(op, a, query, key, value, block)]
+    key = op("Concat", a.past_key, key, axis=2)
+    value = op("Concat", a.past_value, value, axis=2)
+    return [in_blocks(op, a, query, key, value, block), key, value]
 
 
 def _first_or(op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Branch) -> ir.Value:

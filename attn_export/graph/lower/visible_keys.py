@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from attn_export.errors import GraphError
 from attn_export.graph.axis_names import Size, known_equal, terms
+from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import AttentionNode
 
@@ -28,8 +29,23 @@ class VisibleKeys:
     may_hide_all: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """A block of queries, `first` up to `end - 1` of `total`; all int64 `[1]`."""
+
+    first: ir.Value
+    end: ir.Value
+    total: ir.Value
+
+
 def allowed_keys(
-    op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value, *, grouped: bool
+    op: Builder,
+    a: AttentionNode,
+    L: ir.Value,
+    S: ir.Value,
+    *,
+    grouped: bool,
+    rows: Rows | None = None,
 ) -> VisibleKeys:
     """Combine everything that hides keys.
 
@@ -39,12 +55,15 @@ def allowed_keys(
         L: The number of queries, int64 `[1]`.
         S: The number of keys, with those of the past, int64 `[1]`.
         grouped: Whether the scores are `[B, Hkv, r, L, S]`.
+        rows: The queries of the scores, and S the keys up to the last that they see; None for all.
     """
     grouped = grouped and a.q_per_kv > 1
     parts: list[ir.Value] = []
     added = None
     if a.mask is not None:
-        mask = _of_all_keys(op, a, before_expand(a.mask), S)
+        mask = before_expand(a.mask)
+        mask = mask if rows is None else _of_rows(op, mask, rows, S)
+        mask = _of_all_keys(op, a, mask, S)
         mask = _grouped(op, a, mask) if grouped else mask
         if mask.dtype == ir.DataType.BOOL:
             parts.append(mask)
@@ -54,7 +73,7 @@ def allowed_keys(
     if a.causal or a.valid_keys is not None:
         keys = op("Range", op.scalar_int(0), op("Squeeze", S), op.scalar_int(1))  # [S]
         if a.causal:
-            parts.append(op("LessOrEqual", keys, _last_visible(op, a, L, grouped=grouped)))
+            parts.append(op("LessOrEqual", keys, _last_visible(op, a, L, rows, grouped=grouped)))
         # The last query is the last valid key: causal says it too.
         if a.valid_keys is not None and (not a.causal or a.past_key is not None):
             parts.append(op("Less", keys, _over_scores(op, a.valid_keys, grouped=grouped)))
@@ -80,10 +99,24 @@ def as_bias(op: Builder, a: AttentionNode, allowed: VisibleKeys) -> ir.Value | N
     return op("Where", allowed.keys, shown, op.number(-np.inf, a.dtype))
 
 
-def _last_visible(op: Builder, a: AttentionNode, L: ir.Value, *, grouped: bool) -> ir.Value:
+def _of_rows(op: Builder, mask: ir.Value, rows: Rows, S: ir.Value) -> ir.Value:
+    """Return the part of a mask for a block of queries and the first S keys."""
+    shape: list[Size | None] = list(dims(mask))
+    part = op("Slice", mask, op.ints(0), S, op.ints(-1)) if shape[-1] != 1 else mask
+    if shape[-2] != 1:
+        part = op("Slice", part, rows.first, rows.end, op.ints(-2))
+        shape[-2] = None
+    part.type, part.shape = mask.type, ir.Shape(shape)
+    return part
+
+
+def _last_visible(
+    op: Builder, a: AttentionNode, L: ir.Value, rows: Rows | None, *, grouped: bool
+) -> ir.Value:
     """Return the last visible key of each query: `[L, 1]`, or one for every row of the batch."""
-    rows = op("Range", op.scalar_int(0), op("Squeeze", L), op.scalar_int(1))
-    column = op("Unsqueeze", rows, op.ints(1))  # [L, 1]
+    first = op.scalar_int(0) if rows is None else op("Squeeze", rows.first)
+    numbers = op("Range", first, op("Squeeze", L if rows is None else rows.end), op.scalar_int(1))
+    column = op("Unsqueeze", numbers, op.ints(1))  # [L, 1]
     if a.past_key is not None:
         return op("Add", column, op.size(a.past_key, 2))
     if a.valid_keys is not None:  # the queries are the last of the valid keys
