@@ -65,6 +65,15 @@ class GraphEntry(Struct, forbid_unknown_fields=True):
     ours: bool
     nodes: dict[Text, Text]
     foreign: bool = False
+    form: Text = "kernels"
+
+
+class Tuning(Struct, forbid_unknown_fields=True):
+    """Times by which `tune` chose the forms of graphs, in milliseconds."""
+
+    processor: Text
+    threads: Count
+    milliseconds: Annotated[dict[Text, dict[Text, float]], Meta(max_length=10_000)]
 
 
 class Manifest(Struct, forbid_unknown_fields=True):
@@ -80,6 +89,7 @@ class Manifest(Struct, forbid_unknown_fields=True):
     files: Annotated[dict[FileName, Digest], Meta(min_length=1, max_length=100_000)]
     digest: Digest
     bounds: dict[EndName, Annotated[list[Count | None], Meta(min_length=2, max_length=2)]] = {}
+    tuning: Tuning | None = None
 
     def __post_init__(self) -> None:
         """Check rules that involve several fields.
@@ -195,8 +205,9 @@ class ReportedVerdict(Struct):
 
 
 class ReportFile(Struct):
-    """Content of `report.json`, as far as statements are made of it."""
+    """Content of `report.json`, as far as it is read again."""
 
     name: Text
     passed: bool
     verdicts: Annotated[list[ReportedVerdict], Meta(max_length=10_000_000)]
+    notes: Annotated[list[Text], Meta(max_length=10_000)] = []

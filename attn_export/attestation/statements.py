@@ -69,15 +69,24 @@ def check_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
             )
 
 
-def _statements(
-    folder: Path, manifest: Mapping[str, Any], digests: Mapping[str, str]
-) -> dict[str, dict[str, Any]]:
+def read_report(folder: Path) -> ReportFile:
+    """Read `report.json` of a bundle.
+
+    Raises:
+        BundleError: If it is missing, or is no report.
+    """
     try:
-        report = checked(parse_json(read_text(folder / REPORT)), ReportFile)
+        return checked(parse_json(read_text(folder / REPORT)), ReportFile)
     except OSError as error:
         raise BundleError(f"{folder / REPORT} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise BundleError(f"{folder / REPORT}: {printable(error, 200)}; build it again") from error
+
+
+def _statements(
+    folder: Path, manifest: Mapping[str, Any], digests: Mapping[str, str]
+) -> dict[str, dict[str, Any]]:
+    report = read_report(folder)
     return {
         STATEMENT: test_result(report, manifest, digests),
         BOM: bill_of_materials(report, manifest, _model_files(manifest, digests)),

@@ -13,6 +13,7 @@ from attn_export.bench.measurements import Candidate, Cost
 from attn_export.bench.own_graphs import as_candidate
 from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
 from attn_export.bundle import graph_files
+from attn_export.results import GraphFile
 from attn_export.spec import AttentionSpec, Input
 
 RUNTIME = "ort-cpu"
@@ -90,28 +91,43 @@ class Entrants:
         Raises:
             UsageError: If an input has an axis without a size.
         """
-        work = Cost(tokens=sizes["batch"] * sizes["query_len"])
-        if self.spec is not None:
-            work = work_of(self.spec, sizes)
-        found = [*self._ours(sizes, work), *self._peers(sizes, work, decode=decode)]
+        work = self._work(sizes)
+        found = [*self._ours(sizes), *self._peers(sizes, work, decode=decode)]
         if work.flops:
             found += read_rooflines(self.scratch) if decode else gemm_rooflines(self.scratch)
         return found
 
-    def _ours(self, sizes: Sizes, work: Cost) -> list[Candidate]:
+    def own(self, name: str, folder: Path, graph: GraphFile, sizes: Sizes) -> Candidate:
+        """Return a graph of the bundle, or another form of one, as a candidate.
+
+        Args:
+            name: Its name in the contest.
+            folder: The folder of its file.
+            graph: Its file, its layouts, and what is written in place.
+            sizes: The sizes of every axis that bench supports.
+        """
         inputs = {
             name: Input(tuple(entry["shape"]), entry["dtype"])
             for name, entry in self.manifest["inputs"].items()
         }
         outputs = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
-        found = []
-        for graph in graph_files(self.manifest):
-            if graph.takes(sizes):
-                name = " ".join([graph.dialect, *(["decode"] if graph.fixed else []), RUNTIME])
-                feeds = feeds_of(inputs, sizes), known_feeds(outputs, sizes)
-                made = as_candidate(name, self.folder, graph, *feeds, work)
-                found.append(dataclasses.replace(made, alone=self._is_large(sizes)))
-        return found
+        feeds = feeds_of(inputs, sizes), known_feeds(outputs, sizes)
+        made = as_candidate(name, folder, graph, *feeds, self._work(sizes))
+        return dataclasses.replace(made, alone=self._is_large(sizes))
+
+    def _ours(self, sizes: Sizes) -> list[Candidate]:
+        return [
+            self.own(
+                " ".join([graph.dialect, *(["decode"] if graph.fixed else []), RUNTIME]),
+                self.folder, graph, sizes,
+            )
+            for graph in graph_files(self.manifest) if graph.takes(sizes)
+        ]  # fmt: skip
+
+    def _work(self, sizes: Sizes) -> Cost:
+        if self.spec is None:
+            return Cost(tokens=sizes["batch"] * sizes["query_len"])
+        return work_of(self.spec, sizes)
 
     def _peers(self, sizes: Sizes, work: Cost, *, decode: bool) -> list[Candidate]:
         reason = missing("torch") if self.spec else NO_SPEC

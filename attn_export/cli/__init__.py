@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from attn_export.cli.bisect_command import bisect_command
+from attn_export.cli.build_command import build_command
 from attn_export.cli.commands import (
     bench_command,
     check_command,
@@ -23,12 +24,9 @@ from attn_export.cli.commands import (
 from attn_export.cli.compare_command import compare_command, explain_command
 from attn_export.cli.dry_run_command import dry_run_command
 from attn_export.cli.options import (
-    BuildCommand,
-    BuildInput,
     budget_option,
     limit_own_memory,
     runtime_options,
-    spec_options,
 )
 from attn_export.cli.output import Output, output_options
 from attn_export.cli.sign_command import sign_command
@@ -37,6 +35,7 @@ from attn_export.cli.sweep_command import (
     sweep_command,
     worker_command,
 )
+from attn_export.cli.tune_command import tune_command
 from attn_export.errors import (
     INTERRUPTED,
     READER_GONE,
@@ -47,7 +46,6 @@ from attn_export.errors import (
 )
 from attn_export.interruption import MESSAGE
 from attn_export.output_folder import check_utf8
-from attn_export.spec import VARIANTS
 from attn_export.system_info import missing_package
 
 TRACEBACK = "ATTN_EXPORT_TRACEBACK"
@@ -127,95 +125,6 @@ def cli() -> None:
     """
 
 
-@cli.command("build", cls=BuildCommand)
-@click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=click.Path(path_type=Path))
-@click.option("--variant", metavar="|".join(VARIANTS), help="A spec to start from: E 512, H 8.")
-@spec_options
-@click.option(
-    "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."
-)
-@click.option(
-    "--weights",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="A safetensors checkpoint, its index, or its folder; config.json beside it is read. A "
-    "config.json alone gives random weights.",
-)
-@click.option(
-    "--layer", metavar="N", help="Which layer of it, or a prefix of tensor names.  [default: 0]"
-)
-@click.option(
-    "--pool-kv-heads",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Mean-pool the key/value heads of the checkpoint to so many.",
-)
-@click.option(
-    "--dialect",
-    "dialects",
-    multiple=True,
-    metavar="NAME",
-    help="standard, portable, ort, or all that fit.  [all]",
-)
-@runtime_options
-@budget_option
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of the weights.")
-@click.option(
-    "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [models/<name>]"
-)
-@click.option(
-    "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."
-)
-@output_options
-def build_command(
-    spec_file: Path | None,
-    variant: str | None,
-    module: str | None,
-    weights: Path | None,
-    layer: str | None,
-    pool_kv_heads: int | None,
-    output: Path | None,
-    evidence: bool,
-    json_file: str | None,
-    junit_file: str | None,
-    html_file: str | None,
-    quiet: bool,
-    seed: int,
-    dialects: tuple[str, ...],
-    runtimes: tuple[str, ...],
-    require: tuple[str, ...],
-    atol: float | None,
-    rtol: float | None,
-    budgets: tuple[str, ...],
-    **fields: Any,
-) -> int:
-    """Build a bundle: export, check, run everywhere, judge.
-
-    From SPEC.toml, --variant, dimensions alone (options change single fields), --weights, or
-    --module.
-    """
-    from attn_export.jobs.build import build
-    from attn_export.jobs.explain_failures import explained
-    from attn_export.report.progress import progress
-
-    changes = {name: value for name, value in fields.items() if value is not None}
-    wanted = Output(json_file, junit_file, html_file, quiet)
-    wanted.check()
-    source = BuildInput(spec_file, variant, module, weights, layer, pool_kv_heads)
-    source.check(changes)
-    output = output or Path("models") / source.name
-    with wanted.refusals(source.name), progress(quiet=quiet) as bar:
-        subject = source.read(changes, bar, seed)
-        report = build(
-            subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
-            require=require, atol=atol, rtol=rtol, budgets=budgets, seed=seed, evidence=evidence,
-            progress=bar,
-        )  # fmt: skip
-        place = output if report.passed else output.with_name(output.name + ".failed")
-        report = explained(report, place, progress=bar)
-    return wanted.render(report, place)
-
-
 @cli.command("verify")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option(
@@ -279,6 +188,7 @@ def verify_command(
     return wanted.render(report, place=None)
 
 
+cli.add_command(build_command)
 cli.add_command(bench_command)
 cli.add_command(check_command)
 cli.add_command(compare_command)
@@ -293,3 +203,4 @@ cli.add_command(sweep_command)
 cli.add_command(worker_command)
 cli.add_command(runtimes_command)
 cli.add_command(sign_command)
+cli.add_command(tune_command)

@@ -166,6 +166,17 @@ def save_graphs(models: Mapping[str, ir.Model], folder: Path) -> list[str]:
     return [*models, *([WEIGHTS] if weights else [])]
 
 
+def save_beside_weights(model: ir.Model, path: Path) -> None:
+    """Write a graph to a bundle; its weights are those of the bundle's file, where it has them.
+
+    Args:
+        model: Its initialisers are left as they are.
+        path: The `.onnx` file in the bundle's folder.
+    """
+    weights = path.with_name(WEIGHTS)
+    _save_pointing(model, path, tensor_places(weights) if weights.is_file() else {})
+
+
 def _weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     """Return the initialisers that are not small."""
     held = {name: value.const_value for name, value in model.graph.initializers.items()}

@@ -89,10 +89,10 @@ def bench(
         raise RuntimeFailure(f"bench needs ONNX Runtime: {reason}")
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
     limits = dataclasses.replace(limits, threads=threads or limits.threads)
-    spec = AttentionSpec.from_toml(opened.folder / SPEC) if _has_spec(opened.manifest) else None
+    spec = spec_of(opened.folder, opened.manifest)
     with scratch() as folder:
         entrants = Entrants(opened.folder, folder, opened.manifest, spec)
-        rows = _phases(opened.manifest, spec, batch, prefill, decode)
+        rows = phases(opened.manifest, spec, batch, prefill, decode)
         planned = [
             (name, sizes, entrants.at(sizes, decode=sizes["query_len"] == 1))
             for name, sizes in rows
@@ -120,24 +120,43 @@ def _measure(
     )  # fmt: skip
 
 
-def _has_spec(manifest: Manifest) -> bool:
-    return SPEC in manifest["files"]
+def spec_of(folder: Path, manifest: Manifest) -> AttentionSpec | None:
+    """Return the spec of a bundle, if it has one.
+
+    Args:
+        folder: The bundle's folder.
+        manifest: Its manifest.
+    """
+    return AttentionSpec.from_toml(folder / SPEC) if SPEC in manifest["files"] else None
 
 
-def _phases(
+def phases(
     manifest: Manifest,
     spec: AttentionSpec | None,
     batch: Sequence[int],
     prefill: Sequence[int],
     decode: Sequence[int],
+    default: Sequence[int] = PREFILL,
 ) -> list[tuple[str, dict[str, int]]]:
-    """Return the name of each contest, and the sizes of all axes in it."""
+    """Return the name of each contest, and the sizes of all axes in it.
+
+    Args:
+        manifest: The manifest of the bundle.
+        spec: Its spec, if it has one.
+        batch: Batch sizes; empty for the default.
+        prefill: Numbers of new tokens without a past.
+        decode: Numbers of keys that one new token sees. If both are empty, there are defaults.
+        default: That of `prefill`.
+
+    Raises:
+        UsageError: If `decode` is given and the graphs have no cache.
+    """
     axes = {axis for entry in manifest["inputs"].values() for axis in entry["shape"]}
     can_decode = any(axis in axes for axis in KEYS)
     if decode and not can_decode:
         raise UsageError("--decode: the graphs have no cache; leave it out")
     if not prefill and not decode:
-        prefill, decode = PREFILL, DECODE if can_decode else ()
+        prefill, decode = default, DECODE if can_decode else ()
     found = []
     for B in batch or BATCH:
         for L in prefill:

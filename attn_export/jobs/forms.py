@@ -98,7 +98,7 @@ def manifest_entry(
     }
     if file.dialect != PORTABLE:
         needs["onnxruntime"] = ORT_NEEDED
-    named = {str(node.name): _origin(str(node.name), origins) for node in graph.model.graph}
+    named = {str(node.name): origin_of(str(node.name), origins) for node in graph.model.graph}
     return {
         "dialect": file.dialect,
         "needs": needs,
@@ -112,8 +112,13 @@ def manifest_entry(
     }
 
 
-def _origin(name: str, origins: Mapping[str, str]) -> str:
-    """Return the origin of a node, or of the node that it replaces: ``Attention/MatMul``."""
+def origin_of(name: str, origins: Mapping[str, str]) -> str:
+    """Return the origin of a node, or of the node that it replaces: ``Attention/MatMul``.
+
+    Args:
+        name: The name of the node.
+        origins: Where each node of the canonical graph came from.
+    """
     while name and name not in origins:
         name = name.rpartition("/")[0]
     return origins.get(name, "")

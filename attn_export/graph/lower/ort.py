@@ -53,7 +53,7 @@ class Form(NamedTuple):
 
 
 KERNELS = Form()
-BLOCKS = (64, 128, 256, 512)
+FORMS = (KERNELS, *(Form(block=block) for block in (64, 128, 256, 512)), Form(products=True))
 
 
 def lower_for_prefill(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:

@@ -1,0 +1,131 @@
+"""`attn-export build`: the main command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from attn_export.cli.options import (
+    BuildCommand,
+    BuildInput,
+    budget_option,
+    runtime_options,
+    spec_options,
+)
+from attn_export.cli.output import Output, output_options
+from attn_export.spec import VARIANTS
+
+if TYPE_CHECKING:
+    from attn_export.report.progress import Progress
+    from attn_export.results import Report
+
+
+@click.command("build", cls=BuildCommand)
+@click.argument("spec_file", metavar="[SPEC.toml]", required=False, type=click.Path(path_type=Path))
+@click.option("--variant", metavar="|".join(VARIANTS), help="A spec to start from: E 512, H 8.")
+@spec_options
+@click.option(
+    "--module", metavar="PATH.py:FUNCTION", help="A function that returns a Subject of your own."
+)
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A safetensors checkpoint, its index, or its folder; config.json beside it is read. A "
+    "config.json alone gives random weights.",
+)
+@click.option(
+    "--layer", metavar="N", help="Which layer of it, or a prefix of tensor names.  [default: 0]"
+)
+@click.option(
+    "--pool-kv-heads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Mean-pool the key/value heads of the checkpoint to so many.",
+)
+@click.option(
+    "--dialect",
+    "dialects",
+    multiple=True,
+    metavar="NAME",
+    help="standard, portable, ort, or all that fit.  [all]",
+)
+@runtime_options
+@budget_option
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of the weights.")
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [models/<name>]"
+)
+@click.option(
+    "--tune", is_flag=True, help="Measure forms of the ort graphs here, and keep the fastest."
+)
+@click.option(
+    "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."
+)
+@output_options
+def build_command(
+    spec_file: Path | None,
+    variant: str | None,
+    module: str | None,
+    weights: Path | None,
+    layer: str | None,
+    pool_kv_heads: int | None,
+    output: Path | None,
+    tune: bool,
+    evidence: bool,
+    json_file: str | None,
+    junit_file: str | None,
+    html_file: str | None,
+    quiet: bool,
+    seed: int,
+    dialects: tuple[str, ...],
+    runtimes: tuple[str, ...],
+    require: tuple[str, ...],
+    atol: float | None,
+    rtol: float | None,
+    budgets: tuple[str, ...],
+    **fields: Any,
+) -> int:
+    """Build a bundle: export, check, run everywhere, judge.
+
+    From SPEC.toml, --variant, dimensions alone (options change single fields), --weights, or
+    --module.
+    """
+    from attn_export.jobs.build import build
+    from attn_export.jobs.explain_failures import explained
+    from attn_export.report.progress import progress
+
+    changes = {name: value for name, value in fields.items() if value is not None}
+    wanted = Output(json_file, junit_file, html_file, quiet)
+    wanted.check()
+    source = BuildInput(spec_file, variant, module, weights, layer, pool_kv_heads)
+    source.check(changes)
+    output = output or Path("models") / source.name
+    with wanted.refusals(source.name), progress(quiet=quiet) as bar:
+        subject = source.read(changes, bar, seed)
+        report = build(
+            subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
+            require=require, atol=atol, rtol=rtol, budgets=budgets, seed=seed, evidence=evidence,
+            progress=bar,
+        )  # fmt: skip
+        place = output if report.passed else output.with_name(output.name + ".failed")
+        if tune and report.passed:
+            report = tuned(place, report, bar)
+        report = explained(report, place, progress=bar)
+    return wanted.render(report, place)
+
+
+def tuned(bundle: Path, report: Report, bar: Progress) -> Report:
+    """Tune a bundle; return the report of the bundle that is there then.
+
+    Args:
+        bundle: The folder of the bundle.
+        report: The report of the build.
+        bar: Receiver of progress.
+    """
+    from attn_export.jobs.tune import tune
+
+    result = tune(bundle, progress=bar)
+    return report if result.report is None or not result.report.passed else result.report

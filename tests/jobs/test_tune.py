@@ -1,0 +1,193 @@
+"""`attn-export tune`: forms are measured, the fastest is kept, and nothing passes unjudged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import onnx
+import pytest
+import shared
+from conftest import Cli
+
+from attn_export import build, verify
+from attn_export.bench.measurements import Candidate, Contest, Cost, Measured
+from attn_export.bundle import MANIFEST, PAGE, SIGNATURE, read_manifest, write_manifest
+from attn_export.errors import RuntimeFailure, UsageError
+from attn_export.jobs import tune as job
+from attn_export.jobs.tune import Tuned, tune
+
+PREFILL, DECODE = "model.ort.onnx", "model.ort.decode.onnx"
+BLOCKS = "blocks of 64 queries"
+
+
+@pytest.fixture
+def copy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a bundle with a cache in place, which may be changed."""
+    return Path(shutil.copytree(shared.bundle_of("in-place"), tmp_path / "copy"))
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, **forms: str) -> None:
+    """Let these forms be the fastest: times of graphs this small are chance."""
+    chosen = {PREFILL: "kernels", DECODE: "kernels", **forms}
+    monkeypatch.setattr(job, "_fastest", lambda name, _: chosen[name])
+
+
+def quickly(folder: Path) -> Tuned:
+    return tune(folder, prefill=[5], decode=[9], rounds=1, threads=1, turn_seconds=0.001)
+
+
+def operators(path: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+
+
+def test_the_chosen_forms_are_in_the_bundle_which_passes(copy: Path, monkeypatch):
+    (copy / SIGNATURE).write_text("of the graphs as they were")
+    choose(monkeypatch, **{PREFILL: BLOCKS, DECODE: "products"})
+    before = json.loads((copy / "report.json").read_text())
+    tuned = quickly(copy)
+    assert tuned.exit_code == 0
+    assert tuned.forms == {PREFILL: BLOCKS, DECODE: "products"}
+    assert "Loop" in operators(copy / PREFILL)
+    assert "GroupQueryAttention" not in operators(copy / DECODE)
+
+    manifest = read_manifest(copy)
+    assert manifest["graphs"][PREFILL]["form"] == BLOCKS
+    times = manifest["tuning"]["milliseconds"]
+    assert set(times) == {f"{PREFILL}: prefill, B 1, L 5", f"{DECODE}: decode, B 1, S 9"}
+    assert set(times[f"{PREFILL}: prefill, B 1, L 5"]) == {
+        "kernels", BLOCKS, "blocks of 128 queries", "blocks of 256 queries",
+        "blocks of 512 queries",
+    }  # fmt: skip
+    assert set(times[f"{DECODE}: decode, B 1, S 9"]) == {"kernels", "products"}
+    assert all(ms > 0 for of_forms in times.values() for ms in of_forms.values())
+
+    assert not (copy / SIGNATURE).exists()
+    report = json.loads((copy / "report.json").read_text())
+    assert set(before["notes"]) <= set(report["notes"])
+    assert f"{PREFILL} is tuned for" in report["notes"][-2]
+    assert "is tuned for" in (copy / PAGE).read_text()
+    again = verify(copy, runtimes=["ort-cpu"])
+    assert again.passed
+    assert {verdict.graph for verdict in again.verdicts} >= {PREFILL, DECODE, "model.onnx"}
+
+
+@pytest.mark.extended
+def test_a_tuned_bundle_can_be_tuned_back(copy: Path, monkeypatch):
+    untouched = {name: (copy / name).read_bytes() for name in (PREFILL, DECODE)}
+    choose(monkeypatch, **{PREFILL: BLOCKS})
+    assert quickly(copy).exit_code == 0
+    choose(monkeypatch)
+    assert quickly(copy).forms == {PREFILL: "kernels", DECODE: "kernels"}
+    back = {name: onnx.load(copy / name, load_external_data=False) for name in untouched}
+    for name, content in untouched.items():
+        assert [n.op_type for n in back[name].graph.node] == [
+            n.op_type for n in onnx.load_from_string(content).graph.node
+        ]
+    assert verify(copy, runtimes=["ort-cpu"]).passed
+
+
+def test_nothing_is_written_where_the_bundle_has_the_fastest_forms(copy: Path, monkeypatch):
+    choose(monkeypatch)
+    before = (copy / MANIFEST).stat().st_ino
+    assert quickly(copy).report is None
+    assert (copy / MANIFEST).stat().st_ino == before
+
+
+def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch):
+    """Golden vectors that no graph gives stand in for a form that computes something else."""
+    choose(monkeypatch, **{PREFILL: BLOCKS})
+    index = copy / "golden" / "index.json"
+    content = json.loads(index.read_text())
+    for case in content["cases"]:
+        for allowed in case["allowed"].values():
+            allowed["whole"] = allowed["row"] = 1e-12
+    index.write_text(json.dumps(content, indent=1) + "\n")
+    kept = read_manifest(copy)
+    write_manifest(copy, {k: v for k, v in kept.items() if k not in ("format", "files", "digest")})
+    before = (copy / MANIFEST).read_bytes()
+    tuned = quickly(copy)
+    assert tuned.exit_code == 6
+    assert (copy / MANIFEST).read_bytes() == before
+    assert "Loop" not in operators(copy / PREFILL)
+    assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+
+
+def contest(name: str, **seconds: tuple[float, ...]) -> Contest:
+    found = [
+        Measured(Candidate(form, "ours", "graph", {}, Cost()), times, reason="refused")
+        for form, times in seconds.items()
+    ]
+    return Contest(f"{PREFILL}: {name}", {}, tuple(found))
+
+
+@pytest.mark.parametrize(
+    ("contests", "fastest"),
+    [
+        ([contest("a", kernels=(2.0,), blocks=(1.0,))], "blocks"),
+        ([contest("a", kernels=(1.0,), blocks=(2.0,))], "kernels"),
+        ([contest("a", kernels=(1.0,), blocks=(0.98,))], "kernels"),
+        ([contest("a", kernels=(1.0,), blocks=(0.9,)), contest("b", kernels=(1.0,), blocks=(1.5,))],
+         "kernels"),
+        ([contest("a", kernels=(1.0,), blocks=(0.5,)), contest("b", kernels=(1.0,), blocks=(1.5,))],
+         "blocks"),
+        ([contest("a", kernels=(1.0,), blocks=())], "kernels"),
+        ([contest("a", kernels=(), blocks=(9.0,))], "blocks"),
+        ([contest("a", kernels=(1.0,), blocks=(0.1,)), contest("b", kernels=(1.0,), blocks=())],
+         "kernels"),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_the_form_with_the_least_times_over_all_sizes_is_chosen(contests, fastest: str):
+    assert job._fastest(PREFILL, contests) == fastest
+
+
+def test_no_form_that_runs_is_an_error_with_the_reason():
+    with pytest.raises(RuntimeFailure, match=rf"{PREFILL}: no form of it ran: refused"):
+        job._fastest(PREFILL, [contest("a", kernels=(), blocks=())])
+
+
+def test_graphs_without_other_forms_are_not_changed(tmp_path: Path):
+    """Scores that are an output are of all queries at once."""
+    folder = shutil.copytree(shared.bundle_of("no-cache"), tmp_path / "copy")
+    tuned = tune(folder, prefill=[5], rounds=1, threads=1, turn_seconds=0.001)
+    assert tuned.forms == {PREFILL: "kernels"}
+    assert tuned.report is None
+
+
+def test_a_bundle_without_graphs_to_tune_is_refused(tmp_path: Path):
+    spec = shared.spec_of("in-place")
+    build(spec, tmp_path / "b", dialects=["standard"], runtimes=["ort-cpu"])
+    with pytest.raises(UsageError, match=r"no graph in the ort dialect beside model\.onnx"):
+        tune(tmp_path / "b")
+
+
+def test_decoding_without_a_cache_is_refused(tmp_path: Path):
+    folder = shutil.copytree(shared.bundle_of("no-cache"), tmp_path / "copy")
+    with pytest.raises(UsageError, match="--decode: the graphs have no cache"):
+        tune(folder, decode=[9])
+
+
+def test_the_command_prints_forms_and_writes_json(copy: Path, cli: Cli, tmp_path: Path):
+    done = cli(
+        "tune", copy, "--prefill", "5", "--rounds", "1", "--threads", "1",
+        "--json", tmp_path / "tuned.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    content = json.loads((tmp_path / "tuned.json").read_text())
+    assert content["format"] == "attn-export-tune/1"
+    assert set(content["forms"]) == {PREFILL, DECODE}
+    assert f"{PREFILL}: {content['forms'][PREFILL]}\n" in done.stdout
+    assert verify(copy, runtimes=["ort-cpu"]).passed
+
+
+@pytest.mark.extended
+def test_build_tunes_what_it_built(cli: Cli, tmp_path: Path):
+    done = cli(
+        "build", "--embed-dim", 16, "--num-heads", 2, "--causal", "--tune", "--evidence",
+        "--output", tmp_path / "b", "--runtime", "ort-cpu",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed
+    assert "form" not in read_manifest(tmp_path / "b")["graphs"]["model.onnx"]
