@@ -23,6 +23,7 @@ OTHER_KINDS = {"", "text", "toml", "yaml"}
 ELSEWHERE = {FIRST, "scripts/test"}  # the first one ran before; the other one is what runs here
 SLOW = {
     "scripts/attn-export bench models/gqa --prefill 64 --decode 256 --rounds 1",
+    "scripts/attn-export tune models/gqa --prefill 64 --decode 256 --rounds 1",
     "scripts/attn-export verify models/mqa --cpu neoverse-n1 --cpu haswell",
     "scripts/attn-export compare models/gqa/model.onnx models/gqa/model.portable.onnx",
     "scripts/attn-export sweep docs/sweeps/heads.toml --output heads.sweep",
@@ -30,7 +31,7 @@ SLOW = {
     "scripts/attn-export site heads.sweep --output heads.site",
 }
 """Commands of a minute that `--all` runs; other tests run them with smaller numbers."""
-LONG = {"sweep", "bundle", "checkpoints", "spec", "your-module", "evidence", "low-precision"}
+LONG = {"sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence", "low-precision"}
 """Pages of many builds that `--all` runs."""
 
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
