@@ -31,7 +31,10 @@ SLOW = {
     "scripts/attn-export site heads.sweep --output heads.site",
 }
 """Commands of a minute that `--all` runs; other tests run them with smaller numbers."""
-LONG = {"sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence", "low-precision"}
+LONG = {
+    "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
+    "low-precision",
+}  # fmt: skip
 """Pages of many builds that `--all` runs."""
 
 FROM_CODE = runpy.run_path(str(ROOT / "scripts" / "update_docs"), run_name="not main")
