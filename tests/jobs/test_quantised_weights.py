@@ -113,7 +113,8 @@ def test_onnx_runtime_unpacks_weights_as_it_multiplies():
     model = load_model(bundle_of("mixed") / "model.ort.decode.onnx")
     found = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
     numbers = [{a.name: a.i for a in node.attribute} for node in found]
-    assert [n["bits"] for n in numbers] == [4, 4, 8]
+    # Those of 8 bits are float32 in its memory: as integers they are much slower.
+    assert [n["bits"] for n in numbers] == [4, 4]
     # Level 1 keeps the inputs in float32; by default they may be rounded to 8 bits.
     assert {n["accuracy_level"] for n in numbers} == {1}
     assert "DequantizeLinear" not in {node.op_type for node in model.graph.node}

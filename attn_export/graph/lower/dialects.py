@@ -16,7 +16,7 @@ from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.computed_masks import recognise_masks
 from attn_export.graph.lower.cuda import lower_for_cuda
 from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
-from attn_export.graph.lower.matmul_nbits import multiply_integers
+from attn_export.graph.lower.integer_products import multiply_integers
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
     KERNELS,
