@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attn_export.dialect_names import STANDARD
+from attn_export.dry_run.observed import Observation
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
 from attn_export.quality import Quality
 from attn_export.signature import Signature
@@ -26,11 +27,8 @@ Status = Literal["passed", "failed", "unusable", "error", "not run"]
 """Status of a verdict. ``unusable``: the eager reference itself has NaN where the truth is finite.
 ``error``: the runtime gave no output for the case."""
 
-DECODE = "decode"
-"""The kind of a case that a runtime takes step by step, its outputs put together."""
-
-BASE, CHANGED = "base", "changed_"
-"""The name of a case, and the start of the names of those that differ from it in one input."""
+DECODE, BASE, CHANGED = "decode", "base", "changed_"
+"""The kind of a case that is taken step by step, a name, and how names of its changes start."""
 
 Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run"]
 """Outcome of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
@@ -237,6 +235,7 @@ class Report:
         error: The error that ended the job before there was a verdict.
         quality: Distance of a quantised model from the model in float.
         signature: The bundle's signature, of a bundle that was verified.
+        dry_runs: What CUDA would do with the graphs. It is no evidence, and decides nothing.
     """
 
     name: str
@@ -250,6 +249,7 @@ class Report:
     error: AttnExportError | None = None
     quality: Quality | None = None
     signature: Signature | None = None
+    dry_runs: tuple[Observation, ...] = ()
 
     @property
     def exit_code(self) -> int:

@@ -62,6 +62,11 @@ if TYPE_CHECKING:
     "--tune", is_flag=True, help="Measure forms of the ort graphs here, and keep the fastest."
 )
 @click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Add the CUDA kernels of the graphs, without a GPU, to the report.",
+)
+@click.option(
     "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."
 )
 @output_options
@@ -74,6 +79,7 @@ def build_command(
     pool_kv_heads: int | None,
     output: Path | None,
     tune: bool,
+    dry_run: bool,
     evidence: bool,
     json_file: str | None,
     junit_file: str | None,
@@ -108,7 +114,7 @@ def build_command(
         report = build(
             subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
             require=require, atol=atol, rtol=rtol, budgets=budgets, seed=seed, evidence=evidence,
-            progress=bar,
+            dry_run=dry_run, progress=bar,
         )  # fmt: skip
         place = output if report.passed else output.with_name(output.name + ".failed")
         if tune and report.passed:

@@ -90,7 +90,16 @@ GROUPS = {
     "Input": ("variant", "module", "weights", "layer", "pool_kv_heads", "seed"),
     "Fields of the spec": tuple(name for name, field in FIELDS.items() if field.is_option),
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
-    "Output": ("output", "tune", "evidence", "json_file", "junit_file", "html_file", "quiet"),
+    "Output": (
+        "output",
+        "tune",
+        "dry_run",
+        "evidence",
+        "json_file",
+        "junit_file",
+        "html_file",
+        "quiet",
+    ),
 }
 """The groups of the options of `build`, in the order of its help."""
 

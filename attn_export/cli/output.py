@@ -133,6 +133,10 @@ class Output:
 
         console = Console(stderr=self.quiet)
         print_report(report, console)
+        if report.dry_runs:
+            from attn_export.report.dry_run_report import print_dry_run
+
+            print_dry_run(report.dry_runs, console)
         if place is not None:
             console.print(
                 f"bundle: {printable(place)}",

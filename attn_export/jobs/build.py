@@ -11,8 +11,9 @@ from attn_export.attestation.statements import write_statements
 from attn_export.bundle import GOLDEN, PAGE, REPORT, SPEC, dimensions, staging, write_manifest
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
+from attn_export.jobs import forms
 from attn_export.jobs.budgets import limits_of, write_measured
-from attn_export.jobs.forms import ALL, first_graphs, lower_all, manifest_entry, save_checked
+from attn_export.jobs.dry_run import check_ready, observe_all
 from attn_export.parity.cpu_notes import cpu_notes
 from attn_export.parity.gate import Gate
 from attn_export.parity.sizes import MOST
@@ -53,6 +54,7 @@ def build(
     budgets: Sequence[str] = (),
     seed: int = 0,
     evidence: bool = False,
+    dry_run: bool = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -70,6 +72,7 @@ def build(
         budgets: Limits for a quantised model's distance from the model in float: ``sqnr>=30``.
         seed: For the weights of a spec's module.
         evidence: Whether to write statements for other tools, in `evidence/`.
+        dry_run: Whether the report has a section on what CUDA would do with the graphs.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
@@ -80,18 +83,21 @@ def build(
         UsageError: If a name or budget is unknown, torch is missing or `output` cannot be written.
         ExportError: If the module cannot be exported as it is.
         GraphError: If a check refuses the graph.
+        RuntimeFailure: If the libraries of a dry run are not built here.
     """
     if name != printable(name):
         raise UsageError(
             f"the name {printable(name, 80)} must be one printable line; choose another"
         )
     selection, limited = Selection.of(runtimes, require), parse_budgets(budgets)
-    dialects = check_dialects(dialects, ALL)
+    dialects = check_dialects(dialects, forms.ALL)
     check_installed("torch")
+    if dry_run:
+        check_ready()
     limits, progress = limits or Limits.default(), progress or Progress()
     with staging(Path(output or Path("models") / name)) as stage:
         # The runtimes' processes import their SDKs while this one imports torch.
-        with scratch() as out, Pool(selection, first_graphs(dialects), limits) as pool:
+        with scratch() as out, Pool(selection, forms.first_graphs(dialects), limits) as pool:
             progress.phase("importing torch")
             subject = _subject_of(subject, seed)
             limited = limits_of(subject, limited)
@@ -100,6 +106,10 @@ def build(
             work = _Work(stage.folder, out, pool, gate, progress, dialects, limited, evidence)
             judged = work.judge(subject)
             report = _report(name, settled, judged, subject)
+            if dry_run:
+                files = [graph.file for graph in judged.graphs]
+                seen = observe_all(stage.folder, files, limits, progress)
+                report = dataclasses.replace(report, dry_runs=seen)
             work.write(subject, judged, report)
         place = stage.publish(failed=not report.passed)
     return dataclasses.replace(report, model=place / MODEL)
@@ -135,7 +145,9 @@ def _report(name: str, settled: _Judged | None, judged: _Judged, subject: Subjec
         (*(settled.verdicts if settled else ()), *judged.verdicts),
         environment(),
         judged.notes,
-        dimensions=dimensions(_inputs(subject), _outputs(subject, judged), spec),
+        dimensions=dimensions(
+            forms.input_entries(subject), forms.output_entries(subject, judged.dtypes), spec
+        ),
         quality=judged.quality,
     )
 
@@ -222,8 +234,8 @@ class _Work:
 
     def _lower(self, exported: Exported, subject: Subject) -> tuple[list[Lowered], tuple[str, ...]]:
         self.progress.phase("checking the graphs")
-        graphs, left_out = lower_all(exported.model, self.dialects)
-        save_checked(graphs, subject.expected(), self.folder)
+        graphs, left_out = forms.lower_all(exported.model, self.dialects)
+        forms.save_checked(graphs, subject.expected(), self.folder)
         self.pool.add(graph.file for graph in graphs)
         return graphs, left_out
 
@@ -267,11 +279,13 @@ class _Work:
             "name": report.name,
             "versions": versions(),
             "graphs": {
-                graph.file.name: manifest_entry(graph, subject.expected(), judged.exported.origins)
+                graph.file.name: forms.manifest_entry(
+                    graph, subject.expected(), judged.exported.origins
+                )
                 for graph in judged.graphs
             },
-            "inputs": _inputs(subject),
-            "outputs": _outputs(subject, judged),
+            "inputs": forms.input_entries(subject),
+            "outputs": forms.output_entries(subject, judged.dtypes),
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         if subject.bounds:
@@ -282,15 +296,3 @@ class _Work:
         if self.evidence:
             write_statements(folder, manifest)
         write_manifest(folder, manifest)
-
-
-def _inputs(subject: Subject) -> dict[str, dict[str, Any]]:
-    values = subject.input_values().items()
-    return {name: {"dtype": end.dtype, "shape": list(end.shape)} for name, end in values}
-
-
-def _outputs(subject: Subject, judged: _Judged) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"dtype": judged.dtypes[name], "shape": list(shape)}
-        for name, shape in subject.expected().outputs.items()
-    }

@@ -19,6 +19,8 @@ from attn_export.runtimes.protocol import Limits
 
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 
+Sizes = tuple[int, int | None, int | None]
+
 
 def dry_run(
     path: Path | str,
@@ -53,17 +55,48 @@ def dry_run(
     """
     cards, names = architectures_named(architectures), check_dialects(dialects)
     folder, files = _graphs(Path(path), names)
+    check_ready()
+    sizes = batch, query_len, past_len
+    return [*observe_all(folder, files, limits, progress or Progress(), cards, sizes)]
+
+
+def check_ready() -> None:
+    """Refuse a dry run where the stand-in libraries are not built.
+
+    Raises:
+        RuntimeFailure: With the reason.
+    """
     reason = not_ready()
     if reason:
         raise RuntimeFailure(f"no dry run of CUDA: {reason}")
-    progress = progress or Progress()
+
+
+def observe_all(
+    folder: Path,
+    files: Sequence[GraphFile],
+    limits: Limits | None,
+    progress: Progress,
+    cards: Sequence[Architecture] = (),
+    sizes: Sizes = (1, None, None),
+) -> tuple[Observation, ...]:
+    """Return the dry runs of several graphs.
+
+    Args:
+        folder: The folder of the graphs.
+        files: The descriptions of the graphs.
+        limits: The limits of each process.
+        progress: Receiver of progress.
+        cards: The architectures. Default: sm_80 and sm_90.
+        sizes: B, L and P, as `observed` takes them.
+    """
+    cards = cards or architectures_named(())
     progress.expect(len(files) * len(cards))
     found = []
     for file in files:
         for card in cards:
-            found.append(observed(folder, file, card, (batch, query_len, past_len), limits))
+            found.append(observed(folder, file, card, sizes, limits))
             progress.advance(f"{file.name} on {card.name}")
-    return found
+    return tuple(found)
 
 
 def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile]]:
@@ -91,7 +124,7 @@ def observed(
     folder: Path,
     file: GraphFile,
     card: Architecture,
-    sizes: tuple[int, int | None, int | None],
+    sizes: Sizes,
     limits: Limits | None = None,
 ) -> Observation:
     """Return the dry run of one graph.

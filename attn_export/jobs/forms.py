@@ -14,6 +14,7 @@ from attn_export.runtimes.ort_cpu import ORT_NEEDED
 if TYPE_CHECKING:
     import onnx_ir as ir
 
+    from attn_export.export.subject import Subject
     from attn_export.graph.check_model import Expected
     from attn_export.graph.lower import Lowered
 
@@ -122,3 +123,22 @@ def origin_of(name: str, origins: Mapping[str, str]) -> str:
     while name and name not in origins:
         name = name.rpartition("/")[0]
     return origins.get(name, "")
+
+
+def input_entries(subject: Subject) -> dict[str, dict[str, Any]]:
+    """Return the manifest's entries of the inputs: dtype and shape by name."""
+    values = subject.input_values().items()
+    return {name: {"dtype": end.dtype, "shape": list(end.shape)} for name, end in values}
+
+
+def output_entries(subject: Subject, dtypes: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the manifest's entries of the outputs.
+
+    Args:
+        subject: The subject, whose outputs have shapes.
+        dtypes: The dtype of each output.
+    """
+    return {
+        name: {"dtype": dtypes[name], "shape": list(shape)}
+        for name, shape in subject.expected().outputs.items()
+    }

@@ -35,6 +35,7 @@ def to_json(report: Report) -> str:
         "runs": [dataclasses.asdict(run) for run in report.runs],
         "signature": None if report.signature is None else dataclasses.asdict(report.signature),
         "quality": None if report.quality is None else _quality(report.quality),
+        "dry_runs": [dataclasses.asdict(one) for one in report.dry_runs],
         "verdicts": [_finite(dataclasses.asdict(verdict)) for verdict in report.verdicts],
     }
     text = json.dumps(content, indent=1, allow_nan=False)

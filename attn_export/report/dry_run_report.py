@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from attn_export.dry_run.architectures import ARCHITECTURES
 from attn_export.dry_run.observed import Observation, PlacedNode, Step
@@ -18,6 +19,8 @@ FORMAT = "attn-export-dry-run/1"
 MEANING = "a dry run: CUDA's libraries are stand-ins, no GPU ran and nothing was computed"
 COLOUR = "magenta"
 UNNAMED = "none seen"
+NUMBERS = ("launches", "copies", "waits")
+COLUMNS = ("graph", "step", "on", "attention", *NUMBERS)
 
 
 def dry_run_to_json(observations: Sequence[Observation]) -> str:
@@ -38,30 +41,48 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
         console: The console to print on.
     """
     _say(f"[{COLOUR}]{MEANING}[/]", console)
-    rows: dict[tuple[str, ...], list[str]] = {}
     lines: dict[str, list[str]] = {}
     for one in observations:
-        for step in one.steps:
-            rows.setdefault(_row(one, step), []).append(card_of(one))
         for line in dict.fromkeys(_lines(one)):
             lines.setdefault(line, []).append(card_of(one))
-    for text in dict.fromkeys(sizes_of(step) for one in observations for step in one.steps):
+    for text in sizes(observations):
         _say(text, console)
     everywhere = len({one.architecture for one in observations})
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=COLOUR)
-    for column in ("graph", "step", "on", "attention"):
-        table.add_column(column, no_wrap=True)
-    for column in ("launches", "copies", "waits"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for (graph, step_name, *facts), cards in rows.items():
-        on = "all" if len(cards) == everywhere > 1 else " ".join(card.split()[0] for card in cards)
-        table.add_row(*map(as_text, (form_name(graph), step_name, on, *facts)))
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=True, justify="right" if column in NUMBERS else "left")
+    for row in table_rows(observations):
+        table.add_row(*map(as_text, row))
     if table.rows:
         _say(", ".join(dict.fromkeys(map(card_of, observations))), console)
         print_wide(table, console)
     for line, cards in lines.items():
         alike = len(set(cards)) == everywhere
         _say(line if alike else f"{line} [{COLOUR}]({as_text(', '.join(cards))})[/]", console)
+
+
+def sizes(observations: Sequence[Observation]) -> list[str]:
+    """Return the sizes of all steps as text, each once."""
+    return list(dict.fromkeys(sizes_of(step) for one in observations for step in one.steps))
+
+
+def table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
+    """Return the rows under `COLUMNS`; what is alike on several architectures is one row."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for one in observations:
+        for step in one.steps:
+            rows.setdefault(_row(one, step), []).append(one.architecture)
+    everywhere = len({one.architecture for one in observations})
+    return [
+        (form_name(graph), step, "all" if len(on) == everywhere > 1 else " ".join(on), *facts)
+        for (graph, step, *facts), on in rows.items()
+    ]
+
+
+def findings(observations: Sequence[Observation]) -> list[str]:
+    """Return what is worth a sentence, in plain text: refusals, placements, copies and waits."""
+    lines = (line for one in observations for line in _lines(one))
+    return list(dict.fromkeys(Text.from_markup(line).plain for line in lines))
 
 
 def _row(one: Observation, step: Step) -> tuple[str, ...]:

@@ -55,7 +55,25 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         most=error_pictures.SHOWN,
         attention=drawing,
         drawn=draw_attention(drawing) if drawing else None,
+        dry_run=_dry_run(report),
     )
+
+
+def _dry_run(report: Report) -> dict[str, Any] | None:
+    """Return the section on CUDA, if there is one. It imports rich, which other reports do not."""
+    if not report.dry_runs:
+        return None
+    from attn_export.report import dry_run_report as text
+
+    return {
+        "meaning": text.MEANING,
+        "cards": list(dict.fromkeys(map(text.card_of, report.dry_runs))),
+        "sizes": text.sizes(report.dry_runs),
+        "columns": text.COLUMNS,
+        "numbers": text.NUMBERS,
+        "rows": text.table_rows(report.dry_runs),
+        "findings": text.findings(report.dry_runs),
+    }
 
 
 def render_page(template: str, **values: Any) -> str:

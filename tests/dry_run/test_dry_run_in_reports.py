@@ -1,0 +1,65 @@
+"""Dry runs of CUDA as a section of a bundle's report."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+from conftest import ROOT, Cli
+
+from attn_export import build, verify
+from attn_export.errors import RuntimeFailure
+from attn_export.jobs import dry_run as job
+from attn_export.report.dry_run_report import MEANING
+from attn_export.spec import AttentionSpec
+
+SPEC = {
+    "embed_dim": 64, "num_heads": 4, "causal": True, "cache": "in-place", "dtype": "float16",
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("need_dry_run")
+def test_the_report_of_a_build_names_the_kernels_and_no_verdict_uses_them(cli: Cli, tmp_path: Path):
+    spec = AttentionSpec.from_dict(SPEC)
+    (tmp_path / "layer.toml").write_text(spec.to_toml())
+    done = cli("build", "layer.toml", "--dry-run", "--runtime", "ort-cpu", "--output", "b")
+    assert done.returncode == 0, done.stderr
+    assert MEANING in done.stdout
+
+    report = json.loads((tmp_path / "b" / "report.json").read_text())
+    schema = ROOT / "attn_export" / "report" / "report.schema.json"
+    jsonschema.validate(report, json.loads(schema.read_text()))
+    seen = {(one["graph"], one["architecture"]) for one in report["dry_runs"]}
+    graphs = {path.name for path in (tmp_path / "b").glob("*.onnx")}
+    assert "model.cuda.decode.onnx" in graphs
+    assert seen == {(graph, arch) for graph in graphs for arch in ("sm_80", "sm_90")}
+    (decode,) = (
+        step for one in report["dry_runs"] for step in one["steps"]
+        if (one["graph"], one["architecture"]) == ("model.cuda.decode.onnx", "sm_80")
+    )  # fmt: skip
+    assert decode["attention"]
+    assert {verdict["runtime"] for verdict in report["verdicts"]} == {"ort-cpu"}
+
+    page = (tmp_path / "b" / "report.html").read_text()
+    assert '<h2 id="dry-run" class="dry">CUDA, in a dry run</h2>' in page
+    assert decode["attention"][0] in page
+    assert re.search(r"<li>model\.cuda\.decode\.onnx: device memory \d+ MiB at most</li>", page)
+    assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed
+
+
+def test_reports_have_no_such_section_unless_it_is_wanted(bundle: Path):
+    assert json.loads((bundle / "report.json").read_text())["dry_runs"] == []
+    assert "dry run" not in (bundle / "report.html").read_text()
+
+
+def test_a_dry_run_without_the_stand_in_is_refused_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(job, "not_ready", lambda: "it is not built; run scripts/setup_runtimes")
+    spec = AttentionSpec.from_dict(SPEC)
+    with pytest.raises(RuntimeFailure, match="no dry run of CUDA: it is not built"):
+        build(spec, tmp_path / "b", dry_run=True)
+    assert not (tmp_path / "b").exists()
