@@ -62,7 +62,7 @@ FLOORS = {
 
 WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "parity/float64_mode",
-    "parity/graph_oracle", "parity/notes", "parity/oracle", "parity/operations",
+    "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle", "parity/operations",
     "parity/quality_oracle", "parity/rounding", "parity/ties",
     "bench/peers_plain", "bench/peers_spec",
     "bench/peers_roofline", "bench/peers_export", "diagnose/sdpa",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attn_export.attention import functional, masking, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.latent import LatentProjections
+from attn_export.attention.quantised_cache import CacheScales, with_past
 from attn_export.attention.rotary import Rotary
 from attn_export.attention.score_bias import ScoreBias
 from attn_export.quantiser import QuantisedWeight
@@ -42,6 +43,7 @@ class Attention(nn.Module):
         self.score_bias = ScoreBias(spec)
         self.added_keys = masking.AddedKeys(spec) if spec.added_keys else None
         self.sinks = nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
+        self.kv_scales = CacheScales(spec) if spec.kv_dtype != "none" else None
         if spec.dtype != "float32":
             self.to(getattr(torch, spec.dtype))
 
@@ -163,8 +165,8 @@ class Attention(nn.Module):
         past_length: Tensor | None,
     ) -> list[Tensor]:
         """Compute attention `[B, H, L, Dv]`, followed by the other outputs of the spec."""
-        k, v = _after(past_key, k, past_length), _after(past_value, v, past_length)
-        present = [k, v] if self.spec.has_cache else []
+        kept, (k, v) = with_past(self.kv_scales, (past_key, past_value), (k, v), past_length)
+        present = list(kept) if self.spec.has_cache else []
         k, v, attn_mask, causal = self._with_mask(k, v, attn_mask, q.shape[2], past_length)
         attended, weights = scaled_dot_product_attention(
             q,
@@ -192,14 +194,18 @@ class Attention(nn.Module):
     ) -> list[Tensor]:
         """Compute the same as `_attend` with one ONNX node."""
         how: dict[str, Any] = {"scale": self.spec.softmax_scale, "softcap": self.spec.softcap}
-        if self.sinks is None and self.added_keys is None and self.latent is None:
-            attended, present_key, present_value, weights = onnx_attention.attention_node(
+        plain = self.sinks is None and self.added_keys is None and self.latent is None
+        kept: tuple[Tensor, ...] = ()
+        if past_length is not None or not plain:
+            kept, (k, v) = with_past(self.kv_scales, (past_key, past_value), (k, v), past_length)
+            past_key = past_value = None
+        if plain:
+            attended, *joined, weights = onnx_attention.attention_node(
                 q, k, v, attn_mask, past_key, past_value, past_length,
                 causal=self.spec.causal, **how,
             )  # fmt: skip
+            kept = kept or tuple(joined)
         else:
-            k, v = _after(past_key, k, past_length), _after(past_value, v, past_length)
-            present_key, present_value = k, v
             k, v, attn_mask, causal = self._with_mask(k, v, attn_mask, q.shape[2], past_length)
             if self.sinks is not None:
                 attended, weights = onnx_attention.sink_attention_nodes(
@@ -209,7 +215,7 @@ class Attention(nn.Module):
                 attended, _, _, weights = onnx_attention.attention_node(
                     q, k, v, attn_mask, None, None, causal=causal, **how
                 )
-        present = [present_key, present_value] if self.spec.has_cache else []
+        present = kept if self.spec.has_cache else ()
         return [attended, *present, *([weights] if self.spec.attn_weights else [])]
 
     def _with_mask(
@@ -274,16 +280,6 @@ def _places(
     if past_length is not None:
         return functional.positions(past_length, L), past_len
     return torch.arange(past_len, past_len + L, device=q.device), past_len + k.shape[2]
-
-
-def _after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:
-    """Return the new keys or values after those of the past, along the length: `[B, Hkv, S, .]`."""
-    if past is None:
-        return new
-    if past_length is None:
-        return torch.cat([past, new], dim=2)
-    write = onnx_attention.write if onnx_attention.emitting() else functional.written
-    return write(past, new, past_length)
 
 
 def _head_norm(spec: AttentionSpec) -> nn.Module:

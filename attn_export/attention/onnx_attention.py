@@ -58,16 +58,16 @@ def attention_node(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Emit one `Attention` node, behind two `TensorScatter` where the cache is written in place.
+    """Emit one `Attention` node.
 
     Args:
         query: `[B, H, L, D]`.
-        key: `[B, Hkv, S - P, D]`, without the past.
-        value: `[B, Hkv, S - P, Dv]`, without the past.
+        key: `[B, Hkv, S - P, D]`, without the past; all S, if it is written in place.
+        value: `[B, Hkv, S - P, Dv]`, likewise.
         attn_mask: Bool or float, broadcasts to `[B, H, L, S]`.
         past_key: `[B, Hkv, P, D]` or None.
         past_value: `[B, Hkv, P, Dv]` or None.
-        past_length: The number of keys of each row of the past, `[B]`, if it is a buffer of S.
+        past_length: The number of keys of each row of the past, `[B]`, if it is written in place.
         causal: Whether query i sees keys up to P + i only.
         scale: Factor on the scores.
         softcap: Scores become softcap * tanh(score / softcap) before the mask.
@@ -78,8 +78,7 @@ def attention_node(
     """
     B, H, L, _ = query.shape
     parts = [past_key, past_value]
-    if past_key is not None and past_value is not None and past_length is not None:
-        key, value = write(past_key, key, past_length), write(past_value, value, past_length)
+    if past_length is not None:
         parts = [None, None, past_length + L]
     Hkv, S, D, Dv = key.shape[1], key.shape[2], key.shape[3], value.shape[3]
     if parts[0] is not None:
@@ -98,8 +97,6 @@ def attention_node(
         shapes=shapes,
         version=OPSET if past_length is None else IN_PLACE_OPSET,
     )
-    if past_length is not None:  # what was written is what is present
-        present_key, present_value = key, value
     return attended, present_key, present_value, weights
 
 
@@ -119,6 +116,40 @@ def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
         shape=past.shape,
         version=IN_PLACE_OPSET,
     )
+
+
+def quantise(x: Tensor, scale: Tensor) -> Tensor:
+    """Emit a `QuantizeLinear` node: int8, rounded half to even and clipped.
+
+    Args:
+        x: New keys or values, float32 `[B, Hkv, L, D]`.
+        scale: A scalar, or `[Hkv, 1, D]`: the operator has scales along one axis only, so that `x`
+            is divided first.
+    """
+    if scale.dim():
+        x, scale = x / scale, torch.ones(())
+    return torch.onnx.ops.symbolic(
+        "QuantizeLinear", (x, scale, _zero()), dtype=torch.int8, shape=x.shape, version=OPSET
+    )
+
+
+def dequantise(x: Tensor, scale: Tensor) -> Tensor:
+    """Emit a `DequantizeLinear` node: float32.
+
+    Args:
+        x: A cache, int8 `[B, Hkv, S, D]`.
+        scale: A scalar, or `[Hkv, 1, D]`.
+    """
+    unit = torch.ones(()) if scale.dim() else scale
+    found = torch.onnx.ops.symbolic(
+        "DequantizeLinear", (x, unit, _zero()), dtype=torch.float32, shape=x.shape, version=OPSET
+    )
+    return found * scale if scale.dim() else found
+
+
+def _zero() -> Tensor:
+    # Without one ONNX Runtime 1.31 takes the integers for uint8 as it moves nodes, in opset 18.
+    return torch.zeros((), dtype=torch.int8)
 
 
 def sink_attention_nodes(

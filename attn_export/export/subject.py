@@ -14,7 +14,7 @@ from torch.export import Dim
 from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention
-from attn_export.attention.quantised import quantised
+from attn_export.attention.quantised import quantised, scale_notes
 from attn_export.attention.variants import seeded_attention
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError, one_line
@@ -176,7 +176,7 @@ class Subject:
             list(spec.output_shapes()),
             relations=spec.relations,
             spec=spec,
-            notes=notes,
+            notes=(*notes, *scale_notes(spec)),
         )
 
     def input_values(self) -> dict[str, Input]:

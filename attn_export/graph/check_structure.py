@@ -76,7 +76,7 @@ OWN_OPERATORS = frozenset(
         "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
         "DequantizeLinear", "Div", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual",
         "LayerNormalization", "LessOrEqual", "MatMul", "Max", "Mul", "Neg", "Pow",
-        "RMSNormalization", "Range",
+        "QuantizeLinear", "RMSNormalization", "Range",
         "ReduceMax", "Reshape", "Shape", "Sin", "Slice", "Split", "Squeeze", "Sub", "Transpose",
         "TensorScatter", "Trilu", "Unsqueeze", "Where",
     }

@@ -25,6 +25,9 @@ class TruthSource(Protocol):
     def usable(self, case: Case) -> Golden:
         """Return a case with its truth, its inputs changed as far as evidence requires."""
 
+    def settled(self, case: Case) -> Case | None:
+        """Return a case whose integers in a cache are certain; None if there is none near it."""
+
 
 def usable_cases(
     cases: Sequence[Case], oracle: TruthSource, *, ours: bool, narrow: bool
@@ -46,8 +49,12 @@ def usable_cases(
     delicate = narrow or oracle.has_short_rows
     known: dict[str, Golden] = {}
     kept: list[Case] = []
-    amplifying, undefined, scaled, tied = [], [], [], []
-    for case in cases:
+    amplifying, undefined, scaled, tied, unsettled = [], [], [], [], []
+    for planned in cases:
+        case = oracle.settled(planned)
+        if case is None:
+            unsettled.append(planned.name)
+            continue
         if case.is_loud or delicate:
             golden = oracle.usable(case)
         elif not ours:
@@ -77,6 +84,7 @@ def usable_cases(
         for done, names in (
             (f"left out, {loud}", amplifying),
             ("left out, since equal or nearly equal values decide an output there", tied),
+            ("left out, since the integers of their caches depend on rounding", unsettled),
             ("left out, since the module gives NaN where all keys are masked", undefined),
             (f"with inputs that were scaled down, {loud}", scaled),
         )

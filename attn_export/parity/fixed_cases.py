@@ -13,7 +13,7 @@ from attn_export.parity.draw import FunctionInputs, draw_inputs, generator, high
 from attn_export.parity.sizes import Bounds, Sizes, axis_names, into_bounds, with_sums
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import AttentionSpec, Input, Shape
-from attn_export.tensorfile import ArrayDict
+from attn_export.tensorfile import ArrayDict, is_floating
 
 PROBE_SIZES: Sizes = {
     "batch": 2, "query_len": 3, "past_len": 2, "total_len": 5, "key_len": 4,
@@ -201,8 +201,9 @@ def _hide_first_key(drawn: Drawn) -> Iterator[np.ndarray]:
     if drawn.in_place:
         inputs["past_length"][...] = drawn.sizes["past_len"]
     if "past_key" in inputs:
-        yield inputs["past_key"][SPOILT, :, 0]
-        yield inputs["past_value"][SPOILT, :, 0]
+        for name in ("past_key", "past_value"):
+            if is_floating(inputs[name].dtype):  # integers have no Inf
+                yield inputs[name][SPOILT, :, 0]
     elif "key" in inputs:
         yield inputs["key"][SPOILT, 0]
         yield inputs["value"][SPOILT, 0]

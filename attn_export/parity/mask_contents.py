@@ -37,8 +37,13 @@ def _beyond_length(drawn: Drawn) -> None:
     unused = inputs["past_key"].shape[2] - inputs["query"].shape[1]
     lengths[...] = np.arange(len(lengths)) % max(min(unused, 3), 1)
     for name in ("past_key", "past_value"):
-        rest = np.arange(inputs[name].shape[2]) >= lengths[:, None]  # [B, S]
-        inputs[name][np.broadcast_to(rest[:, None], inputs[name].shape[:3])] *= LOUD
+        array, wanted = inputs[name], drawn.wanted[name]
+        rest = np.arange(array.shape[2]) >= lengths[:, None]  # [B, S]
+        rows = np.broadcast_to(rest[:, None], array.shape[:3])
+        if is_floating(array.dtype):
+            array[rows] *= LOUD
+        else:  # integers are as large as there are
+            array[rows] = np.where(array[rows] < 0, wanted.low, wanted.high)
 
 
 def _empty_and_full(drawn: Drawn) -> None:

@@ -207,10 +207,12 @@ class DecodeSession:
 
     def _new_caches(self, batch: int, capacity: int) -> Caches:
         axes: dict[str, Axes] = {}
+        dtype = ""
         for name in CACHES.values():
+            dtype = self._manifest["inputs"][name]["dtype"]
             named = self._manifest["inputs"][name]["shape"]
             axes[name] = tuple(named[at] for at in self._layouts.get(name, range(len(named))))
-        return Caches(axes, numpy_dtype(self._spec.dtype), batch, capacity, self._device)
+        return Caches(axes, numpy_dtype(dtype), batch, capacity, self._device)
 
     def _graph(self, sizes: Mapping[str, int], caches: Caches) -> BoundGraph:
         """Return the graph for these sizes, bound to the buffers; reused while the sizes stay.

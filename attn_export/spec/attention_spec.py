@@ -13,12 +13,13 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from attn_export.errors import SpecError
 from attn_export.spec import rules
 from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
+from attn_export.spec.integer_inputs import integer_inputs
 from attn_export.spec.presets import (
     USUAL,
     check_known,
@@ -27,9 +28,6 @@ from attn_export.spec.presets import (
     usual_latent,
 )
 from attn_export.spec.weight_types import by_projection, parse_weights_dtype
-
-POSITIONS: Final = 4095
-"""The largest of the position ids that are tried."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,19 +159,10 @@ class AttentionSpec(AttentionFields):
     def inputs(self) -> dict[str, Input]:
         """Return every graph input by name, in order."""
         dtypes = {"attn_mask": "bool"} if self.mask and self.mask.dtype == "bool" else {}
+        shapes = self.input_shapes()
         return {
-            name: Input(shape, dtypes.get(name, self.dtype))
-            for name, shape in self.input_shapes().items()
-        } | self._integers()
-
-    def _integers(self) -> dict[str, Input]:
-        found = {"past_length": Input(("batch",), "int64", 0, "past_len")} if self.in_place else {}
-        return found | ({"position_ids": self._position_ids()} if self.position_ids else {})
-
-    def _position_ids(self) -> Input:
-        # Beyond the length from which on frequencies change, often but not always.
-        stretched = self.rotary_original_len * 3 // 2 if self.turns_by_length else 0
-        return Input(("batch", "query_len"), "int64", 0, stretched or POSITIONS)
+            name: Input(shape, dtypes.get(name, self.dtype)) for name, shape in shapes.items()
+        } | integer_inputs(self, shapes)
 
     def input_shapes(self) -> dict[str, Shape]:
         """Return name and shape of every graph input, in order; dynamic axes by name."""

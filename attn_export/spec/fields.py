@@ -223,6 +223,15 @@ class AttentionFields:
         "the zero of quantised weights: at 0, or stored for each scale (asymmetric)",
         "symmetric", choices=("symmetric", "asymmetric"),
     )  # fmt: skip
+    kv_dtype: str = _field(
+        "the integers that hold keys and values in a cache written in place",
+        "none", choices=("none", "int8"),
+    )  # fmt: skip
+    kv_scale: str = _field(
+        "the scales of such a cache: one for all keys and one for all values, or one for each "
+        "channel of each head",
+        "per-tensor", choices=("per-tensor", "per-channel"),
+    )  # fmt: skip
 
 
 FIELDS: Final[dict[str, Field]] = {

@@ -149,6 +149,14 @@ REFUSED_FEATURES = [
     ({"scheme": "asymmetric"}, ["scheme = 'asymmetric'", "weights_dtype = 'none'"]),
     ({"weights_dtype": "int8", "scheme": "both"}, ["scheme has to be one of", "'both'"]),
     ({"weights_dtype": "int8", "dtype": "float16"}, ["'int8'", "dtype = 'float16'", "float32"]),
+    ({"kv_dtype": "int8"}, ["kv_dtype = 'int8'", "cache = 'none'", 'cache = "in-place"']),
+    ({"kv_dtype": "int8", "cache": "append"}, ["cache = 'append'", 'cache = "in-place"']),
+    ({"kv_dtype": "int3", "cache": "in-place"}, ["kv_dtype has to be one of none, int8", "'int3'"]),
+    ({"kv_scale": "per-channel"}, ["kv_scale = 'per-channel'", 'kv_dtype = "int8"']),
+    (
+        {"kv_dtype": "int8", "cache": "in-place", "dtype": "float16"},
+        ["kv_dtype = 'int8'", "dtype = 'float16'", "leave dtype out"],
+    ),
     ({"weights_dtype": "q=int8", "packed_qkv": True}, ["packed_qkv", "'q=int8'", "the same"]),
     *[
         ({"weights_dtype": text}, ["weights_dtype is", "q,k,v=int4 out=int8", repr(text)])

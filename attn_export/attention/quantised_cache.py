@@ -1,0 +1,115 @@
+"""A KV cache: keys and values as they are, or as integers with scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_export.attention import functional, onnx_attention
+from attn_export.spec import AttentionSpec
+from attn_export.spec.integer_inputs import KV_RANGES
+
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
+
+
+class CacheScales(nn.Module):
+    """Scales of a cache of integers.
+
+    Args:
+        spec: The spec; it has a `kv_dtype`.
+
+    Attributes:
+        k_scale: The scale of keys, float32: a scalar, or `[Hkv, 1, D]` by channel.
+        v_scale: The scale of values: a scalar, or `[Hkv, 1, Dv]`.
+    """
+
+    k_scale: Tensor
+    v_scale: Tensor
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__()
+        self.low, self.high = KV_RANGES[spec.kv_dtype]
+        for name, width in zip(("k_scale", "v_scale"), spec.cache_widths, strict=True):
+            shape = (spec.num_kv_heads, 1, width) if spec.kv_scale == "per-channel" else ()
+            self.register_buffer(name, torch.ones(shape))
+
+    def forward(self, key: Tensor, value: Tensor) -> Pair:
+        """Return new keys and values as integers.
+
+        Args:
+            key: `[B, Hkv, L, D]`.
+            value: `[B, Hkv, L, Dv]`.
+
+        Returns:
+            int8 of the same shapes: divided by the scale, rounded half to even, clipped.
+        """
+        if onnx_attention.emitting():
+            return (
+                onnx_attention.quantise(key, self.k_scale),
+                onnx_attention.quantise(value, self.v_scale),
+            )
+        return self._rounded(key / self.k_scale), self._rounded(value / self.v_scale)
+
+    def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
+        """Return what integers stand for.
+
+        Args:
+            key: `[B, Hkv, S, D]`, int8.
+            value: `[B, Hkv, S, Dv]`, int8.
+            dtype: The type of the result.
+        """
+        if onnx_attention.emitting():
+            return (
+                onnx_attention.dequantise(key, self.k_scale),
+                onnx_attention.dequantise(value, self.v_scale),
+            )
+        return key.to(dtype) * self.k_scale, value.to(dtype) * self.v_scale
+
+    def _rounded(self, quotient: Tensor) -> Tensor:
+        return quotient.round().clamp(self.low, self.high).to(torch.int8)
+
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *more: Any) -> None:
+        # Checkpoints have no scales: they are found afterwards.
+        super()._load_from_state_dict(
+            {f"{prefix}{name}": buffer for name, buffer in self.named_buffers()} | state,
+            prefix, *more,
+        )  # fmt: skip
+
+
+def after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:
+    """Return the new keys or values after those of the past, along the length: `[B, Hkv, S, .]`.
+
+    Args:
+        past: The cache, `[B, Hkv, P, .]`, or `[B, Hkv, S, .]` if it is written in place; or None.
+        new: `[B, Hkv, L, .]`.
+        past_length: The number of keys of each row, int64 `[B]`, if it is written in place.
+    """
+    if past is None:
+        return new
+    if past_length is None:
+        return torch.cat([past, new], dim=2)
+    write = onnx_attention.write if onnx_attention.emitting() else functional.written
+    return write(past, new, past_length)
+
+
+def with_past(
+    scales: CacheScales | None,
+    past: Sequence[Tensor | None],
+    new: Pair,
+    past_length: Tensor | None,
+) -> tuple[Pair, Pair]:
+    """Return the cache with its new keys and values, and the keys and values that are read.
+
+    Args:
+        scales: Those of a cache of integers; None for one of floating point.
+        past: The caches of keys and values, or None for each.
+        new: `[B, Hkv, L, D]` and `[B, Hkv, L, Dv]`.
+        past_length: The number of keys of each row, int64 `[B]`, if it is written in place.
+    """
+    rows = new if scales is None else scales(*new)
+    present = (after(past[0], rows[0], past_length), after(past[1], rows[1], past_length))
+    return present, present if scales is None else scales.read(*present, new[0].dtype)

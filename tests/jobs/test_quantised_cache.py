@@ -1,0 +1,105 @@
+"""Bundles whose cache holds integers: their graphs, scales and truth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import small_spec
+from onnx import numpy_helper
+from shared import extended, once
+
+from attn_export import DecodeSession, Subject, build, verify
+from attn_export.cli import run
+from attn_export.graph.load import load_model
+
+SPECS = {
+    "per tensor": {"attn_mask": "none", "rotary": "half"},
+    "by channel": {"kv_scale": "per-channel", "attn_weights": True, "num_kv_heads": 4},
+    "with norms and sinks": {"qk_norm": "rms", "sinks": True, "softcap": 5.0},
+    "with learned keys": {"add_bias_kv": True, "kv_scale": "per-channel", "causal": False},
+    "with quantised weights": {"weights_dtype": "int8", "window_left": 3, "packed_qkv": True},
+}
+KEPT = ("per tensor", "by channel")
+
+
+def spec_of(name: str):
+    return small_spec(**{"cache": "in-place", "kv_dtype": "int8", **SPECS[name]})
+
+
+def bundle_of(name: str) -> Path:
+    def make(folder: Path) -> None:
+        report = build(spec_of(name), folder, name="small", runtimes=["ort-cpu"])
+        assert report.passed, str(report)
+        assert any("from a seed" in note for note in report.notes)
+
+    return once(f"quantised-cache/{name.replace(' ', '-')}", make)
+
+
+@pytest.mark.parametrize("name", extended(SPECS, lambda name: name in KEPT))
+def test_every_form_keeps_integers(name: str):
+    folder = bundle_of(name)
+    report = verify(folder, runtimes=["ort-cpu"])
+    assert report.passed, str(report)
+    judged = {verdict.graph for verdict in report.verdicts if verdict.status == "passed"}
+    assert judged >= {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
+    for path in folder.glob("*.onnx"):
+        ends = load_model(path).graph
+        caches = [e for e in (*ends.input, *ends.output) if e.name.endswith(("_key", "_value"))]
+        assert len(caches) == 4
+        assert {e.type.tensor_type.elem_type for e in caches} == {onnx.TensorProto.INT8}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_scales_are_those_of_the_module(name: str):
+    module = Subject.from_spec(spec_of(name)).module
+    graph = load_model(bundle_of(name) / "model.onnx").graph
+    held = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    for part in ("k_scale", "v_scale"):
+        scale = module.kv_scales.get_buffer(part).numpy()
+        assert np.array_equal(held[f"kv_scales.{part}"], scale)
+        assert scale.shape == ((4, 1, 8) if name == "by channel" else ())
+        assert (scale > 0).all()
+        assert (scale != 1).all()
+
+
+def test_the_cache_is_written_by_one_node_of_integers():
+    graph = load_model(bundle_of("per tensor") / "model.onnx").graph
+    made = {output: node for node in graph.node for output in node.output}
+    for part in ("key", "value"):
+        scatter = made[f"present_{part}"]
+        assert scatter.op_type == "TensorScatter"
+        assert scatter.input[0] == f"past_{part}"
+        assert made[scatter.input[1]].op_type == "QuantizeLinear"
+    (attention,) = (node for node in graph.node if node.op_type == "Attention")
+    assert [made[name].op_type for name in attention.input[1:3]] == ["DequantizeLinear"] * 2
+
+
+def test_the_truth_of_the_stored_scales_is_the_stored_truth():
+    folder = bundle_of("by channel")
+    report = verify(folder, runtimes=["ort-cpu"], recompute=True)
+    assert report.passed, str(report)
+    report = verify(folder, runtimes=["ort-cpu"], sizes=["batch=3,query_len=40,past_len=50"])
+    assert report.passed, str(report)
+
+
+@pytest.mark.parametrize("dialect", ["standard", "portable", "ort"])
+def test_a_session_keeps_integers(dialect: str):
+    folder = bundle_of("per tensor")
+    rng = np.random.default_rng(0)
+    tokens = rng.standard_normal((2, 9, 32)).astype(np.float32)
+    session = DecodeSession(folder, dialect=dialect, block=4)
+    parts = [session.prefill(tokens[:, :5])["output"]]
+    parts += [session.step(tokens[:, at : at + 1])["output"] for at in range(5, 9)]
+    whole = DecodeSession(folder, dialect="standard").prefill(tokens)["output"]
+    assert np.abs(np.concatenate(parts, 1) - whole).max() < 1e-5
+
+
+def test_without_a_cache_in_place_one_line_says_what_to_do(tmp_path: Path, capsys):
+    out = str(tmp_path / "b")
+    assert run(["build", "--variant", "gqa", "--kv-dtype", "int8", "--output", out]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert 'set cache = "in-place"' in said

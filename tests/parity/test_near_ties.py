@@ -1,0 +1,95 @@
+"""Cases of a quantised cache: no key or value may become one of two integers by rounding alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from conftest import small_spec
+
+from attn_export import Subject
+from attn_export.parity.near_ties import away_from_ties
+from attn_export.parity.oracle import Oracle
+from attn_export.results import Case
+
+SPECS = {
+    "per tensor": {"rotary": "half"},
+    "by channel, norms": {"kv_scale": "per-channel", "qk_norm": "rms", "attn_mask": "none"},
+}
+
+
+def oracle_of(name: str) -> Oracle:
+    spec = small_spec(**{"cache": "in-place", "kv_dtype": "int8", **SPECS[name]})
+    return Oracle(Subject.from_spec(spec))
+
+
+def quotients(oracle: Oracle, case: Case) -> np.ndarray:
+    """Return the new keys and values of a case, divided by their scales."""
+    scales, found = oracle.precise.kv_scales, []
+
+    def note(_: object, new: tuple[torch.Tensor, ...]) -> None:
+        parts = zip(new, (scales.k_scale, scales.v_scale), strict=True)
+        found.extend((x / scale).flatten() for x, scale in parts)
+
+    hook = scales.register_forward_pre_hook(note)
+    oracle.truth(case.inputs)
+    hook.remove()
+    return torch.cat(found).detach().numpy()
+
+
+def nearest_tie(values: np.ndarray) -> float:
+    """Return the least distance from a tie of all values that are not clipped."""
+    inside = values[np.abs(values) < 126]
+    return float(np.abs(inside - (np.floor(inside) + 0.5)).min())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_integers_of_all_cases_are_those_of_eager(name: str):
+    oracle = oracle_of(name)
+    cases = [oracle.settled(case) for case in oracle.subject.plan().cases]
+    assert None not in cases
+    for case in cases:
+        golden = oracle.golden(case)
+        rows = [row for row in range(len(case.inputs["query"])) if row not in case.ignored_rows]
+        for output in ("present_key", "present_value"):
+            assert golden.expected[output].dtype == np.int8
+            assert golden.allowed[output] is None
+            same = golden.eager[output][rows] == golden.expected[output][rows]
+            assert same.all(), (case.name, output)
+
+
+def test_queries_are_moved_away_from_ties_by_little():
+    oracle = oracle_of("per tensor")
+    (case,) = (c for c in oracle.subject.plan().cases if c.kind == "decode")
+    before = nearest_tie(quotients(oracle, case))
+    moved = oracle.settled(case)
+    assert nearest_tie(quotients(oracle, moved)) > 2 * before
+    difference = np.abs(moved.inputs["query"] - case.inputs["query"])
+    assert 0 < difference.max() < 1e-2
+    assert (difference.max(-1) == 0).mean() > 0.5, "tokens that are far from ties stay"
+    for name in set(case.inputs) - {"query"}:
+        assert moved.inputs[name] is case.inputs[name]
+    assert oracle.settled(moved) is moved
+
+
+def test_a_tie_to_the_last_bit_is_left():
+    oracle = oracle_of("per tensor")
+    case = next(c for c in oracle.subject.plan().cases if c.name == "base")
+    with torch.no_grad():  # a value of each token is 5.5 whatever the query
+        layer = oracle.precise.v_proj
+        layer.weight[3] = 0.0
+        layer.bias[3] = 5.5 * oracle.precise.kv_scales.v_scale
+    assert away_from_ties(case, oracle.precise) is None
+
+
+def test_a_row_that_is_not_finite_is_left_alone():
+    oracle = oracle_of("per tensor")
+    case = next(c for c in oracle.subject.plan().cases if c.name == "base")
+    query = case.inputs["query"].copy()
+    query[1] = np.nan
+    moved = oracle.settled(dataclasses.replace(case, inputs={**case.inputs, "query": query}))
+    assert moved is not None
+    assert np.isnan(moved.inputs["query"][1]).all()
+    assert np.isfinite(moved.inputs["query"][0]).all()
