@@ -21,10 +21,11 @@ MICROSOFT = "com.microsoft"
 
 GQA_INPUTS = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total", "cos", "sin",
-    "position_ids", "bias",
+    "position_ids", "bias", "sink", "k_scale", "v_scale",
 )  # fmt: skip
 MHA_INPUTS = ("query", "key", "value", "packed_bias", "padding", "bias")
-SAID = frozenset({"num_heads", "kv_num_heads", "scale", "softcap"})
+OF_INTEGERS = frozenset({"kv_cache_bit_width", "k_quant_type", "v_quant_type"})
+SAID = frozenset({"num_heads", "kv_num_heads", "scale", "softcap"}) | OF_INTEGERS
 
 
 class GroupQueryAttention(OpRun):
@@ -33,17 +34,23 @@ class GroupQueryAttention(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        given = _optional_inputs(GQA_INPUTS, inputs, attributes, {"cos", "sin", "position_ids"})
+        refused = {"cos", "sin", "position_ids", "sink"}
+        given = _optional_inputs(GQA_INPUTS, inputs, attributes, refused)
         H, Hkv = attributes["num_heads"], attributes["kv_num_heads"]
         q, k, v = (_apart(given[name], n) for name, n in zip(GQA_INPUTS[:3], (H, Hkv, Hkv)))  # noqa: B905
         cache_length, L = given["seqlens_k"].astype(np.int64).reshape(-1) + 1, q.shape[2]
         total = int(np.asarray(given["total"]).reshape(()))
         # Keys of a prompt are the first; others follow what the row holds.
         start = np.zeros_like(cache_length) if total == L else cache_length - L
+        if "k_scale" in given:
+            k, v = _rounded(k, given["k_scale"]), _rounded(v, given["v_scale"])
         keys = _written(given.get("past_key"), k, start, total)
         values = _written(given.get("past_value"), v, start, total)
+        read = (keys, values)
+        if "k_scale" in given:
+            read = (keys * given["k_scale"], values * given["v_scale"])
         call = Call(
-            q, keys, values, given.get("bias"), cache_length=start + L,
+            q, *read, given.get("bias"), cache_length=start + L,
             attributes={**_numbers(attributes), "is_causal": 1},
         )  # fmt: skip
         return _joined(attention(call, self.changes)[0]), keys, values
@@ -114,6 +121,11 @@ def _optional_inputs(
 
 def _numbers(attributes: dict[str, Any]) -> dict[str, float]:
     return {name: attributes[name] for name in ("scale", "softcap") if attributes.get(name)}
+
+
+def _rounded(x: Array, scale: Array) -> Array:
+    """Return new keys or values as int8: divided by a scale, rounded half to even, clipped."""
+    return np.clip(np.rint(x / scale), -128, 127).astype(np.int8)
 
 
 def _apart(x: Array, heads: int) -> Array:

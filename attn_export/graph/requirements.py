@@ -81,7 +81,8 @@ def _of_cast(node: ir.Node) -> set[str]:
 
 
 def _of_grouped_queries(node: ir.Node) -> set[str]:
-    return {"q_norm_weight"} if optional_input(node, 14) is not None else set()
+    named = {12: "k_scale", 14: "q_norm_weight"}
+    return {name for index, name in named.items() if optional_input(node, index) is not None}
 
 
 def _of_dequantisation(node: ir.Node) -> set[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from conftest import small_spec
 from onnx import numpy_helper
@@ -14,12 +15,14 @@ from shared import extended, once
 from attn_export import DecodeSession, Subject, build, verify
 from attn_export.cli import run
 from attn_export.graph.load import load_model
+from attn_export.graph.lower import lower
 
 SPECS = {
     "per tensor": {"attn_mask": "none", "rotary": "half"},
     "by channel": {"kv_scale": "per-channel", "attn_weights": True, "num_kv_heads": 4},
     "with norms and sinks": {"qk_norm": "rms", "sinks": True, "softcap": 5.0},
     "with learned keys": {"add_bias_kv": True, "kv_scale": "per-channel", "causal": False},
+    "narrow": {"attn_mask": "none", "head_dim": 4},
     "with quantised weights": {"weights_dtype": "int8", "window_left": 3, "packed_qkv": True},
 }
 KEPT = ("per tensor", "by channel")
@@ -103,3 +106,57 @@ def test_without_a_cache_in_place_one_line_says_what_to_do(tmp_path: Path, capsy
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert 'set cache = "in-place"' in said
+
+
+@pytest.mark.parametrize(("name", "kind"), [("per tensor", b"PER_TENSOR"), ("narrow", None)])
+def test_onnx_runtime_writes_and_reads_integers_in_its_own_operator(name: str, kind: bytes | None):
+    graph = load_model(bundle_of(name) / "model.ort.decode.onnx").graph
+    kernels = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    if kind is None:  # it takes heads of a multiple of 8
+        assert not kernels
+        return
+    (kernel,) = kernels
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in kernel.attribute}
+    assert attributes["kv_cache_bit_width"] == 8
+    assert attributes["k_quant_type"] == attributes["v_quant_type"] == kind
+    assert list(kernel.input[3:5]) == ["past_key", "past_value"]
+    assert list(kernel.output[1:]) == ["present_key", "present_value"]
+    assert not {"QuantizeLinear", "DequantizeLinear", "TensorScatter"} & {
+        node.op_type for node in graph.node
+    }
+    held = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    scales = Subject.from_spec(spec_of(name)).module.kv_scales
+    for given, scale in zip(kernel.input[12:14], (scales.k_scale, scales.v_scale), strict=True):
+        assert np.array_equal(held[given].reshape(scale.shape), scale.numpy())
+
+
+def test_each_channel_has_its_scale_in_onnx_runtimes_operator(tmp_path: Path):
+    spec = small_spec(cache="in-place", kv_dtype="int8", kv_scale="per-channel", attn_mask="none")
+    report = build(spec, tmp_path / "b", name="small", dialects=["ort"], runtimes=["ort-cpu"])
+    assert report.passed, str(report)
+    graph = load_model(tmp_path / "b" / "model.ort.decode.onnx").graph
+    (kernel,) = (node for node in graph.node if node.op_type == "GroupQueryAttention")
+    held = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+    assert [held[name].shape for name in kernel.input[12:14]] == [(1, 2, 1, 8)] * 2
+
+
+@pytest.mark.parametrize("change", ["other scale to read", "zero point", "read twice"])
+def test_a_cache_that_is_read_otherwise_is_no_cache_of_the_operator(change: str, tmp_path: Path):
+    model = onnx.load(bundle_of("per tensor") / "model.onnx")
+    reader = next(n for n in model.graph.node if n.op_type == "DequantizeLinear")
+    if change == "other scale to read":
+        reader.input[1] = "other"
+        model.graph.initializer.append(numpy_helper.from_array(np.float32(0.5), "other"))
+    elif change == "zero point":
+        reader.input[2] = "other"
+        model.graph.initializer.append(numpy_helper.from_array(np.int8(1), "other"))
+    else:
+        more = onnx.helper.make_node("Identity", ["present_key"], ["again"], name="again")
+        model.graph.node.append(more)
+        ends = next(o for o in model.graph.output if o.name == "present_key")
+        again = onnx.ValueInfoProto()
+        again.CopyFrom(ends)
+        again.name = "again"
+        model.graph.output.append(again)
+    for lowered in lower(ir.serde.deserialize_model(model), "ort").values():
+        assert "GroupQueryAttention" not in {node.op_type for node in lowered.model.graph}

@@ -22,7 +22,15 @@ Need = Callable[[str], None]
 DEFAULT = ("onnx-reference", "openvino", "tract")
 MEASURED = [kind for kind in RUNTIMES if kind.name in DEFAULT or (MORE and not kind.unavailable())]
 TRIED = SUBJECTS if MORE else FEW
-CONTRIB = ("plain", "cache, causal", "cache, causal, padding, grouped", "in place", "int4", "int8")
+CONTRIB = (
+    "plain",
+    "cache, causal",
+    "cache, causal, padding, grouped",
+    "in place",
+    "in place, int8",
+    "int4",
+    "int8",
+)
 """Subjects whose form for ONNX Runtime is tried by default."""
 
 MILD = {("opencv", "softcap by 50"), ("mnn", "softcap")}

@@ -22,6 +22,7 @@ from attn_export.graph.lower.in_place_cache import (
     is_bound,
     transpose_value_cache,
 )
+from attn_export.graph.lower.integer_cache import QuantisedCache, quantised_cache
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.ort_kernels import fold
 from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
@@ -96,7 +97,7 @@ def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> 
         GraphError: If heads or widths of the node are not known.
     """
     a = _read(node)
-    op, cache = Builder(model, node), in_place_cache(a)
+    op, cache, held = Builder(model, node), in_place_cache(a), quantised_cache(a)
     if dims(a.query)[-2] != 1 or not decodes(a) or a.packed or not _plain(a):
         lower_for_prefill(model, node)
         return
@@ -110,6 +111,14 @@ def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> 
             attended, *present = ort_kernels.in_place(op, a, cache)
             take_over(a.key, present[0])
             take_over(a.value, present[1])
+            _finish(model, a, [attended])
+        else:
+            _finish(model, a, [fold(op, a, a.key, a.value)])
+    elif held is not None:
+        if _fits_integers(a, held):
+            attended, *present = ort_kernels.in_place_integers(op, a, held)
+            take_over(held.key, present[0])
+            take_over(held.value, present[1])
             _finish(model, a, [attended])
         else:
             _finish(model, a, [fold(op, a, a.key, a.value)])
@@ -128,7 +137,8 @@ def _read(node: ir.Node) -> AttentionNode:
 
 def decodes(a: AttentionNode) -> bool:
     """Return whether a node has a cache to which it appends one key for every query."""
-    cache = in_place_cache(a)
+    held = quantised_cache(a)
+    cache = in_place_cache(a) if held is None else held.cache
     new = a.key if cache is None else cache.new_key
     cached = cache is not None or a.past_key is not None
     return cached and bool(dims(new)) and known_equal(dims(new)[-2], dims(a.query)[-2])
@@ -179,12 +189,18 @@ def _of_its_widths(a: AttentionNode) -> bool:
 
 def _fits_in_place(a: AttentionNode, cache: InPlaceCache) -> bool:
     """Return whether contrib GroupQueryAttention may write the cache itself."""
-    bound = is_bound(cache.past_key, a.key) and is_bound(cache.past_value, a.value)
-    alone = len(a.key.uses()) == 1 and len(a.value.uses()) == 1
-    return (
-        a.q_per_kv == 1 and a.mask is None and _of_its_widths(a) and bound and alone
-        and a.dtype == FLOAT
-    )  # fmt: skip
+    return a.q_per_kv == 1 and _fits_unmasked(a, cache, a.key, a.value)
+
+
+def _fits_integers(a: AttentionNode, held: QuantisedCache) -> bool:
+    """Return whether contrib GroupQueryAttention may write the integers itself."""
+    return _fits_unmasked(a, held.cache, held.key, held.value)
+
+
+def _fits_unmasked(a: AttentionNode, cache: InPlaceCache, key: ir.Value, value: ir.Value) -> bool:
+    bound = is_bound(cache.past_key, key) and is_bound(cache.past_value, value)
+    alone = len(key.uses()) == 1 and len(value.uses()) == 1
+    return a.mask is None and _of_its_widths(a) and bound and alone and a.dtype == FLOAT
 
 
 def _into_cache(op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Value) -> ir.Value:

@@ -17,6 +17,7 @@ from attn_export.graph.lower.heads import (
     side_by_side,
 )
 from attn_export.graph.lower.in_place_cache import InPlaceCache
+from attn_export.graph.lower.integer_cache import QuantisedCache
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.portable import capped
 from attn_export.graph.lower.read import AttentionNode
@@ -91,6 +92,34 @@ def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Valu
     total = op("Add", longest, op.scalar_int(1, INT32))
     given = [query, key, value, cache.past_key, cache.past_value, last, total]
     attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a))
+    return [in_output_layout(op, a, attended), *present]
+
+
+def in_place_integers(op: Builder, a: AttentionNode, held: QuantisedCache) -> list[ir.Value]:
+    """Return attention, present key and value for one query a row, over a cache of int8.
+
+    The operator rounds and writes the new keys, and reads integers as they are.
+
+    Args:
+        op: Makes the nodes.
+        a: The node.
+        held: Its cache.
+    """
+    cache = held.cache
+    new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
+    query, key, value = side_by_side(op, new)
+    last = op("Cast", cache.lengths, to=INT32)
+    total = op("Add", op("ReduceMax", last, keepdims=0), op.scalar_int(1, INT32))
+    scales = (held.k_scale, held.v_scale)
+    given = [
+        query, key, value, cache.past_key, cache.past_value, last, total, *[None] * 5,
+        *(op.array(s.reshape(1, *s.shape) if s.ndim else s.reshape(1)) for s in scales),
+    ]  # fmt: skip
+    kinds = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
+    attended, *present = op.several(
+        "GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a), kv_cache_bit_width=8,
+        k_quant_type=kinds[0], v_quant_type=kinds[1],
+    )  # fmt: skip
     return [in_output_layout(op, a, attended), *present]
 
 
