@@ -1,0 +1,268 @@
+"""Faults in how a cache of integers is written and read: truth 1 catches each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from conftest import small_spec
+from onnx import helper, numpy_helper
+from shared import once
+
+from attn_export import build
+from attn_export.bundle import GOLDEN
+from attn_export.diagnose.evaluate import Evaluation
+from attn_export.graph.load import load_model
+from attn_export.parity.golden import case_folders, read_golden, read_inputs
+from attn_export.parity.judge import judge
+
+SPECS = {
+    "per tensor": {"rotary": "half", "attn_mask": "none"},
+    # as many heads as channels, so that scales may be transposed
+    "by channel": {
+        "kv_scale": "per-channel", "num_heads": 8, "num_kv_heads": 8, "head_dim": 8,
+        "attn_mask": "none",
+    },
+}  # fmt: skip
+CASES = ("base", "changed_past_key", "decode_300")
+LOUD = ("outliers", "large_logits", "sharp")
+"""The first case of each of these contents is tried as well: only large values are clipped."""
+
+
+def bundle_of(kind: str) -> Path:
+    def make(folder: Path) -> None:
+        spec = small_spec(cache="in-place", kv_dtype="int8", **SPECS[kind])
+        assert build(spec, folder, name="few bits", runtimes=["ort-cpu"]).passed
+
+    return once(f"planted-caches/{kind.replace(' ', '-')}", make)
+
+
+class Graph:
+    """A graph in the standard dialect, to be changed."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.proto = onnx.ModelProto()
+        self.proto.CopyFrom(model)
+        self.nodes = self.proto.graph.node
+
+    def linear(self, op_type: str) -> list[onnx.NodeProto]:
+        """Return the nodes that write or read, of keys and of values."""
+        return [node for node in self.nodes if node.op_type == op_type]
+
+    def constant(self, array: np.ndarray) -> str:
+        name = f"planted_{len(self.proto.graph.initializer)}"
+        self.proto.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
+        return name
+
+    def held(self, name: str) -> np.ndarray:
+        (tensor,) = (t for t in self.proto.graph.initializer if t.name == name)
+        return numpy_helper.to_array(tensor)
+
+    def insert(self, before: onnx.NodeProto, *nodes: onnx.NodeProto) -> None:
+        place = next(i for i, node in enumerate(self.nodes) if node is before)
+        for node in reversed(nodes):
+            self.nodes.insert(place, node)
+
+    def with_scale(self, change: Callable[[np.ndarray], np.ndarray], *parts: str) -> None:
+        """Change the scales of parts of ``"kw"``, ``"kr"``, ``"vw"`` and ``"vr"``."""
+        for part in parts:
+            name = f"kv_scales.{part[0]}_scale"
+            other = self.constant(change(self.held(name)).astype(np.float32))
+            wanted = ("QuantizeLinear", "Div") if part[1] == "w" else ("DequantizeLinear", "Mul")
+            for node in self.nodes:
+                if node.op_type in wanted:
+                    for index, given in enumerate(node.input):
+                        if given == name:
+                            node.input[index] = other
+
+
+Fault = Callable[[Graph], None]
+BOTH, WRITTEN, READ = ("kw", "kr", "vw", "vr"), ("kw", "vw"), ("kr", "vr")
+
+
+def scaled(change: Callable[[np.ndarray], np.ndarray], *parts: str) -> Fault:
+    return lambda graph: graph.with_scale(change, *parts)
+
+
+def zero_point(value: int, *op_types: str) -> Fault:
+    def fault(graph: Graph) -> None:
+        for op_type in op_types:
+            for node in graph.linear(op_type):
+                node.input[2] = graph.constant(np.array(value, np.int8))
+
+    return fault
+
+
+def scales_exchanged(graph: Graph) -> None:
+    """Write and read keys with the scale of values, and the other way round."""
+    names = ["kv_scales.k_scale", "kv_scales.v_scale"]
+    for node in graph.nodes:
+        for index, given in enumerate(node.input):
+            if given in names:
+                node.input[index] = names[1 - names.index(given)]
+
+
+def requantised(change: float) -> Fault:
+    """Return the fault that the whole cache is quantised anew with another scale."""
+
+    def fault(graph: Graph) -> None:
+        scale, other = np.float32(1.0), np.float32(change)
+        for node in list(graph.linear("TensorScatter")):
+            present, raw = node.output[0], f"{node.output[0]}_raw"
+            node.output[0] = raw
+            reader = next(n for n in graph.nodes if present in n.input)
+            zero = graph.constant(np.zeros((), np.int8))
+            graph.insert(
+                reader,
+                helper.make_node(
+                    "DequantizeLinear", [raw, graph.constant(scale), zero], [f"{raw}_f"]
+                ),
+                helper.make_node(
+                    "QuantizeLinear", [f"{raw}_f", graph.constant(other), zero], [f"{raw}_q"]
+                ),
+                helper.make_node(
+                    "DequantizeLinear", [f"{raw}_q", graph.constant(other), zero], [f"{raw}_g"]
+                ),
+                helper.make_node(
+                    "QuantizeLinear", [f"{raw}_g", graph.constant(scale), zero], [present]
+                ),
+            )
+
+    return fault
+
+
+def rounded_by(*steps: tuple[str, float]) -> Fault:
+    """Return the fault that quotients go through operators before they are rounded."""
+
+    def fault(graph: Graph) -> None:
+        for node in graph.linear("QuantizeLinear"):
+            scale, x = node.input[1], node.input[0]
+            made = [helper.make_node("Div", [x, scale], [f"{x}_0"])]
+            for number, (op_type, value) in enumerate(steps):
+                more = (
+                    [graph.constant(np.float64(value))] if op_type in ("Add", "Max", "Min") else []
+                )
+                source = [f"{x}_{number}", *more]
+                made.append(helper.make_node(op_type, source, [f"{x}_{number + 1}"]))
+            made.append(helper.make_node("Mul", [f"{x}_{len(steps)}", scale], [f"{x}_back"]))
+            graph.insert(node, *made)
+            node.input[0] = f"{x}_back"
+
+    return fault
+
+
+def read_before_rounding(graph: Graph) -> None:
+    """Let attention read new keys and values as they were, not their integers."""
+    for write, read in zip(
+        graph.linear("QuantizeLinear"), graph.linear("DequantizeLinear"), strict=True
+    ):
+        scatter = next(n for n in graph.linear("TensorScatter") if n.output[0] == read.input[0])
+        past, whole = f"{read.output[0]}_past", f"{read.output[0]}_whole"
+        graph.insert(
+            read,
+            helper.make_node("DequantizeLinear", [scatter.input[0], *read.input[1:]], [past]),
+            helper.make_node(
+                "TensorScatter", [past, write.input[0], scatter.input[2]], [whole], axis=-2
+            ),
+        )
+        (attention,) = graph.linear("Attention")
+        place = list(attention.input).index(read.output[0])
+        attention.input[place] = whole
+
+
+def neighbours(array: np.ndarray) -> np.ndarray:
+    return array.reshape(*array.shape[:-1], -1, 2)[..., ::-1].reshape(array.shape)
+
+
+def new_ones_exchanged(graph: Graph) -> None:
+    """Swap neighbouring channels as they are written, as 4 bits of a byte may be."""
+    for scatter in graph.linear("TensorScatter"):
+        new = scatter.input[1]
+        order = graph.constant(neighbours(np.arange(8)))
+        graph.insert(scatter, helper.make_node("Gather", [new, order], [f"{new}_n"], axis=-1))
+        scatter.input[1] = f"{new}_n"
+
+
+ANY: dict[str, Fault] = {
+    "scale halved": scaled(lambda s: s / 2, *BOTH),
+    "scale halved where it is read": scaled(lambda s: s / 2, *READ),
+    "scale halved where it is written": scaled(lambda s: s / 2, *WRITTEN),
+    "scale of keys halved": scaled(lambda s: s / 2, "kw", "kr"),
+    "scale of values doubled where it is read": scaled(lambda s: s * 2, "vr"),
+    "scale by 128, not 127": scaled(lambda s: s * 127 / 128, *BOTH),
+    "scale rounded to 8 digits": scaled(
+        lambda s: np.ldexp(np.rint(np.frexp(s)[0] * 256) / 256, np.frexp(s)[1]), *READ
+    ),
+    "stale scales": scaled(lambda s: s * 0.97, *BOTH),
+    "stale scales where they are read": scaled(lambda s: s * 0.97, *READ),
+    "scales of keys and values exchanged": scales_exchanged,
+    "zero point of 1": zero_point(1, "QuantizeLinear", "DequantizeLinear"),
+    "zero point of 1 where it is written": zero_point(1, "QuantizeLinear"),
+    "zero point of -1 where it is read": zero_point(-1, "DequantizeLinear"),
+    "zero point of -128": zero_point(-128, "QuantizeLinear", "DequantizeLinear"),
+    "quantised twice": requantised(1.03),
+    "quantised twice, to few bits": requantised(9.0),
+    "rounded down": rounded_by(("Floor", 0)),
+    "rounded up": rounded_by(("Ceil", 0)),
+    "rounded from 0.1 on, not 0.5": rounded_by(("Add", 0.4)),
+    "clipped at -127": rounded_by(("Max", -127.0)),
+    "clipped at 126": rounded_by(("Min", 126.0)),
+    "clipped at -8 and 7": rounded_by(("Max", -8.0), ("Min", 7.0)),
+    "neighbouring channels swapped": new_ones_exchanged,
+}
+OF_TENSORS: dict[str, Fault] = {"new tokens read before they are rounded": read_before_rounding}
+OF_CHANNELS: dict[str, Fault] = {
+    "scale of the wrong axis": scaled(lambda s: s.transpose(2, 1, 0), *BOTH),
+    "scale of the wrong axis where it is read": scaled(lambda s: s.transpose(2, 1, 0), *READ),
+    "scale of the next channel": scaled(lambda s: np.roll(s, 1, -1), *BOTH),
+    "scale of the next head": scaled(lambda s: np.roll(s, 1, 0), *BOTH),
+    "scale of the first head for all": scaled(lambda s: s * 0 + s[:1], *BOTH),
+    "scale of the largest channel for all": scaled(lambda s: s * 0 + s.max(), *BOTH),
+    "one scale of 64 stale": scaled(
+        lambda s: s * np.where(np.arange(s.size).reshape(s.shape) == 9, 1.02, 1), *READ
+    ),
+}
+PLANTED = [
+    *(("per tensor", name, fault) for name, fault in (ANY | OF_TENSORS).items()),
+    *(("by channel", name, fault) for name, fault in (ANY | OF_CHANNELS).items()),
+]
+
+
+def wrong_outputs(kind: str, fault: Fault | None) -> int:
+    """Return the number of outputs that the judge refuses, of some cases of a bundle."""
+    folder = bundle_of(kind)
+    graph = Graph(load_model(folder / "model.onnx"))
+    before = graph.proto.SerializeToString()
+    if fault is not None:
+        fault(graph)
+        assert graph.proto.SerializeToString() != before, "no change"
+    evaluation = Evaluation(graph.proto)
+    names, cases = case_folders(folder / GOLDEN)
+    goldens = {golden.case.name: golden for golden in read_golden(folder / GOLDEN)}
+    loud = [next(c for c in cases if c.name.startswith(content)) for content in LOUD]
+    found = 0
+    for case in [*(c for c in cases if c.name in CASES), *loud]:
+        values = evaluation.values(read_inputs(case, names))
+        outputs = {
+            name: array.astype(goldens[case.name].expected[name].dtype)
+            for name, array in evaluation.outputs_of(values).items()
+        }
+        verdicts = judge("planted", "model.onnx", goldens[case.name], outputs)
+        found += sum(verdict.status != "passed" for verdict in verdicts)
+    return found
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_a_cache_that_is_kept_rightly_passes(kind: str):
+    assert wrong_outputs(kind, None) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "fault"), PLANTED, ids=lambda x: x if isinstance(x, str) else ""
+)
+@pytest.mark.every(2)
+def test_a_cache_that_is_kept_wrongly_fails(kind: str, name: str, fault: Fault):
+    assert wrong_outputs(kind, fault) > 0, name
