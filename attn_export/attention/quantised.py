@@ -14,7 +14,7 @@ from attn_export.errors import WeightsError
 from attn_export.quantiser import QuantisedWeight, quantise
 from attn_export.spec import AttentionSpec
 
-ROWS, TOKENS, SEED = 4, 128, 8
+ROWS, TOKENS, SEED = 32, 64, 8
 """The size of the random inputs that scales are taken from, and their seed."""
 
 
@@ -67,12 +67,34 @@ def scale_notes(spec: AttentionSpec) -> tuple[str, ...]:
     )
 
 
-def unquantised(module: Attention) -> Attention:
-    """Return a copy of a module with its weights as they were before they were quantised."""
+def unquantised(module: Attention, *, keep_cache: bool = False) -> Attention:
+    """Return a copy of a module with its weights and its cache as before they were quantised.
+
+    Args:
+        module: The module.
+        keep_cache: Whether its cache still holds integers.
+    """
     spec = dataclasses.replace(module.spec, weights_dtype="none", block_size=0, scheme="symmetric")
+    if not keep_cache:
+        spec = dataclasses.replace(spec, kv_dtype="none", kv_scale="per-tensor")
     before = Attention(spec).eval()
-    before.load_state_dict({**module.state_dict(), **module.float_weights})
+    state = {**module.state_dict(), **module.float_weights}
+    before.load_state_dict({name: state[name] for name in before.state_dict()})
     return before
+
+
+def read_cache(module: Attention, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return inputs with the past that integers stand for, float32 `[B, Hkv, S, .]`.
+
+    Args:
+        module: The module that reads them.
+        inputs: Its inputs; of a cache in floating point they stay as they are.
+    """
+    if module.kv_scales is None:
+        return dict(inputs)
+    past = (inputs["past_key"], inputs["past_value"])
+    key, value = module.kv_scales.read(*past, torch.float32)
+    return {**inputs, "past_key": key, "past_value": value}
 
 
 def calibrated(module: Attention) -> Attention:

@@ -18,7 +18,7 @@ LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
 
 
 def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
-    """Return the budgets of a build: as given, or the default where weights are quantised.
+    """Return the budgets of a build: as given, or the default where something is quantised.
 
     Args:
         subject: The subject.
@@ -27,11 +27,12 @@ def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]
     Raises:
         UsageError: If there are budgets, and nothing is quantised or no weights in float are known.
     """
-    dtypes = set(subject.spec.quantised_weights.values()) if subject.spec else set()
+    spec = subject.spec
+    dtypes = {*spec.quantised_weights.values(), spec.kv_dtype} - {"none"} if spec else set()
     if budgets and not dtypes:
         raise UsageError(
-            f"a budget of {budgets[0]} without quantised weights, which it is about; leave it out "
-            "or set weights_dtype"
+            f"a budget of {budgets[0]} without quantised weights or cache, which it is about; "
+            "leave it out, or set weights_dtype or kv_dtype"
         )
     if budgets and not _has_both(subject):
         raise UsageError(
@@ -46,11 +47,11 @@ def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]
 def write_measured(
     folder: Path, subject: Subject, goldens: Sequence[Golden], budgets: Sequence[Budget]
 ) -> Quality | None:
-    """Measure a quantised subject against its weights as they were, and write what verifies it.
+    """Measure a quantised subject against what it was before, and write what verifies it.
 
     Args:
         folder: The folder `golden/`.
-        subject: The subject; nothing is done if its weights are not quantised.
+        subject: The subject; nothing is done if it is not quantised.
         goldens: All golden vectors.
         budgets: The limits.
     """
@@ -59,12 +60,16 @@ def write_measured(
     from attn_export.parity.quality_oracle import measure_quality
     from attn_export.parity.quality_vectors import quality_cases, write_quality
 
-    numbers = quality_cases([golden.case for golden in goldens])
+    keeps_integers = subject.spec is not None and subject.spec.kv_dtype != "none"
+    cases = [golden.case for golden in goldens]
+    numbers = quality_cases(cases, without_past=keeps_integers)
     quality, floats = measure_quality(subject, [goldens[number] for number in numbers], budgets)
     write_quality(folder, numbers, floats, quality)
     return quality
 
 
 def _has_both(subject: Subject) -> bool:
-    """Return whether a subject has quantised weights, and those before they were quantised."""
-    return bool(getattr(subject.module, "float_weights", None))
+    """Return whether a subject is quantised, and what it was before is known."""
+    module = subject.module
+    keeps_integers = getattr(module, "kv_scales", None) is not None
+    return keeps_integers or bool(getattr(module, "float_weights", None))

@@ -1,4 +1,4 @@
-"""Distances of a quantised module from the module with its weights as they were, in float64."""
+"""Distances of a quantised module from the module as it was before that, in float64."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
-from attn_export.attention.quantised import unquantised
+from attn_export.attention.quantised import read_cache, unquantised
 from attn_export.export.subject import Subject
-from attn_export.export.tensors import to_numpy
+from attn_export.export.tensors import to_numpy, to_torch
 from attn_export.parity.oracle import Oracle
 from attn_export.parity.quality_vectors import distance, heads, of_outputs
 from attn_export.quality import ATTENDED, Budget, Distance, Quality, is_finite
 from attn_export.results import Arrays, Golden
 from attn_export.tensorfile import is_floating
+
+CACHE = "cache"
+"""The part that keys and values are."""
 
 
 def measure_quality(
@@ -25,7 +28,7 @@ def measure_quality(
     """Measure a quantised subject against its unquantised module.
 
     Args:
-        subject: The subject; its module has quantised weights.
+        subject: The subject; its module has quantised weights or a cache of integers.
         goldens: The cases, with inputs and the truth of the quantised module.
         budgets: The limits.
 
@@ -37,9 +40,16 @@ def measure_quality(
     before = unquantised(module)
     given = [golden.case.inputs for golden in goldens]
     kinds = {name: array.dtype for name, array in goldens[0].expected.items()}
-    wide, attended_before = _run(subject, before, given)
+    of_floats = [to_numpy(read_cache(module, to_torch(inputs))) for inputs in given]
+    wide, attended_before = _run(subject, before, of_floats)
     _, attended = _run(subject, module, given)
-    floats = [{name: a.astype(kinds[name]) for name, a in outputs.items()} for outputs in wide]
+    floats = [
+        {
+            name: a.astype(kinds[name]) if is_floating(kinds[name]) else golden.expected[name]
+            for name, a in outputs.items()
+        }
+        for outputs, golden in zip(wide, goldens, strict=True)
+    ]
     pairs = {
         name: [(f[name], g.expected[name]) for f, g in zip(floats, goldens, strict=True)]
         for name, kind in kinds.items()
@@ -49,24 +59,38 @@ def measure_quality(
     before_out = heads(ATTENDED, list(zip(attended_before, attended, strict=True)))
     found = Quality(
         tuple(outputs), tuple(d for d in (*before_out, *by_head) if is_finite(d)),
-        tuple(_of_weights(subject, module, before, given, wide)), tuple(budgets),
+        tuple(_of_parts(subject, module, before, (given, of_floats), wide)), tuple(budgets),
     )  # fmt: skip
     return found, floats
 
 
-def _of_weights(
-    subject: Subject, module: Attention, before: Attention, given: Sequence[Arrays],
-    wide: Sequence[Arrays],
+def _of_parts(
+    subject: Subject, module: Attention, before: Attention,
+    given: tuple[Sequence[Arrays], Sequence[Arrays]], wide: Sequence[Arrays],
 ) -> list[Distance]:  # fmt: skip
-    """Return the distance of the first output with each weight alone quantised."""
+    """Return the distance of the first output with each weight, or the cache, alone quantised.
+
+    Args:
+        subject: The subject.
+        module: Its module.
+        before: The module before it was quantised.
+        given: The inputs of `module`, and those of `before`.
+        wide: The outputs of `before`.
+    """
     first, found = subject.outputs[0], []
+
+    def add(part: str, outputs: Sequence[Arrays]) -> None:
+        pairs = ((f[first], q[first]) for f, q in zip(wide, outputs, strict=True))
+        found.append(distance(part, pairs))
+
     for name in module.float_weights:
         with torch.no_grad():
             before.get_parameter(name).copy_(module.get_parameter(name))
-            outputs, _ = _run(subject, before, given)
+            outputs, _ = _run(subject, before, given[1])
             before.get_parameter(name).copy_(module.float_weights[name])
-        pairs = ((f[first], q[first]) for f, q in zip(wide, outputs, strict=True))
-        found.append(distance(name, pairs))
+        add(name, outputs)
+    if module.float_weights and module.kv_scales is not None:
+        add(CACHE, _run(subject, unquantised(module, keep_cache=True), given[0])[0])
     return [each for each in found if is_finite(each)]
 
 

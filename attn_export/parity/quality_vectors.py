@@ -32,13 +32,22 @@ Pairs = Iterable[tuple["np.ndarray", "np.ndarray"]]
 """Outputs of the unquantised model, and of the quantised one."""
 
 
-def quality_cases(cases: Sequence[Case]) -> list[int]:
-    """Return the numbers of the cases of plain random inputs that the distances are measured on."""
+def quality_cases(cases: Sequence[Case], *, without_past: bool = False) -> list[int]:
+    """Return the numbers of the cases of plain random inputs that the distances are measured on.
+
+    Args:
+        cases: All cases.
+        without_past: Whether only cases without a past show the whole distance: the past of a cache
+            of integers has been rounded already.
+    """
     plain = {
         number: math.prod(case.inputs["query"].shape[:2])
         for number, case in enumerate(cases)
         if case.kind == "shape" and not case.contents and not case.ignored_rows
-    }
+        and not (without_past and case.sizes["past_len"])
+    }  # fmt: skip
+    if without_past and not plain:
+        return quality_cases(cases)
     fitting = [number for number, rows in plain.items() if rows <= MOST_ROWS] or list(plain)[:1]
     return sorted(sorted(fitting, key=lambda number: -plain[number])[:CASES])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -160,3 +161,33 @@ def test_a_cache_that_is_read_otherwise_is_no_cache_of_the_operator(change: str,
         model.graph.output.append(again)
     for lowered in lower(ir.serde.deserialize_model(model), "ort").values():
         assert "GroupQueryAttention" not in {node.op_type for node in lowered.model.graph}
+
+
+def test_the_report_says_how_far_integers_are_from_floats(tmp_path: Path):
+    folder = tmp_path / "b"
+    spec = small_spec(cache="in-place", kv_dtype="int8", weights_dtype="v=int8")
+    report = build(spec, folder, name="small", dialects=["standard"], runtimes=["ort-cpu"])
+    assert report.passed, str(report)
+    quality = report.quality
+    assert [str(budget) for budget in quality.budgets] == ["sqnr>=30"]
+    (output,) = quality.outputs  # integers have no distance
+    assert output.part == "output"
+    assert 30 < output.sqnr < 45
+    assert [part.part for part in quality.weights] == ["v_proj.weight", "cache"]
+    assert all(part.sqnr > output.sqnr for part in quality.weights)
+    again = verify(folder, runtimes=["ort-cpu"], budgets=["sqnr>=60"])
+    assert again.quality.outputs == quality.outputs
+    assert again.exit_code == 6
+    assert not [verdict for verdict in again.verdicts if verdict.status != "passed"]
+
+
+def test_a_cache_alone_has_a_budget_measured_without_a_past(tmp_path: Path):
+    folder = tmp_path / "b"
+    spec = small_spec(cache="in-place", kv_dtype="int8", kv_scale="per-channel")
+    report = build(spec, folder, name="small", dialects=["standard"], runtimes=["ort-cpu"])
+    assert report.quality.weights == ()
+    assert 30 < report.quality.outputs[0].sqnr < 45
+    index = json.loads((folder / "golden" / "index.json").read_text())
+    numbers = json.loads((folder / "golden" / "quality.json").read_text())["cases"]
+    assert numbers
+    assert {index["cases"][number]["sizes"]["past_len"] for number in numbers} == {0}
