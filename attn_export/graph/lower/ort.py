@@ -115,7 +115,7 @@ def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> 
         else:
             _finish(model, a, [fold(op, a, a.key, a.value)])
     elif held is not None:
-        if _fits_integers(a, held):
+        if _fits_integers(a, held) and not form.products:
             attended, *present = ort_kernels.in_place_integers(op, a, held)
             take_over(held.key, present[0])
             take_over(held.value, present[1])
