@@ -134,21 +134,27 @@ def quantise(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def dequantise(x: Tensor, scale: Tensor) -> Tensor:
-    """Emit a `DequantizeLinear` node: float32.
+    """Emit a `DequantizeLinear` node, and the product with the scale: float32.
+
+    ONNX Runtime 1.31 moves `DequantizeLinear` behind `Transpose` and `Slice`, and makes int8
+    unsigned there: without a zero point its numbers are wrong in opset 18, with one it refuses its
+    own graph in opset 24. Behind a product it moves nothing.
 
     Args:
         x: A cache, int8 `[B, Hkv, S, D]`.
         scale: A scalar, or `[Hkv, 1, D]`.
     """
-    unit = torch.ones(()) if scale.dim() else scale
     found = torch.onnx.ops.symbolic(
-        "DequantizeLinear", (x, unit, _zero()), dtype=torch.float32, shape=x.shape, version=OPSET
+        "DequantizeLinear",
+        (x, torch.ones(()), _zero()),
+        dtype=torch.float32,
+        shape=x.shape,
+        version=OPSET,
     )
-    return found * scale if scale.dim() else found
+    return found * scale
 
 
 def _zero() -> Tensor:
-    # Without one ONNX Runtime 1.31 takes the integers for uint8 as it moves nodes, in opset 18.
     return torch.zeros((), dtype=torch.int8)
 
 

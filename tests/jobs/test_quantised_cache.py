@@ -24,9 +24,12 @@ SPECS = {
     "with norms and sinks": {"qk_norm": "rms", "sinks": True, "softcap": 5.0},
     "with learned keys": {"add_bias_kv": True, "kv_scale": "per-channel", "causal": False},
     "narrow": {"attn_mask": "none", "head_dim": 4},
+    "one head for each": {"num_kv_heads": 4},
+    "mask of heads": {"attn_mask": "float[H,1,S]", "num_kv_heads": 4},
     "with quantised weights": {"weights_dtype": "int8", "window_left": 3, "packed_qkv": True},
 }
 KEPT = ("per tensor", "by channel")
+MORE = (*KEPT, "one head for each", "narrow")
 
 
 def spec_of(name: str):
@@ -42,7 +45,7 @@ def bundle_of(name: str) -> Path:
     return once(f"quantised-cache/{name.replace(' ', '-')}", make)
 
 
-@pytest.mark.parametrize("name", extended(SPECS, lambda name: name in KEPT))
+@pytest.mark.parametrize("name", extended(SPECS, lambda name: name in MORE))
 def test_every_form_keeps_integers(name: str):
     folder = bundle_of(name)
     report = verify(folder, runtimes=["ort-cpu"])
@@ -78,7 +81,10 @@ def test_the_cache_is_written_by_one_node_of_integers():
         assert scatter.input[0] == f"past_{part}"
         assert made[scatter.input[1]].op_type == "QuantizeLinear"
     (attention,) = (node for node in graph.node if node.op_type == "Attention")
-    assert [made[name].op_type for name in attention.input[1:3]] == ["DequantizeLinear"] * 2
+    for name, scale in zip(attention.input[1:3], ("k_scale", "v_scale"), strict=True):
+        product = made[name]
+        assert (product.op_type, product.input[1]) == ("Mul", f"kv_scales.{scale}")
+        assert made[product.input[0]].op_type == "DequantizeLinear"
 
 
 def test_the_truth_of_the_stored_scales_is_the_stored_truth():

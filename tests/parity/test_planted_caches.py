@@ -160,17 +160,18 @@ def read_before_rounding(graph: Graph) -> None:
         graph.linear("QuantizeLinear"), graph.linear("DequantizeLinear"), strict=True
     ):
         scatter = next(n for n in graph.linear("TensorScatter") if n.output[0] == read.input[0])
-        past, whole = f"{read.output[0]}_past", f"{read.output[0]}_whole"
+        product = next(n for n in graph.linear("Mul") if n.input[0] == read.output[0])
+        past, scaled_past, whole = (f"{read.output[0]}_{part}" for part in ("past", "mul", "whole"))
         graph.insert(
             read,
             helper.make_node("DequantizeLinear", [scatter.input[0], *read.input[1:]], [past]),
+            helper.make_node("Mul", [past, product.input[1]], [scaled_past]),
             helper.make_node(
-                "TensorScatter", [past, write.input[0], scatter.input[2]], [whole], axis=-2
+                "TensorScatter", [scaled_past, write.input[0], scatter.input[2]], [whole], axis=-2
             ),
         )
         (attention,) = graph.linear("Attention")
-        place = list(attention.input).index(read.output[0])
-        attention.input[place] = whole
+        attention.input[list(attention.input).index(product.output[0])] = whole
 
 
 def neighbours(array: np.ndarray) -> np.ndarray:
