@@ -32,7 +32,7 @@ SLOW = {
 }
 """Commands of a minute that `--all` runs; other tests run them with smaller numbers."""
 LONG = {
-    "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
+    "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
     "low-precision",
 }  # fmt: skip
 """Pages of many builds that `--all` runs."""

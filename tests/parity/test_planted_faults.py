@@ -48,7 +48,7 @@ def is_caught(verdicts: Iterable[Verdict]) -> bool:
 
 
 @pytest.mark.parametrize("spec_name", SPECS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_without_a_fault_every_output_of_every_case_passes(spec_name):
     verdicts = list(verdicts_of(spec_name, None))
     assert [v for v in verdicts if v.status != "passed"] == []
@@ -56,7 +56,7 @@ def test_without_a_fault_every_output_of_every_case_passes(spec_name):
 
 
 @pytest.mark.parametrize("spec_name", SPECS)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_the_biases_are_not_zero_so_that_a_missing_one_can_show(spec_name):
     spec, parameters, _ = subject_of(spec_name)
     biases = [array for name, array in parameters.items() if name.endswith("_proj.bias")]

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from built import Built, built, close
+from shared import extended
 from torch import Tensor, nn
 
 from attn_export import Attention, AttentionSpec
@@ -83,7 +84,7 @@ class Stacks:
     graphs: dict[str, Built]
 
 
-@pytest.fixture(scope="module", params=ATTENTIONS)
+@pytest.fixture(scope="module", params=extended(ATTENTIONS, lambda name: name == "plain"))
 def stacks(request: pytest.FixtureRequest, tmp_path_factory) -> Stacks:
     modules, graphs = {}, {}
     for make in (shared, unshared):

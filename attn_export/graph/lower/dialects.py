@@ -99,18 +99,18 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
     _refuse_without_attention(source, dialect)
     if any(value.shape is None for value in _of_known_shape(source)):
         source = _with_shapes(source)
-    graphs = _ort(source, form) if dialect == ORT else REWRITES[dialect](source)
+    graphs = REWRITES[dialect](source, form)
     return {
         phase: dataclasses.replace(_finished(lowered), recognised=recognised)
         for phase, lowered in graphs.items()
     }
 
 
-def _standard(model: ir.Model) -> dict[str, Lowered]:
+def _standard(model: ir.Model, _: Form) -> dict[str, Lowered]:
     return {"": _lowered(model, STANDARD, bound=_bound(model))}
 
 
-def _portable(model: ir.Model) -> dict[str, Lowered]:
+def _portable(model: ir.Model, _: Form) -> dict[str, Lowered]:
     bound = _bound(model)
     for node in nodes_of(model, "Attention"):
         lower_to_portable(model, node)
@@ -168,7 +168,7 @@ def _ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
     return found
 
 
-def _cuda(model: ir.Model) -> dict[str, Lowered]:
+def _cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
     if not all(a.dtype in HALF for a in _attentions(model)):
         raise GraphError(NOT_IN_HALF)
     fuse_attention(model)
@@ -191,8 +191,8 @@ def _cuda(model: ir.Model) -> dict[str, Lowered]:
     }
 
 
-REWRITES: dict[str, Callable[[ir.Model], dict[str, Lowered]]] = {
-    STANDARD: _standard, PORTABLE: _portable, CUDA: _cuda,
+REWRITES: dict[str, Callable[[ir.Model, Form], dict[str, Lowered]]] = {
+    STANDARD: _standard, PORTABLE: _portable, ORT: _ort, CUDA: _cuda,
 }  # fmt: skip
 
 
