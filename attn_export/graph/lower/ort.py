@@ -121,7 +121,7 @@ def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> 
             take_over(held.value, present[1])
             _finish(model, a, [attended])
         else:
-            _finish(model, a, [fold(op, a, a.key, a.value)])
+            _finish(model, a, [ort_kernels.fold_integers(op, a, held)])
     elif a.q_per_kv > 1 and a.past_key is not None and a.past_value is not None:
         key = op("Concat", a.past_key, a.key, axis=2)
         value = op("Concat", a.past_value, a.value, axis=2)

@@ -173,8 +173,30 @@ def _repeated(op: Builder, a: AttentionNode, x: ir.Value, width: int) -> ir.Valu
 TURNED = [0, 1, 3, 2]
 
 
+def fold_integers(op: Builder, a: AttentionNode, held: QuantisedCache) -> ir.Value:
+    """Return the same as `fold` over a cache of integers, in the layout of the node's output.
+
+    The scales are factors of the query and of the output, which are small beside the cache.
+
+    Args:
+        op: Makes the nodes.
+        a: The node; its query is `[B, H, 1, D]`.
+        held: Its cache.
+    """
+    key, value = (op("Cast", x, to=a.dtype) for x in (held.key, held.value))
+    for cast, source in ((key, held.key), (value, held.value)):
+        cast.dtype, cast.shape = a.dtype, source.shape
+    return fold(op, a, key, value, scales=(held.k_scale, held.v_scale))
+
+
 def fold(
-    op: Builder, a: AttentionNode, key: ir.Value, value: ir.Value, *, transposed: bool = False
+    op: Builder,
+    a: AttentionNode,
+    key: ir.Value,
+    value: ir.Value,
+    *,
+    transposed: bool = False,
+    scales: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> ir.Value:
     """Return the attention in the layout of the node's output.
 
@@ -184,11 +206,14 @@ def fold(
         key: `[B, Hkv, S, D]`, with the past.
         value: `[B, Hkv, S, Dv]`, with the past.
         transposed: Whether it is `[B, Hkv, Dv, S]` instead.
+        scales: Factors of key and value, scalars or `[Hkv, 1, D]`; None for 1.
     """
     # With one query it does not matter whether the heads stand before it or behind.
     query = before_split(a.query) or a.query
     scaled = op("Mul", query, op.number(a.scale, a.dtype))
     rows = op("Reshape", scaled, op.ints(0, a.num_kv_heads, a.q_per_kv, a.head_dim))
+    if scales is not None:
+        rows = op("Mul", rows, op.array(scales[0]))
     scores = _scores(op, a, rows, key)  # [B, Hkv, r, S]
     # Not grouped: a Transpose that is moved past Reshape would make what follows slow.
     scores = capped(op, a, op("Reshape", scores, op.ints(0, a.num_heads, 1, -1)))
@@ -203,6 +228,8 @@ def fold(
         attended = op("Transpose", attended, perm=TURNED)
     else:
         attended = op("MatMul", weights, value)  # [B, Hkv, r, Dv]
+    if scales is not None:
+        attended = op("Mul", attended, op.array(scales[1]))
     flat = a.gives_joined and (a.mask is None or same_for_heads(a))
     shape = (1, a.num_heads * a.v_head_dim) if flat else (a.num_heads, 1, a.v_head_dim)
     attended = op("Reshape", attended, op.ints(0, *shape))
