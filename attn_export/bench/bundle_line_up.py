@@ -158,4 +158,5 @@ class Entrants:
 def _appending(spec: AttentionSpec | None) -> AttentionSpec | None:
     if spec is None or not spec.has_cache:
         return spec
-    return dataclasses.replace(spec, cache="append")
+    # Peers have no caches of integers.
+    return dataclasses.replace(spec, cache="append", kv_dtype="none", kv_scale="per-tensor")

@@ -95,6 +95,14 @@ def test_other_caches(changes: dict, tmp_path: Path, capsys):
 
 
 @pytest.mark.usefixtures("quick", "no_torch")
+def test_a_bundle_with_a_cache_of_integers_is_measured(tmp_path: Path, capsys):
+    spec = small_spec(cache="in-place", kv_dtype="int8", attn_mask="none")
+    build(spec, tmp_path / "b", dialects=["standard"], runtimes=["ort-cpu"])
+    assert run(["bench", str(tmp_path / "b"), *SMALL]) == 0
+    assert "standard ort-cpu" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("quick", "no_torch")
 def test_without_a_spec_or_torch_the_peers_are_not_run_with_the_reason(
     bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
