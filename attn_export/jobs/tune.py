@@ -32,6 +32,7 @@ from attn_export.report.progress import Progress
 from attn_export.results import GraphFile, Report
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.limited import limited
+from attn_export.runtimes.pool import Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch
 
@@ -97,12 +98,13 @@ def tune(
         progress: Receiver of progress.
 
     Raises:
-        UsageError: If the bundle has no graph to tune, or no sizes fit.
+        UsageError: If the bundle has no graph to tune, or a name or size does not fit.
         RuntimeFailure: If ONNX Runtime is missing, or no form runs.
         BundleError: If a file of the bundle is missing or was changed.
         OutputError: If the bundle cannot be replaced.
     """
     folder, progress = Path(bundle), progress or Progress()
+    Selection.of(runtimes, ())  # a wrong name is an error before anything is measured
     manifest = dict(read_bundle(folder).manifest)
     files = [file for file in graph_files(manifest) if file.dialect == ORT]
     if not files or MODEL not in manifest["graphs"]:

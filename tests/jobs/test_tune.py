@@ -163,6 +163,11 @@ def test_a_bundle_without_graphs_to_tune_is_refused(tmp_path: Path):
         tune(tmp_path / "b")
 
 
+def test_an_unknown_runtime_is_refused_before_anything_is_measured(tmp_path: Path):
+    with pytest.raises(UsageError, match="unknown runtime 'nope'"):
+        tune(tmp_path / "there is no bundle", runtimes=["nope"])
+
+
 def test_decoding_without_a_cache_is_refused(tmp_path: Path):
     folder = shutil.copytree(shared.bundle_of("no-cache"), tmp_path / "copy")
     with pytest.raises(UsageError, match="--decode: the graphs have no cache"):
