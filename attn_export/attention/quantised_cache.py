@@ -7,13 +7,36 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attn_export.attention import functional, onnx_attention
 from attn_export.spec import AttentionSpec
-from attn_export.spec.integer_inputs import KV_RANGES
+from attn_export.spec.integer_inputs import IN_A_BYTE, KV_RANGES
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
+
+MIDDLE = 8
+"""The addition to an integer of 4 bits that makes it 0 to 15."""
+
+
+def packed(x: Tensor) -> Tensor:
+    """Return whole numbers of -8 to 7, two neighbours in a byte: the first in its lower half.
+
+    Args:
+        x: Floating point, `[..., D]`; D is even.
+
+    Returns:
+        uint8 `[..., D / 2]`.
+    """
+    halves = x.int() + MIDDLE
+    return (halves[..., ::2] + 16 * halves[..., 1::2]).to(torch.uint8)
+
+
+def halves_of_bytes() -> Tensor:
+    """Return the two numbers that each byte holds, float32 `[256, 2]`."""
+    byte = torch.arange(256)
+    return (torch.stack([byte & 15, byte >> 4], dim=-1) - MIDDLE).float()
 
 
 class CacheScales(nn.Module):
@@ -25,14 +48,21 @@ class CacheScales(nn.Module):
     Attributes:
         k_scale: The scale of keys, float32: a scalar, or `[Hkv, 1, D]` by channel.
         v_scale: The scale of values: a scalar, or `[Hkv, 1, Dv]`.
+        low: The least integer.
+        high: The largest integer.
+        halves: The two numbers that each byte holds, `[256, 2]`, or None: a table is faster than
+            shifts, and every runtime has it.
     """
 
     k_scale: Tensor
     v_scale: Tensor
+    halves: Tensor | None
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.low, self.high = KV_RANGES[spec.kv_dtype]
+        halves = halves_of_bytes() if spec.kv_dtype in IN_A_BYTE else None
+        self.register_buffer("halves", halves, persistent=False)
         for name, width in zip(("k_scale", "v_scale"), spec.cache_widths, strict=True):
             shape = (spec.num_kv_heads, 1, width) if spec.kv_scale == "per-channel" else ()
             self.register_buffer(name, torch.ones(shape))
@@ -45,23 +75,31 @@ class CacheScales(nn.Module):
             value: `[B, Hkv, L, Dv]`.
 
         Returns:
-            int8 of the same shapes: divided by the scale, rounded half to even, clipped.
+            Divided by the scale, rounded half to even, clipped: int8 of the same shapes, or two
+            of 4 bits in a byte, as `packed` has them.
         """
+        if self.halves is not None:
+            quotients = (key / self.k_scale, value / self.v_scale)
+            return packed(self._rounded(quotients[0])), packed(self._rounded(quotients[1]))
         if onnx_attention.emitting():
             return (
                 onnx_attention.quantise(key, self.k_scale),
                 onnx_attention.quantise(value, self.v_scale),
             )
-        return self._rounded(key / self.k_scale), self._rounded(value / self.v_scale)
+        rounded = self._rounded(key / self.k_scale), self._rounded(value / self.v_scale)
+        return rounded[0].to(torch.int8), rounded[1].to(torch.int8)
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
         """Return what integers stand for.
 
         Args:
-            key: `[B, Hkv, S, D]`, int8.
-            value: `[B, Hkv, S, Dv]`, int8.
+            key: `[B, Hkv, S, D]`, int8; `[B, Hkv, S, D / 2]`, uint8, if a byte holds two.
+            value: `[B, Hkv, S, Dv]`, int8, or `[B, Hkv, S, Dv / 2]`, uint8.
             dtype: The type of the result.
         """
+        if self.halves is not None:
+            numbers = [F.embedding(x.int(), self.halves.to(dtype)) for x in (key, value)]
+            return numbers[0].flatten(-2) * self.k_scale, numbers[1].flatten(-2) * self.v_scale
         if onnx_attention.emitting():
             return (
                 onnx_attention.dequantise(key, self.k_scale),
@@ -70,14 +108,12 @@ class CacheScales(nn.Module):
         return key.to(dtype) * self.k_scale, value.to(dtype) * self.v_scale
 
     def _rounded(self, quotient: Tensor) -> Tensor:
-        return quotient.round().clamp(self.low, self.high).to(torch.int8)
+        return quotient.round().clamp(self.low, self.high)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *more: Any) -> None:
         # Checkpoints have no scales: they are found afterwards.
-        super()._load_from_state_dict(
-            {f"{prefix}{name}": buffer for name, buffer in self.named_buffers()} | state,
-            prefix, *more,
-        )  # fmt: skip
+        found = {f"{prefix}k_scale": self.k_scale, f"{prefix}v_scale": self.v_scale}
+        super()._load_from_state_dict(found | state, prefix, *more)
 
 
 def after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:

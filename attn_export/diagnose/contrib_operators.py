@@ -42,13 +42,15 @@ class GroupQueryAttention(OpRun):
         total = int(np.asarray(given["total"]).reshape(()))
         # Keys of a prompt are the first; others follow what the row holds.
         start = np.zeros_like(cache_length) if total == L else cache_length - L
+        bits = attributes.get("kv_cache_bit_width") or 8
         if "k_scale" in given:
-            k, v = _rounded(k, given["k_scale"]), _rounded(v, given["v_scale"])
+            k, v = (_rounded(x, given[f"{n}_scale"], bits) for n, x in (("k", k), ("v", v)))
         keys = _written(given.get("past_key"), k, start, total)
         values = _written(given.get("past_value"), v, start, total)
         read = (keys, values)
         if "k_scale" in given:
-            read = (keys * given["k_scale"], values * given["v_scale"])
+            whole = (_whole(keys, bits), _whole(values, bits))
+            read = (whole[0] * given["k_scale"], whole[1] * given["v_scale"])
         call = Call(
             q, *read, given.get("bias"), cache_length=start + L,
             attributes={**_numbers(attributes), "is_causal": 1},
@@ -123,9 +125,28 @@ def _numbers(attributes: dict[str, Any]) -> dict[str, float]:
     return {name: attributes[name] for name in ("scale", "softcap") if attributes.get(name)}
 
 
-def _rounded(x: Array, scale: Array) -> Array:
-    """Return new keys or values as int8: divided by a scale, rounded half to even, clipped."""
-    return np.clip(np.rint(x / scale), -128, 127).astype(np.int8)
+def _rounded(x: Array, scale: Array, bits: int) -> Array:
+    """Return new keys or values as integers: divided by a scale, rounded half to even, clipped.
+
+    Args:
+        x: `[B, Hkv, L, D]`.
+        scale: `[1]` or `[1, Hkv, 1, D]`.
+        bits: 8, for int8, or 4: two in a byte, uint8 `[B, Hkv, L, D / 2]`, each plus 8.
+    """
+    if bits not in (4, 8):
+        raise NotImplementedError(f"{bits} bits of GroupQueryAttention")
+    middle = 2 ** (bits - 1)
+    whole = np.clip(np.rint(x / scale), -middle, middle - 1)
+    if bits == 8:
+        return whole.astype(np.int8)
+    halves = (whole + middle).astype(np.uint8)
+    held: Array = halves[..., ::2] | halves[..., 1::2] << 4
+    return held
+
+
+def _whole(x: Array, bits: int) -> Array:
+    """Return the integers of a cache, `[B, Hkv, S, D]`."""
+    return x if bits == 8 else _unpacked(x, bits).astype(np.float64) - 8
 
 
 def _apart(x: Array, heads: int) -> Array:

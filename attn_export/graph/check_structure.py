@@ -75,9 +75,9 @@ OWN_OPERATORS = frozenset(
     {
         "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
         "DequantizeLinear", "Div", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual",
-        "LayerNormalization", "LessOrEqual", "MatMul", "Max", "Mul", "Neg", "Pow",
-        "QuantizeLinear", "RMSNormalization", "Range",
-        "ReduceMax", "Reshape", "Shape", "Sin", "Slice", "Split", "Squeeze", "Sub", "Transpose",
+        "LayerNormalization", "LessOrEqual", "MatMul", "Max", "Min", "Mul", "Neg", "Pow",
+        "QuantizeLinear", "RMSNormalization", "Range", "ReduceMax", "Reshape", "Round",
+        "Shape", "Sin", "Slice", "Split", "Squeeze", "Sub", "Transpose",
         "TensorScatter", "Trilu", "Unsqueeze", "Where",
     }
 )  # fmt: skip

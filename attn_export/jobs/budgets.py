@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
 """The default budget in dB by the narrowest type. docs/low-precision.md has the measured ones."""
 
+LEAST_SQNR_OF_CACHE = {"none": math.inf, "int8": 30.0, "int4": 10.0}
+"""The same by the type of a cache; the smaller of the two holds."""
+
 
 def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
     """Return the budgets of a build: as given, or the default where something is quantised.
@@ -28,8 +32,7 @@ def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]
         UsageError: If there are budgets, and nothing is quantised or no weights in float are known.
     """
     spec = subject.spec
-    dtypes = {*spec.quantised_weights.values(), spec.kv_dtype} - {"none"} if spec else set()
-    if budgets and not dtypes:
+    if budgets and not (spec and (spec.quantised_weights or spec.kv_dtype != "none")):
         raise UsageError(
             f"a budget of {budgets[0]} without quantised weights or cache, which it is about; "
             "leave it out, or set weights_dtype or kv_dtype"
@@ -41,7 +44,9 @@ def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]
         )
     if budgets or not _has_both(subject):
         return tuple(budgets)
-    return (Budget("sqnr", min(LEAST_SQNR[dtype] for dtype in dtypes)),)
+    assert spec is not None
+    least = [LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values()]
+    return (Budget("sqnr", min([*least, LEAST_SQNR_OF_CACHE[spec.kv_dtype]])),)
 
 
 def write_measured(

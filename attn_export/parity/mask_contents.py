@@ -43,7 +43,8 @@ def _beyond_length(drawn: Drawn) -> None:
         if is_floating(array.dtype):
             array[rows] *= LOUD
         else:  # integers are as large as there are
-            array[rows] = np.where(array[rows] < 0, wanted.low, wanted.high)
+            low, high = wanted.low, int(wanted.high)
+            array[rows] = np.where(array[rows] < (low + high + 1) // 2, low, high)
 
 
 def _empty_and_full(drawn: Drawn) -> None:

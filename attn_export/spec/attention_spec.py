@@ -19,7 +19,7 @@ from attn_export.errors import SpecError
 from attn_export.spec import rules
 from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
-from attn_export.spec.integer_inputs import integer_inputs
+from attn_export.spec.integer_inputs import IN_A_BYTE, integer_inputs
 from attn_export.spec.presets import (
     USUAL,
     check_known,
@@ -56,10 +56,17 @@ class AttentionSpec(AttentionFields):
 
     @property
     def cache_widths(self) -> tuple[int, int]:
-        """The widths of `past_key` and `past_value`: D and Dv, or R and C with a latent (MLA)."""
+        """The widths of a cached key and value: D and Dv, or R and C with a latent (MLA)."""
         if self.kv_latent_dim:
             return self.rotary_dim, self.kv_latent_dim
         return self.head_dim, self.v_head_dim
+
+    @property
+    def stored_widths(self) -> tuple[int, int]:
+        """The widths of `past_key` and `past_value` in elements: D / 2 and Dv / 2 with int4."""
+        first, second = self.cache_widths
+        in_one = IN_A_BYTE.get(self.kv_dtype, 1)
+        return first // in_one, second // in_one
 
     @property
     def softmax_scale(self) -> float:
@@ -177,7 +184,7 @@ class AttentionSpec(AttentionFields):
             shapes["attn_mask"] = tuple(names[axis] for axis in self.mask.axes)
         if self.has_cache:
             past = "capacity" if self.in_place else "past_len"
-            for name, width in zip(("past_key", "past_value"), self.cache_widths, strict=True):
+            for name, width in zip(("past_key", "past_value"), self.stored_widths, strict=True):
                 shapes[name] = ("batch", self.num_kv_heads, past, width)
         if self.in_place:
             shapes["past_length"] = ("batch",)
@@ -190,7 +197,7 @@ class AttentionSpec(AttentionFields):
         shapes: dict[str, Shape] = {"output": ("batch", "query_len", self.embed_dim)}
         if self.has_cache:
             for name, width in zip(
-                ("present_key", "present_value"), self.cache_widths, strict=True
+                ("present_key", "present_value"), self.stored_widths, strict=True
             ):
                 shapes[name] = ("batch", self.num_kv_heads, self.key_axis, width)
         if self.attn_weights:

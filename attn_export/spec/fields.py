@@ -225,7 +225,7 @@ class AttentionFields:
     )  # fmt: skip
     kv_dtype: str = _field(
         "the integers that hold keys and values in a cache written in place",
-        "none", choices=("none", "int8"),
+        "none", choices=("none", "int8", "int4"),
     )  # fmt: skip
     kv_scale: str = _field(
         "the scales of such a cache: one for all keys and one for all values, or one for each "

@@ -12,8 +12,14 @@ from attn_export.spec.inputs import Input, Shape
 POSITIONS: Final = 4095
 """The largest of the position ids that are tried."""
 
-KV_RANGES: Final = {"int8": (-128, 127)}
+KV_RANGES: Final = {"int8": (-128, 127), "int4": (-8, 7)}
 """The integers that a cache may hold, by `kv_dtype`."""
+
+KV_STORED: Final = {"int8": ("int8", -128, 127), "int4": ("uint8", 0, 255)}
+"""The type of the elements of such a cache, their least and their largest value."""
+
+IN_A_BYTE: Final = {"int4": 2}
+"""The number of integers of a cache in a byte, where it is more than one."""
 
 
 def integer_inputs(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[str, Input]:
@@ -25,9 +31,8 @@ def integer_inputs(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[s
     """
     found: dict[str, Input] = {}
     if spec.kv_dtype != "none":
-        span = KV_RANGES[spec.kv_dtype]
-        names = ("past_key", "past_value")
-        found |= {name: Input(shapes[name], spec.kv_dtype, *span) for name in names}
+        stored = KV_STORED[spec.kv_dtype]
+        found |= {name: Input(shapes[name], *stored) for name in ("past_key", "past_value")}
     if "past_length" in shapes:
         found["past_length"] = Input(shapes["past_length"], "int64", 0, "past_len")
     if spec.position_ids:
@@ -43,7 +48,8 @@ def quantised_cache(spec: AttentionFields) -> None:
     if spec.kv_dtype == "none":
         if spec.kv_scale != "per-tensor":
             raise SpecError(
-                f"kv_scale = {spec.kv_scale!r} with kv_dtype = 'none'; set kv_dtype = \"int8\""
+                f"kv_scale = {spec.kv_scale!r} with kv_dtype = 'none'; set kv_dtype to one of "
+                f"{', '.join(KV_RANGES)}"
             )
         return
     given = f"kv_dtype = {spec.kv_dtype!r}"
@@ -62,3 +68,9 @@ def quantised_cache(spec: AttentionFields) -> None:
             f"{given} with kv_latent_dim = {spec.kv_latent_dim}: a cache of latents stays in "
             "floating point; leave kv_dtype out"
         )
+    for name in ("head_dim", "v_head_dim"):
+        width = getattr(spec, name)
+        if width % IN_A_BYTE.get(spec.kv_dtype, 1):
+            raise SpecError(
+                f"{given} with {name} = {width}: a byte holds two channels; make {name} even"
+            )

@@ -9,11 +9,13 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+import torch
 from conftest import small_spec
 from onnx import numpy_helper
 from shared import extended, once
 
 from attn_export import DecodeSession, Subject, build, verify
+from attn_export.attention.quantised_cache import packed
 from attn_export.cli import run
 from attn_export.graph.load import load_model
 from attn_export.graph.lower import lower
@@ -27,8 +29,17 @@ SPECS = {
     "one head for each": {"num_kv_heads": 4},
     "mask of heads": {"attn_mask": "float[H,1,S]", "num_kv_heads": 4},
     "with quantised weights": {"weights_dtype": "int8", "window_left": 3, "packed_qkv": True},
-}
-KEPT = ("per tensor", "by channel")
+    "int4": {"attn_mask": "none", "rotary": "half", "kv_dtype": "int4"},
+    "int4 by channel": {
+        "kv_dtype": "int4", "kv_scale": "per-channel", "attn_weights": True, "num_kv_heads": 4,
+    },
+    "int4 with sinks": {"kv_dtype": "int4", "sinks": True, "softcap": 5.0, "qk_norm": "rms"},
+    "int4, narrow": {"kv_dtype": "int4", "attn_mask": "none", "head_dim": 6, "v_head_dim": 2},
+    "int4, learned keys": {
+        "kv_dtype": "int4", "kv_scale": "per-channel", "add_bias_kv": True, "causal": False,
+    },
+}  # fmt: skip
+KEPT = ("per tensor", "by channel", "int4", "int4 by channel")
 MORE = (*KEPT, "one head for each", "narrow")
 
 
@@ -56,7 +67,12 @@ def test_every_form_keeps_integers(name: str):
         ends = load_model(path).graph
         caches = [e for e in (*ends.input, *ends.output) if e.name.endswith(("_key", "_value"))]
         assert len(caches) == 4
-        assert {e.type.tensor_type.elem_type for e in caches} == {onnx.TensorProto.INT8}
+        packed = spec_of(name).kv_dtype == "int4"
+        stored = onnx.TensorProto.UINT8 if packed else onnx.TensorProto.INT8
+        assert {e.type.tensor_type.elem_type for e in caches} == {stored}
+        if packed:
+            widths = [e.type.tensor_type.shape.dim[3].dim_value for e in caches]
+            assert widths == [width // 2 for width in spec_of(name).cache_widths] * 2
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -67,7 +83,7 @@ def test_scales_are_those_of_the_module(name: str):
     for part in ("k_scale", "v_scale"):
         scale = module.kv_scales.get_buffer(part).numpy()
         assert np.array_equal(held[f"kv_scales.{part}"], scale)
-        assert scale.shape == ((4, 1, 8) if name == "by channel" else ())
+        assert scale.shape == ((4, 1, 8) if name.endswith("by channel") else ())
         assert (scale > 0).all()
         assert (scale != 1).all()
 
@@ -96,8 +112,9 @@ def test_the_truth_of_the_stored_scales_is_the_stored_truth():
 
 
 @pytest.mark.parametrize("dialect", ["standard", "portable", "ort"])
-def test_a_session_keeps_integers(dialect: str):
-    folder = bundle_of("per tensor")
+@pytest.mark.parametrize("name", ["per tensor", "int4"])
+def test_a_session_keeps_integers(name: str, dialect: str):
+    folder = bundle_of(name)
     rng = np.random.default_rng(0)
     tokens = rng.standard_normal((2, 9, 32)).astype(np.float32)
     session = DecodeSession(folder, dialect=dialect, block=4)
@@ -115,20 +132,22 @@ def test_without_a_cache_in_place_one_line_says_what_to_do(tmp_path: Path, capsy
     assert 'set cache = "in-place"' in said
 
 
-@pytest.mark.parametrize(("name", "kind"), [("per tensor", b"PER_TENSOR"), ("narrow", None)])
-def test_onnx_runtime_writes_and_reads_integers_in_its_own_operator(name: str, kind: bytes | None):
+@pytest.mark.parametrize(
+    ("name", "bits"), [("per tensor", 8), ("narrow", None), ("int4", 4), ("int4, narrow", None)]
+)
+def test_onnx_runtime_writes_and_reads_integers_in_its_own_operator(name: str, bits: int | None):
     graph = load_model(bundle_of(name) / "model.ort.decode.onnx").graph
     kernels = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
-    if kind is None:  # it takes heads of a multiple of 8
+    if bits is None:  # it takes heads of a multiple of 8
         assert not kernels
         return
     (kernel,) = kernels
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in kernel.attribute}
-    assert attributes["kv_cache_bit_width"] == 8
-    assert attributes["k_quant_type"] == attributes["v_quant_type"] == kind
+    assert attributes["kv_cache_bit_width"] == bits
+    assert attributes["k_quant_type"] == attributes["v_quant_type"] == b"PER_TENSOR"
     assert list(kernel.input[3:5]) == ["past_key", "past_value"]
     assert list(kernel.output[1:]) == ["present_key", "present_value"]
-    assert not {"QuantizeLinear", "DequantizeLinear", "TensorScatter"} & {
+    assert not {"QuantizeLinear", "DequantizeLinear", "Gather", "Round", "TensorScatter"} & {
         node.op_type for node in graph.node
     }
     held = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -137,8 +156,9 @@ def test_onnx_runtime_writes_and_reads_integers_in_its_own_operator(name: str, k
         assert np.array_equal(held[given].reshape(scale.shape), scale.numpy())
 
 
-def test_each_channel_has_its_scale_in_onnx_runtimes_operator(tmp_path: Path):
-    spec = small_spec(cache="in-place", kv_dtype="int8", kv_scale="per-channel", attn_mask="none")
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
+def test_each_channel_has_its_scale_in_onnx_runtimes_operator(kv_dtype: str, tmp_path: Path):
+    spec = small_spec(cache="in-place", kv_dtype=kv_dtype, kv_scale="per-channel", attn_mask="none")
     report = build(spec, tmp_path / "b", name="small", dialects=["ort"], runtimes=["ort-cpu"])
     assert report.passed, str(report)
     graph = load_model(tmp_path / "b" / "model.ort.decode.onnx").graph
@@ -169,6 +189,38 @@ def test_a_cache_that_is_read_otherwise_is_no_cache_of_the_operator(change: str,
         assert "GroupQueryAttention" not in {node.op_type for node in lowered.model.graph}
 
 
+PACKED = {  # the place of a constant in a node, and another
+    "seven for eight": ("Add", 1, np.int32(7)),
+    "another factor of the second half": ("Mul", 1, np.int32(15)),
+    "clipped at -7": ("Max", 1, np.float32(-7)),
+    "clipped at 6": ("Min", 1, np.float32(6)),
+    "another divisor": ("Div", 1, np.float32(0.5)),
+    "other bytes": ("Gather", 0, np.zeros((256, 2), np.float32)),
+    "every channel from 1 on": ("Slice", 1, np.array([1])),
+    "every third": ("Slice", 4, np.array([3])),
+}
+
+
+@pytest.mark.parametrize("change", [None, *PACKED])
+def test_a_cache_that_is_packed_otherwise_is_no_cache_of_the_operator(change: str | None):
+    model = onnx.load(bundle_of("int4") / "model.onnx")
+    if change is not None:
+        op_type, place, array = PACKED[change]
+        node = next(
+            n for n in model.graph.node
+            if n.op_type == op_type and ("kv_scales" in n.output[0] or op_type == "Gather")
+        )  # fmt: skip
+        node.input[place] = "other"
+        model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), "other"))
+    kernels = [
+        node
+        for lowered in lower(ir.serde.deserialize_model(model), "ort").values()
+        for node in lowered.model.graph
+        if node.op_type == "GroupQueryAttention"
+    ]
+    assert bool(kernels) == (change is None)
+
+
 def test_the_report_says_how_far_integers_are_from_floats(tmp_path: Path):
     folder = tmp_path / "b"
     spec = small_spec(cache="in-place", kv_dtype="int8", weights_dtype="v=int8")
@@ -197,3 +249,19 @@ def test_a_cache_alone_has_a_budget_measured_without_a_past(tmp_path: Path):
     numbers = json.loads((folder / "golden" / "quality.json").read_text())["cases"]
     assert numbers
     assert {index["cases"][number]["sizes"]["past_len"] for number in numbers} == {0}
+
+
+@pytest.mark.parametrize("name", ["int4", "int4 by channel"])
+def test_the_default_budget_of_int4_is_smaller(name: str):
+    quality = verify(bundle_of(name), runtimes=["ort-cpu"]).quality
+    assert [str(budget) for budget in quality.budgets] == ["sqnr>=10"]
+    assert 12 < quality.outputs[0].sqnr < 20
+
+
+def test_bytes_hold_neighbours_the_first_in_the_lower_half():
+    scales = Subject.from_spec(spec_of("int4")).module.kv_scales
+    numbers = torch.tensor([[-8.0, 7.0, 0.0, -1.0, 2.0, -3.0]])
+    held = packed(numbers)
+    assert held.tolist() == [[0xF0, 0x78, 0x5A]]
+    found = scales.read(held, held, torch.float64)[0] / scales.k_scale
+    assert torch.equal(found.round(), numbers.double())

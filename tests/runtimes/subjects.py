@@ -50,6 +50,7 @@ FEW: dict[str, dict[str, object]] = {
     "float16": {**CACHE, **CAUSAL, "dtype": "float16"},
     "bfloat16": {**CACHE, **CAUSAL, "dtype": "bfloat16"},
     "in place, int8": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int8"},
+    "in place, int4": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int4"},
     "int8": {"weights_dtype": "int8"},
     "int4": {"weights_dtype": "int4", "block_size": 16},
     "int4, asymmetric": {"weights_dtype": "int4", "block_size": 16, "scheme": "asymmetric"},
@@ -76,6 +77,9 @@ SUBJECTS = FEW | {
     "in place, padding": {**IN_PLACE, **PADDING},
     "in place, int8 by channel": {
         **IN_PLACE, **PADDING, "kv_dtype": "int8", "kv_scale": "per-channel",
+    },
+    "in place, int4 by channel": {
+        **IN_PLACE, **PADDING, "kv_dtype": "int4", "kv_scale": "per-channel",
     },
 }  # fmt: skip
 

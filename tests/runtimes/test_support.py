@@ -27,6 +27,7 @@ CONTRIB = (
     "cache, causal",
     "cache, causal, padding, grouped",
     "in place",
+    "in place, int4",
     "in place, int8",
     "int4",
     "int8",

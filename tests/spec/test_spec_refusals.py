@@ -151,8 +151,19 @@ REFUSED_FEATURES = [
     ({"weights_dtype": "int8", "dtype": "float16"}, ["'int8'", "dtype = 'float16'", "float32"]),
     ({"kv_dtype": "int8"}, ["kv_dtype = 'int8'", "cache = 'none'", 'cache = "in-place"']),
     ({"kv_dtype": "int8", "cache": "append"}, ["cache = 'append'", 'cache = "in-place"']),
-    ({"kv_dtype": "int3", "cache": "in-place"}, ["kv_dtype has to be one of none, int8", "'int3'"]),
-    ({"kv_scale": "per-channel"}, ["kv_scale = 'per-channel'", 'kv_dtype = "int8"']),
+    (
+        {"kv_dtype": "int3", "cache": "in-place"},
+        ["kv_dtype has to be one of none, int8, int4", "'int3'"],
+    ),
+    ({"kv_scale": "per-channel"}, ["kv_scale = 'per-channel'", "kv_dtype to one of int8, int4"]),
+    (
+        {"kv_dtype": "int4", "cache": "in-place", "head_dim": 7},
+        ["kv_dtype = 'int4'", "head_dim = 7", "make head_dim even"],
+    ),
+    (
+        {"kv_dtype": "int4", "cache": "in-place", "v_head_dim": 5},
+        ["kv_dtype = 'int4'", "v_head_dim = 5", "make v_head_dim even"],
+    ),
     (
         {"kv_dtype": "int8", "cache": "in-place", "dtype": "float16"},
         ["kv_dtype = 'int8'", "dtype = 'float16'", "leave dtype out"],

@@ -1,18 +1,28 @@
-"""A cache in place that holds integers: QuantizeLinear, TensorScatter and DequantizeLinear.
+"""A cache in place that holds integers: int8 by QuantizeLinear and DequantizeLinear, or packed.
 
-Scales are one number, or an array by which the graph divides before and multiplies behind.
+Scales are one number, or an array by which the graph divides before and multiplies behind. Integers
+of 4 bits are rounded and clipped, gain 8, and two neighbours become a byte; a table of all bytes
+holds what they stand for.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.ir_helpers import optional_input
+from attn_export.graph.axis_names import Size, known_equal
+from attn_export.graph.ir_helpers import dims, optional_input
 from attn_export.graph.lower.in_place_cache import InPlaceCache, in_place_cache
 from attn_export.graph.lower.read import AttentionNode
+
+V = TypeVar("V", ir.Value, ir.Value | None)
+Shape = tuple[Size, ...]
+
+HALVES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
+"""The two numbers that each byte holds, `[256, 2]`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,11 +30,13 @@ class QuantisedCache:
     """The cache of one node, which reads it as floating point.
 
     Attributes:
-        cache: The caches are int8; new keys and values are floating point, not yet divided.
-        key: The written keys, int8 `[B, Hkv, capacity, D]`.
-        value: The written values, int8 `[B, Hkv, capacity, Dv]`.
-        k_scale: The scale of keys, float32: a scalar, or an array that spreads over `key`.
+        cache: The caches are integers; new keys and values are floating point, not yet divided.
+        key: The written keys, int8 `[B, Hkv, capacity, D]`; uint8 `[B, Hkv, capacity, D / 2]` of 4
+            bits.
+        value: The written values, int8 or uint8, likewise.
+        k_scale: The scale of keys, float32: a scalar, or an array that spreads over all keys.
         v_scale: The scale of values, likewise.
+        bits: Those of an integer: 8 or 4.
     """
 
     cache: InPlaceCache
@@ -32,6 +44,7 @@ class QuantisedCache:
     value: ir.Value
     k_scale: np.ndarray
     v_scale: np.ndarray
+    bits: int
 
 
 def quantised_cache(a: AttentionNode) -> QuantisedCache | None:
@@ -39,22 +52,93 @@ def quantised_cache(a: AttentionNode) -> QuantisedCache | None:
     keys, values = _read(a.key), _read(a.value)
     if keys is None or values is None:
         return None
-    (key, k_scale), (value, v_scale) = keys, values
+    (key, k_scale, bits), (value, v_scale, other) = keys, values
     cache = in_place_cache(dataclasses.replace(a, key=key, value=value))
-    if cache is None:
+    if cache is None or bits != other:
         return None
-    new_key, new_value = _before(cache.new_key, k_scale), _before(cache.new_value, v_scale)
+    before = _before if bits == 8 else _before_packing
+    new_key, new_value = before(cache.new_key, k_scale), before(cache.new_value, v_scale)
     if new_key is None or new_value is None:
         return None
     cache = dataclasses.replace(cache, new_key=new_key, new_value=new_value)
-    return QuantisedCache(cache, key, value, k_scale, v_scale)
+    return QuantisedCache(cache, key, value, k_scale, v_scale, bits)
 
 
-def _read(value: ir.Value) -> tuple[ir.Value, np.ndarray] | None:
-    """Return the integers that a value is made from, and their scale."""
+def _read(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None:
+    """Return the integers that a value is made from, their scale and their bits."""
     source, factor = _without(value, "Mul")
     held = _linear(source, "DequantizeLinear")
-    return None if held is None else (held[0], held[1] * factor)
+    if held is not None:
+        return held[0], held[1] * factor, 8
+    held_bytes = _bytes_of(source)
+    return None if held_bytes is None else (held_bytes, factor, 4)
+
+
+def _bytes_of(value: ir.Value) -> ir.Value | None:
+    """Return the uint8 of which a value has the halves, `[..., D / 2, 2]` as `[..., D]`."""
+    pairs = _source(value, "Reshape")
+    table = _producer(pairs, "Gather")
+    if pairs is None or table is None or table.attributes.get_int("axis", 0) != 0:
+        return None
+    numbers = _constant(table.inputs[0])
+    if numbers is None or not np.array_equal(numbers, HALVES):
+        return None
+    held = _source(table.inputs[1], "Cast")
+    if held is None or held.dtype != ir.DataType.UINT8 or not _are_pairs(dims(pairs), dims(value)):
+        return None
+    return held
+
+
+def _before_packing(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
+    """Return the value that was divided by a scale, rounded to 4 bits and put in bytes."""
+    total = _producer(_source(value, "Cast"), "Add")
+    if total is None or value.dtype != ir.DataType.UINT8:
+        return None
+    second, factor = _without(total.inputs[1], "Mul")
+    first, second = _every_other(total.inputs[0], 0), _every_other(second, 1)
+    if first is None or first is not second or not np.array_equal(factor, 16):
+        return None
+    whole, eight = _without(first, "Add")
+    clipped, high = _without(_source(whole, "Cast"), "Min")
+    rounded, low = _without(clipped, "Max")
+    source, divisor = _without(_source(rounded, "Round"), "Div")
+    numbers = (eight, high, low)
+    if not all(np.array_equal(x, y) for x, y in zip(numbers, (8, 7, -8), strict=True)):
+        return None
+    return source if np.array_equal(divisor, scale) else None
+
+
+def _are_pairs(pairs: Shape, joined: Shape) -> bool:
+    """Return whether `[..., n, 2]` is reshaped to `[..., 2 n]`."""
+    if len(pairs) != len(joined) + 1 or not isinstance(pairs[-2], int) or pairs[-1] != 2:
+        return False
+    same = all(known_equal(x, y) for x, y in zip(pairs[:-2], joined[:-1], strict=True))
+    return same and joined[-1] == 2 * pairs[-2]
+
+
+def _every_other(value: ir.Value | None, start: int) -> ir.Value | None:
+    """Return the value of which a Slice takes every other element of the last axis."""
+    node = _producer(value, "Slice")
+    if node is None or node.inputs[0] is None:
+        return None
+    width = dims(node.inputs[0])[-1]
+    given = [_constant(optional_input(node, index)) for index in range(1, 5)]
+    if any(x is None or x.size != 1 for x in given) or not isinstance(width, int):
+        return None
+    first, end, axis, step = (int(x.item()) for x in given if x is not None)
+    last = axis in (-1, len(dims(node.inputs[0])) - 1)
+    return node.inputs[0] if last and (first, step) == (start, 2) and end >= width else None
+
+
+def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    node = None if value is None else value.producer()
+    return node if node is not None and node.op_type == op_type else None
+
+
+def _source(value: ir.Value | None, op_type: str) -> ir.Value | None:
+    """Return the first input of the node of this type that makes a value."""
+    node = _producer(value, op_type)
+    return None if node is None else node.inputs[0]
 
 
 def _before(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
@@ -66,13 +150,13 @@ def _before(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
     return source if np.array_equal(held[1] * factor, scale) else None
 
 
-def _without(value: ir.Value, op_type: str) -> tuple[ir.Value, np.ndarray]:
-    """Return what is multiplied with, or divided by, a constant, and the constant; else 1."""
-    node = value.producer()
-    if node is not None and node.op_type == op_type and node.inputs[0] is not None:
-        factor = _constant(node.inputs[1])
-        if factor is not None:
-            return node.inputs[0], factor
+def _without(value: V, op_type: str) -> tuple[V | ir.Value, np.ndarray]:
+    """Return the first operand of a node whose second is a constant, and the constant; else 1."""
+    node = _producer(value, op_type)
+    if node is not None and node.inputs[0] is not None:
+        operand = _constant(node.inputs[1])
+        if operand is not None:
+            return node.inputs[0], operand
     return value, np.ones((), np.float32)
 
 

@@ -96,7 +96,7 @@ def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Valu
 
 
 def in_place_integers(op: Builder, a: AttentionNode, held: QuantisedCache) -> list[ir.Value]:
-    """Return attention, present key and value for one query a row, over a cache of int8.
+    """Return attention, present key and value for one query a row, over a cache of integers.
 
     The operator rounds and writes the new keys, and reads integers as they are.
 
@@ -117,7 +117,7 @@ def in_place_integers(op: Builder, a: AttentionNode, held: QuantisedCache) -> li
     ]  # fmt: skip
     kinds = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
     attended, *present = op.several(
-        "GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a), kv_cache_bit_width=8,
+        "GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a), kv_cache_bit_width=held.bits,
         k_quant_type=kinds[0], v_quant_type=kinds[1],
     )  # fmt: skip
     return [in_output_layout(op, a, attended), *present]
