@@ -26,6 +26,11 @@ SPECS = {
         "kv_scale": "per-channel", "num_heads": 8, "num_kv_heads": 8, "head_dim": 8,
         "attn_mask": "none",
     },
+    "packed": {"rotary": "half", "attn_mask": "none", "kv_dtype": "int4"},
+    "packed by channel": {
+        "kv_scale": "per-channel", "num_heads": 8, "num_kv_heads": 8, "head_dim": 8,
+        "attn_mask": "none", "kv_dtype": "int4",
+    },
 }  # fmt: skip
 CASES = ("base", "changed_past_key", "decode_300")
 LOUD = ("outliers", "large_logits", "sharp")
@@ -34,7 +39,7 @@ LOUD = ("outliers", "large_logits", "sharp")
 
 def bundle_of(kind: str) -> Path:
     def make(folder: Path) -> None:
-        spec = small_spec(cache="in-place", kv_dtype="int8", **SPECS[kind])
+        spec = small_spec(**{"cache": "in-place", "kv_dtype": "int8", **SPECS[kind]})
         assert build(spec, folder, name="few bits", runtimes=["ort-cpu"]).passed
 
     return once(f"planted-caches/{kind.replace(' ', '-')}", make)
@@ -226,9 +231,127 @@ OF_CHANNELS: dict[str, Fault] = {
         lambda s: s * np.where(np.arange(s.size).reshape(s.shape) == 9, 1.02, 1), *READ
     ),
 }
+
+
+# -- two integers in a byte ---------------------------------------------------------------------
+
+
+def packing(graph: Graph, op_type: str) -> list[onnx.NodeProto]:
+    """Return the nodes of a type that round and pack."""
+    return [node for node in graph.linear(op_type) if node.output[0].startswith("kv_scales/")]
+
+
+def packed_with(op_type: str, number: float) -> Fault:
+    """Return the fault that the constant of the nodes that round and pack is another one."""
+
+    def fault(graph: Graph) -> None:
+        held = {t.name for t in graph.proto.graph.initializer}
+        for node in packing(graph, op_type):
+            if node.input[1] in held:
+                dtype = graph.held(node.input[1]).dtype
+                node.input[1] = graph.constant(np.array(number, dtype))
+
+    return fault
+
+
+def read_as(change: Callable[[np.ndarray], np.ndarray]) -> Fault:
+    """Return the fault that bytes stand for other numbers, `[256, 2]`."""
+
+    def fault(graph: Graph) -> None:
+        other = graph.constant(change(graph.held("kv_scales.halves")).astype(np.float32))
+        for node in graph.linear("Gather"):
+            if node.input[0] == "kv_scales.halves":
+                node.input[0] = other
+
+    return fault
+
+
+def rounded_as(op_type: str) -> Fault:
+    def fault(graph: Graph) -> None:
+        for node in graph.linear("Round"):
+            node.op_type = op_type
+
+    return fault
+
+
+def sign_lost(graph: Graph) -> None:
+    for node in graph.linear("Round"):
+        x = node.input[0]
+        graph.insert(node, helper.make_node("Abs", [x], [f"{x}_a"]))
+        node.input[0] = f"{x}_a"
+
+
+def both(*faults: Fault) -> Fault:
+    def fault(graph: Graph) -> None:
+        for each in faults:
+            each(graph)
+
+    return fault
+
+
+def packed_from(first: tuple[int, int, int], second: tuple[int, int, int]) -> Fault:
+    """Return the fault that the halves are other channels: start, end and step of each slice."""
+
+    def fault(graph: Graph) -> None:
+        for number, node in enumerate(packing(graph, "Slice")):
+            start, end, step = (graph.constant(np.array([n])) for n in (first, second)[number % 2])
+            node.input[1], node.input[2], node.input[4] = start, end, step
+
+    return fault
+
+
+def read_in_order(*perm: int) -> Fault:
+    """Return the fault that halves, `[B, Hkv, S, D / 2, 2]`, are joined in another order."""
+
+    def fault(graph: Graph) -> None:
+        gathered = [node.output[0] for node in graph.linear("Gather")]
+        for node in [n for n in graph.linear("Reshape") if n.input[0] in gathered]:
+            pairs, shape = node.input[0], graph.held(node.input[1]).copy()
+            shape[2] = -1
+            graph.insert(node, helper.make_node("Transpose", [pairs], [f"{pairs}_t"], perm=perm))
+            node.input[0], node.input[1] = f"{pairs}_t", graph.constant(shape)
+
+    return fault
+
+
+ALL = 2**31
+SWAPPED = packed_from((1, ALL, 2), (0, ALL, 2))
+OF_BYTES: dict[str, Fault] = {
+    name: fault for name, fault in ANY.items() if name.startswith(("scale", "stale"))
+} | {
+    "halves swapped": both(SWAPPED, read_as(lambda n: n[:, ::-1])),
+    "halves swapped where they are written": SWAPPED,
+    "halves swapped where they are read": read_as(lambda n: n[:, ::-1]),
+    "zero of 7": both(packed_with("Add", 7), read_as(lambda n: n + 1)),
+    "zero of 7 where it is written": packed_with("Add", 7),
+    "zero of 7 where it is read": read_as(lambda n: n + 1),
+    "zero of 9": both(packed_with("Add", 9), read_as(lambda n: n - 1)),
+    "zero of 9 where it is written": packed_with("Add", 9),
+    "zero of 9 where it is read": read_as(lambda n: n - 1),
+    "scale of int8": scaled(lambda s: s * 7 / 127, *BOTH),
+    "scale of int8 where it is read": scaled(lambda s: s * 7 / 127, *READ),
+    "scale by 8, not 7": scaled(lambda s: s * 7 / 8, *BOTH),
+    "sign lost": sign_lost,
+    "sign lost where it is read": read_as(np.abs),
+    "read as two's complement": read_as(lambda n: np.where(n < 0, n + 8, n - 8)),
+    "neighbours along the length": read_in_order(0, 1, 4, 2, 3),
+    "pairs of channels of two keys": read_in_order(0, 1, 3, 2, 4),
+    "lower halves before upper ones": read_in_order(0, 1, 2, 4, 3),
+    "halves of the row in a byte": packed_from((0, 4, 1), (4, 8, 1)),
+    "the first channel twice": packed_from((0, ALL, 2), (0, ALL, 2)),
+    "moved by 3 bits": packed_with("Mul", 8),
+    "rounded down": rounded_as("Floor"),
+    "rounded up": rounded_as("Ceil"),
+    "clipped at -7": packed_with("Max", -7),
+    "clipped at 6": packed_with("Min", 6),
+    "not clipped at -8": packed_with("Max", -16),
+    "not clipped at 7": packed_with("Min", 15),
+}
 PLANTED = [
     *(("per tensor", name, fault) for name, fault in (ANY | OF_TENSORS).items()),
     *(("by channel", name, fault) for name, fault in (ANY | OF_CHANNELS).items()),
+    *(("packed", name, fault) for name, fault in OF_BYTES.items()),
+    *(("packed by channel", name, fault) for name, fault in (OF_BYTES | OF_CHANNELS).items()),
 ]
 
 
