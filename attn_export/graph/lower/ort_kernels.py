@@ -176,13 +176,16 @@ TURNED = [0, 1, 3, 2]
 def fold_integers(op: Builder, a: AttentionNode, held: QuantisedCache) -> ir.Value:
     """Return the same as `fold` over a cache of integers, in the layout of the node's output.
 
-    The scales are factors of the query and of the output, which are small beside the cache.
+    Those of 8 bits are cast as they are: the scales are factors of the query and of the output,
+    which are small beside the cache.
 
     Args:
         op: Makes the nodes.
         a: The node; its query is `[B, H, 1, D]`.
         held: Its cache.
     """
+    if held.bits != 8:
+        return fold(op, a, a.key, a.value)
     key, value = (op("Cast", x, to=a.dtype) for x in (held.key, held.value))
     for cast, source in ((key, held.key), (value, held.value)):
         cast.dtype, cast.shape = a.dtype, source.shape
