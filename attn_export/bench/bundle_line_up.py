@@ -158,5 +158,5 @@ class Entrants:
 def _appending(spec: AttentionSpec | None) -> AttentionSpec | None:
     if spec is None or not spec.has_cache:
         return spec
-    # Peers have no caches of integers.
+    # Peers keep floating point: integers need a cache in place.
     return dataclasses.replace(spec, cache="append", kv_dtype="none", kv_scale="per-tensor")

@@ -9,6 +9,7 @@ from typing import Any
 from attn_export.bench.feeds import Feed
 from attn_export.bench.measurements import Cost
 from attn_export.spec import AttentionSpec
+from attn_export.spec.integer_inputs import IN_A_BYTE
 from attn_export.tensorfile import numpy_dtype
 
 FLOAT32 = 4
@@ -128,8 +129,9 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Cost:
     by_query, by_key = E * H * D + H * Dv * E, spec.kdim * Hkv * D + spec.vdim * Hkv * Dv
     flops = 2 * B * (pairs * H * (D + Dv) + L * by_query + new_keys * by_key)
     keys = S * (spec.kdim + spec.vdim) if spec.cross else S * Hkv * (D + Dv)
-    numbers = B * keys + by_query + by_key
-    return Cost(float(flops), float(numpy_dtype(spec.dtype).itemsize * numbers), B * L)
+    size = numpy_dtype(spec.dtype).itemsize
+    cached = size if spec.kv_dtype == "none" else 1 / IN_A_BYTE.get(spec.kv_dtype, 1)
+    return Cost(float(flops), float(B * keys * cached + size * (by_query + by_key)), B * L)
 
 
 def _latent_cost(spec: AttentionSpec, B: int, L: int, S: int, pairs: float) -> Cost:

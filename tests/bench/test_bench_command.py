@@ -82,10 +82,12 @@ def test_a_table_every_figure_and_a_chart(bundle: Path, tmp_path: Path, capsys):
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("changes", [{"cache": "in-place"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"kv_dtype": "int8"}, {"kv_dtype": "int4", "kv_scale": "per-channel"}]
+)
 @pytest.mark.extended
 def test_other_caches(changes: dict, tmp_path: Path, capsys):
-    build(small_spec(**changes), tmp_path / "b", name="b", runtimes=["ort-cpu"])
+    build(small_spec(cache="in-place", **changes), tmp_path / "b", name="b", runtimes=["ort-cpu"])
     chart = tmp_path / "b.png"
     assert run(["bench", str(tmp_path / "b"), *SMALL[:2], *SMALL[4:], "--json", "-",
                 "--chart", str(chart)]) == 0  # fmt: skip
