@@ -13,16 +13,21 @@ from attn_export.report.matrix import UNMEASURED, matrix, shown
 from attn_export.results import Report
 
 Cells = dict[str, dict[str, Any]]
-"""A model's cells by the name of the runtime: `colour`, `text`, `reason`, `worst`, `cases`."""
+"""Cells of a model by runtime: `colour`, `text`, `reason`, `worst`, `cases`, `host`."""
 
 
-def cells_of(report: Report) -> Cells:
-    """Return the cell of each runtime of a report on one graph."""
+def cells_of(report: Report, host: str) -> Cells:
+    """Return the cell of each runtime of a report on one graph.
+
+    Args:
+        report: The report.
+        host: The processor of the machine that it was made on.
+    """
     found: Cells = {}
     for (runtime, _), cell in matrix(report).cells.items():
         cases = {verdict.case for verdict in report.verdicts if verdict.runtime == runtime}
         figures = {"worst": None if cell.worst is None else finite(cell.worst), "cases": len(cases)}
-        found[runtime] = dataclasses.asdict(cell) | figures
+        found[runtime] = dataclasses.asdict(cell) | figures | {"host": host}
     return found
 
 
@@ -47,7 +52,7 @@ def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str, ma
         models: Cells by model.
         left_out: Models that were not run.
         when: The date.
-        made_on: Machine and versions, in words.
+        made_on: The last machine and the versions, in words.
     """
     runtimes = list(dict.fromkeys(name for cells in models.values() for name in cells))
     reasons = [
@@ -62,10 +67,12 @@ def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str, ma
             "# Every model on other processors",
             "",
             "The worst error of any output in any case, as a share of what is allowed: the",
-            "`standard` graph in ONNX Runtime, on this machine and on emulated processors. Written",
-            "by `scripts/matrix --cpu all`.",
+            "`standard` graph in ONNX Runtime, on a host and on emulated processors. Written by",
+            "`scripts/matrix --cpu all`.",
             "",
-            f"{made_on}.",
+            f"Last on {made_on}.",
+            "",
+            *(f"- Host {host}: {', '.join(names)}" for host, names in _hosts(models).items()),
             "",
             f"| model | cases | {' | '.join(runtimes)} |",
             "|---|---|" + "---|" * len(runtimes),
@@ -77,6 +84,15 @@ def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str, ma
             *(["## What did not pass", "", *reasons, ""] if reasons else []),
         ]
     )
+
+
+def _hosts(models: Mapping[str, Cells]) -> dict[str, list[str]]:
+    """Return the models that were run on each host, in whole or in part."""
+    found: dict[str, list[str]] = {}
+    for model in sorted(models):
+        for host in sorted({cell["host"] for cell in models[model].values()}):
+            found.setdefault(host, []).append(model)
+    return found
 
 
 def _row(model: str, cells: Cells, runtimes: Iterable[str]) -> str:

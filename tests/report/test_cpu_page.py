@@ -24,8 +24,8 @@ def report(*runtimes: str, status: str = "passed") -> Report:
 
 def test_each_model_has_a_row_with_the_worst_share_on_every_processor():
     dead = Report("gqa", (run(OLD, "crashed", "ended with signal SIGILL"),), (), {}, ())
-    wrong = cells_of(report(ARM, status="failed"))
-    models = {"mqa": cells_of(report(HERE, ARM)), "gqa": wrong | cells_of(dead)}
+    wrong = cells_of(report(ARM, status="failed"), "one")
+    models = {"mqa": cells_of(report(HERE, ARM), "one"), "gqa": wrong | cells_of(dead, "other")}
     page = cpu_page(models, ["falcon-7b"], "2026-11-23", "a machine")
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert rows == [
@@ -36,12 +36,13 @@ def test_each_model_has_a_row_with_the_worst_share_on_every_processor():
     ]
     assert f"- gqa, {OLD}: ended with signal SIGILL" in page
     assert "Not run: falcon-7b." in page
+    assert "- Host one: gqa, mqa\n- Host other: gqa\n" in page
 
 
 def test_figures_of_other_versions_are_not_taken_up(tmp_path: Path):
     path = tmp_path / "cpus.json"
     assert read_cells(path, VERSIONS) == {}
-    models = {"mqa": cells_of(report(ARM))}
+    models = {"mqa": cells_of(report(ARM), "one")}
     path.write_text(json.dumps({"versions": VERSIONS, "models": models}))
     assert read_cells(path, VERSIONS) == models
     assert read_cells(path, {"onnxruntime": "1.32.0"}) == {}
