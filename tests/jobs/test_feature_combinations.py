@@ -36,7 +36,7 @@ def named(company: tuple[tuple[str, ...], str, str]) -> str:
     extended([c for c in TABLE if c not in SENSELESS], lambda company: company in DEFAULT),
     ids=named,
 )
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_features_pass_in_every_company(company: tuple[tuple[str, ...], str, str], tmp_path: Path):
     features, cache, mask = company
     fields = fields_of(features, {"cache": CACHES[cache]}, MASKS[mask])

@@ -387,6 +387,6 @@ def test_a_cache_that_is_kept_rightly_passes(kind: str):
 @pytest.mark.parametrize(
     ("kind", "name", "fault"), PLANTED, ids=lambda x: x if isinstance(x, str) else ""
 )
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_a_cache_that_is_kept_wrongly_fails(kind: str, name: str, fault: Fault):
     assert wrong_outputs(kind, fault) > 0, name

@@ -74,7 +74,7 @@ def test_the_biases_are_not_zero_so_that_a_missing_one_can_show(spec_name):
         if fault.applies(spec)
     ],
 )
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 def test_a_planted_fault_is_caught(spec_name, fault):
     assert is_caught(verdicts_of(spec_name, fault)), f"nobody noticed: {fault.about}"
 
