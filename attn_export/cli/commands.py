@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from attn_export.cli.output import STDOUT, check_folders, write_file
+from attn_export.cli.output import STDOUT, Command, check_folders, write_file
 from attn_export.errors import (
     PARAGRAPH,
     GraphError,
@@ -21,23 +22,38 @@ from attn_export.errors import (
 SIZE = click.IntRange(min=1)
 
 
+def size_options(prefill: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds --batch, --prefill and --decode.
+
+    Args:
+        prefill: The default of --prefill, for the help.
+    """
+
+    def add(command: Command) -> Command:
+        for option in (
+            click.option(
+                "--decode", type=click.IntRange(min=2), multiple=True, metavar="S",
+                help="Keys that one new token sees, its own included.  [default: 2048, with a "
+                "cache]",
+            ),
+            click.option(
+                "--prefill", type=SIZE, multiple=True, metavar="L",
+                help=f"New tokens without a past.  [default: {prefill}]",
+            ),
+            click.option(
+                "--batch", type=SIZE, multiple=True, metavar="B",
+                help="Batch sizes.  [default: 1]",
+            ),
+        ):  # fmt: skip
+            command = option(command)
+        return command
+
+    return add
+
+
 @click.command("bench")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--batch", type=SIZE, multiple=True, metavar="B", help="Batch sizes.  [default: 1]")
-@click.option(
-    "--prefill",
-    type=SIZE,
-    multiple=True,
-    metavar="L",
-    help="New tokens without a past.  [default: 512]",
-)
-@click.option(
-    "--decode",
-    type=click.IntRange(min=2),
-    multiple=True,
-    metavar="S",
-    help="Keys that one new token sees, its own included.  [default: 2048, with a cache]",
-)
+@size_options("512")
 @click.option("--rounds", type=SIZE, default=5, show_default=True, help="Turns of each candidate.")
 @click.option("--threads", type=SIZE, help="For computing, on all sides.  [default: all cores]")
 @click.option("--json", "json_file", metavar="FILE", help="Write every figure; - for stdout.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from attn_export.cli.commands import SIZE
+from attn_export.cli.commands import SIZE, size_options
 from attn_export.cli.output import STDOUT, check_folders, write_file
 from attn_export.errors import printable
 
@@ -18,21 +18,7 @@ if TYPE_CHECKING:
 
 @click.command("tune")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--batch", type=SIZE, multiple=True, metavar="B", help="Batch sizes.  [default: 1]")
-@click.option(
-    "--prefill",
-    type=SIZE,
-    multiple=True,
-    metavar="L",
-    help="New tokens without a past.  [default: 512, 2048]",
-)
-@click.option(
-    "--decode",
-    type=click.IntRange(min=2),
-    multiple=True,
-    metavar="S",
-    help="Keys that one new token sees, its own included.  [default: 2048, with a cache]",
-)
+@size_options("512, 2048")
 @click.option("--rounds", type=SIZE, default=5, show_default=True, help="Turns of each form.")
 @click.option("--threads", type=SIZE, help="For computing.  [default: all cores]")
 @click.option(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from attn_export.bench.bundle_line_up import RUNTIME, Entrants, Manifest
 from attn_export.bench.contestant import measure, steps
-from attn_export.bench.measurements import BenchReport, Candidate, Contest, Measured
+from attn_export.bench.measurements import BenchReport, Candidate, Contest
 from attn_export.bundle import SPEC, read_bundle
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.parity.sizes import with_sums
@@ -49,6 +49,9 @@ TURN_SECONDS = 0.2
 HUNG_AFTER = 300.0
 """Seconds: torch.compile may take a minute or two."""
 
+Planned = Sequence[tuple[str, Mapping[str, int], Sequence[Candidate]]]
+"""The name of each contest, the sizes of the work, and who takes part."""
+
 KEYS = ("past_len", "capacity", "key_len")
 """Axes that let one new token look at many."""
 
@@ -87,8 +90,6 @@ def bench(
     reason = runtime(RUNTIME).unavailable()
     if reason:
         raise RuntimeFailure(f"bench needs ONNX Runtime: {reason}")
-    limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
-    limits = dataclasses.replace(limits, threads=threads or limits.threads)
     spec = spec_of(opened.folder, opened.manifest)
     with scratch() as folder:
         entrants = Entrants(opened.folder, folder, opened.manifest, spec)
@@ -97,27 +98,42 @@ def bench(
             (name, sizes, entrants.at(sizes, decode=sizes["query_len"] == 1))
             for name, sizes in rows
         ]
-        progress.expect(sum(steps(candidates, rounds) for _, _, candidates in planned))
-        contests = []
-        for name, sizes, candidates in planned:
-            contests.append(
-                Contest(name, sizes, _measure(candidates, rounds, turn_seconds, limits, progress))
-            )
-    name = opened.manifest["name"]
-    return BenchReport(name, tuple(contests), limits.threads, rounds, machine())
+        return measured(
+            opened.manifest["name"], planned, rounds=rounds, threads=threads,
+            turn_seconds=turn_seconds, progress=progress,
+        )  # fmt: skip
 
 
-def _measure(
-    candidates: Sequence[Candidate],
+def measured(
+    name: str,
+    planned: Planned,
+    *,
     rounds: int,
+    threads: int | None,
     turn_seconds: float,
-    limits: Limits,
     progress: Progress,
-) -> tuple[Measured, ...]:
-    return measure(
-        candidates, rounds=rounds, turn_seconds=turn_seconds, limits=limits,
-        advance=progress.advance,
-    )  # fmt: skip
+) -> BenchReport:
+    """Measure contests one after the other.
+
+    Args:
+        name: The name of the report.
+        planned: The contests.
+        rounds: Turns of each candidate.
+        threads: For computing; None for all cores.
+        turn_seconds: The approximate length of a turn, in seconds.
+        progress: Receiver of progress.
+    """
+    limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
+    limits = dataclasses.replace(limits, threads=threads or limits.threads)
+    progress.expect(sum(steps(candidates, rounds) for _, _, candidates in planned))
+    contests = [
+        Contest(title, sizes, measure(
+            candidates, rounds=rounds, turn_seconds=turn_seconds, limits=limits,
+            advance=progress.advance,
+        ))
+        for title, sizes, candidates in planned
+    ]  # fmt: skip
+    return BenchReport(name, tuple(contests), limits.threads, rounds, machine())
 
 
 def spec_of(folder: Path, manifest: Manifest) -> AttentionSpec | None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from attn_export.attestation.statements import FOLDER as EVIDENCE
 from attn_export.attestation.statements import NOT_RUN, read_report, write_statements
 from attn_export.bench.bundle_line_up import RUNTIME, Entrants
-from attn_export.bench.contestant import measure, steps
 from attn_export.bench.measurements import BenchReport, Candidate, Contest
 from attn_export.bundle import (
     PAGE,
@@ -25,7 +24,7 @@ from attn_export.bundle import (
 )
 from attn_export.dialect_names import MODEL, ORT
 from attn_export.errors import RuntimeFailure, UsageError, printable
-from attn_export.jobs.bench import HUNG_AFTER, ROUNDS, TURN_SECONDS, machine, phases, spec_of
+from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measured, phases, spec_of
 from attn_export.jobs.forms import origin_of
 from attn_export.jobs.verify import verify
 from attn_export.report.progress import Progress
@@ -33,7 +32,6 @@ from attn_export.results import GraphFile, Report
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.limited import limited
 from attn_export.runtimes.pool import Selection
-from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch
 
 FORMS = "attn_export.graph.ort_forms"
@@ -112,8 +110,6 @@ def tune(
     reason = runtime(RUNTIME).unavailable()
     if reason:
         raise RuntimeFailure(f"tune needs ONNX Runtime: {reason}")
-    limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
-    limits = dataclasses.replace(limits, threads=threads or limits.threads)
     spec = spec_of(folder, manifest)
     rows = phases(manifest, spec, batch, prefill, decode, PREFILL)
     with staging(folder) as stage, scratch() as out:
@@ -125,16 +121,11 @@ def tune(
             for file in files if file.name in made
             for name, sizes in rows if _is_for(file, files, sizes)
         ]  # fmt: skip
-        progress.expect(sum(steps(found, rounds) for _, _, found in planned))
-        contests = [
-            Contest(name, sizes, measure(
-                found, rounds=rounds, turn_seconds=turn_seconds, limits=limits,
-                advance=progress.advance,
-            ))
-            for name, sizes, found in planned
-        ]  # fmt: skip
-        bench = BenchReport(manifest["name"], tuple(contests), limits.threads, rounds, machine())
-        fastest = {file.name: _fastest(file.name, contests) for file in files}
+        bench = measured(
+            manifest["name"], planned, rounds=rounds, threads=threads,
+            turn_seconds=turn_seconds, progress=progress,
+        )  # fmt: skip
+        fastest = {file.name: _fastest(file.name, bench.contests) for file in files}
         now = {name: entry.get("form", "kernels") for name, entry in manifest["graphs"].items()}
         changed = {n: form for n, form in fastest.items() if form and form != now[n]}
         forms = {file.name: changed.get(file.name, now[file.name]) for file in files}
