@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
 from attn_export.export.subject import Subject
@@ -51,11 +52,20 @@ def _run(path: Path) -> ModuleType:
     """Run the file as a module, which may import files beside it."""
     # A name of its own, and what lies beside it found last: a file may be called json.py.
     name = f"attn_export_user_module_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    loader = _SourceLoader(name, str(path))
+    spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.path.append(str(path.parent.absolute()))
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    loader.exec_module(module)
     return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """A loader without cached bytecode, which a change within a second need not outdate."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of the file as it is now."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)

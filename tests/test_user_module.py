@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from attn_export.cli import run
+from attn_export.errors import UsageError
+from attn_export.user_module import load_subject
 
 GOOD = """
 import torch
@@ -81,3 +85,15 @@ def test_a_module_and_a_spec_at_once_are_refused(capsys: pytest.CaptureFixture[s
     assert run(["build", "--module", "x.py:f", "--variant", "mqa"]) == 2
     assert run(["build", "--module", "x.py:f", "--num-heads", "4"]) == 2
     assert "--num-heads with --module" in capsys.readouterr().err
+
+
+def test_a_change_of_the_same_size_within_a_second_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "mine.py"
+    for name in ("First", "Other"):
+        file.write_text(f"class {name}: pass\ndef subject():\n    return {name}()\n")
+        os.utime(file, (1_000_000_000, 1_000_000_000))
+        with pytest.raises(UsageError, match=f"returned {name}, not"):
+            load_subject(f"{file}:subject")
