@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import shared
 import torch
 from default_share import default_share
 from exporter_once import read_once
+from forking import fork_from_now_on, forking, run_forked, started_anew
 
 from attn_export.spec import AttentionSpec
 
@@ -21,6 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Two processes share two cores with the runtimes that they start.
 torch.set_num_threads(1)
+# A second for each build, which only the tests of dry runs look at.
+os.environ["ATTN_EXPORT_DRY_RUN"] = "0"
 read_once()
 # What PyTorch records for its own tools while it exports would stand under every failure.
 logging.getLogger("torch.__trace").addFilter(lambda _: False)
@@ -68,8 +72,10 @@ def pytest_runtest_teardown() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _shared(tmp_path_factory: pytest.TempPathFactory) -> None:
+def _shared(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> None:
     shared.use(tmp_path_factory)
+    if not pytestconfig.getoption("--all"):
+        fork_from_now_on()
 
 
 @pytest.fixture
@@ -121,13 +127,35 @@ def bundle() -> Path:
 
 
 @pytest.fixture
+def new_processes() -> Iterator[None]:
+    """Start the processes of a test anew, for tests of how they start and end."""
+    with started_anew():
+        yield
+
+
+@pytest.fixture
 def cli(tmp_path: Path) -> Cli:
     """Return a runner of the command line, in a folder of its own."""
 
     def call(*arguments: str | Path, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command(arguments), cwd=cwd, capture_output=True, text=True)
+        return run_command(list(map(str, arguments)), cwd)
 
     return call
+
+
+IMPORT_TORCH = {"build", "compare", "--recompute", "--sizes", "--module"}
+
+
+def run_command(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line; one that imports torch is forked by a process that has done so.
+
+    Args:
+        arguments: The arguments.
+        cwd: The folder in which it runs.
+    """
+    if forking() and IMPORT_TORCH.intersection(arguments):
+        return run_forked(arguments, cwd)
+    return subprocess.run(command(arguments), cwd=cwd, capture_output=True, text=True)
 
 
 def command(arguments: Sequence[str | Path]) -> list[str]:

@@ -1,14 +1,19 @@
 """Cache of data that torch's exporter reads for each export, per process of the tests.
 
-The data are the sources of 500 operators of onnxscript. Reading them takes an eighth of an export,
-and the tests make hundreds of exports.
+The data are the sources of 500 operators of onnxscript, and PyTorch's list of composite operators,
+which an export asks for 56 times. Each takes an eighth of an export, and the tests make hundreds.
 """
 
 from __future__ import annotations
 
 import functools
 
+import torch
+import torch._export.utils as export_utils
 from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+from attn_export import AttentionSpec, Subject
+from attn_export.export.export import export
 
 _read = ONNXRegistry.from_torchlib
 
@@ -16,6 +21,8 @@ _read = ONNXRegistry.from_torchlib
 def read_once() -> None:
     """Cache the data from here on in this process."""
     ONNXRegistry.from_torchlib = staticmethod(_from_torchlib)
+    # The tests define no composite operators, which would be missing in it.
+    export_utils._materialize_cpp_cia_ops = functools.cache(export_utils._materialize_cpp_cia_ops)
 
 
 def _from_torchlib(**options: int) -> ONNXRegistry:
@@ -29,3 +36,11 @@ def _from_torchlib(**options: int) -> ONNXRegistry:
 @functools.cache
 def _known(**options: int) -> ONNXRegistry:
     return _read(**options)
+
+
+def warm_up() -> None:
+    """Cache the data, and export something small: the first export imports as much as torch."""
+    torch.set_num_threads(1)  # its threads would be missing in processes that are forked
+    read_once()
+    with torch.random.fork_rng():
+        export(Subject.from_spec(AttentionSpec(embed_dim=8, num_heads=1)))

@@ -26,8 +26,8 @@ def llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def build(*arguments: str | Path) -> int:
-    return run(["build", *map(str, arguments), "--runtime", "ort-cpu"])
+def build(*arguments: str | Path, dialect: str = "standard") -> int:
+    return run(["build", *map(str, arguments), "--runtime", "ort-cpu", "--dialect", dialect])
 
 
 def weight_of(bundle: Path, name: str) -> np.ndarray:
@@ -37,8 +37,9 @@ def weight_of(bundle: Path, name: str) -> np.ndarray:
 
 def test_a_checkpoint_alone_is_built_as_its_config_says(llama: Path):
     code = build(
-        "--weights", llama, "--layer", 1, "--cache", "append", "--attn-mask", "bool[B,1,1,S]"
-    )
+        "--weights", llama, "--layer", 1, "--cache", "append", "--attn-mask", "bool[B,1,1,S]",
+        dialect="all",
+    )  # fmt: skip
     assert code == 0
     bundle = Path("models/tiny-llama")
     stored = llama_weights()["model.layers.1.self_attn.k_proj.weight"].numpy()

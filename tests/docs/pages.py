@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import shared
-from conftest import ROOT
+from conftest import ROOT, run_command
 from tiny_llama import write_tiny_llama
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -61,12 +61,15 @@ def run(line: str, folder: Path) -> str:
     """
     command, _, comment = line.partition("  # exit code ")
     program, *arguments = shlex.split(command)
-    module = [sys.executable, "-m"]
-    start = {
-        "scripts/attn-export": [*module, "attn_export"],
-        "pytest": [*module, "pytest"],
-        "openssl": ["openssl"],
-    }[program]
-    done = subprocess.run([*start, *arguments], cwd=folder, capture_output=True, text=True)
+    if program == "scripts/attn-export" and line != FIRST:
+        done = run_command(arguments, folder)
+    else:
+        module = [sys.executable, "-m"]
+        start = {
+            "scripts/attn-export": [*module, "attn_export"],
+            "pytest": [*module, "pytest"],
+            "openssl": ["openssl"],
+        }[program]
+        done = subprocess.run([*start, *arguments], cwd=folder, capture_output=True, text=True)
     assert done.returncode == int(comment or 0), f"{line}: {done.stdout}{done.stderr}"
     return done.stdout

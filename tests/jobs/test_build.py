@@ -295,6 +295,7 @@ def test_an_input_that_changes_nothing_is_refused(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("new_processes")
 def test_a_failure_leaves_no_process_and_no_folder_behind(tmp_path: Path):
     marker = "attn_export.runtimes.worker"
     with pytest.raises(UsageError):

@@ -12,6 +12,8 @@ from conftest import Cli
 
 from attn_export.jobs.check import check
 
+pytestmark = pytest.mark.xdist_group("test_check")  # what it exports is shared
+
 EXPORT = """
 import torch
 

@@ -35,6 +35,7 @@ FEATURES = {
 }  # fmt: skip
 
 both = pytest.mark.parametrize("dtype", NARROW)
+of_one_bundle = pytest.mark.xdist_group("test_dtypes")
 
 
 def graphs(report: Report) -> dict[str, int]:
@@ -80,6 +81,7 @@ def narrow_bundle(request) -> tuple[str, Path]:
     return request.param, once(f"narrow/{request.param}", make)
 
 
+@of_one_bundle
 def test_weights_inputs_and_outputs_are_of_the_type(narrow_bundle):
     dtype, folder = narrow_bundle
     graph = onnx.load(folder / "model.onnx").graph
@@ -97,11 +99,13 @@ def test_weights_inputs_and_outputs_are_of_the_type(narrow_bundle):
     assert manifest["inputs"]["query"]["dtype"] == dtype
 
 
+@of_one_bundle
 def test_its_golden_vectors_can_be_replayed(narrow_bundle):
     _, folder = narrow_bundle
     assert verify(folder, runtimes=["ort-cpu"]).passed
 
 
+@of_one_bundle
 def test_bfloat16_says_that_it_is_cast(narrow_bundle):
     dtype, folder = narrow_bundle
     notes = json.loads((folder / "report.json").read_text())["notes"]
@@ -119,7 +123,8 @@ def test_a_slightly_wrong_scale_is_caught_in_the_type_that_the_graph_computes_in
         return right(*inputs, scale=scale * 1.003, **options)
 
     monkeypatch.setattr(onnx_attention, "attention_node", wrong)
-    report = build(small_spec(dtype=dtype), tmp_path / "b", runtimes=["ort-cpu"])
+    options = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
+    report = build(small_spec(dtype=dtype), tmp_path / "b", **options)
     assert report.exit_code == 6
     failed = {v.graph for v in report.verdicts if v.status == "failed"}
     assert WIDE in failed

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 from conftest import small_spec
-from shared import extended
+from shared import extended, once
 
 from attn_export import AttentionSpec, build, verify
 from attn_export.cli import run
@@ -66,13 +66,25 @@ def test_a_scale_that_is_lowered_wrongly_is_caught(bundle: Path, tmp_path: Path)
     assert verify(bundle, graph=lowered, runtimes=["ort-cpu"]).exit_code == 6
 
 
-def test_weights_in_a_file_are_shared_beside_it_and_copied_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.fixture
+def with_weights_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a copy of a bundle whose weights lie beside its graphs, as do those of others now."""
     monkeypatch.setattr(save, "EXTERNAL_ABOVE", 1)
-    bundle = tmp_path / "b"
-    spec = AttentionSpec(embed_dim=64, num_heads=4)
-    assert build(spec, bundle, runtimes=["ort-cpu"]).passed
+
+    def make(folder: Path) -> None:
+        assert build(AttentionSpec(embed_dim=64, num_heads=4), folder, runtimes=["ort-cpu"]).passed
+
+    return Path(shutil.copytree(once("weights-beside", make), tmp_path / "b"))
+
+
+of_one_bundle = pytest.mark.xdist_group("test_lower")
+
+
+@of_one_bundle
+def test_weights_in_a_file_are_shared_beside_it_and_copied_elsewhere(
+    tmp_path: Path, with_weights_beside: Path
+):
+    bundle = with_weights_beside
     source, copy = str(bundle / "model.onnx"), tmp_path / "b2"
     copy.mkdir()
     for output in (tmp_path / "elsewhere.onnx", bundle / "beside.onnx"):
@@ -93,13 +105,11 @@ def _weights_by_another_name(bundle: Path, how: str) -> Path:
 
 
 @pytest.mark.parametrize("how", ["itself", "hard link", "link"])
-@pytest.mark.every(2)
+@of_one_bundle
 def test_the_weights_that_it_reads_are_not_overwritten(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    how: str, with_weights_beside: Path, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(save, "EXTERNAL_ABOVE", 1)
-    bundle = tmp_path / "b"
-    assert build(AttentionSpec(embed_dim=64, num_heads=4), bundle, runtimes=["ort-cpu"]).passed
+    bundle = with_weights_beside
     weights = bundle / save.WEIGHTS
     output = weights if how == "itself" else _weights_by_another_name(bundle, how)
     before = weights.read_bytes()
@@ -146,7 +156,8 @@ def test_large_weights_have_the_name_of_their_content_and_old_ones_go(
     for seed in (0, 1):
         bundle = tmp_path / str(seed)
         spec = AttentionSpec(embed_dim=64, num_heads=4)
-        assert build(spec, bundle, runtimes=["ort-cpu"], seed=seed).passed
+        options = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
+        assert build(spec, bundle, seed=seed, **options).passed
         with monkeypatch.context() as patch:
             patch.setattr(save, "EXTERNAL_ABOVE", 1)
             source = str(bundle / "model.onnx")

@@ -21,6 +21,14 @@ from attn_export.spec import AttentionSpec
 BY_NAME = {fault.name: fault for fault in FAULTS}
 
 
+def with_its_truth(spec_name: str) -> pytest.MarkDecorator:
+    """Return the mark of tests of a spec, whose truth one process computes."""
+    return pytest.mark.xdist_group(f"planted_{spec_name}")
+
+
+EACH_SPEC = [pytest.param(spec_name, marks=with_its_truth(spec_name)) for spec_name in SPECS]
+
+
 @functools.lru_cache
 def subject_of(spec_name: str) -> tuple[AttentionSpec, dict[str, np.ndarray], tuple[Golden, ...]]:
     """Return a spec, the parameters of its module and the truth of all its cases."""
@@ -47,7 +55,7 @@ def is_caught(verdicts: Iterable[Verdict]) -> bool:
     return any(verdict.status == "failed" for verdict in verdicts)
 
 
-@pytest.mark.parametrize("spec_name", SPECS)
+@pytest.mark.parametrize("spec_name", EACH_SPEC)
 @pytest.mark.every(6)
 def test_without_a_fault_every_output_of_every_case_passes(spec_name):
     verdicts = list(verdicts_of(spec_name, None))
@@ -55,7 +63,7 @@ def test_without_a_fault_every_output_of_every_case_passes(spec_name):
     assert len(verdicts) == len(subject_of(spec_name)[2]) * len(SPECS[spec_name].output_shapes())
 
 
-@pytest.mark.parametrize("spec_name", SPECS)
+@pytest.mark.parametrize("spec_name", EACH_SPEC)
 @pytest.mark.every(6)
 def test_the_biases_are_not_zero_so_that_a_missing_one_can_show(spec_name):
     spec, parameters, _ = subject_of(spec_name)
@@ -68,7 +76,9 @@ def test_the_biases_are_not_zero_so_that_a_missing_one_can_show(spec_name):
 @pytest.mark.parametrize(
     ("spec_name", "fault"),
     [
-        pytest.param(spec_name, fault, id=f"{spec_name}-{fault.name}")
+        pytest.param(
+            spec_name, fault, id=f"{spec_name}-{fault.name}", marks=with_its_truth(spec_name)
+        )
         for spec_name, spec in SPECS.items()
         for fault in FAULTS
         if fault.applies(spec)
@@ -106,6 +116,7 @@ def random_shapes(_: Mapping[str, int]) -> bool:
     return True
 
 
+ANY_SPEC = "gqa_causal_cache_bool_mask"
 BLIND = [
     (one_query_no_past, "causal_dropped", "one key, and it is the query's own"),
     (one_query_no_past, "causal_one_ahead", "there is no key after the first"),
@@ -140,14 +151,15 @@ BLIND_ELSEWHERE = [
 @pytest.mark.parametrize(
     ("shapes", "fault_name", "why"), BLIND, ids=[f"{s.__name__}-{f}" for s, f, _ in BLIND]
 )
+@with_its_truth(ANY_SPEC)
 def test_some_shapes_alone_are_blind_to_a_fault(shapes, fault_name, why):
     """Cases need many sizes, and contents besides."""
-    assert_blind("gqa_causal_cache_bool_mask", shapes, fault_name, why)
+    assert_blind(ANY_SPEC, shapes, fault_name, why)
 
 
 @pytest.mark.parametrize(
     ("shapes", "spec_name", "fault_name", "why"),
-    BLIND_ELSEWHERE,
+    [pytest.param(*row, marks=with_its_truth(row[1])) for row in BLIND_ELSEWHERE],
     ids=[f"{s.__name__}-{f}" for s, _, f, _ in BLIND_ELSEWHERE],
 )
 def test_some_shapes_alone_are_blind_to_a_fault_of_positions(shapes, spec_name, fault_name, why):

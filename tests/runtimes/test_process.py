@@ -23,6 +23,7 @@ from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits
 from attn_export.tensorfile import write_tensors
 
+pytestmark = pytest.mark.usefixtures("new_processes")
 LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
 
 

@@ -1,0 +1,150 @@
+"""Server of processes that are forked with their imports done: `python fork_server.py FD KIND`.
+
+A message on the socket FD holds a job as JSON, and the files of its process: stdin, stdout, stderr,
+a socket for its pid and its end, and others that it keeps open. Only after the client has closed
+that socket is the pid free for another process.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+import warnings
+from typing import Any
+
+LIGHT = "light"
+WITH_TORCH = "with torch"
+IMPORTED = {
+    LIGHT: (
+        "attn_export.runtimes.worker", "attn_export.runtimes.limited", "attn_export.jobs.check",
+        "attn_export.jobs.lower", "attn_export.graph.requirements", "onnx.reference",
+        "onnxruntime",
+    ),
+    WITH_TORCH: (
+        "exporter_once", "attn_export.cli", "attn_export.jobs.build", "attn_export.jobs.compare",
+        "attn_export.jobs.golden_vectors", "attn_export.diagnose.sdpa",
+    ),
+}  # fmt: skip
+"""The modules that a server of each kind imports."""
+
+MOST_BYTES, MOST_FILES = 1 << 18, 64
+
+
+def serve(control: socket.socket) -> None:
+    """Start processes until the other end of the socket is closed."""
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in waiting.select():
+                if key.fileobj is control:
+                    message, files, _, _ = socket.recv_fds(control, MOST_BYTES, MOST_FILES)
+                    if not message:
+                        return
+                    pid = _forked(json.loads(message), files)
+                    end = socket.socket(fileno=files.pop(3))
+                    for file in files:  # locks and pipes are its own
+                        os.close(file)
+                    waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, end))
+                elif isinstance(key.fileobj, int):
+                    pid, end = key.data
+                    waiting.unregister(key.fileobj)
+                    os.close(key.fileobj)
+                    if _told(pid, end):
+                        waiting.register(end, selectors.EVENT_READ, pid)
+                    else:
+                        _forget(pid, end)
+                else:
+                    waiting.unregister(key.fileobj)
+                    _forget(key.data, key.fileobj)
+
+
+def _told(pid: int, end: socket.socket) -> bool:
+    """Tell the client how a process ended: its exit code, or -signal; False if nobody listens."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+    try:
+        end.sendall(f"{code}\n".encode())
+    except OSError:
+        return False
+    return True
+
+
+def _forget(pid: int, end: Any) -> None:
+    os.waitpid(pid, 0)
+    end.close()
+
+
+def _forked(job: dict[str, Any], files: list[int]) -> int:
+    """Start a process; return its pid."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Threads: those of numpy's library, which knows of forks.
+        pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        _become(job, files)
+        importlib.import_module(job["module"]).main()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                code = 1
+        os._exit(code)
+
+
+def _become(job: dict[str, Any], files: list[int]) -> None:
+    """Make this process what a new one of the job would be."""
+    os.setsid()
+    for number, file in enumerate(files[:3]):
+        os.dup2(file, number)
+    os.write(files[3], f"{os.getpid()}\n".encode())
+    kept = sorted({2, *files[4:]})
+    for low, high in zip(kept, [*kept[1:], 1 << 16], strict=True):
+        os.closerange(low + 1, high)
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(number, mode, encoding="utf-8", errors=errors)
+        for number, mode, errors in ((0, "r", "strict"), (1, "w", "strict"), (2, "w", "replace"))
+    )
+    os.environ.clear()
+    os.environ.update(job["environment"])
+    os.chdir(job["cwd"])
+    sys.argv = ["", *job["words"]]
+    sys.path[:0] = job["path"]
+    tempfile.tempdir = None  # it may be another one here
+    random.seed()
+    gc.enable()
+
+
+def main() -> None:
+    """Import the modules, and serve."""
+    control, own_folder = socket.socket(fileno=int(sys.argv[1])), sys.path[0]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the tests
+    for name in IMPORTED[sys.argv[2]]:
+        module = importlib.import_module(name)
+        if hasattr(module, "warm_up"):
+            module.warm_up()
+    sys.path.remove(own_folder)
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    serve(control)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Processes of this package that are forked by a server which has imported what they need.
+
+Tests start thousands of Python processes, and each would import the same for a quarter of a second,
+with torch for four. They are processes of their own as ever, with their pipes, limits and signals.
+Those that the tests' own processes start are forked; the command line starts its own anew, and with
+--all nothing is forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+from fork_server import LIGHT, WITH_TORCH
+
+from attn_export.runtimes import child
+from attn_export.runtimes.ort_cpu import NO_TELEMETRY
+
+SERVER = Path(__file__).with_name("fork_server.py")
+SERVERS = {
+    "attn_export.runtimes.worker": LIGHT,
+    "attn_export.runtimes.limited": LIGHT,
+    "attn_export.diagnose.sdpa": WITH_TORCH,
+    "attn_export.__main__": WITH_TORCH,
+}
+"""Modules that run as a process, and the kind of the server of each."""
+
+DECIDED_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_")
+"""Beginnings of environment variables that only a new process obeys."""
+
+_lock = threading.Lock()
+
+
+class Forked:
+    """A process that a server forked: what `Child` uses of `subprocess.Popen`.
+
+    Args:
+        job: The module, its words, and where it runs.
+        files: Its stdin, stdout and stderr, and others that it keeps open.
+    """
+
+    def __init__(self, job: Mapping[str, Any], files: Sequence[int]) -> None:
+        self.returncode: int | None = None
+        self.stdin: IO[str] | None = None
+        self.stdout: IO[str] | None = None
+        job = {"environment": dict(os.environ), "cwd": str(Path.cwd()), "path": [], **job}
+        self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        given = [*files[:3], theirs.fileno(), *files[3:]]
+        with theirs, _lock:
+            server, _ = _server(SERVERS[job["module"]])
+            socket.send_fds(server, [json.dumps(job).encode()], given)
+        self.pid = int(self._end.recv(32))
+
+    def poll(self) -> int | None:
+        """Return how it ended, as `Popen` has it; None while it runs."""
+        if self.returncode is None and select.select([self._end], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait for its end, and return it."""
+        if self.returncode is None:
+            self.returncode = int(self._end.recv(32))
+            self._end.close()
+        return self.returncode
+
+
+@functools.cache
+def _server(kind: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start a server, which ends with this process."""
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        number = theirs.fileno()
+        process = subprocess.Popen(
+            [sys.executable, str(SERVER), str(number), kind],
+            stdin=subprocess.DEVNULL, pass_fds=[number], start_new_session=True,
+            env={**os.environ, **dict([NO_TELEMETRY])},
+        )  # fmt: skip
+    return own, process
+
+
+@functools.cache
+def _decided() -> dict[str, str]:
+    return {n: value for n, value in os.environ.items() if n.startswith(DECIDED_AT_START)}
+
+
+def _started(command: Sequence[str], *, env: Any, pass_fds: Sequence[int], **options: Any) -> Any:
+    """Start a process, forked if it is one of this package: `subprocess.Popen` for `Child`."""
+    start, words = list(command[:3]), command[3:]
+    if env is not None or start != [sys.executable, "-P", "-m"] or words[0] not in SERVERS:
+        return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
+    if _decided.__wrapped__() != _decided():
+        return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
+    (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
+    try:
+        files = [stdin, stdout, options["stderr"].fileno(), *pass_fds]
+        process = Forked({"module": words[0], "words": words[1:]}, files)
+    finally:
+        os.close(stdin)
+        os.close(stdout)
+    process.stdin, process.stdout = os.fdopen(to_it, "w"), os.fdopen(from_it)
+    return process
+
+
+FORKING = SimpleNamespace(Popen=_started, PIPE=subprocess.PIPE)
+
+
+def fork_from_now_on() -> None:
+    """Have the processes that `Child` starts forked, where the system can (Linux)."""
+    if hasattr(os, "pidfd_open"):
+        _decided()
+        child.subprocess = FORKING  # type: ignore[attr-defined]
+
+
+def forking() -> bool:
+    """Return whether processes are forked."""
+    return child.subprocess is FORKING  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def started_anew() -> Iterator[None]:
+    """Start processes anew inside this block."""
+    before, child.subprocess = child.subprocess, subprocess  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        child.subprocess = before  # type: ignore[attr-defined]
+
+
+def run_forked(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a forked process, as `subprocess.run` would with captured output.
+
+    Args:
+        arguments: The arguments.
+        cwd: The folder in which it runs.
+    """
+    with (
+        Path(os.devnull).open() as nothing, tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+    ):  # fmt: skip
+        job = {
+            "module": "attn_export.__main__", "words": list(arguments), "cwd": str(cwd),
+            "path": [str(cwd)],
+        }  # fmt: skip
+        code = Forked(job, [file.fileno() for file in (nothing, out, err)]).wait()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(arguments, code, out.read(), err.read())

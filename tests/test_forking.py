@@ -1,0 +1,86 @@
+"""Forked processes are what new ones are."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import command
+from forking import Forked, forking, run_forked, started_anew
+from processes import gone
+
+from attn_export.runtimes.child import Child, module_command
+from attn_export.temp_folders import locked
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="nothing is forked here")
+LIMITED = "attn_export.runtimes.limited"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("build", "--help"), ("compare", "no.onnx", "none.onnx"), ("build", "--variant", "mlp")],
+    ids=str,
+)
+def test_a_forked_command_prints_and_ends_as_a_new_one(arguments: tuple[str, ...], tmp_path: Path):
+    new = subprocess.run(command(arguments), cwd=tmp_path, capture_output=True, text=True)
+    forked = run_forked(arguments, tmp_path)
+    assert (forked.returncode, forked.stdout, forked.stderr) == (
+        new.returncode, new.stdout, new.stderr,
+    )  # fmt: skip
+    assert (new.stdout if new.returncode == 0 else new.stderr) != ""
+
+
+def called(function: str, **arguments: object) -> object:
+    """Return the answer of a function in a process of its own."""
+    child = Child(module_command(LIMITED, 0))
+    child.tell({"function": function, "about": "", "arguments": arguments})
+    answer = child.hear(60)
+    child.close()
+    assert answer is not None
+    return answer["value"]
+
+
+def test_it_has_the_environment_and_the_folder_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    assert called("os:getcwd") != str(tmp_path)  # the server has started
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("OF_THIS_TEST", "yes")
+    monkeypatch.delenv("HOME")
+    assert called("os:getcwd") == str(tmp_path)
+    assert called("tempfile:gettempdir") == str(tmp_path)
+    assert [called("os:getenv", key=name) for name in ("OF_THIS_TEST", "HOME")] == ["yes", None]
+
+
+def test_it_ends_by_a_signal_as_a_new_one():
+    ends = []
+    for anew in (False, True):
+        with started_anew() if anew else contextlib.nullcontext():
+            child = Child(module_command(LIMITED, 0))
+        assert isinstance(child._process, Forked) == (forking() and not anew)
+        os.killpg(child.pid, signal.SIGTERM)
+        ends.append(child.how_it_died())
+        child.close()
+        assert gone(child.pid)
+    assert ends == ["ended with signal SIGTERM"] * 2
+
+
+def test_what_is_locked_is_locked_until_the_process_ends(tmp_path: Path):
+    with locked(tmp_path):
+        child = Child(module_command(LIMITED, 0))
+    number = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    child.close()
+    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(number)
+
+
+def test_with_all_nothing_is_forked(request: pytest.FixtureRequest):
+    assert forking() != request.config.getoption("--all")
