@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
@@ -10,6 +11,7 @@ from types import ModuleType
 
 import pytest
 from conftest import ROOT
+from measuring.cuda_page import cuda_page
 
 from attn_export.runtimes.ort_cuda import no_cuda_device
 
@@ -20,6 +22,7 @@ def load(name: str) -> ModuleType:
     spec = importlib.util.spec_from_loader(name, loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for it
     loader.exec_module(module)
     return module
 
@@ -42,8 +45,23 @@ def test_gpu_check_compares_a_runtime_with_torch_on_a_device():
     assert row["cases"] >= 30
     assert 0 < row["worst_torch"] < 1
     assert 0 < row["max_abs_to_torch_device"] < 1
-    results = {"card": "none", "environment": {"versions": {"torch": "x"}}, "models": [row]}
-    assert "| mqa | yes |" in load("gpu_check").to_markdown(results)
+    results = {"card": "none", "environment": {"versions": {"torch": "x"}}}
+    assert "| mqa | yes |" in cuda_page(results | {"parity": [row], "kernels": [], "times": []})
+
+
+@pytest.mark.usefixtures("need_dry_run")
+def test_gpu_check_runs_over_the_stand_in_and_finds_the_kernels_of_the_dry_run():
+    before = sorted((ROOT / "docs" / "results").iterdir())
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "gpu_check", "--stand-in", "--model", "mqa"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no GPU: the stand-in libraries of dry runs" in done.stdout
+    assert re.search(r"\| mqa \| decode \| \d+ \| yes \|", done.stdout)
+    assert re.search(r"\| mqa \| prefill \| \d+ \| yes \|", done.stdout)
+    assert re.search(r"\| mqa \| decode, B 8 \| [\d.]+ \| [\d.]+ \| [\d.]+ \| \S+ \|", done.stdout)
+    assert sorted((ROOT / "docs" / "results").iterdir()) == before
 
 
 @pytest.mark.extended

@@ -62,9 +62,11 @@ if TYPE_CHECKING:
     "--tune", is_flag=True, help="Measure forms of the ort graphs here, and keep the fastest."
 )
 @click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Add the CUDA kernels of the graphs, without a GPU, to the report.",
+    "--dry-run/--no-dry-run",
+    default=None,
+    envvar="ATTN_EXPORT_DRY_RUN",
+    show_envvar=True,
+    help="Whether the report has the CUDA kernels of the graphs.  [where it can be had]",
 )
 @click.option(
     "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."
@@ -79,7 +81,7 @@ def build_command(
     pool_kv_heads: int | None,
     output: Path | None,
     tune: bool,
-    dry_run: bool,
+    dry_run: bool | None,
     evidence: bool,
     json_file: str | None,
     junit_file: str | None,

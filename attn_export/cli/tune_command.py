@@ -86,6 +86,7 @@ def print_tuned(tuned: Tuned, *, quiet: bool) -> None:
     from rich.console import Console
 
     from attn_export.report.result_terminal import print_bench
+    from attn_export.report.terminal import print_report
 
     console = Console(stderr=quiet)
     print_bench(tuned.bench, console)
@@ -94,11 +95,10 @@ def print_tuned(tuned: Tuned, *, quiet: bool) -> None:
     if tuned.report is None:
         click.echo("the bundle has these forms already; nothing was written", err=quiet)
         return
-    wrong = [verdict for verdict in tuned.report.verdicts if verdict.status != "passed"]
     if tuned.report.passed:
         click.echo(
             f"{len(tuned.report.verdicts)} verdicts passed; the bundle is written", err=quiet
         )
-    else:
-        reason = wrong[0] if wrong else "no runtime ran"
-        click.echo(f"the bundle stays as it was: {printable(reason, 300)}", err=quiet)
+        return
+    print_report(tuned.report, console)
+    click.echo("the bundle stays as it was", err=quiet)

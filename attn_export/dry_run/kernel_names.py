@@ -23,8 +23,8 @@ ATTENTION: Mapping[str, str] = {
 SOFTMAX = re.compile(r"[Ss]oft[Mm]ax|softmax_warp_forward")
 
 COPIES = re.compile(
-    r"\bUngroup\b|ConcatNewToPastKV|ConcatTensorToTensor|ConcatPastToPresent|ConcatKV"
-    r"|AppendPastPresent|\bUngroupBSNH|CopyKVCache"
+    r"\bUngroup\w*|ConcatNewToPastKV|ConcatTensorToTensor|ConcatPastToPresent|ConcatKV"
+    r"|AppendPastPresent|CopyKVCache"
 )
 """Kernels that copy past keys and values, or repeat them for each query head."""
 

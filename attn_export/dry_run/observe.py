@@ -146,23 +146,21 @@ class _DryRun:
             ran.append((sizes, start, self.record.stat().st_size, stopped))
         started = engine.session.get_profiling_start_time_ns()
         profile = json.loads(Path(engine.session.end_profiling()).read_text(encoding="utf-8"))
-        events = [
-            events_of_step(read_record(self.record, start, end), profile, started)
-            for _, start, end, _ in ran
-        ]
-        return tuple(
-            _step(sizes, found, stopped)
-            for (sizes, _, _, stopped), found in zip(ran, events, strict=True)
-        )
+        steps = []
+        for sizes, start, end, stopped in ran:
+            found = read_record(self.record, start, end)
+            peak = peak_bytes(found, read_record(self.record, 0, start))
+            steps.append(_step(sizes, events_of_step(found, profile, started), stopped, peak))
+        return tuple(steps)
 
 
-def _step(sizes: Sizes, events: tuple[Event, ...], stopped: str) -> Step:
+def _step(sizes: Sizes, events: tuple[Event, ...], stopped: str, peak: int) -> Step:
     kernels = [event.name for event in events if event.kind == "launch"]
     waits = [event.node for event in events if event.kind in ("wait", "to host") and event.node]
     axes = {"batch": sizes.batch, "query_len": sizes.query_len, "past_len": sizes.past_len}
     return Step(
         sizes.name, axes, events, kinds_of_attention(kernels), copies_of_cache(kernels),
-        tuple(dict.fromkeys(waits)), stopped, _finding(stopped, waits),
+        tuple(dict.fromkeys(waits)), stopped, _finding(stopped, waits), peak,
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ class Event:
         kind: ``"launch"``, ``"library"``, ``"to device"``, ``"to host"``, ``"on device"``,
             ``"fill"`` or ``"wait"``.
         name: The kernel or function, readable.
-        bytes: Of a copy.
+        bytes: Of a copy; of a launch, those of keys or values that it writes to another place.
         node: The node that made it; empty for inputs and outputs.
     """
 
@@ -56,6 +56,7 @@ class Step:
         waits: The nodes that wait for the device, or copy from it to the host.
         stopped: The error that ended the run; empty if there was none.
         finding: The meaning of `stopped`.
+        peak_bytes: The most device memory that was reserved at once while it ran.
     """
 
     name: str
@@ -66,11 +67,17 @@ class Step:
     waits: tuple[str, ...]
     stopped: str = ""
     finding: str = ""
+    peak_bytes: int = 0
 
     @property
     def launches(self) -> int:
         """The number of kernels launched, library calls included: each launches at least one."""
         return sum(event.kind in ("launch", "library") for event in self.events)
+
+    @property
+    def cache_bytes(self) -> int:
+        """The bytes of keys and values that kernels repeat or write anew."""
+        return sum(event.bytes for event in self.events if event.kind == "launch")
 
     def copied(self, *, by_nodes: bool) -> int:
         """Return the number of copies between host and device.
@@ -92,7 +99,7 @@ class Observation:
         on_cuda: The number of nodes of each operator on CUDA.
         elsewhere: The nodes that CUDA does not run.
         steps: The runs.
-        peak_bytes: The most device memory that was reserved at once.
+        peak_bytes: The most device memory that was reserved at once, from loading on.
         libraries: The libraries of NVIDIA that it needs beside the CUDA runtime.
         refused: The error by which the graph was refused, in the provider's words, or "".
         notes: Limits of what was seen.
@@ -107,3 +114,17 @@ class Observation:
     libraries: tuple[str, ...] = ()
     refused: str = ""
     notes: tuple[str, ...] = ()
+
+    @property
+    def problem(self) -> str:
+        """The reason that the graph cannot run on CUDA; "" where none was seen.
+
+        Without cuDNN, and without numbers that the device computes, nothing is known of the rest
+        of a step.
+        """
+        on_the_cpu = [node.operator for node in self.elsewhere if node.is_attention]
+        if self.refused or on_the_cpu:
+            return self.refused or f"on the CPU: {', '.join(on_the_cpu)}"
+        return "".join(
+            step.stopped for step in self.steps if "cuDNN" not in step.finding and not step.waits
+        )

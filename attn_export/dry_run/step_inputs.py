@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attn_export.dry_run.timeline import ONNX_NAMES
 from attn_export.errors import GraphError, printable
 from attn_export.results import DTYPES
 
@@ -113,9 +114,8 @@ def _bytes(shape: Sequence[int], itemsize: int) -> int:
 def _dtype(end: Any) -> np.dtype[Any]:
     from attn_export.tensorfile import numpy_dtype
 
-    onnx_names = {"float": "float32", "double": "float64"}
     inside = str(end.type).removeprefix("tensor(").removesuffix(")")
-    name = onnx_names.get(inside, inside)
+    name = ONNX_NAMES.get(inside, inside)
     if name not in DTYPES.values():
         raise GraphError(f"input {printable(end.name, 60)} is {printable(end.type, 60)}: no tensor")
     return numpy_dtype(name)

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.dry_run.kernel_names import readable
+from attn_export.dry_run.kernel_names import copies_of_cache, readable
 from attn_export.dry_run.observed import Event
 from attn_export.errors import printable
+from attn_export.tensorfile import numpy_dtype
 
 KEPT = ("launch", "library", "to device", "to host", "on device", "fill", "wait")
 MOST_EVENTS = 20_000
 TIMED = "_kernel_time"
 DEEPEST = 1000
 """The most nodes of a branch for which the node around it is found."""
+
+
+Typed = tuple[str, Sequence[int]]
+"""The type of a tensor, as ONNX Runtime's profiler names it, and its shape."""
+
+ONNX_NAMES = {"float": "float32", "double": "float64"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Span:
+    """The time in which a node ran, in nanoseconds."""
+
+    start: int
+    end: int
+    node: str
+    inputs: Sequence[Typed] = ()
+    outputs: Sequence[Typed] = ()
+
+
+NO_NODE = _Span(0, 0, "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +71,22 @@ def read_record(path: Path, start: int = 0, end: int = -1) -> list[Recorded]:
     return [Recorded(int(time), kind, int(size), name) for time, kind, size, name in lines]
 
 
-def peak_bytes(events: Sequence[Recorded]) -> int:
-    """Return the most device memory that was allocated at once."""
-    used = most = 0
+def peak_bytes(events: Sequence[Recorded], before: Sequence[Recorded] = ()) -> int:
+    """Return the most device memory that was allocated at once.
+
+    Args:
+        events: The events of that time.
+        before: All events before them.
+    """
+    most = used = sum(map(_allocated, before))
     for event in events:
-        used += event.bytes * ((event.kind == "malloc") - (event.kind == "free"))
+        used += _allocated(event)
         most = max(most, used)
     return most
+
+
+def _allocated(event: Recorded) -> int:
+    return event.bytes * ((event.kind == "malloc") - (event.kind == "free"))
 
 
 def events_of_step(
@@ -69,31 +100,64 @@ def events_of_step(
         started: The time at which the profiler started, in nanoseconds.
     """
     # A node may lie within another, such as a branch of an `If`: the later start is the inner one.
-    spans = sorted(_spans(profile, started))
-    starts = [span[0] for span in spans]
+    spans = sorted(_spans(profile, started), key=lambda span: span.start)
+    starts = [span.start for span in spans]
     found = []
     for event in events:
         if event.kind in KEPT:
-            node = _node_at(event.time, starts, spans)
-            name = readable(event.name) if event.kind == "launch" else event.name
-            found.append(Event(event.kind, printable(name, 120), event.bytes, node))
+            span = _span_at(event.time, starts, spans)
+            name, size = event.name, event.bytes
+            if event.kind == "launch":
+                name = readable(event.name)
+                size = bytes_copied(name, span.inputs, span.outputs)
+            found.append(Event(event.kind, printable(name, 120), size, printable(span.node, 120)))
     return tuple(found[:MOST_EVENTS])
 
 
-def _spans(profile: Sequence[Mapping[str, Any]], started: int) -> Iterator[tuple[int, int, str]]:
+def bytes_copied(kernel: str, inputs: Sequence[Typed], outputs: Sequence[Typed]) -> int:
+    """Return the bytes of keys or values that a kernel writes to another place; 0 of any other.
+
+    A stand-in does not see what a kernel writes: they follow from shapes. `Ungroup` repeats keys,
+    or values, for each query head; the others write caches anew.
+
+    Args:
+        kernel: Its readable name.
+        inputs: Type and shape of each input of its node: query, key, …
+        outputs: Likewise: attention, and present key where there is one.
+    """
+    if not copies_of_cache([kernel]) or not outputs or len(inputs) < 2:
+        return 0
+    dtype, cache = (outputs if len(outputs) > 1 else inputs)[1]
+    size = numpy_dtype(ONNX_NAMES.get(dtype, dtype)).itemsize * math.prod(cache)
+    if "Ungroup" in kernel:
+        size = size * _width(outputs[0][1]) // max(_width(cache), 1)
+    return size * (2 if "Fused" in kernel else 1)  # keys and values by one launch
+
+
+def _width(shape: Sequence[int]) -> int:
+    """Return heads times channels of `[B, heads, L, D]` or `[B, L, heads * D]`."""
+    return shape[1] * shape[3] if len(shape) == 4 else shape[-1]
+
+
+def _spans(profile: Sequence[Mapping[str, Any]], started: int) -> Iterator[_Span]:
     for event in profile:
         name = str(event.get("name"))
         if event.get("cat") == "Node" and name.endswith(TIMED):
             # The profiler counts whole microseconds.
             end = started + (event["ts"] + event["dur"] + 2) * 1000
-            operator = event.get("args", {}).get("op_name", "")
-            yield started + event["ts"] * 1000, end, name.removesuffix(TIMED) or operator
+            args = event.get("args", {})
+            inputs, outputs = (
+                [one for each in args.get(key, ()) for one in each.items()]
+                for key in ("input_type_shape", "output_type_shape")
+            )
+            node = name.removesuffix(TIMED) or args.get("op_name", "")
+            yield _Span(started + event["ts"] * 1000, end, node, inputs, outputs)
 
 
-def _node_at(time: int, starts: list[int], spans: Sequence[tuple[int, int, str]]) -> str:
+def _span_at(time: int, starts: list[int], spans: Sequence[_Span]) -> _Span:
     latest = bisect.bisect_right(starts, time) - 1
     # Before it others may have started that last longer: nodes around a branch.
-    for _, end, name in reversed(spans[max(latest - DEEPEST, 0) : latest + 1]):
-        if time < end:
-            return printable(name, 120)
-    return ""
+    for span in reversed(spans[max(latest - DEEPEST, 0) : latest + 1]):
+        if time < span.end:
+            return span
+    return NO_NODE

@@ -13,7 +13,7 @@ from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
 from attn_export.jobs import forms
 from attn_export.jobs.budgets import limits_of, write_measured
-from attn_export.jobs.dry_run import check_ready, observe_all
+from attn_export.jobs.dry_run import can_dry_run, observe_all
 from attn_export.parity.cpu_notes import cpu_notes
 from attn_export.parity.gate import Gate
 from attn_export.parity.sizes import MOST
@@ -54,7 +54,7 @@ def build(
     budgets: Sequence[str] = (),
     seed: int = 0,
     evidence: bool = False,
-    dry_run: bool = False,
+    dry_run: bool | None = False,
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -72,7 +72,8 @@ def build(
         budgets: Limits for a quantised model's distance from the model in float: ``sqnr>=30``.
         seed: For the weights of a spec's module.
         evidence: Whether to write statements for other tools, in `evidence/`.
-        dry_run: Whether the report has a section on what CUDA would do with the graphs.
+        dry_run: Whether the report has a section on what CUDA would do with the graphs; None for
+            a section where the libraries of a dry run are built.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
@@ -92,8 +93,7 @@ def build(
     selection, limited = Selection.of(runtimes, require), parse_budgets(budgets)
     dialects = check_dialects(dialects, forms.ALL)
     check_installed("torch")
-    if dry_run:
-        check_ready()
+    dry_run = can_dry_run(required=dry_run)
     limits, progress = limits or Limits.default(), progress or Progress()
     with staging(Path(output or Path("models") / name)) as stage:
         # The runtimes' processes import their SDKs while this one imports torch.

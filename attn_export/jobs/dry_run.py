@@ -55,20 +55,26 @@ def dry_run(
     """
     cards, names = architectures_named(architectures), check_dialects(dialects)
     folder, files = _graphs(Path(path), names)
-    check_ready()
+    can_dry_run(required=True)
     sizes = batch, query_len, past_len
     return [*observe_all(folder, files, limits, progress or Progress(), cards, sizes)]
 
 
-def check_ready() -> None:
-    """Refuse a dry run where the stand-in libraries are not built.
+def can_dry_run(*, required: bool | None) -> bool:
+    """Return whether to run graphs in a dry run.
+
+    Args:
+        required: The wish of the caller; None for a dry run where its libraries are built.
 
     Raises:
-        RuntimeFailure: With the reason.
+        RuntimeFailure: If it is required, and the libraries are not built here.
     """
+    if required is False:
+        return False
     reason = not_ready()
-    if reason:
+    if reason and required:
         raise RuntimeFailure(f"no dry run of CUDA: {reason}")
+    return not reason
 
 
 def observe_all(
@@ -78,6 +84,8 @@ def observe_all(
     progress: Progress,
     cards: Sequence[Architecture] = (),
     sizes: Sizes = (1, None, None),
+    *,
+    for_report: bool = False,
 ) -> tuple[Observation, ...]:
     """Return the dry runs of several graphs.
 
@@ -88,13 +96,22 @@ def observe_all(
         progress: Receiver of progress.
         cards: The architectures. Default: sm_80 and sm_90.
         sizes: B, L and P, as `observed` takes them.
+        for_report: Whether a process that ends early is a refusal in the result, and no error.
+
+    Raises:
+        GraphError: If a graph cannot be read, or a process ended, unless `for_report`.
     """
     cards = cards or architectures_named(())
     progress.expect(len(files) * len(cards))
     found = []
     for file in files:
         for card in cards:
-            found.append(observed(folder, file, card, sizes, limits))
+            try:
+                found.append(observed(folder, file, card, sizes, limits))
+            except GraphError as error:
+                if not for_report:
+                    raise
+                found.append(Observation(file.name, card.name, refused=str(error)))
             progress.advance(f"{file.name} on {card.name}")
     return tuple(found)
 

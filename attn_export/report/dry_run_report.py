@@ -130,18 +130,25 @@ def _lines(one: Observation) -> Iterator[str]:
             yield f"{where}, {step.name}: in the provider's words: {as_text(step.stopped)}"
         if step.cache_copies:
             copies = ", ".join(f"{count} {name}" for name, count in step.cache_copies.items())
-            yield f"{where}, {step.name}: copies keys and values: {as_text(copies)}"
+            size = f"{step.cache_bytes / 2**20:.3g} MiB"
+            yield f"{where}, {step.name}: copies keys and values: {as_text(copies)}, {size}"
         if step.waits:
             yield (
                 f"{where}, {step.name}: waits for the device in {as_text(', '.join(step.waits))}; "
                 "a dry run lacks the numbers that the host gets there, and may go on otherwise"
             )
     if one.peak_bytes:
-        yield f"{where}: device memory {one.peak_bytes / 2**20:.0f} MiB at most"
+        steps = ", ".join(f"{step.name} {_mib(step.peak_bytes)}" for step in one.steps)
+        by_step = f" ({steps})" if len(one.steps) > 1 else ""
+        yield f"{where}: device memory {_mib(one.peak_bytes)} MiB at most{by_step}"
     if one.libraries:
         yield f"{where}: needs {', '.join(one.libraries)}"
     for note in one.notes:
         yield f"note: {as_text(note)}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f}"
 
 
 def _placements(nodes: Sequence[PlacedNode]) -> Iterator[str]:

@@ -158,8 +158,8 @@ class OrtEngine(Engine):
             else:
                 binding.bind_output(name)
         self.session.run_with_iobinding(binding)
-        # Copies: an array of a value on the CPU is a view of its memory.
-        outputs = [value.numpy().copy() for value in binding.get_outputs()]
+        # Copies: an array of a value on the CPU, as those of bfloat16 are, is a view of its memory.
+        outputs = [array_of(value).copy() for value in binding.get_outputs()]
         return dict(zip(self._names, outputs, strict=True))
 
     def facts(self) -> Facts:

@@ -42,7 +42,10 @@ UNSUPPORTED = (
         says="Only kNone and kQK output modes are supported in unified unfused attention",
     ),
 )  # fmt: skip
-"""Measured in dry runs, which have no cuDNN: what needs it may run where that is installed."""
+"""Measured in dry runs, on every architecture alike (docs/results/cuda_limits.md).
+
+They have no cuDNN: what needs it may run where that is installed.
+"""
 
 
 class OrtCuda(OrtCpu):

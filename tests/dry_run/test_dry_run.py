@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 
@@ -14,9 +15,11 @@ from rich.console import Console
 
 from attn_export.dry_run.kernel_names import copies_of_cache, kinds_of_attention, readable
 from attn_export.dry_run.step_inputs import Sizes, inputs_of, steps_of
+from attn_export.dry_run.timeline import bytes_copied
 from attn_export.errors import GraphError, UsageError
 from attn_export.jobs.dry_run import dry_run
 from attn_export.report.dry_run_report import print_dry_run
+from attn_export.runtimes.protocol import Limits
 
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
 
@@ -87,6 +90,8 @@ def seen(path, arch="sm_90", **sizes):
         (standard, {}, "sm_75", {"query_len": 64}, "CUTLASS memory-efficient"),
         (standard, {"dtype": SINGLE}, "sm_90", {"query_len": 64}, "CUTLASS memory-efficient"),
         (grouped, {}, "sm_90", {"query_len": 1, "past_len": 200}, "XQA"),
+        (grouped, {"dtype": TensorProto.BFLOAT16}, "sm_90", {"query_len": 1, "past_len": 200},
+         "flash attention"),
         (grouped, {}, "sm_75", {"query_len": 1, "past_len": 200}, "CUTLASS memory-efficient"),
         (grouped, {"heads": (71, 1, 64)}, "sm_80", {"query_len": 1, "past_len": 200},
          "flash attention, split K/V"),
@@ -115,6 +120,12 @@ def test_a_shape_that_the_device_computes_stops_the_run_and_names_the_node(need_
     (step,) = found.steps
     assert step.stopped or step.waits
     assert any("Memcpy" in name or "expand" in name for name in step.waits), step
+
+
+def test_a_dry_run_that_takes_too_long_is_ended(need_dry_run, tmp_path):
+    limits = dataclasses.replace(Limits.default(), seconds=0.2)
+    with pytest.raises(GraphError, match=r"model\.onnx takes longer than 0\.2 s"):
+        seen(standard(tmp_path / "model.onnx"), limits=limits)
 
 
 def test_a_launch_is_told_with_the_node_that_asks_for_it(need_dry_run):
@@ -196,6 +207,7 @@ def test_kernels_have_readable_names(symbol, name):
     [
         (["H64::grp4_fp16::kernel_mha"], ("XQA",), {}),
         (["Ungroup", "Ungroup", "flash_fwd_kernel"], ("flash attention",), {"Ungroup": 2}),
+        (["UngroupLarge", "UngroupLarge"], (), {"UngroupLarge": 2}),
         (["softmax_warp_forward"], ("unfused: products and softmax",), {}),
         (["Add"], (), {}),
     ],
@@ -203,6 +215,27 @@ def test_kernels_have_readable_names(symbol, name):
 def test_kernels_of_attention_and_copies_of_the_cache_are_told_apart(names, kinds, copies):
     assert kinds_of_attention(names) == kinds
     assert copies_of_cache(names) == copies
+
+
+OF_QUERY, GROUPED = ("float16", [2, 1, 1024]), ("float16", [2, 4, 512, 64])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "inputs", "outputs", "size"),
+    [
+        ("flash_fwd_kernel", [OF_QUERY, GROUPED], [OF_QUERY, GROUPED], 0),
+        ("Ungroup", [OF_QUERY, GROUPED], [OF_QUERY, GROUPED], 2 * 2 * 512 * 1024),
+        ("Ungroup", [OF_QUERY, GROUPED], [("float16", [2, 16, 1, 64])], 2 * 2 * 512 * 1024),
+        ("Ungroup", [OF_QUERY, ("float16", [2, 512, 256])], [OF_QUERY], 2 * 2 * 512 * 1024),
+        ("ConcatNewToPastKV", [OF_QUERY, GROUPED], [OF_QUERY, GROUPED], 2 * 2 * 512 * 256),
+        ("ConcatNewToPastKVFused", [OF_QUERY, GROUPED], [OF_QUERY, GROUPED], 2 * 2 * 2 * 512 * 256),
+        ("ConcatKV", [("float", [1, 2, 8]), ("float", [1, 4, 8])], [("float", [1, 2, 8])], 4 * 32),
+        ("Ungroup", [], [], 0),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_the_bytes_of_copied_keys_follow_from_shapes(kernel, inputs, outputs, size):
+    assert bytes_copied(kernel, inputs, outputs) == size
 
 
 @pytest.mark.parametrize(

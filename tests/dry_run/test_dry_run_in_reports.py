@@ -11,9 +11,11 @@ import pytest
 from conftest import ROOT, Cli
 
 from attn_export import build, verify
-from attn_export.errors import RuntimeFailure
+from attn_export.errors import GraphError, RuntimeFailure
 from attn_export.jobs import dry_run as job
 from attn_export.report.dry_run_report import MEANING
+from attn_export.report.progress import Progress
+from attn_export.results import GraphFile
 from attn_export.spec import AttentionSpec
 
 SPEC = {
@@ -22,10 +24,13 @@ SPEC = {
 
 
 @pytest.mark.usefixtures("need_dry_run")
-def test_the_report_of_a_build_names_the_kernels_and_no_verdict_uses_them(cli: Cli, tmp_path: Path):
+def test_the_report_of_a_build_names_the_kernels_and_no_verdict_uses_them(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("ATTN_EXPORT_DRY_RUN")  # which is the default of users
     spec = AttentionSpec.from_dict(SPEC)
     (tmp_path / "layer.toml").write_text(spec.to_toml())
-    done = cli("build", "layer.toml", "--dry-run", "--runtime", "ort-cpu", "--output", "b")
+    done = cli("build", "layer.toml", "--runtime", "ort-cpu", "--output", "b")
     assert done.returncode == 0, done.stderr
     assert MEANING in done.stdout
 
@@ -50,9 +55,30 @@ def test_the_report_of_a_build_names_the_kernels_and_no_verdict_uses_them(cli: C
     assert verify(tmp_path / "b", runtimes=["ort-cpu"]).passed
 
 
-def test_reports_have_no_such_section_unless_it_is_wanted(bundle: Path):
+def test_reports_have_no_such_section_where_it_is_not_wanted(bundle: Path):
     assert json.loads((bundle / "report.json").read_text())["dry_runs"] == []
     assert "dry run" not in (bundle / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("wish", "there", "runs"), [
+    (None, True, True), (None, False, False), (True, True, True), (False, True, False),
+])  # fmt: skip
+def test_a_dry_run_is_made_where_it_is_possible_and_not_declined(
+    wish: bool | None, there: bool, runs: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(job, "not_ready", lambda: "" if there else "it is not built")
+    assert job.can_dry_run(required=wish) is runs
+
+
+@pytest.mark.usefixtures("need_dry_run")
+def test_a_process_that_ends_early_is_a_refusal_in_a_report(tmp_path: Path):
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    one = (tmp_path, [GraphFile("model.onnx")], None, Progress())
+    with pytest.raises(GraphError):
+        job.observe_all(*one)
+    refused = {found.refused for found in job.observe_all(*one, for_report=True)}
+    assert len(refused) == 1
+    assert "model.onnx" in refused.pop()
 
 
 def test_a_dry_run_without_the_stand_in_is_refused_before_anything_is_built(

@@ -90,6 +90,7 @@ def test_a_step_launches_few_kernels_and_never_waits(pair: tuple[str, str], tmp_
     assert step.copied(by_nodes=True) == 0
     assert not step.waits
     assert not step.cache_copies
+    assert step.cache_bytes == 0
     prefill = ran(forms[""], tmp_path, arch, (1, 256, 0))
     assert "window" in name or "flash attention" in prefill.attention[0]
 

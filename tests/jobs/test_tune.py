@@ -14,6 +14,7 @@ from conftest import Cli
 from attn_export import build, verify
 from attn_export.bench.measurements import Candidate, Contest, Cost, Measured
 from attn_export.bundle import MANIFEST, PAGE, SIGNATURE, read_manifest, write_manifest
+from attn_export.cli.tune_command import print_tuned
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.jobs import tune as job
 from attn_export.jobs.tune import Tuned, tune
@@ -95,7 +96,7 @@ def test_nothing_is_written_where_the_bundle_has_the_fastest_forms(copy: Path, m
     assert (copy / MANIFEST).stat().st_ino == before
 
 
-def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch):
+def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch, capsys):
     """Golden vectors that no graph gives stand in for a form that computes something else."""
     choose(monkeypatch, **{PREFILL: BLOCKS})
     index = copy / "golden" / "index.json"
@@ -112,6 +113,11 @@ def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch):
     assert (copy / MANIFEST).read_bytes() == before
     assert "Loop" not in operators(copy / PREFILL)
     assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+    print_tuned(tuned, quiet=False)
+    said = capsys.readouterr().out
+    assert "the bundle stays as it was" in said
+    assert "in-place: failed (6)" in said
+    assert "Verdict(" not in said
 
 
 def contest(name: str, **seconds: tuple[float, ...]) -> Contest:

@@ -1,0 +1,75 @@
+"""Layers of models in float16 with a cache in place: their graphs, and kernels in dry runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from attn_export.dialect_names import CUDA, STANDARD
+from attn_export.dry_run.observed import Step
+from attn_export.export.export import export
+from attn_export.export.subject import Subject
+from attn_export.graph.lower import DECODE, Lowered, lower
+from attn_export.graph.save import save_graphs
+from attn_export.spec import AttentionSpec
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "docs" / "results" / "cuda_forms.json"
+MODELS = (
+    "mha", "gqa", "mqa", "llama-3-8b", "qwen3-0.6b", "mistral-7b", "falcon-7b", "gemma-3-1b",
+)  # fmt: skip
+STEP = 1, 1, 1023
+"""B, L and P of the decode step."""
+PREFILL = 1, 512, 0
+
+
+def spec_of(name: str) -> AttentionSpec:
+    """Return the spec of a model in float16, with a cache in place and no mask."""
+    path = ROOT / "models" / f"{name}.toml"
+    return AttentionSpec.from_toml(path, attn_mask="none", cache="in-place", dtype="float16")
+
+
+def graphs_of(subject: Subject, folder: Path) -> tuple[Lowered, Lowered, Lowered]:
+    """Write the graphs of a layer, and return them: standard, cuda, cuda for one query.
+
+    Args:
+        subject: The layer.
+        folder: The folder to write to.
+    """
+    model = export(subject).model
+    standard, cuda = (lower(model, dialect) for dialect in (STANDARD, CUDA))
+    graphs = standard[""], cuda[""], cuda[DECODE]
+    save_graphs({graph.file.name: graph.model for graph in graphs}, folder)
+    return graphs
+
+
+def kernels_of(step: Step) -> list[str]:
+    """Return the kernels of ONNX Runtime that a step launches, in order.
+
+    Calls of cuBLAS are left out: a dry run does not see the kernels in them.
+    """
+    return [event.name for event in step.events if event.kind == "launch"]
+
+
+def read_kernels(path: Path = KERNELS) -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """Return the kernels by model and architecture, then by ``"decode"`` and ``"prefill"``."""
+    kernels: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["kernels"]
+    return kernels
+
+
+def write_kernels(kernels: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    """Write the kernels.
+
+    Args:
+        kernels: As `read_kernels` returns them.
+        versions: Versions of the packages.
+    """
+    text = json.dumps({"versions": dict(versions), "kernels": kernels}, indent=1)
+    KERNELS.write_text(text + "\n", encoding="utf-8")
+
+
+def key_of(name: str, architecture: str) -> str:
+    """Return the key of a model on an architecture in `read_kernels`."""
+    return f"{name} {architecture}"
