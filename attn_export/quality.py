@@ -12,8 +12,15 @@ from collections.abc import Iterable, Sequence
 
 from attn_export.errors import UsageError, printable
 
-MEASURES = {"sqnr": ">=", "cosine": ">=", "row": "<="}
-"""Measures of budgets with their signs: SQNR in dB, cosine, largest relative error of a row."""
+MEASURES = {"sqnr": ">=", "cosine": ">=", "row": "<=", "kl": "<=", "top1": ">="}
+"""Measures of budgets with their signs: SQNR in dB, cosine, largest relative error of a row, and
+the two of `LogitDistance`."""
+
+OF_LOGITS = ("kl", "top1")
+"""The measures of an output that is read as logits."""
+
+SHARES = ("cosine", "top1")
+"""The measures that are at most 1."""
 
 ATTENDED = "attention"
 """The part before the output projection, in which the heads are still apart."""
@@ -39,6 +46,21 @@ class Distance:
 
 
 @dataclasses.dataclass(frozen=True)
+class LogitDistance:
+    """Distance of the first output of a quantised model, where it is read as logits.
+
+    Attributes:
+        part: The output.
+        kl: KL(softmax(f) ‖ softmax(q)) over the last axis, in nats, as a mean of rows.
+        top1: The share of rows whose largest element is the same in both.
+    """
+
+    part: str
+    kl: float
+    top1: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Budget:
     """A limit on the distance of every output: ``sqnr>=30``."""
 
@@ -55,6 +77,8 @@ class Budget:
         for name, sign in MEASURES.items():
             left, found, right = (word.strip() for word in text.partition(sign))
             if left == name and found and NUMBER.fullmatch(right):
+                if name in SHARES and float(right) > 1:
+                    raise UsageError(f"{name} is at most 1, as in {name}>=0.99; got {right}")
                 return cls(name, float(right))
         wanted = ", ".join(f"{name}{sign}NUMBER" for name, sign in MEASURES.items())
         raise UsageError(f"a budget is {wanted}, as in sqnr>=30; got {printable(text, 40)!r}")
@@ -63,7 +87,7 @@ class Budget:
         """Return the text that `parse` reads."""
         return f"{self.measure}{MEASURES[self.measure]}{self.limit:.15g}"
 
-    def is_met(self, distance: Distance) -> bool:
+    def is_met(self, distance: Distance | LogitDistance) -> bool:
         """Return whether a part is within the budget."""
         value: float = getattr(distance, self.measure)
         return value <= self.limit if MEASURES[self.measure] == "<=" else value >= self.limit
@@ -78,12 +102,14 @@ class Quality:
         heads: Of each head: of outputs that have heads, and of the attention before `out_proj`.
         weights: Of the first output, with one weight alone quantised.
         budgets: The limits for outputs.
+        logits: Of the first output as logits, if a budget is about that.
     """
 
     outputs: tuple[Distance, ...]
     heads: tuple[Distance, ...]
     weights: tuple[Distance, ...]
     budgets: tuple[Budget, ...]
+    logits: LogitDistance | None = None
 
     @property
     def missed(self) -> tuple[str, ...]:
@@ -92,7 +118,7 @@ class Quality:
             f"{part.part}: {budget.measure} {getattr(part, budget.measure):.4g}, budget {budget}"
             f"{self._worst(part)}"
             for budget in self.budgets
-            for part in self.outputs
+            for part in self._parts_of(budget)
             if not budget.is_met(part)
         )
 
@@ -105,7 +131,20 @@ class Quality:
             *(("only ", each) for each in self.weights),
         ]
 
-    def _worst(self, part: Distance) -> str:
+    @property
+    def logits_sentence(self) -> str:
+        """The figures of the first output as logits, if a budget is about that."""
+        found = self.logits
+        if found is None:
+            return ""
+        return f"{found.part} as logits: KL {found.kl:.3g} nats, top1 {found.top1:.2%}"
+
+    def _parts_of(self, budget: Budget) -> Sequence[Distance | LogitDistance]:
+        if budget.measure in OF_LOGITS:
+            return [self.logits] if self.logits else []
+        return self.outputs
+
+    def _worst(self, part: Distance | LogitDistance) -> str:
         # heads of outputs that have none are those of the attention before it
         names = (f"{part.part} head ", f"{ATTENDED} head ")
         own = [[h for h in self.heads if h.part.startswith(name)] for name in names]

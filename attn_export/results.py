@@ -118,6 +118,7 @@ class Golden:
         allowed: The error allowed by output; None for integers and bools, which must be equal.
         unusable: The reason for outputs that are no evidence, as infinities or ties.
         tied: Masks of the elements that ties decide, where there are; not stored with the case.
+        rows_near_ties: How many rows depend on how activations round; not stored either.
     """
 
     case: Case
@@ -126,6 +127,7 @@ class Golden:
     allowed: Mapping[str, Allowed | None]
     unusable: Mapping[str, str]
     tied: Arrays = dataclasses.field(default_factory=dict)
+    rows_near_ties: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,11 +276,9 @@ class Report:
         Raises:
             AttnExportError: `error`, a `ParityError`, or else a `RuntimeFailure`.
         """
-        if self.error is not None:
-            raise self.error
-        kind = ParityError if self.exit_code == ParityError.exit_code else RuntimeFailure
         if not self.passed:
-            raise kind("; ".join(str(self).splitlines()))
+            kind = ParityError if self.exit_code == ParityError.exit_code else RuntimeFailure
+            raise self.error or kind("; ".join(str(self).splitlines()))
 
     def _repr_html_(self) -> str:
         """Return the text for notebooks."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from attn_export.attention import functional, masking, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.latent import LatentProjections
+from attn_export.attention.quantised_activations import rounding_of
 from attn_export.attention.quantised_cache import CacheScales, with_past
 from attn_export.attention.rotary import Rotary
 from attn_export.attention.score_bias import ScoreBias
@@ -43,6 +44,7 @@ class Attention(nn.Module):
         self.score_bias = ScoreBias(spec)
         self.added_keys = masking.AddedKeys(spec) if spec.added_keys else None
         self.sinks = nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
+        self.activations = rounding_of(spec)
         self.kv_scales = CacheScales(spec) if spec.kv_dtype != "none" else None
         if spec.dtype != "float32":
             self.to(getattr(torch, spec.dtype))
@@ -138,7 +140,7 @@ class Attention(nn.Module):
         attended, *rest = attend(q, k, v, attn_mask, past_key, past_value, past_length)
         if self.latent is not None:
             attended = self.latent.values(attended)
-        output = self.out_proj(attended.transpose(1, 2).flatten(2))  # [B, L, E]
+        output = self.out_proj(self.activations(attended.transpose(1, 2).flatten(2)))  # [B, L, E]
         return (output, *rest) if rest else output
 
     def _projected(
@@ -146,10 +148,12 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         if self.latent is not None:
             return self.latent.forward(query)
+        query = self.activations(query)
         if self.spec.packed_qkv:
             q, k, v = self.qkv_proj(query).split(self.widths, dim=-1)
         else:
-            key, value = (query, query) if key is None or value is None else (key, value)
+            given = (key, value)
+            key, value = (query if x is None else self.activations(x) for x in given)
             q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         H, Hkv = self.spec.num_heads, self.spec.num_kv_heads
         return self._heads(q, H), self._heads(k, Hkv), self._heads(v, Hkv)

@@ -8,14 +8,13 @@ from collections.abc import Mapping
 
 import torch
 
+from attn_export.attention.cache_scales import calibrated, scale_notes
 from attn_export.attention.module import Attention
-from attn_export.attention.quantised_cache import Pair
+from attn_export.attention.quantised_activations import activation_notes
 from attn_export.errors import WeightsError
 from attn_export.quantiser import QuantisedWeight, quantise
 from attn_export.spec import AttentionSpec
-
-ROWS, TOKENS, SEED = 32, 64, 8
-"""The size of the random inputs that scales are taken from, and their seed."""
+from attn_export.spec.integer_inputs import FLOAT_CACHE
 
 
 def quantised(
@@ -56,15 +55,9 @@ def quantised(
     return calibrated(module)
 
 
-def scale_notes(spec: AttentionSpec) -> tuple[str, ...]:
-    """Return a note for the reader on the scales of a cache of integers, if there is one."""
-    if spec.kv_dtype == "none":
-        return ()
-    return (
-        f"the scales of the {spec.kv_dtype} cache are the largest keys and values of "
-        f"{ROWS * TOKENS} random tokens, from a seed; larger ones are clipped: your own tokens may "
-        "need other scales",
-    )
+def quantisation_notes(spec: AttentionSpec) -> tuple[str, ...]:
+    """Return notes for the reader on scales of random tokens, and of activations."""
+    return (*scale_notes(spec), *activation_notes(spec))
 
 
 def unquantised(module: Attention, *, keep_cache: bool = False) -> Attention:
@@ -74,9 +67,11 @@ def unquantised(module: Attention, *, keep_cache: bool = False) -> Attention:
         module: The module.
         keep_cache: Whether its cache still holds integers.
     """
-    spec = dataclasses.replace(module.spec, weights_dtype="none", block_size=0, scheme="symmetric")
+    spec = dataclasses.replace(
+        module.spec, weights_dtype="none", block_size=0, scheme="symmetric", activations="none"
+    )
     if not keep_cache:
-        spec = dataclasses.replace(spec, kv_dtype="none", kv_scale="per-tensor")
+        spec = dataclasses.replace(spec, **FLOAT_CACHE)
     before = Attention(spec).eval()
     state = {**module.state_dict(), **module.float_weights}
     before.load_state_dict({name: state[name] for name in before.state_dict()})
@@ -95,35 +90,3 @@ def read_cache(module: Attention, inputs: Mapping[str, torch.Tensor]) -> dict[st
     past = (inputs["past_key"], inputs["past_value"])
     key, value = module.kv_scales.read(*past, torch.float32)
     return {**inputs, "past_key": key, "past_value": value}
-
-
-def calibrated(module: Attention) -> Attention:
-    """Return the module after its scales became those of random inputs, from a seed.
-
-    The largest magnitude of keys, and of values, is the largest integer.
-
-    Args:
-        module: Changed in place, if its cache holds integers.
-    """
-    scales, spec = module.kv_scales, module.spec
-    if scales is None:
-        return module
-    seen: list[Pair] = []
-    hook = scales.register_forward_pre_hook(lambda _, new: seen.append(new))
-    random = torch.Generator().manual_seed(SEED)
-    sizes = {"batch": ROWS, "query_len": TOKENS, "capacity": TOKENS, "past_len": 0}
-    inputs: dict[str, torch.Tensor] = {}
-    for name, wanted in spec.inputs().items():
-        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in wanted.shape]
-        inputs[name] = torch.zeros(shape, dtype=getattr(torch, wanted.dtype))
-    inputs["query"] = torch.randn(inputs["query"].shape, generator=random)
-    if "position_ids" in inputs:
-        inputs["position_ids"] += torch.arange(TOKENS)
-    with torch.no_grad():
-        module(**inputs)
-    hook.remove()
-    for buffer, new in zip((scales.k_scale, scales.v_scale), seen[0], strict=True):
-        largest = new.abs().amax((0, 2)).unsqueeze(1) if buffer.dim() else new.abs().amax()
-        # A channel that is always 0 has any scale.
-        buffer.copy_(torch.where(largest > 0, largest, 1.0) / scales.high)
-    return module

@@ -15,6 +15,7 @@ from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
 from attn_export.bundle import graph_files
 from attn_export.results import GraphFile
 from attn_export.spec import AttentionSpec, Input
+from attn_export.spec.integer_inputs import FLOAT_CACHE
 
 RUNTIME = "ort-cpu"
 NO_SPEC = "the bundle has no spec.toml: its module is not known here"
@@ -156,7 +157,8 @@ class Entrants:
 
 
 def _appending(spec: AttentionSpec | None) -> AttentionSpec | None:
-    if spec is None or not spec.has_cache:
-        return spec
-    # Peers keep floating point: integers need a cache in place.
-    return dataclasses.replace(spec, cache="append", kv_dtype="none", kv_scale="per-tensor")
+    if spec is None:
+        return None
+    # Peers keep floating point: integers need a cache in place, and operators of ONNX.
+    plain = dataclasses.replace(spec, **FLOAT_CACHE, activations="none")
+    return dataclasses.replace(plain, cache="append") if spec.has_cache else plain

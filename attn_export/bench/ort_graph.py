@@ -38,7 +38,7 @@ def make(options: Mapping[str, Any], threads: int) -> Prepared:
 
 
 def _session(file: Path, threads: int) -> Any:
-    options = session_options(threads, spin=True)
+    options = session_options(threads, file, spin=True)
     return sdk().InferenceSession(file, options, providers=[PROVIDER])
 
 

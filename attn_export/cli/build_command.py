@@ -46,6 +46,18 @@ if TYPE_CHECKING:
     help="Mean-pool the key/value heads of the checkpoint to so many.",
 )
 @click.option(
+    "--kv-scales",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A .npz or .safetensors file with k_scale and v_scale of the cache.",
+)
+@click.option(
+    "--calibrate",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A file of hidden states, query [B, L, E], to find these scales from.  [random tokens]",
+)
+@click.option(
     "--dialect",
     "dialects",
     multiple=True,
@@ -79,6 +91,8 @@ def build_command(
     weights: Path | None,
     layer: str | None,
     pool_kv_heads: int | None,
+    kv_scales: Path | None,
+    calibrate: Path | None,
     output: Path | None,
     tune: bool,
     dry_run: bool | None,
@@ -108,7 +122,9 @@ def build_command(
     changes = {name: value for name, value in fields.items() if value is not None}
     wanted = Output(json_file, junit_file, html_file, quiet)
     wanted.check()
-    source = BuildInput(spec_file, variant, module, weights, layer, pool_kv_heads)
+    source = BuildInput(
+        spec_file, variant, module, weights, layer, pool_kv_heads, kv_scales, calibrate
+    )
     source.check(changes)
     output = output or Path("models") / source.name
     with wanted.refusals(source.name), progress(quiet=quiet) as bar:

@@ -60,7 +60,8 @@ def budget_option(command: Command) -> Command:
     """Add the option --budget."""
     return click.option(
         "--budget", "budgets", multiple=True, metavar="MEASURE>=N",
-        help="Fail where quantised weights leave less: sqnr>=30 (dB), cosine>=0.99, row<=0.1.  "
+        help="Fail where quantised weights leave less: sqnr>=30 (dB), cosine>=0.99, row<=0.1, "
+        "kl<=0.01 (nats), top1>=0.99.  "
         "[default: by weights-dtype]",
     )(command)  # fmt: skip
 
@@ -87,7 +88,16 @@ def _spec_option(name: str, field: Field) -> Callable[[Command], Command]:
 
 
 GROUPS = {
-    "Input": ("variant", "module", "weights", "layer", "pool_kv_heads", "seed"),
+    "Input": (
+        "variant",
+        "module",
+        "weights",
+        "layer",
+        "pool_kv_heads",
+        "kv_scales",
+        "calibrate",
+        "seed",
+    ),
     "Fields of the spec": tuple(name for name, field in FIELDS.items() if field.is_option),
     "Graphs and runtimes": ("dialects", "runtimes", "cpus", "require", "atol", "rtol", "budgets"),
     "Output": (
@@ -155,6 +165,8 @@ class BuildInput:
     weights: Path | None
     layer: str | None
     pool_kv_heads: int | None
+    kv_scales: Path | None
+    calibrate: Path | None
 
     @property
     def name(self) -> str:
@@ -182,8 +194,9 @@ class BuildInput:
         given = [str(source) for source in (self.spec_file, self.variant, self.module) if source]
         if len(given) > 1:
             raise UsageError(f"{' and '.join(given)} are given; choose one")
-        if self.module and (changes or self.weights):
-            names = [*changes, *(["weights"] if self.weights else [])]
+        others = [name for name in ("weights", "kv_scales", "calibrate") if getattr(self, name)]
+        if self.module and (changes or others):
+            names = [*changes, *others]
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
             raise UsageError(
                 f"{flags} with --module {self.module}, which brings its own; leave it out"
@@ -214,17 +227,22 @@ class BuildInput:
 
             return load_subject(self.module)
         spec = self._spec(changes)
-        if self.weights is None:
+        scales = {"kv_scales": self.kv_scales, "calibrate": self.calibrate}
+        if self.weights is None and not any(scales.values()):
             return spec or AttentionSpec.from_dict(changes)
-        progress.phase("reading the checkpoint")
+        progress.phase("reading the checkpoint" if self.weights else "importing torch")
         from attn_export.export.subject import Subject
 
+        if self.weights is None:
+            made = spec or AttentionSpec.from_dict(changes)
+            return Subject.from_spec(made, seed=seed, **scales)
         return Subject.from_checkpoint(
             self.weights,
             layer=self.layer,
             spec=spec,
             pool_kv_heads=self.pool_kv_heads,
             seed=seed,
+            **scales,
             **({} if spec else changes),
         )
 

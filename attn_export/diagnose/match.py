@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ from attn_export.diagnose.in_graph import (
     precision_mistakes,
     value_mistakes,
 )
+from attn_export.diagnose.in_integer_cache import cache_mistakes, stale_scales
+from attn_export.diagnose.in_integers import fitted_weight_mistakes, weight_mistakes
 from attn_export.diagnose.mistake import Mistake
 from attn_export.parity.measures import eps
 from attn_export.tensorfile import Array, is_floating
@@ -94,7 +97,11 @@ def matches(
     screened = list(_tried(_all(evaluation, evidence[0]), evaluation, first, late))
     screened.sort(key=_order)
     if not screened or screened[0].unexplained > CONVINCING:
-        more = (*_pairs(evaluation), *_fitted(evaluation, first, late))
+        more = itertools.chain(
+            _pairs(evaluation),
+            fitted_weight_mistakes(evaluation),
+            _fitted(evaluation, first, late),
+        )
         screened += _tried(more, evaluation, first, late)
         screened.sort(key=_order)
     best = (match.mistake for match in screened[:KEPT])
@@ -135,6 +142,8 @@ def _all(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
     return itertools.chain(
         input_mistakes(evaluation, case.values),
         value_mistakes(evaluation),
+        weight_mistakes(evaluation),
+        cache_mistakes(evaluation),
         mask_mistakes(evaluation, case.values),
         rotary_mistakes(evaluation),
         attention_mistakes(evaluation),
@@ -183,18 +192,20 @@ def _pairs(evaluation: Evaluation) -> Iterator[Mistake]:
 
 
 def _fitted(evaluation: Evaluation, cases: Sequence[Evidence], late: Late) -> Iterator[Mistake]:
-    """Yield the best factor on the scale and on the softcap of each node."""
+    """Yield the best factor on the scale and the softcap of each node, and on a cache's scales."""
+    makers: list[Callable[[float], Mistake]] = []
     for node in _attentions(evaluation):
-        makers = [scaled, capped_at] if softcap_of(node) else [scaled]
-        for make in makers:
-            if late():
-                return
+        makers.append(functools.partial(scaled, evaluation, node))
+        if softcap_of(node):
+            makers.append(functools.partial(capped_at, evaluation, node))
+    for make in (*makers, *stale_scales(evaluation)):
+        if late():
+            return
 
-            def left(log: float, make: Callable[..., Mistake] = make) -> float:
-                mistake = make(evaluation, node, math.exp(log))  # noqa: B023 (used at once)
-                return left_over(mistake, evaluation, cases)[0]
+        def left(log: float, make: Callable[[float], Mistake] = make) -> float:
+            return left_over(make(math.exp(log)), evaluation, cases)[0]
 
-            yield make(evaluation, node, math.exp(_lowest(left)))
+        yield make(math.exp(_lowest(left)))
 
 
 def _lowest(of: Callable[[float], float]) -> float:

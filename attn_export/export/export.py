@@ -30,6 +30,7 @@ from attn_export.export.advice import (
     refuse_untranslated,
 )
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
+from attn_export.export.float32_twin import in_float32
 from attn_export.export.kept_state import kept_between_calls, without
 from attn_export.export.subject import Subject
 from attn_export.export.translations import complex_in_pairs, translations
@@ -63,7 +64,7 @@ def export(subject: Subject) -> Exported:
     if "bfloat16" not in narrow_dtypes.values():
         return _exported(subject)
     # Few runtimes compute in bfloat16, ONNX Runtime's CPU does not.
-    exported = _exported(subject.in_float32())
+    exported = _exported(in_float32(subject))
     narrow(exported.model, narrow_dtypes)
     return exported
 
@@ -71,7 +72,7 @@ def export(subject: Subject) -> Exported:
 def _refuse_look_at_dtype(subject: Subject) -> None:
     """Refuse a module that computes differently in narrow types: it is built in float32 first."""
     with _undisturbed():
-        own, wide = (_operations(_capture(s)) for s in (subject, subject.in_float32()))
+        own, wide = (_operations(_capture(s)) for s in (subject, in_float32(subject)))
     if own != wide:
         other = next((a for a, b in zip_longest(own, wide) if a != b), None)
         raise ExportError(
@@ -102,7 +103,8 @@ def _exported(subject: Subject) -> Exported:
         order = subject.outputs if subject.spec else subject.returned_order()
         origins = canonicalize(model, order, subject.relations)
         if isinstance(subject.module, Attention):
-            store_integers(model, subject.module.integers)
+            products = subject.module.spec.activations != "none"
+            store_integers(model, subject.module.integers, products=products)
         outputs = {value.name: value for value in model.graph.outputs}
         model.graph.outputs[:] = [outputs[name] for name in subject.outputs]
     model.producer_name, model.producer_version = "attn-export", None

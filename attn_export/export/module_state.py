@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,9 +131,9 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
     model = load_graph(path)
     initializers = model.graph.initializers
     integers = {
-        str(n.inputs[0].name): n
-        for n in model.graph
-        if n.op_type == "DequantizeLinear" and n.inputs[0]
+        str(read[0].name): (str(node.name), read)
+        for node in model.graph
+        if (read := _integers_of(node, initializers)) and read[0]
     }
     linear = {f"{n}.weight" for n, part in module.named_modules() if isinstance(part, nn.Linear)}
     found = {}
@@ -141,11 +141,11 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
         value = initializers.get(name)
         if value is None or value.const_value is None:
             raise BundleError(f"{path} has no weight {name}, which its spec requires")
-        node = integers.get(name)
-        if node is None:
+        stored = integers.get(name)
+        if stored is None:
             array = _array(path, name, value.const_value)
         else:
-            array = _dequantised(path, node, initializers.get(f"{name}{ORDER}"))
+            array = _dequantised(path, *stored, initializers.get(f"{name}{ORDER}"))
         (tensor,) = to_torch({name: array.T if name in linear else array}).values()
         if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
             raise BundleError(
@@ -156,25 +156,34 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
     return found
 
 
-def _dequantised(path: Path, node: Any, order: Any) -> np.ndarray:
+def _integers_of(node: Any, initializers: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the integers that a node reads as a weight, their scales and zero points; or none."""
+    if node.op_type == "MatMulInteger":
+        weight = node.inputs[1]
+        return [weight, weight and initializers.get(f"{weight.name}_scale")]
+    return node.inputs if node.op_type == "DequantizeLinear" else ()
+
+
+def _dequantised(path: Path, node: str, given: Sequence[Any], order: Any) -> np.ndarray:
     """Return the weights that integers of a graph stand for, float32 `[in, out]`.
 
     Args:
         path: The graph, for messages.
-        node: The DequantizeLinear.
+        node: The name of the node that reads them.
+        given: The integers, their scales and, if there are any, zero points.
         order: The initializer with the input of each row, or None.
     """
     read = [
         None if value is None or value.const_value is None
         else _array(path, str(value.name), value.const_value)
-        for value in node.inputs
+        for value in given
     ]  # fmt: skip
     integers, scales, zeros = (*read, None)[:3]
     if integers is None or scales is None or integers.ndim != 2:
-        raise BundleError(f"{path}: {node.name} does not read a weight and its scales")
+        raise BundleError(f"{path}: {node} does not read a weight and its scales")
     if not (np.isfinite(scales) & (scales > 0)).all():
         raise BundleError(
-            f"{path}: {node.name} has scales that are not positive and finite; build it again"
+            f"{path}: {node} has scales that are not positive and finite; build it again"
         )
     try:
         scales = np.atleast_2d(scales).astype(np.float32)
@@ -188,7 +197,7 @@ def _dequantised(path: Path, node: Any, order: Any) -> np.ndarray:
         return QuantisedWeight("", signed, scales, zeros, False, places).dequantised()
     except (ValueError, ZeroDivisionError) as error:
         raise BundleError(
-            f"{path}: {node.name} has scales that do not fit its weight: {one_line(error)}"
+            f"{path}: {node} has scales that do not fit its weight: {one_line(error)}"
         ) from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,13 +13,14 @@ from torch.export import Dim
 from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention
-from attn_export.attention.quantised import quantised, scale_notes
+from attn_export.attention.quantised import quantisation_notes, quantised
 from attn_export.attention.variants import seeded_attention
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError, one_line
 from attn_export.export.axis import Axis, named_axes, read_axes
+from attn_export.export.given_scales import Calibration, settle_scales
 from attn_export.export.input_function import InputFunction, draw_by, example_of
-from attn_export.export.module_state import copied, preserved, weights_of_graph
+from attn_export.export.module_state import preserved, weights_of_graph
 from attn_export.export.subject_checks import (
     check_axes,
     check_bounds,
@@ -110,12 +110,30 @@ class Subject:
         refuse_train_mode(module)
 
     @classmethod
-    def from_spec(cls, spec: AttentionSpec, *, seed: int = 0) -> Self:
+    def from_spec(
+        cls,
+        spec: AttentionSpec,
+        *,
+        seed: int = 0,
+        kv_scales: Path | str | None = None,
+        calibrate: Calibration | None = None,
+    ) -> Self:
         """Return the `Attention` of a spec, with seeded weights.
 
         The global random state is left as it was.
+
+        Args:
+            spec: The spec.
+            seed: The seed of the weights.
+            kv_scales: A file with the scales of a cache of integers, `k_scale` and `v_scale`.
+            calibrate: Hidden states that these scales are found from: a file with `query`
+                `[B, L, E]`, or a function that yields them, in batches by name.
+
+        Raises:
+            WeightsError: If a file does not fit, or the spec asks for one.
         """
-        return cls._of(quantised(seeded_attention(spec, seed)))
+        module = quantised(seeded_attention(spec, seed))
+        return cls._of(module, settle_scales(module, kv_scales, calibrate))
 
     @classmethod
     def from_checkpoint(
@@ -126,6 +144,8 @@ class Subject:
         spec: AttentionSpec | None = None,
         pool_kv_heads: int | None = None,
         seed: int = 0,
+        kv_scales: Path | str | None = None,
+        calibrate: Calibration | None = None,
         **fields: Any,
     ) -> Self:
         """Return one attention of a safetensors checkpoint.
@@ -136,6 +156,8 @@ class Subject:
             spec: Its spec. Default: from `config.json` beside the weights.
             pool_kv_heads: The number of key/value heads after mean-pooling.
             seed: The seed of the weights where there is a `config.json` only.
+            kv_scales: As of `from_spec`.
+            calibrate: As of `from_spec`.
             fields: Single fields of the spec to change.
 
         Raises:
@@ -151,7 +173,8 @@ class Subject:
         module = seeded_attention(found.spec, seed)
         if found.weights is not None:
             module.load_state_dict(found.weights)
-        return cls._of(quantised(module, found.integers), found.notes)
+        module = quantised(module, found.integers)
+        return cls._of(module, (*found.notes, *settle_scales(module, kv_scales, calibrate)))
 
     @classmethod
     def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:
@@ -176,7 +199,7 @@ class Subject:
             list(spec.output_shapes()),
             relations=spec.relations,
             spec=spec,
-            notes=(*notes, *scale_notes(spec)),
+            notes=(*notes, *quantisation_notes(spec)),
         )
 
     def input_values(self) -> dict[str, Input]:
@@ -223,30 +246,6 @@ class Subject:
         with torch.inference_mode():
             state |= self.call(self.module, self.inputs) | self.inputs
         return {name: dtype_of(t) for name, t in state.items() if t.dtype in NARROW}
-
-    def in_float32(self) -> Subject:
-        """Return the subject with its weights and inputs widened to float32.
-
-        Raises:
-            ExportError: If the module does not run so.
-        """
-        spec = dataclasses.replace(self.spec, dtype="float32") if self.spec else None
-        wide = {n: t.float() if t.dtype in NARROW else t for n, t in self.inputs.items()}
-        twin = Subject(
-            copied(self.module).float(),
-            self.tree.rebuild(wide),
-            self.axes, self.outputs, relations=self.relations, spec=spec,
-        )  # fmt: skip
-        twin.bounds, twin.function = self.bounds, self.function
-        try:
-            with torch.inference_mode():
-                twin.call(twin.module, twin.inputs)
-        except ExportError as error:
-            raise ExportError(
-                f"in its float32 copy, {error}; write .to(x.dtype) for types that are fixed, and "
-                "make constants buffers"
-            ) from error
-        return twin
 
     def returned_order(self) -> tuple[str, ...]:
         """Return the names of the outputs in the order in which the module returns them."""

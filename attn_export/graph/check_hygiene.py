@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 import numpy as np
 import onnx
@@ -52,8 +52,10 @@ def _float64_inside(graph: onnx.GraphProto) -> Iterator[str]:
 def quantisation_scales(graph: Checked) -> Iterator[str]:
     """Check that scales within the graph are positive and finite: other weights mean nothing."""
     held = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
-    for node in graph.proto.graph.node:
-        scales = held.get(node.input[SCALES[node.op_type]]) if node.op_type in SCALES else None
+    nodes = graph.proto.graph.node
+    found = {node.output[1] for node in nodes if node.op_type == "DynamicQuantizeLinear"}
+    for node in nodes:
+        scales = held.get(_scales(node, found))
         if scales is None or scales.data_location == TensorProto.EXTERNAL:
             continue
         values = onnx.numpy_helper.to_array(scales).astype("float64")
@@ -64,6 +66,18 @@ def quantisation_scales(graph: Checked) -> Iterator[str]:
                     f"are {problem}; quantise the weight again"
                 )
                 break
+
+
+def _scales(node: onnx.NodeProto, found: Set[str]) -> str:
+    """Return the name of the scales that a node reads, or "".
+
+    Args:
+        node: The node.
+        found: Names of scales that a run finds: one of them times another is the scale of products.
+    """
+    if node.op_type == "Mul" and not found.isdisjoint(node.input):
+        return next((name for name in node.input if name not in found), "")
+    return node.input[SCALES[node.op_type]] if node.op_type in SCALES else ""
 
 
 def no_dead_nodes(graph: Checked) -> Iterator[str]:

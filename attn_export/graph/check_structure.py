@@ -74,8 +74,9 @@ IR_LIMIT = {18: 8, 23: 11, 24: 12}
 OWN_OPERATORS = frozenset(
     {
         "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
-        "DequantizeLinear", "Div", "Equal", "Expand", "Gather", "Greater", "GreaterOrEqual",
-        "LayerNormalization", "LessOrEqual", "MatMul", "Max", "Min", "Mul", "Neg", "Pow",
+        "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Expand", "Gather", "Greater",
+        "GreaterOrEqual", "LayerNormalization", "LessOrEqual", "MatMul", "MatMulInteger", "Max",
+        "Min", "Mul", "Neg", "Pow",
         "QuantizeLinear", "RMSNormalization", "Range", "ReduceMax", "Reshape", "Round",
         "Shape", "Sin", "Slice", "Split", "Squeeze", "Sub", "Transpose",
         "TensorScatter", "Trilu", "Unsqueeze", "Where",

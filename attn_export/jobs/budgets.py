@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
 """The default budget in dB by the narrowest type. docs/low-precision.md has the measured ones."""
 
-LEAST_SQNR_OF_CACHE = {"none": math.inf, "int8": 30.0, "int4": 10.0}
+LEAST_SQNR_OF_CACHE = {"none": math.inf, "int8": 30.0, "int4": 12.0}
 """The same by the type of a cache; the smaller of the two holds."""
 
 

@@ -108,7 +108,7 @@ def build(
             report = _report(name, settled, judged, subject)
             if dry_run:
                 files = [graph.file for graph in judged.graphs]
-                seen = observe_all(stage.folder, files, limits, progress)
+                seen = observe_all(stage.folder, files, limits, progress, for_report=True)
                 report = dataclasses.replace(report, dry_runs=seen)
             work.write(subject, judged, report)
         place = stage.publish(failed=not report.passed)
@@ -130,9 +130,11 @@ def _settled(
     """
     if not subject.narrow_dtypes():
         return None
+    from attn_export.export.float32_twin import in_float32
+
     one = (STANDARD,)
     with scratch() as folder, scratch() as out, Pool(selection, [GraphFile(MODEL)], limits) as pool:
-        judged = _Work(folder, out, pool, Gate(), progress, one).judge(subject.in_float32())
+        judged = _Work(folder, out, pool, Gate(), progress, one).judge(in_float32(subject))
     return judged.under(WIDE)
 
 
@@ -267,11 +269,11 @@ class _Work:
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
         """Write the other files of the bundle, beside the graphs and the golden vectors."""
+        from attn_export.export.given_scales import write_own
         from attn_export.graph.neighbourhood import neighbourhood
 
         folder = self.folder
-        if subject.spec is not None:
-            (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
+        write_own(folder / SPEC, subject.spec, subject.module)
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")
         drawing = neighbourhood(judged.exported.model)
         (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attn_export.errors import counted
 from attn_export.report.progress import Progress
 from attn_export.results import StoredCase
 
@@ -64,4 +66,16 @@ def golden_vectors(
     if names:
         goldens = [names.golden(golden) for golden in goldens]
     write_golden(folder, goldens)
-    return goldens, tuple(notes)
+    return goldens, (*notes, *near_ties_note(goldens))
+
+
+def near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
+    """Return a note for the reader on cases whose quantised activations depend on rounding."""
+    found = [golden.rows_near_ties for golden in goldens if golden.rows_near_ties]
+    if not found:
+        return ()
+    rows = sum(math.prod(next(iter(g.expected.values())).shape[:-1]) for g in goldens)
+    return (
+        f"in {counted(len(found), 'case')} of {len(goldens)}, activations of {sum(found)} of "
+        f"{rows} rows lie near a tie: the error allowed is larger by a step of these",
+    )

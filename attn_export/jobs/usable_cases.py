@@ -26,7 +26,7 @@ class TruthSource(Protocol):
         """Return a case with its truth, its inputs changed as far as evidence requires."""
 
     def settled(self, case: Case) -> Case | None:
-        """Return a case whose integers in a cache are certain; None if there is none near it."""
+        """Return a case whose integers are certain; None if there is none near it."""
 
 
 def usable_cases(
@@ -84,7 +84,7 @@ def usable_cases(
         for done, names in (
             (f"left out, {loud}", amplifying),
             ("left out, since equal or nearly equal values decide an output there", tied),
-            ("left out, since the integers of their caches depend on rounding", unsettled),
+            ("left out, since the integers that values round to depend on the runtime", unsettled),
             ("left out, since the module gives NaN where all keys are masked", undefined),
             (f"with inputs that were scaled down, {loud}", scaled),
         )

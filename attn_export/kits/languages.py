@@ -55,7 +55,8 @@ LANGUAGES: Mapping[str, Language] = {
     ),
     "python": Language(
         {"python": ".", "../parity/measures.py": "attn_kit/measures.py",
-         "../tensorproto.py": "attn_kit/tensorproto.py"}, ORT_FIRST, BFLOAT16,
+         "../tensorproto.py": "attn_kit/tensorproto.py",
+         "../runtimes/eight_bit_sums.py": "attn_kit/eight_bit_sums.py"}, ORT_FIRST, BFLOAT16,
         ("python3 -m venv .venv", ".venv/bin/pip install .", ".venv/bin/attn-kit-test"),
     ),
 }  # fmt: skip

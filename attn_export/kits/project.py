@@ -146,7 +146,8 @@ def _replay(spec: AttentionSpec | None, cases: Sequence[Mapping[str, Any]]) -> s
     """Return a case with the same results token by token: tokens see only earlier ones."""
     if spec is None or not spec.causal or spec.cache == "none":
         return None
-    if spec.turns_by_length:  # turns keys by the length at which they came
+    # Some turn keys by the length at which they came, or have scales of all tokens of a run.
+    if spec.depends_on_steps:
         return None
     if spec.in_place:
         return next((case["name"] for case in cases if case["kind"] == DECODE), None)

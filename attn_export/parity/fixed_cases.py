@@ -67,7 +67,9 @@ def fixed_cases(
     made = _Made(inputs, spec, sums, bounds or {})
     found = [_base(made), *_changed(made)]
     batch_first = all("batch" not in shape[1:] for shape in output_shapes.values())
-    if "batch" in axis_names(inputs, sums) and batch_first:
+    # One scale for all rows takes what is not finite to all of them.
+    apart = spec is None or spec.activations == "none"
+    if "batch" in axis_names(inputs, sums) and batch_first and apart:
         found += _spoilt(made)
     return found
 

@@ -38,8 +38,8 @@ def decode_case(
         sums: Sizes that others add up to.
     """
     # Without causal, tokens see those that are not there yet in a decode; some scalings turn
-    # keys by the length at which they came.
-    if not (spec.in_place and spec.causal) or spec.turns_by_length:
+    # keys by the length at which they came; quantised activations have a scale for each step.
+    if not (spec.in_place and spec.causal) or spec.depends_on_steps:
         return None, ""
     for tokens in TOKENS:
         sizes = with_sums({"batch": 2, "query_len": tokens, "past_len": 0}, sums)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
+from attn_export.attention.cache_scales import new_rows
 from attn_export.export.tensors import to_torch
 from attn_export.parity.draw import seed_of
 from attn_export.parity.measures import eps
@@ -37,10 +38,6 @@ WIDEST = 0.2
 
 ROUNDS = 200
 """The largest number of steps away from ties."""
-
-
-class _Enough(Exception):  # noqa: N818 - no error
-    """All that is needed of a run is known."""
 
 
 def away_from_ties(case: Case, module: nn.Module) -> Case | None:
@@ -100,22 +97,9 @@ class _Quotients:
         return torch.cat([h.amax(-1, keepdim=True).expand_as(h).flatten(2) for h in heads], -1)
 
     def __call__(self, query: Tensor) -> Tensor:
-        found: list[Tensor] = []
-
-        def note(_: nn.Module, new: tuple[Tensor, Tensor]) -> None:
-            scales = (self._scales.k_scale, self._scales.v_scale)
-            for x, scale in zip(new, scales, strict=True):
-                found.append((x / scale).transpose(1, 2).flatten(2))
-            raise _Enough
-
-        hook = self._scales.register_forward_pre_hook(note)
-        try:
-            self._module(**{**self._inputs, "query": query})
-        except _Enough:
-            pass
-        finally:
-            hook.remove()
-        return torch.cat(found, dim=-1)
+        scales = (self._scales.k_scale, self._scales.v_scale)
+        rows = zip(new_rows(self._module, {**self._inputs, "query": query}), scales, strict=True)
+        return torch.cat([(x / scale).transpose(1, 2).flatten(2) for x, scale in rows], dim=-1)
 
 
 def _margin(quotients: _Quotients, query: np.ndarray) -> Tensor:

@@ -8,6 +8,7 @@ is allowed is what rounding explains: see `docs/parity.md`.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,10 +18,13 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attn_export.attention import Attention
+from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.diagnose.explanation import Step
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.tensors import to_numpy, to_torch
+from attn_export.parity.activation_ties import ActivationTies, Ties, rounding_to, widened
 from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
 from attn_export.parity.float64_mode import ComputeInFloat64, is_large, widened_copy
@@ -70,6 +74,7 @@ class Oracle:
         size = sum(parameter.numel() for parameter in subject.module.parameters())
         shared = any(is_large(parameter) for parameter in self.precise.parameters())
         self.widening = ComputeInFloat64() if shared or subject.spec is None else None
+        self._activations = self._quantised_activations()
         self._ranks = False  # known once it was run
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
         narrow = set(subject.narrow_dtypes().values())
@@ -100,22 +105,49 @@ class Oracle:
         return usable_golden(case, settled, short_rows=self.has_short_rows)
 
     def settled(self, case: Case) -> Case | None:
-        """Return a case whose integers in a cache are certain; None if there is none near it."""
+        """Return a case whose integers are certain; None if there is none near it."""
         spec = self.subject.spec
-        if spec is None or spec.kv_dtype == "none":
-            return case
         with threads(self._threads):
+            if self._activations:
+                return self._activations.settled(case)
+            if spec is None or spec.kv_dtype == "none":
+                return case
             return away_from_ties(case, self.precise)
+
+    def _quantised_activations(self) -> ActivationTies | None:
+        """Return what finds values near a tie, if the copy quantises the inputs of products."""
+        if not isinstance(getattr(self.precise, "activations", None), DynamicInt8):
+            return None
+        single = eps(np.dtype(np.float32))
+
+        def noisy(inputs: Arrays, number: int) -> Arrays:
+            seed = seed_of("ties", number)
+            mode = RandomRounding(single, single, seed, widening=self.widening)
+            return self._noisy(_widened(inputs), mode)
+
+        assert isinstance(self.precise, Attention)
+        return ActivationTies(self.precise, self.truth, noisy)
 
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)
         truth = self.truth(case.inputs)
+        if self._activations:
+            return self._with_integers(case, eager, truth, self._activations.of(case.inputs))
         rounded = self._rounded(case, eager)
         golden = judged_by(
             case, eager, truth, rounded,
             in_float32=self._computes_in_float32 and case.kind != DECODE,
         )  # fmt: skip
         return golden if self.subject.spec else self._with_ties(golden, truth)
+
+    def _with_integers(self, case: Case, eager: Arrays, truth: Arrays, ties: Ties) -> Golden:
+        """Return a case of quantised activations: all runs round them to the same integers."""
+        modules = [m for m in (self.precise, self.subject.module) if isinstance(m, Attention)]
+        with rounding_to(ties.integers, *modules):
+            rounded, own = self._rounded(case, eager), self.eager(case.inputs)
+        golden = judged_by(case, own, truth, rounded, in_float32=False)
+        golden = dataclasses.replace(golden, eager=eager)
+        return widened(golden, ties) if ties.near.any() else golden
 
     def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
         """Return a case with the elements that ties decide."""
@@ -208,7 +240,12 @@ class Oracle:
             return recorded_steps(lambda: self.subject.call(self.subject.module, tensors))
 
     def _runs_fit_into_one_batch(self, inputs: Arrays) -> bool:
-        """Return whether several runs are rows of one batch: attention treats rows alike."""
+        """Return whether several runs are rows of one batch: attention treats rows alike.
+
+        A scale of all rows does not.
+        """
+        if self._activations:
+            return False
         apart = [name for name in inputs if not self.has_batch(name)]
         return self.subject.spec is not None and len(apart) < len(inputs)
 

@@ -10,16 +10,17 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.attention.quantised import read_cache, unquantised
+from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.export.subject import Subject
 from attn_export.export.tensors import to_numpy, to_torch
 from attn_export.parity.oracle import Oracle
-from attn_export.parity.quality_vectors import distance, heads, of_outputs
+from attn_export.parity.quality_vectors import distance, heads, of_logits, of_outputs
 from attn_export.quality import ATTENDED, Budget, Distance, Quality, is_finite
 from attn_export.results import Arrays, Golden
 from attn_export.tensorfile import is_floating
 
-CACHE = "cache"
-"""The part that keys and values are."""
+CACHE, ACTIVATIONS = "cache", "activations"
+"""The parts that are no weights."""
 
 
 def measure_quality(
@@ -60,6 +61,7 @@ def measure_quality(
     found = Quality(
         tuple(outputs), tuple(d for d in (*before_out, *by_head) if is_finite(d)),
         tuple(_of_parts(subject, module, before, (given, of_floats), wide)), tuple(budgets),
+        of_logits(pairs, budgets),
     )  # fmt: skip
     return found, floats
 
@@ -68,7 +70,7 @@ def _of_parts(
     subject: Subject, module: Attention, before: Attention,
     given: tuple[Sequence[Arrays], Sequence[Arrays]], wide: Sequence[Arrays],
 ) -> list[Distance]:  # fmt: skip
-    """Return the distance of the first output with each weight, or the cache, alone quantised.
+    """Return the distance of the first output with each part alone quantised: a weight, the cache.
 
     Args:
         subject: The subject.
@@ -91,6 +93,9 @@ def _of_parts(
         add(name, outputs)
     if module.float_weights and module.kv_scales is not None:
         add(CACHE, _run(subject, unquantised(module, keep_cache=True), given[0])[0])
+    if isinstance(module.activations, DynamicInt8):
+        before.activations = module.activations
+        add(ACTIVATIONS, _run(subject, before, given[1])[0])
     return [each for each in found if is_finite(each)]
 
 

@@ -9,12 +9,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import BundleError, UsageError
-from attn_export.quality import Budget, Distance, Quality, is_finite, parse_budgets
+from attn_export.quality import (
+    OF_LOGITS,
+    Budget,
+    Distance,
+    LogitDistance,
+    Quality,
+    is_finite,
+    parse_budgets,
+)
 from attn_export.results import Arrays, Case, Golden
 from attn_export.untrusted_files import checked, parse_json, read_text
 
@@ -64,11 +72,7 @@ def distance(part: str, pairs: Pairs) -> Distance:
     import numpy as np
 
     signal = noise = other = product = row = 0.0
-    for whole_f, whole_q in pairs:
-        f, q = (np.atleast_2d(a.astype(np.float64)) for a in (whole_f, whole_q))
-        f, q = (a.reshape(-1, a.shape[-1]) for a in (f, q))
-        changed = (f != q).any(axis=-1)
-        f, q = f[changed], q[changed]
+    for f, q in _changed_rows(pairs):
         rows_f, rows_n = np.square(f).sum(axis=-1), np.square(q - f).sum(axis=-1)
         signal, noise = signal + float(rows_f.sum()), noise + float(rows_n.sum())
         other, product = other + float(np.square(q).sum()), product + float((f * q).sum())
@@ -77,6 +81,45 @@ def distance(part: str, pairs: Pairs) -> Distance:
     sqnr = 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
     cosine = product / math.sqrt(signal * other) if signal * other > 0 else math.nan
     return Distance(part, round(sqnr, 4), round(cosine, 9), round(row, 9))
+
+
+def _changed_rows(pairs: Pairs) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the rows of arrays that are not equal in both, float64 `[rows, N]`."""
+    import numpy as np
+
+    for whole_f, whole_q in pairs:
+        f, q = (np.atleast_2d(a.astype(np.float64)) for a in (whole_f, whole_q))
+        f, q = (a.reshape(-1, a.shape[-1]) for a in (f, q))
+        changed = (f != q).any(axis=-1)
+        yield f[changed], q[changed]
+
+
+def of_logits(
+    pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]], budgets: Sequence[Budget]
+) -> LogitDistance | None:
+    """Return the distance of the first output as logits, if a budget asks for it.
+
+    Args:
+        pairs: The arrays of each floating output, by name.
+        budgets: The limits.
+    """
+    import numpy as np
+
+    if not any(budget.measure in OF_LOGITS for budget in budgets):
+        return None
+    part, arrays = next(iter(pairs.items()))
+    rows, divergence, same = 0, 0.0, 0
+    for f, q in _changed_rows(arrays):
+        log_f, log_q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (f, q))
+        share = np.exp(log_f)
+        with np.errstate(invalid="ignore"):
+            apart = np.where(share > 0, log_f - log_q, 0.0)  # -inf in both is no distance
+        divergence += float((share * apart).sum())
+        same += int((f.argmax(axis=-1) == q.argmax(axis=-1)).sum())
+        rows += len(f)
+    if not rows:
+        return LogitDistance(part, 0.0, 1.0)
+    return LogitDistance(part, round(max(divergence, 0.0) / rows, 12), round(same / rows, 9))
 
 
 def heads(name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Distance]:
@@ -170,4 +213,4 @@ def read_quality(
     by_head, weights = (
         tuple(Distance(**each) for each in content[part]) for part in ("heads", "weights")
     )
-    return Quality(tuple(outputs), by_head, weights, limits)
+    return Quality(tuple(outputs), by_head, weights, limits, of_logits(pairs, limits))

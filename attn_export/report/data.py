@@ -49,6 +49,7 @@ def _quality(quality: Quality) -> dict[str, Any]:
         **{name: [dataclasses.asdict(each) for each in found] for name, found in parts.items()},
         "budgets": [str(budget) for budget in quality.budgets],
         "missed": list(quality.missed),
+        **({"logits": dataclasses.asdict(quality.logits)} if quality.logits else {}),
     }
 
 

@@ -168,6 +168,8 @@ def _print_quality(quality: Quality, console: Console) -> None:
         figures = f"{each.sqnr:.1f}", f"{each.cosine:.6f}", f"{each.row:.1e}"
         table.add_row(as_text(f"{title}{each.part}"), *figures)
     console.print(table)
+    if quality.logits:
+        _say(as_text(quality.logits_sentence), console)
     for sentence in quality.missed:
         _say(f"[red]beyond the budget[/] {as_text(sentence)}", console)
 

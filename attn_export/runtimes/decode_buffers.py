@@ -119,7 +119,7 @@ def load_session(graph: Path, threads: int | None, device: str = "cpu") -> Any:
         onnxruntime = sdk()
     except ImportError as error:
         raise RuntimeFailure(missing_package("onnxruntime")) from error
-    options = session_options(threads or 0, spin=True)
+    options = session_options(threads or 0, graph, spin=True)
     try:
         if device == "cuda":
             OrtCuda().prepare()

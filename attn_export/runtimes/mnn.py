@@ -22,6 +22,7 @@ UNSUPPORTED = (
     unsupported("Tanh", says="its values near 0 are not precise enough: softcap by 50 is seen"),
     unsupported("input BFLOAT16", says="its interface to numpy knows no bfloat16"),
     unsupported("input FLOAT16", says="its interface to numpy knows no float16"),
+    unsupported("MatMulInteger", says="its process ends with a signal"),
     unsupported("input INT8", says="its process ends with a signal"),
     unsupported("input UINT8", says="its process ends with a signal"),
 )

@@ -29,6 +29,10 @@ UNSUPPORTED = (
         says="Assertion failed: outShapes.size() == outTypes.size()",
     ),
     unsupported("ConstantOfShape", says="Assertion failed: blobs.size() == 1"),
+    unsupported(
+        "DynamicQuantizeLinear",
+        says="Unsupported operations: DynamicQuantizeLinear MatMulInteger",
+    ),
     unsupported("Tanh", says="NaN where scores are large"),
     unsupported("TensorScatter", says="Unsupported operations: TensorScatter"),
     unsupported("input BFLOAT16", says="blob data type = bfloat16 is not supported"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import DIALECTS
+from attn_export.runtimes.eight_bit_sums import EXACT, needs_exact_sums
 from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
 from attn_export.runtimes.support import Unsupported, unsupported
 from attn_export.system_info import install_command, missing_package
@@ -89,7 +90,7 @@ class OrtCpu:
             threads: The number of threads.
             options: Entries of the configuration, by name.
         """
-        made = session_options(threads)
+        made = session_options(threads, graph)
         if _bytes_beside(graph) > PREPACKED_BELOW:
             # Packed weights are a copy for each session; else sessions share those in the file.
             made.add_session_config_entry("session.disable_prepacking", "1")
@@ -212,11 +213,12 @@ def array_of(value: Any) -> np.ndarray:
     return np.frombuffer(bits, numpy_dtype("bfloat16")).reshape(value.shape())
 
 
-def session_options(threads: int, *, spin: bool = False) -> Any:
+def session_options(threads: int, graph: Path | None = None, *, spin: bool = False) -> Any:
     """Return the options of every session: errors only in the log.
 
     Args:
         threads: For computing; 0 for as many as ONNX Runtime chooses.
+        graph: The file of the graph, if it runs on the CPU.
         spin: Whether waiting threads spin, as is best where runs follow each other closely.
     """
     options = sdk().SessionOptions()
@@ -225,6 +227,8 @@ def session_options(threads: int, *, spin: bool = False) -> Any:
     options.log_severity_level = ERRORS_ONLY
     # By default a product with dequantised weights rounds its inputs to 8 bits.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    if graph is not None and needs_exact_sums(graph):
+        options.add_session_config_entry(*EXACT)
     if not spin:
         # They would take the cores from the process that computes the truth.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -64,9 +64,8 @@ class AttentionSpec(AttentionFields):
     @property
     def stored_widths(self) -> tuple[int, int]:
         """The widths of `past_key` and `past_value` in elements: D / 2 and Dv / 2 with int4."""
-        first, second = self.cache_widths
         in_one = IN_A_BYTE.get(self.kv_dtype, 1)
-        return first // in_one, second // in_one
+        return self.cache_widths[0] // in_one, self.cache_widths[1] // in_one
 
     @property
     def softmax_scale(self) -> float:
@@ -97,6 +96,11 @@ class AttentionSpec(AttentionFields):
     def turns_by_length(self) -> bool:
         """Return whether the length at hand changes the rotary frequencies."""
         return self.rotary_scaling in ("dynamic", "longrope")
+
+    @property
+    def depends_on_steps(self) -> bool:
+        """Return whether tokens give other numbers one by one than in one run."""
+        return self.turns_by_length or self.activations != "none"
 
     @property
     def turn_magnitude(self) -> float:

@@ -14,6 +14,9 @@ DERIVED: Final = -1
 
 NO_MASK: Final = "none"
 
+SEED, OF_DATA, OF_FILE = "seed", "data", "file"
+"""The values of `kv_scales_from`."""
+
 NUMBERS: Final = "tuple[float, ...]"
 """The type of a field that is a list of numbers."""
 
@@ -223,6 +226,11 @@ class AttentionFields:
         "the zero of quantised weights: at 0, or stored for each scale (asymmetric)",
         "symmetric", choices=("symmetric", "asymmetric"),
     )  # fmt: skip
+    activations: str = _field(
+        "the inputs of projections as 8 bits, by one scale for all tokens, which each run finds; "
+        "with int8 weights of one scale for each output",
+        "none", choices=("none", "dynamic-int8"),
+    )  # fmt: skip
     kv_dtype: str = _field(
         "the integers that hold keys and values in a cache written in place",
         "none", choices=("none", "int8", "int4"),
@@ -231,6 +239,11 @@ class AttentionFields:
         "the scales of such a cache: one for all keys and one for all values, or one for each "
         "channel of each head",
         "per-tensor", choices=("per-tensor", "per-channel"),
+    )  # fmt: skip
+    kv_scales_from: str = _field(
+        "the origin of these scales: random tokens of a seed, hidden states (`--calibrate`), or a "
+        "file of scales (`--kv-scales`)",
+        SEED, choices=(SEED, OF_DATA, OF_FILE), is_option=False,
     )  # fmt: skip
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from attn_export.errors import SpecError
-from attn_export.spec.fields import AttentionFields
+from attn_export.spec.fields import SEED, AttentionFields
 from attn_export.spec.inputs import Input, Shape
 
 POSITIONS: Final = 4095
@@ -17,6 +17,13 @@ KV_RANGES: Final = {"int8": (-128, 127), "int4": (-8, 7)}
 
 KV_STORED: Final = {"int8": ("int8", -128, 127), "int4": ("uint8", 0, 255)}
 """The type of the elements of such a cache, their least and their largest value."""
+
+FLOAT_CACHE: Final[Mapping[str, Any]] = {
+    "kv_dtype": "none",
+    "kv_scale": "per-tensor",
+    "kv_scales_from": SEED,
+}
+"""The fields of a cache that holds no integers."""
 
 IN_A_BYTE: Final = {"int4": 2}
 """The number of integers of a cache in a byte, where it is more than one."""
@@ -46,11 +53,12 @@ def integer_inputs(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[s
 def quantised_cache(spec: AttentionFields) -> None:
     """Check that a cache of integers is written in place, by attention in float32."""
     if spec.kv_dtype == "none":
-        if spec.kv_scale != "per-tensor":
-            raise SpecError(
-                f"kv_scale = {spec.kv_scale!r} with kv_dtype = 'none'; set kv_dtype to one of "
-                f"{', '.join(KV_RANGES)}"
-            )
+        for name, usual in FLOAT_CACHE.items():
+            if getattr(spec, name) != usual:
+                raise SpecError(
+                    f"{name} = {getattr(spec, name)!r} with kv_dtype = 'none'; set kv_dtype to one "
+                    f"of {', '.join(KV_RANGES)}"
+                )
         return
     given = f"kv_dtype = {spec.kv_dtype!r}"
     if spec.cache != "in-place":

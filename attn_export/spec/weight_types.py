@@ -44,6 +44,24 @@ def quantisation(spec: AttentionFields) -> None:
             )
 
 
+def quantised_activations(spec: AttentionFields) -> None:
+    """Check that the weights of all projections are int8, with one scale for each output."""
+    if spec.activations == "none":
+        return
+    given = f"activations = {spec.activations!r}"
+    if set(map(by_projection(spec.weights_dtype).get, PROJECTIONS)) != {"int8"}:
+        raise SpecError(
+            f"{given} with weights_dtype = {spec.weights_dtype!r}: products of integers have int8 "
+            'weights in all projections; set weights_dtype = "int8"'
+        )
+    for name, wanted in (("block_size", 0), ("scheme", "symmetric"), ("kv_dtype", "none")):
+        if getattr(spec, name) != wanted:
+            raise SpecError(
+                f"{name} = {getattr(spec, name)!r} with {given}, which takes {wanted!r} only; "
+                f"leave {name} out"
+            )
+
+
 def parse_weights_dtype(text: object) -> str:
     """Return the canonical text of `weights_dtype`: ``"int4"`` or ``"q,k,v=int4 out=int8"``."""
     wanted = (

@@ -83,7 +83,13 @@ def test_a_table_every_figure_and_a_chart(bundle: Path, tmp_path: Path, capsys):
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
-    "changes", [{}, {"kv_dtype": "int8"}, {"kv_dtype": "int4", "kv_scale": "per-channel"}]
+    "changes",
+    [
+        {},
+        {"kv_dtype": "int8"},
+        {"kv_dtype": "int4", "kv_scale": "per-channel"},
+        {"weights_dtype": "int8", "activations": "dynamic-int8"},
+    ],
 )
 @pytest.mark.extended
 def test_other_caches(changes: dict, tmp_path: Path, capsys):

@@ -10,15 +10,17 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT, small_spec
 from jsonschema import Draft202012Validator
 from shared import once
+from torch.nn import functional as F
 
 from attn_export import build, verify
 from attn_export.bundle import GOLDEN, MANIFEST, write_manifest
 from attn_export.cli import run
 from attn_export.errors import BundleError, UsageError
-from attn_export.parity.quality_vectors import distance
+from attn_export.parity.quality_vectors import distance, of_logits
 from attn_export.quality import Budget
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
@@ -138,7 +140,47 @@ def test_a_build_beyond_its_budget_fails_and_keeps_the_evidence(tmp_path: Path, 
     assert {verdict["status"] for verdict in kept["verdicts"]} == {"passed"}
 
 
-@pytest.mark.parametrize("text", ["sqnr", "sqnr>30", "sqnr>=", "sqnr<=3", "kl>=1", "sqnr>=nan", ""])
+@pytest.mark.parametrize(
+    ("budget", "code"), [("kl<=0.1", 0), ("kl<=0.0000001", 6), ("top1>=0.3", 0), ("top1>=1", 6)]
+)
+def test_an_output_is_judged_as_logits_where_a_budget_asks(bundle: Path, budget: str, code: int):
+    assert verify(bundle, runtimes=["ort-cpu"]).quality.logits is None
+    report = verify(bundle, runtimes=["ort-cpu"], budgets=[budget])
+    assert report.exit_code == code, str(report)
+    assert [said.split(":")[0] for said in report.quality.missed] == ["output"] * (code == 6)
+    content = json.loads(to_json(report))
+    VALIDATOR.validate(content)
+    assert 1e-6 < content["quality"]["logits"]["kl"] < 0.1
+    assert 0.3 < content["quality"]["logits"]["top1"] < 1
+    assert f"output as logits: KL {report.quality.logits.kl:.3g} nats" in to_html(report)
+
+
+def test_logits_have_the_divergence_of_torch_and_the_share_of_equal_maxima():
+    rng = np.random.default_rng(0)
+    f = rng.standard_normal((3, 5, 7)) * 3
+    q = f + rng.standard_normal(f.shape)
+    q[0] = f[0]  # rows that are equal do not count
+    f[1, 0, 2] = q[1, 0, 2] = -np.inf
+    found = of_logits({"output": [(f[:2], q[:2]), (f[2:], q[2:])]}, [Budget("kl", 1.0)])
+    logs = [torch.from_numpy(x[1:]).flatten(0, 1).log_softmax(-1) for x in (q, f)]
+    logs = [x.nan_to_num(neginf=-1e30) for x in logs]
+    wanted = F.kl_div(*logs, reduction="batchmean", log_target=True)
+    assert found.kl == pytest.approx(float(wanted), rel=1e-9)
+    same = f[1:].argmax(-1) == q[1:].argmax(-1)
+    assert found.top1 == pytest.approx(same.mean())
+    assert of_logits({"output": [(f, q)]}, [Budget("sqnr", 1.0)]) is None
+
+
+@pytest.mark.parametrize("text", ["top1>=95", "cosine>=1.1"])
+def test_a_share_beyond_1_is_refused(text: str):
+    with pytest.raises(UsageError, match=r"is at most 1, as in \w+>=0.99; got") as error:
+        Budget.parse(text)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["sqnr", "sqnr>30", "sqnr>=", "sqnr<=3", "kl>=1", "top1<=1", "kl<=-1", "sqnr>=nan", ""]
+)
 def test_a_budget_that_is_none_is_refused(text: str):
     with pytest.raises(UsageError, match="a budget is sqnr>=NUMBER") as error:
         Budget.parse(text)

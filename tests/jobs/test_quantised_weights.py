@@ -18,6 +18,8 @@ from attn_export.graph.checks import check_graph
 from attn_export.graph.load import load_model
 from attn_export.results import Report
 
+pytestmark = pytest.mark.xdist_group("test_quantised_weights")  # its bundles are shared
+
 SPECS = {
     "int4": {"weights_dtype": "int4"},
     "int4 asymmetric, by 16": {

@@ -52,6 +52,7 @@ FEW: dict[str, dict[str, object]] = {
     "in place, int8": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int8"},
     "in place, int4": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int4"},
     "int8": {"weights_dtype": "int8"},
+    "int8 activations": {**CAUSAL, "weights_dtype": "int8", "activations": "dynamic-int8"},
     "int4": {"weights_dtype": "int4", "block_size": 16},
     "int4, asymmetric": {"weights_dtype": "int4", "block_size": 16, "scheme": "asymmetric"},
 }  # fmt: skip
@@ -75,6 +76,9 @@ SUBJECTS = FEW | {
     "alibi, cache": {"alibi": True, **CACHE, **CAUSAL},
     "added keys": {"add_bias_kv": True, "add_zero_attn": True},
     "in place, padding": {**IN_PLACE, **PADDING},
+    "in place, int8 activations": {
+        **IN_PLACE, **PADDING, "weights_dtype": "int8", "activations": "dynamic-int8",
+    },
     "in place, int8 by channel": {
         **IN_PLACE, **PADDING, "kv_dtype": "int8", "kv_scale": "per-channel",
     },

@@ -31,6 +31,7 @@ CONTRIB = (
     "in place, int8",
     "int4",
     "int8",
+    "int8 activations",
 )
 """Subjects whose form for ONNX Runtime is tried by default."""
 

@@ -14,6 +14,7 @@ LONGROPE = {
     "rotary": "half", "rotary_scaling": "longrope", "rotary_short_factors": [1.0] * 4,
     "rotary_long_factors": [2.0] * 4,
 }  # fmt: skip
+INT8_PRODUCTS = {"weights_dtype": "int8", "activations": "dynamic-int8"}
 
 REFUSED = [
     # changes, and what the message has to say
@@ -167,6 +168,19 @@ REFUSED_FEATURES = [
     (
         {"kv_dtype": "int8", "cache": "in-place", "dtype": "float16"},
         ["kv_dtype = 'int8'", "dtype = 'float16'", "leave dtype out"],
+    ),
+    ({"activations": "int8"}, ["activations has to be one of none, dynamic-int8", "'int8'"]),
+    (
+        {"activations": "dynamic-int8"},
+        ["activations = 'dynamic-int8'", "weights_dtype = 'none'", 'weights_dtype = "int8"'],
+    ),
+    ({**INT8_PRODUCTS, "weights_dtype": "int4"}, ["weights_dtype = 'int4'", "int8 weights in all"]),
+    ({**INT8_PRODUCTS, "weights_dtype": "q,k,v=int8"}, ["'q,k,v=int8'", "int8 weights in all"]),
+    ({**INT8_PRODUCTS, "block_size": 32}, ["block_size = 32", "takes 0 only"]),
+    ({**INT8_PRODUCTS, "scheme": "asymmetric"}, ["'asymmetric'", "takes 'symmetric' only"]),
+    (
+        {**INT8_PRODUCTS, "cache": "in-place", "kv_dtype": "int8"},
+        ["kv_dtype = 'int8'", "takes 'none' only", "leave kv_dtype out"],
     ),
     ({"weights_dtype": "q=int8", "packed_qkv": True}, ["packed_qkv", "'q=int8'", "the same"]),
     *[

@@ -1,0 +1,160 @@
+"""The scales of a cache of integers that the user gives, in a module and in its bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attn_export.attention import Attention
+from attn_export.attention.cache_scales import calibrated, rule_of, set_scales
+from attn_export.errors import AttnExportError, ExportError, WeightsError, counted, one_line
+from attn_export.export.subject_checks import dtype_of
+from attn_export.source_location import line_of
+from attn_export.spec import AttentionSpec
+from attn_export.spec.fields import LARGEST, OF_DATA, OF_FILE, SEED
+
+Calibration = Path | str | Callable[[], Iterable[Mapping[str, Any]]]
+"""Hidden states: a file, or a function that yields them in batches, by the names of inputs."""
+
+MOST = 2**30
+"""The largest size of a file of hidden states in bytes."""
+
+
+def settle_scales(
+    module: Attention, kv_scales: Path | str | None = None, calibrate: Calibration | None = None
+) -> tuple[str, ...]:
+    """Give a module the scales of its cache, and return a note for the reader on them.
+
+    Args:
+        module: Changed in place. Without more it keeps the scales of random tokens.
+        kv_scales: A file with `k_scale` and `v_scale`.
+        calibrate: Hidden states that they are found from.
+
+    Raises:
+        WeightsError: If there is no cache of integers, if a file does not fit, or if there is none
+            and the spec says that there was one.
+        ExportError: If the function raises.
+    """
+    spec = module.spec
+    if kv_scales is not None and calibrate is not None:
+        raise WeightsError(f"kv_scales {kv_scales} and calibrate are both given; choose one")
+    if kv_scales is None and calibrate is None:
+        if spec.kv_scales_from != SEED:
+            raise WeightsError(
+                f"kv_scales_from = {spec.kv_scales_from!r} in the spec, and no scales are given; "
+                "name their file, kv_scales.npz of the bundle, by --kv-scales"
+            )
+        return ()
+    if module.kv_scales is None:
+        given = "kv_scales" if calibrate is None else "calibrate"
+        raise WeightsError(f"{given} with kv_dtype = 'none'; set kv_dtype to int8 or int4")
+    if kv_scales is not None:
+        from attn_export.weights.scale_files import read_scales  # few builds read one
+
+        path = Path(kv_scales)
+        set_scales(module, read_scales(path, dict(module.kv_scales.named_buffers())), OF_FILE)
+        return (f"the scales of the {spec.kv_dtype} cache are those of {path.name}",)
+    assert calibrate is not None
+    return _calibrated(module, calibrate)
+
+
+def _calibrated(module: Attention, calibrate: Calibration) -> tuple[str, ...]:
+    spec = module.spec
+    name = "a function" if callable(calibrate) else Path(calibrate).name
+    batches = [_checked(batch, spec, name) for batch in _batches(calibrate, spec)]
+    tokens = sum(batch["query"].shape[:2].numel() for batch in batches)
+    if not tokens:
+        raise WeightsError(f"the hidden states of {name} have no tokens; give some")
+    calibrated(module, batches)
+    module.spec = dataclasses.replace(spec, kv_scales_from=OF_DATA)
+    return (
+        f"the scales of the {spec.kv_dtype} cache are calibrated: they are {rule_of(spec)} of "
+        f"{counted(tokens, 'token')} of {name}; larger ones are clipped",
+    )
+
+
+def _batches(calibrate: Calibration, spec: AttentionSpec) -> list[Mapping[str, Any]]:
+    """Return the batches of a file, or of a function.
+
+    Raises:
+        ExportError: If the function raises; names the line.
+    """
+    if not callable(calibrate):
+        from attn_export.weights.array_files import read_arrays
+
+        return [read_arrays(Path(calibrate), _names(spec), MOST)]
+    try:
+        return list(calibrate())
+    except AttnExportError:
+        raise
+    except Exception as error:
+        where = line_of(error)
+        raise ExportError(
+            f"calibrate() raised{f' in {where}' if where else ''}: {one_line(error)}"
+        ) from error
+
+
+def _names(spec: AttentionSpec) -> list[str]:
+    return ["query", *(["position_ids"] if spec.position_ids else [])]
+
+
+def _checked(batch: Mapping[str, Any], spec: AttentionSpec, name: str) -> dict[str, Tensor]:
+    """Return a batch as tensors.
+
+    Raises:
+        WeightsError: If it holds something else than hidden states, and positions of theirs.
+    """
+    if not isinstance(batch, Mapping) or "query" not in batch or {*batch} - {*_names(spec)}:
+        shown = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
+        raise WeightsError(f"{name} gives {shown}; hidden states are {', '.join(_names(spec))}")
+    try:
+        given = {key: torch.as_tensor(array).detach().cpu() for key, array in batch.items()}
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise WeightsError(f"{name} gives what is no array: {one_line(error)}") from error
+    query = given["query"]
+    if query.dim() != 3 or query.shape[2] != spec.embed_dim or not query.is_floating_point():
+        raise WeightsError(
+            f"query of {name} is {dtype_of(query)} {list(query.shape)}; it has to be floating "
+            f"point, [B, L, {spec.embed_dim}]"
+        )
+    given["query"] = query.float()
+    if not given["query"].isfinite().all():
+        raise WeightsError(f"query of {name} holds NaN, or an infinity; leave such tokens out")
+    if "position_ids" in given:
+        given["position_ids"] = _positions(given["position_ids"], query, name)
+    return given
+
+
+def _positions(positions: Tensor, query: Tensor, name: str) -> Tensor:
+    is_whole = not positions.is_floating_point() and positions.dtype != torch.bool
+    if not is_whole or positions.shape != query.shape[:2]:
+        raise WeightsError(
+            f"position_ids of {name} are {dtype_of(positions)} {list(positions.shape)}; they have "
+            f"to be integers, {list(query.shape[:2])}"
+        )
+    if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < LARGEST:
+        raise WeightsError(f"position_ids of {name} have to be from 0 to {LARGEST - 1}")
+    return positions.long()
+
+
+def write_own(file: Path, spec: AttentionSpec | None, module: nn.Module) -> None:
+    """Write the files that a layer of ours is built from again: its spec, and given scales.
+
+    Args:
+        file: The file of the spec, in the bundle.
+        spec: The spec; None for a module of the user's, of which nothing is written.
+        module: The module.
+    """
+    if spec is None:
+        return
+    file.write_text(spec.to_toml(), encoding="utf-8")
+    if spec.kv_scales_from != SEED:
+        from attn_export.weights.scale_files import write_scales
+
+        scales = module.get_submodule("kv_scales").named_buffers()
+        write_scales(file.parent, {name: scale for name, scale in scales if name != "halves"})

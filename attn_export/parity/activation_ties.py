@@ -1,0 +1,287 @@
+"""Cases whose quantised activations are certain, and the error that the other ones may have.
+
+Rounding to an integer is a step, as `near_ties` says of caches. The inputs of a case are moved away
+from ties. The input of the output projection is computed, from integers: nothing moves it by
+little. Of a token that has a value near a tie there, an element is moved by one step of its scale,
+which changes all, until no value is near one. Where that does not end, a right graph may take
+either integer, and the error allowed is larger by what that changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from attn_export.attention import Attention
+from attn_export.attention.quantised_activations import DynamicInt8
+from attn_export.parity.draw import generator
+from attn_export.parity.measures import beyond_limit, eps, row_norms
+from attn_export.parity.near_ties import LEAST, RUNS, SAFETY
+from attn_export.results import Allowed, Arrays, Case, Golden
+
+MOVES, DRAWS = 50, 32
+"""The largest number of steps that move inputs, and of draws of tokens."""
+
+LONGEST, LARGE, FEW = 256, 4_000_000, 4
+"""The most queries of a row that are moved, and the parameters of modules of which few draws are
+made: each takes a run."""
+
+BEFORE = 4
+"""Every so many draws a token before the one with a value near a tie is moved."""
+
+SMALLER = 1 - 2.0**-7
+"""The factor on a channel of the past."""
+
+SHARE = 0.25
+"""The largest error that ties may add, as a share of that of inputs that are not rounded at all:
+with more, a graph that leaves the rounding out would pass."""
+
+OUTPUT = "output"
+ROUNDED = ("query", "key", "value")
+"""The inputs that are quantised as they are."""
+
+SINGLE = eps(np.dtype(np.float32))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ties:
+    """Values near a tie in the input of the output projection.
+
+    Attributes:
+        integers: Of all that the run quantises, less their zero points, in order.
+        near: Where values are near a tie, `[B, L, N]`.
+        rows: The largest change of each row of the output if all of them round the other way,
+            as an L2 norm, `[B, L]`.
+        unrounded: The L2 norm of the change of the whole output if no value is rounded.
+    """
+
+    integers: Sequence[Tensor]
+    near: Tensor
+    rows: Tensor
+    unrounded: float
+
+    @property
+    def too_many(self) -> bool:
+        """Return whether the case is no evidence that values are rounded."""
+        return float(self.rows.norm()) > SHARE * self.unrounded
+
+
+class ActivationTies:
+    """Finder of values near a tie in the runs of a float64 copy of a module.
+
+    Args:
+        module: The copy.
+        truth: Runs it on inputs.
+        noisy: Runs it so that it rounds at random, by the number of the run.
+    """
+
+    def __init__(
+        self,
+        module: Attention,
+        truth: Callable[[Arrays], object],
+        noisy: Callable[[Arrays, int], object],
+    ) -> None:
+        self._module, self._truth, self._noisy = module, truth, noisy
+        size = sum(parameter.numel() for parameter in module.parameters())
+        self._draws = DRAWS if size < LARGE else FEW
+
+    def settled(self, case: Case) -> Case | None:
+        """Return a case without values near a tie, or with as few as were found.
+
+        Args:
+            case: The case; what is quantised of its inputs may change.
+
+        Returns:
+            None where the inputs cannot be moved away from ties, or too many values stay near one.
+        """
+        random = generator("ties", case.name)
+        found, least, margin = None, np.inf, None
+        # Outputs of these are compared in any case.
+        whole = case.is_loud or (case.kind == "probe" and not case.contents)
+        for number in range(self._draws if case.inputs["query"].shape[1] <= LONGEST else 1):
+            moved = _away_from_ties(case)
+            if moved is None:
+                break
+            case, seen = moved, self._seen(moved.inputs)
+            # Inputs that differ by a step of one element have about the same errors.
+            margin = self._margin(moved.inputs, seen) if margin is None else margin
+            ties = self._ties(seen, margin)
+            count = int(ties.near.sum())
+            if count < least and (whole or not ties.too_many):
+                found, least = case, count
+            if not count:
+                break
+            case = self._drawn_anew(case, ties.near.numpy(), random, number)
+        return found
+
+    def of(self, inputs: Arrays) -> Ties:
+        """Return the values near a tie in a run of these inputs."""
+        seen = self._seen(inputs)
+        return self._ties(seen, self._margin(inputs, seen))
+
+    def _drawn_anew(
+        self, case: Case, near: np.ndarray, random: np.random.Generator, number: int
+    ) -> Case:
+        """Return a case that differs a little for the first value near a tie of each row.
+
+        An element of its token, or now and then of one before it, moves by a step; later also the
+        values of the past that this value comes from, since a query may see nothing else.
+
+        Args:
+            case: The case.
+            near: Where values are near a tie, `[B, L, N]`.
+            random: Chooses the elements.
+            number: The number of draws before.
+        """
+        spec = self._module.spec
+        inputs = {**case.inputs, "query": case.inputs["query"].copy()}
+        query = inputs["query"]
+        scale = float(DynamicInt8.scale(torch.from_numpy(query)))
+        if spec.has_cache:
+            inputs["past_value"] = case.inputs["past_value"].copy()
+        for row in np.flatnonzero(near.any(axis=(1, 2))):
+            token, value = map(int, np.argwhere(near[row])[0])
+            if number % BEFORE == BEFORE - 1:
+                token = int(random.integers(token + 1))
+            element = (row, token, int(random.integers(query.shape[-1])))
+            query[element] -= np.copysign(scale, query[element])
+            if spec.has_cache and number >= self._draws // 2:
+                head, channel = divmod(value, spec.v_head_dim)
+                inputs["past_value"][row, head // spec.q_per_kv, :, channel] *= np.float32(SMALLER)
+        return dataclasses.replace(case, inputs=inputs)
+
+    def _seen(self, inputs: Arrays) -> list[Tensor]:
+        """Return what a run quantises: its inputs, and the input of the output projection."""
+        with observed(self._module) as seen:
+            self._truth(inputs)
+        return seen
+
+    def _margin(self, inputs: Arrays, seen: Sequence[Tensor]) -> Tensor:
+        """Return the distance from a tie, in steps, that is enough: `[B, L, N]`."""
+        exact = seen[-1] / DynamicInt8.scale(seen[-1])
+        largest = torch.zeros_like(exact)
+        integers = [DynamicInt8.integers(each) for each in seen]
+        for number in range(RUNS):
+            with rounding_to([*integers[:-1], None], self._module), observed(self._module) as again:
+                self._noisy(inputs, number)
+            noisy = again[-1] / DynamicInt8.scale(again[-1])
+            largest = torch.maximum(largest, (noisy - exact).abs())
+        margin = SAFETY * largest + LEAST * SINGLE * exact.abs()
+        heads = margin.unflatten(-1, (self._module.spec.num_heads, -1))
+        found: Tensor = heads.amax(-1, keepdim=True).expand_as(heads).flatten(-2)
+        return found
+
+    def _ties(self, seen: Sequence[Tensor], margin: Tensor) -> Ties:
+        x = seen[-1]  # [B, L, N]
+        scale = DynamicInt8.scale(x)
+        near = _distance(x / scale) < margin
+        columns = self._module.out_proj.weight.detach().double().norm(dim=0)  # of [E, N]
+        rows = scale * (near * columns).sum(-1)
+        # Errors of rounding are uniform within half a step.
+        size = float(scale * columns.norm()) * (rows.numel() / 12) ** 0.5
+        return Ties([DynamicInt8.integers(each) for each in seen], near, rows, size)
+
+
+@contextlib.contextmanager
+def observed(module: Attention) -> Iterator[list[Tensor]]:
+    """Give a list of what the module quantises inside this block, in order."""
+    seen: list[Tensor] = []
+    hook = module.activations.register_forward_pre_hook(lambda _, x: seen.append(x[0].detach()))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
+def rounding_to(integers: Sequence[Tensor | None], *modules: Attention) -> Iterator[None]:
+    """Let runs of modules round to these integers inside this block, with their own scales.
+
+    Args:
+        integers: Of what a run quantises, in order; None for what it rounds by itself.
+        modules: Changed for the time of the block.
+    """
+
+    def hook(module: Attention) -> RemovableHandle:
+        again = itertools.cycle(integers)
+
+        def replace(_: nn.Module, given: tuple[Tensor], own: Tensor) -> Tensor:
+            whole = next(again)
+            return own if whole is None else whole.to(own.dtype) * DynamicInt8.scale(given[0])
+
+        return module.activations.register_forward_hook(replace)
+
+    hooks = [hook(module) for module in modules]
+    try:
+        yield
+    finally:
+        for each in hooks:
+            each.remove()
+
+
+def widened(golden: Golden, ties: Ties) -> Golden:
+    """Return a case whose output may have the error that values near a tie explain.
+
+    Args:
+        golden: The case.
+        ties: The values, at least one.
+    """
+    allowed, expected = golden.allowed[OUTPUT], golden.expected[OUTPUT]
+    assert allowed is not None
+    t = expected.astype(np.float64)
+    largest = float(np.abs(t).max(initial=0.0)) or 1.0
+    shares, norms = ties.rows.numpy() / largest, row_norms(t)
+    by_row = shares / np.where(norms > 0, norms, np.inf)
+    found = Allowed(
+        allowed.whole + float(np.linalg.norm(shares) / (np.linalg.norm(norms) or np.inf)),
+        allowed.row + float(by_row.max()),
+    )
+    reason = beyond_limit(found.whole, found.row, expected.dtype)
+    if ties.too_many:
+        reason = "no evidence: too many values of the last projection's input lie near a tie"
+    unusable = {**golden.unusable, **({OUTPUT: reason} if reason else {})}
+    return dataclasses.replace(
+        golden, allowed={**golden.allowed, OUTPUT: found}, unusable=unusable,
+        rows_near_ties=int(ties.near.any(-1).sum()),
+    )  # fmt: skip
+
+
+def _distance(quotients: Tensor) -> Tensor:
+    return (quotients - quotients.floor() - 0.5).abs()
+
+
+def _away_from_ties(case: Case) -> Case | None:
+    """Return a case whose inputs are certain as integers; None where they cannot be."""
+    moved = {name: _moved(array) for name, array in case.inputs.items() if name in ROUNDED}
+    if any(array is None for array in moved.values()):
+        return None
+    return dataclasses.replace(case, inputs={**case.inputs, **_given(moved)})
+
+
+def _given(arrays: Mapping[str, np.ndarray | None]) -> Arrays:
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+def _moved(array: np.ndarray) -> np.ndarray | None:
+    """Return an input with its elements away from ties; None where that cannot be."""
+    for _ in range(MOVES):
+        x = torch.from_numpy(array.astype(np.float64))
+        scale = DynamicInt8.scale(x)
+        quotients = x / scale
+        margin = LEAST * SINGLE * quotients.abs()
+        near = _distance(quotients) < margin
+        if not bool(quotients.isfinite().all()):
+            return None
+        if not near.any():
+            return array
+        tie = quotients.floor() + 0.5
+        beside = tie + torch.where(quotients >= tie, 2 * margin, -2 * margin)
+        array = torch.where(near, beside * scale, x).numpy().astype(array.dtype)
+    return None

@@ -1,0 +1,54 @@
+"""The known mistake by which a wrong graph is explained, without runtimes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from attn_export.bundle import GOLDEN
+from attn_export.diagnose.evaluate import Evaluation
+from attn_export.diagnose.match import Evidence, matches
+from attn_export.parity.golden import case_folders, read_golden, read_inputs
+
+LOUD = ("outliers", "large_logits", "sharp")
+LARGEST = 20_000
+"""The most numbers of a case that is looked at."""
+
+
+def first_cause(folder: Path, right: onnx.ModelProto, wrong: onnx.ModelProto) -> str:
+    """Return the kind of the mistake that accounts best for a wrong graph; "" for none.
+
+    Args:
+        folder: The bundle.
+        right: Its graph.
+        wrong: The graph with a fault.
+    """
+    names, stored = case_folders(folder / GOLDEN)
+    expected = {golden.case.name: golden.expected for golden in read_golden(folder / GOLDEN)}
+    small = sorted(
+        (case for case in stored if case.kind != "decode"),
+        key=lambda case: math.prod(max(size, 1) for size in case.sizes.values()),
+    )
+    loud = (next(case for case in stored if case.name.startswith(name)) for name in LOUD)
+    mine, theirs, found = Evaluation(right), Evaluation(wrong), []
+    for case in (small[len(small) // 2], *small[:: max(len(small) // 8, 1)], *loud):
+        inputs = read_inputs(case, names)
+        if sum(array.size for array in inputs.values()) > LARGEST:
+            continue
+        values, kinds = mine.values(inputs), expected[case.name]
+        outputs = theirs.outputs_of(theirs.values(inputs))
+        actual = {name: array.astype(kinds[name].dtype) for name, array in outputs.items()}
+        found.append(Evidence(inputs, values, mine.outputs_of(values), actual))
+    found.sort(key=lambda evidence: not differs(evidence))  # one that fails comes first
+    named = matches(mine, found)
+    return named[0].mistake.kind if named else ""
+
+
+def differs(evidence: Evidence) -> bool:
+    return any(
+        np.abs(evidence.actual[name].astype(np.float64) - right).max(initial=0) > 1e-5
+        for name, right in evidence.right.items()
+    )
