@@ -46,7 +46,7 @@ DEFAULT = of_each_kind([*FAULTS, *HARD_FAULTS])
     extended([*FAULTS, *HARD_FAULTS], lambda fault: fault.name in DEFAULT),
     ids=lambda fault: fault.name,
 )
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_a_fault_in_a_graph_is_named_first(fault: Planted, tmp_path: Path):
     bundle = bundle_of(fault.spec)
     graph = planted(fault, bundle, tmp_path)

@@ -59,6 +59,7 @@ def bundle_of(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", extended(SPECS, lambda name: name in MORE))
+@pytest.mark.every(2)
 def test_every_form_keeps_integers(name: str):
     folder = bundle_of(name)
     report = verify(folder, runtimes=["ort-cpu"])

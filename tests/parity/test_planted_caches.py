@@ -74,6 +74,7 @@ def chosen(cases: Sequence[StoredCase]) -> list[StoredCase]:
 
 
 @pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.every(2)
 def test_a_cache_that_is_kept_rightly_passes(kind: str):
     assert wrong_outputs(kind, None) == 0
 
@@ -81,7 +82,7 @@ def test_a_cache_that_is_kept_rightly_passes(kind: str):
 @pytest.mark.parametrize(
     ("kind", "name", "fault"), PLANTED, ids=lambda x: x if isinstance(x, str) else ""
 )
-@pytest.mark.every(4)
+@pytest.mark.every(6)
 def test_a_cache_that_is_kept_wrongly_fails(kind: str, name: str, fault: Fault):
     assert wrong_outputs(kind, fault) > 0, name
 

@@ -144,7 +144,7 @@ def system(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[Row, Built
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.every(12)
+@pytest.mark.every(24)
 def test_each_row_of_weights_sums_to_1_in_eager_and_in_onnx_runtime(system, size):
     row, graph = system
     inputs = drawn(row.inputs, *size)
