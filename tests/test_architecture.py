@@ -53,7 +53,7 @@ FLOORS = {
     "diagnose/misreadings": 1, "diagnose/__init__": 1,
     "diagnose/run_probes": 3, "diagnose/dispatch": 3, "diagnose/findings": 3,
     "diagnose/mask_probes": 3, "diagnose/precision": 3, "diagnose/probe_": 3,
-    "diagnose/readings": 3, "diagnose/sdpa": 3, "diagnose/seen_keys": 3,
+    "diagnose/readings": 3, "diagnose/seen_keys": 3,
     "report/": 4, "kits/": 3,
     "jobs/": 5, "sweep/": 6,
     "cli/": 7, "pytest_plugin": 6,
@@ -66,7 +66,7 @@ WITH_TORCH = (
     "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle", "parity/operations",
     "parity/quality_oracle", "parity/rounding", "parity/ties",
     "bench/peers_plain", "bench/peers_spec",
-    "bench/peers_roofline", "bench/peers_export", "diagnose/sdpa",
+    "bench/peers_roofline", "bench/peers_export", "runtimes/pytorch",
 )  # fmt: skip
 
 ONLY_IN = {

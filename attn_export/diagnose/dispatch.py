@@ -4,50 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from attn_export.diagnose.findings import RAN, Probe
+from attn_export.diagnose.findings import RAN
 from attn_export.results import Outcome
-from attn_export.runtimes.child import module_command
-from attn_export.runtimes.process import CaseFiles, Serving, Worker
+from attn_export.runtimes.process import CaseFiles, Worker
 from attn_export.runtimes.protocol import Limits, Runtime
 from attn_export.tensorfile import read_outputs
-
-# -- probes of PyTorch, in a process of its own, if it is installed -----------------------------
-
-
-def no_pytorch() -> str:
-    """Return the reason that PyTorch is unavailable, or ""."""
-    return "" if find_spec("torch") else "torch is not installed"
-
-
-class SdpaServer(Serving):
-    """A process with PyTorch's `scaled_dot_product_attention`.
-
-    Args:
-        limits: For it.
-        probes: By the names of the cases.
-        cases: The cases to run.
-    """
-
-    def __init__(
-        self, limits: Limits, probes: Mapping[str, Probe], cases: Sequence[CaseFiles]
-    ) -> None:
-        super().__init__(module_command("attn_export.diagnose.sdpa", limits.threads), limits)
-        self.launch().tell({"cases": [
-            {"name": name, "inputs": str(source), "outputs": str(target),
-             "names": list(probes[name].inputs), "causal": probes[name].graph.causal}
-            for name, source, target in cases
-        ]})  # fmt: skip
-
-
-# -- distribution of cases to processes, with a fresh one after each crash ------------------------
-
 
 AT_ONCE = 2
 """Processes: one computes while another starts."""
@@ -77,14 +44,14 @@ class Question:
         cases: The cases without an answer.
     """
 
-    start: Callable[[Sequence[CaseFiles]], Serving]
+    start: Callable[[Sequence[CaseFiles]], Worker]
     cases: Sequence[CaseFiles]
 
 
-def serving_graph(
+def worker_with(
     kind: Runtime, limits: Limits, graph: Path, inputs: Sequence[str], cases: Sequence[CaseFiles]
-) -> Serving:
-    """Start a runtime's process with a graph.
+) -> Worker:
+    """Return a runtime's process, started with a graph.
 
     Args:
         kind: The runtime.
@@ -112,7 +79,7 @@ def run_questions(
     """
     found: dict[Path, Answer] = {}
     waiting = deque(questions)
-    running: deque[tuple[Question, Serving]] = deque()
+    running: deque[tuple[Question, Worker]] = deque()
     with ExitStack() as stack:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
@@ -131,7 +98,7 @@ def run_questions(
 
 
 def _listen(
-    question: Question, server: Serving, advance: Callable[[str], None]
+    question: Question, server: Worker, advance: Callable[[str], None]
 ) -> dict[Path, Answer]:
     """Return the answers to the cases that this process reached."""
     found: dict[Path, Answer] = {}

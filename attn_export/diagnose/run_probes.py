@@ -11,10 +11,8 @@ from typing import Protocol
 from attn_export.diagnose.dispatch import (
     Answer,
     Question,
-    SdpaServer,
-    no_pytorch,
     run_questions,
-    serving_graph,
+    worker_with,
 )
 from attn_export.diagnose.findings import (
     NO_OPERATOR,
@@ -45,10 +43,10 @@ def probes() -> tuple[Probe, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One side of the comparison: a runtime in a dialect, or PyTorch."""
+    """One side of the comparison: a runtime in a dialect."""
 
     name: str
-    form: str = ""
+    form: str
 
 
 class ProgressReceiver(Protocol):
@@ -107,10 +105,9 @@ class Comparison:
 
     def _first_round(self) -> Iterator[Question]:
         everything = list(self._probes.values())
-        if not no_pytorch():
+        if not runtime(PYTORCH).unavailable():
             supported = [probe for probe in everything if not probe.not_in_pytorch]
-            start = functools.partial(SdpaServer, self._limits, self._probes)
-            yield Question(start, self._cases(Side(PYTORCH), supported))
+            yield from self._of_runtime(runtime(PYTORCH), STANDARD, supported)
         for dialect in (STANDARD, ORT):
             if dialect in self._kind.dialects:
                 yield from self._of_runtime(self._kind, dialect, everything)
@@ -128,7 +125,7 @@ class Comparison:
             supported = [probe for probe in probes if probe.graph.name == graph.name]
             if path is not None:
                 names = list(supported[0].inputs)
-                start = functools.partial(serving_graph, kind, self._limits, path, names)
+                start = functools.partial(worker_with, kind, self._limits, path, names)
                 yield Question(start, self._cases(Side(kind.name, dialect), supported))
 
     def _cases(self, side: Side, probes: Sequence[Probe]) -> list[CaseFiles]:
@@ -138,7 +135,7 @@ class Comparison:
         return self._folder / "inputs" / self._numbers[probe.name]
 
     def _outputs_of(self, side: Side, probe: Probe) -> Path:
-        return self._folder / side.name / (side.form or "-") / self._numbers[probe.name]
+        return self._folder / side.name / side.form / self._numbers[probe.name]
 
     # -- reading ---------------------------------------------------------------------
 
@@ -168,8 +165,8 @@ class Comparison:
         return dataclasses.replace(probe.read(answer.outputs["output"]), form=side.form)
 
     def _row(self, probe: Probe) -> Row:
-        reason = probe.not_in_pytorch or no_pytorch()
-        supported = self._finding(Side(PYTORCH), probe)
+        reason = probe.not_in_pytorch or runtime(PYTORCH).unavailable()
+        supported = self._finding(Side(PYTORCH, STANDARD), probe)
         return Row(
             probe.name, probe.about, self._here(probe), probe.says,
             self._finding(Side(REFERENCE, STANDARD), probe),

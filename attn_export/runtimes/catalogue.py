@@ -31,6 +31,9 @@ CLASSES = {
 """The module and the class of each. A process imports those that it runs: all of them take a tenth
 of the time of `verify`."""
 
+SINGLE_NODES = {"pytorch": ("pytorch", "PyTorch")}
+"""The same of runtimes for graphs of one node, to compare others with: `all` leaves them out."""
+
 DEFAULT = ("ort-cpu", "ort-cuda")
 """Runtimes of a job that names none; without a GPU, ort-cuda is reported as not run."""
 
@@ -40,8 +43,8 @@ def runtime(name: str) -> Runtime:
     """Return the runtime of this name.
 
     Args:
-        name: One of `CLASSES`; ``ort-cpu@CPU`` on an emulated CPU; ``ort-cpu==VERSION`` for
-            another release than the installed one.
+        name: One of `CLASSES` or `SINGLE_NODES`; ``ort-cpu@CPU`` on an emulated CPU;
+            ``ort-cpu==VERSION`` for another release than the installed one.
 
     Raises:
         UsageError: If there is none.
@@ -56,9 +59,10 @@ def runtime(name: str) -> Runtime:
         from attn_export.runtimes.release import Release
 
         return Release(runtime(base), version)
-    if name not in CLASSES:
+    place = (CLASSES | SINGLE_NODES).get(name)
+    if place is None:
         raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(CLASSES)}, all")
-    module, kind = CLASSES[name]
+    module, kind = place
     found: Runtime = getattr(import_module(f"attn_export.runtimes.{module}"), kind)()
     return found
 

@@ -12,9 +12,6 @@ from attn_export.runtimes.child import Child, module_command
 from attn_export.runtimes.ipc import limit_memory
 from attn_export.runtimes.protocol import Facts, Launched, Limits, Options, Runtime
 
-# -- A process that serves cases, one after another, and how that ended -------------------------
-
-
 CaseFiles = tuple[str, Path, Path]
 """The name of a case, the folder of its inputs, and the folder for its outputs."""
 
@@ -35,41 +32,41 @@ class Served:
     seconds: float | None = None
 
 
-class Serving:
-    """A process that runs cases and reports its progress.
+class Worker:
+    """One process for one graph. Started early, it imports its SDK while others work.
 
     Args:
-        command: The command line.
-        limits: For it.
-        environment: Its environment; this process's own where None.
-        waits: Whether it is started by `launch` only.
+        runtime: The runtime.
+        limits: For the process.
+        waits: Whether the process is started by `launch` only.
 
     Attributes:
         outcome: The way in which it ended; `"ran"` only when every case was served.
         reason: Why it did not run to its end; empty where it did.
         loaded: Whether it came as far as its first case.
         facts: Facts that it reported.
+        follower: A process to start when this one is waited for, if any.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        limits: Limits,
-        environment: Mapping[str, str] | None = None,
-        *,
-        waits: bool = False,
-    ) -> None:
-        self.limits = limits
+    def __init__(self, runtime: Runtime, limits: Limits, *, waits: bool = False) -> None:
+        self.runtime = runtime
         self.outcome: Outcome = "crashed"
         self.reason = ""
         self.loaded = False
+        self.follower: Worker | None = None
+        self._command = worker_command(runtime.name, limits.memory_mib or 0, limits.threads)
+        self._environment: Mapping[str, str] | None = None
+        if isinstance(runtime, Launched):
+            self._command, self._environment = runtime.launched(self._command[1:])
+            limits = dataclasses.replace(limits, seconds=limits.seconds * runtime.patience)
+        self.limits = limits
         self.facts: Facts = {
             "threads": limits.threads,
             "seconds_limit": limits.seconds,
             "memory_limit_mib": limits.memory_mib,
         }
-        self._command, self._environment = command, environment
         self._child: Child | None = None
+        self._job: dict[str, Any] | None = None
         if not waits:
             self.launch()
 
@@ -85,14 +82,26 @@ class Serving:
         return self.launch().pid
 
     def launch(self) -> Child:
-        """Start the process, unless it was started."""
-        if self._child is None:
-            self._child = Child(self._command, self._environment)
-        return self._child
+        """Start the process and send it its job, if there is one, unless it was started."""
+        if self._child is not None:
+            return self._child
+        self._child = child = Child(self._command, self._environment)
+        if isinstance(self.runtime, Launched) and self.limits.memory_mib:
+            # An emulator does not pass on the limit that the process sets itself.
+            limit_memory(self.limits.memory_mib + self.runtime.own_mib, child.pid)
+        if self._job is not None:
+            child.tell(self._job)
+        return child
 
     def served(self) -> Iterator[Served]:
         """Yield the cases after they are served. Afterwards `outcome` and `reason` are set."""
         child = self.launch()
+        if self.follower is not None:
+            self.follower.launch()
+        yield from self._heard(child)
+        self.close()  # its memory is for the next ones
+
+    def _heard(self, child: Child) -> Iterator[Served]:
         while True:
             try:
                 event = child.hear(self.limits.seconds)
@@ -111,73 +120,6 @@ class Serving:
                 )
             elif self._note(event):
                 return
-
-    def close(self) -> None:
-        """End the process and its children."""
-        if self._child is not None:
-            self._child.close()
-
-    def _note(self, event: dict[str, Any]) -> bool:
-        """Keep a reported fact, and return whether it was the last event."""
-        match event["event"]:
-            case "loaded":
-                self.loaded = True
-                self.facts.update(event["facts"])
-            case "failed":
-                self.outcome, self.reason = event["outcome"], event["reason"]
-                return True
-            case "done":
-                self.reason = event["objection"]
-                self.outcome = "refused" if self.reason else "ran"
-                return True
-        return False
-
-
-# -- execution of a runtime in a process of its own, within limits ------------------------------
-
-
-class Worker(Serving):
-    """One process for one graph. Started early, it imports its SDK while others work.
-
-    Args:
-        runtime: The runtime.
-        limits: For the process.
-        waits: Whether the process is started by `launch` only.
-
-    Attributes:
-        follower: A process to start when this one is waited for, if any.
-    """
-
-    def __init__(self, runtime: Runtime, limits: Limits, *, waits: bool = False) -> None:
-        self.runtime = runtime
-        self.follower: Worker | None = None
-        self._job: dict[str, Any] | None = None
-        command = worker_command(runtime.name, limits.memory_mib or 0, limits.threads)
-        environment = None
-        if isinstance(runtime, Launched):
-            command, environment = runtime.launched(command[1:])
-            limits = dataclasses.replace(limits, seconds=limits.seconds * runtime.patience)
-        super().__init__(command, limits, environment, waits=waits)
-
-    def launch(self) -> Child:
-        """Start the process and send it its job, if there is one, unless it was started."""
-        if self._child is not None:
-            return self._child
-        child = super().launch()
-        if isinstance(self.runtime, Launched) and self.limits.memory_mib:
-            # An emulator does not pass on the limit that the process sets itself.
-            limit_memory(self.limits.memory_mib + self.runtime.own_mib, child.pid)
-        if self._job is not None:
-            child.tell(self._job)
-        return child
-
-    def served(self) -> Iterator[Served]:
-        """Yield the cases after they are served. Afterwards `outcome` and `reason` are set."""
-        self.launch()
-        if self.follower is not None:
-            self.follower.launch()
-        yield from super().served()
-        self.close()  # its memory is for the next ones
 
     def start(
         self,
@@ -223,6 +165,26 @@ class Worker(Serving):
         self._job = job
         if self._child is not None:
             self._child.tell(job)  # Has it ended? `served` finds out how.
+
+    def close(self) -> None:
+        """End the process and its children."""
+        if self._child is not None:
+            self._child.close()
+
+    def _note(self, event: dict[str, Any]) -> bool:
+        """Keep a reported fact, and return whether it was the last event."""
+        match event["event"]:
+            case "loaded":
+                self.loaded = True
+                self.facts.update(event["facts"])
+            case "failed":
+                self.outcome, self.reason = event["outcome"], event["reason"]
+                return True
+            case "done":
+                self.reason = event["objection"]
+                self.outcome = "refused" if self.reason else "ran"
+                return True
+        return False
 
 
 def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:

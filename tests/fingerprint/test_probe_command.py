@@ -15,14 +15,15 @@ from conftest import Cli, command
 from processes import gone, worker_after
 
 from attn_export.cli import run
-from attn_export.diagnose import run_probes
 from attn_export.diagnose.dispatch import Question, run_questions
 from attn_export.diagnose.run_probes import probes
 from attn_export.results import Outcome
 from attn_export.runtimes import process
+from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.onnx_reference import OnnxReference
-from attn_export.runtimes.process import CaseFiles, Serving
+from attn_export.runtimes.process import CaseFiles, Worker
 from attn_export.runtimes.protocol import Limits
+from attn_export.runtimes.pytorch import PyTorch
 from attn_export.tensorfile import write_tensors
 
 NAMES = [probe.name for probe in probes()]
@@ -35,7 +36,7 @@ def changed(monkeypatch: pytest.MonkeyPatch):
 
     def change(code: str) -> None:
         monkeypatch.setattr(process, "worker_command", worker_after(code))
-        monkeypatch.setattr(run_probes, "no_pytorch", lambda: "not asked here")
+        monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not asked here")
 
     return change
 
@@ -72,7 +73,7 @@ def test_json_on_stdout_is_all_that_is_there(cli: Cli, tmp_path: Path):
 
 
 def test_json_to_a_file_and_quiet(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(run_probes, "no_pytorch", lambda: "not asked here")
+    monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not asked here")
     file = tmp_path / "f.json"
     assert run(["probe", "onnx-reference", "--quiet", "--json", str(file)]) == 0
     assert (capsys.readouterr()) == ("", "")
@@ -157,7 +158,7 @@ for name in sys.argv[1:]: say(event="case", name=name, outputs=1)
 """
 
 
-def scripted(cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loaded: bool) -> Serving:
+def scripted(cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loaded: bool) -> Worker:
     """Start a process that serves `serves` cases, then ends in the given way."""
     names = [name for name, _, _ in cases[:serves]]
     for _, _, folder in cases[:serves]:
@@ -165,7 +166,9 @@ def scripted(cases: Sequence[CaseFiles], serves: int, outcome: Outcome, *, loade
         write_tensors(folder, "output", {"output": np.zeros(2)})
     script = SCRIPT.format(loaded=loaded, end=ENDS[outcome])
     limits = Limits(threads=1, seconds=2, memory_mib=None)
-    return Serving([sys.executable, "-c", script, *names], limits)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "worker_command", lambda *_: [sys.executable, "-c", script, *names])
+        return Worker(runtime("ort-cpu"), limits)
 
 
 def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outcome], int]:
@@ -173,7 +176,7 @@ def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outc
     cases = [(str(i), tmp_path, tmp_path / str(i)) for i in range(4)]
     steps, started = iter(script), []
 
-    def start(left: Sequence[CaseFiles]) -> Serving:
+    def start(left: Sequence[CaseFiles]) -> Worker:
         serves, outcome, loaded = next(steps)
         started.append(scripted(left, serves, outcome, loaded=loaded))
         return started[-1]
@@ -207,8 +210,8 @@ def test_each_case_has_one_answer_however_processes_end(script, outcomes, tmp_pa
 
 
 def test_without_torch_it_says_so_and_starts_nothing(capsys, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("attn_export.diagnose.dispatch.find_spec", lambda _: None)
-    monkeypatch.setattr(run_probes, "SdpaServer", None)
+    monkeypatch.setattr("attn_export.runtimes.pytorch.find_spec", lambda _: None)
+    monkeypatch.setattr(PyTorch, "load", None)
     assert run(["probe", "onnx-reference", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
     told = {row["name"]: row["pytorch"] for row in report["probes"]}

@@ -13,6 +13,7 @@ from attn_export.diagnose.findings import Row
 from attn_export.diagnose.run_probes import probes
 from attn_export.jobs.probe import probe
 from attn_export.runtimes.ort_cpu import OrtCpu
+from attn_export.runtimes.pytorch import PyTorch
 
 Need = Callable[[str], None]
 
@@ -128,7 +129,7 @@ def told(row: Row) -> str:
 
 
 def check(name: str, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_probes, "no_pytorch", lambda: "not asked here")
+    monkeypatch.setattr(PyTorch, "unavailable", lambda _: "not asked here")
     monkeypatch.setattr(
         run_probes, "REFERENCE", name
     )  # nor is the evaluator, but where it is meant
