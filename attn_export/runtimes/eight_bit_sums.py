@@ -1,4 +1,4 @@
-"""The option of ONNX Runtime that makes products of 8-bit integers exact, where it is needed.
+"""Options of ONNX Runtime for exact products of 8-bit integers, where they are needed.
 
 The Python kit ships this file.
 """
@@ -9,21 +9,27 @@ import importlib
 import mmap
 from pathlib import Path
 
-EXACT = ("session.x64quantprecision", "1")
-"""The entry of the session's configuration."""
+EXACT = {
+    # x86 with AVX2 and without VNNI adds two products in 16 bits, which overflow.
+    "session.x64quantprecision": "1",
+    # KleidiAI's kernel for ARM with SME2 takes a scale for each row, not for the tensor, where
+    # DynamicQuantizeLinear and MatMulInteger are one node.
+    "mlas.disable_kleidiai": "1",
+}
+"""Entries of the session's configuration."""
 
 
-def needs_exact_sums(graph: Path) -> bool:
-    """Return whether ONNX Runtime would cut sums of products of this graph off without `EXACT`.
+def entries_for(graph: Path) -> dict[str, str]:
+    """Return the entries of a session's configuration that make products of this graph exact.
 
-    The option is not for all graphs: ONNX Runtime 1.31 fails with it where int8 has scales of
-    blocks. Nor is it for all processors: products of many rows take three times as long.
+    They are not for all graphs: ONNX Runtime 1.31 fails with the first where int8 has scales of
+    blocks. Nor are they for all processors: products of many rows take three times as long.
     """
-    return _cuts_sums_off() and _multiplies_integers(graph)
+    return EXACT if _may_be_inexact() and _multiplies_integers(graph) else {}
 
 
-def _cuts_sums_off() -> bool:
-    """Return whether sums of two products may be cut off: where x86 has AVX2 and no VNNI."""
+def _may_be_inexact() -> bool:
+    """Return whether products may be inexact: where there is no AVX512-VNNI."""
     try:  # numpy asks the processor, which may be an emulated one
         core = importlib.import_module("numpy._core._multiarray_umath")
     except ImportError:

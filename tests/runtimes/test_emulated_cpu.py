@@ -199,24 +199,28 @@ def test_the_table_says_which_processors_add_in_half_precision(cpu: str, tmp_pat
     assert found == wanted[cpus()[cpu].float16]
 
 
-def test_products_of_8_bits_are_whole_where_processors_add_two_in_16(tmp_path: Path, need):
-    need(X86)
-    names = ["y", "scale", "zero"]
+@pytest.mark.parametrize("name", [X86, SOME_HALF])
+def test_products_of_8_bits_have_one_scale_and_whole_sums(name: str, tmp_path: Path, need):
+    need(name)
     weights = numpy_helper.from_array(np.full((64, 8), 127, np.int8), "w")
+    of_weights = numpy_helper.from_array(np.ones(8, np.float32), "of_weights")
     nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], names),
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["y", "scale", "zero"]),
         helper.make_node("MatMulInteger", ["y", "w", "zero"], ["whole"]),
-        helper.make_node("Cast", ["whole"], ["product"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["whole"], ["sum"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["scale", "of_weights"], ["of_both"]),
+        helper.make_node("Mul", ["sum", "of_both"], ["product"]),
     ]
     ends = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", size])
         for name, size in (("x", 64), ("product", 8))
     ]
-    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weights])
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], [weights, of_weights])
     opsets = [helper.make_opsetid("", 18)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "g.onnx")
-    cases = {"loud": {"x": np.ones((3, 64), np.float32)}}
-    ran = run_once(runtime(X86), tmp_path / "g.onnx", cases, LIMITS)
+    rows = np.array([[1.0], [0.25]], np.float32)
+    ran = run_once(runtime(name), tmp_path / "g.onnx", {"two": {"x": rows.repeat(64, 1)}}, LIMITS)
     assert ran.outcome == "ran", ran.complaint
-    # 255 and 127, 64 times; in 16 bits two of them are 32767
-    assert set(ran.outputs["loud"]["product"].ravel().tolist()) == {64 * 255 * 127}
+    # In 16 bits, two products of 255 and 127 are 32767; by its own scale, the second row is exact.
+    expected = 64 * 127 * np.array([[255], [64]]) / 255
+    np.testing.assert_allclose(ran.outputs["two"]["product"], expected.repeat(8, 1), rtol=1e-6)

@@ -29,9 +29,10 @@ static bool ok(const OrtApi *api, OrtStatus *status, Error *error) {
 
 /* -- opened and closed ------------------------------------------------------------------- */
 
-/* Whether ONNX Runtime may cut sums of two products of 8 bits off, as it does by default in x86
-   processors with AVX2 and without VNNI. The option against it makes others slower. */
-static bool cuts_sums_off(void) {
+/* Whether products of 8-bit integers may be inexact by default: x86 processors with AVX2 and without
+   VNNI cut sums of two off, ARM processors with SME2 take a scale for each row. The options against
+   it make others slower. */
+static bool may_be_inexact(void) {
 #if defined(__GNUC__) && defined(__x86_64__)
     return !__builtin_cpu_supports("avx512vnni");
 #else
@@ -71,8 +72,9 @@ static bool make_session(Model *model, const char *graph, ModelOptions wanted, E
         ok(api,
            api->AddSessionConfigEntry(options, "session.qdq_matmulnbits_accuracy_level", "1"),
            error) &&
-        (!cuts_sums_off() || !multiplies_integers(graph) ||
-         ok(api, api->AddSessionConfigEntry(options, "session.x64quantprecision", "1"), error)) &&
+        (!may_be_inexact() || !multiplies_integers(graph) ||
+         (ok(api, api->AddSessionConfigEntry(options, "session.x64quantprecision", "1"), error) &&
+          ok(api, api->AddSessionConfigEntry(options, "mlas.disable_kleidiai", "1"), error))) &&
         ok(api, api->CreateSession(model->env, graph, options, &model->session), error);
     if (options != NULL) api->ReleaseSessionOptions(options);
     return made;

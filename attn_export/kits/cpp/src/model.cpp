@@ -22,9 +22,10 @@ Ort::Env make_env() {
     return Ort::Env(ORT_LOGGING_LEVEL_ERROR, "model");
 }
 
-// Whether ONNX Runtime may cut sums of two products of 8 bits off, as it does by default in x86
-// processors with AVX2 and without VNNI. The option against it makes others slower.
-bool cuts_sums_off() {
+// Whether products of 8-bit integers may be inexact by default: x86 processors with AVX2 and without
+// VNNI cut sums of two off, ARM processors with SME2 take a scale for each row. The options against
+// it make others slower.
+bool may_be_inexact() {
 #if defined(__GNUC__) && defined(__x86_64__)
     return !__builtin_cpu_supports("avx512vnni");
 #else
@@ -46,8 +47,9 @@ Ort::SessionOptions session_options(const std::filesystem::path& graph, ModelOpt
     options.AddConfigEntry("session.intra_op.allow_spinning", wanted.spin ? "1" : "0");
     // By default a product with dequantised weights rounds its inputs to 8 bits.
     options.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", "1");
-    if (cuts_sums_off() && multiplies_integers(graph)) {
+    if (may_be_inexact() && multiplies_integers(graph)) {
         options.AddConfigEntry("session.x64quantprecision", "1");
+        options.AddConfigEntry("mlas.disable_kleidiai", "1");
     }
     return options;
 }

@@ -22,19 +22,20 @@ export const ENGINE = `onnxruntime-node ${versionOf('onnxruntime-node')}`;
  * @throws {Error} If ONNX Runtime refuses it.
  */
 export async function load(path, { threads = 0 } = {}) {
-  // By default x86 processors with AVX2 and without VNNI cut sums of two products of 8 bits off. The
-  // option against it makes others slower.
+  // By default x86 processors with AVX2 and without VNNI cut sums of two products of 8 bits off, and
+  // ARM processors with SME2 take a scale for each row. The options against it make others slower.
   const processor = await readFile('/proc/cpuinfo', 'utf8').catch(() => '');
-  const cutsOff = !processor.includes('avx512_vnni');
-  const wanted = cutsOff && (await readFile(path)).includes('MatMulInteger');
+  const mayBeInexact = !processor.includes('avx512_vnni');
+  const wanted = mayBeInexact && (await readFile(path)).includes('MatMulInteger');
   const exact = wanted ? { x64quantprecision: '1' } : {};
+  const mlas = wanted ? { disable_kleidiai: '1' } : {};
   const session = await ort.InferenceSession.create(path, {
     executionProviders: ['cpu'],
     intraOpNumThreads: threads,
     interOpNumThreads: 1,
     logSeverityLevel: ERRORS_ONLY,
     // By default a product with dequantised weights rounds its inputs to 8 bits.
-    extra: { session: { qdq_matmulnbits_accuracy_level: '1', ...exact } },
+    extra: { session: { qdq_matmulnbits_accuracy_level: '1', ...exact }, mlas },
   });
   return new Model(ort, session, true);
 }

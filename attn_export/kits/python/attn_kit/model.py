@@ -12,7 +12,7 @@ import numpy as np
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
-from attn_kit.eight_bit_sums import EXACT, needs_exact_sums
+from attn_kit.eight_bit_sums import entries_for
 from attn_kit.files import check_regular
 from attn_kit.settings import AXES, BOUND, DECODE, FILES, GRAPH
 
@@ -48,8 +48,8 @@ class Model:
         graph = path or bundle_folder() / GRAPH
         for file in (graph, *(graph.parent / name for name in FILES if path is None)):
             check_regular(file)
-        if needs_exact_sums(graph):
-            options.add_session_config_entry(*EXACT)
+        for entry in entries_for(graph).items():
+            options.add_session_config_entry(*entry)
         self._session = ort.InferenceSession(str(graph), options, providers=list(providers))
         self._single = self._session
         if path is None and DECODE != GRAPH:
