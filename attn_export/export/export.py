@@ -9,7 +9,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from inspect import Parameter, Signature
 from itertools import zip_longest
 from typing import Any
@@ -43,10 +43,17 @@ from attn_export.parity.sizes import MOST
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A canonical graph and where each of its nodes came from (``package/file.py:line``)."""
+    """A canonical graph and where each of its nodes came from (``package/file.py:line``).
+
+    Attributes:
+        model: The graph.
+        origins: The origins, by name of the node.
+        in_bfloat16: Returns the graph that computes in bfloat16, where `model` casts it to float32.
+    """
 
     model: ir.Model
     origins: dict[str, str]
+    in_bfloat16: Callable[[], ir.Model] | None = None
 
 
 def export(subject: Subject) -> Exported:
@@ -66,7 +73,7 @@ def export(subject: Subject) -> Exported:
     # Few runtimes compute in bfloat16, ONNX Runtime's CPU does not.
     exported = _exported(in_float32(subject))
     narrow(exported.model, narrow_dtypes)
-    return exported
+    return dataclasses.replace(exported, in_bfloat16=lambda: _exported(subject).model)
 
 
 def _refuse_look_at_dtype(subject: Subject) -> None:

@@ -29,7 +29,8 @@ def features(model: ir.Model) -> tuple[str, ...]:
     ``Attention(given mask: BOOL)``; ``Range(total_len)``, with the axis that it is declared to
     have; ``LessOrEqual(of one Range)``, as for a causal mask without a past; ``Cast(to
     BFLOAT16)``; ``DequantizeLinear(INT4)``, with the type that it reads, and
-    ``DequantizeLinear(blocks)``.
+    ``DequantizeLinear(blocks)``; ``Attention(BFLOAT16)``, with the type in which it computes where
+    that is rare, and ``com.microsoft.GroupQueryAttention(FLOAT)`` in any case.
     """
     found = {f"opset {model.opset_imports['']}"}
     found |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
@@ -60,7 +61,13 @@ def _of_attention(node: ir.Node) -> set[str]:
             uses.add(name)
     if len(node.outputs) > 3 and node.outputs[3].name:
         uses.add("qk_matmul_output")
-    return uses
+    return uses | (_type_of_attention(node) & {"BFLOAT16"})
+
+
+def _type_of_attention(node: ir.Node) -> set[str]:
+    values = (*node.outputs[:1], *node.inputs[:3])  # of some, the type is not known
+    dtypes = (value.dtype for value in values if value is not None and value.dtype is not None)
+    return {dtype.name for dtype in dtypes}
 
 
 def _of_range(node: ir.Node) -> set[str]:
@@ -82,7 +89,8 @@ def _of_cast(node: ir.Node) -> set[str]:
 
 def _of_grouped_queries(node: ir.Node) -> set[str]:
     named = {12: "k_scale", 14: "q_norm_weight"}
-    return {name for index, name in named.items() if optional_input(node, index) is not None}
+    uses = {name for index, name in named.items() if optional_input(node, index) is not None}
+    return uses | _type_of_attention(node)
 
 
 def _of_dequantisation(node: ir.Node) -> set[str]:

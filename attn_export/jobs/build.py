@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from attn_export.results import Golden, RuntimeRun, StoredCase, Verdict
 
 WIDE = "in float32"
-CAST_NOTE = (
-    "weights, inputs and outputs are bfloat16 and are cast to float32 in the graph: few runtimes "
-    "compute in bfloat16, and ONNX Runtime on the CPU does not"
-)
 
 
 def build(
@@ -203,7 +199,7 @@ class _Work:
             runs = tuple(run for run in runs if run.graph not in refuted)
             verdicts = tuple(verdict for verdict in verdicts if verdict.graph not in refuted)
         if "bfloat16" in subject.narrow_dtypes().values():
-            notes = (*notes, CAST_NOTE)
+            notes = (*notes, *forms.bfloat16_notes(graphs))
         dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
         notes = (*notes, *cpu_notes(verdicts, goldens))
         return _Judged(
@@ -236,7 +232,7 @@ class _Work:
 
     def _lower(self, exported: Exported, subject: Subject) -> tuple[list[Lowered], tuple[str, ...]]:
         self.progress.phase("checking the graphs")
-        graphs, left_out = forms.lower_all(exported.model, self.dialects)
+        graphs, left_out = forms.lower_all(exported, self.dialects)
         forms.save_checked(graphs, subject.expected(), self.folder)
         self.pool.add(graph.file for graph in graphs)
         return graphs, left_out

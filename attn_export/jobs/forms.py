@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import CUDA, DIALECTS, MODEL, PORTABLE, graph_name
-from attn_export.errors import GraphError
+from attn_export.errors import ExportError, GraphError
 from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import ORT_NEEDED
 
 if TYPE_CHECKING:
-    import onnx_ir as ir
-
+    from attn_export.export.export import Exported
     from attn_export.export.subject import Subject
     from attn_export.graph.check_model import Expected
     from attn_export.graph.lower import Lowered
 
 ALL = "all"
+CAST_NOTE = (
+    "weights, inputs and outputs are bfloat16 and are cast to float32 in the graph: few runtimes "
+    "compute in bfloat16, and ONNX Runtime on the CPU does not"
+)
+CUDA_NOTE = "the graphs in the cuda dialect compute in bfloat16: only a GPU can prove their numbers"
 
 
 def first_graphs(dialects: Sequence[str]) -> list[GraphFile]:
@@ -27,33 +31,50 @@ def first_graphs(dialects: Sequence[str]) -> list[GraphFile]:
     return [GraphFile(graph_name(first), first)]
 
 
-def lower_all(model: ir.Model, dialects: Sequence[str]) -> tuple[list[Lowered], tuple[str, ...]]:
+def lower_all(exported: Exported, dialects: Sequence[str]) -> tuple[list[Lowered], tuple[str, ...]]:
     """Return the graph in every dialect.
 
     Args:
-        model: The canonical graph.
+        exported: The canonical graph.
         dialects: Names, of which ``"all"`` stands for those that fit.
 
     Returns:
         The graphs, and notes on the dialects that do not fit.
 
     Raises:
+        ExportError: If the graph in bfloat16 that a named dialect needs cannot be exported.
         GraphError: If a dialect that is named does not fit.
     """
-    from attn_export.graph.lower import lower
-
     graphs: list[Lowered] = []
     notes: list[str] = []
     for dialect in DIALECTS if ALL in dialects else dialects:
         try:
-            graphs += lower(model, dialect).values()
-        except GraphError as error:
+            graphs += _lowered(exported, dialect)
+        except (ExportError, GraphError) as error:
             if dialect in dialects:
                 raise
-            if dialect == CUDA:  # most graphs have no other form for it
+            if dialect == CUDA and isinstance(error, GraphError):  # most graphs have no such form
                 continue
             notes.append(f"not in the {dialect} dialect: {error}")
     return graphs, tuple(notes)
+
+
+def _lowered(exported: Exported, dialect: str) -> Iterable[Lowered]:
+    """Return the graphs of a dialect; for `CUDA`, those that compute in bfloat16 where they can."""
+    from attn_export.graph.lower import NotInHalfError, lower
+
+    try:
+        return lower(exported.model, dialect).values()
+    except NotInHalfError:
+        if exported.in_bfloat16 is None:
+            raise
+    return lower(exported.in_bfloat16(), dialect).values()
+
+
+def bfloat16_notes(graphs: Sequence[Lowered]) -> tuple[str, ...]:
+    """Return notes on the types in which the graphs of a bfloat16 subject compute."""
+    on_cuda = any(graph.file.dialect == CUDA for graph in graphs)
+    return (CAST_NOTE, CUDA_NOTE) if on_cuda else (CAST_NOTE,)
 
 
 def save_checked(graphs: Sequence[Lowered], expected: Expected, folder: Path) -> None:

@@ -81,7 +81,7 @@ class Caches:
         if self._device == "cpu":
             self._arrays[name][...] = array
         else:
-            self.values[name].update_inplace(np.ascontiguousarray(array))
+            self.values[name].update_inplace(value_on(np.ascontiguousarray(array)))
 
     def _put(self, arrays: dict[str, np.ndarray]) -> None:
         self.values = {name: value_on(array, self._device) for name, array in arrays.items()}
@@ -91,7 +91,7 @@ class Caches:
     def _held(self) -> dict[str, np.ndarray]:
         if self._device == "cpu":
             return self._arrays
-        return {name: value.numpy() for name, value in self.values.items()}
+        return {name: array_of(value) for name, value in self.values.items()}
 
     def _empty(self, name: str) -> np.ndarray:
         sizes = {"batch": self.batch, CAPACITY: self.capacity}

@@ -37,6 +37,10 @@ holds weights in the order that its kernels read fastest."""
 
 NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 BFLOAT16, ONNX_BFLOAT16 = "tensor(bfloat16)", 16
+NO_BFLOAT16 = (
+    "it has no kernel of this operator in bfloat16; of the graph, only the placement on CUDA in a "
+    "dry run is known"
+)
 
 
 class OrtCpu:
@@ -51,6 +55,10 @@ class OrtCpu:
             "com.microsoft.GroupQueryAttention(q_norm_weight)",
             says="it has norms within this operator on CUDA and WebGPU only; of the graph, only "
             "the placement in a dry run is known",
+        ),
+        *(
+            unsupported(f"{operator}(BFLOAT16)", says=NO_BFLOAT16)
+            for operator in ("Attention", "com.microsoft.GroupQueryAttention")
         ),
     )
     counter_options: Mapping[str, Options] = {
@@ -193,13 +201,18 @@ def value_on(array: np.ndarray, device: str = "cpu") -> Any:
     if array.dtype.name == "bfloat16":  # its interface to numpy knows none
         import numpy as np
 
-        bits = array.view(np.uint16)
-        return sdk().OrtValue.ortvalue_from_numpy_with_onnx_type(bits, ONNX_BFLOAT16)
+        values = sdk().OrtValue
+        on_host = values.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ONNX_BFLOAT16)
+        if device == "cpu":
+            return on_host
+        made = values.ortvalue_from_shape_and_type(list(array.shape), ONNX_BFLOAT16, device)
+        made.update_inplace(on_host)
+        return made
     return sdk().OrtValue.ortvalue_from_numpy(array, device)
 
 
 def array_of(value: Any) -> np.ndarray:
-    """Return the array of a value on the CPU; it may be a view of the value's memory."""
+    """Return the array of a value; it may be a view of the memory of a value on the CPU."""
     if value.data_type() != BFLOAT16:
         array: np.ndarray = value.numpy()
         return array
@@ -209,6 +222,10 @@ def array_of(value: Any) -> np.ndarray:
 
     from attn_export.tensorfile import numpy_dtype
 
+    if value.device_name() != "cpu":
+        on_host = value_on(np.empty(value.shape(), numpy_dtype("bfloat16")))
+        on_host.update_inplace(value)
+        value = on_host
     bits = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
     return np.frombuffer(bits, numpy_dtype("bfloat16")).reshape(value.shape())
 

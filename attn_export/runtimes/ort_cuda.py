@@ -30,12 +30,8 @@ COMPUTING = frozenset(
 
 UNSUPPORTED = (
     unsupported(
-        "com.microsoft.GroupQueryAttention", "input FLOAT",
+        "com.microsoft.GroupQueryAttention(FLOAT)",
         says="CUDA has no kernel of it for float32; it would run on the CPU",
-    ),
-    unsupported(
-        "com.microsoft.GroupQueryAttention", "input BFLOAT16",
-        says="bfloat16 is cast to float32 there, for which CUDA has no kernel of it",
     ),
     unsupported(
         "Attention(qk_matmul_output)",

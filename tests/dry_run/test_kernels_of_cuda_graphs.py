@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,10 @@ SPECS: dict[str, tuple[dict[str, object], int]] = {
     ),
     "rotary, one head of keys": ({"bias": False, "rotary": "half", "num_kv_heads": 1}, 9),
 }  # fmt: skip
-"""Fields beside float16, a cache in place and heads of 64, and the most launches of a step."""
+"""Fields beside a cache in place and heads of 64, and the most launches of a step."""
 
-DEFAULT = {("rotary, norms, window", "sm_80")}
+TYPES = ("float16", "bfloat16")
+DEFAULT = {("rotary, norms, window", "sm_80", "float16"), ("biases", "sm_90", "bfloat16")}
 
 
 CAPTURE = """
@@ -74,15 +76,16 @@ def ran(graph: Lowered, folder: Path, arch: str, sizes: tuple[int, int, int]) ->
 
 
 @pytest.mark.parametrize(
-    "pair",
-    extended([(name, arch) for name in SPECS for arch in ("sm_80", "sm_90")], DEFAULT.__contains__),
+    "triple",
+    extended(list(product(SPECS, ("sm_80", "sm_90"), TYPES)), DEFAULT.__contains__),
     ids=str,
 )
-def test_a_step_launches_few_kernels_and_never_waits(pair: tuple[str, str], tmp_path: Path):
-    name, arch = pair
+def test_a_step_launches_few_kernels_and_never_waits(triple: tuple[str, ...], tmp_path: Path):
+    name, arch, dtype = triple
     fields, most = SPECS[name]
-    usual = {"embed_dim": 256, "attn_mask": "none", "cache": "in-place", "dtype": "float16"}
-    forms = lower(export(Subject.from_spec(small_spec(**(usual | fields)))).model, CUDA)
+    usual = {"embed_dim": 256, "attn_mask": "none", "cache": "in-place", "dtype": dtype}
+    exported = export(Subject.from_spec(small_spec(**(usual | fields))))
+    forms = lower(exported.in_bfloat16() if exported.in_bfloat16 else exported.model, CUDA)
     save_graphs({form.file.name: form.model for form in forms.values()}, tmp_path)
     step = ran(forms[DECODE], tmp_path, arch, (2, 1, 1023))
     assert step.attention == ("XQA",)
@@ -91,6 +94,7 @@ def test_a_step_launches_few_kernels_and_never_waits(pair: tuple[str, str], tmp_
     assert not step.waits
     assert not step.cache_copies
     assert step.cache_bytes == 0
+    assert not [event for event in step.events if event.kind == "on device" and event.node]
     prefill = ran(forms[""], tmp_path, arch, (1, 256, 0))
     assert "window" in name or "flash attention" in prefill.attention[0]
 

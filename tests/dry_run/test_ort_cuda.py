@@ -143,6 +143,30 @@ def test_a_decode_keeps_its_cache_on_the_device(tmp_path):
     assert "the stand-in of dry runs" in guard
 
 
+BUFFERS = """
+from attn_export.runtimes.decode_buffers import Caches
+from attn_export.runtimes.ort_cpu import array_of
+from attn_export.tensorfile import numpy_dtype
+engine = OrtCuda().load(path, 1)  # which brings the provider in
+axes = {"past_key": ("batch", "capacity", 3)}
+caches = Caches(axes, numpy_dtype(DTYPE), 2, 1, "cuda")
+caches.write("past_key", np.array([[[1, 2, 3]], [[4, 5, 6]]], numpy_dtype(DTYPE)))
+caches.grow(2)
+caches.reorder(np.array([1, 0, 0]))
+value = caches.values["past_key"]
+say([value.device_name(), value.data_type(), array_of(value).astype(float).tolist()])
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_cache_on_the_device_is_of_its_type(tmp_path, dtype):
+    path = grouped(tmp_path / "model.onnx")
+    device, kind, held = over_stand_in(tmp_path, path, BUFFERS.replace("DTYPE", repr(dtype)))
+    assert (device, kind) == ("cuda", f"tensor({dtype})")
+    first, second, none = [1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [0.0] * 3
+    assert held == [[second, none], [first, none], [first, none]]
+
+
 def test_the_stand_in_is_no_device(cli):
     place = str(home() / NAME)
     ran = subprocess.run(

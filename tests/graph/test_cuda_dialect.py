@@ -9,8 +9,9 @@ from typing import Any
 import onnx_ir as ir
 import pytest
 from conftest import small_spec
+from shared import extended
 
-from attn_export import build
+from attn_export import build, verify
 from attn_export.dialect_names import CUDA
 from attn_export.errors import GraphError
 from attn_export.export.export import export
@@ -21,6 +22,7 @@ from attn_export.graph.lower.cuda import window_of
 IN_PLACE: dict[str, Any] = {
     "embed_dim": 64, "cache": "in-place", "dtype": "float16", "attn_mask": "none",
 }  # fmt: skip
+BFLOAT16 = {"dtype": "bfloat16"}
 ROTARY, NORMS = {"do_rotary": 1}, {"qk_norm_epsilon": 1e-6}
 
 FORMS: dict[str, tuple[dict[str, Any], dict[str, float], bool]] = {
@@ -56,7 +58,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, float], bool]] = {
 
 NO_FORM: dict[str, tuple[dict[str, Any], str]] = {
     "float32": ({"dtype": "float32"}, "in float32"),
-    "bfloat16": ({"dtype": "bfloat16"}, "in float32"),  # it is computed so
+    "bfloat16": ({"dtype": "bfloat16"}, "in float32"),  # its canonical graph is computed so
     "an appending cache": ({"cache": "append"}, "written in place"),
     "a mask of the caller": ({"attn_mask": "bool[B,1,1,S]"}, "without a mask"),
     "alibi": ({"alibi": True}, "without a mask"),
@@ -67,6 +69,24 @@ NO_FORM: dict[str, tuple[dict[str, Any], str]] = {
 
 def exported(fields: dict[str, Any]) -> ir.Model:
     return export(Subject.from_spec(small_spec(**(IN_PLACE | fields)))).model
+
+
+def in_bfloat16(fields: dict[str, Any]) -> ir.Model:
+    exporting = export(Subject.from_spec(small_spec(**(IN_PLACE | fields | BFLOAT16)))).in_bfloat16
+    assert exporting is not None
+    return exporting()
+
+
+def as_float16(model: ir.Model) -> list[str]:
+    """Return nodes, ends and weights of a graph as text, bfloat16 written as float16."""
+    code = {"to": {ir.DataType.BFLOAT16: int(ir.DataType.FLOAT16)}}
+    lines = [f"{x.name} {x.dtype} {x.shape}" for x in (*model.graph.inputs, *model.graph.outputs)]
+    lines += [f"{x.name} {x.dtype} {x.shape}" for x in model.graph.initializers.values()]
+    for node in model.graph:
+        held = {n: code.get(n, {}).get(a.value, a.value) for n, a in node.attributes.items()}
+        ends = [x and x.name for x in (*node.inputs, *node.outputs)]
+        lines.append(f"{node.domain} {node.op_type} {ends} {held}")
+    return [line.replace("BFLOAT16", "FLOAT16") for line in lines]
 
 
 def model_width(fields: dict[str, Any]) -> int:
@@ -97,6 +117,15 @@ def test_the_operator_does_what_it_has_the_meaning_of(name: str):
     assert (node.inputs[1] is None) == packed
     assert forms[DECODE].file.fixed == {"query_len": 1}
     assert forms[DECODE].file.bound == {"present_key": "past_key", "present_value": "past_value"}
+
+
+@pytest.mark.parametrize("name", extended(FORMS, lambda name: name == "window, rotary"))
+def test_the_form_in_bfloat16_is_the_one_in_float16_which_the_judge_takes(name: str):
+    fields, *_ = FORMS[name]
+    half, other = lower(exported(fields), CUDA), lower(in_bfloat16(fields), CUDA)
+    for phase in ("", DECODE):
+        assert as_float16(other[phase].model) == as_float16(half[phase].model)
+        assert {x.dtype for x in other[phase].model.graph.outputs} == {ir.DataType.BFLOAT16}
 
 
 def test_no_weight_is_stored_twice():
@@ -142,6 +171,18 @@ def test_the_judge_takes_it_and_one_without_a_kernel_here_is_not_run(tmp_path: P
         assert "only the placement in a dry run is known" in ran.reason or not more
     kept = json.loads((tmp_path / "judged" / "manifest.json").read_text())["graphs"]
     assert set(kept) == {"model.cuda.onnx", "model.cuda.decode.onnx"}
+
+
+def test_of_bfloat16_only_the_placement_is_known(tmp_path: Path):
+    report = build(small_spec(**(IN_PLACE | BFLOAT16)), tmp_path / "b", runtimes=["ort-cpu"])
+    assert report.passed
+    runs = {run.graph: run for run in report.runs}
+    for name in ("model.cuda.onnx", "model.cuda.decode.onnx"):
+        assert runs[name].outcome == "not run"
+        assert "only the placement on CUDA in a dry run is known" in runs[name].reason
+        assert (tmp_path / "b" / name).exists()
+    assert any("only a GPU can prove their numbers" in note for note in report.notes)
+    assert verify(tmp_path / "b").passed
 
 
 def test_all_leaves_it_out_without_a_note_where_it_does_not_fit(tmp_path: Path):

@@ -75,6 +75,8 @@ SUBJECTS = FEW | {
     "alibi": {"alibi": True},
     "alibi, cache": {"alibi": True, **CACHE, **CAUSAL},
     "added keys": {"add_bias_kv": True, "add_zero_attn": True},
+    "in place, bfloat16": {**IN_PLACE, **CAUSAL, "dtype": "bfloat16"},
+    "in place, float16, norms": {**IN_PLACE, **CAUSAL, "dtype": "float16", "qk_norm": "rms"},
     "in place, padding": {**IN_PLACE, **PADDING},
     "in place, int8 activations": {
         **IN_PLACE, **PADDING, "weights_dtype": "int8", "activations": "dynamic-int8",
@@ -136,7 +138,7 @@ def _made(name: str, folder: Path) -> Stored:
     """Export, lower, and compute the truth, as a build does."""
     spec = AttentionSpec(embed_dim=16, num_heads=2, **SUBJECTS[name])
     subject = Subject.from_spec(spec)
-    graphs, _ = lower_all(export(subject).model, ("all",))
+    graphs, _ = lower_all(export(subject), ("all",))
     folder.mkdir(exist_ok=True)
     save_graphs({graph.file.name: graph.model for graph in graphs}, folder)
     whole = subject.plan().cases

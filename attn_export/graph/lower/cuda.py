@@ -61,6 +61,17 @@ def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
     return True
 
 
+def writes_in_place(model: ir.Model, node: ir.Node) -> bool:
+    """Return whether a node has such a cache and hides no keys but by a window, in any precision.
+
+    Args:
+        model: The graph.
+        node: An `Attention` node.
+    """
+    a = read_attention(node)
+    return in_place_cache(a) is not None and (a.mask is None or window_of(model, node) is not None)
+
+
 def _fits(a: AttentionNode, cache: InPlaceCache) -> bool:
     """Return whether the operator has the meaning of the node, and may write the cache itself."""
     alone = len(a.key.uses()) == 1 and len(a.value.uses()) == 1

@@ -14,7 +14,7 @@ from attn_export.graph.axis_names import fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.computed_masks import recognise_masks
-from attn_export.graph.lower.cuda import lower_for_cuda
+from attn_export.graph.lower.cuda import lower_for_cuda, writes_in_place
 from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.integer_products import multiply_integers
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
@@ -38,14 +38,20 @@ DECODE = "decode"
 """The phase of a graph for one query a row."""
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-NOT_IN_HALF = (
-    "the graph computes attention in float32, for which CUDA runs the standard dialect best; "
-    "export it in float16"
-)
 NOT_FOR_CUDA = (
     "no attention of the graph has a cache of its own heads that is written in place, without a "
     "mask but for a window; CUDA runs the standard dialect best"
 )
+
+
+class NotInHalfError(GraphError):
+    """A graph has a form for CUDA, but not in the precision in which it computes."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the graph computes attention in float32, for which CUDA runs the standard dialect "
+            "best; build it in float16 or bfloat16"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,11 +175,14 @@ def _ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
 
 
 def _cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
-    if not all(a.dtype in HALF for a in _attentions(model)):
-        raise GraphError(NOT_IN_HALF)
     fuse_attention(model)
     recognise_masks(model)
     spread_masks(model)
+    nodes = nodes_of(model, "Attention")
+    if not all(a.dtype in HALF for a in _attentions(model)) and any(
+        writes_in_place(model, node) for node in nodes
+    ):
+        raise NotInHalfError
     length, bound = _length_of_queries(model), _bound(model)
     single = model.clone()
     if length:
