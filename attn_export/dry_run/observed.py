@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,3 +128,47 @@ class Observation:
         return "".join(
             step.stopped for step in self.steps if "cuDNN" not in step.finding and not step.waits
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class BestGraph:
+    """The graph of a bundle that serves an architecture best in one step, by count.
+
+    Attributes:
+        architecture: The name of the architecture.
+        step: The name of the step.
+        graph: The file name of the graph.
+        cache_bytes: The bytes of keys and values that it copies in the step.
+        launches: The number of kernels that it launches in the step.
+    """
+
+    architecture: str
+    step: str
+    graph: str
+    cache_bytes: int
+    launches: int
+
+
+def best_graphs(observations: Sequence[Observation]) -> list[BestGraph]:
+    """Return the graph that serves each architecture best in each step, where several were run.
+
+    It runs on CUDA to its end, then copies the fewest bytes of keys and values, then launches the
+    fewest kernels; of equals it is the first. A step that waits for a number that a dry run does
+    not have is left out: on a GPU it may launch other kernels.
+
+    Args:
+        observations: Of the graphs of one bundle.
+    """
+    if len({one.graph for one in observations}) < 2:
+        return []
+    best: dict[tuple[str, str], BestGraph] = {}
+    for one in observations:
+        for step in one.steps:
+            if one.problem or step.stopped or step.waits:
+                continue
+            place = (one.architecture, step.name)
+            new = BestGraph(*place, one.graph, step.cache_bytes, step.launches)
+            old = best.setdefault(place, new)
+            if (new.cache_bytes, new.launches) < (old.cache_bytes, old.launches):
+                best[place] = new
+    return list(best.values())

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from attn_export.dry_run.architectures import ARCHITECTURES
-from attn_export.dry_run.observed import Observation, PlacedNode, Step
+from attn_export.dry_run.observed import Observation, PlacedNode, Step, best_graphs
 from attn_export.report.matrix import form_name
 from attn_export.report.terminal import as_text, print_wide
 
@@ -29,6 +29,7 @@ def dry_run_to_json(observations: Sequence[Observation]) -> str:
         "format": FORMAT,
         "meaning": MEANING,
         "graphs": [dataclasses.asdict(one) for one in observations],
+        "best_graphs": [dataclasses.asdict(best) for best in best_graphs(observations)],
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -56,6 +57,8 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
     if table.rows:
         _say(", ".join(dict.fromkeys(map(card_of, observations))), console)
         print_wide(table, console)
+    for text in best_lines(observations):
+        _say(as_text(text), console)
     for line, cards in lines.items():
         alike = len(set(cards)) == everywhere
         _say(line if alike else f"{line} [{COLOUR}]({as_text(', '.join(cards))})[/]", console)
@@ -76,6 +79,16 @@ def table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
     return [
         (form_name(graph), step, "all" if len(on) == everywhere > 1 else " ".join(on), *facts)
         for (graph, step, *facts), on in rows.items()
+    ]
+
+
+def best_lines(observations: Sequence[Observation]) -> list[str]:
+    """Return a line for each architecture and step: the graph that serves it best by count."""
+    cards = {one.architecture: card_of(one) for one in observations}
+    return [
+        f"best by count on {cards[best.architecture]}, {best.step}: {best.graph}, "
+        f"{best.cache_bytes / 2**20:.3g} MiB of keys and values copied, {best.launches} launches"
+        for best in best_graphs(observations)
     ]
 
 

@@ -72,6 +72,7 @@ def _dry_run(report: Report) -> dict[str, Any] | None:
         "columns": text.COLUMNS,
         "numbers": text.NUMBERS,
         "rows": text.table_rows(report.dry_runs),
+        "best": text.best_lines(report.dry_runs),
         "findings": text.findings(report.dry_runs),
     }
 

@@ -91,7 +91,7 @@ def seen(path, arch="sm_90", **sizes):
         (standard, {"dtype": SINGLE}, "sm_90", {"query_len": 64}, "CUTLASS memory-efficient"),
         (grouped, {}, "sm_90", {"query_len": 1, "past_len": 200}, "XQA"),
         (grouped, {"dtype": TensorProto.BFLOAT16}, "sm_90", {"query_len": 1, "past_len": 200},
-         "flash attention"),
+         "XQA"),
         (grouped, {}, "sm_75", {"query_len": 1, "past_len": 200}, "CUTLASS memory-efficient"),
         (grouped, {"heads": (71, 1, 64)}, "sm_80", {"query_len": 1, "past_len": 200},
          "flash attention, split K/V"),
