@@ -1,4 +1,4 @@
-"""Layers of models in float16 with a cache in place: their graphs, and kernels in dry runs."""
+"""Layers of models in few bits with a cache in place: their graphs, and kernels in dry runs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from attn_export.dialect_names import CUDA, STANDARD
 from attn_export.dry_run.observed import Step
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
-from attn_export.graph.lower import DECODE, Lowered, lower
+from attn_export.graph.lower import Lowered
 from attn_export.graph.save import save_graphs
+from attn_export.jobs.forms import lower_all
 from attn_export.spec import AttentionSpec
 
 ROOT = Path(__file__).parents[2]
@@ -20,15 +21,23 @@ KERNELS = ROOT / "docs" / "results" / "cuda_forms.json"
 MODELS = (
     "mha", "gqa", "mqa", "llama-3-8b", "qwen3-0.6b", "mistral-7b", "falcon-7b", "gemma-3-1b",
 )  # fmt: skip
+IN_BFLOAT16 = ("gqa bfloat16", "llama-3-8b bfloat16")
+"""Models in bfloat16; others are in float16."""
+
 STEP = 1, 1, 1023
 """B, L and P of the decode step."""
 PREFILL = 1, 512, 0
 
 
 def spec_of(name: str) -> AttentionSpec:
-    """Return the spec of a model in float16, with a cache in place and no mask."""
-    path = ROOT / "models" / f"{name}.toml"
-    return AttentionSpec.from_toml(path, attn_mask="none", cache="in-place", dtype="float16")
+    """Return the spec of a model with a cache in place and no mask.
+
+    Args:
+        name: The model, and its type where that is not float16.
+    """
+    model, _, dtype = name.partition(" ")
+    path, dtype = ROOT / "models" / f"{model}.toml", dtype or "float16"
+    return AttentionSpec.from_toml(path, attn_mask="none", cache="in-place", dtype=dtype)
 
 
 def graphs_of(subject: Subject, folder: Path) -> tuple[Lowered, Lowered, Lowered]:
@@ -38,9 +47,8 @@ def graphs_of(subject: Subject, folder: Path) -> tuple[Lowered, Lowered, Lowered
         subject: The layer.
         folder: The folder to write to.
     """
-    model = export(subject).model
-    standard, cuda = (lower(model, dialect) for dialect in (STANDARD, CUDA))
-    graphs = standard[""], cuda[""], cuda[DECODE]
+    (standard, cuda, single), _ = lower_all(export(subject), (STANDARD, CUDA))
+    graphs = standard, cuda, single
     save_graphs({graph.file.name: graph.model for graph in graphs}, folder)
     return graphs
 
