@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,13 +21,15 @@ from torch.utils.hooks import RemovableHandle
 
 from attn_export.attention import Attention
 from attn_export.attention.quantised_activations import DynamicInt8
+from attn_export.attention.quantised_cache import MIDDLE
+from attn_export.parity import near_ties
 from attn_export.parity.draw import generator
-from attn_export.parity.measures import beyond_limit, eps, row_norms
-from attn_export.parity.near_ties import LEAST, RUNS, SAFETY
+from attn_export.parity.measures import beyond_limit, row_norms
+from attn_export.parity.near_ties import LEAST, RUNS, SAFETY, SINGLE
 from attn_export.results import Allowed, Arrays, Case, Golden
 
-MOVES, DRAWS = 50, 32
-"""The largest number of steps that move inputs, and of draws of tokens."""
+DRAWS = 32
+"""The largest number of draws of tokens."""
 
 LONGEST, LARGE, FEW = 256, 4_000_000, 4
 """The most queries of a row that are moved, and the parameters of modules of which few draws are
@@ -36,7 +38,7 @@ made: each takes a run."""
 BEFORE = 4
 """Every so many draws a token before the one with a value near a tie is moved."""
 
-SMALLER = 1 - 2.0**-7
+SMALLER = np.float32(1 - 2.0**-7)
 """The factor on a channel of the past."""
 
 SHARE = 0.25
@@ -44,10 +46,6 @@ SHARE = 0.25
 with more, a graph that leaves the rounding out would pass."""
 
 OUTPUT = "output"
-ROUNDED = ("query", "key", "value")
-"""The inputs that are quantised as they are."""
-
-SINGLE = eps(np.dtype(np.float32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +104,7 @@ class ActivationTies:
         # Outputs of these are compared in any case.
         whole = case.is_loud or (case.kind == "probe" and not case.contents)
         for number in range(self._draws if case.inputs["query"].shape[1] <= LONGEST else 1):
-            moved = _away_from_ties(case)
+            moved = near_ties.away_from_ties(case, self._module)
             if moved is None:
                 break
             case, seen = moved, self._seen(moved.inputs)
@@ -150,11 +148,10 @@ class ActivationTies:
             token, value = map(int, np.argwhere(near[row])[0])
             if number % BEFORE == BEFORE - 1:
                 token = int(random.integers(token + 1))
-            element = (row, token, int(random.integers(query.shape[-1])))
-            query[element] -= np.copysign(scale, query[element])
+            near_ties.one_step_less(query, (int(row), token), scale, random)
             if spec.has_cache and number >= self._draws // 2:
                 head, channel = divmod(value, spec.v_head_dim)
-                inputs["past_value"][row, head // spec.q_per_kv, :, channel] *= np.float32(SMALLER)
+                _shrink(inputs["past_value"][row, head // spec.q_per_kv], channel)
         return dataclasses.replace(case, inputs=inputs)
 
     def _seen(self, inputs: Arrays) -> list[Tensor]:
@@ -181,7 +178,7 @@ class ActivationTies:
     def _ties(self, seen: Sequence[Tensor], margin: Tensor) -> Ties:
         x = seen[-1]  # [B, L, N]
         scale = DynamicInt8.scale(x)
-        near = _distance(x / scale) < margin
+        near = near_ties.distance(x / scale) < margin
         columns = self._module.out_proj.weight.detach().double().norm(dim=0)  # of [E, N]
         rows = scale * (near * columns).sum(-1)
         # Errors of rounding are uniform within half a step.
@@ -253,35 +250,18 @@ def widened(golden: Golden, ties: Ties) -> Golden:
     )  # fmt: skip
 
 
-def _distance(quotients: Tensor) -> Tensor:
-    return (quotients - quotients.floor() - 0.5).abs()
+def _shrink(past: np.ndarray, channel: int) -> None:
+    """Move a channel of the past towards 0 a little, in place.
 
-
-def _away_from_ties(case: Case) -> Case | None:
-    """Return a case whose inputs are certain as integers; None where they cannot be."""
-    moved = {name: _moved(array) for name, array in case.inputs.items() if name in ROUNDED}
-    if any(array is None for array in moved.values()):
-        return None
-    return dataclasses.replace(case, inputs={**case.inputs, **_given(moved)})
-
-
-def _given(arrays: Mapping[str, np.ndarray | None]) -> Arrays:
-    return {name: array for name, array in arrays.items() if array is not None}
-
-
-def _moved(array: np.ndarray) -> np.ndarray | None:
-    """Return an input with its elements away from ties; None where that cannot be."""
-    for _ in range(MOVES):
-        x = torch.from_numpy(array.astype(np.float64))
-        scale = DynamicInt8.scale(x)
-        quotients = x / scale
-        margin = LEAST * SINGLE * quotients.abs()
-        near = _distance(quotients) < margin
-        if not bool(quotients.isfinite().all()):
-            return None
-        if not near.any():
-            return array
-        tie = quotients.floor() + 0.5
-        beside = tie + torch.where(quotients >= tie, 2 * margin, -2 * margin)
-        array = torch.where(near, beside * scale, x).numpy().astype(array.dtype)
-    return None
+    Args:
+        past: The values of a head, `[P, Dv]`, or `[P, Dv / 2]` if a byte holds two.
+        channel: The channel.
+    """
+    if past.dtype == np.uint8:
+        byte, half = past[:, channel // 2], channel % 2
+        number = (byte >> (4 * half)) & 15
+        byte += (np.sign(MIDDLE - number.astype(np.int8)) * 16**half).astype(np.uint8)
+    elif past.dtype == np.int8:
+        past[:, channel] -= np.sign(past[:, channel])
+    else:
+        past[:, channel] *= SMALLER

@@ -1,8 +1,13 @@
-"""Inputs of which no key or value lies near a tie between two integers of a quantised cache.
+"""Inputs that are certain as integers, and of which the integers of a quantised cache are.
 
 Rounding to an integer is a step: values that differ by rounding alone become integers that differ
-by one where a tie lies between them, and either is right. Queries are moved away from such ties, so
-that each integer is certain, and is compared exactly.
+by one where a tie lies between them, and either is right. Inputs are moved away from such ties, so
+that each integer is certain. Those of a cache are compared exactly.
+
+Keys and values follow queries by little, unless activations are quantised: then an element of a
+token moves by a whole step of its scale, which changes all keys and values of the token, until none
+is near a tie. So both hold: the integers of the query are certain, and those of the cache, which
+follow from them alone.
 """
 
 from __future__ import annotations
@@ -16,8 +21,9 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.attention.cache_scales import new_rows
+from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.export.tensors import to_torch
-from attn_export.parity.draw import seed_of
+from attn_export.parity.draw import generator, seed_of
 from attn_export.parity.measures import eps
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import Arrays, Case
@@ -39,18 +45,89 @@ WIDEST = 0.2
 ROUNDS = 200
 """The largest number of steps away from ties."""
 
+MOVES, MARGINS = 50, 4
+"""The largest number of steps that move activations, and of margins that are found anew."""
+
+ROUNDED = ("query", "key", "value")
+"""The inputs that are quantised as they are."""
+
+SINGLE = eps(np.dtype(np.float32))
+
 
 def away_from_ties(case: Case, module: nn.Module) -> Case | None:
-    """Return a case whose new keys and values all round to one integer in any right computation.
+    """Return a case whose integers are the same in any right computation.
+
+    They are those of quantised activations, and the new ones of a cache of integers.
 
     Args:
-        case: The case; its queries may be moved by a little.
-        module: A float64 copy of an `Attention` with a cache of integers.
+        case: The case; its inputs may be moved by a little.
+        module: A float64 copy of an `Attention` with quantised activations, a cache of integers, or
+            both.
 
     Returns:
-        The case itself where nothing is near a tie, and None where queries cannot be moved away.
+        The case itself where nothing is near a tie, and None where inputs cannot be moved away.
     """
     assert isinstance(module, Attention)
+    if not isinstance(module.activations, DynamicInt8):
+        return _by_slopes(case, module)
+    return _inputs_away(case) if module.kv_scales is None else _by_steps(case, module)
+
+
+def distance(quotients: Tensor) -> Tensor:
+    """Return the distance of each value from the nearest tie."""
+    return (quotients - quotients.floor() - 0.5).abs()
+
+
+def one_step_less(
+    query: np.ndarray, token: tuple[int, int], scale: float, random: np.random.Generator
+) -> None:
+    """Move an element of a token by one step of its scale towards 0, in place.
+
+    Args:
+        query: `[B, L, E]`.
+        token: Its row and place.
+        scale: The scale.
+        random: Chooses the element.
+    """
+    element = (*token, int(random.integers(query.shape[-1])))
+    query[element] -= np.copysign(scale, query[element])
+
+
+def _by_steps(case: Case, module: Attention) -> Case | None:
+    """Return a case of quantised activations whose inputs and cache are certain."""
+    random = generator("steps", case.name)
+    for _ in range(MARGINS):  # of a case that was moved, errors may be others
+        moved = _stepped(case, module, random)
+        if moved is None or moved is case:
+            return moved
+        case = moved
+    return None
+
+
+def _stepped(case: Case, module: Attention, random: np.random.Generator) -> Case | None:
+    """Return a case that is away from ties by the margin of its first inputs, by steps."""
+    margin = None
+    for _ in range(ROUNDS):
+        settled = _inputs_away(case)
+        if settled is None:
+            return None
+        case, query = settled, settled.inputs["query"].copy()
+        quotients = _Quotients(module, case)
+        margin = _margin(quotients, query) if margin is None else margin
+        with torch.no_grad():
+            values = quotients(torch.from_numpy(query.astype(np.float64)))
+        near = _missing(values, margin, *quotients.limits).ne(0).any(-1)  # [B, L]
+        if not near.any():
+            return case
+        scale = float(DynamicInt8.scale(torch.from_numpy(query)))
+        for row, token in near.nonzero().tolist():
+            one_step_less(query, (row, token), scale, random)
+        case = dataclasses.replace(case, inputs={**case.inputs, "query": query})
+    return None
+
+
+def _by_slopes(case: Case, module: Attention) -> Case | None:
+    """Return a case whose cache is certain, where keys and values follow queries by little."""
     quotients = _Quotients(module, case)
     query = case.inputs["query"]
     margin, limits = _margin(quotients, query), quotients.limits
@@ -104,16 +181,15 @@ class _Quotients:
 
 def _margin(quotients: _Quotients, query: np.ndarray) -> Tensor:
     """Return the distance from ties that is enough for each value, `[B, L, N]`."""
-    single = eps(np.dtype(np.float32))
     wide = torch.from_numpy(query.astype(np.float64))
     with torch.no_grad():
         exact = quotients(wide)
         largest = torch.zeros_like(exact)
         for number in range(RUNS):
-            with RandomRounding(single, single, seed_of("ties", number)):
+            with RandomRounding(SINGLE, SINGLE, seed_of("ties", number)):
                 noisy = quotients(wide)
             largest = torch.maximum(largest, (noisy - exact).abs())
-        found = SAFETY * largest + LEAST * single * exact.abs()
+        found = SAFETY * largest + LEAST * SINGLE * exact.abs()
     return quotients.largest_of_heads(found)
 
 
@@ -136,3 +212,37 @@ def _missing(values: Tensor, margin: Tensor, low: int, high: int) -> Tensor:
 
 def _wide(arrays: Mapping[str, np.ndarray]) -> Arrays:
     return {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in arrays.items()}
+
+
+def _inputs_away(case: Case) -> Case | None:
+    """Return a case whose inputs are certain as integers; None where they cannot be.
+
+    It is the same one if they are so already.
+    """
+    found = dict(case.inputs)
+    for name in set(ROUNDED) & set(found):
+        moved = _moved(found[name])
+        if moved is None:
+            return None
+        found[name] = moved
+    if all(found[name] is case.inputs[name] for name in found):
+        return case
+    return dataclasses.replace(case, inputs=found)
+
+
+def _moved(array: np.ndarray) -> np.ndarray | None:
+    """Return an input with its elements away from ties; None where that cannot be."""
+    for _ in range(MOVES):
+        x = torch.from_numpy(array.astype(np.float64))
+        scale = DynamicInt8.scale(x)
+        quotients = x / scale
+        margin = LEAST * SINGLE * quotients.abs()
+        near = distance(quotients) < margin
+        if not bool(quotients.isfinite().all()):
+            return None
+        if not near.any():
+            return array
+        tie = quotients.floor() + 0.5
+        beside = tie + torch.where(quotients >= tie, 2 * margin, -2 * margin)
+        array = torch.where(near, beside * scale, x).numpy().astype(array.dtype)
+    return None

@@ -54,7 +54,7 @@ def quantised_activations(spec: AttentionFields) -> None:
             f"{given} with weights_dtype = {spec.weights_dtype!r}: products of integers have int8 "
             'weights in all projections; set weights_dtype = "int8"'
         )
-    for name, wanted in (("block_size", 0), ("scheme", "symmetric"), ("kv_dtype", "none")):
+    for name, wanted in (("block_size", 0), ("scheme", "symmetric")):
         if getattr(spec, name) != wanted:
             raise SpecError(
                 f"{name} = {getattr(spec, name)!r} with {given}, which takes {wanted!r} only; "

@@ -29,12 +29,16 @@ from attn_export.tensorfile import read_tensor
 SPECS = {
     "cached": {"rotary": "half"},
     "in place": {"cache": "in-place", "packed_qkv": True},
+    "cache of int8": {"cache": "in-place", "kv_dtype": "int8", "attn_mask": "none"},
+    "cache of int4": {
+        "cache": "in-place", "kv_dtype": "int4", "kv_scale": "per-channel", "rotary": "half",
+    },
     "cross": {"cross": True, "causal": False, "cache": "none", "kdim": 24, "vdim": 16},
     "no bias": {"bias": "none", "qk_norm": "rms", "attn_weights": True},
     "sinks": {"sinks": True, "window_left": 3, "num_kv_heads": 4},
     "encoder": {"causal": False, "cache": "none", "softcap": 5.0, "attn_mask": "none"},
-}
-KEPT = ("cached", "in place", "cross")
+}  # fmt: skip
+KEPT = ("cached", "in place", "cross", "cache of int8")
 
 
 def spec_of(name: str) -> AttentionSpec:

@@ -10,6 +10,7 @@ import torch
 from conftest import small_spec
 
 from attn_export import Subject
+from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.parity.near_ties import away_from_ties
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Case
@@ -18,10 +19,11 @@ SPECS = {
     "per tensor": {"rotary": "half"},
     "by channel, norms": {"kv_scale": "per-channel", "qk_norm": "rms", "attn_mask": "none"},
 }
+PRODUCTS = {"weights_dtype": "int8", "activations": "dynamic-int8"}
 
 
-def oracle_of(name: str) -> Oracle:
-    spec = small_spec(**{"cache": "in-place", "kv_dtype": "int8", **SPECS[name]})
+def oracle_of(name: str, **more: str) -> Oracle:
+    spec = small_spec(**{"cache": "in-place", "kv_dtype": "int8", **SPECS[name]}, **more)
     return Oracle(Subject.from_spec(spec))
 
 
@@ -43,6 +45,10 @@ def nearest_tie(values: np.ndarray) -> float:
     """Return the least distance from a tie of all values that are not clipped."""
     inside = values[np.abs(values) < 126]
     return float(np.abs(inside - (np.floor(inside) + 0.5)).min())
+
+
+def base_of(oracle: Oracle) -> Case:
+    return next(case for case in oracle.subject.plan().cases if case.name == "base")
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -76,7 +82,7 @@ def test_queries_are_moved_away_from_ties_by_little():
 
 def test_a_tie_to_the_last_bit_is_left():
     oracle = oracle_of("per tensor")
-    case = next(c for c in oracle.subject.plan().cases if c.name == "base")
+    case = base_of(oracle)
     with torch.no_grad():  # a value of each token is 5.5 whatever the query
         layer = oracle.precise.v_proj
         layer.weight[3] = 0.0
@@ -86,10 +92,38 @@ def test_a_tie_to_the_last_bit_is_left():
 
 def test_a_row_that_is_not_finite_is_left_alone():
     oracle = oracle_of("per tensor")
-    case = next(c for c in oracle.subject.plan().cases if c.name == "base")
+    case = base_of(oracle)
     query = case.inputs["query"].copy()
     query[1] = np.nan
     moved = oracle.settled(dataclasses.replace(case, inputs={**case.inputs, "query": query}))
     assert moved is not None
     assert np.isnan(moved.inputs["query"][1]).all()
     assert np.isfinite(moved.inputs["query"][0]).all()
+
+
+def test_quantised_activations_move_by_whole_steps_until_the_cache_is_certain():
+    oracle = oracle_of("per tensor", **PRODUCTS)
+    case = away_from_ties(base_of(oracle), oracle.precise)
+    # The first key of a token becomes a number of steps and a half.
+    first = quotients(oracle, case)[0]
+    oracle.precise.kv_scales.k_scale *= first / (np.floor(first) + 0.5)
+    assert nearest_tie(quotients(oracle, case)) < 1e-6
+    moved = away_from_ties(case, oracle.precise)
+    assert nearest_tie(quotients(oracle, moved)) > 1e-6
+    query, other = (torch.from_numpy(c.inputs["query"]).double() for c in (case, moved))
+    steps = (query - other) / DynamicInt8.scale(query)
+    assert steps[0, 0].abs().max() > 0.99
+    assert (steps.round() - steps).abs().max() < 1e-4
+    assert (steps == 0).all(-1).sum() > 1, "tokens that are far from ties stay"
+    assert away_from_ties(moved, oracle.precise) is moved
+    assert oracle.golden(moved).expected["present_key"].dtype == np.int8
+
+
+def test_a_tie_to_the_last_bit_is_left_with_quantised_activations_too():
+    oracle = oracle_of("per tensor", **PRODUCTS)
+    case = base_of(oracle)
+    with torch.no_grad():
+        layer = oracle.precise.v_proj
+        layer.weight[3] = 0.0
+        layer.bias[3] = 5.5 * oracle.precise.kv_scales.v_scale
+    assert oracle.settled(case) is None

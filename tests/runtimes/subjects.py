@@ -81,6 +81,10 @@ SUBJECTS = FEW | {
     "in place, int8 activations": {
         **IN_PLACE, **PADDING, "weights_dtype": "int8", "activations": "dynamic-int8",
     },
+    "in place, int8, int8 activations": {
+        **IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int8", "weights_dtype": "int8",
+        "activations": "dynamic-int8",
+    },
     "in place, int8 by channel": {
         **IN_PLACE, **PADDING, "kv_dtype": "int8", "kv_scale": "per-channel",
     },

@@ -178,10 +178,6 @@ REFUSED_FEATURES = [
     ({**INT8_PRODUCTS, "weights_dtype": "q,k,v=int8"}, ["'q,k,v=int8'", "int8 weights in all"]),
     ({**INT8_PRODUCTS, "block_size": 32}, ["block_size = 32", "takes 0 only"]),
     ({**INT8_PRODUCTS, "scheme": "asymmetric"}, ["'asymmetric'", "takes 'symmetric' only"]),
-    (
-        {**INT8_PRODUCTS, "cache": "in-place", "kv_dtype": "int8"},
-        ["kv_dtype = 'int8'", "takes 'none' only", "leave kv_dtype out"],
-    ),
     ({"weights_dtype": "q=int8", "packed_qkv": True}, ["packed_qkv", "'q=int8'", "the same"]),
     *[
         ({"weights_dtype": text}, ["weights_dtype is", "q,k,v=int4 out=int8", repr(text)])
