@@ -14,6 +14,8 @@ from attn_export.bench.own_graphs import as_candidate
 from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
 from attn_export.bundle import graph_files
 from attn_export.results import GraphFile
+from attn_export.runtimes.ort_cpu import OrtCpu
+from attn_export.runtimes.preflight import known_limit
 from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.integer_inputs import FLOAT_CACHE
 
@@ -122,7 +124,9 @@ class Entrants:
                 " ".join([graph.dialect, *(["decode"] if graph.fixed else []), RUNTIME]),
                 self.folder, graph, sizes,
             )
-            for graph in graph_files(self.manifest) if graph.takes(sizes)
+            for graph in graph_files(self.manifest)
+            # ONNX Runtime's CPU has no kernels for some of the graphs that are for CUDA.
+            if graph.takes(sizes) and not known_limit(OrtCpu(), graph)
         ]  # fmt: skip
 
     def _work(self, sizes: Sizes) -> Cost:

@@ -144,7 +144,7 @@ class _ExplainJob:
 
     def explanation(self, runners: Sequence[GraphRunner], output: Path | None) -> Explanation:
         """Return the explanation of the first graph that fails."""
-        reasons, ran = [], 0
+        reasons, names, ran = [], [], 0
         for runner in runners:
             reason = known_limit(runner.runtime, runner.form, [s.form for s in runners])
             if reason:
@@ -154,12 +154,13 @@ class _ExplainJob:
             if not trial.mended:
                 return self._explained(runner, trial, output)
             ran += len(trial.passed)
+            names.append(runner.form.name)
         kind = runners[0].runtime
         if not ran:
             raise RuntimeFailure(f"{kind.name} runs no graph here: {'; '.join(reasons)}")
-        names = ", ".join(runner.form.name for runner in runners)
-        notes = (RULE, DECODES) if DECODE in self.kinds else (RULE,)
-        return Explanation(kind.name, names, runners[0].options, "none", cases=ran, notes=notes)
+        notes = (RULE, *((DECODES,) if DECODE in self.kinds else ()), *reasons)
+        tried = ", ".join(names)
+        return Explanation(kind.name, tried, runners[0].options, "none", cases=ran, notes=notes)
 
     def _explained(self, runner: GraphRunner, trial: GraphRun, output: Path | None) -> Explanation:
         from attn_export.diagnose.causes import wrong_signature

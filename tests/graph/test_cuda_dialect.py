@@ -12,12 +12,16 @@ from conftest import small_spec
 from shared import extended
 
 from attn_export import build, verify
-from attn_export.dialect_names import CUDA
+from attn_export.bench.bundle_line_up import Entrants
+from attn_export.bundle import read_manifest
+from attn_export.dialect_names import CUDA, STANDARD
 from attn_export.errors import GraphError
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.lower import DECODE, lower
 from attn_export.graph.lower.cuda import window_of
+from attn_export.jobs.explain import explain
+from attn_export.results import BASE
 
 IN_PLACE: dict[str, Any] = {
     "embed_dim": 64, "cache": "in-place", "dtype": "float16", "attn_mask": "none",
@@ -174,15 +178,24 @@ def test_the_judge_takes_it_and_one_without_a_kernel_here_is_not_run(tmp_path: P
 
 
 def test_of_bfloat16_only_the_placement_is_known(tmp_path: Path):
-    report = build(small_spec(**(IN_PLACE | BFLOAT16)), tmp_path / "b", runtimes=["ort-cpu"])
+    spec, folder = small_spec(**(IN_PLACE | BFLOAT16)), tmp_path / "b"
+    report = build(spec, folder, runtimes=["ort-cpu"], dialects=[STANDARD, CUDA])
     assert report.passed
     runs = {run.graph: run for run in report.runs}
     for name in ("model.cuda.onnx", "model.cuda.decode.onnx"):
         assert runs[name].outcome == "not run"
         assert "only the placement on CUDA in a dry run is known" in runs[name].reason
-        assert (tmp_path / "b" / name).exists()
+        assert (folder / name).exists()
     assert any("only a GPU can prove their numbers" in note for note in report.notes)
-    assert verify(tmp_path / "b").passed
+    assert verify(folder).passed
+    explanation = explain(folder, "ort-cpu", case=BASE)
+    assert explanation.graph == "model.onnx"
+    assert sum("dry run" in note for note in explanation.notes) == 2
+    entrants = Entrants(folder, tmp_path, read_manifest(folder), spec)
+    sizes = dict.fromkeys(("batch", "query_len", "past_len"), 1)
+    sizes |= dict.fromkeys(("total_len", "key_len", "capacity"), 2)
+    ours = [one.name for one in entrants.at(sizes, decode=True) if one.role == "ours"]
+    assert ours == ["standard ort-cpu"]
 
 
 def test_all_leaves_it_out_without_a_note_where_it_does_not_fit(tmp_path: Path):
