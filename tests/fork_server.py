@@ -31,7 +31,7 @@ IMPORTED = {
     ),
     WITH_TORCH: (
         "exporter_once", "attn_export.cli", "attn_export.jobs.build", "attn_export.jobs.compare",
-        "attn_export.jobs.golden_vectors", "attn_export.diagnose.sdpa",
+        "attn_export.jobs.golden_vectors", "attn_export.runtimes.pytorch",
     ),
 }  # fmt: skip
 """The modules that a server of each kind imports."""

@@ -32,7 +32,6 @@ SERVER = Path(__file__).with_name("fork_server.py")
 SERVERS = {
     "attn_export.runtimes.worker": LIGHT,
     "attn_export.runtimes.limited": LIGHT,
-    "attn_export.diagnose.sdpa": WITH_TORCH,
     "attn_export.__main__": WITH_TORCH,
 }
 """Modules that run as a process, and the kind of the server of each."""
