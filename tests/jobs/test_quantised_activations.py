@@ -38,7 +38,7 @@ SPECS = {
     "sinks": {"sinks": True, "window_left": 3, "num_kv_heads": 4},
     "encoder": {"causal": False, "cache": "none", "softcap": 5.0, "attn_mask": "none"},
 }  # fmt: skip
-KEPT = ("cached", "in place", "cross", "cache of int8")
+KEPT = ("cached", "in place", "cross")
 
 
 def spec_of(name: str) -> AttentionSpec:

@@ -10,7 +10,7 @@ from cache_faults import ANY, OF_BYTES, OF_CHANNELS, OF_TENSORS, Fault, Graph
 from conftest import small_spec
 from named_causes import first_cause
 from refused_outputs import refused_outputs
-from shared import once
+from shared import extended, once
 
 from attn_export import build
 from attn_export.diagnose.evaluate import Evaluation
@@ -19,8 +19,14 @@ from attn_export.results import StoredCase
 
 pytestmark = pytest.mark.xdist_group("test_planted_caches")  # its bundles are shared
 
+MIXED = "quantised activations"
+"""The kind that runs with --all only: by default `test_planted_activations` has such a cache."""
 SPECS = {
     "per tensor": {"rotary": "half", "attn_mask": "none"},
+    MIXED: {
+        "weights_dtype": "int8", "activations": "dynamic-int8", "rotary": "half",
+        "attn_mask": "none",
+    },
     # as many heads as channels, so that scales may be transposed
     "by channel": {
         "kv_scale": "per-channel", "num_heads": 8, "num_kv_heads": 8, "head_dim": 8,
@@ -32,6 +38,7 @@ SPECS = {
         "attn_mask": "none", "kv_dtype": "int4",
     },
 }  # fmt: skip
+MORE = pytest.mark.extended
 CASES = ("base", "changed_past_key", "decode_300")
 LOUD = ("outliers", "large_logits", "sharp")
 """The first case of each of these contents is tried as well: only large values are clipped."""
@@ -49,6 +56,7 @@ def bundle_of(kind: str) -> Path:
 PLANTED = [
     *(("per tensor", name, fault) for name, fault in (ANY | OF_TENSORS).items()),
     *(("by channel", name, fault) for name, fault in (ANY | OF_CHANNELS).items()),
+    *((MIXED, name, fault) for name, fault in (ANY | OF_TENSORS).items()),
     *(("packed", name, fault) for name, fault in OF_BYTES.items()),
     *(("packed by channel", name, fault) for name, fault in (OF_BYTES | OF_CHANNELS).items()),
 ]
@@ -73,14 +81,16 @@ def chosen(cases: Sequence[StoredCase]) -> list[StoredCase]:
     return [*(c for c in cases if c.name in CASES), *loud]
 
 
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kind", extended(SPECS, lambda kind: kind != MIXED))
 @pytest.mark.every(2)
 def test_a_cache_that_is_kept_rightly_passes(kind: str):
     assert wrong_outputs(kind, None) == 0
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "fault"), PLANTED, ids=lambda x: x if isinstance(x, str) else ""
+    ("kind", "name", "fault"),
+    [each if each[0] != MIXED else pytest.param(*each, marks=MORE) for each in PLANTED],
+    ids=lambda x: x if isinstance(x, str) else "",
 )
 @pytest.mark.every(6)
 def test_a_cache_that_is_kept_wrongly_fails(kind: str, name: str, fault: Fault):
@@ -105,7 +115,6 @@ OFTEN = {
     ("packed by channel", "stale scales where they are read"), ("per tensor", "rounded down"),
     ("per tensor", "rounded from 0.1 on, not 0.5"), ("packed", "zero of 7 where it is written"),
 }  # fmt: skip
-MORE = pytest.mark.extended
 
 
 @pytest.mark.parametrize(
