@@ -132,7 +132,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True)
 class BestGraph:
-    """The graph of a bundle that serves an architecture best in one step, by count.
+    """A graph of a bundle that serves an architecture best in one step, by count.
 
     Attributes:
         architecture: The name of the architecture.
@@ -150,25 +150,32 @@ class BestGraph:
 
 
 def best_graphs(observations: Sequence[Observation]) -> list[BestGraph]:
-    """Return the graph that serves each architecture best in each step, where several were run.
+    """Return the graphs that serve each architecture best in each step, where several were run.
 
-    It runs on CUDA to its end, then copies the fewest bytes of keys and values, then launches the
-    fewest kernels; of equals it is the first. A step that waits for a number that a dry run does
-    not have is left out: on a GPU it may launch other kernels.
+    They run on CUDA to their end, and no other graph copies as few bytes of keys and values in as
+    few launches. Of equals the first is returned; of several, that with the fewest launches comes
+    first. A step that waits for a number that a dry run does not have is left out: on a GPU it may
+    launch other kernels.
 
     Args:
         observations: Of the graphs of one bundle.
     """
     if len({one.graph for one in observations}) < 2:
         return []
-    best: dict[tuple[str, str], BestGraph] = {}
+    found: dict[tuple[str, str], list[BestGraph]] = {}
     for one in observations:
         for step in one.steps:
             if one.problem or step.stopped or step.waits:
                 continue
             place = (one.architecture, step.name)
             new = BestGraph(*place, one.graph, step.cache_bytes, step.launches)
-            old = best.setdefault(place, new)
-            if (new.cache_bytes, new.launches) < (old.cache_bytes, old.launches):
-                best[place] = new
-    return list(best.values())
+            found.setdefault(place, []).append(new)
+    return [best for graphs in found.values() for best in _not_beaten(graphs)]
+
+
+def _not_beaten(graphs: Sequence[BestGraph]) -> list[BestGraph]:
+    kept: list[BestGraph] = []
+    for graph in sorted(graphs, key=lambda one: (one.launches, one.cache_bytes)):
+        if not kept or graph.cache_bytes < kept[-1].cache_bytes:
+            kept.append(graph)
+    return kept

@@ -83,13 +83,15 @@ def table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
 
 
 def best_lines(observations: Sequence[Observation]) -> list[str]:
-    """Return a line for each architecture and step: the graph that serves it best by count."""
+    """Return a line for each architecture and step: the graphs that serve it best by count."""
     cards = {one.architecture: card_of(one) for one in observations}
-    return [
-        f"best by count on {cards[best.architecture]}, {best.step}: {best.graph}, "
-        f"{best.cache_bytes / 2**20:.3g} MiB of keys and values copied, {best.launches} launches"
-        for best in best_graphs(observations)
-    ]
+    graphs: dict[str, list[str]] = {}
+    for best in best_graphs(observations):
+        graphs.setdefault(f"{cards[best.architecture]}, {best.step}", []).append(
+            f"{best.graph}, {best.launches} launches, {best.cache_bytes / 2**20:.3g} MiB of keys "
+            "and values copied"
+        )
+    return [f"best by count on {place}: {'; or '.join(named)}" for place, named in graphs.items()]
 
 
 def findings(observations: Sequence[Observation]) -> list[str]:

@@ -33,9 +33,13 @@ def graph_of(name: str, *steps: Step, arch: str = "sm_80", **fields: Any) -> Obs
 
 FAR = graph_of("far", step_of(9, 99))
 RULE: dict[str, tuple[list[Observation], list[tuple[str, str, str, int, int]]]] = {
-    "fewer bytes before fewer launches": (
-        [graph_of("a", step_of(8, 2)), graph_of("b", step_of(0, 20))],
+    "fewer bytes and fewer launches": (
+        [graph_of("a", step_of(8, 21)), graph_of("b", step_of(0, 20))],
         [("sm_80", "decode", "b", 0, 20)],
+    ),
+    "fewer bytes or fewer launches": (
+        [graph_of("a", step_of(0, 20)), graph_of("b", step_of(8, 2)), graph_of("c", step_of(8, 3))],
+        [("sm_80", "decode", "b", 8, 2), ("sm_80", "decode", "a", 0, 20)],
     ),
     "fewer launches of equal bytes": (
         [graph_of("a", step_of(4, 9)), graph_of("b", step_of(4, 8)), graph_of("c", step_of(4, 10))],
@@ -70,7 +74,8 @@ RULE: dict[str, tuple[list[Observation], list[tuple[str, str, str, int, int]]]] 
         ],
         [
             ("sm_80", "prefill", "a", 0, 5), ("sm_80", "decode", "b", 0, 4),
-            ("sm_75", "prefill", "a", 0, 7), ("sm_75", "decode", "a", 2, 6),
+            ("sm_75", "prefill", "a", 0, 7), ("sm_75", "decode", "b", 3, 4),
+            ("sm_75", "decode", "a", 2, 6),
         ],
     ),
     "none that runs": ([graph_of("a", refused="x"), graph_of("b", refused="x")], []),
@@ -79,12 +84,12 @@ RULE: dict[str, tuple[list[Observation], list[tuple[str, str, str, int, int]]]] 
 
 
 @pytest.mark.parametrize("name", RULE)
-def test_what_is_copied_decides_before_what_is_launched(name: str):
+def test_no_other_graph_copies_and_launches_as_little(name: str):
     observations, wanted = RULE[name]
     found = best_graphs(observations)
     fields = ("architecture", "step", "graph", "cache_bytes", "launches")
     assert [tuple(getattr(best, field) for field in fields) for best in found] == wanted
-    assert len(best_lines(observations)) == len(wanted)
+    assert len(best_lines(observations)) == len({place[:2] for place in wanted})
 
 
 @pytest.mark.usefixtures("need_dry_run")
@@ -100,12 +105,14 @@ def test_shared_heads_are_best_left_as_they_are_before_sm_80(tmp_path: Path):
         for graph in graphs if "decode" in graph.file.name
         for card in architectures_named(["sm_75", "sm_80"])
     ]  # fmt: skip
-    old, new = sorted(best_graphs(seen), key=lambda best: best.architecture)
-    assert (old.architecture, old.graph) == ("sm_75", "model.ort.decode.onnx")
-    assert (new.architecture, new.graph) == ("sm_80", "model.cuda.decode.onnx")
-    assert old.cache_bytes == new.cache_bytes == 0
-    assert old.launches > new.launches
-    copied = {(one.graph, one.architecture): one.steps[-1].cache_bytes for one in seen}
+    found = {(best.architecture, best.graph): best for best in best_graphs(seen)}
+    assert list(found) == [
+        ("sm_75", "model.cuda.decode.onnx"), ("sm_75", "model.ort.decode.onnx"),
+        ("sm_80", "model.cuda.decode.onnx"),
+    ]  # fmt: skip
+    few, none, new = found.values()
     # Keys and values of 1024 places, 4 heads and 64 channels, 2 bytes each.
-    assert copied["model.cuda.decode.onnx", "sm_75"] == 2 * 1024 * 4 * 64 * 2
-    assert "sm_75 T4, decode: model.ort.decode.onnx, 0 MiB" in "\n".join(best_lines(seen))
+    assert (few.cache_bytes, none.cache_bytes, new.cache_bytes) == (2 * 1024 * 4 * 64 * 2, 0, 0)
+    assert new.launches <= few.launches < none.launches
+    (line,) = [line for line in best_lines(seen) if "sm_75 T4, decode" in line]
+    assert "1 MiB of keys and values copied; or model.ort.decode.onnx" in line
