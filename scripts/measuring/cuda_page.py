@@ -51,8 +51,8 @@ def _parity(rows: list[dict[str, Any]]) -> Iterator[str]:
 def _kernels(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield from (
         "", "## Kernels", "",
-        "ONNX Runtime's own kernels in the `cuda` graphs, float16, against those that the dry run "
-        "named for the architecture (cuda_forms.json). cuda.json lists them.", "",
+        "ONNX Runtime's own kernels in the `cuda` graphs, float16 unless named, against those that "
+        "the dry run named for the architecture (cuda_forms.json). cuda.json lists them.", "",
         "| model | step | kernels | as in the dry run |",
         "|---|---|---|---|",
     )  # fmt: skip
@@ -65,9 +65,9 @@ def _times(rows: list[dict[str, Any]]) -> Iterator[str]:
     names = (*OURS, *THEIRS)
     yield from (
         "", "## Times", "",
-        "A layer with its projections, float16, in ms: medians of interleaved rounds, each run "
-        "waited for. Torch is scaled_dot_product_attention with a static cache. The ratio is the "
-        "best of ours to the best of torch's.", "",
+        "A layer with its projections, float16 unless named, in ms: medians of interleaved rounds, "
+        "each run waited for. Torch is scaled_dot_product_attention with a static cache. The ratio "
+        "is the best of ours to the best of torch's.", "",
         f"| model | step | {' | '.join(names)} | ratio |",
         "|---|---|---|---|---|---|---|",
     )  # fmt: skip

@@ -18,8 +18,10 @@ from attn_export.dry_run.kernel_names import readable
 from attn_export.dry_run.step_inputs import Sizes, inputs_of
 from attn_export.dry_run.timeline import read_record
 from attn_export.results import GraphFile
+from attn_export.runtimes.ort_cpu import value_on
 from attn_export.runtimes.ort_cuda import PROVIDER, TF32
 from attn_export.spec import AttentionSpec
+from attn_export.tensorfile import is_floating, numpy_dtype
 
 OF_LIBRARIES = re.compile(
     r"Mem(cpy|set)|gemm|gemv|nvjet|split[kK]|cublas|xmma|^Kernel2?$|dot_kernel|reduce_1Block"
@@ -53,17 +55,17 @@ class BoundLayer:
         random = np.random.default_rng(0)
         held = {}
         for name, array in arrays.items():
-            if array.dtype.kind == "f":
+            if is_floating(array.dtype):
                 array = random.standard_normal(array.shape, np.float32).astype(array.dtype)
-            held[name] = ort.OrtValue.ortvalue_from_numpy(array, "cuda", 0)
+            held[name] = value_on(array, "cuda")
             self.binding.bind_ortvalue_input(name, held[name])
         for end in self.session.get_outputs():
             if end.name in graph.bound:
                 buffer = held[graph.bound[end.name]]
             else:
                 shape = [n if isinstance(n, int) else step.of_axis(n) for n in end.shape]
-                zeros = np.zeros(shape, np.float16)
-                buffer = ort.OrtValue.ortvalue_from_numpy(zeros, "cuda", 0)
+                dtype = numpy_dtype(end.type.removeprefix("tensor(").removesuffix(")"))
+                buffer = value_on(np.zeros(shape, dtype), "cuda")
             self.binding.bind_ortvalue_output(end.name, buffer)
         self.buffers = held
 

@@ -57,8 +57,8 @@ def test_they_run_every_dialect_of_every_case(name: str):
     graphs = {verdict.graph for verdict in report.verdicts}
     assert graphs
     assert {(runtime, graph) for runtime in NAMES for graph in graphs} <= ran
-    (facts,) = {str(run.facts["version"]) for run in report.runs if run.runtime in NAMES}
-    assert facts == runtime("c").version()
+    (version,) = {str(run.facts["version"]) for run in report.runs if run.outcome == "ran"}
+    assert version == runtime("c").version()
 
 
 @pytest.mark.parametrize("name", NAMES)
