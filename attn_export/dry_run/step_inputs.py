@@ -124,8 +124,8 @@ def _dtype(end: Any) -> np.dtype[Any]:
 def _content(name: str, dtype: Any, sizes: Sizes, meanings: Mapping[str, str]) -> Any:
     if dtype.kind == "b":
         return True
-    if dtype.kind not in "iu":
-        return 0
+    if dtype.kind not in "iu" or dtype.itemsize < 4:
+        return 0  # integers of fewer bits are those of a cache, not lengths
     total = sizes.past_len + sizes.query_len
     return total + LENGTHS[meanings[name]] if name in meanings else sizes.past_len
 

@@ -270,3 +270,11 @@ class End:
 def test_inputs_that_cannot_be_made_are_refused(end, says):
     with pytest.raises(GraphError, match=says):
         inputs_of([end], Sizes("step", 1, 1, 0), {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"), [("int8", 0), ("uint8", 0), ("int32", 1023), ("int64", 1023)]
+)
+def test_integers_of_a_cache_are_no_lengths(kind: str, content: int):
+    made = inputs_of([End(f"tensor({kind})", [2])], Sizes("step", 1, 1, 1023), {})
+    assert made["x"].tolist() == [content] * 2
