@@ -122,7 +122,7 @@ class Observation:
         Without cuDNN, and without numbers that the device computes, nothing is known of the rest
         of a step.
         """
-        on_the_cpu = [node.operator for node in self.elsewhere if node.is_attention]
+        on_the_cpu = dict.fromkeys(node.operator for node in self.elsewhere if node.is_attention)
         if self.refused or on_the_cpu:
             return self.refused or f"on the CPU: {', '.join(on_the_cpu)}"
         return "".join(

@@ -21,8 +21,9 @@ PROVIDER = "CUDAExecutionProvider"
 
 COMPUTING = frozenset(
     {
-        "Attention", "Gemm", "GroupQueryAttention", "MatMul", "MultiHeadAttention",
-        "PackedMultiHeadAttention", "Softmax",
+        "Attention", "DynamicQuantizeMatMul", "Gemm", "GroupQueryAttention", "MatMul",
+        "MatMulInteger", "MatMulIntegerToFloat", "MultiHeadAttention", "PackedMultiHeadAttention",
+        "Softmax",
     }
 )  # fmt: skip
 """Operators that do the work of attention. What computes shapes may stay on the CPU."""
@@ -32,6 +33,10 @@ UNSUPPORTED = (
     unsupported(
         "com.microsoft.GroupQueryAttention(FLOAT)",
         says="CUDA has no kernel of it for float32; it would run on the CPU",
+    ),
+    unsupported(
+        "MatMulInteger",
+        says="CUDA has no kernel of it for inputs in uint8; products would run on the CPU",
     ),
     unsupported(
         "Attention(qk_matmul_output)",
