@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from attn_export import build
+from attn_export import Report, build
 from attn_export.spec import AttentionSpec
 
 BUNDLES: dict[str, dict[str, object]] = {
@@ -71,3 +71,25 @@ def bundle_of(name: str) -> Path:
         assert build(spec_of(name), folder, name=name, runtimes=["ort-cpu"]).passed
 
     return once(f"bundles/{name}", make)
+
+
+def passed_bundle(name: str, spec: AttentionSpec, note: str = "") -> Path:
+    """Return a bundle of a spec in all dialects, which passed, with such a note in its report.
+
+    Args:
+        name: The name of its folder.
+        spec: The spec.
+        note: Words of the note, if there must be one.
+    """
+
+    def make(folder: Path) -> None:
+        report = build(spec, folder, name="small", runtimes=["ort-cpu"])
+        assert report.passed, str(report)
+        assert not note or any(note in each for each in report.notes)
+
+    return once(name.replace(" ", "-"), make)
+
+
+def passed_graphs(report: Report) -> set[str]:
+    """Return the names of the graphs of which an output passed."""
+    return {verdict.graph for verdict in report.verdicts if verdict.status == "passed"}

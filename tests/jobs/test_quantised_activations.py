@@ -13,9 +13,9 @@ import onnxruntime
 import pytest
 from conftest import small_spec
 from onnx import numpy_helper
-from shared import extended, once
+from shared import extended, passed_bundle, passed_graphs
 
-from attn_export import Subject, build, verify
+from attn_export import Subject, verify
 from attn_export.bundle import GOLDEN
 from attn_export.cli import run
 from attn_export.graph.checks import check_graph
@@ -46,12 +46,7 @@ def spec_of(name: str) -> AttentionSpec:
 
 
 def bundle_of(name: str) -> Path:
-    def make(folder: Path) -> None:
-        report = build(spec_of(name), folder, name="small", runtimes=["ort-cpu"])
-        assert report.passed, str(report)
-        assert any("one scale for all tokens" in note for note in report.notes)
-
-    return once(f"quantised-activations/{name.replace(' ', '-')}", make)
+    return passed_bundle(f"quantised-activations/{name}", spec_of(name), "one scale for all tokens")
 
 
 def nodes_of(folder: Path, graph: str, op_type: str) -> list[onnx.NodeProto]:
@@ -64,7 +59,7 @@ def test_every_form_computes_what_its_integers_say(name: str):
     folder = bundle_of(name)
     report = verify(folder, runtimes=["ort-cpu"])
     assert report.passed, str(report)
-    judged = {verdict.graph for verdict in report.verdicts if verdict.status == "passed"}
+    judged = passed_graphs(report)
     assert judged == {path.name for path in folder.glob("*.onnx")}
     assert judged >= {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
 

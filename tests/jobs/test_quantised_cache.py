@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import small_spec
 from onnx import numpy_helper
-from shared import extended, once
+from shared import extended, passed_bundle, passed_graphs
 
 from attn_export import DecodeSession, Subject, build, verify
 from attn_export.attention.quantised_cache import packed
@@ -50,12 +50,7 @@ def spec_of(name: str):
 
 
 def bundle_of(name: str) -> Path:
-    def make(folder: Path) -> None:
-        report = build(spec_of(name), folder, name="small", runtimes=["ort-cpu"])
-        assert report.passed, str(report)
-        assert any("from a seed" in note for note in report.notes)
-
-    return once(f"quantised-cache/{name.replace(' ', '-')}", make)
+    return passed_bundle(f"quantised-cache/{name}", spec_of(name), "from a seed")
 
 
 @pytest.mark.parametrize("name", extended(SPECS, lambda name: name in MORE))
@@ -64,8 +59,7 @@ def test_every_form_keeps_integers(name: str):
     folder = bundle_of(name)
     report = verify(folder, runtimes=["ort-cpu"])
     assert report.passed, str(report)
-    judged = {verdict.graph for verdict in report.verdicts if verdict.status == "passed"}
-    assert judged >= {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
+    assert passed_graphs(report) >= {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
     for path in folder.glob("*.onnx"):
         ends = load_model(path).graph
         caches = [e for e in (*ends.input, *ends.output) if e.name.endswith(("_key", "_value"))]

@@ -9,14 +9,13 @@ import onnx
 import pytest
 from conftest import small_spec
 from onnx import numpy_helper
-from shared import extended, once
+from shared import extended, passed_bundle, passed_graphs
 
-from attn_export import Subject, build, verify
+from attn_export import Subject, verify
 from attn_export.cli import run
 from attn_export.errors import BundleError
 from attn_export.graph.checks import check_graph
 from attn_export.graph.load import load_model
-from attn_export.results import Report
 
 pytestmark = pytest.mark.xdist_group("test_quantised_weights")  # its bundles are shared
 
@@ -38,20 +37,12 @@ KEPT = ("int4 asymmetric, by 16", "int8 asymmetric", "mixed")
 
 
 def bundle_of(name: str) -> Path:
-    def make(folder: Path) -> None:
-        report = build(small_spec(**SPECS[name]), folder, name="small", runtimes=["ort-cpu"])
-        assert report.passed, str(report)
-
-    return once(f"quantised/{name.replace(' ', '-')}", make)
+    return passed_bundle(f"quantised/{name}", small_spec(**SPECS[name]))
 
 
 def held(folder: Path, graph: str = "model.onnx") -> dict[str, np.ndarray]:
     model = load_model(folder / graph)
     return {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
-
-
-def judged(report: Report) -> set[str]:
-    return {verdict.graph for verdict in report.verdicts if verdict.status == "passed"}
 
 
 @pytest.mark.parametrize("name", extended(SPECS, lambda name: name in KEPT))
@@ -61,7 +52,7 @@ def test_every_form_computes_what_its_integers_say(name: str):
     report = verify(folder, runtimes=["ort-cpu"])
     assert report.passed, str(report)
     files = {path.name for path in folder.glob("*.onnx")}
-    assert judged(report) == files
+    assert passed_graphs(report) == files
     # opset 18 has neither blocks nor 4 bits
     spec = small_spec(**SPECS[name])
     assert ("model.portable.onnx" in files) == ("int4" not in name and not spec.block_size)
@@ -89,7 +80,7 @@ def test_integers_in_the_graph_are_the_weights_of_the_module(name: str):
 def test_the_truth_of_stored_integers_is_the_stored_truth():
     report = verify(bundle_of("mixed"), runtimes=["ort-cpu"], recompute=True)
     assert report.passed, str(report)
-    assert "golden" in judged(report)
+    assert "golden" in passed_graphs(report)
 
 
 SCALES = {"NaN": np.nan, "infinite": np.inf, "zero": 0.0, "negative": -1.0}
