@@ -106,7 +106,7 @@ class Bundle:
 
 
 def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
-    """Return the graphs that a manifest names, with their layouts and features."""
+    """Return the graphs that a manifest names, with what is stated of each."""
     return [
         GraphFile(
             name,
@@ -115,6 +115,7 @@ def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
             {value: tuple(order) for value, order in entry["layouts"].items()},
             entry["bound"],
             tuple(entry["features"]),
+            entry.get("dtypes", {}),
         )
         for name, entry in manifest["graphs"].items()
     ]

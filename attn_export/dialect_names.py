@@ -39,7 +39,12 @@ def graph_name(dialect: str, phase: str = "") -> str:
 
     Args:
         dialect: One of `DIALECTS`.
-        phase: ``"decode"``, or empty for the graph of any phase.
+        phase: ``"decode"`` or ``"prefill"``, or empty for the graph of any phase.
     """
     stem, suffix = MODEL.split(".")
     return ".".join(filter(None, [stem, "" if dialect == STANDARD else dialect, phase, suffix]))
+
+
+def phase_of(name: str) -> str:
+    """Return the phase in the file name of a graph of a bundle; "" for that of any phase."""
+    return next((part for part in name.split(".")[1:-1] if part not in DIALECTS), "")

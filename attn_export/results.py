@@ -32,9 +32,7 @@ DECODE, BASE, CHANGED = "decode", "base", "changed_"
 
 Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run"]
 """Outcome of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
-
-MOST_LINES = 20
-"""The most lines of a report as text."""
+MOST_LINES = 20  # of a report as text
 RelativeTo = Literal["row", "whole", "kind"]
 """Norm by which an error is divided: of its row, of the whole output, or none."""
 
@@ -85,6 +83,7 @@ class GraphFile:
         layouts: Inputs and outputs with axes in another order: ``{"past_value": (0, 1, 3, 2)}``.
         bound: Outputs that may lie in the buffer of an input: ``{"present_key": "past_key"}``.
         features: Its requirements on a runtime, as `graph.features` names them.
+        dtypes: Integer inputs of another type: ``{"past_length": "int32"}``.
     """
 
     name: str
@@ -93,6 +92,7 @@ class GraphFile:
     layouts: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     bound: Mapping[str, str] = dataclasses.field(default_factory=dict)
     features: tuple[str, ...] = ()
+    dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
         """Return whether the graph is made for these sizes of the dynamic axes."""

@@ -66,6 +66,7 @@ class GraphEntry(Struct, forbid_unknown_fields=True):
     nodes: dict[Text, Text]
     foreign: bool = False
     form: Text = "kernels"
+    dtypes: dict[Name, Literal["int32"]] = {}
 
 
 class Tuning(Struct, forbid_unknown_fields=True):
@@ -108,15 +109,23 @@ class Manifest(Struct, forbid_unknown_fields=True):
         for name, graph in self.graphs.items():
             if name not in self.files:
                 raise ValueError(f"the graph {name} is not among its files")
-            for end, order in graph.layouts.items():
-                if end not in ends or sorted(order) != list(range(len(ends[end].shape))):
-                    raise ValueError(f"{name} has a layout of {end} that is none: {order}")
-            for output, given in graph.bound.items():
-                is_cache = output.replace("present_", "past_", 1) == given != output
-                if not is_cache or output not in self.outputs or given not in self.inputs:
-                    raise ValueError(f"{name} binds {output} to {given}, which is not its past")
+            self._check_ends(name, graph)
             if not axes.issuperset(graph.fixed):
                 raise ValueError(f"{name} fixes an axis that is not there: {set(graph.fixed)}")
+
+    def _check_ends(self, name: str, graph: GraphEntry) -> None:
+        """Check what a graph says of inputs and outputs; see `__post_init__`."""
+        ends: dict[str, InputSignature | OutputSignature] = {**self.inputs, **self.outputs}
+        for end, order in graph.layouts.items():
+            if end not in ends or sorted(order) != list(range(len(ends[end].shape))):
+                raise ValueError(f"{name} has a layout of {end} that is none: {order}")
+        for output, given in graph.bound.items():
+            is_cache = output.replace("present_", "past_", 1) == given != output
+            if not is_cache or output not in self.outputs or given not in self.inputs:
+                raise ValueError(f"{name} binds {output} to {given}, which is not its past")
+        for end in graph.dtypes:
+            if end not in self.inputs or self.inputs[end].dtype != "int64":
+                raise ValueError(f"{name} takes {end} as int32, which is no input of int64")
 
 
 class AllowedEntry(Struct, forbid_unknown_fields=True):

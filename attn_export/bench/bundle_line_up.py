@@ -13,6 +13,7 @@ from attn_export.bench.measurements import Candidate, Cost
 from attn_export.bench.own_graphs import as_candidate
 from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
 from attn_export.bundle import graph_files
+from attn_export.dialect_names import phase_of
 from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.preflight import known_limit
@@ -121,7 +122,7 @@ class Entrants:
     def _ours(self, sizes: Sizes) -> list[Candidate]:
         return [
             self.own(
-                " ".join([graph.dialect, *(["decode"] if graph.fixed else []), RUNTIME]),
+                " ".join(filter(None, [graph.dialect, phase_of(graph.name), RUNTIME])),
                 self.folder, graph, sizes,
             )
             for graph in graph_files(self.manifest)

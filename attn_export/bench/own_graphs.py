@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -73,7 +74,10 @@ def as_candidate(
     """
     options = {
         "file": str(folder / graph.name),
-        "inputs": {name: feed.to_json() for name, feed in inputs.items()},
+        "inputs": {
+            name: dataclasses.replace(feed, dtype=graph.dtypes.get(name, feed.dtype)).to_json()
+            for name, feed in inputs.items()
+        },
         "outputs": {name: feed.to_json() for name, feed in outputs.items()},
         "layouts": {name: list(axes) for name, axes in graph.layouts.items()},
         "bound": dict(graph.bound),

@@ -90,7 +90,7 @@ class GraphRunner:
 
     def fed(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return inputs in the layout of the graph itself."""
-        return laid_out(inputs, self.form.layouts)
+        return laid_out(inputs, self.form.layouts, self.form.dtypes)
 
     def from_outputs(self, outputs: Arrays) -> dict[str, np.ndarray]:
         """Return outputs of the graph itself in the layout of the bundle."""

@@ -64,7 +64,7 @@ def form_of_file(
         for value in values:
             end, layout = wanted[value.name], form.layouts.get(value.name)
             shape = tuple(end.shape[axis] for axis in layout) if layout else end.shape
-            _refuse_other_type(path, value, end.dtype, whose)
+            _refuse_other_type(path, value, form.dtypes.get(value.name, end.dtype), whose)
             found = _fixed_axes(path, value, shape, whose)
             if what == "inputs":
                 fixed |= found

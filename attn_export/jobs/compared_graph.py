@@ -192,6 +192,7 @@ def _entry(model: onnx.ModelProto, file: GraphFile, nodes: Mapping[str, str]) ->
         "needs": {"opset": opsets.get("ai.onnx", 0), "ir_version": model.ir_version},
         "fixed": {},  # the axes have these sizes in the whole bundle
         "layouts": {},
+        "dtypes": {},
         "bound": {},
         "features": list(file.features),
         "attentions": None,

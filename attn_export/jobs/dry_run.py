@@ -162,6 +162,7 @@ def observed(
     batch, query_len, past_len = sizes
     if batch < 1 or (query_len is not None and query_len < 1) or (past_len or 0) < 0:
         raise UsageError(f"sizes of a dry run are at least 1 (past_len 0); got {sizes}")
+    batch = file.fixed.get("batch", batch)
     if query_len is not None:  # a graph for decoding takes one query
         query_len = file.fixed.get("query_len", query_len)
     values = limited(

@@ -127,6 +127,7 @@ def manifest_entry(
         "fixed": dict(file.fixed),
         "layouts": {name: list(order) for name, order in file.layouts.items()},
         "bound": dict(file.bound),
+        "dtypes": dict(file.dtypes),
         "features": list(file.features),
         "attentions": whole.attentions,
         "ours": whole.ours,

@@ -1,4 +1,4 @@
-"""Inputs and outputs in the order of axes in which a graph holds them, and back."""
+"""Inputs and outputs in the order of axes and the types of a graph, and back."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ Layouts = Mapping[str, Sequence[int]]
 """Axis orders by name, as in `GraphFile`."""
 
 
-def laid_out(inputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
-    """Return inputs in the graph's order of axes.
+def laid_out(
+    inputs: Mapping[str, np.ndarray], layouts: Layouts, dtypes: Mapping[str, str]
+) -> dict[str, np.ndarray]:
+    """Return inputs in the graph's order of axes, and of its types.
 
     Args:
         inputs: The inputs, by name.
         layouts: The order of axes, for each name that differs.
+        dtypes: The type of integers, for each name that differs.
     """
-    return {**inputs} | {
+    turned = {
         name: np.ascontiguousarray(inputs[name].transpose(order))
         for name, order in layouts.items()
         if name in inputs
     }
+    cast = {name: inputs[name].astype(dtype) for name, dtype in dtypes.items() if name in inputs}
+    return {**inputs, **turned, **cast}
 
 
 def in_order(outputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:

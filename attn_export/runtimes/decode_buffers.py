@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import RuntimeFailure, one_line
+from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import PROVIDER, array_of, sdk, session_options, value_on
 from attn_export.runtimes.ort_cuda import CudaEngine, OrtCuda, cuda_session
 from attn_export.system_info import missing_package
@@ -141,7 +142,7 @@ class BoundGraph:
         manifest: The bundle's, for shapes and types.
         sizes: Of every dynamic axis.
         caches: The buffers of the caches, by input; values of ONNX Runtime.
-        bound: Outputs that lie in the buffer of an input.
+        form: Outputs that lie in the buffer of an input, and types of inputs.
 
     Attributes:
         sizes: Of every dynamic axis.
@@ -155,12 +156,16 @@ class BoundGraph:
         manifest: Mapping[str, Any],
         sizes: Mapping[str, int],
         caches: Mapping[str, Any],
-        bound: Mapping[str, str],
+        form: GraphFile,
     ) -> None:
+        bound = form.bound
         self.sizes = dict(sizes)
         self._session, self._binding = session, session.io_binding()
         held = {name: entry for name, entry in manifest["inputs"].items() if name not in caches}
-        self.inputs = {name: self._buffer(e["shape"], e["dtype"]) for name, e in held.items()}
+        self.inputs = {
+            name: self._buffer(entry["shape"], form.dtypes.get(name, entry["dtype"]))
+            for name, entry in held.items()
+        }
         self.outputs = {
             name: self._buffer(entry["shape"], entry["dtype"])
             for name, entry in manifest["outputs"].items()

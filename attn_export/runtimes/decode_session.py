@@ -23,7 +23,7 @@ from attn_export.runtimes.ort_cuda import no_cuda_device
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
-LENGTHS = "past_length"
+LENGTH, LENGTHS = "query_len", "past_length"
 CACHES = {"present_key": "past_key", "present_value": "past_value"}
 PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, PORTABLE)}
 """The dialects by device, the fastest first."""
@@ -72,11 +72,9 @@ class DecodeSession:
         if block < 1:
             raise UsageError(f"a cache cannot grow by blocks of {block}; give 1 or more")
         self._block, self._device = block, device
-        # By the number of queries that a graph takes; 0 for any.
-        self._sessions = {
-            form.fixed.get("query_len", 0): load_session(found.folder / form.name, threads, device)
-            for form in forms
-        }
+        self._sessions = [
+            (form, load_session(found.folder / form.name, threads, device)) for form in forms
+        ]
         self._caches: Caches | None = None
         self._ready: BoundGraph | None = None
         self.lengths = np.zeros(0, np.int64)
@@ -221,8 +219,8 @@ class DecodeSession:
         """
         sizes = with_sums(sizes, self._spec.relations)
         if self._ready is None or self._ready.sizes != sizes:
-            session = self._sessions.get(sizes["query_len"]) or self._sessions[0]
-            self._ready = BoundGraph(session, self._manifest, sizes, caches.values, self._bound)
+            form, session = next(each for each in reversed(self._sessions) if each[0].takes(sizes))
+            self._ready = BoundGraph(session, self._manifest, sizes, caches.values, form)
         return self._ready
 
 
@@ -246,12 +244,15 @@ def _check_device(device: str) -> None:
 def _chosen(
     forms: Sequence[GraphFile], dialect: str | None, folder: Path, preferred: Sequence[str]
 ) -> list[GraphFile]:
-    """Return the graphs of one dialect; the first takes any number of queries."""
+    """Return the graphs of one dialect, the best for one query last; the first takes all sizes."""
     there = {form.dialect for form in forms}
     if dialect is not None and dialect not in there:
         raise UsageError(f"{folder} has no {dialect} graphs; it has {', '.join(sorted(there))}")
     wanted = dialect or next((name for name in preferred if name in there), "")
-    chosen = sorted((f for f in forms if f.dialect == wanted), key=lambda form: len(form.fixed))
+    chosen = sorted(
+        (form for form in forms if form.dialect == wanted),
+        key=lambda form: (len(form.fixed), LENGTH in form.fixed),
+    )
     if not chosen or chosen[0].fixed:
         raise BundleError(f"{folder} has no graph for any number of queries; build it again")
     return chosen

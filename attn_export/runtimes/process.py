@@ -137,8 +137,8 @@ class Worker:
             graph: The file.
             inputs: The names of the inputs, in the order of their files.
             cases: The cases to run.
-            form: In which order of axes it takes inputs and gives outputs, and which of these
-                share a buffer. Default: as the cases have them.
+            form: The order of axes and the types in which it takes inputs and gives outputs, and
+                which of these share a buffer. Default: as the cases have them.
             axes: The axes of every input and output, by name, if any case is decoded.
             decodes: The names of cases that are run step by step.
             options: Of the engine; the runtime must be `Tunable`.
@@ -148,6 +148,7 @@ class Worker:
             "graph": str(graph),
             "options": dict(options or {}),
             "layouts": {name: list(order) for name, order in form.layouts.items()},
+            "dtypes": dict(form.dtypes),
             "bound": dict(form.bound),
             "fixed": dict(form.fixed),
             "axes": {name: list(names) for name, names in (axes or {}).items()},

@@ -24,16 +24,17 @@ PROMPT, CHUNK, EVERY = 5, 3, 10
 """Tokens of the prompt; after it single tokens, but of each `EVERY` so many at once."""
 
 
-def decode(
-    run: Callable[[ArrayDict], ArrayDict], inputs: ArrayDict, axes: Axes, *, single: bool
-) -> ArrayDict:
-    """Decode a sequence.
+Run = Callable[[ArrayDict], ArrayDict]
+
+
+def decode(run: Run, inputs: ArrayDict, axes: Axes, fixed: Mapping[str, int]) -> ArrayDict:
+    """Decode sequences: all rows together, or one after the other where the graph takes one row.
 
     Args:
         run: Runs the graph once.
-        inputs: Of the whole sequence; its buffers, of which nothing is held, are as long as it.
+        inputs: Of the whole sequences; their buffers, of which nothing is held, are as long.
         axes: The names of the axes of every input and output.
-        single: Whether the graph takes one token at a time only.
+        fixed: The axes that have one size in the graph, as in `GraphFile`.
 
     Returns:
         The outputs that one run on `inputs` should give.
@@ -42,6 +43,25 @@ def decode(
         ValueError: If an output of a step has not the sizes of the step.
         Exception: Any error of `run`.
     """
+    single = fixed.get(NEW) == 1
+    if fixed.get(BATCH) != 1:
+        return _decode(run, inputs, axes, single=single)
+    batch = {name: axes[name].index(BATCH) for name in axes if BATCH in axes[name]}
+    rows = []
+    for row in range(inputs["query"].shape[batch["query"]]):
+        own = {
+            name: array.take([row], axis=batch[name]) if name in batch else array
+            for name, array in inputs.items()
+        }
+        rows.append(_decode(run, own, axes, single=single))
+    return {
+        name: np.concatenate([row[name] for row in rows], batch[name]) if name in batch else array
+        for name, array in rows[0].items()
+    }
+
+
+def _decode(run: Run, inputs: ArrayDict, axes: Axes, *, single: bool) -> ArrayDict:
+    """Decode all rows together; see `decode`."""
     total = inputs["query"].shape[axes["query"].index(NEW)]
     capacity_axes = {
         n: axes[n].index(CAPACITY_AXIS)

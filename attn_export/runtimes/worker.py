@@ -91,11 +91,12 @@ def _outputs(
 ) -> ArrayDict:
     def run(inputs: ArrayDict) -> ArrayDict:
         layouts = job["layouts"]
-        return in_order(engine.run(laid_out(inputs, layouts), job["bound"]), layouts)
+        taken = laid_out(inputs, layouts, job["dtypes"])
+        return in_order(engine.run(taken, job["bound"]), layouts)
 
     if not whole_decode:
         return run(inputs)
-    return decode(run, inputs, job["axes"], single=job["fixed"].get("query_len") == 1)
+    return decode(run, inputs, job["axes"], job["fixed"])
 
 
 if __name__ == "__main__":

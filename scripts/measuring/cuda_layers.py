@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.dialect_names import CUDA, STANDARD
+from attn_export.dialect_names import CUDA, STANDARD, phase_of
 from attn_export.dry_run.observed import Step
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
@@ -27,6 +27,7 @@ IN_BFLOAT16 = ("gqa bfloat16", "llama-3-8b bfloat16")
 STEP = 1, 1, 1023
 """B, L and P of the decode step."""
 PREFILL = 1, 512, 0
+PREFILL_OF_ROWS = 2, 512, 0
 
 
 def spec_of(name: str) -> AttentionSpec:
@@ -40,17 +41,19 @@ def spec_of(name: str) -> AttentionSpec:
     return AttentionSpec.from_toml(path, attn_mask="none", cache="in-place", dtype=dtype)
 
 
-def graphs_of(subject: Subject, folder: Path) -> tuple[Lowered, Lowered, Lowered]:
-    """Write the graphs of a layer, and return them: standard, cuda, cuda for one query.
+def graphs_of(subject: Subject, folder: Path) -> dict[str, Lowered]:
+    """Write the graphs of a layer, and return them: `STANDARD`, and those of `CUDA` by phase.
 
     Args:
         subject: The layer.
         folder: The folder to write to.
     """
-    (standard, cuda, single), _ = lower_all(export(subject), (STANDARD, CUDA))
-    graphs = standard, cuda, single
+    graphs, _ = lower_all(export(subject), (STANDARD, CUDA))
     save_graphs({graph.file.name: graph.model for graph in graphs}, folder)
-    return graphs
+    return {
+        STANDARD if graph.file.dialect == STANDARD else phase_of(graph.file.name): graph
+        for graph in graphs
+    }
 
 
 def kernels_of(step: Step) -> list[str]:

@@ -18,7 +18,7 @@ from attn_export.dialect_names import CUDA, STANDARD
 from attn_export.errors import GraphError
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
-from attn_export.graph.lower import DECODE, lower
+from attn_export.graph.lower import DECODE, PREFILL, Lowered, lower
 from attn_export.graph.lower.cuda import window_of
 from attn_export.jobs.explain import explain
 from attn_export.results import BASE
@@ -27,6 +27,8 @@ IN_PLACE: dict[str, Any] = {
     "embed_dim": 64, "cache": "in-place", "dtype": "float16", "attn_mask": "none",
 }  # fmt: skip
 BFLOAT16 = {"dtype": "bfloat16"}
+GRAPHS = ("model.cuda.onnx", "model.cuda.decode.onnx", "model.cuda.prefill.onnx")
+INT32 = ir.DataType.INT32
 ROTARY, NORMS = {"do_rotary": 1}, {"qk_norm_epsilon": 1e-6}
 
 FORMS: dict[str, tuple[dict[str, Any], dict[str, float], bool]] = {
@@ -108,9 +110,19 @@ def operator_of(model: ir.Model) -> ir.Node:
 def test_the_operator_does_what_it_has_the_meaning_of(name: str):
     fields, attributes, packed = FORMS[name]
     forms = lower(exported(fields), CUDA)
-    assert set(forms) == {"", DECODE}
+    assert set(forms) == {"", DECODE, PREFILL}
     assert "Attention" in {node.op_type for node in forms[""].model.graph}
-    node = operator_of(forms[DECODE].model)
+    for phase in (DECODE, PREFILL):
+        check_operator(forms[phase], fields, attributes, packed)
+    assert forms[DECODE].file.fixed == {"query_len": 1}
+    assert forms[PREFILL].file.fixed == {"batch": 1}
+    assert not forms[""].file.dtypes
+
+
+def check_operator(
+    form: Lowered, fields: dict[str, Any], attributes: dict[str, float], packed: bool
+) -> None:
+    node = operator_of(form.model)
     found = {key: held.value for key, held in node.attributes.items()}
     usual = {
         "num_heads": 4,
@@ -119,15 +131,17 @@ def test_the_operator_does_what_it_has_the_meaning_of(name: str):
     }
     assert found == pytest.approx(usual | attributes)
     assert (node.inputs[1] is None) == packed
-    assert forms[DECODE].file.fixed == {"query_len": 1}
-    assert forms[DECODE].file.bound == {"present_key": "past_key", "present_value": "past_value"}
+    assert form.file.bound == {"present_key": "past_key", "present_value": "past_value"}
+    lengths = next(x for x in form.model.graph.inputs if x.name == "past_length")
+    assert form.file.dtypes == ({"past_length": "int32"} if lengths.dtype == INT32 else {})
+    assert lengths.dtype == INT32 or "rotary" in fields  # which takes positions from them
 
 
 @pytest.mark.parametrize("name", extended(FORMS, lambda name: name == "window, rotary"))
 def test_the_form_in_bfloat16_is_the_one_in_float16_which_the_judge_takes(name: str):
     fields, *_ = FORMS[name]
     half, other = lower(exported(fields), CUDA), lower(in_bfloat16(fields), CUDA)
-    for phase in ("", DECODE):
+    for phase in ("", DECODE, PREFILL):
         assert as_float16(other[phase].model) == as_float16(half[phase].model)
         assert {x.dtype for x in other[phase].model.graph.outputs} == {ir.DataType.BFLOAT16}
 
@@ -174,7 +188,7 @@ def test_the_judge_takes_it_and_one_without_a_kernel_here_is_not_run(tmp_path: P
         assert ran.outcome == ("ran" if not more else "not run")
         assert "only the placement in a dry run is known" in ran.reason or not more
     kept = json.loads((tmp_path / "judged" / "manifest.json").read_text())["graphs"]
-    assert set(kept) == {"model.cuda.onnx", "model.cuda.decode.onnx"}
+    assert set(kept) == set(GRAPHS)
 
 
 def test_of_bfloat16_only_the_placement_is_known(tmp_path: Path):
@@ -182,7 +196,7 @@ def test_of_bfloat16_only_the_placement_is_known(tmp_path: Path):
     report = build(spec, folder, runtimes=["ort-cpu"], dialects=[STANDARD, CUDA])
     assert report.passed
     runs = {run.graph: run for run in report.runs}
-    for name in ("model.cuda.onnx", "model.cuda.decode.onnx"):
+    for name in GRAPHS:
         assert runs[name].outcome == "not run"
         assert "only the placement on CUDA in a dry run is known" in runs[name].reason
         assert (folder / name).exists()
@@ -190,7 +204,7 @@ def test_of_bfloat16_only_the_placement_is_known(tmp_path: Path):
     assert verify(folder).passed
     explanation = explain(folder, "ort-cpu", case=BASE)
     assert explanation.graph == "model.onnx"
-    assert sum("dry run" in note for note in explanation.notes) == 2
+    assert sum("dry run" in note for note in explanation.notes) == len(GRAPHS)
     entrants = Entrants(folder, tmp_path, read_manifest(folder), spec)
     sizes = dict.fromkeys(("batch", "query_len", "past_len"), 1)
     sizes |= dict.fromkeys(("total_len", "key_len", "capacity"), 2)

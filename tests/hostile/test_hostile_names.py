@@ -161,3 +161,12 @@ def test_a_cache_that_is_bound_to_another_input_is_refused(bound: dict[str, str]
     bundle = rewritten(bundle_of("append"), tmp_path / "bundle", graphs=graphs)
     with pytest.raises(BundleError, match="binds"):
         write_kit("c", bundle, tmp_path / "kit", dialect="standard")
+
+
+@pytest.mark.parametrize("name", ["query", "past_length ", "output"])
+def test_an_input_of_another_type_must_be_one_of_integers(name: str, tmp_path: Path):
+    graphs = read_manifest(bundle_of("append"))["graphs"]
+    graphs["model.onnx"]["dtypes"] = {name: "int32"}
+    bundle = rewritten(bundle_of("append"), tmp_path / "bundle", graphs=graphs)
+    with pytest.raises(BundleError, match="as int32, which is no input of int64"):
+        write_kit("c", bundle, tmp_path / "kit", dialect="standard")

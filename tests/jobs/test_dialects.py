@@ -207,7 +207,7 @@ def test_a_case_in_another_layout_is_the_same_case(tmp_path: Path):
     write_tensors(tmp_path, "input", {"v": array})
     job = {"layouts": {"v": [0, 2, 3, 1]}}
     read = read_tensors(tmp_path, "input", ["v"])
-    turned = laid_out(read, job["layouts"])
+    turned = laid_out(read, job["layouts"], {})
     assert turned["v"].shape == (1, 3, 4, 2)
     assert turned["v"].flags.c_contiguous
     assert np.array_equal(in_order(turned, job["layouts"])["v"], array)

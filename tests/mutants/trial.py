@@ -139,13 +139,13 @@ class Trials:
 
     def _run(self, engine, form: GraphFile, golden: Golden) -> Arrays:
         def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            outputs = engine.run(laid_out(inputs, form.layouts), form.bound)
+            outputs = engine.run(laid_out(inputs, form.layouts, form.dtypes), form.bound)
             return in_order(outputs, form.layouts)
 
         inputs = dict(golden.case.inputs)
         if golden.case.kind != DECODE:
             return run(inputs)
-        return decode(run, inputs, self._axes, single=form.fixed.get("query_len") == 1)
+        return decode(run, inputs, self._axes, form.fixed)
 
     def seen(self, file: str, model: onnx.ModelProto) -> str:
         """Return the case of its own in which a graph is wrong in float64, or an empty text."""
@@ -167,7 +167,7 @@ class Trials:
 
     @staticmethod
     def _evaluated(evaluation: Evaluation, form: GraphFile, golden: Golden) -> Arrays:
-        values = evaluation.values(laid_out(golden.case.inputs, form.layouts))
+        values = evaluation.values(laid_out(golden.case.inputs, form.layouts, form.dtypes))
         outputs = in_order(evaluation.outputs_of(values), form.layouts)
         wanted = golden.expected
         return {

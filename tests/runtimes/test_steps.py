@@ -18,8 +18,9 @@ DIALECTS = {
     "mqa, float16": ("ort", "standard"),
     "learned keys": ("ort",),
     "bfloat16": ("ort",),
+    "gqa, window, float16": ("cuda",),
 }
-EACH = [pytest.param(n, d, id=f"{n}, {d}") for n, dialects in DIALECTS.items() for d in dialects]
+EACH = [(name, dialect, 3) for name, dialects in DIALECTS.items() for dialect in dialects]
 
 
 def stops(tokens: int) -> list[int]:
@@ -34,9 +35,9 @@ def go_on(session: DecodeSession, piece: Arrays, *, start: bool) -> Arrays:
     return session.prefill(**piece) if start else session.step(**piece)
 
 
-@pytest.mark.parametrize(("name", "dialect"), EACH)
-def test_every_step_is_that_of_the_whole_sequence(name: str, dialect: str):
-    sequence = Sequence.random(name, 3, TOKENS)
+@pytest.mark.parametrize(("name", "dialect", "rows"), [*EACH, ("gqa, window, float16", "cuda", 1)])
+def test_every_step_is_that_of_the_whole_sequence(name: str, dialect: str, rows: int):
+    sequence = Sequence.random(name, rows, TOKENS)
     wanted = sequence.truth()
     session = open_session(name, dialect, BLOCK)
     capacities = set()
@@ -46,7 +47,7 @@ def test_every_step_is_that_of_the_whole_sequence(name: str, dialect: str):
         if "attn_weights" in outputs:
             close(name, outputs.pop("attn_weights"), weights_at(name, wanted, start, stop))
         assert outputs == {}
-        assert session.lengths.tolist() == [stop] * 3
+        assert session.lengths.tolist() == [stop] * rows
         capacities.add(session.capacity)
     assert capacities == {BLOCK * n for n in range(1, 8)}, "it grew six times"
 

@@ -56,11 +56,16 @@ class Steps:
         return [step["query"].shape[1] for step in self.seen]
 
 
-@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize("fixed", [{}, {"query_len": 1}, {"batch": 1}], ids=str)
 @pytest.mark.parametrize("tokens", [3, 64, 65, 300])
-def test_the_outputs_are_those_of_the_whole(tokens: int, single: bool):
+def test_the_outputs_are_those_of_the_whole(tokens: int, fixed: dict[str, int]):
     inputs, steps = inputs_of(tokens), Steps()
-    outputs = decode(steps, inputs, AXES, single=single)
+    outputs = decode(steps, inputs, AXES, fixed)
+    for axis, size in fixed.items():
+        assert {x["query"].shape[AXES["query"].index(axis)] for x in steps.seen} == {size}
+    if "batch" in fixed:  # three rows, in the same steps
+        assert steps.counts == steps.counts[: len(steps.counts) // 3] * 3
+        steps.seen = steps.seen[: len(steps.seen) // 3]
     wanted = inputs["query"] + inputs["position_ids"][..., None].astype(np.float32)
     np.testing.assert_array_equal(outputs["output"], wanted)
     np.testing.assert_array_equal(outputs["present_key"][:, 0], inputs["query"])
@@ -75,8 +80,8 @@ def test_the_outputs_are_those_of_the_whole(tokens: int, single: bool):
 
 def test_there_are_a_prompt_tokens_and_chunks_and_only_tokens_where_one_is_taken():
     steps, single = Steps(), Steps()
-    decode(steps, inputs_of(300), AXES, single=False)
-    decode(single, inputs_of(300), AXES, single=True)
+    decode(steps, inputs_of(300), AXES, {})
+    decode(single, inputs_of(300), AXES, {"query_len": 1})
     assert steps.counts[:9] == [5, 1, 1, 1, 1, 1, 1, 1, 3]
     assert steps.counts.count(3) == 29
     assert sum(steps.counts) == sum(single.counts) == 300
@@ -85,7 +90,7 @@ def test_there_are_a_prompt_tokens_and_chunks_and_only_tokens_where_one_is_taken
 
 def test_the_buffers_grow_by_a_block_when_they_are_full_and_keep_what_they_hold():
     steps, inputs = Steps(), inputs_of(300)
-    decode(steps, inputs, AXES, single=False)
+    decode(steps, inputs, AXES, {})
     held = 0
     grown_over, grown_full = 0, 0
     capacity = 0
@@ -104,7 +109,7 @@ def test_the_buffers_grow_by_a_block_when_they_are_full_and_keep_what_they_hold(
 
 def test_masks_reach_up_to_the_keys_so_far_and_are_false_behind_them():
     steps, inputs = Steps(), inputs_of(70)
-    decode(steps, inputs, AXES, single=False)
+    decode(steps, inputs, AXES, {})
     for step in steps.seen:
         start = int(step["past_length"][0])
         stop = start + step["query"].shape[1]
@@ -128,12 +133,12 @@ def test_an_output_that_is_longer_than_its_step_is_refused_with_the_step(name: s
         return outputs
 
     with pytest.raises(ValueError, match=rf"{name} is \[.*after 20 tokens, with 1 new ones"):
-        decode(run, inputs_of(40), AXES, single=False)
+        decode(run, inputs_of(40), AXES, {})
 
 
 def test_an_output_without_a_name_for_its_axes_is_that_of_the_last_step():
     steps = Steps()
     outputs = decode(
-        lambda x: steps(x) | {"more": x["past_length"]}, inputs_of(40), AXES, single=True
+        lambda x: steps(x) | {"more": x["past_length"]}, inputs_of(40), AXES, {"query_len": 1}
     )
     assert outputs["more"].tolist() == [39] * 3

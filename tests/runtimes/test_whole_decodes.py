@@ -84,7 +84,7 @@ def judged(fault: Callable[[Run], Run]) -> list[Verdict]:
     engine = OrtCpu().load(bundle_of(NAMES[0]) / "model.onnx", threads=1)
     manifest = json.loads((bundle_of(NAMES[0]) / "manifest.json").read_text())
     axes = {n: e["shape"] for part in ("inputs", "outputs") for n, e in manifest[part].items()}
-    outputs = stepwise.decode(fault(lambda x: engine.run(x, {})), inputs, axes, single=False)
+    outputs = stepwise.decode(fault(lambda x: engine.run(x, {})), inputs, axes, {})
     return list(judge("ort-cpu", "model.onnx", golden, outputs))
 
 

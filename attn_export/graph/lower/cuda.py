@@ -1,4 +1,7 @@
-"""The form of an `Attention` node that launches the fewest kernels on CUDA, for one query.
+"""The form of an `Attention` node that launches the fewest kernels on CUDA.
+
+It takes one query of each row, or one row of any number of queries: ONNX Runtime refuses several
+rows with several queries after a past.
 
 ONNX Runtime's `GroupQueryAttention` writes the cache, rotates, normalises and attends in three
 kernels, in half precision. Dry runs on sm_80 and sm_90 chose the form (docs/dry-run.md).
@@ -32,7 +35,7 @@ NOTHING_HIDDEN = sys.maxsize
 
 
 def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
-    """Lower a node for one query, if its cache is written in place.
+    """Lower a node for one query or one row, if its cache is written in place.
 
     Args:
         model: The graph; changed in place.
@@ -78,7 +81,7 @@ def _fits(a: AttentionNode, cache: InPlaceCache) -> bool:
     bound = is_bound(cache.past_key, a.key) and is_bound(cache.past_value, a.value)
     plain = a.output(3) is None and a.precision in (None, a.dtype)
     return (
-        alone and bound and plain and dims(a.query)[-2] == 1
+        alone and bound and plain and 1 in (dims(a.query)[0], dims(a.query)[-2])
         and a.head_dim == a.v_head_dim and a.head_dim % 8 == 0
     )  # fmt: skip
 
@@ -86,7 +89,7 @@ def _fits(a: AttentionNode, cache: InPlaceCache) -> bool:
 def _grouped_query_attention(
     op: Builder, a: AttentionNode, cache: InPlaceCache, window: int | None
 ) -> tuple[ir.Value, ...]:
-    """Add the operator, and return attention `[B, 1, H·D]`, present key and present value."""
+    """Add the operator, and return attention `[B, L, H·D]`, present key and present value."""
     query, key = a.query, cache.new_key
     rotation = None
     if a.head_dim % 16 == 0:  # which the operator needs to rotate
@@ -107,7 +110,7 @@ def _grouped_query_attention(
     total = op("Cast", op("Squeeze", op.size(cache.past_key, 2)), to=INT32)
     inputs = [
         *(parts if whole is None else (whole, None, None)), cache.past_key, cache.past_value,
-        op("Cast", cache.lengths, to=INT32), total,
+        _last_positions(op, a, cache), total,
         *(_tables(op, rotation) if rotation is not None else (None, None)),
         *([None] * 5), *((norm.query_weight, norm.key_weight) if norm is not None else ()),
     ]  # fmt: skip
@@ -125,6 +128,46 @@ def _grouped_query_attention(
     if norm is not None:
         attributes["qk_norm_epsilon"] = norm.epsilon
     return tuple(op.several("GroupQueryAttention", inputs, 3, MICROSOFT, **attributes))
+
+
+def _last_positions(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
+    """Return the position of the last query of each row, int32 `[B]`."""
+    lengths = op("Cast", cache.lengths, to=INT32)
+    if dims(a.query)[-2] == 1:
+        return lengths
+    more = op("Sub", op.size(a.query, 2), op.ints(1))
+    return op("Add", lengths, op("Cast", more, to=INT32))
+
+
+def narrow_inputs(model: ir.Model) -> dict[str, str]:
+    """Take inputs of int64 as int32 where the graph only casts them to it: a kernel less.
+
+    Args:
+        model: The graph; changed in place.
+
+    Returns:
+        The new type of each such input, by name.
+    """
+    narrowed = {}
+    for value in model.graph.inputs:
+        casts = [use.node for use in value.uses()]
+        if not casts or not all(_casts_to_int32(node) for node in casts):
+            continue
+        value.type = ir.TensorType(INT32)  # clones share the type that was there
+        for node in casts:
+            ir.convenience.replace_all_uses_with(node.outputs[0], value)
+            assert node.graph is not None  # it is in one, as a reader of an input
+            node.graph.remove(node, safe=True)
+        narrowed[str(value.name)] = "int32"
+    return narrowed
+
+
+def _casts_to_int32(node: ir.Node) -> bool:
+    source, made = node.inputs[0], node.outputs[0]
+    return (
+        node.op_type == "Cast" and source is not None and source.dtype == ir.DataType.INT64
+        and node.attributes.get_int("to", 0) == INT32 and not made.is_graph_output()
+    )  # fmt: skip
 
 
 def _tables(op: Builder, rotation: Rotation) -> tuple[ir.Value, ir.Value]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import onnx_ir as ir
 from onnx_ir.passes import common
 
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD, check_dialects, graph_name
 from attn_export.errors import GraphError
-from attn_export.graph.axis_names import fix_axis
+from attn_export.graph.axis_names import Size, fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.computed_masks import recognise_masks
-from attn_export.graph.lower.cuda import lower_for_cuda, writes_in_place
+from attn_export.graph.lower.cuda import lower_for_cuda, narrow_inputs, writes_in_place
 from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.integer_products import multiply_integers
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
@@ -34,8 +34,8 @@ from attn_export.graph.ort_compat import make_ort_compatible, spread_masks
 from attn_export.graph.requirements import features
 from attn_export.results import GraphFile
 
-DECODE = "decode"
-"""The phase of a graph for one query a row."""
+DECODE, PREFILL = "decode", "prefill"
+"""The phases of a graph for one query of each row, and of one for one row of many queries."""
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 NOT_FOR_CUDA = (
@@ -183,21 +183,33 @@ def _cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
         writes_in_place(model, node) for node in nodes
     ):
         raise NotInHalfError
-    length, bound = _length_of_queries(model), _bound(model)
-    single = model.clone()
-    if length:
-        fix_axis(single, length, 1)
-    lowered = [lower_for_cuda(single, node) for node in nodes_of(single, "Attention")]
+    length = _length_of_queries(model)
+    batch = _name_of_axis(model, [dims(a.query)[0] for a in _attentions(model)])
+    if not length:  # it takes one query as it is
+        return {"": _cuda_graph(model, "", {})}
+    found = {DECODE: _cuda_graph(model, DECODE, {length: 1})}
+    if batch:
+        found[PREFILL] = _cuda_graph(model, PREFILL, {batch: 1})
+    tidy(model)
+    return {"": _lowered(model, CUDA, bound=_bound(model)), **found}
+
+
+def _cuda_graph(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
+    """Return a graph in which every node that can be is lowered for CUDA.
+
+    Raises:
+        GraphError: If there is no such node.
+    """
+    graph, bound = model.clone(), _bound(model)
+    for axis, size in fixed.items():
+        fix_axis(graph, axis, size)
+    lowered = [lower_for_cuda(graph, node) for node in nodes_of(graph, "Attention")]
     if not any(lowered):
         raise GraphError(NOT_FOR_CUDA)
-    for graph in (model, single):
-        tidy(graph)
-    if not length:  # it takes one query as it is
-        return {"": _lowered(single, CUDA, bound=bound)}
-    return {
-        "": _lowered(model, CUDA, bound=bound),
-        DECODE: _lowered(single, CUDA, DECODE, fixed={length: 1}, bound=bound),
-    }
+    tidy(graph)
+    made = _lowered(graph, CUDA, phase, fixed=fixed, bound=bound)
+    file = dataclasses.replace(made.file, dtypes=narrow_inputs(graph))
+    return dataclasses.replace(made, file=file)
 
 
 REWRITES: dict[str, Callable[[ir.Model, Form], dict[str, Lowered]]] = {
@@ -248,13 +260,14 @@ def _layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
 
 def _length_of_queries(model: ir.Model) -> str:
     """Return the query axis of all nodes with a cache; "" if there is no unique name."""
-    lengths = set()
-    for a in _attentions(model):
-        if decodes(a):
-            size = dims(a.query)[-2]
-            lengths.add(size.value if isinstance(size, ir.SymbolicDim) else None)
+    return _name_of_axis(model, [dims(a.query)[-2] for a in _attentions(model) if decodes(a)])
+
+
+def _name_of_axis(model: ir.Model, sizes: Iterable[Size]) -> str:
+    """Return the name of an axis that has these sizes in several nodes; "" if it is not unique."""
+    found = {size.value if isinstance(size, ir.SymbolicDim) else None for size in sizes}
     known = {dim.value for x in model.graph.inputs for dim in dims(x) if not isinstance(dim, int)}
-    return str(lengths.pop()) if len(lengths) == 1 and lengths <= known - {None} else ""
+    return str(found.pop()) if len(found) == 1 and found <= known - {None} else ""
 
 
 def _of_softmax(model: ir.Model) -> list[ir.Value | None]:
