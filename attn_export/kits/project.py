@@ -8,18 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.code_templates import render
+from attn_export.dialect_names import ORT_NEEDED, WEIGHTS
 from attn_export.errors import UsageError
 from attn_export.kits.languages import HERE, Language
 from attn_export.parity.measures import beyond_limit
 from attn_export.results import CODES, DECODE, GraphFile
-from attn_export.runtimes.ort_cpu import ORT_NEEDED
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype
 
 # -- facts about a bundle for the templates of a kit --------------------------------------------
 
 
-WEIGHTS = "weights.safetensors"
 NEW, PAST = "query_len", "past_len"
 ENOUGH = 16
 """The number of tokens whose replay shows what is wrong: more would make a self-test slow."""
@@ -89,7 +88,10 @@ def facts(
     return {
         "name": manifest["name"],
         "version": manifest["versions"].get("attn-export", ""),
-        "ort_needed": ORT_NEEDED,
+        "ort_needed": max(
+            (manifest["graphs"][name]["needs"].get("onnxruntime", ORT_NEEDED) for name in names),
+            key=lambda version: [int(part) for part in version.split(".")],
+        ),
         "graph": {
             "file": graph.name,
             "dialect": graph.dialect,

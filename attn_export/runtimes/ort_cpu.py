@@ -26,11 +26,6 @@ DISTRIBUTIONS = frozenset(
 )
 """The packages that install the module `onnxruntime`, as their folders are named."""
 
-ORT_NEEDED = "1.28"
-"""The first ONNX Runtime whose CPU `Attention` passes every case: measured on 1.22 to 1.31, of
-which 1.22 lacks the opset, and 1.23 to 1.27 give NaN or numbers out of nowhere for a fully masked
-row."""
-
 PREPACKED_BELOW = 2**30
 """The largest size in bytes of files beside a graph, among them its weights, of which a session
 holds weights in the order that its kernels read fastest."""

@@ -15,12 +15,11 @@ from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.computed_masks import recognise_masks
 from attn_export.graph.lower.cuda import lower_for_cuda, narrow_inputs, writes_in_place
+from attn_export.graph.lower.form_choice import KERNELS, Form
 from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.integer_products import multiply_integers
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
-    KERNELS,
-    Form,
     decodes,
     holds_values_transposed,
     lower_for_decoding,
