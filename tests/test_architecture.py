@@ -337,9 +337,9 @@ def test_everything_public_has_a_docstring(file):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_has_at_most_300_lines_and_nothing_left_to_do(file):
+def test_a_file_has_at_most_320_lines_and_nothing_left_to_do(file):
     text = FILES[file].read_text(encoding="utf-8")
-    assert text.count("\n") <= 300
+    assert text.count("\n") <= 320
     assert not any(word in text for word in ("TODO", "FIXME", "XXX"))
 
 
