@@ -37,7 +37,7 @@ FLOORS = {
     "quantiser": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "runtimes/": 1,
     "parity/__init__": 1, "parity/conditions": 1, "parity/contents": 1, "parity/cover": 1,
-    "parity/draw": 1, "parity/fixed_cases": 1, "parity/gate": 1, "parity/golden": 1,
+    "parity/draw": 1, "parity/fixed_cases": 1, "parity/golden": 1,
     "parity/long_cases": 1, "parity/mask_contents": 1, "parity/measures": 1,
     "parity/plan": 1, "parity/sizes": 1,
     "signature": -2, "bundle": 2, "attestation/": 3, "dry_run/": 2, "dry_run/observed": -2,

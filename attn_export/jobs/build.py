@@ -14,8 +14,7 @@ from attn_export.errors import UsageError, printable
 from attn_export.jobs import forms
 from attn_export.jobs.budgets import limits_of, write_measured
 from attn_export.jobs.dry_run import can_dry_run, observe_all
-from attn_export.parity.cpu_notes import cpu_notes
-from attn_export.parity.gate import Gate
+from attn_export.parity.gate import Gate, cpu_notes
 from attn_export.parity.sizes import MOST
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.data import to_json

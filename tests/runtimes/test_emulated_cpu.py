@@ -13,7 +13,7 @@ from shared import extended, once
 from attn_export import AttentionSpec, build, verify
 from attn_export.bundle import GOLDEN
 from attn_export.errors import UsageError
-from attn_export.parity.cpu_notes import cpu_notes
+from attn_export.parity.gate import cpu_notes
 from attn_export.parity.golden import case_folders
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, Verdict
