@@ -13,9 +13,9 @@ from measuring.line_up import DIALECT, form_for, lowered_forms
 from attn_export.bench import ort_graph, peers_spec
 from attn_export.bench.dims import Dims
 from attn_export.bench.feeds import ALIGNMENT, Feed, empty, filled
-from attn_export.bench.handmade_graphs import save_core
 from attn_export.bench.peers_export import bare_plain
 from attn_export.bench.peers_plain import PlainAttention, StaticAttention, tensor
+from attn_export.bench.roofline import save_core
 
 SIZES = {
     f"{name}{' causal' if causal else ''}, Hkv {heads}": Dims(
