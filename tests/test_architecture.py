@@ -65,8 +65,7 @@ WITH_TORCH = (
     "parity/activation_ties",
     "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle", "parity/operations",
     "parity/quality_oracle", "parity/rounding", "parity/ties",
-    "bench/peers_plain", "bench/peers_spec",
-    "bench/peers_roofline", "bench/peers_export", "runtimes/pytorch",
+    "bench/peers_plain", "bench/peers_spec", "bench/peers_export", "runtimes/pytorch",
 )  # fmt: skip
 
 ONLY_IN = {
@@ -75,10 +74,10 @@ ONLY_IN = {
         "runtimes/compare_graphs",
         "runtimes/ort_cpu",
         "runtimes/ort_cuda",
-        "bench/ort_graph",
+        "bench/own_graphs",
         "runtimes/decode_buffers",
     ),
-    "openvino": ("bench/openvino_graph", "runtimes/openvino"),
+    "openvino": ("runtimes/openvino",),
     "tract": ("runtimes/tract",),
     "cv2": ("runtimes/opencv",),
     "iree": ("runtimes/iree",),
