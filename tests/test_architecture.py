@@ -53,7 +53,7 @@ FLOORS = {
     "diagnose/misreadings": 1, "diagnose/__init__": 1,
     "diagnose/run_probes": 3, "diagnose/dispatch": 3, "diagnose/findings": 3,
     "diagnose/mask_probes": 3, "diagnose/precision": 3, "diagnose/probe_": 3,
-    "diagnose/readings": 3, "diagnose/seen_keys": 3,
+    "diagnose/seen_keys": 3,
     "report/": 4, "kits/": 3,
     "jobs/": 5, "sweep/": 6,
     "cli/": 7, "pytest_plugin": 6,
