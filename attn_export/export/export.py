@@ -36,7 +36,7 @@ from attn_export.export.subject import Subject
 from attn_export.export.translations import complex_in_pairs, translations
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
-from attn_export.graph.low_precision import narrow
+from attn_export.graph.ir_helpers import narrow
 from attn_export.graph.quantised_weights import store_integers
 from attn_export.parity.sizes import MOST
 
