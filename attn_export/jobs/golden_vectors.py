@@ -12,7 +12,7 @@ from attn_export.report.progress import Progress
 from attn_export.results import StoredCase
 
 if TYPE_CHECKING:
-    from attn_export.graph.end_names import EndNames
+    from attn_export.graph.signature_check import EndNames
     from attn_export.jobs.usable_cases import TruthSource
     from attn_export.results import Case, Golden
 
