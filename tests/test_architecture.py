@@ -45,7 +45,7 @@ FLOORS = {
     "export/__init__": 2, "export/axis": 2, "export/given_scales": 2, "export/input_function": 2,
     "export/module_state": 2,
     "export/subject": 2,
-    "export/subject_checks": 2, "export/tensors": 2, "export/trees": 2, "user_module": 3,
+    "export/subject_checks": 2, "export/trees": 2, "user_module": 3,
     "bench/": 3, "bench/peers_export": 4, "runtimes/decode_": 3,
     "export/": 3, "parity/": 3, "source_location": 1,
     "diagnose/": 4, "diagnose/explanation": 2, "diagnose/eager_values": 2,

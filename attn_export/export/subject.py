@@ -32,8 +32,14 @@ from attn_export.export.subject_checks import (
     input_like,
     refuse_train_mode,
 )
-from attn_export.export.tensors import state_of, to_torch
-from attn_export.export.trees import InputTree, infer_output_shapes, is_named, name_outputs
+from attn_export.export.trees import (
+    InputTree,
+    infer_output_shapes,
+    is_named,
+    name_outputs,
+    state_of,
+    to_torch,
+)
 from attn_export.graph.check_model import Expected
 from attn_export.parity.draw import FunctionInputs, draw_inputs
 from attn_export.parity.plan import Plan, plan_cases

@@ -23,7 +23,7 @@ from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.diagnose.explanation import Step
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
-from attn_export.export.tensors import to_numpy, to_torch
+from attn_export.export.trees import to_numpy, to_torch
 from attn_export.parity.activation_ties import ActivationTies, Ties, rounding_to, widened
 from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
