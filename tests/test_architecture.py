@@ -42,7 +42,7 @@ FLOORS = {
     "parity/plan": 1, "parity/sizes": 1,
     "signature": -2, "bundle": 2, "attestation/": 3, "dry_run/": 2, "dry_run/observed": -2,
     "dry_run/__init__": -2,
-    "export/__init__": 2, "export/axis": 2, "export/given_scales": 2, "export/input_function": 2,
+    "export/__init__": 2, "export/given_scales": 2, "export/input_function": 2,
     "export/module_state": 2,
     "export/subject": 2,
     "export/subject_checks": 2, "export/trees": 2, "user_module": 3,

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
-from attn_export.export.axis import read_axes
-from attn_export.export.trees import InputTree, to_numpy
+from attn_export.export.trees import InputTree, read_axes, to_numpy
 from attn_export.parity.draw import generator, seed_of
 from attn_export.parity.sizes import TRACED_SIZES, Bounds, Sizes, into_bounds, with_sums
 from attn_export.source_location import line_of

@@ -17,7 +17,6 @@ from attn_export.attention.quantised import quantisation_notes, quantised
 from attn_export.attention.variants import seeded_attention
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError, one_line
-from attn_export.export.axis import Axis, named_axes, read_axes
 from attn_export.export.given_scales import Calibration, settle_scales
 from attn_export.export.input_function import InputFunction, draw_by, example_of
 from attn_export.export.module_state import preserved, weights_of_graph
@@ -33,10 +32,13 @@ from attn_export.export.subject_checks import (
     refuse_train_mode,
 )
 from attn_export.export.trees import (
+    Axis,
     InputTree,
     infer_output_shapes,
     is_named,
     name_outputs,
+    named_axes,
+    read_axes,
     state_of,
     to_torch,
 )
