@@ -125,7 +125,7 @@ def _settled(
     """
     if not subject.narrow_dtypes():
         return None
-    from attn_export.export.float32_twin import in_float32
+    from attn_export.export.export import in_float32
 
     one = (STANDARD,)
     with scratch() as folder, scratch() as out, Pool(selection, [GraphFile(MODEL)], limits) as pool:
