@@ -1,4 +1,4 @@
-"""The golden vectors of a job: written, run and computed at the same time."""
+"""The golden vectors of a job: the cases that are evidence, written, run and computed."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from attn_export.errors import counted
+from attn_export.errors import ExportError, counted
 from attn_export.parity.mask_contents import MASKS
+from attn_export.parity.measures import measure
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, CHANGED, Case, Golden, StoredCase
 
 if TYPE_CHECKING:
     from attn_export.graph.signature_check import EndNames
-    from attn_export.results import Case, Golden
 
 
 # -- the golden vectors of a job: written, run and computed at the same time --------------------
@@ -55,7 +55,6 @@ def golden_vectors(
         ExportError: If an input changes no output, or an output reacts to no input.
     """
     from attn_export.parity.golden import write_golden, write_inputs
-    from attn_export.parity.influence import check_influence
 
     known, usable, notes = usable_cases(cases, oracle, ours=ours, narrow=narrow)
     shown = [names.case(case) for case in usable] if names else usable
@@ -180,3 +179,60 @@ def _is_undefined(case: Case, golden: Golden) -> bool:
     return bool(masked) and any(
         bool(np.isnan(t.astype(np.float64)).any()) for t in golden.expected.values()
     )
+
+
+# -- every input must matter: a case that cannot tell two inputs apart proves nothing -----------
+
+CLEARLY = 100
+"""Change of an output, in allowed errors, from which an input matters to it."""
+
+ENOUGH = 0.1
+"""Share of the output that is enough where `CLEARLY` would require more."""
+
+
+def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None:
+    """Compare the truth of the base case with that of the cases that change one input.
+
+    Args:
+        goldens: All cases with their truth.
+        clearly: The least change of an output, as a multiple of the allowed error.
+
+    Raises:
+        ExportError: If an input changes no output, or an output reacts to no input.
+    """
+    by_name = {golden.case.name: golden for golden in goldens}
+    base = by_name[BASE]
+    reacting: set[str] = set()
+    for name in base.case.inputs:
+        moved = {
+            out for out in base.expected if _moves(base, by_name[f"{CHANGED}{name}"], out, clearly)
+        }
+        if not moved:
+            raise ExportError(
+                f"the input {name} changes no output, so no case could show a mistake with it; "
+                "remove it from the inputs"
+            )
+        reacting |= moved
+    for out in base.expected:
+        if out not in reacting:
+            raise ExportError(
+                f"the output {out} reacts to no input, so comparing it proves nothing; "
+                "remove it from the outputs"
+            )
+
+
+def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
+    allowed = base.allowed[output]
+    before, after = base.expected[output], changed.expected[output]
+    if before.shape != after.shape:
+        raise ExportError(
+            f"the shape of {output} depends on values: {list(before.shape)} and "
+            f"{list(after.shape)} for inputs of the same sizes; give it a shape of its own"
+        )
+    if allowed is None:
+        return bool((before != after).any())
+    if not before.any():
+        return bool(after.any())
+    # No output moves by much more than all of itself.
+    enough = min(clearly * allowed.whole, max(ENOUGH, allowed.whole))
+    return measure(after, before).whole > enough
