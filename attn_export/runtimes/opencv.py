@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
-from attn_export.runtimes.protocol import Engine, Facts, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.runtimes.protocol import Engine, Facts, Unsupported, installed_version, unsupported
 from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:

@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import CUDA, DIALECTS
-from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    Options,
+    Unsupported,
+    installed_version,
+    unsupported,
+)
 from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:

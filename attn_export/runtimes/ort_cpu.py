@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import DIALECTS
 from attn_export.runtimes.eight_bit_sums import entries_for
-from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    Options,
+    Unsupported,
+    installed_version,
+    unsupported,
+)
 from attn_export.system_info import install_command, missing_package
 
 if TYPE_CHECKING:

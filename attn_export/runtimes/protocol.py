@@ -15,7 +15,27 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 if TYPE_CHECKING:
     import numpy as np
 
-    from attn_export.runtimes.support import Unsupported
+
+# -- known limits: the rows of the tables in the runtimes' files --------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsupported:
+    """Something that a runtime was seen not to do.
+
+    Attributes:
+        features: A graph that has all of them, as `graph.features` names them, is concerned.
+        says: The runtime's message, or a description of its error.
+    """
+
+    features: frozenset[str]
+    says: str
+
+
+def unsupported(*features: str, says: str) -> Unsupported:
+    """Return a row of a runtime's table."""
+    return Unsupported(frozenset(features), says)
+
 
 Facts = dict[str, object]
 Options = Mapping[str, str]
