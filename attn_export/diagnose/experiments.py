@@ -11,8 +11,7 @@ from attn_export.diagnose.explanation import Experiment, Late
 from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
 from attn_export.diagnose.meaning import Meaning
 from attn_export.diagnose.shrink import golden_of
-from attn_export.runtimes.preflight import known_limit
-from attn_export.runtimes.protocol import Runtime, Tunable
+from attn_export.runtimes.protocol import Runtime, Tunable, known_limit
 from attn_export.tensorfile import is_floating
 
 FEW = 5

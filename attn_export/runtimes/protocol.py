@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from attn_export.results import GraphFile
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,3 +187,31 @@ def installed_version(*distributions: str) -> str | None:
         except PackageNotFoundError:
             continue
     return None
+
+
+# -- known limits, reported before a graph is tried ---------------------------------------------
+
+
+def known_limit(kind: Runtime, form: GraphFile, others: Iterable[GraphFile] = ()) -> str:
+    """Return the reason not to run a graph in a runtime, with the forms that fit; or "".
+
+    Args:
+        kind: The runtime.
+        form: The graph.
+        others: Further forms of the same graph.
+    """
+    reason = _reason(kind, form)
+    if not reason:
+        return ""
+    fitting = dict.fromkeys(o.dialect for o in others if o != form and not _reason(kind, o))
+    return reason + (f"; it runs {' and '.join(fitting)}" if fitting else "")
+
+
+def _reason(kind: Runtime, form: GraphFile) -> str:
+    if form.dialect not in kind.dialects:
+        return f"it is not for the {form.dialect} dialect"
+    for row in kind.unsupported:
+        if row.features <= set(form.features):
+            named = " with ".join(sorted(row.features))
+            return f"{kind.name} {kind.measured} does not do {named}: {row.says}"
+    return ""
