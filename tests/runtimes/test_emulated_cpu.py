@@ -20,8 +20,8 @@ from attn_export.results import Case, Golden, Verdict
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.emulated_cpu import cpus, emulated
 from attn_export.runtimes.install_folder import VARIABLE
+from attn_export.runtimes.process import run_once
 from attn_export.runtimes.protocol import Limits
-from attn_export.runtimes.run_once import run_once
 from attn_export.tensorfile import read_tensors
 
 ARM, X86 = "ort-cpu@neoverse-n1", "ort-cpu@haswell"
