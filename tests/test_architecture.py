@@ -33,7 +33,7 @@ FLOORS = {
     "quality": -2,
     "graph/load": 0,
     "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "system_info": 0,
-    "temp_folders": 0, "atomic_replace": 0, "output_folder": 0, "code_templates": 0,
+    "temp_folders": 0, "output_folder": 0, "code_templates": 0,
     "quantiser": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "runtimes/": 1,
     "parity/__init__": 1, "parity/conditions": 1, "parity/contents": 1, "parity/cover": 1,

@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from attn_export.atomic_replace import write_whole
 from attn_export.errors import AttnExportError, OutputError, UsageError, printable
-from attn_export.output_folder import check_utf8
+from attn_export.output_folder import check_utf8, write_whole
 
 STDOUT = "-"
 

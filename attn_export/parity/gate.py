@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.atomic_replace import write_whole
 from attn_export.errors import OutputError, UsageError, one_line
+from attn_export.output_folder import write_whole
 from attn_export.results import Golden, Report, RuntimeRun, Verdict
 from attn_export.schema import BaselineFile
 from attn_export.system_info import processor

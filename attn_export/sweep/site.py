@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from attn_export.atomic_replace import take_place
 from attn_export.errors import OutputError, SpecError, UsageError
-from attn_export.output_folder import replaceable, write_list
+from attn_export.output_folder import replaceable, take_place, write_list
 from attn_export.report.html import TEMPLATES, render_page
 from attn_export.runtimes.release import release_of
 from attn_export.spec import AttentionSpec
