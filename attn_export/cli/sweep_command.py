@@ -273,7 +273,7 @@ def bisect_command(
     from attn_export.runtimes.install_folder import InstallError
     from attn_export.runtimes.install_releases import install_release, published
     from attn_export.runtimes.release import MARK, installed, release_of
-    from attn_export.sweep.bisect import bisect, change
+    from attn_export.sweep.releases import bisect, change
 
     say = messages(quiet=quiet)
     ends = [f"{name}{MARK}{version}" for version in (good, bad) if version is not None]
