@@ -51,7 +51,7 @@ FLOORS = {
     "diagnose/": 4, "diagnose/explanation": 2, "diagnose/eager_values": 2,
     "diagnose/attention_steps": 1, "diagnose/contrib_operators": 1, "diagnose/evaluate": 1,
     "diagnose/misreadings": 1, "diagnose/__init__": 1,
-    "diagnose/run_probes": 3, "diagnose/dispatch": 3, "diagnose/findings": 3,
+    "diagnose/run_probes": 3, "diagnose/findings": 3,
     "diagnose/mask_probes": 3, "diagnose/precision": 3, "diagnose/probe_": 3,
     "diagnose/seen_keys": 3,
     "report/": 4, "kits/": 3,
