@@ -269,8 +269,8 @@ class _ExplainJob:
         output: Path | None,
     ) -> Explanation:
         """Add the smallest case that still fails, and write its folder."""
+        from attn_export.diagnose.experiments import shrunk
         from attn_export.diagnose.reproduce import write_folder
-        from attn_export.diagnose.shrink import shrunk
 
         self.progress.phase("looking for the smallest case")
         axes = {name: entry["shape"] for name, entry in self.manifest["inputs"].items()}
