@@ -12,8 +12,7 @@ from attn_export.report.matrix import form_name
 from attn_export.results import ErrorMap, ErrorMapPanel, Report, Verdict
 
 if TYPE_CHECKING:
-    from attn_export.graph.drawing_steps import Step
-    from attn_export.graph.neighbourhood import Lane, Neighbourhood
+    from attn_export.graph.neighbourhood import Lane, Neighbourhood, Step
 
 
 # -- error maps: cells by colour, and a description of each in words ----------------------------

@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from attn_export.graph.drawing_steps import REST, Step
-from attn_export.graph.neighbourhood import Lane, Neighbourhood
+from attn_export.graph.neighbourhood import REST, Lane, Neighbourhood, Step
 from attn_export.report.pictures import Box, Drawing, draw_attention
 
 QUERY = Step("input", "query", shape="[B, L, 16]")
