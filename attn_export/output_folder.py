@@ -149,6 +149,9 @@ def _refuse(error: OSError) -> None:
 
 # -- folders and files that take the place of others in one step: old or new, and whole ---------
 
+# However the process ends, the old one or the new one is there. Remains beside it are removed
+# by the next run (`temp_folders.sweep`).
+
 RENAME_EXCHANGE = 2
 """Flag of Linux's `renameat2`: https://man7.org/linux/man-pages/man2/rename.2.html."""
 

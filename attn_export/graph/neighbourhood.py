@@ -18,6 +18,9 @@ from attn_export.graph.requirements import ATTENTION, depends_on_contents
 
 # -- steps of the drawing -----------------------------------------------------------------------
 
+# A *step* is the nodes of one module (``q_proj/MatMul``, ``q_proj/Add``), or operators in a row
+# that only move elements.
+
 MOVES = (
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten",
     "Split", "Slice",

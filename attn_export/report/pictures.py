@@ -182,6 +182,9 @@ def _colour(value: float | None, largest: float) -> str:
 
 # -- the graph's attention part as a grid, which the browser lays out ---------------------------
 
+# A column for each input of `Attention`, from top to bottom. Steps that neighbouring columns have
+# in common are one wide box.
+
 BELOW = {"output": "key", "present_key": "past_key", "present_value": "past_value"}
 """Input under whose column an output stands."""
 

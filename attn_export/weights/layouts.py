@@ -203,6 +203,8 @@ def _best(tails: set[str]) -> Layout | None:
 
 # -- fewer K/V heads by the mean of neighbours (Ainslie et al. 2023, sec. 2.1) ------------------
 
+# Legend: Hkv key/value heads, n of them after pooling.
+
 OF_KV_HEADS: Final = ("k_proj.", "v_proj.", ADDED_KEYS)
 """The weights whose rows are those of K/V heads, one head after the other."""
 

@@ -13,8 +13,6 @@ from attn_export.errors import GraphError
 from attn_export.graph.ir_helpers import dims, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
 
-# -- operators that opset 18 lacks --------------------------------------------------------------
-
 # -- `Gelu` of opset 20 and `Swish` of opset 24 in operators of opset 18 ------------------------
 
 
