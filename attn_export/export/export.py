@@ -10,9 +10,10 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from inspect import Parameter, Signature
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
@@ -31,7 +32,6 @@ from attn_export.export.advice import (
     refuse_untranslated,
 )
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
-from attn_export.export.kept_state import kept_between_calls, without
 from attn_export.export.module_state import copied
 from attn_export.export.subject import Subject
 from attn_export.export.translations import complex_in_pairs, translations
@@ -40,6 +40,9 @@ from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import narrow
 from attn_export.graph.quantised_weights import store_integers
 from attn_export.parity.sizes import MOST
+
+if TYPE_CHECKING:
+    from attn_export.export.kept_state import Kept
 
 # -- a subject of narrow types in float32 -------------------------------------------------------
 
@@ -155,10 +158,16 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     }
     shapes = subject.tree.dynamic_shapes(dynamic)
     arguments = subject.tree.rebuild(subject.inputs)
-    kept = kept_between_calls(subject)
+    kept: Kept = []
+    forgotten: AbstractContextManager[None] = contextlib.nullcontext()
+    if subject.spec is None:
+        from attn_export.export.kept_state import kept_between_calls, without
+
+        kept = kept_between_calls(subject)
+        forgotten = without(subject.module, kept)
     try:
         with (
-            without(subject.module, kept), emit_canonical_attention(emit=emit),
+            forgotten, emit_canonical_attention(emit=emit),
             _signature(subject.module, arguments),
         ):  # fmt: skip
             return torch.export.export(

@@ -7,15 +7,17 @@ import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.diagnose.explanation import Step
 from attn_export.source_location import is_theirs, show
+
+if TYPE_CHECKING:
+    from attn_export.diagnose.explanation import Step
 
 EXACT = frozenset({
     "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "arange",
@@ -151,6 +153,8 @@ class Recording(OperationMode):
         return out
 
     def _add(self, operation: str, line: str, tensor: Tensor, reads: tuple[int, ...]) -> None:
+        from attn_export.diagnose.explanation import Step  # few runs record any
+
         self._numbers[id(tensor)] = len(self.steps)
         self._alive.append(tensor)
         value = tensor.detach().cpu()
