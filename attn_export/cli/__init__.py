@@ -189,7 +189,6 @@ def verify_command(
     **options: Any,
 ) -> int:
     """Replay a bundle's golden vectors; needs no torch."""
-    from attn_export.jobs.explain_failures import explained
     from attn_export.jobs.verify import verify
     from attn_export.report.progress import progress
 
@@ -199,7 +198,9 @@ def verify_command(
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
     with wanted.refusals(bundle.name), progress(quiet=quiet) as bar:
-        report = explained(
-            verify(bundle, graph=graph, progress=bar, **options), bundle, graph, progress=bar
-        )
+        report = verify(bundle, graph=graph, progress=bar, **options)
+        if any(verdict.status != "passed" for verdict in report.verdicts):
+            from attn_export.jobs.explain_failures import explained
+
+            report = explained(report, bundle, graph, progress=bar)
     return wanted.render(report, place=None)

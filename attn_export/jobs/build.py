@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.attestation.statements import write_statements
 from attn_export.bundle import GOLDEN, PAGE, REPORT, SPEC, dimensions, staging, write_manifest
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
 from attn_export.jobs import forms
 from attn_export.jobs.budgets import limits_of, write_measured
-from attn_export.jobs.dry_run import can_dry_run, observe_all
 from attn_export.parity.gate import Gate, cpu_notes
 from attn_export.parity.sizes import MOST
 from attn_export.quality import Budget, Quality, parse_budgets
@@ -88,7 +86,10 @@ def build(
     selection, limited = Selection.of(runtimes, require), parse_budgets(budgets)
     dialects = check_dialects(dialects, forms.ALL)
     check_installed("torch")
-    dry_run = can_dry_run(required=dry_run)
+    if dry_run is not False:
+        from attn_export.jobs.dry_run import can_dry_run, observe_all
+
+        dry_run = can_dry_run(required=dry_run)
     limits, progress = limits or Limits.default(), progress or Progress()
     with staging(Path(output or Path("models") / name)) as stage:
         # The runtimes' processes import their SDKs while this one imports torch.
@@ -291,5 +292,7 @@ class _Work:
                 n: [low, None if high == MOST else high] for n, (low, high) in ends
             }
         if self.evidence:
+            from attn_export.attestation.statements import write_statements
+
             write_statements(folder, manifest)
         write_manifest(folder, manifest)
