@@ -19,6 +19,7 @@ from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, GraphFile, Report
+from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
@@ -86,7 +87,7 @@ def build(
     selection, limited = Selection.of(runtimes, require), parse_budgets(budgets)
     dialects = check_dialects(dialects, forms.ALL)
     check_installed("torch")
-    if dry_run is not False:
+    if dry_run or (dry_run is None and (home() / CUDA_STAND_IN).is_dir()):
         from attn_export.jobs.dry_run import can_dry_run, observe_all
 
         dry_run = can_dry_run(required=dry_run)
