@@ -241,7 +241,7 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.jobs.golden_vectors import golden_vectors
-        from attn_export.parity.evidence import fixed_note, tried_note
+        from attn_export.parity.golden import fixed_note, tried_note
         from attn_export.parity.notes import notes_of
         from attn_export.parity.oracle import Oracle
 

@@ -78,7 +78,7 @@ class Comparison:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.graph.requirements import least_eps, precision_notes
         from attn_export.jobs.golden_vectors import golden_vectors
-        from attn_export.parity.evidence import tried_note
+        from attn_export.parity.golden import tried_note
 
         reference, model = self.reference, self.compared.model
         oracle, plan = reference.oracle(least_eps(model)), self.plan()
