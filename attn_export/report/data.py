@@ -137,24 +137,6 @@ def finite(value: float) -> float | None:
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-def in_ms(m: Measured | None) -> str:
-    """Format the median in milliseconds with three digits, or a dash."""
-    return "-" if m is None or not m.ran else three_digits(m.median * 1e3)
-
-
-def three_digits(value: float) -> str:
-    """Format a number with about three digits, without an exponent; NaN is a dash."""
-    if not math.isfinite(value):
-        return "-"
-    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
-    return f"{value:,.{min(digits, 4)}f}"
-
-
-def in_mib(growth: int | None) -> str:
-    """Format bytes as MiB, or a dash."""
-    return "-" if growth is None else f"{growth / 2**20:.0f}"
-
-
 # -- A fingerprint as JSON ----------------------------------------------------------------------
 
 

@@ -11,11 +11,11 @@ from attn_export.report.matrix import (
     form_name,
     largest,
     problems,
-    shown,
     summaries,
     verdicts_by_case,
 )
 from attn_export.report.pictures import draw_attention, figures
+from attn_export.report.tables import shown
 from attn_export.results import Report, Verdict
 
 if TYPE_CHECKING:
