@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.source_location import is_theirs, show
+from attn_export.source_location import user_line
 
 if TYPE_CHECKING:
     from attn_export.diagnose.explanation import Step
@@ -143,7 +141,7 @@ class Recording(OperationMode):
         if len(self.steps) < MOST_STEPS:
             parts = [part for a in args for part in (a if isinstance(a, (list, tuple)) else (a,))]
             reads = tuple(self._numbers[id(p)] for p in parts if id(p) in self._numbers)
-            line = _user_line()
+            line = user_line()
             if name_of(func) == "addmm":  # in graphs a product and a sum
                 self._add("mm", line, args[1] @ args[2], reads)
                 reads = (*reads, len(self.steps) - 1)
@@ -160,15 +158,6 @@ class Recording(OperationMode):
         value = tensor.detach().cpu()
         array = value.double().numpy() if value.is_floating_point() else value.numpy()
         self.steps.append(Step(operation, line, np.array(array), reads))
-
-
-def _user_line() -> str:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if is_theirs(frame.f_code.co_filename):
-            return show((frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back
-    return ""
 
 
 # -- random numbers for runs that round at random -----------------------------------------------
