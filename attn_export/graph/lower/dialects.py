@@ -14,7 +14,6 @@ from attn_export.graph.axis_names import Size, fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.computed_masks import recognise_masks
-from attn_export.graph.lower.cuda import lower_for_cuda, narrow_inputs, writes_in_place
 from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
@@ -186,6 +185,10 @@ def _ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
 
 
 def _cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
+    if not nodes_of(model, "TensorScatter"):  # of which all such caches are made
+        raise GraphError(NOT_FOR_CUDA)
+    from attn_export.graph.lower.cuda import writes_in_place
+
     fuse_attention(model)
     recognise_masks(model)
     spread_masks(model)
@@ -211,6 +214,8 @@ def _cuda_graph(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
     Raises:
         GraphError: If there is no such node.
     """
+    from attn_export.graph.lower.cuda import lower_for_cuda, narrow_inputs
+
     graph, bound = model.clone(), _bound(model)
     for axis, size in fixed.items():
         fix_axis(graph, axis, size)
