@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import DIALECTS
-from attn_export.runtimes.eight_bit_sums import entries_for
-from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    Options,
+    Unsupported,
+    installed_version,
+    unsupported,
+)
 from attn_export.system_info import install_command, missing_package
 
 if TYPE_CHECKING:
@@ -239,8 +244,11 @@ def session_options(threads: int, graph: Path | None = None, *, spin: bool = Fal
     options.log_severity_level = ERRORS_ONLY
     # By default a product with dequantised weights rounds its inputs to 8 bits.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    for entry in entries_for(graph).items() if graph is not None else ():
-        options.add_session_config_entry(*entry)
+    if graph is not None:
+        from attn_export.runtimes.eight_bit_sums import entries_for
+
+        for entry in entries_for(graph).items():
+            options.add_session_config_entry(*entry)
     if not spin:
         # They would take the cores from the process that computes the truth.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -14,7 +14,7 @@ from conftest import Cli
 from attn_export import build, verify
 from attn_export.bench.measurements import Candidate, Contest, Cost, Measured
 from attn_export.bundle import MANIFEST, PAGE, SIGNATURE, read_manifest, write_manifest
-from attn_export.cli.tune_command import print_tuned
+from attn_export.cli.bundle_commands import print_tuned
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.jobs import tune as job
 from attn_export.jobs.tune import Tuned, tune
