@@ -248,11 +248,14 @@ def _signature(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Suppress gradients, console output and garbage collection.
+    """Suppress gradients, console output, garbage collection and a cache that costs time.
 
     Tracing makes millions of live objects. The collector would traverse them repeatedly for a third
-    of the whole time.
+    of the whole time. PyTorch's cache of shapes misses so often where axes are dynamic that filling
+    it takes a fifth of the time.
     """
+    from torch._dynamo import config  # which takes as long to import as the rest of torch.export
+
     collecting = gc.isenabled()
     gc.disable()
     level = logging.root.manager.disable
@@ -262,6 +265,7 @@ def _undisturbed() -> Iterator[None]:
         # operations for its backward pass, which cannot be exported.
         with (
             torch.no_grad(),
+            config.patch(fake_tensor_cache_enabled=False),
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),
