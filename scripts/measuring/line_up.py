@@ -14,7 +14,7 @@ from attn_export.bench.own_graphs import as_candidate, make_graph
 from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines, save_core
 from attn_export.errors import AttnExportError, one_line
 from attn_export.graph.load import load_graph
-from attn_export.graph.lower import DECODE, lower
+from attn_export.graph.lower import DECODE, KERNELS, Form, lower
 from attn_export.graph.save import save_graph
 from attn_export.results import GraphFile
 from measuring.goals import OURS, ROOF, Phase
@@ -22,13 +22,16 @@ from measuring.goals import OURS, ROOF, Phase
 # -- our own graph in the forms that a dialect has for it ---------------------------------------
 
 
-def lowered_forms(canonical: Path, dialect: str, folder: Path) -> dict[str, GraphFile]:
+def lowered_forms(
+    canonical: Path, dialect: str, folder: Path, choice: Form = KERNELS
+) -> dict[str, GraphFile]:
     """Write a canonical graph in a dialect.
 
     Args:
         canonical: The graph.
         dialect: One of `DIALECTS`.
         folder: Where to write.
+        choice: The choice where several forms are possible.
 
     Returns:
         By ``""`` the form for any length, and by ``"decode"`` that for one new token, where the
@@ -38,7 +41,7 @@ def lowered_forms(canonical: Path, dialect: str, folder: Path) -> dict[str, Grap
         GraphError: If the dialect cannot express the graph.
     """
     written = {}
-    for key, form in lower(load_graph(canonical), dialect).items():
+    for key, form in lower(load_graph(canonical), dialect, choice).items():
         name = f"{canonical.stem}.{'.'.join(filter(None, (dialect, key)))}.onnx"
         save_graph(form.model, folder / name)
         written[key] = dataclasses.replace(form.file, name=name)
@@ -62,33 +65,34 @@ def form_for(forms: Mapping[str, GraphFile], sizes: Mapping[str, int]) -> GraphF
 DIALECT = "ort"
 
 
-def line_up(phase: Phase, folder: Path) -> list[Candidate]:
+def line_up(phase: Phase, folder: Path, choice: Form = KERNELS) -> list[Candidate]:
     """Return the candidates of a phase.
 
     Args:
         phase: The phase to measure.
         folder: For graphs; what is there already is used again.
+        choice: The form of our own graph.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dims = phase.dims
     peers = [*_torch(dims), *_exported(dims, folder)]
-    return [_ours(dims, folder), *peers, *_rooflines(phase, folder)]
+    return [_ours(dims, folder, choice), *peers, *_rooflines(phase, folder)]
 
 
-def _ours(dims: Dims, folder: Path) -> Candidate:
+def _ours(dims: Dims, folder: Path, choice: Form) -> Candidate:
     try:
-        return _lowered(dims, folder)
+        return _lowered(dims, folder, choice)
     except (AttnExportError, RuntimeError) as error:
         return Candidate(OURS, "ours", "graph", {}, dims.work, reason=one_line(error))
 
 
-def _lowered(dims: Dims, folder: Path) -> Candidate:
+def _lowered(dims: Dims, folder: Path, choice: Form) -> Candidate:
     canonical = folder / "ours.onnx"
     if dims.embed_dim:
         make_graph({"what": "canonical", "spec": layer_spec(dims)}, canonical)
     else:
         save_core(dims, canonical)
-    form = form_for(lowered_forms(canonical, DIALECT, folder), dims.sizes)
+    form = form_for(lowered_forms(canonical, DIALECT, folder, choice), dims.sizes)
     in_place = bool(dims.past_len) and "past_length" in _inputs_of(folder / form.name)
     return as_candidate(
         OURS, folder, form, dims.inputs(in_place=in_place), dims.outputs(), dims.work
