@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from attn_export.attention import functional, masking, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
-from attn_export.attention.latent import LatentProjections
 from attn_export.attention.positions import Rotary, ScoreBias
 from attn_export.attention.quantised_activations import rounding_of
 from attn_export.attention.quantised_cache import CacheScales, with_past
-from attn_export.quantiser import QuantisedWeight
 from attn_export.spec import AttentionSpec, Shape
+
+if TYPE_CHECKING:
+    from attn_export.attention.latent import LatentProjections
+    from attn_export.quantiser import QuantisedWeight
 
 
 class Attention(nn.Module):
@@ -54,6 +56,8 @@ class Attention(nn.Module):
         self.widths = (H * D, Hkv * D, Hkv * Dv)
         self.latent: LatentProjections | None = None
         if spec.kv_latent_dim:
+            from attn_export.attention.latent import LatentProjections
+
             self.latent = LatentProjections(spec)
         elif spec.packed_qkv:
             self.qkv_proj = nn.Linear(spec.embed_dim, sum(self.widths), bias=spec.has_bias("q"))

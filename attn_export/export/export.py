@@ -38,7 +38,6 @@ from attn_export.export.translations import complex_in_pairs, translations
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import narrow
-from attn_export.graph.quantised_weights import store_integers
 from attn_export.parity.sizes import MOST
 
 if TYPE_CHECKING:
@@ -139,7 +138,9 @@ def _exported(subject: Subject) -> Exported:
         _name_shared_weights(model, subject)
         order = subject.outputs if subject.spec else subject.returned_order()
         origins = canonicalize(model, order, subject.relations)
-        if isinstance(subject.module, Attention):
+        if isinstance(subject.module, Attention) and subject.module.integers:
+            from attn_export.graph.quantised_weights import store_integers
+
             products = subject.module.spec.activations != "none"
             store_integers(model, subject.module.integers, products=products)
         outputs = {value.name: value for value in model.graph.outputs}

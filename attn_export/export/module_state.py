@@ -1,4 +1,4 @@
-"""State of a module: restored after a call, copied, or read out of an exported graph."""
+"""State of a module: quantised by its spec, restored after a call, copied, or read from a graph."""
 
 from __future__ import annotations
 
@@ -6,16 +6,50 @@ import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
 
+from attn_export.attention import Attention
 from attn_export.errors import BundleError, one_line
 from attn_export.export.trees import to_torch
 from attn_export.graph.load import load_graph
-from attn_export.graph.quantised_weights import ORDER
-from attn_export.quantiser import QuantisedWeight
+
+if TYPE_CHECKING:
+    from attn_export.export.given_scales import Calibration
+    from attn_export.quantiser import QuantisedWeight
+
+# -- quantisation, where a spec says so ---------------------------------------------------------
+
+
+def quantise_by_spec(
+    module: Attention,
+    integers: Mapping[str, QuantisedWeight],
+    kv_scales: Path | str | None,
+    calibrate: Calibration | None,
+) -> tuple[str, ...]:
+    """Quantise the weights and the cache of a module in place, and return notes for the reader.
+
+    Args:
+        module: The module.
+        integers: The integers of its weights where a checkpoint holds them.
+        kv_scales: A file with the scales of a cache of integers.
+        calibrate: Hidden states that these scales are found from.
+
+    Raises:
+        WeightsError: If a weight is not finite, or the scales do not fit.
+    """
+    spec = module.spec
+    quantises = spec.quantised_weights or spec.kv_dtype != "none" or spec.activations != "none"
+    if not quantises and not integers and kv_scales is None and calibrate is None:
+        return ()
+    from attn_export.attention.quantised import quantisation_notes, quantised
+    from attn_export.export.given_scales import settle_scales
+
+    quantised(module, integers)
+    return (*settle_scales(module, kv_scales, calibrate), *quantisation_notes(spec))
+
 
 # -- restoration of a module's state after a call -----------------------------------------------
 
@@ -128,6 +162,8 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
         GraphError: If the graph cannot be read.
         BundleError: If a weight is missing or has another shape or dtype.
     """
+    from attn_export.graph.quantised_weights import ORDER
+
     model = load_graph(path)
     initializers = model.graph.initializers
     integers = {
@@ -173,6 +209,8 @@ def _dequantised(path: Path, node: str, given: Sequence[Any], order: Any) -> np.
         given: The integers, their scales and, if there are any, zero points.
         order: The initializer with the input of each row, or None.
     """
+    from attn_export.quantiser import QuantisedWeight
+
     read = [
         None if value is None or value.const_value is None
         else _array(path, str(value.name), value.const_value)

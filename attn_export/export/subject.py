@@ -13,12 +13,10 @@ from torch.export import Dim
 from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention
-from attn_export.attention.quantised import quantisation_notes, quantised
 from attn_export.attention.variants import seeded_attention
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError, one_line
-from attn_export.export.given_scales import Calibration, settle_scales
-from attn_export.export.module_state import preserved, weights_of_graph
+from attn_export.export.module_state import preserved, quantise_by_spec, weights_of_graph
 from attn_export.export.subject_checks import (
     check_axes,
     check_bounds,
@@ -48,6 +46,7 @@ from attn_export.parity.sizes import TRACED_SIZES, Sizes, bounds, with_sums
 from attn_export.spec import AttentionSpec, Input, Shape
 
 if TYPE_CHECKING:
+    from attn_export.export.given_scales import Calibration
     from attn_export.export.input_function import InputFunction
 
 MOST_WORK = 2**30
@@ -147,8 +146,8 @@ class Subject:
         Raises:
             WeightsError: If a file does not fit, or the spec asks for one.
         """
-        module = quantised(seeded_attention(spec, seed))
-        return cls._of(module, settle_scales(module, kv_scales, calibrate))
+        module = seeded_attention(spec, seed)
+        return cls._of(module, quantise_by_spec(module, {}, kv_scales, calibrate))
 
     @classmethod
     def from_checkpoint(
@@ -188,8 +187,8 @@ class Subject:
         module = seeded_attention(found.spec, seed)
         if found.weights is not None:
             module.load_state_dict(found.weights)
-        module = quantised(module, found.integers)
-        return cls._of(module, (*found.notes, *settle_scales(module, kv_scales, calibrate)))
+        notes = quantise_by_spec(module, found.integers, kv_scales, calibrate)
+        return cls._of(module, (*found.notes, *notes))
 
     @classmethod
     def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:
@@ -214,7 +213,7 @@ class Subject:
             list(spec.output_shapes()),
             relations=spec.relations,
             spec=spec,
-            notes=(*notes, *quantisation_notes(spec)),
+            notes=notes,
         )
 
     def input_values(self) -> dict[str, Input]:
