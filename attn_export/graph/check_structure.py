@@ -75,10 +75,10 @@ OWN_OPERATORS = frozenset(
     {
         "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
         "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Expand", "Gather", "Greater",
-        "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "MatMul", "MatMulInteger", "Max",
-        "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "RMSNormalization", "Range", "ReduceMax",
-        "ReduceMin", "ReduceSum", "Reshape", "Round", "Shape", "Sin", "Slice", "Split", "Squeeze",
-        "Sub", "Transpose", "TensorScatter", "Trilu", "Unsqueeze", "Where",
+        "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "MatMul", "MatMulInteger",
+        "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "RMSNormalization", "Range",
+        "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "Round", "Shape", "Sin", "Slice", "Split",
+        "Squeeze", "Sub", "Transpose", "TensorScatter", "Trilu", "Unsqueeze", "Where",
     }
 )  # fmt: skip
 """Operators to which our own module exports in the standard dialect."""
