@@ -166,6 +166,19 @@ class BlockScales(nn.Module):
         meant: Tensor = (_blocks(numbers) + zeros) * scales
         return meant.flatten(-2)
 
+    def step_sizes(self, key: Tensor, value: Tensor) -> Pair:
+        """Return the difference that one integer more makes, of each channel.
+
+        Args:
+            key: `[B, Hkv, L, D]`, mixed.
+            value: `[B, Hkv, L, Dv]`.
+        """
+        return self._step_size(key), self._step_size(value)
+
+    def _step_size(self, x: Tensor) -> Tensor:
+        blocks = _blocks(x)
+        return self._scale(self._index(_ranges(blocks))).expand_as(blocks).flatten(-2)
+
     def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
         """Return what is rounded to integers: channels by their scales, and ranges.
 

@@ -140,6 +140,15 @@ class CacheScales(nn.Module):
         """Return queries or keys as they are."""
         return x
 
+    def step_sizes(self, key: Tensor, value: Tensor) -> Pair:  # noqa: ARG002 (one for all)
+        """Return the difference that one integer more makes, which spreads over keys and values.
+
+        Args:
+            key: `[B, Hkv, L, D]`.
+            value: `[B, Hkv, L, Dv]`.
+        """
+        return self.k_scale, self.v_scale
+
     def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
         """Return what is rounded to integers, of keys and of values.
 

@@ -71,6 +71,7 @@ def explain(
         BundleError: If a file of the bundle is missing or was changed.
     """
     from attn_export.diagnose.graph_run import known_cases
+    from attn_export.diagnose.quality_lines import quality_lines
     from attn_export.diagnose.reproduce import check_folder
     from attn_export.graph.load import load_proto
 
@@ -93,7 +94,8 @@ def explain(
     kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}
     job = _ExplainJob(manifest, cases, list(own), kinds, seconds, progress, witness or Witness())
     found = job.explanation(runners, Path(output) if output else None)
-    return dataclasses.replace(found, seconds=job.elapsed())
+    distance = quality_lines(folder, job.runs)
+    return dataclasses.replace(found, seconds=job.elapsed(), distance=distance)
 
 
 def _usable(name: str, options: Options) -> Runtime:
@@ -133,6 +135,7 @@ class _ExplainJob:
     progress: Progress
     witness: Witness
     started: float = dataclasses.field(default_factory=time.monotonic)
+    runs: dict[str, GraphRun] = dataclasses.field(default_factory=dict)
 
     def elapsed(self) -> float:
         """Return the seconds since the inquiry began."""
@@ -150,7 +153,7 @@ class _ExplainJob:
             if reason:
                 reasons.append(reason)
                 continue
-            trial = runner.trial(self.cases)
+            trial = self.runs[runner.form.name] = runner.trial(self.cases)
             if not trial.mended:
                 return self._explained(runner, trial, output)
             ran += len(trial.passed)
