@@ -1,4 +1,4 @@
-"""What quantising one tensor alone does: by rounding, and by clipping what is out of range."""
+"""Errors of one quantised tensor: those of rounding, and those of values out of range."""
 
 from __future__ import annotations
 
@@ -66,7 +66,13 @@ class PartlyRounded(nn.Module):
         return pair[0], pair[1]
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:  # noqa: ARG002
-        """Return keys and values as they are."""
+        """Return keys and values as they are.
+
+        Args:
+            key: `[B, Hkv, S, D]`.
+            value: `[B, Hkv, S, Dv]`.
+            dtype: The type that they have.
+        """
         return key, value
 
 
