@@ -16,8 +16,8 @@ if TYPE_CHECKING:
         MultiHeadAttention,
         MultiQueryAttention,
     )
-    from attn_export.export.axis import Axis
     from attn_export.export.subject import Subject
+    from attn_export.export.trees import Axis
     from attn_export.jobs.assert_parity import assert_parity
     from attn_export.jobs.build import build
     from attn_export.jobs.verify import verify
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attention": "attn_export.attention",
     "AttentionSpec": "attn_export.spec",
-    "Axis": "attn_export.export.axis",
+    "Axis": "attn_export.export.trees",
     "DecodeSession": "attn_export.runtimes.decode_session",
     "GroupedQueryAttention": "attn_export.attention",
     "MultiHeadAttention": "attn_export.attention",

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.atomic_replace import take_place
 from attn_export.errors import PARAGRAPH, BundleError, OutputError, UsageError, printable
-from attn_export.output_folder import Digests, replaceable, sha256
+from attn_export.output_folder import Digests, replaceable, sha256, take_place
 from attn_export.results import GraphFile
 from attn_export.temp_folders import folder_beside
 from attn_export.untrusted_files import checked, parse_json, read_text

@@ -203,7 +203,7 @@ def _place(request: pytest.FixtureRequest) -> Path | None:
 def _keep(report: Report, place: Path | None) -> None:
     if place is None:
         return
-    from attn_export.atomic_replace import write_whole
+    from attn_export.output_folder import write_whole
     from attn_export.report.data import to_json
     from attn_export.report.html import to_html
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from attn_export.dialect_names import STANDARD
-from attn_export.dry_run.observed import Observation
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
 from attn_export.quality import Quality
 from attn_export.signature import Signature
@@ -17,6 +16,8 @@ from attn_export.tensorproto import DTYPES as DTYPES
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from attn_export.dry_run.observed import Observation
 
 Arrays = Mapping[str, "np.ndarray"]
 

@@ -117,3 +117,13 @@ def _tracing(trace: Any) -> Iterator[None]:
         yield
     finally:
         sys.settrace(before)
+
+
+def user_line() -> str:
+    """Return the innermost line of the user's that is being run; "" if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_theirs(frame.f_code.co_filename):
+            return show((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return ""

@@ -69,6 +69,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown() -> None:
     if gc.get_count()[0] > OBJECTS:
         gc.collect()
+        gc.freeze()  # what lives on would be walked through each time
 
 
 @pytest.fixture(scope="session", autouse=True)

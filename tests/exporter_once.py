@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 
 import torch
+import torch._dynamo.config as dynamo_config
 import torch._export.utils as export_utils
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
@@ -19,7 +20,8 @@ _read = ONNXRegistry.from_torchlib
 
 
 def read_once() -> None:
-    """Cache the data from here on in this process."""
+    """Cache the data from here on in this process, and leave out a cache that only costs time."""
+    dynamo_config.fake_tensor_cache_enabled = False  # as `export` does
     ONNXRegistry.from_torchlib = staticmethod(_from_torchlib)
     # The tests define no composite operators, which would be missing in it.
     export_utils._materialize_cpp_cia_ops = functools.cache(export_utils._materialize_cpp_cia_ops)

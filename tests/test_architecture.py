@@ -33,27 +33,27 @@ FLOORS = {
     "quality": -2,
     "graph/load": 0,
     "interruption": 0, "spec/": 0, "schema": 0, "tensorfile": 0, "system_info": 0,
-    "temp_folders": 0, "atomic_replace": 0, "output_folder": 0, "code_templates": 0,
+    "temp_folders": 0, "output_folder": 0, "code_templates": 0,
     "quantiser": 0,
     "attention/": 1, "weights/": 1, "graph/": 1, "runtimes/": 1,
     "parity/__init__": 1, "parity/conditions": 1, "parity/contents": 1, "parity/cover": 1,
-    "parity/draw": 1, "parity/fixed_cases": 1, "parity/gate": 1, "parity/golden": 1,
+    "parity/draw": 1, "parity/fixed_cases": 1, "parity/golden": 1,
     "parity/long_cases": 1, "parity/mask_contents": 1, "parity/measures": 1,
     "parity/plan": 1, "parity/sizes": 1,
     "signature": -2, "bundle": 2, "attestation/": 3, "dry_run/": 2, "dry_run/observed": -2,
     "dry_run/__init__": -2,
-    "export/__init__": 2, "export/axis": 2, "export/given_scales": 2, "export/input_function": 2,
+    "export/__init__": 2, "export/given_scales": 2, "export/input_function": 2,
     "export/module_state": 2,
     "export/subject": 2,
-    "export/subject_checks": 2, "export/tensors": 2, "export/trees": 2, "user_module": 3,
+    "export/subject_checks": 2, "export/trees": 2, "user_module": 3,
     "bench/": 3, "bench/peers_export": 4, "runtimes/decode_": 3,
     "export/": 3, "parity/": 3, "source_location": 1,
     "diagnose/": 4, "diagnose/explanation": 2, "diagnose/eager_values": 2,
     "diagnose/attention_steps": 1, "diagnose/contrib_operators": 1, "diagnose/evaluate": 1,
     "diagnose/misreadings": 1, "diagnose/__init__": 1,
-    "diagnose/run_probes": 3, "diagnose/dispatch": 3, "diagnose/findings": 3,
+    "diagnose/run_probes": 3, "diagnose/findings": 3,
     "diagnose/mask_probes": 3, "diagnose/precision": 3, "diagnose/probe_": 3,
-    "diagnose/readings": 3, "diagnose/seen_keys": 3,
+    "diagnose/seen_keys": 3,
     "report/": 4, "kits/": 3,
     "jobs/": 5, "sweep/": 6,
     "cli/": 7, "pytest_plugin": 6,
@@ -65,8 +65,7 @@ WITH_TORCH = (
     "parity/activation_ties",
     "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle", "parity/operations",
     "parity/quality_oracle", "parity/quality_splits", "parity/rounding", "parity/ties",
-    "bench/peers_plain", "bench/peers_spec",
-    "bench/peers_roofline", "bench/peers_export", "runtimes/pytorch",
+    "bench/peers_plain", "bench/peers_spec", "bench/peers_export", "runtimes/pytorch",
 )  # fmt: skip
 
 ONLY_IN = {
@@ -75,10 +74,10 @@ ONLY_IN = {
         "runtimes/compare_graphs",
         "runtimes/ort_cpu",
         "runtimes/ort_cuda",
-        "bench/ort_graph",
+        "bench/own_graphs",
         "runtimes/decode_buffers",
     ),
-    "openvino": ("bench/openvino_graph", "runtimes/openvino"),
+    "openvino": ("runtimes/openvino",),
     "tract": ("runtimes/tract",),
     "cv2": ("runtimes/opencv",),
     "iree": ("runtimes/iree",),
@@ -337,9 +336,9 @@ def test_everything_public_has_a_docstring(file):
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_a_file_has_at_most_300_lines_and_nothing_left_to_do(file):
+def test_a_file_has_at_most_320_lines_and_nothing_left_to_do(file):
     text = FILES[file].read_text(encoding="utf-8")
-    assert text.count("\n") <= 300
+    assert text.count("\n") <= 320
     assert not any(word in text for word in ("TODO", "FIXME", "XXX"))
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from processes import default_signals, gone
 
-from attn_export.atomic_replace import take_place
 from attn_export.interruption import MESSAGE
+from attn_export.output_folder import take_place
 
 HEAD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
 from attn_export.interruption import ctrl_c_raises, end_on_signal, undone
-from attn_export.atomic_replace import take_place
+from attn_export.output_folder import take_place
 from attn_export.temp_folders import folder_beside, scratch
 end_on_signal()
 here = Path.cwd()
@@ -120,8 +120,8 @@ ready(); wait()
 
 def test_told_between_the_two_renames_the_old_folder_is_back(tmp_path: Path):
     between = """
-from attn_export import atomic_replace
-atomic_replace.exchange = lambda *_: False  # as on file systems that cannot
+from attn_export import output_folder
+output_folder.exchange = lambda *_: False  # as on file systems that cannot
 rename = Path.rename
 def tells(self, target):
     rename(self, target)

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from attn_export import temp_folders
-from attn_export.atomic_replace import exchange, take_place
+from attn_export.output_folder import exchange, take_place
 from attn_export.temp_folders import folder_beside, scratch, sweep
 
 HEAD = """
 import sys, time
 from pathlib import Path
-from attn_export import atomic_replace
+from attn_export import output_folder
 from attn_export.runtimes.child import Child
 from attn_export.temp_folders import folder_beside, scratch
 here = Path.cwd()
@@ -35,7 +35,7 @@ USES = {
 
 # Between its two renames: the old folder waits under another name.
 HIDES = """
-atomic_replace.exchange = lambda *_: False
+output_folder.exchange = lambda *_: False
 rename = Path.rename
 def renamed(self, target):
     rename(self, target)
@@ -43,7 +43,7 @@ def renamed(self, target):
 Path.rename = renamed
 with folder_beside(here / "out") as new:
     (new / "new").touch()
-    atomic_replace.take_place(new, here / "out")
+    output_folder.take_place(new, here / "out")
 """
 
 
@@ -219,7 +219,7 @@ def test_a_folder_takes_the_place_of_what_is_there(
     before: tuple[str, ...] | None, swaps: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     if not swaps:
-        monkeypatch.setattr("attn_export.atomic_replace.exchange", lambda *_: False)
+        monkeypatch.setattr("attn_export.output_folder.exchange", lambda *_: False)
     if before is not None:
         (tmp_path / "out").mkdir()
         for name in before:

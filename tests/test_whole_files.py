@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import command
 
-from attn_export import atomic_replace
-from attn_export.atomic_replace import write_whole
+from attn_export import output_folder
+from attn_export.output_folder import write_whole
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
 
@@ -66,7 +66,7 @@ def test_what_is_no_file_is_written_to(tmp_path: Path):
     assert os.read(reader, 100) == b"through"
     os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
-    code = "from attn_export.atomic_replace import write_whole\nfrom pathlib import Path\n"
+    code = "from attn_export.output_folder import write_whole\nfrom pathlib import Path\n"
     code += "write_whole(Path('/dev/stdout'), 'in place')"
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
@@ -80,7 +80,7 @@ def test_in_a_folder_that_takes_no_other_file_it_is_written_in_place(
     def refuse(_: Path) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(atomic_replace, "folder_beside", refuse)
+    monkeypatch.setattr(output_folder, "folder_beside", refuse)
     file = tmp_path / "r.json"
     with pytest.raises(OSError, match=os.strerror(number)):
         write_whole(file, "new")

@@ -12,10 +12,9 @@ from attn_export.attention import functional, masking, onnx_attention
 from attn_export.attention.block_scales import scales_of
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.latent import LatentProjections
+from attn_export.attention.positions import Rotary, ScoreBias
 from attn_export.attention.quantised_activations import rounding_of
 from attn_export.attention.quantised_cache import with_past
-from attn_export.attention.rotary import Rotary
-from attn_export.attention.score_bias import ScoreBias
 from attn_export.quantiser import QuantisedWeight
 from attn_export.spec import AttentionSpec, Shape
 

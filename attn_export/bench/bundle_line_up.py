@@ -16,7 +16,7 @@ from attn_export.bundle import graph_files
 from attn_export.dialect_names import phase_of
 from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import OrtCpu
-from attn_export.runtimes.preflight import known_limit
+from attn_export.runtimes.protocol import known_limit
 from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.integer_inputs import FLOAT_CACHE
 

@@ -61,13 +61,13 @@ def _status(field: str) -> int | None:
 
 
 KINDS = {
-    "graph": "attn_export.bench.ort_graph",
-    "openvino": "attn_export.bench.openvino_graph",
-    "plain": "attn_export.bench.peers_plain",
-    "spec": "attn_export.bench.peers_spec",
-    "roof": "attn_export.bench.peers_roofline",
+    "graph": ("own_graphs", "make_in_ort"),
+    "openvino": ("own_graphs", "make_in_openvino"),
+    "plain": ("peers_plain", "make_plain"),
+    "spec": ("peers_spec", "make_layer"),
+    "roof": ("peers_plain", "make_roofline"),
 }
-"""The module of every kind of candidate; each has `make(options, threads) -> Prepared`."""
+"""The module of every kind of candidate and a function of it: (options, threads) -> Prepared."""
 
 Make = Callable[[Mapping[str, Any], int], Prepared]
 
@@ -79,7 +79,9 @@ def main() -> None:
     jobs = jobs_from_stdin()
     limit_memory(memory_mib)
     try:
-        _serve(importlib.import_module(KINDS[kind]).make, threads, jobs, send)
+        module, make = KINDS[kind]
+        found = importlib.import_module(f"attn_export.bench.{module}")
+        _serve(getattr(found, make), threads, jobs, send)
     except Exception as error:
         send("failed", outcome=outcome_of(error), reason=one_line(error))
 

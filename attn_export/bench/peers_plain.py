@@ -1,4 +1,4 @@
-"""Attention as one would write it in PyTorch, to be measured against and exported bare."""
+"""Attention and rooflines as one would write them in PyTorch, measured or exported bare."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class StaticAttention(PlainAttention):
         return self._joined(self._attend(q, k, v, causal=False))
 
 
-def make(options: Mapping[str, Any], threads: int) -> Prepared:
+def make_plain(options: Mapping[str, Any], threads: int) -> Prepared:
     """Return a `PlainAttention` ready to run.
 
     Args:
@@ -169,3 +169,23 @@ def ready(module: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool) ->
     if compiled:
         run()  # its first call compiles, which is no part of what is measured
     return Prepared(run, {"threads": torch.get_num_threads(), "precision": "highest"})
+
+
+# -- limits of the machine in PyTorch: a bare GEMM, a bare read of memory -----------------------
+
+
+def make_roofline(options: Mapping[str, Any], threads: int) -> Prepared:
+    """Return a roofline ready to run.
+
+    Args:
+        options: ``gemm``, the sizes [M, K, N] of a product; or ``read``, so many floats.
+        threads: Threads for computing.
+    """
+    prepare_torch(threads)
+    if "gemm" in options:
+        M, K, N = options["gemm"]
+        a, b = tensor(Feed((M, K)), 0), tensor(Feed((K, N)), 1)
+        out = torch.empty(M, N)
+        return Prepared(lambda: torch.mm(a, b, out=out))
+    numbers = tensor(Feed((options["read"],)), 0)
+    return Prepared(numbers.sum)

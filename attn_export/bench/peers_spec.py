@@ -54,7 +54,7 @@ class StaticCache(Attention):
         return super()._attend(q, self.keys, self.values, attn_mask, None, None, past_length)
 
 
-def make(options: Mapping[str, Any], threads: int) -> Prepared:
+def make_layer(options: Mapping[str, Any], threads: int) -> Prepared:
     """Return a spec's module ready to run.
 
     Args:

@@ -6,36 +6,18 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from attn_export.cli.bisect_command import bisect_command
-from attn_export.cli.build_command import build_command
-from attn_export.cli.commands import (
-    bench_command,
-    check_command,
-    kit_command,
-    lower_command,
-    probe_command,
-    runtimes_command,
-)
-from attn_export.cli.compare_command import compare_command, explain_command
-from attn_export.cli.dry_run_command import dry_run_command
 from attn_export.cli.options import (
     budget_option,
     limit_own_memory,
     runtime_options,
 )
 from attn_export.cli.output import Output, output_options
-from attn_export.cli.sign_command import sign_command
-from attn_export.cli.sweep_command import (
-    site_command,
-    sweep_command,
-    worker_command,
-)
-from attn_export.cli.tune_command import tune_command
 from attn_export.errors import (
     INTERRUPTED,
     READER_GONE,
@@ -114,8 +96,48 @@ def _complain(message: str, code: int) -> int:
 
 # -- commands ------------------------------------------------------------------------
 
+MODULES = {
+    "bench": "commands",
+    "bisect": "sweep_command",
+    "build": "build_command",
+    "check": "commands",
+    "compare": "compare_command",
+    "dry-run": "bundle_commands",
+    "explain": "compare_command",
+    "kit": "commands",
+    "lower": "commands",
+    "probe": "commands",
+    "runtimes": "commands",
+    "sign": "bundle_commands",
+    "site": "sweep_command",
+    "sweep": "sweep_command",
+    "tune": "bundle_commands",
+    "worker": "sweep_command",
+}
+"""The module of each command but `verify`. A run imports that of its own command."""
 
-@click.group(context_settings={"help_option_names": HELP, "max_content_width": 100})
+
+class Commands(click.Group):
+    """The group of all commands, which imports a command where it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Return the names of all commands."""
+        return sorted({*self.commands, *MODULES})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; None if there is none of that name.
+
+        Args:
+            ctx: The context of the group.
+            cmd_name: The name.
+        """
+        if cmd_name in MODULES:
+            module = import_module(f"attn_export.cli.{MODULES[cmd_name]}")
+            self.add_command(getattr(module, f"{cmd_name.replace('-', '_')}_command"))
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": HELP, "max_content_width": 100})
 @click.version_option(package_name="attn-export")
 def cli() -> None:
     """Export PyTorch attention to ONNX and prove that every runtime computes the same.
@@ -172,7 +194,6 @@ def verify_command(
     **options: Any,
 ) -> int:
     """Replay a bundle's golden vectors; needs no torch."""
-    from attn_export.jobs.explain_failures import explained
     from attn_export.jobs.verify import verify
     from attn_export.report.progress import progress
 
@@ -182,25 +203,9 @@ def verify_command(
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
     with wanted.refusals(bundle.name), progress(quiet=quiet) as bar:
-        report = explained(
-            verify(bundle, graph=graph, progress=bar, **options), bundle, graph, progress=bar
-        )
+        report = verify(bundle, graph=graph, progress=bar, **options)
+        if any(verdict.status != "passed" for verdict in report.verdicts):
+            from attn_export.jobs.explain_failures import explained
+
+            report = explained(report, bundle, graph, progress=bar)
     return wanted.render(report, place=None)
-
-
-cli.add_command(build_command)
-cli.add_command(bench_command)
-cli.add_command(check_command)
-cli.add_command(compare_command)
-cli.add_command(dry_run_command)
-cli.add_command(explain_command)
-cli.add_command(kit_command)
-cli.add_command(lower_command)
-cli.add_command(probe_command)
-cli.add_command(bisect_command)
-cli.add_command(site_command)
-cli.add_command(sweep_command)
-cli.add_command(worker_command)
-cli.add_command(runtimes_command)
-cli.add_command(sign_command)
-cli.add_command(tune_command)

@@ -116,7 +116,6 @@ def build_command(
     --module.
     """
     from attn_export.jobs.build import build
-    from attn_export.jobs.explain_failures import explained
     from attn_export.report.progress import progress
 
     changes = {name: value for name, value in fields.items() if value is not None}
@@ -137,7 +136,10 @@ def build_command(
         place = output if report.passed else output.with_name(output.name + ".failed")
         if tune and report.passed:
             report = tuned(place, report, bar)
-        report = explained(report, place, progress=bar)
+        if any(verdict.status != "passed" for verdict in report.verdicts):
+            from attn_export.jobs.explain_failures import explained
+
+            report = explained(report, place, progress=bar)
     return wanted.render(report, place)
 
 

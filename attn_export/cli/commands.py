@@ -178,7 +178,7 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
     runs, decodes with the KV cache, and replays the golden vectors.
     """
     from attn_export.jobs.kit import write_kit
-    from attn_export.kits.languages import LANGUAGES, ORT_PLACEHOLDER
+    from attn_export.kits.project import LANGUAGES, ORT_PLACEHOLDER
     from attn_export.report.progress import progress
     from attn_export.runtimes.install_ort_native import ort_root
 

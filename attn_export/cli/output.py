@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
-from attn_export.atomic_replace import write_whole
 from attn_export.errors import AttnExportError, OutputError, UsageError, printable
-from attn_export.output_folder import check_utf8
+from attn_export.output_folder import check_utf8, write_whole
 
 STDOUT = "-"
 
@@ -183,15 +182,18 @@ def _tell_github(report: Any, *, speaks: bool) -> None:
 
     https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
     """
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    annotates = os.environ.get("GITHUB_ACTIONS") == "true" and speaks
+    if not summary and not annotates:
+        return
     from attn_export.report.markdown import github_annotations, to_markdown
 
-    summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:
             with Path(summary).open("a", encoding="utf-8") as file:
                 file.write(to_markdown(report))
         except OSError as error:
             raise OutputError(f"cannot write {summary}: {error.strerror}") from error
-    if os.environ.get("GITHUB_ACTIONS") == "true" and speaks:
+    if annotates:
         for line in github_annotations(report):
             click.echo(line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.diagnose.integer_cache_steps import Change
+from attn_export.diagnose.in_integer_cache import Change
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from attn_export.parity.golden import case_folders, read_golden, read_inputs
 from attn_export.parity.judge import judge
 from attn_export.results import DECODE, Arrays, Golden, GraphFile
 from attn_export.runtimes.axis_order import in_order, laid_out
+from attn_export.runtimes.process import Ran, run_once
 from attn_export.runtimes.protocol import Limits, Options, Runtime
-from attn_export.runtimes.run_once import Ran, run_once
 
 
 @dataclasses.dataclass(frozen=True)

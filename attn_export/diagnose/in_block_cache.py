@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from attn_export.diagnose.block_cache_steps import BlockPart, BlockSteps, block_parts
+from attn_export.diagnose.in_integer_cache import Change
 from attn_export.diagnose.in_integers import bfloat16, neighbours
-from attn_export.diagnose.integer_cache_steps import Change
 from attn_export.diagnose.mistake import Mistake, becomes
 from attn_export.tensorfile import Array
 

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.diagnose.findings import Probe
+from attn_export.diagnose.findings import Probe, Readings, attend
 from attn_export.diagnose.misreadings import READINGS
-from attn_export.diagnose.probe_graphs import HKV, D, H, ProbeGraph
-from attn_export.diagnose.probe_inputs import B, L, case_of_a_build, drawn
-from attn_export.diagnose.readings import Readings, attend
+from attn_export.diagnose.probe_graphs import HKV, B, D, H, L, ProbeGraph, case_of_a_build, drawn
 from attn_export.diagnose.seen_keys import PAST, PLAIN
 from attn_export.tensorfile import ArrayDict, lowest_number
 

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.atomic_replace import take_place
 from attn_export.code_templates import render
 from attn_export.diagnose.explanation import Explanation
 from attn_export.diagnose.graph_run import GraphRunner
 from attn_export.errors import OutputError
 from attn_export.graph.load import load_graph
 from attn_export.graph.save import replace_graph
-from attn_export.output_folder import replaceable, write_list
+from attn_export.output_folder import replaceable, take_place, write_list
 from attn_export.results import Allowed, Arrays
 from attn_export.temp_folders import folder_beside
 

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.diagnose.findings import Probe
+from attn_export.diagnose.findings import Probe, Readings, attend
 from attn_export.diagnose.misreadings import READINGS
-from attn_export.diagnose.probe_graphs import HKV, H, ProbeGraph
-from attn_export.diagnose.probe_inputs import case_of_a_build, drawn
-from attn_export.diagnose.readings import Readings, attend
+from attn_export.diagnose.probe_graphs import HKV, H, ProbeGraph, case_of_a_build, drawn
 from attn_export.tensorfile import ArrayDict
 
 PLAIN = ProbeGraph("plain")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from attn_export.errors import ExportError, one_line
-from attn_export.export.kept_state import Kept
 from attn_export.export.subject import Subject
 from attn_export.parity.sizes import Sizes
 from attn_export.source_location import branching_line, line_in, line_of
+
+if TYPE_CHECKING:
+    from attn_export.export.kept_state import Kept
 
 ADVICE = (
     (

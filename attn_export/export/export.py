@@ -10,9 +10,10 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from inspect import Parameter, Signature
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 import torch
@@ -21,6 +22,7 @@ from torch.export import Dim, ExportedProgram
 
 from attn_export.attention import Attention
 from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
+from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError
 from attn_export.export.advice import (
     fixed_axis,
@@ -30,15 +32,43 @@ from attn_export.export.advice import (
     refuse_untranslated,
 )
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
-from attn_export.export.float32_twin import in_float32
-from attn_export.export.kept_state import kept_between_calls, without
+from attn_export.export.module_state import copied
 from attn_export.export.subject import Subject
 from attn_export.export.translations import complex_in_pairs, translations
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
-from attn_export.graph.low_precision import narrow
+from attn_export.graph.ir_helpers import narrow
 from attn_export.graph.quantised_weights import store_integers
 from attn_export.parity.sizes import MOST
+
+if TYPE_CHECKING:
+    from attn_export.export.kept_state import Kept
+
+# -- a subject of narrow types in float32 -------------------------------------------------------
+
+
+def in_float32(subject: Subject) -> Subject:
+    """Return a subject with its weights and inputs widened to float32.
+
+    Raises:
+        ExportError: If the module does not run so.
+    """
+    spec = dataclasses.replace(subject.spec, dtype="float32") if subject.spec else None
+    wide = {n: t.float() if t.dtype in NARROW else t for n, t in subject.inputs.items()}
+    twin = Subject(
+        copied(subject.module).float(), subject.tree.rebuild(wide), subject.axes, subject.outputs,
+        relations=subject.relations, spec=spec,
+    )  # fmt: skip
+    twin.bounds, twin.function = subject.bounds, subject.function
+    try:
+        with torch.inference_mode():
+            twin.call(twin.module, twin.inputs)
+    except ExportError as error:
+        raise ExportError(
+            f"in its float32 copy, {error}; write .to(x.dtype) for types that are fixed, and "
+            "make constants buffers"
+        ) from error
+    return twin
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,10 +158,16 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     }
     shapes = subject.tree.dynamic_shapes(dynamic)
     arguments = subject.tree.rebuild(subject.inputs)
-    kept = kept_between_calls(subject)
+    kept: Kept = []
+    forgotten: AbstractContextManager[None] = contextlib.nullcontext()
+    if subject.spec is None:
+        from attn_export.export.kept_state import kept_between_calls, without
+
+        kept = kept_between_calls(subject)
+        forgotten = without(subject.module, kept)
     try:
         with (
-            without(subject.module, kept), emit_canonical_attention(emit=emit),
+            forgotten, emit_canonical_attention(emit=emit),
             _signature(subject.module, arguments),
         ):  # fmt: skip
             return torch.export.export(
@@ -212,11 +248,14 @@ def _signature(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Suppress gradients, console output and garbage collection.
+    """Suppress gradients, console output, garbage collection and a cache that costs time.
 
     Tracing makes millions of live objects. The collector would traverse them repeatedly for a third
-    of the whole time.
+    of the whole time. PyTorch's cache of shapes misses so often where axes are dynamic that filling
+    it takes a fifth of the time.
     """
+    from torch._dynamo import config  # which takes as long to import as the rest of torch.export
+
     collecting = gc.isenabled()
     gc.disable()
     level = logging.root.manager.disable
@@ -226,6 +265,7 @@ def _undisturbed() -> Iterator[None]:
         # operations for its backward pass, which cannot be exported.
         with (
             torch.no_grad(),
+            config.patch(fake_tensor_cache_enabled=False),
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
             contextlib.redirect_stderr(io.StringIO()),

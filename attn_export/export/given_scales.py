@@ -61,7 +61,7 @@ def settle_scales(
             f"{given} out, or choose another kv_scale"
         )
     if kv_scales is not None:
-        from attn_export.weights.scale_files import read_scales  # few builds read one
+        from attn_export.weights.array_files import read_scales  # few builds read one
 
         path = Path(kv_scales)
         set_scales(module, read_scales(path, dict(module.kv_scales.named_buffers())), OF_FILE)
@@ -161,7 +161,7 @@ def write_own(file: Path, spec: AttentionSpec | None, module: nn.Module) -> None
         return
     file.write_text(spec.to_toml(), encoding="utf-8")
     if spec.kv_scales_from != SEED:
-        from attn_export.weights.scale_files import write_scales
+        from attn_export.weights.array_files import write_scales
 
         scales = module.get_submodule("kv_scales").named_buffers()
         write_scales(file.parent, {name: scale for name, scale in scales if name != "halves"})

@@ -14,9 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
-from attn_export.export.axis import read_axes
-from attn_export.export.tensors import to_numpy
-from attn_export.export.trees import InputTree
+from attn_export.export.trees import InputTree, read_axes, to_numpy
 from attn_export.parity.draw import generator, seed_of
 from attn_export.parity.sizes import TRACED_SIZES, Bounds, Sizes, into_bounds, with_sums
 from attn_export.source_location import line_of
@@ -29,13 +27,11 @@ FIRST_SIZE = 3
 """The least size in the example of an axis whose name says nothing."""
 
 
-def example_of(
-    inputs: Mapping[str, Any] | InputFunction, axes: Any, relations: Mapping[str, str]
-) -> tuple[Mapping[str, Any], InputFunction | None]:
-    """Return the inputs of the example, and the function that draws them, if there is one.
+def example_of(inputs: InputFunction, axes: Any, relations: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the inputs of the example, as a function of the user's draws them.
 
     Args:
-        inputs: The inputs by name, or the user's function.
+        inputs: The user's function.
         axes: The dynamic axes of each input, as of `Subject`.
         relations: Axes that others add up to.
 
@@ -43,13 +39,11 @@ def example_of(
         UsageError: If it returns no inputs by name.
         ExportError: If it raises; names the line.
     """
-    if not callable(inputs):
-        return inputs, None
     named, bounds = read_axes(axes)
     parts = [dynamic for dynamic in dict(named).values() if isinstance(dynamic, Mapping)]
     labels = dict.fromkeys(str(label) for dynamic in parts for label in dynamic.values())
     sizes = _example_sizes(list(labels), relations, bounds)
-    return _called(inputs, sizes, generator("example")), inputs
+    return _called(inputs, sizes, generator("example"))
 
 
 def _example_sizes(labels: list[str], relations: Mapping[str, str], bounds: Bounds) -> Sizes:

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from attn_export.errors import BundleError, one_line
-from attn_export.export.tensors import to_torch
+from attn_export.export.trees import to_torch
 from attn_export.graph.load import load_graph
 from attn_export.graph.quantised_weights import ORDER
 from attn_export.quantiser import QuantisedWeight

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +17,7 @@ from attn_export.attention.quantised import quantisation_notes, quantised
 from attn_export.attention.variants import seeded_attention
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError, one_line
-from attn_export.export.axis import Axis, named_axes, read_axes
 from attn_export.export.given_scales import Calibration, settle_scales
-from attn_export.export.input_function import InputFunction, draw_by, example_of
 from attn_export.export.module_state import preserved, weights_of_graph
 from attn_export.export.subject_checks import (
     check_axes,
@@ -32,13 +30,25 @@ from attn_export.export.subject_checks import (
     input_like,
     refuse_train_mode,
 )
-from attn_export.export.tensors import state_of, to_torch
-from attn_export.export.trees import InputTree, infer_output_shapes, is_named, name_outputs
+from attn_export.export.trees import (
+    Axis,
+    InputTree,
+    infer_output_shapes,
+    is_named,
+    name_outputs,
+    named_axes,
+    read_axes,
+    state_of,
+    to_torch,
+)
 from attn_export.graph.check_model import Expected
 from attn_export.parity.draw import FunctionInputs, draw_inputs
 from attn_export.parity.plan import Plan, plan_cases
 from attn_export.parity.sizes import TRACED_SIZES, Sizes, bounds, with_sums
 from attn_export.spec import AttentionSpec, Input, Shape
+
+if TYPE_CHECKING:
+    from attn_export.export.input_function import InputFunction
 
 MOST_WORK = 2**30
 """The most products of a weight and a row that a case next to a block of kernels may need."""
@@ -88,7 +98,12 @@ class Subject:
         self.module = module
         self.notes = tuple(notes)
         self.relations = dict(relations or {})
-        inputs, self.function = example_of(inputs, axes, self.relations)
+        self.function: InputFunction | None = None
+        if callable(inputs):
+            from attn_export.export.input_function import example_of
+
+            self.function = inputs
+            inputs = example_of(inputs, axes, self.relations)
         # Copies: inputs that share memory would be traced as one.
         self.tree = InputTree.of(tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs)))
         self.inputs = dict(self.tree.tensors)
@@ -207,8 +222,11 @@ class Subject:
         if self.spec is not None:
             return self.spec.inputs()
         found = {name: input_like(x, self.axes[name]) for name, x in self.inputs.items()}
-        drawn = self.function and draw_by(self.function, self.tree, self.axes)
-        return FunctionInputs(found, drawn) if drawn else found
+        if self.function is None:
+            return found
+        from attn_export.export.input_function import draw_by
+
+        return FunctionInputs(found, draw_by(self.function, self.tree, self.axes))
 
     def sizes_with(self, changed: Sizes) -> dict[str, int]:
         """Return the example's sizes with some changed, and the sums that follow."""

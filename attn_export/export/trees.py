@@ -1,4 +1,4 @@
-"""Nested inputs and outputs (tuples, dicts, caches) as flat, named tensors.
+"""Inputs and outputs by name: nested ones taken apart, their dynamic axes, arrays and tensors.
 
 What counts as nested is what `torch.utils._pytree` knows: `torch.export` flattens alike, and
 libraries register their caches and outputs with it.
@@ -10,12 +10,17 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
-from torch import Tensor
+import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from attn_export.errors import UsageError, counted
 from attn_export.parity.sizes import MOST, Bounds, Sizes, with_sums
 from attn_export.spec import Shape
+from attn_export.tensorfile import numpy_dtype
+
+# -- nested inputs and outputs (tuples, dicts, caches) as flat, named tensors -------------------
 
 CONSTANTS = (bool, int, float, str, type(None))
 """Types allowed in the inputs beside tensors: such a value becomes part of the module."""
@@ -180,3 +185,104 @@ def infer_output_shapes(
         )
         for name, shape in found[0].items()
     }
+
+
+# -- arrays and tensors: the same bytes, bfloat16 included --------------------------------------
+
+
+def to_torch(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    """Return tensors of the same values."""
+    return {name: _tensor(array) for name, array in arrays.items()}
+
+
+def to_numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    """Return arrays of the same values."""
+    return {name: _array(tensor.detach().cpu()) for name, tensor in tensors.items()}
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    if array.dtype.name == "bfloat16":  # a type that torch does not know from numpy
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        bits: np.ndarray = tensor.contiguous().view(torch.int16).numpy()
+        return bits.view(numpy_dtype("bfloat16"))
+    array: np.ndarray = tensor.numpy()
+    return array
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module by every name that they have."""
+    found: dict[str, Tensor] = {}
+    found.update(module.named_parameters(remove_duplicate=False))
+    found.update(module.named_buffers(remove_duplicate=False))
+    return found
+
+
+# -- dynamic axes with bounds -------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """Name of a dynamic axis, with the sizes that it may have.
+
+    `torch.export.Dim` with the same arguments is taken as well.
+
+    Attributes:
+        name: The name of the axis; axes of one name have one size.
+        min: The least size.
+        max: The largest size; None if there is none.
+    """
+
+    name: str
+    min: int = 1
+    max: int | None = None
+
+
+def read_axes(axes: Any) -> tuple[Any, Bounds]:
+    """Return axes by name, and the bounds of those that have any.
+
+    Args:
+        axes: For each input its dynamic axes: a name, an `Axis` or a `torch.export.Dim` by number.
+
+    Returns:
+        The names as `Subject` has them; what is no axis is left for `check_inputs` to refuse.
+
+    Raises:
+        UsageError: If bounds are no sizes, or differ for one name.
+    """
+    bounds: dict[str, tuple[int, int]] = {}
+    if not isinstance(axes, Mapping):
+        return axes, bounds
+    names: dict[Any, Any] = {}
+    for name, dynamic in axes.items():
+        names[name] = dynamic
+        if isinstance(dynamic, Mapping):
+            names[name] = {number: _name_of(axis, bounds) for number, axis in dynamic.items()}
+    return names, {label: limits for label, limits in bounds.items() if limits != (1, MOST)}
+
+
+def _name_of(axis: Any, bounds: dict[str, tuple[int, int]]) -> object:
+    low, high = getattr(axis, "min", None), getattr(axis, "max", None)
+    if isinstance(axis, str) or low is None:
+        return axis
+    # Dim has an infinity of its own for no bound above, and 0 for none below.
+    high = high if isinstance(high, int) else None
+    name, low = (axis.name, low) if isinstance(axis, Axis) else (axis.__name__, low or 1)
+    limits = (low, MOST if high is None else high)
+    if not isinstance(low, int) or not 1 <= low < limits[1]:
+        raise UsageError(f"Axis({name!r}) must have 1 <= min < max; got min {low} and max {high}")
+    if bounds.setdefault(name, limits) != limits:
+        raise UsageError(
+            f"axis {name!r} is {bounds[name][0]} to {bounds[name][1]} in one place and {limits[0]} "
+            f"to {limits[1]} in another; give it the same bounds everywhere"
+        )
+    return name
+
+
+def named_axes(shape: Shape) -> dict[int, str]:
+    """Return the names of the dynamic axes of a shape by their numbers."""
+    return {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}

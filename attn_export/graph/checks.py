@@ -2,12 +2,166 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 
+import numpy as np
+import onnx
+from onnx import TensorProto
+
 from attn_export.errors import one_line
-from attn_export.graph import check_hygiene, check_structure
+from attn_export.graph import check_structure
 from attn_export.graph.check_model import Check, Checked, CheckFinding, Expected
-from attn_export.graph.load import load_proto
+from attn_export.graph.load import external_problems, load_proto
+
+# -- checks of hygiene --------------------------------------------------------------------------
+
+SCALES = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2}
+"""The index of the input of scales, by operator."""
+
+HOST_PATH = re.compile(
+    r"(?:^|[\s\"'`(\[<{=:,;])"
+    r"(?P<path>/(?:[\w.+@~-]+/)+[\w.+@~-]+|[A-Za-z]:[\\/][\w\\/.+@~-]+|\\\\[\w.-]+\\\S+|file://\S+)"
+)
+
+
+def no_float64(graph: Checked) -> Iterator[str]:
+    """Check that no input and no output is float64: few runtimes take it.
+
+    A user's module may compute in float64 inside, such as a table of angles. It is a feature of the
+    graph, and its numbers are judged. Our own module does not.
+    """
+    model = graph.proto.graph
+    ours = graph.expected is not None and graph.expected.ours
+    for value in (*model.input, *model.output, *(model.value_info if ours else ())):
+        if value.type.tensor_type.elem_type == TensorProto.DOUBLE:
+            yield f"{value.name} is float64; convert the module with .float() before the export"
+    if ours:
+        yield from _float64_inside(model)
+
+
+def _float64_inside(graph: onnx.GraphProto) -> Iterator[str]:
+    for tensor in graph.initializer:
+        if tensor.data_type == TensorProto.DOUBLE:
+            yield f"the initializer {tensor.name} is float64; make it float32 in the module"
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "to" and attribute.i == TensorProto.DOUBLE:
+                yield f"{_name(node)} casts to float64; compute in float32 instead"
+            elif attribute.t.data_type == TensorProto.DOUBLE:
+                yield f"{_name(node)} holds float64; make it float32 in the module"
+
+
+def quantisation_scales(graph: Checked) -> Iterator[str]:
+    """Check that scales within the graph are positive and finite: other weights mean nothing."""
+    held = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
+    nodes = graph.proto.graph.node
+    found = {node.output[1] for node in nodes if node.op_type == "DynamicQuantizeLinear"}
+    for node in nodes:
+        scales = held.get(_scales(node, found))
+        if scales is None or scales.data_location == TensorProto.EXTERNAL:
+            continue
+        values = onnx.numpy_helper.to_array(scales).astype("float64")
+        for problem, wrong in (("not finite", ~np.isfinite(values)), ("not positive", values <= 0)):
+            if wrong.any():
+                yield (
+                    f"{_name(node)}: {int(wrong.sum())} of {values.size} scales in {scales.name} "
+                    f"are {problem}; quantise the weight again"
+                )
+                break
+
+
+def _scales(node: onnx.NodeProto, found: Set[str]) -> str:
+    """Return the name of the scales that a node reads, or "".
+
+    Args:
+        node: The node.
+        found: Names of scales that a run finds: one of them times another is the scale of products.
+    """
+    if node.op_type == "Mul" and not found.isdisjoint(node.input):
+        return next((name for name in node.input if name not in found), "")
+    return node.input[SCALES[node.op_type]] if node.op_type in SCALES else ""
+
+
+def no_dead_nodes(graph: Checked) -> Iterator[str]:
+    """Check that every node and every initialiser is read."""
+    model = graph.proto.graph
+    read = {name for node in model.node for name in _reads(node)} | {o.name for o in model.output}
+    for node in model.node:
+        if not read.intersection(filter(None, node.output)):
+            yield f"nobody reads {_name(node)}; remove it"
+    for tensor in model.initializer:
+        if tensor.name not in read:
+            yield f"nobody reads the initializer {tensor.name}; remove it"
+
+
+def no_duplicate_initializers(graph: Checked) -> Iterator[str]:
+    """Check that no two initialisers have the same type, shape and values."""
+    seen: dict[tuple[object, ...], str] = {}
+    for tensor in graph.proto.graph.initializer:
+        key = (tensor.data_type, tuple(tensor.dims), _content(tensor))
+        if key in seen:
+            yield f"{tensor.name} and {seen[key]} hold the same values; keep one of them"
+        seen.setdefault(key, tensor.name)
+
+
+def no_host_paths(graph: Checked) -> Iterator[str]:
+    """Check that there is no path of the exporting machine: it leaks data and changes the bytes."""
+    model = graph.proto
+    for where, text in _texts(model):
+        match = HOST_PATH.search(text)
+        if match:
+            yield f"{where} holds the path {match['path']!r}; strip metadata and doc strings"
+
+
+def external_data(graph: Checked) -> Iterator[str]:
+    """Check that external data lies inside the model's folder and is complete."""
+    yield from external_problems(graph.proto, graph.path.parent)
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    yield from node.input
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                yield from _reads(inner)
+            yield from (output.name for output in graph.output)
+
+
+def _content(tensor: TensorProto) -> object:
+    if tensor.data_location == TensorProto.EXTERNAL:
+        return tuple(sorted((entry.key, entry.value) for entry in tensor.external_data))
+    raw = tensor.HasField("raw_data")
+    data = tensor.raw_data if raw else onnx.numpy_helper.to_array(tensor).tobytes()
+    return hashlib.sha256(data).digest()
+
+
+def _texts(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
+    yield from _of("the model", model.doc_string, model.metadata_props)
+    yield from _of("the graph", model.graph.doc_string, model.graph.metadata_props)
+    for node in model.graph.node:
+        yield from _of(_name(node), node.doc_string, node.metadata_props)
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        yield from _of(value.name, value.doc_string, value.metadata_props)
+    for tensor in model.graph.initializer:
+        yield from _of(tensor.name, tensor.doc_string, tensor.metadata_props)
+
+
+def _of(
+    where: str, doc_string: str, metadata: Iterable[onnx.StringStringEntryProto]
+) -> Iterator[tuple[str, str]]:
+    yield f"the doc string of {where}", doc_string
+    for entry in metadata:
+        yield f"{entry.key} of {where}", entry.value
+
+
+def _name(node: onnx.NodeProto) -> str:
+    return f"{node.op_type} {node.name!r}" if node.name else f"an unnamed {node.op_type}"
+
+
+# -- all checks, in order -----------------------------------------------------------------------
 
 CHECKS: tuple[Check, ...] = (
     check_structure.onnx_checker,
@@ -20,12 +174,12 @@ CHECKS: tuple[Check, ...] = (
     check_structure.expected_operators,
     check_structure.opset_version,
     check_structure.ir_version,
-    check_hygiene.no_float64,
-    check_hygiene.quantisation_scales,
-    check_hygiene.no_dead_nodes,
-    check_hygiene.no_duplicate_initializers,
-    check_hygiene.no_host_paths,
-    check_hygiene.external_data,
+    no_float64,
+    quantisation_scales,
+    no_dead_nodes,
+    no_duplicate_initializers,
+    no_host_paths,
+    external_data,
 )
 
 PROJECT_RULES = frozenset({

@@ -54,7 +54,8 @@ def replace_forms(model: str, output: str, forms: Mapping[str, str]) -> dict[str
         forms: The name of the form, by the file name of the graph.
 
     Returns:
-        By the file name: its features, and the names of its nodes.
+        By the file name: its features, the names of its nodes, and the least version of ONNX
+        Runtime.
     """
     found: dict[str, dict[str, Any]] = {}
     source = load_graph(Path(model))
@@ -64,7 +65,9 @@ def replace_forms(model: str, output: str, forms: Mapping[str, str]) -> dict[str
             if one.file.name in wanted:
                 save_beside_weights(one.model, Path(output) / one.file.name)
                 nodes = [str(node.name) for node in one.model.graph]
-                found[one.file.name] = {"features": list(one.file.features), "nodes": nodes}
+                found[one.file.name] = {
+                    "features": list(one.file.features), "nodes": nodes, "needs": form.needs,
+                }  # fmt: skip
     return found
 
 

@@ -7,21 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.attestation.statements import write_statements
 from attn_export.bundle import GOLDEN, PAGE, REPORT, SPEC, dimensions, staging, write_manifest
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
 from attn_export.jobs import forms
 from attn_export.jobs.budgets import limits_of, write_measured
-from attn_export.jobs.dry_run import can_dry_run, observe_all
-from attn_export.parity.cpu_notes import cpu_notes
-from attn_export.parity.gate import Gate
+from attn_export.parity.gate import Gate, cpu_notes
 from attn_export.parity.sizes import MOST
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, GraphFile, Report
+from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
@@ -89,7 +87,10 @@ def build(
     selection, limited = Selection.of(runtimes, require), parse_budgets(budgets)
     dialects = check_dialects(dialects, forms.ALL)
     check_installed("torch")
-    dry_run = can_dry_run(required=dry_run)
+    if dry_run or (dry_run is None and (home() / CUDA_STAND_IN).is_dir()):
+        from attn_export.jobs.dry_run import can_dry_run, observe_all
+
+        dry_run = can_dry_run(required=dry_run)
     limits, progress = limits or Limits.default(), progress or Progress()
     with staging(Path(output or Path("models") / name)) as stage:
         # The runtimes' processes import their SDKs while this one imports torch.
@@ -126,7 +127,7 @@ def _settled(
     """
     if not subject.narrow_dtypes():
         return None
-    from attn_export.export.float32_twin import in_float32
+    from attn_export.export.export import in_float32
 
     one = (STANDARD,)
     with scratch() as folder, scratch() as out, Pool(selection, [GraphFile(MODEL)], limits) as pool:
@@ -240,7 +241,7 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.jobs.golden_vectors import golden_vectors
-        from attn_export.parity.evidence import fixed_note, tried_note
+        from attn_export.parity.golden import fixed_note, tried_note
         from attn_export.parity.notes import notes_of
         from attn_export.parity.oracle import Oracle
 
@@ -292,5 +293,7 @@ class _Work:
                 n: [low, None if high == MOST else high] for n, (low, high) in ends
             }
         if self.evidence:
+            from attn_export.attestation.statements import write_statements
+
             write_statements(folder, manifest)
         write_manifest(folder, manifest)

@@ -21,7 +21,7 @@ from attn_export.system_info import versions
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.graph.end_names import EndNames
+    from attn_export.graph.signature_check import EndNames
     from attn_export.jobs.reference import Reference
 
 
@@ -74,8 +74,13 @@ class ComparedGraph:
             UsageError: If `names` names what is not there.
             GraphError: If its inputs or outputs are not those of the reference.
         """
-        from attn_export.graph.end_names import EndNames
-        from attn_export.graph.signature_check import End, form_of_file, inputs_of, matched_names
+        from attn_export.graph.signature_check import (
+            End,
+            EndNames,
+            form_of_file,
+            inputs_of,
+            matched_names,
+        )
 
         inputs = [value.name for value in inputs_of(self.model)]
         outputs = [value.name for value in self.model.graph.output]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attn_export.bundle import GOLDEN, dimensions
 from attn_export.errors import AttnExportError, printable
 from attn_export.jobs.compared_graph import ComparedGraph, write_bundle
-from attn_export.parity.cpu_notes import cpu_notes
-from attn_export.parity.gate import Gate
+from attn_export.parity.gate import Gate, cpu_notes
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, Golden, Report, StoredCase
 from attn_export.runtimes.pool import Pool
@@ -79,7 +78,7 @@ class Comparison:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.graph.requirements import least_eps, precision_notes
         from attn_export.jobs.golden_vectors import golden_vectors
-        from attn_export.parity.evidence import tried_note
+        from attn_export.parity.golden import tried_note
 
         reference, model = self.reference, self.compared.model
         oracle, plan = reference.oracle(least_eps(model)), self.plan()

@@ -18,8 +18,7 @@ from attn_export.report.progress import Progress
 from attn_export.results import DECODE
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.pool import ALL
-from attn_export.runtimes.preflight import known_limit
-from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable
+from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable, known_limit
 
 if TYPE_CHECKING:
     from attn_export.diagnose.experiments import ExperimentResult
@@ -273,8 +272,8 @@ class _ExplainJob:
         output: Path | None,
     ) -> Explanation:
         """Add the smallest case that still fails, and write its folder."""
+        from attn_export.diagnose.experiments import shrunk
         from attn_export.diagnose.reproduce import write_folder
-        from attn_export.diagnose.shrink import shrunk
 
         self.progress.phase("looking for the smallest case")
         axes = {name: entry["shape"] for name, entry in self.manifest["inputs"].items()}

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.dialect_names import CUDA, DIALECTS, MODEL, PORTABLE, graph_name
+from attn_export.dialect_names import CUDA, DIALECTS, MODEL, ORT_NEEDED, PORTABLE, graph_name
 from attn_export.errors import ExportError, GraphError
 from attn_export.results import GraphFile
-from attn_export.runtimes.ort_cpu import ORT_NEEDED
 
 if TYPE_CHECKING:
     from attn_export.export.export import Exported

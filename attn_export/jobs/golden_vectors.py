@@ -1,20 +1,25 @@
-"""The golden vectors of a job: written, run and computed at the same time."""
+"""The golden vectors of a job: the cases that are evidence, written, run and computed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from attn_export.errors import counted
+import numpy as np
+
+from attn_export.errors import ExportError, counted
+from attn_export.parity.mask_contents import MASKS
+from attn_export.parity.measures import measure
 from attn_export.report.progress import Progress
-from attn_export.results import StoredCase
+from attn_export.results import BASE, CHANGED, Case, Golden, StoredCase
 
 if TYPE_CHECKING:
-    from attn_export.graph.end_names import EndNames
-    from attn_export.jobs.usable_cases import TruthSource
-    from attn_export.results import Case, Golden
+    from attn_export.graph.signature_check import EndNames
+
+
+# -- the golden vectors of a job: written, run and computed at the same time --------------------
 
 Start = Callable[[Sequence[StoredCase]], int]
 """Starts the runtimes on stored cases; returns how many they run in all."""
@@ -49,9 +54,7 @@ def golden_vectors(
     Raises:
         ExportError: If an input changes no output, or an output reacts to no input.
     """
-    from attn_export.jobs.usable_cases import usable_cases
     from attn_export.parity.golden import write_golden, write_inputs
-    from attn_export.parity.influence import check_influence
 
     known, usable, notes = usable_cases(cases, oracle, ours=ours, narrow=narrow)
     shown = [names.case(case) for case in usable] if names else usable
@@ -79,3 +82,157 @@ def near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
         f"in {counted(len(found), 'case')} of {len(goldens)}, activations of {sum(found)} of "
         f"{rows} rows lie near a tie: the error allowed is larger by a step of these",
     )
+
+
+# -- the planned cases that are evidence for a subject ------------------------------------------
+
+
+class TruthSource(Protocol):
+    """Computation of the truth of cases: of a module, or of a graph."""
+
+    @property
+    def has_short_rows(self) -> bool:
+        """Return whether an output has rows so short that they may nearly vanish."""
+
+    def golden(self, case: Case) -> Golden:
+        """Return a case with its truth."""
+
+    def usable(self, case: Case) -> Golden:
+        """Return a case with its truth, its inputs changed as far as evidence requires."""
+
+    def settled(self, case: Case) -> Case | None:
+        """Return a case whose integers are certain; None if there is none near it."""
+
+
+def usable_cases(
+    cases: Sequence[Case], oracle: TruthSource, *, ours: bool, narrow: bool
+) -> tuple[dict[str, Golden], list[Case], list[str]]:
+    """Return the truth of cases that may be no evidence, all cases that are, and notes.
+
+    It must be known before they are run: loud inputs are scaled down where they must be, and
+    contents that a module does not take are left out.
+
+    Args:
+        cases: The cases that were planned.
+        oracle: Computes their truth.
+        ours: Whether it is of a layer of ours.
+        narrow: Whether its types are narrower than float32.
+
+    Returns:
+        The truth by name, of some cases; the cases to run; and notes for the reader of a report.
+    """
+    delicate = narrow or oracle.has_short_rows
+    known: dict[str, Golden] = {}
+    kept: list[Case] = []
+    amplifying, undefined, scaled, tied, unsettled = [], [], [], [], []
+    for planned in cases:
+        case = oracle.settled(planned)
+        if case is None:
+            unsettled.append(planned.name)
+            continue
+        if case.is_loud or delicate:
+            golden = oracle.usable(case)
+        elif not ours:
+            golden = oracle.golden(case)
+        else:
+            kept.append(case)
+            continue
+        if golden.tied and not golden.unusable and not _is_fixed(case):
+            golden = oracle.usable(case)
+        if golden.tied and not _is_fixed(case) and (case.contents or not golden.unusable):
+            tied.append(case.name)
+            continue
+        if golden.unusable and case.contents:
+            amplifying.append(case.name)
+            continue
+        if not ours and _is_undefined(case, golden):
+            undefined.append(case.name)
+            continue
+        known[case.name] = golden
+        kept.append(golden.case)
+        if golden.case.about != case.about:
+            scaled.append(case.name)
+    loud = "since the module overflows or amplifies rounding there"
+    notes = [
+        f"{done}: {counted(len(names), 'case')}, {', '.join(names[:3])}"
+        + (" …" if len(names) > 3 else "")
+        for done, names in (
+            (f"left out, {loud}", amplifying),
+            ("left out, since equal or nearly equal values decide an output there", tied),
+            ("left out, since the integers that values round to depend on the runtime", unsettled),
+            ("left out, since the module gives NaN where all keys are masked", undefined),
+            (f"with inputs that were scaled down, {loud}", scaled),
+        )
+        if names
+    ]
+    return known, kept, notes
+
+
+def _is_fixed(case: Case) -> bool:
+    """Return whether golden vectors must have the case, as it is."""
+    return case.name == BASE or case.name.startswith(CHANGED)
+
+
+def _is_undefined(case: Case, golden: Golden) -> bool:
+    """Return whether a user's module gives NaN for finite inputs with other masks."""
+    masked = {content.name for content in MASKS} & set(case.contents)
+    return bool(masked) and any(
+        bool(np.isnan(t.astype(np.float64)).any()) for t in golden.expected.values()
+    )
+
+
+# -- every input must matter: a case that cannot tell two inputs apart proves nothing -----------
+
+CLEARLY = 100
+"""Change of an output, in allowed errors, from which an input matters to it."""
+
+ENOUGH = 0.1
+"""Share of the output that is enough where `CLEARLY` would require more."""
+
+
+def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None:
+    """Compare the truth of the base case with that of the cases that change one input.
+
+    Args:
+        goldens: All cases with their truth.
+        clearly: The least change of an output, as a multiple of the allowed error.
+
+    Raises:
+        ExportError: If an input changes no output, or an output reacts to no input.
+    """
+    by_name = {golden.case.name: golden for golden in goldens}
+    base = by_name[BASE]
+    reacting: set[str] = set()
+    for name in base.case.inputs:
+        moved = {
+            out for out in base.expected if _moves(base, by_name[f"{CHANGED}{name}"], out, clearly)
+        }
+        if not moved:
+            raise ExportError(
+                f"the input {name} changes no output, so no case could show a mistake with it; "
+                "remove it from the inputs"
+            )
+        reacting |= moved
+    for out in base.expected:
+        if out not in reacting:
+            raise ExportError(
+                f"the output {out} reacts to no input, so comparing it proves nothing; "
+                "remove it from the outputs"
+            )
+
+
+def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
+    allowed = base.allowed[output]
+    before, after = base.expected[output], changed.expected[output]
+    if before.shape != after.shape:
+        raise ExportError(
+            f"the shape of {output} depends on values: {list(before.shape)} and "
+            f"{list(after.shape)} for inputs of the same sizes; give it a shape of its own"
+        )
+    if allowed is None:
+        return bool((before != after).any())
+    if not before.any():
+        return bool(after.any())
+    # No output moves by much more than all of itself.
+    enough = min(clearly * allowed.whole, max(ENOUGH, allowed.whole))
+    return measure(after, before).whole > enough

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.atomic_replace import take_place
 from attn_export.bundle import GOLDEN, MANIFEST, SPEC, graph_files, read_bundle
 from attn_export.errors import OutputError, UsageError
-from attn_export.kits.languages import Language
-from attn_export.kits.languages import language as language_of
-from attn_export.kits.project import decode_graph_for, facts, graph_for, write_project
-from attn_export.output_folder import replaceable, write_list
+from attn_export.kits.project import Language, decode_graph_for, facts, graph_for, write_project
+from attn_export.kits.project import language as language_of
+from attn_export.output_folder import replaceable, take_place, write_list
 from attn_export.parity.golden import read_index
 from attn_export.report.progress import Progress
 from attn_export.spec import AttentionSpec

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-from attn_export.diagnose.findings import Fingerprint
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits, Runtime
 from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
+
+if TYPE_CHECKING:
+    from attn_export.diagnose.findings import Fingerprint
 
 HUNG_AFTER = 60.0
 """Seconds: graphs and cases are tiny; what takes longest is to compile one."""
@@ -35,6 +38,7 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
     if reason:
         raise RuntimeFailure(f"{name} cannot run here: {reason}")
     # numpy, which is not needed to find out that a runtime is missing.
+    from attn_export.diagnose.findings import Fingerprint
     from attn_export.diagnose.run_probes import Comparison, probes
 
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)

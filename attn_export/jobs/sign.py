@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from attn_export.atomic_replace import write_whole
 from attn_export.attestation.signature_file import (
     check_covers,
     check_names,
@@ -17,6 +16,7 @@ from attn_export.attestation.signature_file import (
 )
 from attn_export.bundle import MANIFEST, SIGNATURE, read_bundle
 from attn_export.errors import BundleError, OutputError, UsageError
+from attn_export.output_folder import write_whole
 from attn_export.signature import Signature
 from attn_export.system_info import check_installed
 from attn_export.temp_folders import scratch

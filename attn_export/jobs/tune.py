@@ -248,6 +248,7 @@ def _judged(
         graphs[name] = {
             **graphs[name],
             "form": forms[name],
+            "needs": {**graphs[name]["needs"], "onnxruntime": new["needs"]},
             "features": new["features"],
             "nodes": {node: origin for node, origin in nodes.items() if origin},
         }

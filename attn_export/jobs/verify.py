@@ -19,11 +19,8 @@ from attn_export.bundle import (
 from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError
 from attn_export.jobs.sign import Trust, opened, state_of
-from attn_export.parity.baseline import against, read_baseline, write_baseline
-from attn_export.parity.cpu_notes import cpu_notes
-from attn_export.parity.evidence import check_evidence, tried_note
-from attn_export.parity.gate import Gate
-from attn_export.parity.golden import case_folders, read_golden
+from attn_export.parity.gate import Gate, against, cpu_notes, read_baseline, write_baseline
+from attn_export.parity.golden import case_folders, check_evidence, read_golden, tried_note
 from attn_export.parity.quality_vectors import read_quality
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.progress import Progress

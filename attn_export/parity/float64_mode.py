@@ -8,9 +8,7 @@ every such request is answered in float64, and the places are kept. Large weight
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor, nn
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.export.module_state import copied
 from attn_export.parity.operations import OperationMode, is_view, name_of
-from attn_export.source_location import is_theirs, show
+from attn_export.source_location import user_line
 
 # -- large weights in float64 runs: widened where they are used, never all at once --------------
 
@@ -133,7 +131,7 @@ class ComputeInFloat64(OperationMode):
     def _wide_dtype(self, dtype: torch.dtype) -> torch.dtype:
         if dtype not in LESS:
             return dtype
-        self.places[_place()] = None
+        self.places[user_line()] = None
         return torch.float64
 
 
@@ -178,12 +176,3 @@ def _grouped_product(
     parts = [x[a:b] @ w for a, b, w in zip(starts, starts[1:], weights, strict=False)]
     rest = x.new_zeros(x.shape[0] - starts[-1], weights.shape[-1])
     return torch.cat([*parts, rest])
-
-
-def _place() -> str:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if is_theirs(frame.f_code.co_filename):
-            return show((frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back
-    return ""

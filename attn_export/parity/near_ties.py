@@ -23,7 +23,7 @@ from attn_export.attention import Attention
 from attn_export.attention.cache_scales import new_rows
 from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.attention.quantised_cache import Quotients
-from attn_export.export.tensors import to_torch
+from attn_export.export.trees import to_torch
 from attn_export.parity.draw import generator, seed_of
 from attn_export.parity.measures import eps
 from attn_export.parity.rounding import RandomRounding

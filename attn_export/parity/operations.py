@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.diagnose.explanation import Step
-from attn_export.source_location import is_theirs, show
+from attn_export.source_location import user_line
+
+if TYPE_CHECKING:
+    from attn_export.diagnose.explanation import Step
 
 EXACT = frozenset({
     "_local_scalar_dense", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "arange",
@@ -141,7 +141,7 @@ class Recording(OperationMode):
         if len(self.steps) < MOST_STEPS:
             parts = [part for a in args for part in (a if isinstance(a, (list, tuple)) else (a,))]
             reads = tuple(self._numbers[id(p)] for p in parts if id(p) in self._numbers)
-            line = _user_line()
+            line = user_line()
             if name_of(func) == "addmm":  # in graphs a product and a sum
                 self._add("mm", line, args[1] @ args[2], reads)
                 reads = (*reads, len(self.steps) - 1)
@@ -151,20 +151,13 @@ class Recording(OperationMode):
         return out
 
     def _add(self, operation: str, line: str, tensor: Tensor, reads: tuple[int, ...]) -> None:
+        from attn_export.diagnose.explanation import Step  # few runs record any
+
         self._numbers[id(tensor)] = len(self.steps)
         self._alive.append(tensor)
         value = tensor.detach().cpu()
         array = value.double().numpy() if value.is_floating_point() else value.numpy()
         self.steps.append(Step(operation, line, np.array(array), reads))
-
-
-def _user_line() -> str:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if is_theirs(frame.f_code.co_filename):
-            return show((frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back
-    return ""
 
 
 # -- random numbers for runs that round at random -----------------------------------------------

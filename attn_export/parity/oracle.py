@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,22 +19,21 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attn_export.attention import Attention
-from attn_export.attention.quantised_activations import DynamicInt8
-from attn_export.diagnose.explanation import Step
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
-from attn_export.export.tensors import to_numpy, to_torch
-from attn_export.parity.activation_ties import ActivationTies, Ties, rounding_to, widened
+from attn_export.export.trees import to_numpy, to_torch
 from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
 from attn_export.parity.float64_mode import ComputeInFloat64, is_large, widened_copy
 from attn_export.parity.measures import eps
-from attn_export.parity.near_ties import away_from_ties
 from attn_export.parity.operations import Recording, Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
-from attn_export.parity.ties import ORDERS, TieOrder, whole_numbers, with_ties
 from attn_export.results import DECODE, Arrays, Case, Golden
 from attn_export.tensorfile import is_floating
+
+if TYPE_CHECKING:
+    from attn_export.diagnose.explanation import Step
+    from attn_export.parity.activation_ties import ActivationTies, Ties
 
 WIDER, TIED_RUNS = 8.0, 4
 """The factor on rounding, and the number of runs, that show where whole numbers are in doubt."""
@@ -112,12 +111,17 @@ class Oracle:
                 return self._activations.settled(case)
             if spec is None or spec.kv_dtype == "none":
                 return case
+            from attn_export.parity.near_ties import away_from_ties
+
             return away_from_ties(case, self.precise)
 
     def _quantised_activations(self) -> ActivationTies | None:
         """Return what finds values near a tie, if the copy quantises the inputs of products."""
-        if not isinstance(getattr(self.precise, "activations", None), DynamicInt8):
+        module = self.precise
+        if not isinstance(module, Attention) or module.spec.activations == "none":
             return None
+        from attn_export.parity.activation_ties import ActivationTies
+
         single = eps(np.dtype(np.float32))
 
         def noisy(inputs: Arrays, number: int) -> Arrays:
@@ -125,8 +129,7 @@ class Oracle:
             mode = RandomRounding(single, single, seed, widening=self.widening)
             return self._noisy(_widened(inputs), mode)
 
-        assert isinstance(self.precise, Attention)
-        return ActivationTies(self.precise, self.truth, noisy)
+        return ActivationTies(module, self.truth, noisy)
 
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)
@@ -142,6 +145,8 @@ class Oracle:
 
     def _with_integers(self, case: Case, eager: Arrays, truth: Arrays, ties: Ties) -> Golden:
         """Return a case of quantised activations: all runs round them to the same integers."""
+        from attn_export.parity.activation_ties import rounding_to, widened
+
         modules = [m for m in (self.precise, self.subject.module) if isinstance(m, Attention)]
         with rounding_to(ties.integers, *modules):
             rounded, own = self._rounded(case, eager), self.eager(case.inputs)
@@ -151,6 +156,8 @@ class Oracle:
 
     def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
         """Return a case with the elements that ties decide."""
+        from attn_export.parity.ties import ORDERS, TieOrder, whole_numbers, with_ties
+
         inputs, rounded = golden.case.inputs, []
         orders = [self._truth(inputs, TieOrder(order)) for order in ORDERS if self._ranks]
         if whole_numbers(truth):

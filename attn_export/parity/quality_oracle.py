@@ -11,7 +11,7 @@ from attn_export.attention import Attention
 from attn_export.attention.quantised import read_cache, unquantised
 from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.export.subject import Subject
-from attn_export.export.tensors import to_numpy, to_torch
+from attn_export.export.trees import to_numpy, to_torch
 from attn_export.parity import quality_splits
 from attn_export.parity.oracle import Oracle
 from attn_export.parity.quality_vectors import distance, heads, of_logits, of_outputs

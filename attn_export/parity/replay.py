@@ -3,17 +3,198 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from attn_export.errors import counted
-from attn_export.parity.error_map import Shape, Worst
 from attn_export.parity.gate import Gate
 from attn_export.parity.judge import judge
-from attn_export.results import Golden, RuntimeRun, Verdict
+from attn_export.parity.measures import (
+    Index,
+    distances,
+    row_norms,
+    without_rows,
+    worst_index,
+    wrong_kinds,
+)
+from attn_export.results import (
+    Allowed,
+    Arrays,
+    ErrorMap,
+    ErrorMapPanel,
+    Golden,
+    RelativeTo,
+    RuntimeRun,
+    Verdict,
+)
 from attn_export.runtimes.pool import Pool, outputs_of
 from attn_export.runtimes.process import Worker
-from attn_export.tensorfile import read_outputs
+from attn_export.tensorfile import is_floating, read_outputs
+
+# -- a small picture of where in an output the error sits, for the worst verdict ----------------
+
+CELLS = 48
+"""The most rows and columns of a panel."""
+
+Shape = Sequence[int | str]
+
+
+class Worst:
+    """Record of the worst verdict of a runtime with a graph: only that one is drawn."""
+
+    def __init__(self) -> None:
+        self._rank = (False, -1.0)
+        self._found: tuple[Verdict, Golden, np.ndarray] | None = None
+
+    def see(self, verdicts: Sequence[Verdict], golden: Golden, outputs: Arrays) -> None:
+        """Look at the verdicts of one case: a failure is worse than any error that passed.
+
+        Args:
+            verdicts: The verdicts of the case.
+            golden: The expected outputs, and the allowed errors.
+            outputs: The outputs, by name.
+        """
+        for verdict in verdicts:
+            failed = verdict.status == "failed"
+            if verdict.worst is None and not failed:
+                continue
+            worst = math.inf if verdict.worst is None else verdict.worst
+            rank = (failed, math.inf if math.isnan(worst) else worst)
+            got, truth = outputs.get(verdict.output), golden.expected.get(verdict.output)
+            if rank <= self._rank or got is None or truth is None or not truth.size:
+                continue
+            if (got.shape, got.dtype) == (truth.shape, truth.dtype):
+                self._rank, self._found = rank, (verdict, golden, got)
+
+    def drawn(self, axes: Mapping[str, Shape]) -> ErrorMap | None:
+        """Return the map; None if no verdict has errors that can be drawn.
+
+        Args:
+            axes: For each output its shape, dynamic axes by name.
+        """
+        if self._found is None:
+            return None
+        verdict, golden, got = self._found
+        return error_map(verdict, golden, got, axes.get(verdict.output, ()))
+
+
+def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -> ErrorMap:
+    """Return a map of the error of one output.
+
+    Args:
+        verdict: Of `got`.
+        golden: The case with its truth.
+        got: The runtime's output, of the truth's shape and type, with at least one element.
+        shape: Of the output, dynamic axes by name.
+    """
+    truth = golden.expected[verdict.output]
+    got = without_rows(got, truth, golden.case.ignored_rows)
+    if is_floating(truth.dtype):
+        r, t = got.astype(np.float64), truth.astype(np.float64)
+        allowed = golden.allowed.get(verdict.output) or Allowed(1.0, 1.0)
+        by_row = _is_by_row(verdict, allowed)
+        wrong = next((mask for _, mask in wrong_kinds(r, t) if mask.any()), None)
+        shares, index = _shares(r, t, allowed, by_row=by_row), worst_index(r, t, by_row=by_row)
+    else:
+        r, t, by_row, wrong = got, truth, False, got != truth
+        shares, index = np.zeros(truth.shape), (0,) * truth.ndim
+    if wrong is not None and wrong.any():
+        first = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
+        index = tuple(int(i) for i in first)
+        relative_to: RelativeTo = "kind"
+    else:
+        relative_to, wrong = "row" if by_row else "whole", np.zeros(truth.shape, bool)
+    names = axis_names(shape, truth.ndim)
+    said = (f"{r[index]:.9g}", f"{t[index]:.9g}")
+    panels = _panels(shares, wrong, names, index)
+    where = (golden.case.name, verdict.output, names, truth.shape, index)
+    return ErrorMap(*where, *said, relative_to, panels)
+
+
+def axis_names(shape: Shape, count: int) -> tuple[str, ...]:
+    """Return a name for each axis of an output.
+
+    Args:
+        shape: Dynamic axes by name, others by size; empty where nothing is known.
+        count: The number of axes.
+    """
+    if len(shape) != count:
+        return tuple(f"axis {axis}" for axis in range(count))
+    names = []
+    for axis, size in enumerate(shape):
+        if isinstance(size, str):
+            names.append(size)
+        elif count == 4 and axis == 1:
+            names.append("head")  # [B, H, L, S] and [B, Hkv, S, D]
+        else:
+            names.append("element" if axis == count - 1 else f"axis {axis}")
+    return tuple(names)
+
+
+def _is_by_row(verdict: Verdict, allowed: Allowed) -> bool:
+    """Return whether the error by row exceeds that of the whole, as in the failure message."""
+    if verdict.whole is None or verdict.row is None:
+        return True
+    whole = verdict.whole / allowed.whole
+    return whole <= 1 and whole <= verdict.row / allowed.row
+
+
+def _shares(r: np.ndarray, t: np.ndarray, allowed: Allowed, *, by_row: bool) -> np.ndarray:
+    """Return the share of the allowed error of each element; a row's share is a norm."""
+    d, norms = distances(r, t), row_norms(np.atleast_1d(t))
+    if by_row:
+        limit = np.where(norms > 0, norms, np.inf)[..., None] * allowed.row
+    else:
+        limit = np.asarray((float(np.linalg.norm(norms)) or np.inf) * allowed.whole)
+    return np.asarray((np.atleast_1d(d) / limit).reshape(d.shape))
+
+
+def _panels(
+    shares: np.ndarray, wrong: np.ndarray, names: Sequence[str], index: Index
+) -> tuple[ErrorMapPanel, ...]:
+    missing = max(0, 2 - shares.ndim)
+    shape = (1,) * missing + shares.shape
+    names, index = ("",) * missing + tuple(names), (0,) * missing + index
+    shares, wrong = (a.reshape(-1, *shape[-2:]) for a in (shares, wrong))
+    outer = int(np.ravel_multi_index(index[:-2], shape[:-2])) if shape[:-2] else 0
+    above = " x ".join(names[:-2]) if len(shares) > 1 else ""
+    rows = np.linalg.norm(shares, axis=-1)
+    bad = np.asarray(wrong.any(axis=-1))
+    overview = _panel(above, names[-2], rows, bad, (outer, index[-2]))
+    detail = _panel(names[-2], names[-1], shares[outer], wrong[outer], index[-2:])
+    shown = [panel for panel in (overview, detail) if panel.sizes != (1, 1)]
+    return tuple(shown) or (detail,)
+
+
+def _panel(
+    rows: str, columns: str, values: np.ndarray, wrong: np.ndarray, worst: Sequence[int]
+) -> ErrorMapPanel:
+    rows_of, columns_of = values.shape
+    for axis, size in enumerate(values.shape):
+        starts = np.arange(0, size, _step(size))
+        values = np.maximum.reduceat(values, starts, axis=axis)
+        wrong = np.logical_or.reduceat(wrong, starts, axis=axis)
+    cells = tuple(
+        tuple(None if bad else _rounded(value) for value, bad in zip(line, marks, strict=True))
+        for line, marks in zip(values.tolist(), wrong.tolist(), strict=True)
+    )
+    at = (worst[0] // _step(rows_of), worst[1] // _step(columns_of))
+    return ErrorMapPanel(rows, columns, (rows_of, columns_of), at, cells)
+
+
+def _step(size: int) -> int:
+    return -(-size // CELLS)
+
+
+def _rounded(value: float) -> float | None:
+    # Two digits are more than a colour shows.
+    return float(f"{value:.2g}") if math.isfinite(value) else None
+
+
+# -- the runtimes' outputs, case by case, as they arrive ----------------------------------------
 
 Advance = Callable[[str], None]
 """Called with a few words for every case that is done."""

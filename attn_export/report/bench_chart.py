@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.atomic_replace import write_whole
 from attn_export.bench.measurements import Contest
 from attn_export.errors import OutputError, UsageError
-from attn_export.output_folder import check_utf8
+from attn_export.output_folder import check_utf8, write_whole
 from attn_export.system_info import check_installed
 
 ENDINGS = (".svg", ".png")

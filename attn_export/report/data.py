@@ -9,7 +9,6 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from attn_export.dry_run.observed import best_graphs
 from attn_export.quality import Quality
 from attn_export.results import Report
 
@@ -37,12 +36,20 @@ def to_json(report: Report) -> str:
         "signature": None if report.signature is None else dataclasses.asdict(report.signature),
         "quality": None if report.quality is None else _quality(report.quality),
         "dry_runs": [dataclasses.asdict(one) for one in report.dry_runs],
-        "best_graphs": [dataclasses.asdict(best) for best in best_graphs(report.dry_runs)],
+        "best_graphs": _best_graphs(report),
         "verdicts": [_finite(dataclasses.asdict(verdict)) for verdict in report.verdicts],
     }
     text = json.dumps(content, indent=1, allow_nan=False)
     # A row of numbers is a line: no string holds a line break.
     return LIST_OF_PLAIN.sub(lambda found: " ".join(found[0].split()), text) + "\n"
+
+
+def _best_graphs(report: Report) -> list[dict[str, Any]]:
+    if not report.dry_runs:
+        return []
+    from attn_export.dry_run.observed import best_graphs
+
+    return [dataclasses.asdict(best) for best in best_graphs(report.dry_runs)]
 
 
 def _quality(quality: Quality) -> dict[str, Any]:
@@ -128,24 +135,6 @@ def made_on(machine: Mapping[str, Any]) -> str:
 def finite(value: float) -> float | None:
     """Return the value to five digits; None for NaN and infinities."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
-
-
-def in_ms(m: Measured | None) -> str:
-    """Format the median in milliseconds with three digits, or a dash."""
-    return "-" if m is None or not m.ran else three_digits(m.median * 1e3)
-
-
-def three_digits(value: float) -> str:
-    """Format a number with about three digits, without an exponent; NaN is a dash."""
-    if not math.isfinite(value):
-        return "-"
-    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
-    return f"{value:,.{min(digits, 4)}f}"
-
-
-def in_mib(growth: int | None) -> str:
-    """Format bytes as MiB, or a dash."""
-    return "-" if growth is None else f"{growth / 2**20:.0f}"
 
 
 # -- A fingerprint as JSON ----------------------------------------------------------------------

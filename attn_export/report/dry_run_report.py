@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from attn_export.dry_run.architectures import ARCHITECTURES
 from attn_export.dry_run.observed import Observation, PlacedNode, Step, best_graphs
 from attn_export.report.matrix import form_name
-from attn_export.report.terminal import as_text, print_wide
+from attn_export.report.tables import Column, Table, in_mib
+from attn_export.report.terminal import as_text, print_table, say
 
 FORMAT = "attn-export-dry-run/1"
 MEANING = "a dry run: CUDA's libraries are stand-ins, no GPU ran and nothing was computed"
@@ -41,27 +41,24 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
         observations: The dry runs.
         console: The console to print on.
     """
-    _say(f"[{COLOUR}]{MEANING}[/]", console)
+    say(f"[{COLOUR}]{MEANING}[/]", console)
     lines: dict[str, list[str]] = {}
     for one in observations:
         for line in dict.fromkeys(_lines(one)):
             lines.setdefault(line, []).append(card_of(one))
     for text in sizes(observations):
-        _say(text, console)
+        say(text, console)
     everywhere = len({one.architecture for one in observations})
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=COLOUR)
-    for column in COLUMNS:
-        table.add_column(column, no_wrap=True, justify="right" if column in NUMBERS else "left")
-    for row in table_rows(observations):
-        table.add_row(*map(as_text, row))
-    if table.rows:
-        _say(", ".join(dict.fromkeys(map(card_of, observations))), console)
-        print_wide(table, console)
+    columns = tuple(Column(name, right=name in NUMBERS) for name in COLUMNS)
+    rows = tuple(table_rows(observations))
+    if rows:
+        say(", ".join(dict.fromkeys(map(card_of, observations))), console)
+        print_table(Table(columns, rows), console, header=COLOUR)
     for text in best_lines(observations):
-        _say(as_text(text), console)
+        say(as_text(text), console)
     for line, cards in lines.items():
         alike = len(set(cards)) == everywhere
-        _say(line if alike else f"{line} [{COLOUR}]({as_text(', '.join(cards))})[/]", console)
+        say(line if alike else f"{line} [{COLOUR}]({as_text(', '.join(cards))})[/]", console)
 
 
 def sizes(observations: Sequence[Observation]) -> list[str]:
@@ -153,17 +150,13 @@ def _lines(one: Observation) -> Iterator[str]:
                 "a dry run lacks the numbers that the host gets there, and may go on otherwise"
             )
     if one.peak_bytes:
-        steps = ", ".join(f"{step.name} {_mib(step.peak_bytes)}" for step in one.steps)
+        steps = ", ".join(f"{step.name} {in_mib(step.peak_bytes)}" for step in one.steps)
         by_step = f" ({steps})" if len(one.steps) > 1 else ""
-        yield f"{where}: device memory {_mib(one.peak_bytes)} MiB at most{by_step}"
+        yield f"{where}: device memory {in_mib(one.peak_bytes)} MiB at most{by_step}"
     if one.libraries:
         yield f"{where}: needs {', '.join(one.libraries)}"
     for note in one.notes:
         yield f"note: {as_text(note)}"
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.0f}"
 
 
 def _placements(nodes: Sequence[PlacedNode]) -> Iterator[str]:
@@ -178,7 +171,3 @@ def _placements(nodes: Sequence[PlacedNode]) -> Iterator[str]:
     for reason, operators in others.items():
         counts = ", ".join(f"{operators.count(name)} {name}" for name in dict.fromkeys(operators))
         yield f"on the CPU: {as_text(counts)}: {as_text(reason)}"
-
-
-def _say(text: str, console: Console) -> None:
-    console.print(text, highlight=False, emoji=False, soft_wrap=True)

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attn_export.report import error_pictures
-from attn_export.report.attention_drawing import draw_attention
-from attn_export.report.error_pictures import figures
+from attn_export.report import pictures
 from attn_export.report.matrix import (
     Summary,
     form_name,
     largest,
     problems,
-    shown,
     summaries,
     verdicts_by_case,
 )
+from attn_export.report.pictures import draw_attention, figures
+from attn_export.report.tables import shown
 from attn_export.results import Report, Verdict
 
 if TYPE_CHECKING:
@@ -51,8 +50,8 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         shown=shown,
         outputs=_outputs(report),
         figures=figures(report),
-        shares=error_pictures.STEPS,
-        most=error_pictures.SHOWN,
+        shares=pictures.STEPS,
+        most=pictures.SHOWN,
         attention=drawing,
         drawn=draw_attention(drawing) if drawing else None,
         dry_run=_dry_run(report),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from attn_export.errors import PARAGRAPH, printable
-from attn_export.report.matrix import Summary, form_name, problems, shown, summaries
+from attn_export.report.matrix import Summary, form_name, problems, summaries, summary_table
+from attn_export.report.tables import Styled, markdown_table
 from attn_export.results import Report
 
 SHOWN = 20
@@ -17,9 +18,8 @@ def to_markdown(report: Report) -> str:
     lines = [f"## {_escaped(report.name)}: {verdict}", ""]
     ran = [summary for summary in found if summary.cases]
     if ran:
-        lines += ["| runtime | graph | passed | error / allowed | max abs | |"]
-        lines += ["|---|---|---:|---:|---:|---|"]
-        lines += [_row(summary) for summary in ran]
+        table = summary_table(ran)
+        lines += markdown_table(table.columns, (map(_cell, row) for row in table.rows))
     not_ran = [_not_ran(summary) for summary in found if summary.run.outcome != "ran"]
     failed = problems(report)
     wrong = [
@@ -68,13 +68,10 @@ def _missed(report: Report) -> tuple[str, ...]:
     return report.quality.missed if report.quality is not None else ()
 
 
-def _row(summary: Summary) -> str:
-    run, good = summary.run, summary.passed == summary.cases
-    return (
-        f"| {run.runtime} | {_escaped(form_name(run.graph))} | {summary.passed}/{summary.cases} | "
-        f"{shown(summary.worst, '.3g')} | {shown(summary.max_abs, '.1e')} | "
-        f"{'' if good else '**failed**'} |"
-    )
+def _cell(cell: str | Styled) -> str:
+    if isinstance(cell, str):
+        return _escaped(cell)
+    return f"**{_escaped(cell.text)}**" if cell.style == "red" and cell.text else cell.text
 
 
 def _not_ran(summary: Summary) -> str:

@@ -9,12 +9,10 @@ from typing import Literal
 
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import counted
+from attn_export.report.tables import UNMEASURED, Column, Row, Styled, Table, shown, shown_share
 from attn_export.results import Report, RuntimeRun, Verdict
 
 # -- summary of one runtime with one graph, in a few figures ------------------------------------
-
-
-UNMEASURED = "–"  # noqa: RUF001 (a dash is what it is)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,21 +95,29 @@ def largest(verdicts: Sequence[Verdict], figure: str) -> float | None:
     return max(of_all, key=lambda value: (math.isnan(value), value))
 
 
-def shown(figure: float | None, digits: str) -> str:
-    """Return a figure as text: what was not measured is a dash, and NaN is NaN.
-
-    Args:
-        figure: As `largest` gives it.
-        digits: The format of a finite one: ``".3g"``.
-    """
-    if figure is None:
-        return UNMEASURED
-    return "NaN" if math.isnan(figure) else f"{figure:{digits}}"
+SUMMARY = (
+    Column("runtime"), Column("graph"), Column("passed", right=True),
+    Column("error/allowed", right=True), Column("max abs", right=True),
+    Column("max rel", right=True), Column(""),
+)  # fmt: skip
 
 
-def shown_share(figure: float | None) -> str:
-    """Return an error over the error allowed as text, in a column of such."""
-    return shown(figure, ".3f" if figure is None or figure < 1000 else ".1e")
+def summary_table(ran: Sequence[Summary]) -> Table:
+    """Return a row of figures for each runtime and graph that ran."""
+    return Table(SUMMARY, tuple(_row(summary) for summary in ran))
+
+
+def _row(summary: Summary) -> Row:
+    good = summary.passed == summary.cases
+    return (
+        summary.run.runtime,
+        summary.run.graph,
+        Styled(f"{summary.passed}/{summary.cases}", "green" if good else "red"),
+        shown_share(summary.worst),
+        shown(summary.max_abs, ".1e"),
+        shown(summary.max_rel, ".1e"),
+        Styled("" if good else "FAILED", "red"),
+    )
 
 
 # -- runtime × graph: the worst error of each as a share of what is allowed ---------------------

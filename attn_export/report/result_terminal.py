@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import isfinite
 
 from rich.console import Console
-from rich.table import Table
 
 from attn_export.bench.measurements import BenchReport, Contest, Measured
 from attn_export.diagnose.explanation import Experiment, Explanation
 from attn_export.diagnose.findings import Fingerprint, ProbeFinding, Row
 from attn_export.dialect_names import PORTABLE
-from attn_export.report.data import in_mib, in_ms, three_digits
-from attn_export.report.terminal import as_text
+from attn_export.report.tables import Column, Style, Styled, Table, in_mib, in_ms, three_digits
+from attn_export.report.terminal import as_text, print_table, say
 
 # -- A benchmark in the terminal: 80 columns, plain where it is piped ---------------------------
 
 
-COLUMNS = ("", "median ms", "p95 ms", "tokens/s", "MiB", "to peer", "of roof")
+FIGURES = ("median ms", "p95 ms", "tokens/s", "MiB", "to peer", "of roof")
+COLUMNS = (Column(""), *(Column(name, right=True) for name in FIGURES))
 """Memory: by how much the first run grew; ``to peer``: the median over the best peer's."""
+
+STYLES: Mapping[str, Style] = {"ours": "bold", "peer": "", "roof": "dim"}
 
 
 def print_bench(report: BenchReport, console: Console) -> None:
@@ -30,52 +32,34 @@ def print_bench(report: BenchReport, console: Console) -> None:
         console: The console to print on.
     """
     for contest in report.contests:
-        console.print(f"[bold]{as_text(contest.name)}[/]", highlight=False)
-        console.print(_table(contest))
+        say(f"[bold]{as_text(contest.name)}[/]", console)
+        ran = tuple(_row(contest, measured) for measured in contest.measured if measured.ran)
+        print_table(Table(COLUMNS, ran), console)
         for measured in contest.measured:
             if not measured.ran:
                 color = "red" if measured.role == "ours" else "yellow"
-                console.print(
-                    f"{as_text(measured.name)} [{color}]{measured.outcome}[/]: "
-                    f"{as_text(measured.reason)}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
-        console.print()
-    console.print(
-        f"{as_text(report.name)}: {report.threads} threads, {report.rounds} rounds in turn",
-        highlight=False,
-        soft_wrap=True,
-    )
+                outcome = f"[{color}]{measured.outcome}[/]"
+                say(f"{as_text(measured.name)} {outcome}: {as_text(measured.reason)}", console)
+        say("", console)
+    name = as_text(report.name)
+    say(f"{name}: {report.threads} threads, {report.rounds} rounds in turn", console)
 
 
-def _table(contest: Contest) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in COLUMNS:
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for measured in contest.measured:
-        if measured.ran:
-            table.add_row(*_row(contest, measured), style=_style(measured))
-    return table
-
-
-def _row(contest: Contest, m: Measured) -> list[str]:
+def _row(contest: Contest, m: Measured) -> tuple[Styled, ...]:
     roof = m.role == "roof"
     rate = m.flops_per_second or m.bytes_per_second
     unit = "GFLOP/s" if m.flops_per_second else "GB/s"
-    return [
-        as_text(m.name),
+    style = STYLES[m.role]
+    cells = (
+        m.name,
         in_ms(m),
         three_digits(m.p95 * 1e3),
         f"{rate / 1e9:.0f} {unit}" if roof else three_digits(m.tokens_per_second),
         in_mib(m.growth),
         "" if roof else three_digits(contest.ratio(m)),
         three_digits(contest.fraction(m)),
-    ]
-
-
-def _style(m: Measured) -> str:
-    return {"ours": "bold", "peer": "", "roof": "dim"}[m.role]
+    )
+    return tuple(Styled(cell, style) for cell in cells)
 
 
 # -- A fingerprint in the terminal: 80 columns, plain where it is piped -------------------------
@@ -110,14 +94,12 @@ def print_probe(found: Fingerprint, console: Console) -> None:
         "probe", f"{found.runtime} {found.version}", f"ONNX {versions.get('onnx', '')}",
         f"PyTorch {versions.get('torch', '')}".split("+")[0],
     )  # fmt: skip
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for head, width in zip(heads, WIDTHS, strict=True):
-        table.add_column(as_text(head.strip()), width=width, overflow="fold")
+    columns = (Column(h, width=width) for h, width in zip(heads, WIDTHS, strict=True))
+    rows = []
     for row in found.rows:
-        style = "yellow" if row.differs else ""
         cells = (row.probe, _here(row, notes), _onnx(row), _pytorch(row, notes))
-        table.add_row(*(f"[{style}]{as_text(c)}[/]" if style else as_text(c) for c in cells))
-    console.print(table, highlight=False)
+        rows.append([Styled(cell, "yellow" if row.differs else "") for cell in cells])
+    print_table(Table(tuple(columns), tuple(rows), gap=1), console)
     for note, number in notes.items():
         console.print(f"{number}) {as_text(note)}", highlight=False)
     console.print(LEGEND, highlight=False)
@@ -174,9 +156,9 @@ def print_explanation(found: Explanation, console: Console) -> None:
         console: The console to print on.
     """
     colour = "green" if found.fault == "none" else "red"
-    console.print(f"[{colour}]{as_text(found.sentence)}[/]", highlight=False, soft_wrap=True)
+    say(f"[{colour}]{as_text(found.sentence)}[/]", console)
     for line in lines(found):
-        console.print(as_text(line), highlight=False, soft_wrap=True)
+        say(as_text(line), console)
 
 
 def lines(found: Explanation) -> Iterator[str]:

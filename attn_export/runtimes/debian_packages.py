@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.error import HTTPError
 
-from attn_export.atomic_replace import take_place
+from attn_export.output_folder import take_place
 from attn_export.runtimes.install_folder import InstallError
 from attn_export.temp_folders import folder_beside
 

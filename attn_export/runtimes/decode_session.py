@@ -17,8 +17,17 @@ from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError
 from attn_export.parity.sizes import with_sums
 from attn_export.results import GraphFile
-from attn_export.runtimes.decode_buffers import CAPACITY, Axes, BoundGraph, Caches, load_session
-from attn_export.runtimes.decode_inputs import arrays_of, check_inputs, lengths_of, rows_of
+from attn_export.runtimes.decode_buffers import (
+    CAPACITY,
+    Axes,
+    BoundGraph,
+    Caches,
+    arrays_of,
+    check_inputs,
+    lengths_of,
+    load_session,
+    rows_of,
+)
 from attn_export.runtimes.ort_cuda import no_cuda_device
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import ArrayDict, numpy_dtype

@@ -9,7 +9,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
-from attn_export.atomic_replace import take_place
+from attn_export.output_folder import take_place
 from attn_export.runtimes import install_cpus
 from attn_export.runtimes.debian_packages import Say, bring_headers, unpack_pinned
 from attn_export.runtimes.emulated_cpu import NAME as CPUS

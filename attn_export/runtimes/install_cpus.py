@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from attn_export.atomic_replace import take_place
+from attn_export.output_folder import take_place
 from attn_export.runtimes.debian_packages import Say, unpack_pinned
 from attn_export.runtimes.emulated_cpu import NAME, PYTHON, TABLE, table
 from attn_export.runtimes.install_folder import STAMP, InstallError, digest

@@ -17,12 +17,20 @@ from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from attn_export.atomic_replace import take_place
-from attn_export.runtimes.install_folder import SETUP, STAMP, InstallError, digest, home
+from attn_export.output_folder import take_place
+from attn_export.runtimes.install_folder import (
+    CUDA_STAND_IN,
+    SETUP,
+    STAMP,
+    InstallError,
+    digest,
+    home,
+)
 from attn_export.runtimes.protocol import installed_version
 from attn_export.temp_folders import folder_beside, held_locks, scratch
 
-NAME = "cuda-dry-run"
+NAME = CUDA_STAND_IN
+
 PROVIDER = "libonnxruntime_providers_cuda.so"
 SOURCES = Path(__file__).resolve().parent / "cuda_stand_in"
 APT = "apt-get install gcc binutils"

@@ -11,6 +11,9 @@ VARIABLE = "ATTN_EXPORT_RUNTIMES"
 STAMP = "made-from"
 SETUP = "scripts/setup_runtimes"
 
+CUDA_STAND_IN = "cuda-dry-run"
+"""The folder of the libraries for dry runs of CUDA, and the name by which they are set up."""
+
 
 class InstallError(Exception):
     """Failed installation; the message is one line with the remedy."""

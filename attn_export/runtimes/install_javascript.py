@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
-from attn_export.atomic_replace import take_place
+from attn_export.output_folder import take_place
 from attn_export.runtimes.install_folder import STAMP, InstallError, digest
 from attn_export.temp_folders import folder_beside, held_locks
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-from attn_export.atomic_replace import take_place
+from attn_export.output_folder import take_place
 from attn_export.runtimes.install_folder import (
     STAMP,
     InstallError,

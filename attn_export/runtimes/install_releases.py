@@ -8,8 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-from attn_export.atomic_replace import take_place
 from attn_export.errors import UsageError
+from attn_export.output_folder import take_place
 from attn_export.runtimes import install_javascript
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install_folder import STAMP, InstallError

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import PORTABLE
-from attn_export.runtimes.protocol import Engine, Facts, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    OwnOutputs,
+    PackagedRuntime,
+    Unsupported,
+    unsupported,
+)
 from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
@@ -23,18 +29,15 @@ UNSUPPORTED = (
 )
 
 
-class Iree:
+class Iree(PackagedRuntime):
     """`iree`."""
 
     name = "iree"
-    device = "cpu"
+    packages = (COMPILER,)
+    modules = ("iree.compiler", "iree.compiler.extras.onnx_importer", "iree.runtime")
     dialects = frozenset({PORTABLE})
     measured = "3.13.0"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
-
-    def version(self) -> str | None:
-        """Return the version of the compiler."""
-        return installed_version(COMPILER)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
@@ -42,12 +45,6 @@ class Iree:
             if find_spec("iree") is None or find_spec(module) is None:
                 return missing_package(package, f"{COMPILER}[onnx]", RUNTIME)
         return ""
-
-    def prepare(self) -> None:
-        """Import the SDK."""
-        import iree.compiler
-        import iree.compiler.extras.onnx_importer
-        import iree.runtime  # noqa: F401
 
     def load(self, graph: Path, threads: int) -> Engine:
         """Compile the graph: some seconds.
@@ -59,7 +56,7 @@ class Iree:
         return IreeEngine(graph, threads)
 
 
-class IreeEngine(Engine):
+class IreeEngine(OwnOutputs):
     """A compiled graph."""
 
     def __init__(self, graph: Path, threads: int) -> None:
@@ -81,17 +78,7 @@ class IreeEngine(Engine):
         self._device = config.device
         self._main = iree.runtime.load_vm_module(module, config)[proto.graph.name]
 
-    def run(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
-    ) -> dict[str, np.ndarray]:
-        """Run once.
-
-        Args:
-            inputs: The inputs, by name.
-            bound: Names of outputs that share the buffer of an input, with that input.
-        """
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         given = self._main(*(inputs[name] for name in self._inputs))
         outputs = given if isinstance(given, (tuple, list)) else [given]
         arrays = (output.to_host() for output in outputs)

@@ -21,11 +21,10 @@ from attn_export.runtimes.install_javascript import (
     web_sources,
 )
 from attn_export.runtimes.program import ProgramEngine
-from attn_export.runtimes.support import unsupported
+from attn_export.runtimes.protocol import unsupported
 
 if TYPE_CHECKING:
-    from attn_export.runtimes.protocol import Engine
-    from attn_export.runtimes.support import Unsupported
+    from attn_export.runtimes.protocol import Engine, Unsupported
 
 
 # -- ONNX Runtime in Node.js: onnxruntime-node --------------------------------------------------

@@ -6,14 +6,18 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import PORTABLE
-from attn_export.runtimes.protocol import Engine, Facts, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
-from attn_export.system_info import missing_package
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    OwnOutputs,
+    PackagedRuntime,
+    Unsupported,
+    unsupported,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,26 +35,15 @@ DYNAMIC = True
 """Otherwise plans for another batch are used again: wrong where heads share keys."""
 
 
-class Mnn:
+class Mnn(PackagedRuntime):
     """`mnn`."""
 
     name = "mnn"
-    device = "cpu"
+    packages = ("MNN",)
+    modules = ("MNN",)
     dialects = frozenset({PORTABLE})
     measured = "3.6.1"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
-
-    def version(self) -> str | None:
-        """Return the version of MNN."""
-        return installed_version("MNN")
-
-    def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
-        return "" if find_spec("MNN") else missing_package("MNN")
-
-    def prepare(self) -> None:
-        """Import the SDK."""
-        import MNN  # noqa: F401
 
     def load(self, graph: Path, threads: int) -> Engine:
         """Convert and load the graph.
@@ -62,7 +55,7 @@ class Mnn:
         return MnnEngine(graph, threads)
 
 
-class MnnEngine(Engine):
+class MnnEngine(OwnOutputs):
     """A converted graph."""
 
     def __init__(self, graph: Path, threads: int) -> None:
@@ -79,17 +72,7 @@ class MnnEngine(Engine):
                 dynamic=DYNAMIC, precision_mode=MNN.expr.PrecisionMode.High, thread_num=threads,
             )  # fmt: skip
 
-    def run(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
-    ) -> dict[str, np.ndarray]:
-        """Run once.
-
-        Args:
-            inputs: The inputs, by name.
-            bound: Names of outputs that share the buffer of an input, with that input.
-        """
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         given = self._module.forward([_var_of(inputs[name]) for name in self._inputs])
         outputs = given if isinstance(given, list) else [given]
         # Copies: what is read is the memory of a variable that ends here.

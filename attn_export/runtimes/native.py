@@ -13,8 +13,7 @@ from attn_export.runtimes.program import ProgramEngine
 from attn_export.runtimes.protocol import installed_version
 
 if TYPE_CHECKING:
-    from attn_export.runtimes.protocol import Engine
-    from attn_export.runtimes.support import Unsupported
+    from attn_export.runtimes.protocol import Engine, Unsupported
 
 
 # -- ONNX Runtime in C: a program over its C API, that of the kit `c` ---------------------------

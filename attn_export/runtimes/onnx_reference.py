@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
-from attn_export.runtimes.protocol import Engine, Facts, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
-from attn_export.system_info import missing_package
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    OwnOutputs,
+    PackagedRuntime,
+    Unsupported,
+    unsupported,
+)
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-class OnnxReference:
+class OnnxReference(PackagedRuntime):
     """`onnx-reference`."""
 
     name = "onnx-reference"
-    device = "cpu"
+    packages = ("onnx",)
+    modules = ("onnx", "onnx.reference")
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "1.23.2"
     unsupported: Sequence[Unsupported] = (
@@ -30,18 +35,6 @@ class OnnxReference:
             says="No implementation for operator 'DequantizeLinear' and version 18, found 19, 21",
         ),
     )
-
-    def version(self) -> str | None:
-        """Return the version of onnx."""
-        return installed_version("onnx")
-
-    def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
-        return "" if find_spec("onnx") else missing_package("onnx")
-
-    def prepare(self) -> None:
-        """Import the SDK."""
-        import onnx.reference  # noqa: F401
 
     def load(self, graph: Path, threads: int) -> Engine:  # noqa: ARG002 (numpy has no such limit)
         """Load the graph.
@@ -53,7 +46,7 @@ class OnnxReference:
         return ReferenceEngine(graph)
 
 
-class ReferenceEngine(Engine):
+class ReferenceEngine(OwnOutputs):
     """A graph in the reference evaluator."""
 
     def __init__(self, graph: Path) -> None:
@@ -63,17 +56,8 @@ class ReferenceEngine(Engine):
 
         self._evaluator = ReferenceEvaluator(load_model(graph))
 
-    def run(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        bound: Mapping[str, str],  # noqa: ARG002 (numpy gives new arrays)
-    ) -> dict[str, np.ndarray]:
-        """Run once. Masked rows divide 0 by 0 inside; the result is what is judged.
-
-        Args:
-            inputs: The inputs, by name.
-            bound: Names of outputs that share the buffer of an input, with that input.
-        """
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        # Masked rows divide 0 by 0 inside; the result is what is judged.
         import numpy as np
 
         with np.errstate(all="ignore"):

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
-from attn_export.runtimes.protocol import Engine, Facts, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    OwnOutputs,
+    PackagedRuntime,
+    Unsupported,
+    unsupported,
+)
 from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
@@ -40,28 +46,21 @@ UNSUPPORTED = (
 )
 
 
-class OpenCv:
+class OpenCv(PackagedRuntime):
     """`opencv`."""
 
     name = "opencv"
-    device = "cpu"
+    packages = (
+        PACKAGE, "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python",
+    )  # fmt: skip
+    modules = ("cv2",)
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "5.0.0.93"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
 
-    def version(self) -> str | None:
-        """Return the version of OpenCV's package, of which there are several."""
-        return installed_version(
-            PACKAGE, "opencv-python", "opencv-contrib-python-headless", "opencv-contrib-python"
-        )
-
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
         return "" if find_spec("cv2") else missing_package("OpenCV", PACKAGE)
-
-    def prepare(self) -> None:
-        """Import the SDK."""
-        import cv2  # noqa: F401
 
     def load(self, graph: Path, threads: int) -> Engine:
         """Read the graph.
@@ -73,7 +72,7 @@ class OpenCv:
         return OpenCvEngine(graph, threads)
 
 
-class OpenCvEngine(Engine):
+class OpenCvEngine(OwnOutputs):
     """A net."""
 
     def __init__(self, graph: Path, threads: int) -> None:
@@ -86,17 +85,7 @@ class OpenCvEngine(Engine):
             raise RuntimeError("OpenCV's newer engine does not read the graph")
         self._outputs = list(self._net.getUnconnectedOutLayersNames())
 
-    def run(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
-    ) -> dict[str, np.ndarray]:
-        """Run once.
-
-        Args:
-            inputs: The inputs, by name.
-            bound: Names of outputs that share the buffer of an input, with that input.
-        """
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         for name, array in inputs.items():
             self._net.setInput(array, name)
         # Copies: the next run overwrites them.

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import CUDA, DIALECTS
-from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
-from attn_export.system_info import missing_package
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    Options,
+    OwnOutputs,
+    PackagedRuntime,
+    Unsupported,
+    unsupported,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,11 +40,12 @@ UNSUPPORTED = (
 )
 
 
-class OpenVino:
+class OpenVino(PackagedRuntime):
     """`openvino`."""
 
     name = "openvino"
-    device = "cpu"
+    packages = ("openvino",)
+    modules = ("openvino",)
     dialects = frozenset(DIALECTS) - {CUDA}
     measured = "2026.4.1"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
@@ -47,14 +53,6 @@ class OpenVino:
         "precision pinned to f32": {PRECISION: "f32"},
         "generated kernels off": {SNIPPETS: "DISABLE"},
     }
-
-    def version(self) -> str | None:
-        """Return the version of openvino."""
-        return installed_version("openvino")
-
-    def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
-        return "" if find_spec("openvino") else missing_package("openvino")
 
     def prepare(self) -> None:
         """Import the SDK."""
@@ -80,7 +78,7 @@ class OpenVino:
         return OpenVinoEngine(graph, {**default_options(threads), **options})
 
 
-class OpenVinoEngine(Engine):
+class OpenVinoEngine(OwnOutputs):
     """A compiled graph.
 
     Args:
@@ -96,17 +94,7 @@ class OpenVinoEngine(Engine):
         self._compiled = core.compile_model(model, DEVICE, dict(config))
         self._request = self._compiled.create_infer_request()
 
-    def run(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
-    ) -> dict[str, np.ndarray]:
-        """Run once.
-
-        Args:
-            inputs: The inputs, by name.
-            bound: Names of outputs that share the buffer of an input, with that input.
-        """
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         for name, array in inputs.items():
             self._request.set_tensor(name, _tensor_of(array))
         self._request.infer()

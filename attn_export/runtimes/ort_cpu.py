@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import DIALECTS
-from attn_export.runtimes.eight_bit_sums import entries_for
-from attn_export.runtimes.protocol import Engine, Facts, Options, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    Options,
+    Unsupported,
+    installed_version,
+    unsupported,
+)
 from attn_export.system_info import install_command, missing_package
 
 if TYPE_CHECKING:
@@ -25,11 +30,6 @@ DISTRIBUTIONS = frozenset(
     f"onnxruntime{kind}" for kind in ("", "_gpu", "_directml", "_openvino", "_qnn", "_migraphx")
 )
 """The packages that install the module `onnxruntime`, as their folders are named."""
-
-ORT_NEEDED = "1.28"
-"""The first ONNX Runtime whose CPU `Attention` passes every case: measured on 1.22 to 1.31, of
-which 1.22 lacks the opset, and 1.23 to 1.27 give NaN or numbers out of nowhere for a fully masked
-row."""
 
 PREPACKED_BELOW = 2**30
 """The largest size in bytes of files beside a graph, among them its weights, of which a session
@@ -244,8 +244,11 @@ def session_options(threads: int, graph: Path | None = None, *, spin: bool = Fal
     options.log_severity_level = ERRORS_ONLY
     # By default a product with dequantised weights rounds its inputs to 8 bits.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
-    for entry in entries_for(graph).items() if graph is not None else ():
-        options.add_session_config_entry(*entry)
+    if graph is not None:
+        from attn_export.runtimes.eight_bit_sums import entries_for
+
+        for entry in entries_for(graph).items():
+            options.add_session_config_entry(*entry)
     if not spin:
         # They would take the cores from the process that computes the truth.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.runtimes.ort_cpu import OrtCpu, OrtEngine, sdk, session_options, with_options
-from attn_export.runtimes.protocol import Engine, Facts, Options
-from attn_export.runtimes.support import Unsupported, unsupported
+from attn_export.runtimes.protocol import Engine, Facts, Options, Unsupported, unsupported
 
 TF32 = "use_tf32"
 PROVIDER = "CUDAExecutionProvider"

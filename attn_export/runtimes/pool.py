@@ -11,9 +11,8 @@ from typing import Self
 
 from attn_export.results import DECODE, GraphFile, StoredCase
 from attn_export.runtimes.catalogue import CLASSES, DEFAULT, runtime
-from attn_export.runtimes.preflight import known_limit
 from attn_export.runtimes.process import Worker
-from attn_export.runtimes.protocol import Launched, Limits, Runtime
+from attn_export.runtimes.protocol import Launched, Limits, Runtime, known_limit
 
 ALWAYS_REQUIRED = "ort-cpu"
 ALL = "all"

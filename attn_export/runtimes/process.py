@@ -5,12 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from attn_export.results import GraphFile, Outcome
 from attn_export.runtimes.child import Child, module_command
 from attn_export.runtimes.ipc import limit_memory
 from attn_export.runtimes.protocol import Facts, Launched, Limits, Options, Runtime
+from attn_export.temp_folders import scratch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from attn_export.results import Arrays
+
 
 CaseFiles = tuple[str, Path, Path]
 """The name of a case, the folder of its inputs, and the folder for its outputs."""
@@ -197,3 +204,69 @@ def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:
         threads: Threads for computing.
     """
     return module_command("attn_export.runtimes.worker", name, memory_mib, threads)
+
+
+# -- a graph run once, on arrays, in a process of its own ---------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """Result of a run.
+
+    Attributes:
+        outcome: `"ran"` if every case was served.
+        reason: Why not; empty where it ran.
+        outputs: Of each case that gave some, by name.
+        errors: The message with which a case was refused.
+        facts: Facts that the runtime reported.
+    """
+
+    outcome: Outcome
+    reason: str
+    outputs: Mapping[str, Mapping[str, np.ndarray]]
+    errors: Mapping[str, str]
+    facts: Facts
+
+    @property
+    def complaint(self) -> str:
+        """The reason that it ended, or the refusal of the first case; empty without either."""
+        return self.reason or next(iter(self.errors.values()), "")
+
+
+def run_once(
+    runtime: Runtime,
+    graph: Path,
+    cases: Mapping[str, Arrays],
+    limits: Limits,
+    form: GraphFile | None = None,
+    options: Options | None = None,
+) -> Ran:
+    """Run cases in their order through one loaded graph.
+
+    Args:
+        runtime: The runtime; it must be `Tunable` if there are `options`.
+        graph: The file.
+        cases: Inputs by name, under the name of each case; all of the same names.
+        limits: For the process.
+        form: The differences of the graph from the signature of the cases.
+        options: Options of the engine.
+    """
+    from attn_export.tensorfile import read_outputs, write_tensors
+
+    with scratch() as folder, Worker(runtime, limits) as worker:
+        files = []
+        for number, (name, inputs) in enumerate(cases.items()):
+            source = folder / f"in_{number}"
+            source.mkdir()
+            write_tensors(source, "input", inputs)
+            files.append((name, source, folder / f"out_{number}"))
+        names = list(next(iter(cases.values()), {}))
+        worker.start(graph.absolute(), names, files, form, options=options)
+        places = {name: target for name, _, target in files}
+        outputs, errors = {}, {}
+        for served in worker.served():
+            if served.error:
+                errors[served.case] = served.error
+            else:
+                outputs[served.case] = read_outputs(places[served.case], served.outputs)
+        return Ran(worker.outcome, worker.reason, outputs, errors, worker.facts)

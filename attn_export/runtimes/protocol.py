@@ -7,15 +7,40 @@ To add one, write one file with a class that meets `Runtime`, and name it in `CL
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from attn_export.results import GraphFile
+from attn_export.system_info import missing_package
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from attn_export.runtimes.support import Unsupported
+
+# -- known limits: the rows of the tables in the runtimes' files --------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Unsupported:
+    """Something that a runtime was seen not to do.
+
+    Attributes:
+        features: A graph that has all of them, as `graph.features` names them, is concerned.
+        says: The runtime's message, or a description of its error.
+    """
+
+    features: frozenset[str]
+    says: str
+
+
+def unsupported(*features: str, says: str) -> Unsupported:
+    """Return a row of a runtime's table."""
+    return Unsupported(frozenset(features), says)
+
 
 Facts = dict[str, object]
 Options = Mapping[str, str]
@@ -78,6 +103,25 @@ class Engine(Protocol):
         return ""
 
 
+class OwnOutputs(Engine, Protocol):
+    """An engine that allocates its outputs at every run."""
+
+    def run(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        bound: Mapping[str, str],  # noqa: ARG002 (no output shares a buffer)
+    ) -> dict[str, np.ndarray]:
+        """Run once; the outputs by the graph's own names, in its order.
+
+        Args:
+            inputs: By name.
+            bound: Not used: no output shares the buffer of an input.
+        """
+        return self._run(inputs)
+
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]: ...
+
+
 class Runtime(Protocol):
     """One engine that can run a graph."""
 
@@ -114,6 +158,29 @@ class Runtime(Protocol):
             Exception: Any error of the engine; it means a refusal of the graph.
         """
         ...
+
+
+class PackagedRuntime(Runtime, Protocol):
+    """A runtime on the CPU whose SDK is a Python package."""
+
+    device: str = "cpu"
+    packages: Sequence[str]
+    """The packages that may bring it; the first is the one to install."""
+    modules: Sequence[str]
+    """The modules of the SDK; without the first it cannot run."""
+
+    def version(self) -> str | None:
+        """Return the installed version of the package."""
+        return installed_version(*self.packages)
+
+    def unavailable(self) -> str:
+        """Return the reason that it cannot run here."""
+        return "" if find_spec(self.modules[0]) else missing_package(self.packages[0])
+
+    def prepare(self) -> None:
+        """Import the SDK."""
+        for module in self.modules:
+            importlib.import_module(module)
 
 
 @runtime_checkable
@@ -165,3 +232,31 @@ def installed_version(*distributions: str) -> str | None:
         except PackageNotFoundError:
             continue
     return None
+
+
+# -- known limits, reported before a graph is tried ---------------------------------------------
+
+
+def known_limit(kind: Runtime, form: GraphFile, others: Iterable[GraphFile] = ()) -> str:
+    """Return the reason not to run a graph in a runtime, with the forms that fit; or "".
+
+    Args:
+        kind: The runtime.
+        form: The graph.
+        others: Further forms of the same graph.
+    """
+    reason = _reason(kind, form)
+    if not reason:
+        return ""
+    fitting = dict.fromkeys(o.dialect for o in others if o != form and not _reason(kind, o))
+    return reason + (f"; it runs {' and '.join(fitting)}" if fitting else "")
+
+
+def _reason(kind: Runtime, form: GraphFile) -> str:
+    if form.dialect not in kind.dialects:
+        return f"it is not for the {form.dialect} dialect"
+    for row in kind.unsupported:
+        if row.features <= set(form.features):
+            named = " with ".join(sorted(row.features))
+            return f"{kind.name} {kind.measured} does not do {named}: {row.says}"
+    return ""

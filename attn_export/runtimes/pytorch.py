@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import STANDARD
-from attn_export.runtimes.protocol import Engine, Facts, installed_version
-from attn_export.runtimes.support import Unsupported
+from attn_export.runtimes.protocol import Engine, Facts, Unsupported, installed_version
 
 if TYPE_CHECKING:
     import numpy as np

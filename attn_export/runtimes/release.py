@@ -17,7 +17,7 @@ from attn_export.runtimes.install_folder import STAMP, home, setup_command
 from attn_export.runtimes.protocol import Engine, Options, Runtime, Tunable
 
 if TYPE_CHECKING:
-    from attn_export.runtimes.support import Unsupported
+    from attn_export.runtimes.protocol import Unsupported
 
 MARK: Final = "=="
 FOLDER: Final = "releases"

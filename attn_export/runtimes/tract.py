@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
-from attn_export.runtimes.protocol import Engine, Facts, installed_version
-from attn_export.runtimes.support import Unsupported, unsupported
-from attn_export.system_info import missing_package
+from attn_export.runtimes.protocol import (
+    Engine,
+    Facts,
+    OwnOutputs,
+    PackagedRuntime,
+    Unsupported,
+    unsupported,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,29 +45,21 @@ UNSUPPORTED = (
 )
 
 
-class Tract:
+class Tract(PackagedRuntime):
     """`tract`."""
 
     name = "tract"
-    device = "cpu"
+    packages = ("tract",)
+    modules = ("tract", "onnx")
     dialects = frozenset({STANDARD, PORTABLE})
     measured = "0.23.9"
     unsupported: Sequence[Unsupported] = UNSUPPORTED
-
-    def version(self) -> str | None:
-        """Return the version of tract."""
-        return installed_version("tract")
-
-    def unavailable(self) -> str:
-        """Return the reason that it cannot run here."""
-        return "" if find_spec("tract") else missing_package("tract")
 
     def prepare(self) -> None:
         """Import the SDK."""
         # Where RUST_BACKTRACE is set, errors come with their stack, which takes longer than a run.
         os.environ["RUST_LIB_BACKTRACE"] = "0"
-        import onnx  # noqa: F401
-        import tract  # noqa: F401
+        super().prepare()
 
     def load(self, graph: Path, threads: int) -> Engine:  # noqa: ARG002 (it computes in one)
         """Return an engine with the graph typed and optimised.
@@ -75,7 +71,7 @@ class Tract:
         return TractEngine(graph)
 
 
-class TractEngine(Engine):
+class TractEngine(OwnOutputs):
     """A graph, ready to run."""
 
     def __init__(self, graph: Path) -> None:
@@ -89,17 +85,7 @@ class TractEngine(Engine):
         self._inputs = [model.input_name(i) for i in range(model.input_count())]
         self._runnable = model.into_model().into_runnable()
 
-    def run(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        bound: Mapping[str, str],  # noqa: ARG002 (outputs are its own)
-    ) -> dict[str, np.ndarray]:
-        """Run once.
-
-        Args:
-            inputs: The inputs, by name.
-            bound: Names of outputs that share the buffer of an input, with that input.
-        """
+    def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         outputs = self._runnable.run([inputs[name] for name in self._inputs])
         arrays = (output.to_numpy() for output in outputs)
         return dict(zip(self._outputs, arrays, strict=True))

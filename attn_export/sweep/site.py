@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from attn_export.atomic_replace import take_place
 from attn_export.errors import OutputError, SpecError, UsageError
-from attn_export.output_folder import replaceable, write_list
+from attn_export.output_folder import replaceable, take_place, write_list
 from attn_export.report.html import TEMPLATES, render_page
 from attn_export.runtimes.release import release_of
 from attn_export.spec import AttentionSpec
-from attn_export.sweep.defects import defects
+from attn_export.sweep.releases import defects
 from attn_export.sweep.store import COLUMNS, Row
 from attn_export.sweep.sweep_plan import short_fields
 from attn_export.temp_folders import folder_beside

@@ -15,7 +15,7 @@ from attn_export.quantiser import QuantisedWeight
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config
 from attn_export.weights.from_config import GEMMA3, check_agrees, described, family_of, known
-from attn_export.weights.pooling import pool
+from attn_export.weights.layouts import pool
 from attn_export.weights.quantised_source import with_plain_weights
 from attn_export.weights.select_layer import (
     CROSS,

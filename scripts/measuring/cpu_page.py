@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.report.data import finite
-from attn_export.report.matrix import UNMEASURED, matrix, shown
+from attn_export.report.matrix import matrix
+from attn_export.report.tables import UNMEASURED, markdown_table, shown
 from attn_export.results import Report
 
 Cells = dict[str, dict[str, Any]]
@@ -74,9 +75,10 @@ def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str, ma
             "",
             *(f"- Host {host}: {', '.join(names)}" for host, names in _hosts(models).items()),
             "",
-            f"| model | cases | {' | '.join(runtimes)} |",
-            "|---|---|" + "---|" * len(runtimes),
-            *(_row(model, models[model], runtimes) for model in sorted(models)),
+            *markdown_table(
+                ("model", "cases", *runtimes),
+                (_row(model, models[model], runtimes) for model in sorted(models)),
+            ),
             "",
             f"{len(models)} models, {when}.",
             "",
@@ -95,10 +97,10 @@ def _hosts(models: Mapping[str, Cells]) -> dict[str, list[str]]:
     return found
 
 
-def _row(model: str, cells: Cells, runtimes: Iterable[str]) -> str:
+def _row(model: str, cells: Cells, runtimes: Iterable[str]) -> tuple[object, ...]:
     count = max(cell["cases"] for cell in cells.values())
     texts = (_text(cells[name]) if name in cells else UNMEASURED for name in runtimes)
-    return f"| {model} | {count} | {' | '.join(texts)} |"
+    return model, count, *texts
 
 
 def _text(cell: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from attn_export.report.matrix import shown
+from attn_export.report.tables import markdown_table, shown
 
 OURS, THEIRS = ("ours", "ours, captured"), ("torch", "torch, captured")
 
@@ -33,19 +33,22 @@ def _parity(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield from (
         "", "## Numbers", "",
         "Errors are shares of what the judge allows (1 = limit).", "",
-        "| model | passed | cases | ort-cuda | torch GPU | max abs to torch GPU | to torch CPU |",
-        "|---|---|---|---|---|---|---|",
     )  # fmt: skip
-    for row in rows:
-        if "error" in row:
-            yield f"| {row['model']} | **no**: {row['error']} | | | | | |"
-            continue
-        yield (
-            f"| {row['model']} | {'yes' if row['passed'] else '**no**'} | {row['cases']} "
-            f"| {shown(row['worst'], '.3f')} | {shown(row['worst_torch'], '.3f')} "
-            f"| {shown(row['max_abs_to_torch_device'], '.1e')} "
-            f"| {shown(row['max_abs_to_torch_cpu'], '.1e')} |"
-        )
+    heads = (
+        "model", "passed", "cases", "ort-cuda", "torch GPU", "max abs to torch GPU", "to torch CPU",
+    )  # fmt: skip
+    yield from markdown_table(heads, map(_figures, rows))
+
+
+def _figures(row: dict[str, Any]) -> tuple[object, ...]:
+    if "error" in row:
+        return row["model"], f"**no**: {row['error']}", *[""] * 5
+    shares = (shown(row[name], ".3f") for name in ("worst", "worst_torch"))
+    differences = (
+        shown(row[name], ".1e") for name in ("max_abs_to_torch_device", "max_abs_to_torch_cpu")
+    )
+    passed = "yes" if row["passed"] else "**no**"
+    return row["model"], passed, row["cases"], *shares, *differences
 
 
 def _kernels(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -53,12 +56,17 @@ def _kernels(rows: list[dict[str, Any]]) -> Iterator[str]:
         "", "## Kernels", "",
         "ONNX Runtime's own kernels in the `cuda` graphs, float16 unless named, against those that "
         "the dry run named for the architecture (cuda_forms.json). cuda.json lists them.", "",
-        "| model | step | kernels | as in the dry run |",
-        "|---|---|---|---|",
     )  # fmt: skip
-    for row in rows:
-        said = row.get("error") or ("yes" if row["same"] else "**no**")
-        yield f"| {row['model']} | {row['step']} | {len(row.get('kernels', ()))} | {said} |"
+    yield from markdown_table(
+        ("model", "step", "kernels", "as in the dry run"),
+        (
+            (
+                row["model"], row["step"], len(row.get("kernels", ())),
+                row.get("error") or ("yes" if row["same"] else "**no**"),
+            )
+            for row in rows
+        ),
+    )  # fmt: skip
 
 
 def _times(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -68,13 +76,13 @@ def _times(rows: list[dict[str, Any]]) -> Iterator[str]:
         "A layer with its projections, float16 unless named, in ms: medians of interleaved rounds, "
         "each run waited for. Torch is scaled_dot_product_attention with a static cache. The ratio "
         "is the best of ours to the best of torch's.", "",
-        f"| model | step | {' | '.join(names)} | ratio |",
-        "|---|---|---|---|---|---|---|",
     )  # fmt: skip
+    cells = []
     for row in rows:
         if "error" in row:
-            yield f"| {row['model']} | {row['step']} | **not run**: {row['error']} | | | | |"
-            continue
-        found = row["ms"]
-        cells = " | ".join(shown(found.get(name), ".3f") for name in names)
-        yield f"| {row['model']} | {row['step']} | {cells} | {shown(row.get('ratio'), '.2f')} |"
+            rest = [f"**not run**: {row['error']}", *[""] * len(names)]
+        else:
+            rest = [shown(row["ms"].get(name), ".3f") for name in names]
+            rest.append(shown(row.get("ratio"), ".2f"))
+        cells.append((row["model"], row["step"], *rest))
+    yield from markdown_table(("model", "step", *names, "ratio"), cells)

@@ -9,10 +9,9 @@ from typing import Any
 
 from attn_export.bench.bundle_line_up import ALONE_FROM, BARE, bare_options, torch_peers
 from attn_export.bench.dims import Dims
-from attn_export.bench.handmade_graphs import save_core
 from attn_export.bench.measurements import Candidate
 from attn_export.bench.own_graphs import as_candidate, make_graph
-from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines
+from attn_export.bench.roofline import gemm_rooflines, missing, read_rooflines, save_core
 from attn_export.errors import AttnExportError, one_line
 from attn_export.graph.load import load_graph
 from attn_export.graph.lower import DECODE, lower

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attn_export.report.data import finite, made_on
-from attn_export.report.matrix import UNMEASURED, Cell, matrix, shown
+from attn_export.report.matrix import Cell, matrix
+from attn_export.report.tables import UNMEASURED, markdown_table, shown
 from attn_export.results import Report
 from attn_export.runtimes.catalogue import CLASSES
 
@@ -39,13 +40,15 @@ def matrix_block(reports: Sequence[Report], when: str) -> str:
     sums, forms, versions = _sums(reports)
     listed = list(CLASSES)
     runtimes = sorted({runtime for runtime, _ in sums}, key=listed.index)
-    lines = [
-        f"| runtime | version | {' | '.join(forms)} |",
-        "|---|---|" + "---|" * len(forms),
-    ]
-    for runtime in runtimes:
-        cells = (sums.get((runtime, form), _Sum()).text() for form in forms)
-        lines.append(f"| {runtime} | {versions.get(runtime, UNMEASURED)} | {' | '.join(cells)} |")
+    rows = (
+        (
+            runtime,
+            versions.get(runtime, UNMEASURED),
+            *(sums.get((runtime, form), _Sum()).text() for form in forms),
+        )
+        for runtime in runtimes
+    )
+    lines = markdown_table(("runtime", "version", *forms), rows)
     return "\n".join([*lines, "", f"{len(reports)} models, {when}. `scripts/matrix` repeats it."])
 
 
@@ -66,10 +69,10 @@ def matrix_page(
         for model, cell in summed.cells.items():
             if cell.reason:
                 reasons.setdefault((runtime, form, cell.reason), []).append(model)
-    lines = [
-        f"| {runtime} | {form} | {reason} | {_models(models, len(reports))} |"
+    rows = (
+        (runtime, form, reason, _models(models, len(reports)))
         for (runtime, form, reason), models in reasons.items()
-    ]
+    )
     out = sorted(left_out)
     return "\n".join(
         [
@@ -85,9 +88,7 @@ def matrix_page(
             *([f"Left out of this run: {', '.join(out)}.", ""] if out else []),
             "## What is not run, and why",
             "",
-            "| runtime | form | reason | models |",
-            "|---|---|---|---|",
-            *lines,
+            *markdown_table(("runtime", "form", "reason", "models"), rows),
             "",
         ]
     )

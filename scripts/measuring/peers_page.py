@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 
 from attn_export.bench.bundle_line_up import BARE, STATIC
 from attn_export.bench.measurements import BenchReport, Contest
-from attn_export.report.data import in_mib, in_ms, made_on, three_digits
+from attn_export.report.data import made_on
+from attn_export.report.tables import UNMEASURED, in_mib, in_ms, markdown_table, three_digits
 from measuring.goals import MEMORY, ROOF, Goal, Phase
 
 PEERS = ("torch SDPA", STATIC, "torch.compile", BARE, "OpenVINO f32")
 OURS = "ours"
 DIALECT_LIMIT = 0.05
-DASH = "-"
 
 Seconds = Mapping[str, float]
 
@@ -70,10 +70,10 @@ def unmet(report: BenchReport, phases: Sequence[Phase], dialect: Seconds) -> lis
 def _times(part: Sequence[tuple[Phase, Contest]]) -> list[str]:
     peers = [name for name in PEERS if any(m.name == name for _, c in part for m in c.measured)]
     head = ["median ms", OURS, *peers, "GFLOP/s", "GB/s", "of roof", "MiB"]
-    lines = [_line(head), "|" + "---|" * len(head)]
+    rows = []
     for phase, contest in part:
         ours = contest.named(OURS)
-        figures = [DASH] * 4
+        figures = [UNMEASURED] * 4
         if ours is not None:
             figures = [
                 three_digits(ours.flops_per_second / 1e9),
@@ -82,17 +82,16 @@ def _times(part: Sequence[tuple[Phase, Contest]]) -> list[str]:
                 in_mib(ours.growth),
             ]
         names = [in_ms(contest.named(name)) for name in peers]
-        lines.append(_line([phase.name, in_ms(ours), *names, *figures]))
-    return lines
+        rows.append([phase.name, in_ms(ours), *names, *figures])
+    return markdown_table(head, rows)
 
 
 def _goals(part: Sequence[tuple[Phase, Contest]]) -> list[str]:
     head = ["regime", "against", OURS, "theirs", "ratio", "goal", "met"]
-    lines = [_line(head), "|" + "---|" * len(head)]
-    for phase, contest in part:
-        for goal in phase.goals:
-            lines.append(_line([phase.name, *_goal_cells(goal, contest)]))
-    return lines
+    rows = (
+        [phase.name, *_goal_cells(goal, contest)] for phase, contest in part for goal in phase.goals
+    )
+    return markdown_table(head, rows)
 
 
 def _goal_cells(goal: Goal, contest: Contest) -> list[str]:
@@ -100,7 +99,7 @@ def _goal_cells(goal: Goal, contest: Contest) -> list[str]:
     met = "not measured" if math.isnan(figure) else "yes" if goal.met(contest) else "**no**"
     name, mine, theirs = goal.against, f"{in_ms(ours)} ms", ""
     if goal.against == MEMORY:
-        return [name, f"{figure:.0f} MiB", DASH, DASH, goal.text, met]
+        return [name, f"{figure:.0f} MiB", UNMEASURED, UNMEASURED, goal.text, met]
     if goal.against == ROOF:
         rate = math.nan if ours is None else ours.flops_per_second / 1e9
         mine, theirs = (f"{three_digits(x)} GFLOP/s" for x in (rate, contest.flops_roof / 1e9))
@@ -120,7 +119,7 @@ def _dialect(dialect: Seconds) -> list[str]:
     met = "yes" if ratio <= DIALECT_LIMIT else "**no**"
     cells = [f"{lower * 1e3:.1f} ms", f"{export * 1e3:.0f} ms", three_digits(ratio),
              f"≤ {DIALECT_LIMIT}", met]  # fmt: skip
-    return [_line(head), "|" + "---|" * len(head), _line(cells)]
+    return markdown_table(head, [cells])
 
 
 def _dialect_ratio(dialect: Seconds) -> float:
@@ -137,7 +136,3 @@ def _not_run(part: Sequence[tuple[Phase, Contest]]) -> list[str]:
         return []
     lines = [f"- {reason} ({'; '.join(names)})" for reason, names in reasons.items()]
     return ["", "## Not run", "", *lines]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

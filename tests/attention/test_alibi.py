@@ -8,7 +8,7 @@ import torch
 from features import exact_module, feature_spec
 from slow import draw_inputs, make_module, outputs_of
 
-from attn_export.attention.score_bias import ScoreBias, alibi_slopes
+from attn_export.attention.positions import ScoreBias, alibi_slopes
 
 
 @pytest.mark.parametrize("heads", [*range(1, 13), 16, 20, 32, 40, 64, 71, 112])

@@ -10,7 +10,7 @@ import torch
 from features import exact_module, feature_spec
 from slow import draw_inputs, outputs_of
 
-from attn_export.attention.score_bias import ScoreBias, relative_buckets
+from attn_export.attention.positions import ScoreBias, relative_buckets
 
 SIZES = ((4, 5), (4, 128), (5, 9), (6, 100), (8, 9), (8, 20), (16, 64), (32, 128), (32, 200),
          (32, 33), (33, 127), (64, 150), (128, 1000), (320, 800))  # fmt: skip

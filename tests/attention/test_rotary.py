@@ -11,7 +11,7 @@ import torch
 from features import exact_module, feature_spec
 from slow import draw_inputs, make_module, outputs_of
 
-from attn_export.attention.rotary import Rotary, inverse_frequencies
+from attn_export.attention.positions import Rotary, inverse_frequencies
 from attn_export.spec import AttentionSpec
 
 PAIRINGS = ("half", "interleaved")

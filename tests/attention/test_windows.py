@@ -11,7 +11,7 @@ from conftest import small_spec
 from features import exact_module, feature_spec
 from slow import draw_inputs, outputs_of
 
-from attn_export.attention.score_bias import distances, window
+from attn_export.attention.positions import distances, window
 
 SIDES = (None, 0, 1, 2, 50)
 sides = pytest.mark.parametrize(("left", "right"), list(product(SIDES, SIDES)))

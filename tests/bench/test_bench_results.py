@@ -7,7 +7,8 @@ import math
 import pytest
 
 from attn_export.bench.measurements import BenchReport, Candidate, Contest, Cost, Measured
-from attn_export.report.data import bench_to_dict, in_mib, three_digits
+from attn_export.report.data import bench_to_dict
+from attn_export.report.tables import UNMEASURED, in_mib, three_digits
 
 WORK = Cost(flops=4e9, bytes=1e9, tokens=8)
 
@@ -85,11 +86,11 @@ def test_a_graph_of_ours_that_did_not_run_is_exit_code_5():
 @pytest.mark.parametrize(
     ("value", "text"),
     [(1234.5, "1,234"), (12.345, "12.3"), (0.12345, "0.123"), (0.00001, "0.0000"), (0, "0"),
-     (math.nan, "-")],
+     (math.nan, UNMEASURED)],
 )  # fmt: skip
 def test_numbers_have_about_three_digits(value: float, text: str):
     assert three_digits(value) == text
 
 
 def test_memory_is_in_mib():
-    assert (in_mib(3 << 20), in_mib(None)) == ("3", "-")
+    assert (in_mib(3 << 20), in_mib(None)) == ("3", UNMEASURED)

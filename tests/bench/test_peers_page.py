@@ -18,6 +18,7 @@ from measuring.peers_page import peers_page, unmet
 
 from attn_export.bench.bundle_line_up import BARE, STATIC
 from attn_export.bench.measurements import BenchReport, Candidate, Contest, Cost, Measured
+from attn_export.report.tables import UNMEASURED
 
 BY_NAME = {phase.name: phase for phase in phases()}
 MADE = {"versions": {"torch": "x"}, "processor": "a processor", "cores": 2, "system": "Linux",
@@ -79,7 +80,8 @@ def test_what_was_not_measured_is_not_met_and_says_why():
     )
     some = dataclasses.replace(ran, measured=(*ran.measured, absent))
     page = peers_page(report(some), [phase], {}, "scripts/bench_peers")
-    assert f"| {BARE} | 3.00 ms | - ms | - | ≤ 0.40 | not measured |" in page
+    unmeasured = f"{UNMEASURED} ms | {UNMEASURED}"
+    assert f"| {BARE} | 3.00 ms | {unmeasured} | ≤ 0.40 | not measured |" in page
     assert f"- {BARE} crashed: SIGKILL ({phase.name})" in page
     assert math.isnan(phase.goals[1].figure(some))
     assert not phase.goals[1].met(some)

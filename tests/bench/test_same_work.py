@@ -10,12 +10,12 @@ import pytest
 import torch
 from measuring.line_up import DIALECT, form_for, lowered_forms
 
-from attn_export.bench import ort_graph, peers_spec
+from attn_export.bench import own_graphs, peers_spec
 from attn_export.bench.dims import Dims
 from attn_export.bench.feeds import ALIGNMENT, Feed, empty, filled
-from attn_export.bench.handmade_graphs import save_core
 from attn_export.bench.peers_export import bare_plain
 from attn_export.bench.peers_plain import PlainAttention, StaticAttention, tensor
+from attn_export.bench.roofline import save_core
 
 SIZES = {
     f"{name}{' causal' if causal else ''}, Hkv {heads}": Dims(
@@ -104,7 +104,7 @@ def test_a_graph_that_holds_values_transposed_gets_them_so(tmp_path: Path):
         "layouts": {"past_value": [0, 1, 3, 2], "present_value": [0, 1, 3, 2]},
         "bound": {"present_value": "past_value"},
     }  # fmt: skip
-    prepared = ort_graph.make(options, 1)
+    prepared = own_graphs.make_in_ort(options, 1)
     held = prepared.run()["past_value"]
     assert held.shape == (1, 2, 8, 5)
     # It was written in place: each run squares what is there.
@@ -112,9 +112,9 @@ def test_a_graph_that_holds_values_transposed_gets_them_so(tmp_path: Path):
     prepared.run()
     assert (held == before * before).all()
     with pytest.raises(Exception, match="past_value"):
-        ort_graph.make({**options, "layouts": {}}, 1).run()
+        own_graphs.make_in_ort({**options, "layouts": {}}, 1).run()
     with pytest.raises(ValueError, match="the graph has past_value, for which no sizes"):
-        ort_graph.make({**options, "inputs": {}}, 1)
+        own_graphs.make_in_ort({**options, "inputs": {}}, 1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "bool"])
@@ -124,7 +124,7 @@ def test_arrays_are_aligned_shared_with_onnx_runtime_and_the_same_from_a_seed(dt
     assert array.ctypes.data % ALIGNMENT == 0
     assert array.dtype.name == dtype
     assert (array == filled(feed, 7)).all()
-    assert ort_graph.ort_value(array).data_ptr() == array.ctypes.data
+    assert own_graphs.ort_value(array).data_ptr() == array.ctypes.data
     assert empty(Feed((2, 0, 3), dtype)).shape == (2, 0, 3)
     assert Feed.from_json(feed.to_json()) == feed
 
@@ -137,5 +137,5 @@ AT = {"batch": 2, "query_len": 1, "past_len": 9, "total_len": 10, "key_len": 10,
 @pytest.mark.parametrize("static", [False, True])
 def test_a_specs_module_runs_as_it_is_and_with_a_static_cache(static: bool):
     options = {"spec": SPEC, "sizes": AT, "static": static, "compile": False}
-    result = peers_spec.make(options, 1).run()
+    result = peers_spec.make_layer(options, 1).run()
     assert [x.shape for x in result] == [(2, 1, 32), (2, 2, 10, 8), (2, 2, 10, 8)]

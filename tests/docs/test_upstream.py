@@ -15,7 +15,7 @@ from conftest import ROOT
 from attn_export.cli import run
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.release import MARK, release_of
-from attn_export.sweep.defects import plain_cause
+from attn_export.sweep.releases import plain_cause
 from attn_export.sweep.store import Row, read_json
 
 FOLDER = ROOT / "docs" / "upstream"

@@ -18,7 +18,7 @@ from subjects import SUBJECTS, shared_folder, stored
 from attn_export.dry_run.architectures import architectures_named
 from attn_export.jobs.dry_run import observed
 from attn_export.runtimes.ort_cuda import OrtCuda
-from attn_export.runtimes.preflight import known_limit
+from attn_export.runtimes.protocol import known_limit
 
 pytestmark = pytest.mark.usefixtures("need_dry_run")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attn_export.diagnose.shrink import parts_of
+from attn_export.diagnose.experiments import parts_of
 
 AXES = {"x": ("batch", "query_len", 4)}
 INPUTS = {"x": np.arange(2 * 5 * 4.0).reshape(2, 5, 4)}

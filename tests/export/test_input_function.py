@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from attn_export import Subject, assert_parity, build
 from attn_export.bundle import GOLDEN
 from attn_export.errors import AttnExportError, ExportError, UsageError
-from attn_export.export.axis import Axis
+from attn_export.export.trees import Axis
 from attn_export.parity.golden import case_folders, read_inputs
 from attn_export.user_module import load_subject
 

@@ -15,8 +15,7 @@ from conftest import Cli, command
 from processes import gone, worker_after
 
 from attn_export.cli import run
-from attn_export.diagnose.dispatch import Question, run_questions
-from attn_export.diagnose.run_probes import probes
+from attn_export.diagnose.run_probes import Question, probes, run_questions
 from attn_export.results import Outcome
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import runtime

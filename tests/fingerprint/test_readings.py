@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attn_export.diagnose.findings import SOMETHING_ELSE
+from attn_export.diagnose.findings import APART, CLOSE, SOMETHING_ELSE, Readings, attend
 from attn_export.diagnose.precision import STEPS, bit_inputs, read_bits
-from attn_export.diagnose.probe_graphs import HKV, D, H
-from attn_export.diagnose.probe_inputs import case_of_a_build
-from attn_export.diagnose.readings import APART, CLOSE, Readings, attend
+from attn_export.diagnose.probe_graphs import HKV, D, H, case_of_a_build
 from attn_export.diagnose.run_probes import probes
 from attn_export.parity.contents import FUTURE, VALUES
 from attn_export.parity.fixed_cases import content_case

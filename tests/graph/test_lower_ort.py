@@ -35,7 +35,7 @@ FLASH = {
 ALL = FORMS | IN_PLACE | FLASH
 
 
-BLOCKS = forms_of.Form(block=3)
+BLOCKS = forms_of.Form(block=3, products=True)
 """Of the lengths in `SIZES`, one is a block and a part of one."""
 
 
@@ -57,6 +57,19 @@ def test_blocks_of_queries_give_what_the_reference_gives(name: str):
     # Scores that are an output, a softmax of another type, a mask of one axis.
     other = "scores" in name or "softmax in" in name or "[S]" in name
     assert ("Loop" in found) != other
+
+
+@pytest.mark.every(2)
+@pytest.mark.parametrize("name", ALL)
+def test_kernels_in_blocks_give_what_the_reference_gives(name: str):
+    form = ALL[name]
+    compare_with_reference(form, forms_of.Form(block=3))
+    found = [node.op_type for node in lowered(form, forms_of.Form(block=3))[""].model.graph]
+    causal = ("is_causal", 1) in form.attributes and form.widths == (8, 8) and form.new == "L"
+    odd = (
+        len(form.mask) in (1, 3) or form.mask[-1:] not in ((), ("S",)) or (form.half and form.mask)
+    )
+    assert ("Scan" in found) == (causal and not odd)
 
 
 @pytest.mark.parametrize("name", IN_PLACE)

@@ -6,8 +6,7 @@ import onnx
 import pytest
 from onnx.defs import OpSchema, SchemaError, get_schema
 
-from attn_export.graph.lower.opset18 import ONLY_TYPES_ADDED, OPSET, SAME_IF
-from attn_export.graph.lower.opset18_operators import DECOMPOSED
+from attn_export.graph.lower.opset18 import DECOMPOSED, ONLY_TYPES_ADDED, OPSET, SAME_IF
 
 NEWEST = 25
 NO_FUNCTIONS = {

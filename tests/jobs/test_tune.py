@@ -14,13 +14,13 @@ from conftest import Cli
 from attn_export import build, verify
 from attn_export.bench.measurements import Candidate, Contest, Cost, Measured
 from attn_export.bundle import MANIFEST, PAGE, SIGNATURE, read_manifest, write_manifest
-from attn_export.cli.tune_command import print_tuned
+from attn_export.cli.bundle_commands import print_tuned
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.jobs import tune as job
 from attn_export.jobs.tune import Tuned, tune
 
 PREFILL, DECODE = "model.ort.onnx", "model.ort.decode.onnx"
-BLOCKS = "blocks of 64 queries"
+BLOCKS, KERNEL_BLOCKS = "blocks of 64 queries", "kernels in blocks of 64 queries"
 
 
 @pytest.fixture
@@ -43,23 +43,27 @@ def operators(path: Path) -> set[str]:
     return {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
 
 
-def test_the_chosen_forms_are_in_the_bundle_which_passes(copy: Path, monkeypatch):
+@pytest.mark.parametrize("blocks", [BLOCKS, KERNEL_BLOCKS])
+def test_the_chosen_forms_are_in_the_bundle_which_passes(copy: Path, monkeypatch, blocks: str):
     (copy / SIGNATURE).write_text("of the graphs as they were")
-    choose(monkeypatch, **{PREFILL: BLOCKS, DECODE: "products"})
+    choose(monkeypatch, **{PREFILL: blocks, DECODE: "products"})
     before = json.loads((copy / "report.json").read_text())
     tuned = quickly(copy)
     assert tuned.exit_code == 0
-    assert tuned.forms == {PREFILL: BLOCKS, DECODE: "products"}
-    assert "Loop" in operators(copy / PREFILL)
+    assert tuned.forms == {PREFILL: blocks, DECODE: "products"}
+    assert ("Loop" if blocks == BLOCKS else "Scan") in operators(copy / PREFILL)
     assert "GroupQueryAttention" not in operators(copy / DECODE)
 
     manifest = read_manifest(copy)
-    assert manifest["graphs"][PREFILL]["form"] == BLOCKS
+    assert manifest["graphs"][PREFILL]["form"] == blocks
+    needed = "1.28" if blocks == BLOCKS else "1.31"
+    assert manifest["graphs"][PREFILL]["needs"]["onnxruntime"] == needed
+    assert manifest["graphs"][DECODE]["needs"]["onnxruntime"] == "1.28"
     times = manifest["tuning"]["milliseconds"]
     assert set(times) == {f"{PREFILL}: prefill, B 1, L 5", f"{DECODE}: decode, B 1, S 9"}
     assert set(times[f"{PREFILL}: prefill, B 1, L 5"]) == {
-        "kernels", BLOCKS, "blocks of 128 queries", "blocks of 256 queries",
-        "blocks of 512 queries",
+        "kernels", *(f"blocks of {size} queries" for size in (64, 128, 256, 512)),
+        *(f"kernels in blocks of {size} queries" for size in (64, 128, 256)),
     }  # fmt: skip
     assert set(times[f"{DECODE}: decode, B 1, S 9"]) == {"kernels", "products"}
     assert all(ms > 0 for of_forms in times.values() for ms in of_forms.values())

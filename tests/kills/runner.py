@@ -28,7 +28,7 @@ import attn_export.jobs.build
 import attn_export.jobs.explain
 import attn_export.jobs.lower
 import attn_export.parity.oracle
-from attn_export import atomic_replace, temp_folders
+from attn_export import output_folder, temp_folders
 from attn_export.cli import run
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -53,8 +53,8 @@ class Steps:
         self._sweeping = False
         for module, name in PLACES:
             setattr(module, name, self._counted(getattr(module, name)))
-        swap = atomic_replace.exchange if job.get("exchange", True) else lambda *_: False
-        atomic_replace.exchange = self._counted(swap, "exchange")
+        swap = output_folder.exchange if job.get("exchange", True) else lambda *_: False
+        output_folder.exchange = self._counted(swap, "exchange")
         temp_folders.sweep = self._uncounted(temp_folders.sweep)
         attn_export.jobs.lower.limited = self._here
 

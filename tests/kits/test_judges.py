@@ -14,8 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from attn_export.kits.languages import HERE, LANGUAGES
-from attn_export.kits.project import copy_sources
+from attn_export.kits.project import HERE, LANGUAGES, copy_sources
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import largest_allowed
 from attn_export.results import Allowed, Case, Golden

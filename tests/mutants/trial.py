@@ -29,7 +29,7 @@ from attn_export.parity.oracle import Oracle
 from attn_export.results import DECODE, Arrays, Golden, GraphFile
 from attn_export.runtimes.axis_order import in_order, laid_out
 from attn_export.runtimes.ort_cpu import OrtCpu
-from attn_export.runtimes.stepwise import decode
+from attn_export.runtimes.worker import decode
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, read_tensors
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from made_golden import made_golden
 
-from attn_export.parity.error_map import CELLS, Worst, axis_names
 from attn_export.parity.judge import judge
+from attn_export.parity.replay import CELLS, Worst, axis_names
 from attn_export.results import Allowed, ErrorMap, Golden
 
 WEIGHTS = ("batch", 3, "query_len", "total_len")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attn_export.errors import ExportError
 from attn_export.export.subject import Subject
-from attn_export.parity.influence import check_influence
+from attn_export.jobs.golden_vectors import check_influence
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Golden
 

@@ -91,7 +91,7 @@ FAULTS: dict[str, tuple[Heads, tuple[str, ...]]] = {
 
 
 def pooled(weights: Weights, spec: AttentionSpec, how: Heads, which: tuple[str, ...]) -> Weights:
-    """Pool K/V heads with `how`, independently of `attn_export.weights.pooling`."""
+    """Pool K/V heads with `how`, independently of `attn_export.weights.layouts`."""
     found = {}
     for name, tensor in as_apart(weights, spec).items():
         if name.startswith(ALL):

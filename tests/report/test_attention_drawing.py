@@ -6,9 +6,8 @@ import itertools
 
 import pytest
 
-from attn_export.graph.drawing_steps import REST, Step
-from attn_export.graph.neighbourhood import Lane, Neighbourhood
-from attn_export.report.attention_drawing import Box, Drawing, draw_attention
+from attn_export.graph.neighbourhood import REST, Lane, Neighbourhood, Step
+from attn_export.report.pictures import Box, Drawing, draw_attention
 
 QUERY = Step("input", "query", shape="[B, L, 16]")
 QKV = Step("nodes", "qkv", ("MatMul", "Add"), nodes=("qkv/MatMul",))

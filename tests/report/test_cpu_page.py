@@ -8,7 +8,7 @@ from pathlib import Path
 from measuring.cpu_page import cells_of, cpu_page, read_cells
 from reports import run, verdict
 
-from attn_export.report.matrix import UNMEASURED
+from attn_export.report.tables import UNMEASURED
 from attn_export.results import Report
 
 HERE, ARM, OLD = "ort-cpu", "ort-cpu@neoverse-n1", "ort-cpu@westmere"

@@ -11,8 +11,8 @@ import pytest
 from conftest import Cli
 from reports import ENVIRONMENT, clean, error_map, mixed, run, verdict
 
-from attn_export.report.error_pictures import SHOWN, figures
 from attn_export.report.html import to_html
+from attn_export.report.pictures import SHOWN, figures
 from attn_export.results import Report
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}

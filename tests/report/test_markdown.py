@@ -9,14 +9,17 @@ from pathlib import Path
 from reports import clean, mixed
 
 from attn_export.report.markdown import github_annotations, to_markdown
-from attn_export.report.matrix import UNMEASURED
+from attn_export.report.tables import UNMEASURED
 
 
 def test_verdict_first_then_figures_then_what_is_wrong():
     text = to_markdown(mixed())
     assert text.startswith("## test & \\<more\\>: **failed** (exit code 6)\n")
-    assert "| good | standard | 1/1 | 0.25 | 1.0e-07 |  |" in text
-    assert f"| bad | standard | 0/3 | 12.5 | {UNMEASURED} | **failed** |" in text
+    assert "| good | model.onnx | 1/1 | 0.250 | 1.0e-07 |" in text
+    assert (
+        f"| bad | model.onnx | **0/3** | 12.500 | {UNMEASURED} | {UNMEASURED} | **FAILED** |"
+        in text
+    )
     assert (
         "- failed: bad, standard, B2\\_L3, output: relative error 1e-2 over \\<the\\> whole \\|"
         in text

@@ -12,11 +12,12 @@ from reports import ENVIRONMENT, run, verdict
 from rich.console import Console
 
 from attn_export.report.data import to_json
-from attn_export.report.error_pictures import figures
 from attn_export.report.html import to_html
 from attn_export.report.junit import to_junit
 from attn_export.report.markdown import to_markdown
-from attn_export.report.matrix import UNMEASURED, largest, matrix, shown, shown_share
+from attn_export.report.matrix import largest, matrix
+from attn_export.report.pictures import figures
+from attn_export.report.tables import UNMEASURED, shown, shown_share
 from attn_export.report.terminal import print_report
 from attn_export.results import Report, Verdict
 
@@ -66,8 +67,8 @@ def test_the_terminal_shows_it(told: tuple[Report, str, str]):
 
 def test_markdown_and_the_page_show_it(told: tuple[Report, str, str]):
     report, worst, max_abs = told
-    worst = shown(largest(report.verdicts, "worst"), ".3g")
     assert f"| {worst} | {max_abs} |" in to_markdown(report)
+    worst = shown(largest(report.verdicts, "worst"), ".3g")
     page = to_html(report)
     assert f'<td class="number">{worst}</td>' in page
     status = next((v.status for v in report.verdicts if v.status != "passed"), "passed")

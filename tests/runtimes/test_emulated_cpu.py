@@ -13,15 +13,15 @@ from shared import extended, once
 from attn_export import AttentionSpec, build, verify
 from attn_export.bundle import GOLDEN
 from attn_export.errors import UsageError
-from attn_export.parity.cpu_notes import cpu_notes
+from attn_export.parity.gate import cpu_notes
 from attn_export.parity.golden import case_folders
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, Verdict
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.emulated_cpu import cpus, emulated
 from attn_export.runtimes.install_folder import VARIABLE
+from attn_export.runtimes.process import run_once
 from attn_export.runtimes.protocol import Limits
-from attn_export.runtimes.run_once import run_once
 from attn_export.tensorfile import read_tensors
 
 ARM, X86 = "ort-cpu@neoverse-n1", "ort-cpu@haswell"

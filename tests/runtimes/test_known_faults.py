@@ -19,7 +19,7 @@ from subjects import MORE, shared_folder, stored, what_is_wrong
 
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.preflight import known_limit
+from attn_export.runtimes.protocol import known_limit
 from attn_export.runtimes.tract import TractEngine
 
 Need = Callable[[str], None]

@@ -15,9 +15,8 @@ from attn_export.results import GraphFile
 from attn_export.runtimes.catalogue import RUNTIMES
 from attn_export.runtimes.emulated_cpu import cpus
 from attn_export.runtimes.pool import Selection
-from attn_export.runtimes.preflight import known_limit
+from attn_export.runtimes.protocol import Unsupported, known_limit, unsupported
 from attn_export.runtimes.release import installed
-from attn_export.runtimes.support import Unsupported, unsupported
 
 
 @dataclasses.dataclass(frozen=True)

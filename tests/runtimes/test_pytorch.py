@@ -10,8 +10,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.process import run_once
 from attn_export.runtimes.protocol import Limits
-from attn_export.runtimes.run_once import run_once
 
 LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
 HEADS = ["query", "key", "value"]

@@ -14,8 +14,7 @@ from subjects import FEW, MORE, SUBJECTS, shared_folder, stored, what_is_wrong
 
 from attn_export.results import GraphFile
 from attn_export.runtimes.catalogue import RUNTIMES
-from attn_export.runtimes.preflight import known_limit
-from attn_export.runtimes.protocol import Runtime
+from attn_export.runtimes.protocol import Runtime, known_limit
 
 Need = Callable[[str], None]
 

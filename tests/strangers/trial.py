@@ -22,7 +22,7 @@ from torch.export import Dim
 from attn_export import Subject, build
 from attn_export.errors import AttnExportError
 from attn_export.export.export import _signature
-from attn_export.export.tensors import to_numpy
+from attn_export.export.trees import to_numpy
 from attn_export.parity.plan import covering_sizes
 from attn_export.temp_folders import scratch
 

@@ -9,8 +9,7 @@ import pytest
 from attn_export import AttentionSpec, build
 from attn_export.cli import run
 from attn_export.errors import UsageError
-from attn_export.sweep.bisect import bisect, change
-from attn_export.sweep.defects import WRONG, defects, plain_cause
+from attn_export.sweep.releases import WRONG, bisect, change, defects, plain_cause
 from attn_export.sweep.store import Row
 
 VERDICTS = {"P": "passed", "F": "failed", "R": "refused"}

@@ -1,6 +1,6 @@
 """The forms of a graph: a rewrite of its `Attention` nodes for each dialect."""
 
 from attn_export.graph.lower.dialects import DECODE, PREFILL, Lowered, NotInHalfError, lower
-from attn_export.graph.lower.ort import FORMS, KERNELS, Form
+from attn_export.graph.lower.form_choice import FORMS, KERNELS, Form
 
 __all__ = ["DECODE", "FORMS", "KERNELS", "PREFILL", "Form", "Lowered", "NotInHalfError", "lower"]

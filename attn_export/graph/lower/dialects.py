@@ -14,13 +14,10 @@ from attn_export.graph.axis_names import Size, fix_axis
 from attn_export.graph.fuse_cache import fuse_attention
 from attn_export.graph.ir_helpers import dims, merge_equal_constants, nodes_of
 from attn_export.graph.lower.computed_masks import recognise_masks
-from attn_export.graph.lower.cuda import lower_for_cuda, narrow_inputs, writes_in_place
+from attn_export.graph.lower.form_choice import KERNELS, Form
 from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
-from attn_export.graph.lower.integer_products import multiply_integers
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
-    KERNELS,
-    Form,
     decodes,
     holds_values_transposed,
     lower_for_decoding,
@@ -29,7 +26,6 @@ from attn_export.graph.lower.ort import (
 from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
 from attn_export.graph.lower.tidy import tidy
-from attn_export.graph.lower.written_out import recognise_attention
 from attn_export.graph.ort_compat import make_ort_compatible, spread_masks
 from attn_export.graph.requirements import features
 from attn_export.results import GraphFile
@@ -99,9 +95,7 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
     if dialect == ORT:
         if any(value is None or value.shape is None for value in _of_softmax(source)):
             source = _with_shapes(source)
-        recognised = recognise_attention(source)
-        if recognised:
-            make_ort_compatible(source)
+        recognised = _recognised(source)
     _refuse_without_attention(source, dialect)
     if any(value.shape is None for value in _of_known_shape(source)):
         source = _with_shapes(source)
@@ -110,6 +104,18 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
         phase: dataclasses.replace(_finished(lowered), recognised=recognised)
         for phase, lowered in graphs.items()
     }
+
+
+def _recognised(model: ir.Model) -> int:
+    """Return the number of attentions written out in operators that became `Attention` nodes."""
+    if not _of_softmax(model):
+        return 0
+    from attn_export.graph.lower.written_out import recognise_attention
+
+    recognised = recognise_attention(model)
+    if recognised:
+        make_ort_compatible(model)
+    return recognised
 
 
 def _standard(model: ir.Model, _: Form) -> dict[str, Lowered]:
@@ -170,11 +176,18 @@ def _ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
             lower_for_decoding(single.model, node, form)
     for lowered in found.values():
         tidy(lowered.model)
-        multiply_integers(lowered.model)
+        if nodes_of(lowered.model, "DequantizeLinear"):
+            from attn_export.graph.lower.integer_products import multiply_integers
+
+            multiply_integers(lowered.model)
     return found
 
 
 def _cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
+    if not nodes_of(model, "TensorScatter"):  # of which all such caches are made
+        raise GraphError(NOT_FOR_CUDA)
+    from attn_export.graph.lower.cuda import writes_in_place
+
     fuse_attention(model)
     recognise_masks(model)
     spread_masks(model)
@@ -200,6 +213,8 @@ def _cuda_graph(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
     Raises:
         GraphError: If there is no such node.
     """
+    from attn_export.graph.lower.cuda import lower_for_cuda, narrow_inputs
+
     graph, bound = model.clone(), _bound(model)
     for axis, size in fixed.items():
         fix_axis(graph, axis, size)

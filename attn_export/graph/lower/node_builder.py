@@ -123,6 +123,35 @@ class Builder:
         parts.type = of_parts
         return self("ConcatFromSequence", parts, axis=axis)
 
+    def for_each_row(
+        self,
+        values: Sequence[ir.Value],
+        part: Callable[[Builder, Sequence[ir.Value]], ir.Value],
+        shape: Sequence[int | str],
+        dtype: ir.DataType,
+    ) -> ir.Value:
+        """Add a `Scan` over the first axis, which takes its values apart without a copy.
+
+        Args:
+            values: The values, `[B, …]`.
+            part: Makes the nodes of a row from the values of that row, `[1, …]`.
+            shape: The shape of the result of a row, without the first axis.
+            dtype: Its type.
+
+        Returns:
+            The results of all rows, `[B, …]`.
+        """
+        inner, nodes = self._inner()
+        rows = [ir.val(inner._fresh(f"/row_{number}")) for number in range(len(values))]
+        for row, value in zip(rows, values, strict=True):
+            row.type = value.type
+        first = self.ints(0)
+        made = part(inner, [inner("Unsqueeze", row, first) for row in rows])
+        result = inner("Squeeze", made, first)
+        result.type, result.shape = ir.TensorType(dtype), ir.Shape(shape)
+        body = ir.Graph(rows, [result], nodes=nodes, name=f"{self._before.name}/rows")
+        return self("Scan", *values, body=body, num_scan_inputs=len(values))
+
     def _inner(self) -> tuple[Builder, list[ir.Node]]:
         """Return a builder of a graph within this one, and the list that its nodes go to."""
         inner, nodes = Builder(self._model, self._before), list[ir.Node]()

@@ -2,13 +2,230 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from attn_export.errors import GraphError
-from attn_export.graph.lower.opset18_operators import DECOMPOSED
+from attn_export.graph.ir_helpers import dims, optional_input
+from attn_export.graph.lower.node_builder import Builder, take_over
+
+# -- `Gelu` of opset 20 and `Swish` of opset 24 in operators of opset 18 ------------------------
+
+
+def lower_gelu(model: ir.Model, node: ir.Node) -> None:
+    """Replace `Gelu` by x · (1 + erf(x / √2)) / 2, or with tanh (Hendrycks and Gimpel 2016).
+
+    Args:
+        model: The graph; changed in place.
+        node: The node.
+    """
+    op, x, kind = _start(model, node)
+    if node.attributes.get_string("approximate", "none") == "tanh":
+        cube = op("Mul", op("Mul", x, x), x)
+        inner = op("Add", x, op("Mul", cube, op.number(0.044715, kind)))
+        curve = op("Tanh", op("Mul", inner, op.number(math.sqrt(2 / math.pi), kind)))
+    else:
+        curve = op("Erf", op("Mul", x, op.number(math.sqrt(0.5), kind)))
+    scaled = op("Mul", x, op("Add", curve, op.number(1.0, kind)))
+    take_over(node.outputs[0], op("Mul", scaled, op.number(0.5, kind)))
+    model.graph.remove(node, safe=True)
+
+
+def lower_swish(model: ir.Model, node: ir.Node) -> None:
+    """Replace `Swish` by x · sigmoid(α · x) (Ramachandran et al. 2017).
+
+    Args:
+        model: The graph; changed in place.
+        node: The node.
+    """
+    op, x, kind = _start(model, node)
+    alpha = node.attributes.get_float("alpha", 1.0)
+    inner = x if alpha == 1 else op("Mul", x, op.number(alpha, kind))
+    take_over(node.outputs[0], op("Mul", x, op("Sigmoid", inner)))
+    model.graph.remove(node, safe=True)
+
+
+def _start(model: ir.Model, node: ir.Node) -> tuple[Builder, ir.Value, ir.DataType]:
+    x = node.inputs[0]
+    kind = None if x is None else x.dtype or node.outputs[0].dtype
+    if x is None or kind is None:
+        raise GraphError(f"{node.name}: the type of its input is not known; declare it")
+    return Builder(model, node), x, kind
+
+
+# -- `RotaryEmbedding` of opset 23 in operators of opset 18 -------------------------------------
+
+# https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html. r is the width that is rotated,
+# D that of a head.
+
+
+def lower_rotary(model: ir.Model, node: ir.Node) -> None:
+    """Replace one node by portable operators.
+
+    Args:
+        model: The graph; changed in place.
+        node: The node.
+
+    Raises:
+        GraphError: If the shape of its input is not known.
+    """
+    x, cos, sin, positions = (optional_input(node, index) for index in range(4))
+    rank = len(dims(x)) if x is not None else 0
+    if x is None or cos is None or sin is None or rank not in (3, 4):
+        raise GraphError(f"{node.name}: the shape of what it rotates is not known; declare it")
+    op, out = Builder(model, node), node.outputs[0]
+    if positions is not None:
+        cos, sin = (op("Gather", cache, positions, axis=0) for cache in (cos, sin))
+    heads = node.attributes.get_int("num_heads", 0)
+    width = dims(x)[-1]
+    if rank == 3:
+        if not heads or not isinstance(width, int) or width % heads:
+            raise GraphError(f"{node.name}: {width} is not {heads} heads; give num_heads")
+        width //= heads
+        x = op("Reshape", x, op.ints(0, 0, heads, width))
+    # [B, L, r/2] over [B, L, H, D], or over [B, H, L, D].
+    cos, sin = (op("Unsqueeze", cache, op.ints(2 if rank == 3 else 1)) for cache in (cos, sin))
+    turned = _turned(op, node, x, width, cos, sin)
+    take_over(out, turned if rank == 4 else op("Reshape", turned, op.ints(0, 0, -1)))
+    model.graph.remove(node, safe=True)
+
+
+def _turned(
+    op: Builder,
+    node: ir.Node,
+    x: ir.Value,
+    width: int | ir.SymbolicDim,
+    cos: ir.Value,
+    sin: ir.Value,
+) -> ir.Value:
+    """Return the first r of D rotated, with the rest unchanged."""
+    rotated = node.attributes.get_int("rotary_embedding_dim", 0) or width
+    interleaved = bool(node.attributes.get_int("interleaved", 0))
+    if not isinstance(rotated, int) or not isinstance(width, int):
+        raise GraphError(f"{node.name}: the width of its heads is not known; declare it")
+    half, rest = rotated // 2, width - rotated
+    stays: list[ir.Value] = []
+    if interleaved:
+        if rest:
+            x, *stays = op.several("Split", [x, op.ints(rotated, rest)], 2, axis=-1)
+        pairs = op("Reshape", x, op.ints(0, 0, 0, half, 2))
+        one, other = op.several("Split", [pairs], 2, axis=-1, num_outputs=2)
+        cos, sin = (op("Unsqueeze", cache, op.ints(-1)) for cache in (cos, sin))
+    else:
+        sizes = [half, half, rest] if rest else [half, half]
+        one, other, *stays = op.several("Split", [x, op.ints(*sizes)], len(sizes), axis=-1)
+    real = op("Sub", op("Mul", cos, one), op("Mul", sin, other))
+    imaginary = op("Add", op("Mul", sin, one), op("Mul", cos, other))
+    if not interleaved:
+        return op("Concat", real, imaginary, *stays, axis=-1)
+    turned = op("Reshape", op("Concat", real, imaginary, axis=-1), op.ints(0, 0, 0, rotated))
+    return op("Concat", turned, *stays, axis=-1) if stays else turned
+
+
+def _grid_sample(_: ir.Model, node: ir.Node) -> None:
+    """Name the modes of `GridSample` as before opset 20; they were for images then.
+
+    Raises:
+        GraphError: If the input has not two dimensions of space.
+    """
+    if node.inputs[0] is None or len(dims(node.inputs[0])) != 4:
+        raise GraphError(f"{node.name} samples no images; keep the standard dialect")
+    modes = {"linear": "bilinear", "cubic": "bicubic"}
+    mode = node.attributes.get_string("mode", "linear")
+    node.attributes["mode"] = ir.AttrString("mode", modes.get(mode, mode))
+
+
+def _group_normalization(model: ir.Model, node: ir.Node) -> None:
+    """Replace the node by `InstanceNormalization` of groups (Wu and He 2018).
+
+    That of opset 18 has a scale for each group, that of opset 21 for each channel.
+    """
+    x, scale, bias = node.inputs[:3]
+    if x is None or scale is None or bias is None or not dims(x) or x.dtype is None:
+        raise GraphError(f"{node.name}: the shape of its input is not known; declare it")
+    op, groups = Builder(model, node), node.attributes.get_int("num_groups", 1)
+    kind = x.dtype
+    one, zero = (op.array(np.full(groups, value, kind.numpy())) for value in (1, 0))
+    grouped = op("Reshape", x, op.ints(0, groups, -1))
+    epsilon = node.attributes.get_float("epsilon", 1e-5)
+    normed = op("InstanceNormalization", grouped, one, zero, epsilon=epsilon)
+    whole = op("Reshape", normed, op("Shape", x))
+    axes = op.ints(*range(1, len(dims(x)) - 1))
+    wide = [op("Unsqueeze", part, axes) if len(dims(x)) > 2 else part for part in (scale, bias)]
+    take_over(node.outputs[0], op("Add", op("Mul", whole, wide[0]), wide[1]))
+    model.graph.remove(node, safe=True)
+
+
+def _rms_normalization(model: ir.Model, node: ir.Node) -> None:
+    """Replace the node by x / sqrt(mean(x²) + ε) · weight (Zhang and Sennrich 2019).
+
+    The mean is computed in the stash type.
+    """
+    x, weight = node.inputs[0], node.inputs[1]
+    assert x is not None
+    assert weight is not None
+    op, out = Builder(model, node), node.outputs[0]
+    kind = x.dtype or out.dtype or ir.DataType.FLOAT
+    stash = ir.DataType(node.attributes.get_int("stash_type", ir.DataType.FLOAT))
+    if node.attributes.get_int("axis", -1) != -1:
+        raise GraphError(f"{node.name} normalises more than the last axis; normalise one")
+    wide = x if stash == kind else op("Cast", x, to=stash)
+    mean = op("ReduceMean", op("Mul", wide, wide), op.ints(-1), keepdims=1)
+    eps = op.number(node.attributes.get_float("epsilon", 1e-5), stash)
+    normed = op("Div", wide, op("Sqrt", op("Add", mean, eps)))
+    narrow = normed if stash == kind else op("Cast", normed, to=kind)
+    take_over(out, op("Mul", narrow, weight))
+    model.graph.remove(node, safe=True)
+
+
+def _tensor_scatter(model: ir.Model, node: ir.Node) -> None:
+    """Replace the node by a write of `new` into a copy of `past`, from a place of each row on."""
+    past, new = node.inputs[0], node.inputs[1]
+    if past is None or new is None or not dims(past):
+        raise GraphError(f"{node.name}: the shape of its cache is not known; declare it")
+    op, place = Builder(model, node), optional_input(node, 2)
+    axis = node.attributes.get_int("axis", -2) % len(dims(past))
+    along = [_coordinates(op, new, i, axis) for i in range(axis + 1)]
+    if place is not None:
+        along[axis] = op("Add", along[axis], op("Unsqueeze", place, op.ints(*range(1, axis + 1))))
+    if node.attributes.get_string("mode", "linear") == "circular":
+        along[axis] = op("Mod", along[axis], op.size(past, axis))
+    grid = along[0]
+    for other in along[1:]:
+        grid = op("Add", grid, other)
+    nothing = op("Mul", grid, op.scalar_int(0))  # not every runtime has a dynamic Expand
+    spread = [op("Unsqueeze", op("Add", nothing, c), op.ints(-1)) for c in along]
+    take_over(node.outputs[0], op("ScatterND", past, op("Concat", *spread, axis=-1), new))
+    model.graph.remove(node, safe=True)
+
+
+def _coordinates(op: Builder, x: ir.Value, axis: int, last: int) -> ir.Value:
+    """Return 0, 1, 2 … along an axis of `x`; the shape has the axes up to `last`, all others 1."""
+    size = dims(x)[axis]
+    if isinstance(size, int):
+        shape = [size if i == axis else 1 for i in range(last + 1)]
+        return op.array(np.arange(size).reshape(shape))
+    length = op("Squeeze", op.size(x, axis))
+    numbers = op("Range", op.scalar_int(0), length, op.scalar_int(1))
+    return op("Unsqueeze", numbers, op.ints(*(i for i in range(last + 1) if i != axis)))
+
+
+DECOMPOSED: dict[str, Callable[[ir.Model, ir.Node], None]] = {
+    "Gelu": lower_gelu,
+    "GridSample": _grid_sample,
+    "GroupNormalization": _group_normalization,
+    "RMSNormalization": _rms_normalization,
+    "RotaryEmbedding": lower_rotary,
+    "Swish": lower_swish,
+    "TensorScatter": _tensor_scatter,
+}
+
+
+# -- conversion ---------------------------------------------------------------------------------
 
 OPSET, IR_VERSION = 18, 8
 

@@ -1,28 +1,30 @@
 """The form of each `Attention` node that is fastest in ONNX Runtime, for many queries or one.
 
 Where no form is better, the node stays: ONNX Runtime has the operator itself.
-docs/performance.md explains the choice of each form. `Form` holds what depends on the machine.
+docs/performance.md explains the choice of each form; `form_choice` has what depends on the machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower import ort_kernels
+from attn_export.graph.lower.form_choice import KERNELS, PRODUCTS, Form
 from attn_export.graph.lower.heads import as_output, heads_first, joins_heads, replace_output
 from attn_export.graph.lower.in_place_cache import (
+    TRANSPOSED,
     InPlaceCache,
     in_place_cache,
     is_bound,
     transpose_value_cache,
 )
 from attn_export.graph.lower.integer_cache import QuantisedCache, quantised_cache
+from attn_export.graph.lower.kernel_blocks import causal_in_blocks
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.ort_kernels import fold
 from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
@@ -33,28 +35,6 @@ from attn_export.graph.lower.visible_keys import before_expand, may_be_shorter
 Branch = Callable[[Builder], Sequence[ir.Value]]
 
 FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
-
-
-class Form(NamedTuple):
-    """A choice between forms of which one or the other is faster, depending on the machine.
-
-    Attributes:
-        block: For many queries: the number of queries of a block, of which the products are
-            computed with the keys that they see; 0 for ONNX Runtime's kernels.
-        products: For one query: whether products are computed also where a kernel fits.
-    """
-
-    block: int = 0
-    products: bool = False
-
-    def __str__(self) -> str:
-        if self.block:
-            return f"blocks of {self.block} queries"
-        return "products" if self.products else "kernels"
-
-
-KERNELS = Form()
-FORMS = (KERNELS, *(Form(block=block) for block in (64, 128, 256, 512)), Form(products=True))
 
 
 def lower_for_prefill(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:
@@ -70,8 +50,8 @@ def lower_for_prefill(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> N
     """
     a = _read(node)
     op, cache = Builder(model, node), in_place_cache(a)
-    if form.block and fits_blocks(a):
-        _finish(model, a, _in_blocks(op, a, cache, form.block))
+    if form.block and (fits_blocks(a) if form.products else _may_be_causal_in_blocks(a, cache)):
+        _finish(model, a, _in_blocks(op, a, cache, form))
     elif cache is not None and holds_values_transposed(a, cache):
         value = transpose_value_cache(op, a, cache)
         _finish(model, a, [_into_cache(op, a, cache, value)])
@@ -107,7 +87,7 @@ def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> 
         if holds_values_transposed(a, cache):
             value = transpose_value_cache(op, a, cache)
             _finish(model, a, [fold(op, a, a.key, value, transposed=True)])
-        elif _fits_in_place(a, cache) and not form.products:
+        elif _fits_in_place(a, cache) and form != PRODUCTS:
             attended, *present = ort_kernels.in_place(op, a, cache)
             take_over(a.key, present[0])
             take_over(a.value, present[1])
@@ -115,7 +95,7 @@ def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> 
         else:
             _finish(model, a, [fold(op, a, a.key, a.value)])
     elif held is not None:
-        if _fits_integers(a, held) and not form.products:
+        if _fits_integers(a, held) and form != PRODUCTS:
             attended, *present = ort_kernels.in_place_integers(op, a, held)
             take_over(held.key, present[0])
             take_over(held.value, present[1])
@@ -215,19 +195,36 @@ def _into_cache(op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Va
     return _first_or(op, a, cache, whole)
 
 
+def _may_be_causal_in_blocks(a: AttentionNode, cache: InPlaceCache | None) -> bool:
+    """Return whether the causal kernel can take a block of queries after the other."""
+    if a.valid_keys is not None and cache is None:
+        return False
+    return _may_be_flash_causal(a, a.key if cache is None else cache.new_key)
+
+
 def _in_blocks(
-    op: Builder, a: AttentionNode, cache: InPlaceCache | None, block: int
+    op: Builder, a: AttentionNode, cache: InPlaceCache | None, form: Form
 ) -> Sequence[ir.Value]:
     """Return the outputs of a node whose queries are taken in blocks."""
-    if cache is not None and holds_values_transposed(a, cache):
-        value = transpose_value_cache(op, a, cache)
-        return [in_blocks(op, a, a.query, a.key, value, block, transposed=True)]
-    query, key, value = heads_first(op, a)
-    if a.past_key is None or a.past_value is None:
-        return [in_blocks(op, a, query, key, value, block)]
-    key = op("Concat", a.past_key, key, axis=2)
-    value = op("Concat", a.past_value, value, axis=2)
-    return [in_blocks(op, a, query, key, value, block), key, value]
+    transposed = cache is not None and holds_values_transposed(a, cache)
+    if cache is not None and transposed:
+        query, key, value = a.query, a.key, transpose_value_cache(op, a, cache)
+    else:
+        query, key, value = heads_first(op, a)
+    present: list[ir.Value] = []
+    past = op.ints(0) if cache is None else cache.lengths
+    if a.past_key is not None and a.past_value is not None:
+        past = op.size(a.past_key, 2)
+        key = op("Concat", a.past_key, key, axis=2)
+        value = op("Concat", a.past_value, value, axis=2)
+        present = [key, value]
+    if form.products:
+        return [in_blocks(op, a, query, key, value, form.block, transposed=transposed), *present]
+    if transposed:
+        value = op("Transpose", value, perm=TRANSPOSED)
+    for each in (key, value):
+        each.dtype = a.dtype
+    return [causal_in_blocks(op, a, key, value, past, form.block), *present]
 
 
 def _first_or(op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Branch) -> ir.Value:

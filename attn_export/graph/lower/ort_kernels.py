@@ -69,7 +69,7 @@ def causal(op: Builder, a: AttentionNode) -> list[ir.Value]:
         op("Expand", last, op.size(query, 0)), op("Cast", op("Squeeze", total), to=INT32),
         *([None, None, None, bias] if bias is not None else []),
     ]  # fmt: skip
-    attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a))
+    attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **attributes_of(a))
     if bias is None:
         return [in_output_layout(op, a, attended), *present]
     return [_nothing_gives_zero(op, a, attended, bias), *present]
@@ -91,7 +91,7 @@ def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Valu
     longest = op("ReduceMax", last, keepdims=0)
     total = op("Add", longest, op.scalar_int(1, INT32))
     given = [query, key, value, cache.past_key, cache.past_value, last, total]
-    attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a))
+    attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **attributes_of(a))
     return [in_output_layout(op, a, attended), *present]
 
 
@@ -117,13 +117,14 @@ def in_place_integers(op: Builder, a: AttentionNode, held: QuantisedCache) -> li
     ]  # fmt: skip
     kinds = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
     attended, *present = op.several(
-        "GroupQueryAttention", given, 3, MICROSOFT, **_attributes(a), kv_cache_bit_width=held.bits,
-        k_quant_type=kinds[0], v_quant_type=kinds[1],
+        "GroupQueryAttention", given, 3, MICROSOFT, **attributes_of(a),
+        kv_cache_bit_width=held.bits, k_quant_type=kinds[0], v_quant_type=kinds[1],
     )  # fmt: skip
     return [in_output_layout(op, a, attended), *present]
 
 
-def _attributes(a: AttentionNode) -> dict[str, float]:
+def attributes_of(a: AttentionNode) -> dict[str, float]:
+    """Return the attributes of GroupQueryAttention for a node."""
     return {
         "num_heads": a.num_heads, "kv_num_heads": a.num_kv_heads, "scale": a.scale,
         **({"softcap": a.softcap} if a.softcap else {}),

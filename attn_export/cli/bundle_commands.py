@@ -1,0 +1,219 @@
+"""Commands on what was built: `tune`, `dry-run`, `sign`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from attn_export.cli.commands import SIZE, size_options
+from attn_export.cli.options import limit_own_memory
+from attn_export.cli.output import STDOUT, check_folders, write_file
+from attn_export.errors import PARAGRAPH, UsageError, printable
+
+if TYPE_CHECKING:
+    from attn_export.jobs.tune import Tuned
+
+
+# -- tune ---------------------------------------------------------------------------------------
+
+
+@click.command("tune")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@size_options("512, 2048")
+@click.option("--rounds", type=SIZE, default=5, show_default=True, help="Turns of each form.")
+@click.option("--threads", type=SIZE, help="For computing.  [default: all cores]")
+@click.option(
+    "--runtime",
+    "runtimes",
+    multiple=True,
+    metavar="NAME",
+    help="A runtime that verifies the result.  [default: those of the bundle's report]",
+)
+@click.option("--json", "json_file", metavar="FILE", help="Write every figure; - for stdout.")
+@click.option("--quiet", is_flag=True, help="Print errors only.")
+def tune_command(
+    bundle: Path,
+    batch: tuple[int, ...],
+    prefill: tuple[int, ...],
+    decode: tuple[int, ...],
+    rounds: int,
+    threads: int | None,
+    runtimes: tuple[str, ...],
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Measure the forms of a bundle's ort graphs here, and keep the fastest of each.
+
+    The bundle is changed only if the new graphs pass. A signature is removed: sign it again.
+    """
+    from attn_export.jobs.tune import tune
+    from attn_export.report.progress import progress
+
+    check_folders(json_file)
+    with progress(quiet=quiet) as bar:
+        tuned = tune(
+            bundle, batch=batch, prefill=prefill, decode=decode, rounds=rounds, threads=threads,
+            runtimes=runtimes, progress=bar,
+        )  # fmt: skip
+    if json_file:
+        write_file(json_file, to_json(tuned))
+    if json_file != STDOUT and (not quiet or tuned.exit_code):
+        print_tuned(tuned, quiet=quiet)
+    return tuned.exit_code
+
+
+def to_json(tuned: Tuned) -> str:
+    """Return times, forms and verdicts as JSON text, with a newline at the end."""
+    from attn_export.report.data import bench_to_dict
+    from attn_export.report.data import to_json as report_to_json
+
+    report = None if tuned.report is None else json.loads(report_to_json(tuned.report))
+    content = {
+        "format": "attn-export-tune/1",
+        "forms": dict(tuned.forms),
+        "bench": bench_to_dict(tuned.bench),
+        "report": report,
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def print_tuned(tuned: Tuned, *, quiet: bool) -> None:
+    """Print the times of all forms, the form of each graph, and the result of verifying.
+
+    Args:
+        tuned: The result of the job.
+        quiet: Whether to print to stderr.
+    """
+    from rich.console import Console
+
+    from attn_export.report.result_terminal import print_bench
+    from attn_export.report.terminal import print_report
+
+    console = Console(stderr=quiet)
+    print_bench(tuned.bench, console)
+    for name, form in tuned.forms.items():
+        click.echo(f"{printable(name)}: {printable(form)}", err=quiet)
+    if tuned.report is None:
+        click.echo("the bundle has these forms already; nothing was written", err=quiet)
+        return
+    if tuned.report.passed:
+        click.echo(
+            f"{len(tuned.report.verdicts)} verdicts passed; the bundle is written", err=quiet
+        )
+        return
+    print_report(tuned.report, console)
+    click.echo("the bundle stays as it was", err=quiet)
+
+
+# -- dry-run ------------------------------------------------------------------------------------
+
+SIZE = click.IntRange(min=1, max=1 << 24)
+
+
+@click.command("dry-run")
+@click.argument("path", metavar="MODEL.onnx|BUNDLE", type=click.Path(path_type=Path))
+@click.option(
+    "--arch", "architectures", multiple=True, metavar="NAME",
+    help="sm_75, sm_80, sm_86, sm_89, sm_90, sm_100, or all.  [default: sm_80 and sm_90]",
+)  # fmt: skip
+@click.option(
+    "--dialect", "dialects", multiple=True, metavar="NAME", help="Which graphs of a bundle.  [all]"
+)
+@click.option("--batch", type=SIZE, default=1, show_default=True, metavar="B", help="Batch size.")
+@click.option(
+    "--query-len", type=SIZE, metavar="L",
+    help="Query length.  [default: a prefill of 512, and a decode of 1 after 1023]",
+)  # fmt: skip
+@click.option(
+    "--past-len", type=click.IntRange(min=0, max=1 << 24), metavar="P", help="Length of the cache."
+)
+@click.option("--json", "json_file", metavar="FILE", help="Write every event; - for stdout.")
+@click.option("--quiet", is_flag=True, help="Print errors only.")
+def dry_run_command(
+    path: Path,
+    architectures: tuple[str, ...],
+    dialects: tuple[str, ...],
+    batch: int,
+    query_len: int | None,
+    past_len: int | None,
+    json_file: str | None,
+    quiet: bool,
+) -> int:
+    """Show which CUDA kernels a graph would use, without a GPU.
+
+    ONNX Runtime's own CUDA provider runs over stand-in libraries that record and compute nothing:
+    where each node is placed and why, kernels, copies, waits, memory, refusals. It is no test:
+    nothing of it passes or fails. Exit code 5 if the stand-in libraries are not built here.
+    """
+    from attn_export.jobs.dry_run import dry_run
+    from attn_export.report.progress import progress
+
+    check_folders(json_file)
+    limit_own_memory()
+    with progress(quiet=quiet) as bar:
+        found = dry_run(
+            path, architectures=architectures, dialects=dialects, batch=batch,
+            query_len=query_len, past_len=past_len, progress=bar,
+        )  # fmt: skip
+    from attn_export.report.dry_run_report import dry_run_to_json, print_dry_run
+
+    if json_file:
+        write_file(json_file, dry_run_to_json(found))
+    if json_file != STDOUT and not quiet:
+        from rich.console import Console
+
+        print_dry_run(found, Console())
+    return 0
+
+
+# -- sign ---------------------------------------------------------------------------------------
+
+PASSPHRASE = "ATTN_EXPORT_PASSPHRASE"
+"""The environment variable with the passphrase of a private key."""
+
+
+@click.command("sign")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--key", type=click.Path(path_type=Path), metavar="PRIVATE.pem",
+    help=f"A private key on an elliptic curve; its passphrase is asked for, or in {PASSPHRASE}.",
+)  # fmt: skip
+@click.option(
+    "--sigstore", is_flag=True, help="The identity of this CI job, or yours. Needs a network."
+)
+@click.option("--quiet", is_flag=True, help="Print errors only.")
+def sign_command(bundle: Path, key: Path | None, sigstore: bool, quiet: bool) -> int:
+    """Sign every file of a bundle, in the format of OpenSSF Model Signing.
+
+    The signature is BUNDLE/model.sig; `verify --trust` checks it. Exit code 7 if the bundle is
+    damaged, or holds what is not its own.
+    """
+    from attn_export.bundle import SIGNATURE
+    from attn_export.jobs.sign import sign
+
+    if (key is None) != sigstore:
+        raise UsageError("sign with either --key PRIVATE.pem or --sigstore")
+    signature = sign(bundle, key=key, passphrase=_passphrase)
+    if not quiet:
+        click.echo(printable(f"{bundle / SIGNATURE}: {signature}", PARAGRAPH))
+    return 0
+
+
+def _passphrase() -> bytes:
+    """Return the passphrase of a key, from the environment or the terminal.
+
+    Raises:
+        UsageError: If it is in neither.
+    """
+    given = os.environ.get(PASSPHRASE)
+    if given is not None:
+        return given.encode()
+    if not sys.stdin.isatty():
+        raise UsageError(f"the key has a passphrase; set {PASSPHRASE}, or sign in a terminal")
+    entered: str = click.prompt("Passphrase", hide_input=True, err=True)
+    return entered.encode()
