@@ -46,6 +46,32 @@ class Distance:
 
 
 @dataclasses.dataclass(frozen=True)
+class Split:
+    """Parts of what quantising one tensor alone changes in the first output.
+
+    Attributes:
+        part: The tensor: a weight, the keys or the values of the cache, or the activations.
+        rounding: SQNR in dB with the part of each error that is at most half a step; None where
+            there is none.
+        clipped: SQNR in dB with what lies beyond, of values outside the range of the integers.
+        share: The share of such values.
+    """
+
+    part: str
+    rounding: float | None
+    clipped: float | None
+    share: float
+
+    @property
+    def sentence(self) -> str:
+        """The figures in words."""
+        rounding = "nothing" if self.rounding is None else f"{self.rounding:.1f} dB"
+        clipped = "nothing" if self.clipped is None else f"{self.clipped:.1f} dB"
+        share = f" ({self.share:.2%} of its values)" if self.share else ""
+        return f"{self.part}: rounding {rounding}, clipping {clipped}{share}"
+
+
+@dataclasses.dataclass(frozen=True)
 class LogitDistance:
     """Distance of the first output of a quantised model, where it is read as logits.
 
@@ -100,9 +126,11 @@ class Quality:
     Attributes:
         outputs: Of each output.
         heads: Of each head: of outputs that have heads, and of the attention before `out_proj`.
-        weights: Of the first output, with one weight alone quantised.
+        weights: Of the first output, with one weight alone quantised, or the cache, its keys or its
+            values, or the activations.
         budgets: The limits for outputs.
         logits: Of the first output as logits, if a budget is about that.
+        splits: Of the first output, with one tensor alone quantised: rounding and clipped values.
     """
 
     outputs: tuple[Distance, ...]
@@ -110,6 +138,7 @@ class Quality:
     weights: tuple[Distance, ...]
     budgets: tuple[Budget, ...]
     logits: LogitDistance | None = None
+    splits: tuple[Split, ...] = ()
 
     @property
     def missed(self) -> tuple[str, ...]:

@@ -182,6 +182,15 @@ class DistanceEntry(Struct, forbid_unknown_fields=True):
     row: float
 
 
+class SplitEntry(Struct, forbid_unknown_fields=True):
+    """Rounding and clipped values of one tensor."""
+
+    part: Name
+    rounding: float | None
+    clipped: float | None
+    share: float
+
+
 class QualityFile(Struct, forbid_unknown_fields=True):
     """Content of `golden/quality.json`."""
 
@@ -189,6 +198,7 @@ class QualityFile(Struct, forbid_unknown_fields=True):
     heads: Annotated[list[DistanceEntry], Meta(max_length=100_000)]
     weights: Annotated[list[DistanceEntry], Meta(max_length=100)]
     budgets: Annotated[list[Name], Meta(max_length=10)]
+    splits: Annotated[list[SplitEntry], Meta(max_length=100)] = []
 
 
 class BaselineFile(Struct, forbid_unknown_fields=True):

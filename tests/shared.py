@@ -22,6 +22,9 @@ BUNDLES: dict[str, dict[str, object]] = {
     "no-cache": {"attn_mask": "float[B,1,L,S]", "attn_weights": True, "add_bias_kv": True},
     "float16": {"cache": "append", "dtype": "float16"},
     "bfloat16": {"cache": "in-place", "dtype": "bfloat16"},
+    "blocks": {
+        "cache": "in-place", "kv_dtype": "int4", "kv_scale": "per-block", "head_dim": 40,
+    },
 }  # fmt: skip
 """Fields of specs beside E 16, H 2, causal: for tests of kits and of runtimes."""
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention.module import Attention
-from attn_export.attention.quantised_cache import Pair
+from attn_export.attention.quantised_cache import CacheScales, Pair
 from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import SEED
+from attn_export.spec.integer_inputs import BY_BLOCK
 
 ROWS, TOKENS, OF_TOKENS = 32, 64, 8
 """The size of the random inputs that scales are taken from, and their seed."""
@@ -57,7 +58,7 @@ def new_rows(module: Attention, inputs: Mapping[str, Tensor]) -> Pair:
 
 def scale_notes(spec: AttentionSpec) -> tuple[str, ...]:
     """Return a note for the reader on scales of random tokens, if there are such."""
-    if spec.kv_dtype == "none" or spec.kv_scales_from != SEED:
+    if spec.kv_dtype == "none" or spec.kv_scale == BY_BLOCK or spec.kv_scales_from != SEED:
         return ()
     return (
         f"the scales of the {spec.kv_dtype} cache are {rule_of(spec)} of {ROWS * TOKENS} random "
@@ -84,7 +85,7 @@ def calibrated(module: Attention, batches: Iterable[Batch] = ()) -> Attention:
             Default: random ones, from a seed.
     """
     scales, spec = module.kv_scales, module.spec
-    if scales is None:
+    if not isinstance(scales, CacheScales):
         return module
     found = [_by_token(module, inputs_of(spec, each)) for each in batches or (_random(spec),)]
     for buffer, *rows in zip((scales.k_scale, scales.v_scale), *found, strict=True):

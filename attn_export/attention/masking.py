@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -96,7 +98,14 @@ class AddedKeys(nn.Module):
             self.bias_v = nn.Parameter(nn.init.xavier_normal_(torch.empty(Hkv, Dv)))
 
     def forward(
-        self, key: Tensor, value: Tensor, mask: Tensor | None, L: int, *, causal: bool
+        self,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        L: int,
+        *,
+        causal: bool,
+        mixed: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return keys `[B, Hkv, S, D]`, values and mask with the added keys appended.
 
@@ -108,6 +117,7 @@ class AddedKeys(nn.Module):
             mask: The mask that broadcasts to `[B, H, L, S]`, or None.
             L: The number of queries.
             causal: Whether query i sees keys up to P + i only.
+            mixed: Mixes the channels of a learned key as those of others are.
         """
         count = self.spec.added_keys
         if causal:
@@ -116,7 +126,7 @@ class AddedKeys(nn.Module):
             visible: bool | float = True if mask.dtype == torch.bool else 0.0
             mask = torch.cat([mask, mask.new_full((*mask.shape[:-1], count), visible)], dim=-1)
         if self.spec.add_bias_kv:
-            key = torch.cat([key, _of_every_batch(self.bias_k, key)], dim=2)
+            key = torch.cat([key, _of_every_batch(mixed(self.bias_k), key)], dim=2)
             value = torch.cat([value, _of_every_batch(self.bias_v, value)], dim=2)
         if self.spec.add_zero_attn:
             key, value = (torch.cat([x, torch.zeros_like(x[:, :, :1])], 2) for x in (key, value))

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import functional, masking, onnx_attention
+from attn_export.attention.block_scales import scales_of
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.positions import Rotary, ScoreBias
 from attn_export.attention.quantised_activations import rounding_of
-from attn_export.attention.quantised_cache import CacheScales, with_past
+from attn_export.attention.quantised_cache import with_past
 from attn_export.spec import AttentionSpec, Shape
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Attention(nn.Module):
         self.added_keys = masking.AddedKeys(spec) if spec.added_keys else None
         self.sinks = nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
         self.activations = rounding_of(spec)
-        self.kv_scales = CacheScales(spec) if spec.kv_dtype != "none" else None
+        self.kv_scales = scales_of(spec)
         if spec.dtype != "float32":
             self.to(getattr(torch, spec.dtype))
 
@@ -139,12 +140,16 @@ class Attention(nn.Module):
             turns = self.rotary.turns(queries if position_ids is None else position_ids)
             q, k = self.rotary(q, turns), self.rotary(k, turns)
         attn_mask = self.score_bias(masking.clamp_mask(attn_mask), queries, S, q)
+        q, k = self._mixed(q), self._mixed(k)
         attend = self._attend_in_graph if onnx_attention.emitting() else self._attend
         attended, *rest = attend(q, k, v, attn_mask, past_key, past_value, past_length)
         if self.latent is not None:
             attended = self.latent.values(attended)
         output = self.out_proj(self.activations(attended.transpose(1, 2).flatten(2)))  # [B, L, E]
         return (output, *rest) if rest else output
+
+    def _mixed(self, x: Tensor) -> Tensor:
+        return x if self.kv_scales is None else self.kv_scales.mixed(x)
 
     def _projected(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
@@ -234,7 +239,7 @@ class Attention(nn.Module):
             shown = functional.visible(past_length, L, k.shape[2], causal=causal)
             mask, causal = masking.restrict(mask, shown), False
         if self.added_keys is not None:
-            k, v, mask = self.added_keys(k, v, mask, L, causal=causal)
+            k, v, mask = self.added_keys(k, v, mask, L, causal=causal, mixed=self._mixed)
             causal = False
         if self.latent is not None:
             k = torch.cat([k, v], dim=-1)  # [B, 1, S, R + C]

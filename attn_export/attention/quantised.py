@@ -89,4 +89,5 @@ def read_cache(module: Attention, inputs: Mapping[str, torch.Tensor]) -> dict[st
         return dict(inputs)
     past = (inputs["past_key"], inputs["past_value"])
     key, value = module.kv_scales.read(*past, torch.float32)
-    return {**inputs, "past_key": key, "past_value": value}
+    # mixed twice, they are as they were
+    return {**inputs, "past_key": module.kv_scales.mixed(key), "past_value": value}

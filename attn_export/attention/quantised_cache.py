@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,22 @@ from attn_export.spec.integer_inputs import IN_A_BYTE, KV_RANGES
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Quotients:
+    """Numbers that are rounded to integers.
+
+    Attributes:
+        values: `[B, Hkv, L, N]`.
+        low: The least integer.
+        high: The largest integer.
+    """
+
+    values: Tensor
+    low: int
+    high: int
+
 
 MIDDLE = 8
 """The addition to an integer of 4 bits that makes it 0 to 15."""
@@ -29,14 +46,26 @@ def packed(x: Tensor) -> Tensor:
     Returns:
         uint8 `[..., D / 2]`.
     """
-    halves = x.int() + MIDDLE
-    return (halves[..., ::2] + 16 * halves[..., 1::2]).to(torch.uint8)
+    return in_bytes(x.int() + MIDDLE).to(torch.uint8)
 
 
-def halves_of_bytes() -> Tensor:
-    """Return the two numbers that each byte holds, float32 `[256, 2]`."""
+def in_bytes(halves: Tensor) -> Tensor:
+    """Return bytes of neighbours from 0 to 15, the first in the lower half: int32 `[..., D / 2]`.
+
+    Args:
+        halves: int32, `[..., D]`; D is even.
+    """
+    return halves[..., ::2] + 16 * halves[..., 1::2]
+
+
+def halves_of_bytes(middle: int = MIDDLE) -> Tensor:
+    """Return the two numbers that each byte holds, float32 `[256, 2]`.
+
+    Args:
+        middle: The half that stands for 0.
+    """
     byte = torch.arange(256)
-    return (torch.stack([byte & 15, byte >> 4], dim=-1) - MIDDLE).float()
+    return (torch.stack([byte & 15, byte >> 4], dim=-1) - middle).float()
 
 
 class CacheScales(nn.Module):
@@ -107,6 +136,29 @@ class CacheScales(nn.Module):
             )
         return key.to(dtype) * self.k_scale, value.to(dtype) * self.v_scale
 
+    def mixed(self, x: Tensor) -> Tensor:
+        """Return queries or keys as they are."""
+        return x
+
+    def step_sizes(self, key: Tensor, value: Tensor) -> Pair:  # noqa: ARG002 (one for all)
+        """Return the difference that one integer more makes, which spreads over keys and values.
+
+        Args:
+            key: `[B, Hkv, L, D]`.
+            value: `[B, Hkv, L, Dv]`.
+        """
+        return self.k_scale, self.v_scale
+
+    def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
+        """Return what is rounded to integers, of keys and of values.
+
+        Args:
+            key: `[B, Hkv, L, D]`.
+            value: `[B, Hkv, L, Dv]`.
+        """
+        pairs = ((key, self.k_scale), (value, self.v_scale))
+        return [Quotients(x / scale, self.low, self.high) for x, scale in pairs]
+
     def _rounded(self, quotient: Tensor) -> Tensor:
         return quotient.round().clamp(self.low, self.high)
 
@@ -114,6 +166,22 @@ class CacheScales(nn.Module):
         # Checkpoints have no scales: they are found afterwards.
         found = {f"{prefix}k_scale": self.k_scale, f"{prefix}v_scale": self.v_scale}
         super()._load_from_state_dict(found | state, prefix, *more)
+
+
+class Rounding(Protocol):
+    """Keys and values as the integers of a cache, and back."""
+
+    def __call__(self, key: Tensor, value: Tensor) -> Pair:
+        """Return the rows of new keys and values that the cache holds."""
+
+    def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
+        """Return what rows of the cache stand for.
+
+        Args:
+            key: `[B, Hkv, S, .]`.
+            value: `[B, Hkv, S, .]`.
+            dtype: The type of the result.
+        """
 
 
 def after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:
@@ -133,7 +201,7 @@ def after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tenso
 
 
 def with_past(
-    scales: CacheScales | None,
+    scales: Rounding | None,
     past: Sequence[Tensor | None],
     new: Pair,
     past_length: Tensor | None,

@@ -9,7 +9,6 @@ from typing import Any
 from attn_export.bench.feeds import Feed
 from attn_export.bench.measurements import Cost
 from attn_export.spec import AttentionSpec
-from attn_export.spec.integer_inputs import IN_A_BYTE
 from attn_export.tensorfile import numpy_dtype
 
 FLOAT32 = 4
@@ -128,10 +127,10 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Cost:
         return _latent_cost(spec, B, L, S, pairs)
     by_query, by_key = E * H * D + H * Dv * E, spec.kdim * Hkv * D + spec.vdim * Hkv * Dv
     flops = 2 * B * (pairs * H * (D + Dv) + L * by_query + new_keys * by_key)
-    keys = S * (spec.kdim + spec.vdim) if spec.cross else S * Hkv * (D + Dv)
     size = numpy_dtype(spec.dtype).itemsize
-    cached = size if spec.kv_dtype == "none" else 1 / IN_A_BYTE.get(spec.kv_dtype, 1)
-    return Cost(float(flops), float(B * keys * cached + size * (by_query + by_key)), B * L)
+    keys = S * (spec.kdim + spec.vdim) if spec.cross else S * Hkv * sum(spec.stored_widths)
+    kept = size if spec.kv_dtype == "none" else 1  # a byte for each element
+    return Cost(float(flops), float(B * keys * kept + size * (by_query + by_key)), B * L)
 
 
 def _latent_cost(spec: AttentionSpec, B: int, L: int, S: int, pairs: float) -> Cost:

@@ -114,6 +114,7 @@ class Explanation:
         folder: The folder that reproduces it, once written.
         seconds: The time that it took to find out.
         notes: Notes on steps that were not possible.
+        distance: Of a quantised bundle, the parts of its distance from the float model.
     """
 
     runtime: str
@@ -130,6 +131,7 @@ class Explanation:
     folder: Path | None = None
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    distance: tuple[str, ...] = ()
 
     @property
     def sentence(self) -> str:

@@ -21,6 +21,7 @@ from attn_export.diagnose.in_attention import (
     softcap_of,
     swapped_heads,
 )
+from attn_export.diagnose.in_block_cache import block_mistakes
 from attn_export.diagnose.in_graph import (
     input_mistakes,
     mask_mistakes,
@@ -144,6 +145,7 @@ def _all(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
         value_mistakes(evaluation),
         weight_mistakes(evaluation),
         cache_mistakes(evaluation),
+        block_mistakes(evaluation),
         mask_mistakes(evaluation, case.values),
         rotary_mistakes(evaluation),
         attention_mistakes(evaluation),

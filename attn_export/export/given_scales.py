@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.attention.cache_scales import calibrated, rule_of, set_scales
+from attn_export.attention.quantised_cache import CacheScales
 from attn_export.errors import AttnExportError, ExportError, WeightsError, counted, one_line
 from attn_export.export.subject_checks import dtype_of
 from attn_export.source_location import line_of
@@ -53,6 +54,12 @@ def settle_scales(
     if module.kv_scales is None:
         given = "kv_scales" if calibrate is None else "calibrate"
         raise WeightsError(f"{given} with kv_dtype = 'none'; set kv_dtype to int8 or int4")
+    if not isinstance(module.kv_scales, CacheScales):
+        given = "kv_scales" if calibrate is None else "calibrate"
+        raise WeightsError(
+            f"{given} with kv_scale = {spec.kv_scale!r}: each token has scales of its own; leave "
+            f"{given} out, or choose another kv_scale"
+        )
     if kv_scales is not None:
         from attn_export.weights.array_files import read_scales  # few builds read one
 

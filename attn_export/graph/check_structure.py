@@ -75,17 +75,16 @@ OWN_OPERATORS = frozenset(
     {
         "Abs", "Add", "And", "Attention", "Cast", "Clip", "Concat", "ConstantOfShape", "Cos",
         "DequantizeLinear", "Div", "DynamicQuantizeLinear", "Equal", "Expand", "Gather", "Greater",
-        "GreaterOrEqual", "LayerNormalization", "LessOrEqual", "MatMul", "MatMulInteger", "Max",
-        "Min", "Mul", "Neg", "Pow",
-        "QuantizeLinear", "RMSNormalization", "Range", "ReduceMax", "Reshape", "Round",
-        "Shape", "Sin", "Slice", "Split", "Squeeze", "Sub", "Transpose",
-        "TensorScatter", "Trilu", "Unsqueeze", "Where",
+        "GreaterOrEqual", "LayerNormalization", "Less", "LessOrEqual", "MatMul", "MatMulInteger",
+        "Max", "Min", "Mul", "Neg", "Pow", "QuantizeLinear", "RMSNormalization", "Range",
+        "ReduceMax", "ReduceMin", "ReduceSum", "Reshape", "Round", "Shape", "Sin", "Slice", "Split",
+        "Squeeze", "Sub", "Transpose", "TensorScatter", "Trilu", "Unsqueeze", "Where",
     }
 )  # fmt: skip
 """Operators to which our own module exports in the standard dialect."""
 
 PORTABLE_OPERATORS = (OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
-    "Identity", "Less", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
+    "Identity", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
 }  # fmt: skip
 
 ORT_OPERATORS = OWN_OPERATORS | PORTABLE_OPERATORS | {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from attn_export.errors import UsageError
 from attn_export.quality import Budget, Quality
+from attn_export.spec.integer_inputs import BY_BLOCK
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
 """The default budget in dB by the narrowest type. docs/low-precision.md has the measured ones."""
 
-LEAST_SQNR_OF_CACHE = {"none": math.inf, "int8": 30.0, "int4": 12.0}
-"""The same by the type of a cache; the smaller of the two holds."""
+LEAST_SQNR_OF_CACHE = {"none": math.inf, "int8": 30.0, "int4": 12.0, BY_BLOCK: 16.0}
+"""The same by the type of a cache, or by its scales; the smaller of the two holds."""
 
 
 def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
@@ -46,7 +47,8 @@ def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]
         return tuple(budgets)
     assert spec is not None
     least = [LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values()]
-    return (Budget("sqnr", min([*least, LEAST_SQNR_OF_CACHE[spec.kv_dtype]])),)
+    of_cache = LEAST_SQNR_OF_CACHE[BY_BLOCK if spec.kv_scale == BY_BLOCK else spec.kv_dtype]
+    return (Budget("sqnr", min([*least, of_cache])),)
 
 
 def write_measured(

@@ -70,6 +70,7 @@ def explain(
         BundleError: If a file of the bundle is missing or was changed.
     """
     from attn_export.diagnose.graph_run import known_cases
+    from attn_export.diagnose.quality_lines import quality_lines
     from attn_export.diagnose.reproduce import check_folder
     from attn_export.graph.load import load_proto
 
@@ -92,7 +93,8 @@ def explain(
     kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}
     job = _ExplainJob(manifest, cases, list(own), kinds, seconds, progress, witness or Witness())
     found = job.explanation(runners, Path(output) if output else None)
-    return dataclasses.replace(found, seconds=job.elapsed())
+    distance = quality_lines(folder, job.runs)
+    return dataclasses.replace(found, seconds=job.elapsed(), distance=distance)
 
 
 def _usable(name: str, options: Options) -> Runtime:
@@ -132,6 +134,7 @@ class _ExplainJob:
     progress: Progress
     witness: Witness
     started: float = dataclasses.field(default_factory=time.monotonic)
+    runs: dict[str, GraphRun] = dataclasses.field(default_factory=dict)
 
     def elapsed(self) -> float:
         """Return the seconds since the inquiry began."""
@@ -149,7 +152,7 @@ class _ExplainJob:
             if reason:
                 reasons.append(reason)
                 continue
-            trial = runner.trial(self.cases)
+            trial = self.runs[runner.form.name] = runner.trial(self.cases)
             if not trial.mended:
                 return self._explained(runner, trial, output)
             ran += len(trial.passed)

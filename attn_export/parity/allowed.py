@@ -44,6 +44,9 @@ FLOOR = 2.0
 def run_count(outputs: Arrays) -> tuple[int, int]:
     """Return the least number of rows of some outputs, and the number of random runs for them."""
     rows = min(math.prod(a.shape[:-1]) for a in outputs.values())
+    # Of short rows the worst is one that nearly vanishes, which varies however many there are.
+    if short_rows({name: a.shape for name, a in outputs.items() if is_floating(a.dtype)}):
+        return rows, RUNS[0][1]
     return rows, next(runs for most, runs in RUNS if rows <= most)
 
 

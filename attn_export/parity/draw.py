@@ -54,14 +54,26 @@ def concrete(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape)
 
 
-def highest(wanted: Input, sizes: Sizes) -> int:
-    """Return the largest value of an integer input at some sizes.
+Limit = int | np.ndarray
+"""The least or the largest value: of all elements, or of each along the last axis."""
+
+
+def limits(wanted: Input, sizes: Sizes) -> tuple[Limit, Limit]:
+    """Return the range of an integer input at some sizes.
 
     Args:
         wanted: The description of the input.
         sizes: Sizes of the axes, by name.
     """
-    return sizes[wanted.high] if isinstance(wanted.high, str) else wanted.high
+    low = wanted.low
+    high = sizes[wanted.high] if isinstance(wanted.high, str) else wanted.high
+    if not wanted.columns:
+        return low, high
+    (width,) = concrete(wanted.shape[-1:], sizes)
+    lows, highs = np.full(width, low), np.full(width, high)
+    for start, least, largest in wanted.columns:
+        lows[start:], highs[start:] = least, largest
+    return lows, highs
 
 
 def draw_inputs(
@@ -97,7 +109,7 @@ def _draw(name: str, wanted: Input, sizes: Sizes, rng: np.random.Generator) -> n
     if np.issubdtype(dtype, np.integer):
         if wanted.first and (wanted.low, wanted.high) == (0, 1):  # a mask
             return np.asarray(_visible(rng, size, with_first=True).astype(dtype))
-        return rng.integers(wanted.low, highest(wanted, sizes), size, dtype, endpoint=True)
+        return rng.integers(*limits(wanted, sizes), size, dtype, endpoint=True)
     if not is_floating(dtype):
         raise ValueError(f"cannot draw values for {name} of type {dtype}")
     values = rng.standard_normal(size)

@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_export.errors import UsageError
 from attn_export.parity.contents import Content, Drawn
-from attn_export.parity.draw import FunctionInputs, draw_inputs, generator, highest
+from attn_export.parity.draw import FunctionInputs, Limit, draw_inputs, generator, limits
 from attn_export.parity.sizes import Bounds, Sizes, axis_names, into_bounds, with_sums
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import AttentionSpec, Input, Shape
@@ -109,7 +109,7 @@ def _changed(made: _Made) -> Iterator[Case]:
         elif name == "attn_mask":
             _change_mask(drawn)
         else:
-            span = (wanted.low, highest(wanted, sizes))
+            span = limits(wanted, sizes)
             drawn.inputs[name] = _other_than(drawn.inputs[name], others[name], *span)
         yield Case(f"{CHANGED}{name}", "probe", sizes, drawn.inputs, f"{name} matters")
 
@@ -143,7 +143,7 @@ def _own_key(drawn: Drawn) -> int:
     return max(min(S - L + 1, S - 1), 0)
 
 
-def _other_than(array: np.ndarray, other: np.ndarray, low: int, high: int) -> np.ndarray:
+def _other_than(array: np.ndarray, other: np.ndarray, low: Limit, high: Limit) -> np.ndarray:
     """Return `other`, changed where it is `array` again."""
     if not np.array_equal(other, array):
         return other

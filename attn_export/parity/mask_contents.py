@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from attn_export.parity.contents import HUGE, HUGE_FLOAT16, Content, Drawn, multiply
+from attn_export.parity.draw import limits
 from attn_export.tensorfile import ArrayDict, is_floating, lowest_number
 
 # -- contents of a cache that is written in place -----------------------------------------------
@@ -43,7 +44,7 @@ def _beyond_length(drawn: Drawn) -> None:
         if is_floating(array.dtype):
             array[rows] *= LOUD
         else:  # integers are as large as there are
-            low, high = wanted.low, int(wanted.high)
+            low, high = limits(wanted, drawn.sizes)
             array[rows] = np.where(array[rows] < (low + high + 1) // 2, low, high)
 
 

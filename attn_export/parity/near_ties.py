@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from attn_export.attention import Attention
 from attn_export.attention.cache_scales import new_rows
 from attn_export.attention.quantised_activations import DynamicInt8
+from attn_export.attention.quantised_cache import Quotients
 from attn_export.export.trees import to_torch
 from attn_export.parity.draw import generator, seed_of
 from attn_export.parity.measures import eps
@@ -155,28 +156,33 @@ def _by_slopes(case: Case, module: Attention) -> Case | None:
 
 
 class _Quotients:
-    """New keys and values of a case, divided by their scales: float64 `[B, L, N]`."""
+    """The numbers that new keys and values of a case are rounded from: float64 `[B, L, N]`."""
 
     def __init__(self, module: Attention, case: Case) -> None:
         assert module.kv_scales is not None
         self._module, self._scales = module, module.kv_scales
         self._inputs = to_torch(_wide(case.inputs))
+        self._parts: list[Quotients] = []
 
     @property
-    def limits(self) -> tuple[int, int]:
-        return self._scales.low, self._scales.high
+    def limits(self) -> tuple[Tensor, Tensor]:
+        """The least and the largest integer of each number of the last call, `[N]`."""
+        sizes = torch.tensor([part.values[0, :, 0].numel() for part in self._parts])
+        ends = torch.tensor([(part.low, part.high) for part in self._parts])
+        low, high = ends.repeat_interleave(sizes, dim=0).unbind(-1)
+        return low, high
 
     def largest_of_heads(self, x: Tensor) -> Tensor:
         """Return the largest element of each head, in place of all its elements: `[B, L, N]`."""
-        spec = self._module.spec
-        widths = [spec.num_kv_heads * width for width in spec.cache_widths]
-        heads = (part.unflatten(-1, (spec.num_kv_heads, -1)) for part in x.split(widths, -1))
+        Hkv = self._module.spec.num_kv_heads
+        widths = [Hkv * part.values.shape[-1] for part in self._parts]
+        heads = (part.unflatten(-1, (Hkv, -1)) for part in x.split(widths, -1))
         return torch.cat([h.amax(-1, keepdim=True).expand_as(h).flatten(2) for h in heads], -1)
 
     def __call__(self, query: Tensor) -> Tensor:
-        scales = (self._scales.k_scale, self._scales.v_scale)
-        rows = zip(new_rows(self._module, {**self._inputs, "query": query}), scales, strict=True)
-        return torch.cat([(x / scale).transpose(1, 2).flatten(2) for x, scale in rows], dim=-1)
+        rows = new_rows(self._module, {**self._inputs, "query": query})
+        self._parts = self._scales.quotients(*rows)
+        return torch.cat([part.values.transpose(1, 2).flatten(2) for part in self._parts], dim=-1)
 
 
 def _margin(quotients: _Quotients, query: np.ndarray) -> Tensor:
@@ -193,14 +199,14 @@ def _margin(quotients: _Quotients, query: np.ndarray) -> Tensor:
     return quotients.largest_of_heads(found)
 
 
-def _missing(values: Tensor, margin: Tensor, low: int, high: int) -> Tensor:
+def _missing(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return by how much each value has to move, 0 where it is far enough from every tie.
 
     Args:
         values: Quotients, `[B, L, N]`.
         margin: The distance from ties that is enough, `[B, L, N]`.
-        low: The least integer.
-        high: The largest integer.
+        low: The least integer of each, `[N]`.
+        high: The largest integer of each, `[N]`.
     """
     tie = (values.floor() + 0.5).clamp(low + 0.5, high - 0.5)  # beyond, all is one integer
     near = (values - tie).abs() < margin

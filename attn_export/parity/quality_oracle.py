@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
@@ -13,9 +12,10 @@ from attn_export.attention.quantised import read_cache, unquantised
 from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
+from attn_export.parity import quality_splits
 from attn_export.parity.oracle import Oracle
 from attn_export.parity.quality_vectors import distance, heads, of_logits, of_outputs
-from attn_export.quality import ATTENDED, Budget, Distance, Quality, is_finite
+from attn_export.quality import ATTENDED, Budget, Distance, Quality, Split, is_finite
 from attn_export.results import Arrays, Golden
 from attn_export.tensorfile import is_floating
 
@@ -58,10 +58,11 @@ def measure_quality(
     }
     outputs, by_head = of_outputs(pairs)
     before_out = heads(ATTENDED, list(zip(attended_before, attended, strict=True)))
+    parts = list(_of_parts(subject, module, before, (given, of_floats), wide))
     found = Quality(
         tuple(outputs), tuple(d for d in (*before_out, *by_head) if is_finite(d)),
-        tuple(_of_parts(subject, module, before, (given, of_floats), wide)), tuple(budgets),
-        of_logits(pairs, budgets),
+        tuple(part for part, _ in parts if is_finite(part)), tuple(budgets),
+        of_logits(pairs, budgets), tuple(each for _, each in parts if each is not None),
     )  # fmt: skip
     return found, floats
 
@@ -69,8 +70,8 @@ def measure_quality(
 def _of_parts(
     subject: Subject, module: Attention, before: Attention,
     given: tuple[Sequence[Arrays], Sequence[Arrays]], wide: Sequence[Arrays],
-) -> list[Distance]:  # fmt: skip
-    """Return the distance of the first output with each part alone quantised: a weight, the cache.
+) -> Iterator[tuple[Distance, Split | None]]:  # fmt: skip
+    """Yield the distance of the first output with each part alone quantised, and its split.
 
     Args:
         subject: The subject.
@@ -79,24 +80,24 @@ def _of_parts(
         given: The inputs of `module`, and those of `before`.
         wide: The outputs of `before`.
     """
-    first, found = subject.outputs[0], []
+    first = subject.outputs[0]
 
-    def add(part: str, outputs: Sequence[Arrays]) -> None:
-        pairs = ((f[first], q[first]) for f, q in zip(wide, outputs, strict=True))
-        found.append(distance(part, pairs))
+    def of(part: str, outputs: Sequence[Arrays]) -> Distance:
+        return distance(part, ((f[first], q[first]) for f, q in zip(wide, outputs, strict=True)))
+
+    def measure(part: str, changed: Attention) -> Distance:
+        return of(part, _run(subject, changed, given[1])[0])
 
     for name in module.float_weights:
-        with torch.no_grad():
-            before.get_parameter(name).copy_(module.get_parameter(name))
-            outputs, _ = _run(subject, before, given[1])
-            before.get_parameter(name).copy_(module.float_weights[name])
-        add(name, outputs)
-    if module.float_weights and module.kv_scales is not None:
-        add(CACHE, _run(subject, unquantised(module, keep_cache=True), given[0])[0])
+        yield quality_splits.of_weight(name, module, before, measure)
+    if module.kv_scales is not None:
+        if module.float_weights:
+            yield of(CACHE, _run(subject, unquantised(module, keep_cache=True), given[0])[0]), None
+        yield from quality_splits.of_cache(module, before, measure)
     if isinstance(module.activations, DynamicInt8):
         before.activations = module.activations
-        add(ACTIVATIONS, _run(subject, before, given[1])[0])
-    return [each for each in found if is_finite(each)]
+        found = measure(ACTIVATIONS, before)
+        yield found, Split(ACTIVATIONS, found.sqnr if is_finite(found) else None, None, 0.0)
 
 
 def _run(

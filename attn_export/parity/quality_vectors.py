@@ -20,6 +20,7 @@ from attn_export.quality import (
     Distance,
     LogitDistance,
     Quality,
+    Split,
     is_finite,
     parse_budgets,
 )
@@ -51,13 +52,17 @@ def quality_cases(cases: Sequence[Case], *, without_past: bool = False) -> list[
     plain = {
         number: math.prod(case.inputs["query"].shape[:2])
         for number, case in enumerate(cases)
-        if case.kind == "shape" and not case.contents and not case.ignored_rows
-        and not (without_past and case.sizes["past_len"])
+        if is_plain(case) and not (without_past and case.sizes["past_len"])
     }  # fmt: skip
     if without_past and not plain:
         return quality_cases(cases)
     fitting = [number for number, rows in plain.items() if rows <= MOST_ROWS] or list(plain)[:1]
     return sorted(sorted(fitting, key=lambda number: -plain[number])[:CASES])
+
+
+def is_plain(case: Case) -> bool:
+    """Return whether the inputs of a case are plain random numbers."""
+    return case.kind == "shape" and not case.contents and not case.ignored_rows
 
 
 def distance(part: str, pairs: Pairs) -> Distance:
@@ -169,6 +174,7 @@ def write_quality(
         "cases": list(numbers),
         "heads": [dataclasses.asdict(each) for each in quality.heads],
         "weights": [dataclasses.asdict(each) for each in quality.weights],
+        "splits": [dataclasses.asdict(each) for each in quality.splits],
         "budgets": [str(budget) for budget in quality.budgets],
     }
     (folder / QUALITY).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -213,4 +219,5 @@ def read_quality(
     by_head, weights = (
         tuple(Distance(**each) for each in content[part]) for part in ("heads", "weights")
     )
-    return Quality(tuple(outputs), by_head, weights, limits, of_logits(pairs, limits))
+    splits = tuple(Split(**each) for each in content.get("splits", ()))
+    return Quality(tuple(outputs), by_head, weights, limits, of_logits(pairs, limits), splits)

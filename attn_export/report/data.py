@@ -53,7 +53,7 @@ def _best_graphs(report: Report) -> list[dict[str, Any]]:
 
 
 def _quality(quality: Quality) -> dict[str, Any]:
-    parts = {name: getattr(quality, name) for name in ("outputs", "heads", "weights")}
+    parts = {name: getattr(quality, name) for name in ("outputs", "heads", "weights", "splits")}
     return {
         **{name: [dataclasses.asdict(each) for each in found] for name, found in parts.items()},
         "budgets": [str(budget) for budget in quality.budgets],

@@ -177,6 +177,8 @@ def lines(found: Explanation) -> Iterator[str]:
     if found.smallest:
         sizes = ", ".join(f"{axis} {size}" for axis, size in found.smallest.items())
         yield f"smallest case: {sizes}"
+    for part in found.distance:
+        yield f"distance from the float model: {part}"
     for note in found.notes:
         yield f"note: {note}"
     if found.folder is not None and found.smallest:

@@ -19,7 +19,7 @@ from attn_export.errors import SpecError
 from attn_export.spec import rules
 from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
-from attn_export.spec.integer_inputs import IN_A_BYTE, integer_inputs
+from attn_export.spec.integer_inputs import integer_inputs, stored_width
 from attn_export.spec.presets import (
     USUAL,
     check_known,
@@ -64,8 +64,8 @@ class AttentionSpec(AttentionFields):
     @property
     def stored_widths(self) -> tuple[int, int]:
         """The widths of `past_key` and `past_value` in elements: D / 2 and Dv / 2 with int4."""
-        in_one = IN_A_BYTE.get(self.kv_dtype, 1)
-        return self.cache_widths[0] // in_one, self.cache_widths[1] // in_one
+        of_key, of_value = self.cache_widths
+        return stored_width(self, of_key), stored_width(self, of_value)
 
     @property
     def softmax_scale(self) -> float:

@@ -236,9 +236,10 @@ class AttentionFields:
         "none", choices=("none", "int8", "int4"),
     )  # fmt: skip
     kv_scale: str = _field(
-        "the scales of such a cache: one for all keys and one for all values, or one for each "
-        "channel of each head",
-        "per-tensor", choices=("per-tensor", "per-channel"),
+        "the scales of such a cache: one for all keys and one for all values; one for each channel "
+        "of each head; or, with int4, one and a zero point for each block of up to 32 channels of "
+        "each token, found as it is written",
+        "per-tensor", choices=("per-tensor", "per-channel", "per-block"),
     )  # fmt: skip
     kv_scales_from: str = _field(
         "the origin of these scales: random tokens of a seed, hidden states (`--calibrate`), or a "

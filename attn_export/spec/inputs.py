@@ -78,6 +78,8 @@ class Input:
             mask in which True means "may attend" starts with True, one in which it means "hidden"
             with False. None where rows start differently.
         hides: Whether a floating point input is a mask with -inf in it, besides `attn_mask`.
+        columns: Other ranges of an integer input, for elements of its last axis: the first of
+            them, the least and the largest value. Each goes up to the next.
     """
 
     shape: Shape
@@ -86,3 +88,4 @@ class Input:
     high: int | str = 0
     first: bool | None = True
     hides: bool = False
+    columns: tuple[tuple[int, int, int], ...] = ()

@@ -28,6 +28,32 @@ FLOAT_CACHE: Final[Mapping[str, Any]] = {
 IN_A_BYTE: Final = {"int4": 2}
 """The number of integers of a cache in a byte, where it is more than one."""
 
+BY_BLOCK: Final = "per-block"
+"""The `kv_scale` of which each token has scales and zero points of its own, in the cache."""
+
+BLOCK, LEAST_BLOCK = 32, 16
+"""The largest width of a block in channels, and the least one of a head that is wider."""
+
+SEEN_SCALES, SEEN_ZEROS = (160, 178), (116, 124)
+"""The bytes of scales and zero points that a past is drawn with: scales from 1/16 to 1/3."""
+
+
+def block_width(width: int) -> int:
+    """Return the width of the blocks of a head: the largest of its divisors up to `BLOCK`."""
+    return max(size for size in range(1, min(width, BLOCK) + 1) if width % size == 0)
+
+
+def stored_width(spec: AttentionFields, width: int) -> int:
+    """Return the number of elements of a cache that hold a head of a token.
+
+    Args:
+        spec: The spec.
+        width: The width of the head.
+    """
+    of_channels = width // IN_A_BYTE.get(spec.kv_dtype, 1)
+    # a byte for the scale of each block, and one for its zero point
+    return of_channels + (2 * (width // block_width(width)) if spec.kv_scale == BY_BLOCK else 0)
+
 
 def integer_inputs(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[str, Input]:
     """Return the inputs of a spec that are whole numbers, by name.
@@ -39,7 +65,8 @@ def integer_inputs(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[s
     found: dict[str, Input] = {}
     if spec.kv_dtype != "none":
         stored = KV_STORED[spec.kv_dtype]
-        found |= {name: Input(shapes[name], *stored) for name in ("past_key", "past_value")}
+        for name, width in (("past_key", spec.head_dim), ("past_value", spec.v_head_dim)):
+            found[name] = Input(shapes[name], *stored, columns=_columns(spec, width))
     if "past_length" in shapes:
         found["past_length"] = Input(shapes["past_length"], "int64", 0, "past_len")
     if spec.position_ids:
@@ -48,6 +75,14 @@ def integer_inputs(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[s
         last = spec.rotary_original_len * 3 // 2 if stretched else POSITIONS
         found["position_ids"] = Input(shapes["position_ids"], "int64", 0, last)
     return found
+
+
+def _columns(spec: AttentionFields, width: int) -> tuple[tuple[int, int, int], ...]:
+    """Return the ranges of the bytes of scales and zero points, of blocks."""
+    if spec.kv_scale != BY_BLOCK:
+        return ()
+    count = width // block_width(width)
+    return (width // 2, *SEEN_SCALES), (width // 2 + count, *SEEN_ZEROS)
 
 
 def quantised_cache(spec: AttentionFields) -> None:
@@ -82,3 +117,28 @@ def quantised_cache(spec: AttentionFields) -> None:
             raise SpecError(
                 f"{given} with {name} = {width}: a byte holds two channels; make {name} even"
             )
+    _blocks_fit(spec)
+
+
+def _blocks_fit(spec: AttentionFields) -> None:
+    """Check that scales by block have blocks, of 4 bits, and are not given."""
+    if spec.kv_scale != BY_BLOCK:
+        return
+    given = f"kv_scale = {BY_BLOCK!r}"
+    for name in ("head_dim", "v_head_dim"):
+        width = getattr(spec, name)
+        if block_width(width) < min(width, LEAST_BLOCK):
+            raise SpecError(
+                f"{given} with {name} = {width}, which no block of {LEAST_BLOCK} to {BLOCK} "
+                "channels divides; choose another kv_scale"
+            )
+    if spec.kv_dtype != "int4":
+        raise SpecError(
+            f"{given} with kv_dtype = {spec.kv_dtype!r}: blocks hold 4 bits; set kv_dtype = "
+            '"int4", or choose another kv_scale'
+        )
+    if spec.kv_scales_from != SEED:
+        raise SpecError(
+            f"kv_scales_from = {spec.kv_scales_from!r} with {given}: each token has scales of its "
+            "own; leave kv_scales_from out"
+        )

@@ -22,6 +22,7 @@ from attn_export.graph.lower import lower
 
 pytestmark = pytest.mark.xdist_group("test_quantised_cache")  # its bundles are shared
 
+BY_BLOCK = {"kv_dtype": "int4", "kv_scale": "per-block"}
 SPECS = {
     "per tensor": {"attn_mask": "none", "rotary": "half"},
     "by channel": {"kv_scale": "per-channel", "attn_weights": True, "num_kv_heads": 4},
@@ -40,9 +41,19 @@ SPECS = {
     "int4, learned keys": {
         "kv_dtype": "int4", "kv_scale": "per-channel", "add_bias_kv": True, "causal": False,
     },
+    "int4 by block": {**BY_BLOCK, "attn_mask": "none", "rotary": "half", "head_dim": 48},
+    "int4 by block with sinks": {**BY_BLOCK, "sinks": True, "softcap": 5.0, "qk_norm": "rms"},
+    "int4 by block, learned keys": {
+        **BY_BLOCK, "add_bias_kv": True, "causal": False, "attn_weights": True, "v_head_dim": 2,
+    },
+    "int4 by block with int8 products": {
+        **BY_BLOCK, "weights_dtype": "int8", "activations": "dynamic-int8", "attn_mask": "none",
+    },
 }  # fmt: skip
 KEPT = ("per tensor", "by channel", "int4", "int4 by channel")
-MORE = (*KEPT, "one head for each", "narrow")
+MORE = (
+    *KEPT, "one head for each", "narrow", "int4 by block", "int4 by block, learned keys",
+)  # fmt: skip
 
 
 def spec_of(name: str):
@@ -50,7 +61,9 @@ def spec_of(name: str):
 
 
 def bundle_of(name: str) -> Path:
-    return passed_bundle(f"quantised-cache/{name}", spec_of(name), "from a seed")
+    spec = spec_of(name)
+    note = "" if spec.kv_scale == "per-block" else "from a seed"
+    return passed_bundle(f"quantised-cache/{name}", spec, note)
 
 
 @pytest.mark.parametrize("name", extended(SPECS, lambda name: name in MORE))
@@ -69,7 +82,7 @@ def test_every_form_keeps_integers(name: str):
         assert {e.type.tensor_type.elem_type for e in caches} == {stored}
         if packed:
             widths = [e.type.tensor_type.shape.dim[3].dim_value for e in caches]
-            assert widths == [width // 2 for width in spec_of(name).cache_widths] * 2
+            assert widths == [*spec_of(name).stored_widths] * 2
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -109,7 +122,7 @@ def test_the_truth_of_the_stored_scales_is_the_stored_truth():
 
 
 @pytest.mark.parametrize("dialect", ["standard", "portable", "ort"])
-@pytest.mark.parametrize("name", ["per tensor", "int4"])
+@pytest.mark.parametrize("name", ["per tensor", "int4", "int4 by block"])
 def test_a_session_keeps_integers(name: str, dialect: str):
     folder = bundle_of(name)
     rng = np.random.default_rng(0)
@@ -228,7 +241,8 @@ def test_the_report_says_how_far_integers_are_from_floats(tmp_path: Path):
     (output,) = quality.outputs  # integers have no distance
     assert output.part == "output"
     assert 30 < output.sqnr < 45
-    assert [part.part for part in quality.weights] == ["v_proj.weight", "cache"]
+    parts = [part.part for part in quality.weights]
+    assert parts == ["v_proj.weight", "cache", "cached keys", "cached values"]
     assert all(part.sqnr > output.sqnr for part in quality.weights)
     again = verify(folder, runtimes=["ort-cpu"], budgets=["sqnr>=60"])
     assert again.quality.outputs == quality.outputs
@@ -240,7 +254,7 @@ def test_a_cache_alone_has_a_budget_measured_without_a_past(tmp_path: Path):
     folder = tmp_path / "b"
     spec = small_spec(cache="in-place", kv_dtype="int8", kv_scale="per-channel")
     report = build(spec, folder, name="small", dialects=["standard"], runtimes=["ort-cpu"])
-    assert report.quality.weights == ()
+    assert [part.part for part in report.quality.weights] == ["cached keys", "cached values"]
     assert 30 < report.quality.outputs[0].sqnr < 45
     index = json.loads((folder / "golden" / "index.json").read_text())
     numbers = json.loads((folder / "golden" / "quality.json").read_text())["cases"]

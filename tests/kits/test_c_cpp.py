@@ -33,7 +33,7 @@ from shared import BUNDLES, bundle_of, extended
 # C++ takes long to compile.
 KITS = [("c", name) for name in BUNDLES if name != "append"]
 KITS += [("cpp", name) for name in ("in-place", "float16")]
-DEFAULT = {("c", "no-cache"), ("c", "bfloat16"), ("cpp", "in-place")}
+DEFAULT = {("c", "no-cache"), ("c", "bfloat16"), ("c", "blocks"), ("cpp", "in-place")}
 
 
 @pytest.fixture(params=["c", "cpp"])

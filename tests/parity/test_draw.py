@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_export.parity.draw import VISIBLE, concrete, draw_inputs, generator, highest
+from attn_export.parity.draw import VISIBLE, concrete, draw_inputs, generator, limits
 from attn_export.spec import Input
 
 QUERY = Input(("batch", "query_len", 8))
@@ -105,8 +105,16 @@ def test_integers_reach_the_size_that_bounds_them():
     wanted = Input((200,), "int64", 2, "key_len")
     drawn = draw_inputs({"ids": wanted}, SIZES, seed_words=())["ids"]
     assert set(drawn.tolist()) == {2, 3, 4, 5}
-    assert highest(wanted, SIZES) == SIZES["key_len"]
-    assert highest(Input((1,), "int64", 0, 7), SIZES) == 7
+    assert limits(wanted, SIZES) == (wanted.low, SIZES["key_len"])
+    assert limits(Input((1,), "int64", 0, 7), SIZES) == (0, 7)
+
+
+def test_columns_have_ranges_of_their_own():
+    wanted = Input((200, 4), "uint8", 0, 255, columns=((2, 7, 9), (3, 1, 1)))
+    drawn = draw_inputs({"bytes": wanted}, {}, seed_words=())["bytes"]
+    assert drawn[:, :2].min() < 9 < 200 < drawn[:, :2].max()
+    assert set(drawn[:, 2].tolist()) == {7, 8, 9}
+    assert set(drawn[:, 3].tolist()) == {1}
 
 
 @pytest.mark.parametrize(("shape", "found"), [((50, 1), {True, False}), ((50, "key_len"), {True})])

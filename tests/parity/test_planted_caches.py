@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from block_faults import OF_BLOCKS
 from cache_faults import ANY, OF_BYTES, OF_CHANNELS, OF_TENSORS, Fault, Graph
 from conftest import small_spec
 from named_causes import first_cause
@@ -37,6 +38,10 @@ SPECS = {
         "kv_scale": "per-channel", "num_heads": 8, "num_kv_heads": 8, "head_dim": 8,
         "attn_mask": "none", "kv_dtype": "int4",
     },
+    "by block": {
+        "kv_scale": "per-block", "head_dim": 64, "rotary": "half", "attn_mask": "none",
+        "kv_dtype": "int4",
+    },
 }  # fmt: skip
 MORE = pytest.mark.extended
 CASES = ("base", "changed_past_key", "decode_300")
@@ -58,6 +63,7 @@ PLANTED = [
     *(("by channel", name, fault) for name, fault in (ANY | OF_CHANNELS).items()),
     *((MIXED, name, fault) for name, fault in (ANY | OF_TENSORS).items()),
     *(("packed", name, fault) for name, fault in OF_BYTES.items()),
+    *(("by block", name, fault) for name, fault in OF_BLOCKS.items()),
     *(("packed by channel", name, fault) for name, fault in (OF_BYTES | OF_CHANNELS).items()),
 ]
 
@@ -102,8 +108,10 @@ def test_a_cache_that_is_kept_wrongly_fails(kind: str, name: str, fault: Fault):
 UNNAMED = {"rounded from 0.1 on, not 0.5", "one scale of 64 stale", "quantised twice"}
 """Faults with a number of their own: no mistake that is known gives the same outputs."""
 CAUSES = {
-    "stale scales": "stale scales", "scale of the": "scale axis", "scale": "cache scale",
-    "zero": "zero point", "quantised twice": "quantised twice", "rounded": "rounding",
+    "stale scales": "stale scales", "block": "block scale", "bounds": "block bounds",
+    "bytes of": "cache layout", "mixing": "key rotation", "scale of the": "scale axis",
+    "scale": "cache scale", "zero": "zero point", "quantised twice": "quantised twice",
+    "rounded": "rounding",
     "new tokens read": "rounding", "clipped": "clipped range", "not clipped": "clipped range",
     "neighbouring channels": "nibble order", "halves swapped": "nibble order",
     "sign lost": "signedness", "read as two's complement": "signedness", "": "cache layout",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from attn_export.parity.allowed import run_count
 from attn_export.parity.draw import generator
 from attn_export.parity.operations import recorded_steps
 from attn_export.parity.rounding import RandomRounding
@@ -180,3 +181,14 @@ def test_whole_numbers_are_counted_exactly():
     with RandomRounding(EPS, EPS, 0):
         positions = (mask.cumsum(-1) * mask - 1).long()
     assert positions.tolist() == [list(range(7))] * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "count"),
+    [((2, 600, 32), "float32", 1), ((2, 600, 1), "float32", 8), ((2, 600, 1), "int8", 1),
+     ((2, 30, 32), "float32", 8), ((2, 100, 32), "float32", 4)],
+)  # fmt: skip
+def test_many_rows_are_measured_once_unless_they_are_short(
+    shape: tuple[int, ...], dtype: str, count: int
+):
+    assert run_count({"output": np.zeros(shape, dtype)})[1] == count

@@ -51,6 +51,10 @@ FEW: dict[str, dict[str, object]] = {
     "bfloat16": {**CACHE, **CAUSAL, "dtype": "bfloat16"},
     "in place, int8": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int8"},
     "in place, int4": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int4"},
+    "in place, int4 by block": {
+        **IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int4", "kv_scale": "per-block",
+        "head_dim": 40,
+    },
     "int8": {"weights_dtype": "int8"},
     "int8 activations": {**CAUSAL, "weights_dtype": "int8", "activations": "dynamic-int8"},
     "int4": {"weights_dtype": "int4", "block_size": 16},

@@ -27,7 +27,7 @@ from attn_export.runtimes.protocol import Limits
 Need = Callable[[str], None]
 LIMITS = Limits(threads=1, seconds=60, memory_mib=None)
 NAMES = ("node", "wasm")
-BUNDLES = ("append", "in-place", "float16")
+BUNDLES = ("append", "in-place", "float16", "blocks")
 
 
 @pytest.fixture(autouse=True)

@@ -166,6 +166,21 @@ REFUSED_FEATURES = [
         ["kv_dtype = 'int4'", "v_head_dim = 5", "make v_head_dim even"],
     ),
     (
+        {"kv_dtype": "int8", "cache": "in-place", "kv_scale": "per-block"},
+        ["kv_scale = 'per-block'", "kv_dtype = 'int8'", 'kv_dtype = "int4"'],
+    ),
+    (
+        {"kv_dtype": "int4", "cache": "in-place", "kv_scale": "per-block", "head_dim": 74},
+        ["kv_scale = 'per-block'", "head_dim = 74", "16 to 32", "another kv_scale"],
+    ),
+    (
+        {
+            "kv_dtype": "int4", "cache": "in-place", "kv_scale": "per-block",
+            "kv_scales_from": "file",
+        },
+        ["kv_scales_from = 'file'", "scales of its own", "leave kv_scales_from out"],
+    ),
+    (
         {"kv_dtype": "int8", "cache": "in-place", "dtype": "float16"},
         ["kv_dtype = 'int8'", "dtype = 'float16'", "leave dtype out"],
     ),
