@@ -12,12 +12,12 @@ from attn_export.report.data import three_digits
 FLOAT = "float32"
 PEER_GOAL = 0.90
 BY = " in "
-"""What stands between the name of a candidate and that of the form of its graph."""
+"""Separator of the name of a candidate and that of the form of its graph."""
 
 NAN = float("nan")
 
 Contests = Mapping[str, Mapping[str, Any]]
-"""What `contest_to_dict` returns, by the name of the row."""
+"""Results of `contest_to_dict`, by the name of the row."""
 
 
 @dataclasses.dataclass(frozen=True)
