@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attn_export.errors import printable
-from attn_export.report.data import three_digits
+from attn_export.report.tables import three_digits
 
 FLOAT = "float32"
 PEER_GOAL = 0.90
