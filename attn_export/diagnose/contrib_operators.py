@@ -23,6 +23,8 @@ GQA_INPUTS = (
     "query", "key", "value", "past_key", "past_value", "seqlens_k", "total", "cos", "sin",
     "position_ids", "bias", "sink", "k_scale", "v_scale",
 )  # fmt: skip
+NO_SINK = np.array(-1e30)
+"""A score that adds nothing to the sum of a softmax."""
 MHA_INPUTS = ("query", "key", "value", "packed_bias", "padding", "bias")
 OF_INTEGERS = frozenset({"kv_cache_bit_width", "k_quant_type", "v_quant_type"})
 SAID = frozenset({"num_heads", "kv_num_heads", "scale", "softcap"}) | OF_INTEGERS
@@ -34,8 +36,10 @@ class GroupQueryAttention(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        refused = {"cos", "sin", "position_ids", "sink"}
+        refused = {"cos", "sin", "position_ids"}
         given = _optional_inputs(GQA_INPUTS, inputs, attributes, refused)
+        if (given.get("sink", NO_SINK) > NO_SINK).any():
+            raise NotImplementedError("a sink that counts, of GroupQueryAttention")
         H, Hkv = attributes["num_heads"], attributes["kv_num_heads"]
         q, k, v = (_apart(given[name], n) for name, n in zip(GQA_INPUTS[:3], (H, Hkv, Hkv)))  # noqa: B905
         cache_length, L = given["seqlens_k"].astype(np.int64).reshape(-1) + 1, q.shape[2]

@@ -19,6 +19,7 @@ from attn_export.export.export import export
 from attn_export.graph.lower import lower
 from attn_export.graph.save import save_graphs
 from attn_export.results import GraphFile
+from measuring import genai_peer
 
 OPENVINO: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "OpenVINO int8": (PORTABLE, {"weights_dtype": "int8"}),
@@ -27,9 +28,13 @@ OPENVINO: Mapping[str, tuple[str, Mapping[str, object]]] = {
 """The dialect, and fields of the spec. OpenVINO rounds the inputs of products by itself."""
 
 STOCK = "MatMulNBits, level 4"
-"""int4 as model builders write it for CPUs: inputs of products are rounded to 8 bits."""
+"""Our graph with int4 whose products round their inputs to 8 bits by block."""
 
-NAMES = (*(f"torchao {name}" for name in TORCHAO), *OPENVINO, STOCK)
+NAMES = (*(f"torchao {name}" for name in TORCHAO), *OPENVINO, STOCK, genai_peer.NAME)
+
+SLOW = "int4 weights"
+MANY_TOKENS = 64
+"""torchao's prototype of int4 takes 20 s for 512 tokens: from here on it is left out."""
 
 
 def peers(
@@ -51,7 +56,8 @@ def peers(
             "spec": plain, "sizes": dict(sizes), "static": decodes, "compile": True,
             "torchao": name,
         }  # fmt: skip
-        yield Candidate(f"torchao {name}", "peer", "spec", options, work)
+        slow = "takes 20 s" if name == SLOW and work.tokens > MANY_TOKENS else ""
+        yield Candidate(f"torchao {name}", "peer", "spec", options, work, reason=slow)
     for name, (dialect, fields) in OPENVINO.items():
         spec = AttentionSpec.from_dict({**layer, "cache": "append", **fields})
         inputs = feeds_of(spec.inputs(), sizes)
@@ -65,6 +71,9 @@ def peers(
     feeds = feeds_of(spec.inputs(), sizes), known_feeds(spec.output_shapes(), sizes)
     stock = dataclasses.replace(graph, name=at_level_4(place, graph.name))
     yield dataclasses.replace(as_candidate(STOCK, place, stock, *feeds, work), role="peer")
+    place = folder / "genai"
+    place.mkdir(exist_ok=True)
+    yield genai_peer.genai(layer, sizes, place, work)
 
 
 def graph_of(spec: AttentionSpec, dialect: str, folder: Path) -> Path:

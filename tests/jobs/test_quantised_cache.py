@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,12 @@ from shared import extended, passed_bundle, passed_graphs
 from attn_export import DecodeSession, Subject, build, verify
 from attn_export.attention.quantised_cache import packed
 from attn_export.cli import run
-from attn_export.graph.load import load_model
-from attn_export.graph.lower import lower
+from attn_export.diagnose.evaluate import Evaluation, NotComputedError
+from attn_export.graph.load import load_graph, load_model
+from attn_export.graph.lower import Form, lower
+from attn_export.graph.save import save_beside_weights
+from attn_export.jobs import tune as tune_job
+from attn_export.jobs.tune import tune
 
 pytestmark = pytest.mark.xdist_group("test_quantised_cache")  # its bundles are shared
 
@@ -51,6 +56,7 @@ SPECS = {
     },
 }  # fmt: skip
 KEPT = ("per tensor", "by channel", "int4", "int4 by channel")
+WHOLE, DECODE = Form(whole_rows=True), "model.ort.decode.onnx"
 MORE = (
     *KEPT, "one head for each", "narrow", "int4 by block", "int4 by block, learned keys",
 )  # fmt: skip
@@ -175,6 +181,52 @@ def test_each_channel_has_its_scale_in_onnx_runtimes_operator(kv_dtype: str, tmp
     (kernel,) = (node for node in graph.node if node.op_type == "GroupQueryAttention")
     held = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
     assert [held[name].shape for name in kernel.input[12:14]] == [(1, 2, 1, 8)] * 2
+
+
+@pytest.mark.parametrize("name", ["per tensor", "int4"])
+def test_whole_rows_of_scores_give_the_same(name: str, tmp_path: Path, monkeypatch):
+    folder = Path(shutil.copytree(bundle_of(name), tmp_path / "tuned"))
+    monkeypatch.setattr(
+        tune_job, "_fastest", lambda file, _: str(WHOLE) if file == DECODE else "kernels"
+    )
+    tuned = tune(folder, prefill=[5], decode=[9], rounds=1, threads=1, turn_seconds=0.001)
+    assert tuned.forms[DECODE] == "whole rows of scores"
+    assert tuned.exit_code == 0
+    kernel, sink = sink_of(folder / DECODE)
+    assert list(sink) == [np.float32(-1e30)] * spec_of(name).num_heads
+    assert kernel.input[10] == ""  # no bias beside it
+
+
+@pytest.mark.parametrize(("score", "passes"), [(-1e30, True), (-1.0, False)])
+def test_a_sink_that_counts_is_a_fault(score: float, passes: bool, tmp_path: Path):
+    folder = bundle_of("per tensor")
+    file = shutil.copytree(folder, tmp_path / "copy") / DECODE
+    model = lower(load_graph(folder / "model.onnx"), "ort", WHOLE)["decode"].model
+    save_beside_weights(model, file)
+    changed = onnx.load(file, load_external_data=False)
+    kernel, sink = sink_of(file)
+    (held,) = (t for t in changed.graph.initializer if t.name == kernel.input[11])
+    held.CopyFrom(numpy_helper.from_array(np.full_like(sink, score), held.name))
+    file.write_bytes(changed.SerializeToString())
+    report = verify(folder, graph=file, runtimes=["ort-cpu"])
+    assert report.passed == passes, str(report)
+    cache = np.zeros((1, 2, 4, 8), np.int8)
+    inputs = {
+        "query": np.ones((1, 1, 32), np.float32), "past_key": cache, "past_value": cache,
+        "past_length": np.zeros(1, np.int64),
+    }  # fmt: skip
+    if passes:
+        assert np.isfinite(Evaluation.load(file).values(inputs)["output"]).all()
+    else:  # in float64, too, it is not taken for one that does not
+        with pytest.raises(NotComputedError, match="sink"):
+            Evaluation.load(file).values(inputs)
+
+
+def sink_of(file: Path) -> tuple[onnx.NodeProto, np.ndarray]:
+    graph = load_model(file).graph
+    (kernel,) = (node for node in graph.node if node.op_type == "GroupQueryAttention")
+    (sink,) = (t for t in graph.initializer if t.name == kernel.input[11])
+    return kernel, numpy_helper.to_array(sink)
 
 
 @pytest.mark.parametrize("change", ["other scale to read", "zero point", "read twice"])

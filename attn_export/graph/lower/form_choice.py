@@ -15,12 +15,17 @@ class Form(NamedTuple):
             that it sees; 0 for all at once, in ONNX Runtime's kernels.
         products: Whether products are computed where a kernel fits: for many queries with
             `block`, for one query without.
+        whole_rows: For one query over a cache of integers: whether the kernel computes all scores
+            of a head before it reads values, instead of tile by tile.
     """
 
     block: int = 0
     products: bool = False
+    whole_rows: bool = False
 
     def __str__(self) -> str:
+        if self.whole_rows:
+            return "whole rows of scores"
         if not self.block:
             return "products" if self.products else "kernels"
         return f"{'' if self.products else 'kernels in '}blocks of {self.block} queries"
@@ -28,7 +33,8 @@ class Form(NamedTuple):
     @property
     def needs(self) -> str:
         """The least version of ONNX Runtime."""
-        return "1.31" if self.block and not self.products else ORT_NEEDED
+        measured = self.whole_rows or (self.block and not self.products)
+        return "1.31" if measured else ORT_NEEDED
 
 
 KERNELS, PRODUCTS = Form(), Form(products=True)
@@ -37,4 +43,5 @@ FORMS = (
     *(Form(block, products=True) for block in (64, 128, 256, 512)),
     *(Form(block) for block in (64, 128, 256)),
     PRODUCTS,
+    Form(whole_rows=True),
 )

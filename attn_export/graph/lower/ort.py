@@ -96,7 +96,8 @@ def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> 
             _finish(model, a, [fold(op, a, a.key, a.value)])
     elif held is not None:
         if _fits_integers(a, held) and form != PRODUCTS:
-            attended, *present = ort_kernels.in_place_integers(op, a, held)
+            whole = form.whole_rows
+            attended, *present = ort_kernels.in_place_integers(op, a, held, whole_rows=whole)
             take_over(held.key, present[0])
             take_over(held.value, present[1])
             _finish(model, a, [attended])

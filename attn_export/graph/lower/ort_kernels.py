@@ -32,6 +32,9 @@ from attn_export.graph.lower.visible_keys import allowed_keys, as_bias
 MICROSOFT = "com.microsoft"
 INT32 = ir.DataType.INT32
 
+NO_SINK = -1e30
+"""The score of a sink that adds nothing: its exponential is 0 beside that of any other score."""
+
 
 def full(op: Builder, a: AttentionNode) -> ir.Value:
     """Return the attention in which every query sees every key, in the node's layout.
@@ -95,7 +98,9 @@ def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Valu
     return [in_output_layout(op, a, attended), *present]
 
 
-def in_place_integers(op: Builder, a: AttentionNode, held: QuantisedCache) -> list[ir.Value]:
+def in_place_integers(
+    op: Builder, a: AttentionNode, held: QuantisedCache, *, whole_rows: bool = False
+) -> list[ir.Value]:
     """Return attention, present key and value for one query a row, over a cache of integers.
 
     The operator rounds and writes the new keys, and reads integers as they are.
@@ -104,6 +109,9 @@ def in_place_integers(op: Builder, a: AttentionNode, held: QuantisedCache) -> li
         op: Makes the nodes.
         a: The node.
         held: Its cache.
+        whole_rows: Whether to compute all scores of a head before values are read. The kernel does
+            so where each head has a sink, a further score without a value; one that adds 0 to the
+            sum of the softmax changes nothing else.
     """
     cache = held.cache
     new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
@@ -111,8 +119,9 @@ def in_place_integers(op: Builder, a: AttentionNode, held: QuantisedCache) -> li
     last = op("Cast", cache.lengths, to=INT32)
     total = op("Add", op("ReduceMax", last, keepdims=0), op.scalar_int(1, INT32))
     scales = (held.k_scale, held.v_scale)
+    sink = op.array(np.full(a.num_heads, NO_SINK, np.float32)) if whole_rows else None
     given = [
-        query, key, value, cache.past_key, cache.past_value, last, total, *[None] * 5,
+        query, key, value, cache.past_key, cache.past_value, last, total, *[None] * 4, sink,
         *(op.array(s.reshape(1, *s.shape) if s.ndim else s.reshape(1)) for s in scales),
     ]  # fmt: skip
     kinds = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]

@@ -1,0 +1,97 @@
+"""The tables of `scripts/bench_low_precision`, from its figures as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from attn_export.errors import printable
+from attn_export.report.tables import three_digits
+
+FLOAT = "float32"
+PEER_GOAL = 0.90
+BY = " in "
+"""Separator of the name of a candidate and that of the form of its graph."""
+
+NAN = float("nan")
+
+Contests = Mapping[str, Mapping[str, Any]]
+"""Results of `contest_to_dict`, by the name of the row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One row of a table: its name, the names of its candidates, the goal for the best of them."""
+
+    name: str
+    columns: Sequence[str]
+    goal: float
+
+
+def beside_float(title: str, lines: Sequence[Line], contests: Contests) -> str:
+    """Return the table of layers with integers beside float32.
+
+    Args:
+        title: Its heading.
+        lines: Its rows, of the same columns.
+        contests: The figures.
+    """
+    heads = ["", *lines[0].columns, "best / float32", "goal", "met"]
+    found = [f"## {title}\n", *_head(heads)]
+    for line in lines:
+        best = {column: _best(contests[line.name], column) for column in line.columns}
+        ratio = min(time for name, (time, _) in best.items() if name != FLOAT) / best[FLOAT][0]
+        cells = [f"{three_digits(time)}{form}" for time, form in best.values()]
+        found.append(_row(line.name, cells, ratio, line.goal))
+    return "\n".join([*found, ""])
+
+
+def beside_peers(
+    names: Sequence[str], own: Collection[str], peers: Sequence[str], contests: Contests
+) -> str:
+    """Return the table of the best of ours beside each peer.
+
+    Args:
+        names: Its rows; those without peers are left out.
+        own: The candidates of ours that do the same as the peers.
+        peers: The peers.
+        contests: The figures.
+    """
+    heads = ["", "best of ours", *peers, "ours / best peer", "goal", "met"]
+    found = ["## Beside others\n", *_head(heads)]
+    failed: dict[str, None] = {}
+    for name in names:
+        held = {each["name"]: each for each in contests[name]["candidates"]}
+        if not any(peer in held for peer in peers):
+            continue
+        ours = min(_best(contests[name], column)[0] for column in own)
+        theirs = [_best(contests[name], peer)[0] for peer in peers]
+        ratio = ours / min(time for time in theirs if time == time)
+        found.append(_row(name, [three_digits(x) for x in (ours, *theirs)], ratio, PEER_GOAL))
+        failed |= {
+            f"- {name}: {peer}: not run: {printable(held[peer]['reason'], 120)}": None
+            for peer in peers
+            if peer in held and held[peer]["outcome"] != "ran"
+        }
+    return "\n".join([*found, "", *failed, ""]) if len(found) > 3 else ""
+
+
+def _best(contest: Mapping[str, Any], column: str) -> tuple[float, str]:
+    """Return the least median of a candidate over the forms of its graph, and which one it is."""
+    times = {
+        each["name"].partition(BY)[2]: each["median_ms"]
+        for each in contest["candidates"]
+        if each["name"].partition(BY)[0] == column and each["outcome"] == "ran"
+    }
+    form = min(times, key=lambda name: times[name], default="")
+    return times.get(form, NAN), f" ({form})" if form else ""
+
+
+def _head(heads: Sequence[str]) -> list[str]:
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+
+
+def _row(name: str, cells: Sequence[str], ratio: float, goal: float) -> str:
+    met = "yes" if ratio <= goal else "**no**"
+    return f"| {name} | {' | '.join(cells)} | {ratio:.2f} | ≤ {goal:.2f} | {met} |"
