@@ -19,6 +19,8 @@ from conftest import ROOT
 
 import attn_export
 
+pytestmark = pytest.mark.xdist_group("test_architecture")  # what is parsed is shared
+
 PACKAGE = ROOT / "attn_export"
 TEMPLATES = PACKAGE / "kits" / "python"  # what is shipped to users: it knows nothing of us
 FILES = {

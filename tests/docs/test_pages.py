@@ -29,8 +29,10 @@ SLOW = {
     "scripts/attn-export sweep docs/sweeps/heads.toml --output heads.sweep",
     "scripts/attn-export bisect models/mqa --good 1.28.0 --bad 1.27.0 --install",
     "scripts/attn-export site heads.sweep --output heads.site",
+    "scripts/attn-export probe ort-cpu",
+    "scripts/attn-export probe onnx-reference",
 }
-"""Commands of a minute that `--all` runs; other tests run them with smaller numbers."""
+"""Commands that take long, which `--all` runs; other tests run them too, most for less."""
 LONG = {
     "ci", "sweep", "performance", "bundle", "checkpoints", "spec", "your-module", "evidence",
     "low-precision",

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Cli, command
+from conftest import command, run_command
 from processes import gone, worker_after
 
 from attn_export.cli import run
@@ -43,21 +44,33 @@ def changed(monkeypatch: pytest.MonkeyPatch):
 # -- what is printed --------------------------------------------------------------------------
 
 
-def test_a_plain_table_of_80_columns_with_every_probe(cli: Cli):
-    done = cli("probe", "onnx-reference")
+of_one_run = pytest.mark.xdist_group("printed by probe")
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Return the table that the command prints, and its JSON."""
+    folder = tmp_path_factory.mktemp("probe")
+    done = run_command(["probe", "onnx-reference", "--json", "f.json"], folder)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout
-    lines = done.stdout.splitlines()
+    return done.stdout, (folder / "f.json").read_text()
+
+
+@of_one_run
+def test_a_plain_table_of_80_columns_with_every_probe(printed: tuple[str, str]):
+    table, _ = printed
+    assert "\x1b" not in table
+    lines = table.splitlines()
     assert all(len(line) <= 80 for line in lines)
     assert [n for n in NAMES if not any(line.startswith(n) for line in lines)] == []
-    assert "keys to P+i +" in done.stdout
-    assert "+ not as PyTorch" in done.stdout
+    assert "keys to P+i +" in table
+    assert "+ not as PyTorch" in table
 
 
-def test_json_on_stdout_is_all_that_is_there(cli: Cli, tmp_path: Path):
-    done = cli("probe", "onnx-reference", "--json", "-")
-    report = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (0, "")
+@of_one_run
+def test_the_json_has_every_probe_and_names_no_folder(printed: tuple[str, str]):
+    _, text = printed
+    report = json.loads(text)
     assert report["format"] == "attn-export-fingerprint/1"
     assert report["runtime"] == "onnx-reference"
     assert [each["name"] for each in report["probes"]] == NAMES
@@ -68,7 +81,7 @@ def test_json_on_stdout_is_all_that_is_there(cli: Cli, tmp_path: Path):
     ]
     assert past["onnx"]["says"] == past["onnx"]["evaluator"]["reading"] == "keys to P+i"
     assert past["pytorch"]["reading"] == "keys to i"
-    assert str(tmp_path) not in done.stdout
+    assert tempfile.gettempdir() not in text
 
 
 def test_json_to_a_file_and_quiet(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -136,7 +136,7 @@ def operators(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("attend", FORMS, ids=lambda form: form.__name__)
-@pytest.mark.every(3)
+@pytest.mark.every(5)
 def test_it_is_one_node_in_ort_and_passes(attend: Attend, tmp_path: Path):
     report = build(subject_of(attend), tmp_path / "b", runtimes=["ort-cpu"], dialects=["all"])
     assert report.passed

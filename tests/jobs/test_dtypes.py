@@ -50,6 +50,7 @@ ONCE = {
     ("bfloat16", "a float mask, rotary, rms norm, window"), ("float16", "cross"),
     ("float16", "alibi, relative bias, layer norm, sinks, softcap"), ("bfloat16", "in place"),
     ("float16", "plain"), ("float16", "a float mask, rotary, rms norm, window"),
+    ("bfloat16", "alibi, relative bias, layer norm, sinks, softcap"),
 }  # fmt: skip
 """Features that the default tests run in the other type only, or in float32 elsewhere."""
 

@@ -157,7 +157,7 @@ def mutants_of(line: Line, file: str) -> list[Mutant]:
 
 
 @pytest.mark.parametrize("line", TABLE, ids=lambda line: f"{line.row}-{line.kind}-{line.place}")
-@pytest.mark.every(5)
+@pytest.mark.every(8)
 def test_faults_of_a_line_are_caught_in_every_graph_that_has_the_place(line: Line, tmp_path: Path):
     trials = trials_of(line.bundle)
     found = {file: mutants_of(line, file) for file in FILES[line.bundle]}

@@ -70,6 +70,7 @@ def test_every_graph_passes_on_an_emulated_processor(name: str, need):
     assert len(graphs) == 3
 
 
+@pytest.mark.extended
 def test_a_graph_passes_on_an_emulated_x86_processor(need):
     need(X86)
     folder = bundle("float32")
