@@ -48,7 +48,8 @@ def quantise_by_spec(
     from attn_export.export.given_scales import settle_scales
 
     quantised(module, integers)
-    return (*settle_scales(module, kv_scales, calibrate), *quantisation_notes(spec))
+    settled = settle_scales(module, kv_scales, calibrate)
+    return (*settled, *quantisation_notes(module.spec))  # which says where the scales are from
 
 
 # -- restoration of a module's state after a call -----------------------------------------------
