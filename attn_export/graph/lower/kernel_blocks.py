@@ -21,7 +21,13 @@ from attn_export.graph.lower.heads import SWAPPED, in_output_layout, joined
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.ort_kernels import INT32, MICROSOFT, attributes_of
 from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.lower.visible_keys import Rows, allowed_keys, as_bias, before_expand
+from attn_export.graph.lower.visible_keys import (
+    Rows,
+    allowed_keys,
+    as_bias,
+    before_expand,
+    sees_any,
+)
 
 
 def causal_in_blocks(
@@ -97,9 +103,7 @@ def _bias(op: Builder, a: AttentionNode, rows: Rows, total: ir.Value) -> ir.Valu
     if a.mask is None:
         return None
     # With what is hidden as causal: a query may see nothing of what the mask shows.
-    bias = as_bias(op, a, allowed_keys(op, a, rows.total, total, grouped=False, rows=rows))
-    assert bias is not None
-    return bias
+    return as_bias(op, a, allowed_keys(op, a, rows.total, total, grouped=False, rows=rows))
 
 
 def _nothing_gives_zero(
@@ -109,8 +113,7 @@ def _nothing_gives_zero(
 
     Some kernels give NaN for them.
     """
-    best = op("ReduceMax", bias, op.ints(-1), keepdims=1)
-    seen = op("Greater", best, op.number(-np.inf, a.dtype))  # [1, H or 1, L, 1]
+    seen = op("Transpose", sees_any(op, a, bias), perm=SWAPPED)
     heads = op("Reshape", attended, op.ints(0, 0, a.num_heads, a.head_dim))
-    kept = op("Where", op("Transpose", seen, perm=SWAPPED), heads, op.number(0.0, a.dtype))
+    kept = op("Where", seen, heads, op.number(0.0, a.dtype))
     return op("Reshape", kept, op.ints(0, 0, a.num_heads * a.head_dim))

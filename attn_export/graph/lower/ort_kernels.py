@@ -21,7 +21,7 @@ from attn_export.graph.lower.integer_cache import QuantisedCache
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.portable import capped
 from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.lower.visible_keys import allowed_keys, as_bias
+from attn_export.graph.lower.visible_keys import allowed_keys, as_bias, sees_any
 
 # -- attention without `H·L·S` scores in memory -------------------------------------------------
 
@@ -160,8 +160,7 @@ def _nothing_gives_zero(
 
     Some kernels give NaN for them.
     """
-    zero, best = op.number(0.0, a.dtype), op("ReduceMax", bias, op.ints(-1), keepdims=1)
-    seen = op("Greater", best, op.number(-np.inf, a.dtype))  # [B or 1, H or 1, L, 1]
+    zero, seen = op.number(0.0, a.dtype), sees_any(op, a, bias)
     if a.gives_joined and same_for_heads(a):
         return op("Where", op("Squeeze", seen, op.ints(1)), attended, zero)
     return as_output(op, a, op("Where", seen, heads_apart(op, a, attended), zero))
@@ -247,8 +246,7 @@ def fold(
     shape = (1, a.num_heads * a.v_head_dim) if flat else (a.num_heads, 1, a.v_head_dim)
     attended = op("Reshape", attended, op.ints(0, *shape))
     if bias is not None and a.mask is not None:  # without one, a row sees at least its own key
-        best = op("ReduceMax", bias, op.ints(-1), keepdims=int(not flat))
-        seen = op("Greater", best, op.number(-np.inf, a.dtype))
+        seen = sees_any(op, a, bias, keepdims=int(not flat))
         attended = op("Where", seen, attended, op.number(0.0, a.dtype))
     return attended if flat else as_output(op, a, attended)
 

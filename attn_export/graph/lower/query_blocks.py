@@ -7,7 +7,6 @@ and the running maximum are left out: the scores of a block of queries fit in a 
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from attn_export.graph.axis_names import known_equal
@@ -16,7 +15,13 @@ from attn_export.graph.lower.heads import as_output
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.portable import capped
 from attn_export.graph.lower.read import AttentionNode
-from attn_export.graph.lower.visible_keys import Rows, allowed_keys, as_bias, before_expand
+from attn_export.graph.lower.visible_keys import (
+    Rows,
+    allowed_keys,
+    as_bias,
+    before_expand,
+    sees_any,
+)
 
 TURNED = [0, 1, 3, 2]
 
@@ -145,6 +150,5 @@ def _attended(
     if bias is None or not allowed.may_hide_all:
         return as_output(op, a, attended)
     # Softmax over nothing is NaN.
-    best = op("ReduceMax", bias, op.ints(-1), keepdims=1)
-    shown = op("Greater", best, op.number(-np.inf, a.dtype))
+    shown = sees_any(op, a, bias)
     return as_output(op, a, op("Where", shown, attended, op.number(0.0, a.dtype)))

@@ -99,6 +99,19 @@ def as_bias(op: Builder, a: AttentionNode, allowed: VisibleKeys) -> ir.Value | N
     return op("Where", allowed.keys, shown, op.number(-np.inf, a.dtype))
 
 
+def sees_any(op: Builder, a: AttentionNode, bias: ir.Value, *, keepdims: int = 1) -> ir.Value:
+    """Return whether each query sees a key, bool `[B or 1, H or 1, L, 1]`.
+
+    Args:
+        op: Makes the nodes.
+        a: The node.
+        bias: The bias on the scores, as `as_bias` gives it.
+        keepdims: 0 to drop the last axis.
+    """
+    best = op("ReduceMax", bias, op.ints(-1), keepdims=keepdims)
+    return op("Greater", best, op.number(-np.inf, a.dtype))
+
+
 def _of_rows(op: Builder, mask: ir.Value, rows: Rows, S: ir.Value) -> ir.Value:
     """Return the part of a mask for a block of queries and the first S keys."""
     shape: list[Size | None] = list(dims(mask))
