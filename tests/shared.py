@@ -76,6 +76,17 @@ def bundle_of(name: str) -> Path:
     return once(f"bundles/{name}", make)
 
 
+def few_bits_bundle() -> Path:
+    """Return a bundle with int4 weights in the standard dialect, which passed."""
+    from conftest import small_spec  # which imports this module
+
+    def make(folder: Path) -> None:
+        few = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
+        assert build(small_spec(weights_dtype="int4"), folder, name="few bits", **few).passed
+
+    return once("quantised/quality", make)
+
+
 def passed_bundle(name: str, spec: AttentionSpec, note: str = "") -> Path:
     """Return a bundle of a spec in all dialects, which passed, with such a note in its report.
 

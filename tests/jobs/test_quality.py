@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, small_spec
 from jsonschema import Draft202012Validator
-from shared import once
+from shared import few_bits_bundle
 from torch.nn import functional as F
 
 from attn_export import build, verify
@@ -37,10 +37,7 @@ ONLY = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
 
 @pytest.fixture(scope="module")
 def bundle() -> Path:
-    def make(folder: Path) -> None:
-        assert build(small_spec(weights_dtype="int4"), folder, name="few bits", **ONLY).passed
-
-    return once("quantised/quality", make)
+    return few_bits_bundle()
 
 
 @pytest.fixture(scope="module")
