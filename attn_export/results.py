@@ -119,7 +119,8 @@ class Golden:
         allowed: The error allowed by output; None for integers and bools, which must be equal.
         unusable: The reason for outputs that are no evidence, as infinities or ties.
         tied: Masks of the elements that ties decide, where there are; not stored with the case.
-        rows_near_ties: How many rows depend on how activations round; not stored either.
+        rows_near_ties: The number of tokens of which activations, keys or values may be rounded
+            either way; not stored either.
     """
 
     case: Case

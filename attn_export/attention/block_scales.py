@@ -10,6 +10,8 @@ as they are: a channel that is larger than all others would take the digits of i
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,7 +24,10 @@ from attn_export.attention.quantised_cache import (
     in_bytes,
 )
 from attn_export.spec import AttentionSpec
-from attn_export.spec.integer_inputs import BY_BLOCK, block_width
+from attn_export.spec.integer_inputs import BY_BLOCK, FLOAT16, block_width
+
+if TYPE_CHECKING:
+    from attn_export.attention.float16_cache import Float16Cache
 
 AN_OCTAVE, OCTAVES = 8, 32
 """The scales from one to twice that, and the number of such steps: a byte holds the index."""
@@ -199,10 +204,14 @@ class BlockScales(nn.Module):
         return found
 
 
-def scales_of(spec: AttentionSpec) -> CacheScales | BlockScales | None:
-    """Return what makes integers of keys and values; None for a cache of floating point."""
+def scales_of(spec: AttentionSpec) -> CacheScales | BlockScales | Float16Cache | None:
+    """Return the rounding of keys and values; None for a cache in the type of the layer."""
     if spec.kv_dtype == "none":
         return None
+    if spec.kv_dtype == FLOAT16:
+        from attn_export.attention.float16_cache import Float16Cache  # few layers have one
+
+        return Float16Cache()
     return BlockScales(spec) if spec.kv_scale == BY_BLOCK else CacheScales(spec)
 
 

@@ -12,7 +12,7 @@ from attn_export.attention.module import Attention
 from attn_export.attention.quantised_cache import CacheScales, Pair
 from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import SEED
-from attn_export.spec.integer_inputs import BY_BLOCK
+from attn_export.spec.integer_inputs import BY_BLOCK, KV_RANGES
 
 ROWS, TOKENS, OF_TOKENS = 32, 64, 8
 """The size of the random inputs that scales are taken from, and their seed."""
@@ -58,7 +58,8 @@ def new_rows(module: Attention, inputs: Mapping[str, Tensor]) -> Pair:
 
 def scale_notes(spec: AttentionSpec) -> tuple[str, ...]:
     """Return a note for the reader on scales of random tokens, if there are such."""
-    if spec.kv_dtype == "none" or spec.kv_scale == BY_BLOCK or spec.kv_scales_from != SEED:
+    random = spec.kv_scale != BY_BLOCK and spec.kv_scales_from == SEED
+    if spec.kv_dtype not in KV_RANGES or not random:
         return ()
     return (
         f"the scales of the {spec.kv_dtype} cache are {rule_of(spec)} of {ROWS * TOKENS} random "

@@ -24,13 +24,16 @@ class Quotients:
 
     Attributes:
         values: `[B, Hkv, L, N]`.
-        low: The least integer.
-        high: The largest integer.
+        low: The least integer; -inf where there is none.
+        high: The largest integer, or inf.
+        units: The value of a 1 of each, `[B, Hkv, L, N]`, where these differ as those of floating
+            point do; else None.
     """
 
     values: Tensor
-    low: int
-    high: int
+    low: float
+    high: float
+    units: Tensor | None = None
 
 
 MIDDLE = 8

@@ -129,7 +129,9 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Cost:
     flops = 2 * B * (pairs * H * (D + Dv) + L * by_query + new_keys * by_key)
     size = numpy_dtype(spec.dtype).itemsize
     keys = S * (spec.kdim + spec.vdim) if spec.cross else S * Hkv * sum(spec.stored_widths)
-    kept = size if spec.kv_dtype == "none" else 1  # a byte for each element
+    kept = size
+    if spec.has_cache:
+        kept = numpy_dtype(spec.inputs()["past_key"].dtype).itemsize
     return Cost(float(flops), float(B * keys * kept + size * (by_query + by_key)), B * L)
 
 

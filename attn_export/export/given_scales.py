@@ -18,6 +18,7 @@ from attn_export.export.subject_checks import dtype_of
 from attn_export.source_location import line_of
 from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import LARGEST, OF_DATA, OF_FILE, SEED
+from attn_export.spec.integer_inputs import KV_RANGES
 
 Calibration = Path | str | Callable[[], Iterable[Mapping[str, Any]]]
 """Hidden states: a file, or a function that yields them in batches, by the names of inputs."""
@@ -51,11 +52,12 @@ def settle_scales(
                 "name their file, kv_scales.npz of the bundle, by --kv-scales"
             )
         return ()
-    if module.kv_scales is None:
-        given = "kv_scales" if calibrate is None else "calibrate"
-        raise WeightsError(f"{given} with kv_dtype = 'none'; set kv_dtype to int8 or int4")
+    given = "kv_scales" if calibrate is None else "calibrate"
+    if spec.kv_dtype not in KV_RANGES:
+        raise WeightsError(
+            f"{given} with kv_dtype = {spec.kv_dtype!r}; set kv_dtype to int8 or int4"
+        )
     if not isinstance(module.kv_scales, CacheScales):
-        given = "kv_scales" if calibrate is None else "calibrate"
         raise WeightsError(
             f"{given} with kv_scale = {spec.kv_scale!r}: each token has scales of its own; leave "
             f"{given} out, or choose another kv_scale"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attn_export.errors import UsageError
 from attn_export.quality import Budget, Quality
-from attn_export.spec.integer_inputs import BY_BLOCK
+from attn_export.spec.integer_inputs import BY_BLOCK, FLOAT16
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
 """The default budget in dB by the narrowest type. docs/low-precision.md has the measured ones."""
 
-LEAST_SQNR_OF_CACHE = {"none": math.inf, "int8": 30.0, "int4": 12.0, BY_BLOCK: 16.0}
+LEAST_SQNR_OF_CACHE = {
+    "none": math.inf, FLOAT16: 60.0, "int8": 30.0, "int4": 12.0, BY_BLOCK: 16.0,
+}  # fmt: skip
 """The same by the type of a cache, or by its scales; the smaller of the two holds."""
 
 

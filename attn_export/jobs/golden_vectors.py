@@ -73,14 +73,15 @@ def golden_vectors(
 
 
 def near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
-    """Return a note for the reader on cases whose quantised activations depend on rounding."""
+    """Return a note for the reader on cases in which rounding decides what is kept of values."""
     found = [golden.rows_near_ties for golden in goldens if golden.rows_near_ties]
     if not found:
         return ()
     rows = sum(math.prod(next(iter(g.expected.values())).shape[:-1]) for g in goldens)
     return (
-        f"in {counted(len(found), 'case')} of {len(goldens)}, activations of {sum(found)} of "
-        f"{rows} rows lie near a tie: the error allowed is larger by a step of these",
+        f"in {counted(len(found), 'case')} of {len(goldens)}, values of {sum(found)} of {rows} "
+        "tokens lie so near a tie that either neighbour is right: the error allowed is larger by "
+        "that",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -51,8 +51,9 @@ def run_count(outputs: Arrays) -> tuple[int, int]:
 
 
 def judged_by(
-    case: Case, eager: Arrays, truth: Arrays, runs: Sequence[Arrays], *, in_float32: bool
-) -> Golden:
+    case: Case, eager: Arrays, truth: Arrays, runs: Sequence[Arrays], *, in_float32: bool,
+    exactly: Collection[str] = (),
+) -> Golden:  # fmt: skip
     """Return a case with its truth and the error allowed for each output.
 
     Args:
@@ -61,6 +62,8 @@ def judged_by(
         truth: The same in float64.
         runs: The same from float64 runs that round at random.
         in_float32: See `allowed_error`.
+        exactly: Outputs in less than float32 that are the truth, rounded, but where the runs say
+            otherwise: they have no error of their type's size.
     """
     expected = {name: narrowed(t, eager[name].dtype) for name, t in truth.items()}
     allowed: dict[str, Allowed | None] = {}
@@ -74,7 +77,8 @@ def judged_by(
         # What vanishes in the output's type has to be 0, and has no relative error.
         t = np.where(zero_rows(expected[name])[..., None], 0.0, t) if t.ndim else t
         rounded = [without_rows(run[name], t, case.ignored_rows) for run in runs]
-        found = allowed_error(t, e, expected[name], rounded, in_float32=in_float32)
+        least = eps(np.dtype(np.float32) if name in exactly else e.dtype)
+        found = allowed_error(t, e, expected[name], rounded, in_float32=in_float32, least=least)
         if bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
             reason = "eager is not finite where the float64 truth is: no evidence"
         else:
@@ -92,6 +96,7 @@ def allowed_error(
     runs: Sequence[np.ndarray],
     *,
     in_float32: bool,
+    least: float,
 ) -> Allowed:
     """Return the error allowed for one output.
 
@@ -102,19 +107,20 @@ def allowed_error(
         runs: Its values under random rounding.
         in_float32: Whether the graph computes in float32, and rounds what comes out only. Not so in
             a decode, which reads the keys that it has rounded before.
+        least: The least relative error, of outputs that are not rounded at the end.
     """
     own = Measures(0.0, 0.0)
     if in_float32 and eps(e.dtype) > eps(np.dtype(np.float32)):
         # Most elements are the truth rounded, and a few the number next to it.
         found = _expected_error([_measured(narrowed(run, e.dtype), expected) for run in runs])
-        least = _one_step(expected)
+        floor = _one_step(expected)
     else:
         found = _expected_error([_measured(run, t) for run in runs])
-        least, own = Measures(eps(e.dtype), eps(e.dtype)), measure(e, t)
+        floor, own = Measures(least, least), measure(e, t)
     safety = SAFETY.get(e.dtype, USUAL_SAFETY)
     return Allowed(
-        max(safety * found.whole, EAGER * own.whole, FLOOR * least.whole),
-        max(safety * found.row, EAGER * own.row, FLOOR * least.row),
+        max(safety * found.whole, EAGER * own.whole, FLOOR * floor.whole),
+        max(safety * found.row, EAGER * own.row, FLOOR * floor.row),
     )
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from attn_export.attention import Attention
 from attn_export.attention.cache_scales import new_rows
 from attn_export.attention.quantised_activations import DynamicInt8
-from attn_export.attention.quantised_cache import Quotients
+from attn_export.attention.quantised_cache import Pair, Quotients
 from attn_export.export.trees import to_torch
 from attn_export.parity.draw import generator, seed_of
 from attn_export.parity.measures import eps
@@ -39,6 +39,10 @@ SAFETY = 5.0
 LEAST = 8.0
 """The least distance, in units of eps of the largest value of a row: a quotient by a scale, or a
 product with its inverse, rounds up to three times."""
+
+OF_FLOATS = (3.0, 1.0)
+"""The same for numbers that are rounded to floating point: nothing divides them, and of those that
+stay near a tie either neighbour is right."""
 
 WIDEST = 0.2
 """The distance from which on values are moved beyond the last tie: others are too near."""
@@ -113,11 +117,11 @@ def _stepped(case: Case, module: Attention, random: np.random.Generator) -> Case
         if settled is None:
             return None
         case, query = settled, settled.inputs["query"].copy()
-        quotients = _Quotients(module, case)
-        margin = _margin(quotients, query) if margin is None else margin
+        quotients = CacheQuotients(module, case)
+        margin = margin_of(quotients, query) if margin is None else margin
         with torch.no_grad():
             values = quotients(torch.from_numpy(query.astype(np.float64)))
-        near = _missing(values, margin, *quotients.limits).ne(0).any(-1)  # [B, L]
+        near = way_from_ties(values, margin, *quotients.limits).ne(0).any(-1)  # [B, L]
         if not near.any():
             return case
         scale = float(DynamicInt8.scale(torch.from_numpy(query)))
@@ -129,15 +133,15 @@ def _stepped(case: Case, module: Attention, random: np.random.Generator) -> Case
 
 def _by_slopes(case: Case, module: Attention) -> Case | None:
     """Return a case whose cache is certain, where keys and values follow queries by little."""
-    quotients = _Quotients(module, case)
+    quotients = CacheQuotients(module, case)
     query = case.inputs["query"]
-    margin, limits = _margin(quotients, query), quotients.limits
+    margin, limits = margin_of(quotients, query), quotients.limits
     moved = query
     for _ in range(ROUNDS):
         rows = torch.from_numpy(moved.astype(np.float64)).requires_grad_()
         with torch.enable_grad():
             values = quotients(rows)  # [B, L, N]
-            missing = _missing(values.detach(), margin, *limits)
+            missing = way_from_ties(values.detach(), margin, *limits)
             if not missing.any():
                 break
             # One value of each token at a time: tokens do not depend on each other.
@@ -155,8 +159,18 @@ def _by_slopes(case: Case, module: Attention) -> Case | None:
     return dataclasses.replace(case, inputs={**case.inputs, "query": moved})
 
 
-class _Quotients:
-    """The numbers that new keys and values of a case are rounded from: float64 `[B, L, N]`."""
+class CacheQuotients:
+    """The numbers that new keys and values of a case are rounded from: float64 `[B, L, N]`.
+
+    Args:
+        module: A float64 copy of an `Attention` whose cache has another type than the layer.
+        case: The case.
+
+    Attributes:
+        rows: The keys and values of the last call, `[B, Hkv, L, .]`.
+    """
+
+    rows: Pair
 
     def __init__(self, module: Attention, case: Case) -> None:
         assert module.kv_scales is not None
@@ -172,6 +186,12 @@ class _Quotients:
         low, high = ends.repeat_interleave(sizes, dim=0).unbind(-1)
         return low, high
 
+    @property
+    def units(self) -> Tensor | None:
+        """The value of a 1 of each number of the last call, `[B, L, N]`, if these differ."""
+        units = [part.units for part in self._parts if part.units is not None]
+        return torch.cat([x.transpose(1, 2).flatten(2) for x in units], -1) if units else None
+
     def largest_of_heads(self, x: Tensor) -> Tensor:
         """Return the largest element of each head, in place of all its elements: `[B, L, N]`."""
         Hkv = self._module.spec.num_kv_heads
@@ -180,26 +200,33 @@ class _Quotients:
         return torch.cat([h.amax(-1, keepdim=True).expand_as(h).flatten(2) for h in heads], -1)
 
     def __call__(self, query: Tensor) -> Tensor:
-        rows = new_rows(self._module, {**self._inputs, "query": query})
-        self._parts = self._scales.quotients(*rows)
+        """Return the numbers of another query `[B, L, E]`."""
+        self.rows = new_rows(self._module, {**self._inputs, "query": query})
+        self._parts = self._scales.quotients(*self.rows)
         return torch.cat([part.values.transpose(1, 2).flatten(2) for part in self._parts], dim=-1)
 
 
-def _margin(quotients: _Quotients, query: np.ndarray) -> Tensor:
+def margin_of(quotients: CacheQuotients, query: np.ndarray) -> Tensor:
     """Return the distance from ties that is enough for each value, `[B, L, N]`."""
     wide = torch.from_numpy(query.astype(np.float64))
+
+    def numbers() -> Tensor:
+        found = quotients(wide)
+        return found if quotients.units is None else found * quotients.units
+
     with torch.no_grad():
-        exact = quotients(wide)
+        exact, units = numbers(), quotients.units
         largest = torch.zeros_like(exact)
         for number in range(RUNS):
             with RandomRounding(SINGLE, SINGLE, seed_of("ties", number)):
-                noisy = quotients(wide)
+                noisy = numbers()
             largest = torch.maximum(largest, (noisy - exact).abs())
-        found = SAFETY * largest + LEAST * SINGLE * exact.abs()
-    return quotients.largest_of_heads(found)
+        safety, least = (SAFETY, LEAST) if units is None else OF_FLOATS
+        found = quotients.largest_of_heads(safety * largest + least * SINGLE * exact.abs())
+    return found if units is None else found / units
 
 
-def _missing(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def way_from_ties(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return by how much each value has to move, 0 where it is far enough from every tie.
 
     Args:
@@ -213,7 +240,9 @@ def _missing(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -> Tenso
     beside = tie + torch.where(values >= tie, 2 * margin, -2 * margin)
     ends = torch.where(values < 0, low + 0.5 - 2 * margin, high - 0.5 + 2 * margin)
     target = torch.where(margin < WIDEST, beside, ends)
-    return torch.where(near & values.isfinite(), target - values, 0.0)
+    # Without ends, numbers so small that all lies near a tie stay where they are.
+    movable = near & values.isfinite() & target.isfinite()
+    return torch.where(movable, target - values, 0.0)
 
 
 def _wide(arrays: Mapping[str, np.ndarray]) -> Arrays:

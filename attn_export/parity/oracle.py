@@ -29,11 +29,13 @@ from attn_export.parity.measures import eps
 from attn_export.parity.operations import Recording, Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import DECODE, Arrays, Case, Golden
+from attn_export.spec.integer_inputs import FLOAT16
 from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:
     from attn_export.diagnose.explanation import Step
     from attn_export.parity.activation_ties import ActivationTies, Ties
+    from attn_export.parity.float16_ties import Float16Rows
 
 WIDER, TIED_RUNS = 8.0, 4
 """The factor on rounding, and the number of runs, that show where whole numbers are in doubt."""
@@ -111,9 +113,12 @@ class Oracle:
                 return self._activations.settled(case)
             if spec is None or spec.kv_dtype == "none":
                 return case
-            from attn_export.parity.near_ties import away_from_ties
+            assert isinstance(self.precise, Attention)
+            from attn_export.parity import float16_ties, near_ties
 
-            return away_from_ties(case, self.precise)
+            if spec.kv_dtype == FLOAT16:
+                return float16_ties.away_from_ties(case, self.precise)
+            return near_ties.away_from_ties(case, self.precise)
 
     def _quantised_activations(self) -> ActivationTies | None:
         """Return what finds values near a tie, if the copy quantises the inputs of products."""
@@ -136,6 +141,8 @@ class Oracle:
         truth = self.truth(case.inputs)
         if self._activations:
             return self._with_integers(case, eager, truth, self._activations.of(case.inputs))
+        if self.subject.spec is not None and self.subject.spec.kv_dtype == FLOAT16:
+            return self._with_float16_cache(case, eager, truth)
         rounded = self._rounded(case, eager)
         golden = judged_by(
             case, eager, truth, rounded,
@@ -153,6 +160,26 @@ class Oracle:
         golden = judged_by(case, own, truth, rounded, in_float32=False)
         golden = dataclasses.replace(golden, eager=eager)
         return widened(golden, ties) if ties.near.any() else golden
+
+    def _with_float16_cache(self, case: Case, eager: Arrays, truth: Arrays) -> Golden:
+        """Return a case whose runs keep either float16 number where both are right."""
+        from attn_export.parity.float16_ties import float16_rows, rounding_to
+
+        assert isinstance(self.precise, Attention)
+        assert isinstance(self.subject.module, Attention)
+        rows = float16_rows(self.precise, case)
+        with rounding_to(rows.nearest, self.subject.module):
+            own = self.eager(case.inputs)
+        golden = judged_by(
+            case, own, truth, self._rounded(case, eager, rows=rows), in_float32=False,
+            exactly=("present_key", "present_value"),
+        )  # fmt: skip
+        unusable = dict(golden.unusable)
+        if rows.overflow:
+            unusable["output"] = "no evidence: new keys or values are too large for float16"
+        return dataclasses.replace(
+            golden, eager=eager, unusable=unusable, rows_near_ties=rows.uncertain_tokens
+        )
 
     def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
         """Return a case with the elements that ties decide."""
@@ -199,8 +226,9 @@ class Oracle:
         return recording.steps
 
     def _rounded(
-        self, case: Case, eager: Arrays, wider: float = 1.0, least: int = 1
-    ) -> list[Arrays]:
+        self, case: Case, eager: Arrays, wider: float = 1.0, least: int = 1,
+        rows: Float16Rows | None = None,
+    ) -> list[Arrays]:  # fmt: skip
         """Return the outputs of float64 runs that round at random, as the graph may round.
 
         Args:
@@ -208,26 +236,29 @@ class Oracle:
             eager: The module's own outputs.
             wider: Factor on the size of each rounding.
             least: The least number of runs.
+            rows: The new keys and values of a cache in float16.
         """
         single = eps(np.dtype(np.float32))
         types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
-        step = single if self._computes_in_float32 else max(types, default=single)
+        in_float32 = self._computes_in_float32 or rows is not None
+        step = single if in_float32 else max(types, default=single)
         step = wider * max(step, self._least_eps)
         steps = self._steps(case) if self._mixed and wider == 1 else ()
         inputs = _widened(case.inputs)
-        rows, count = run_count(eager)
+        fewest, count = run_count(eager)
         count = max(count, least)
 
-        def run(seed: int, given: Arrays, copies: int = 1) -> Arrays:
-            seed = seed_of(case.name, seed)
+        def run(number: int, given: Arrays, copies: int = 1) -> Arrays:
+            seed = seed_of(case.name, number)
             mode = RandomRounding(
                 step, wider * single, seed, copies=copies, steps=steps, widening=self.widening
             )
-            found = self._noisy(given, mode)
+            with self._keeping(rows, range(number, number + copies)):
+                found = self._noisy(given, mode)
             self._ranks |= mode.ranks
             return found
 
-        if rows > MOST_JOINED or not self._runs_fit_into_one_batch(inputs):
+        if fewest > MOST_JOINED or not self._runs_fit_into_one_batch(inputs):
             return [run(number, inputs) for number in range(count)]
         joined = {
             name: np.concatenate([a] * count) if self.has_batch(name) else a
@@ -235,6 +266,17 @@ class Oracle:
         }
         parts = {n: np.split(a, count) for n, a in run(0, joined, count).items()}
         return [{name: split[number] for name, split in parts.items()} for number in range(count)]
+
+    def _keeping(self, rows: Float16Rows | None, numbers: range) -> AbstractContextManager[None]:
+        """Let runs of these numbers, which are rows of one batch, keep their float16 numbers."""
+        if rows is None:
+            return contextlib.nullcontext()
+        from attn_export.parity.float16_ties import rounding_to
+
+        assert isinstance(self.precise, Attention)
+        drawn = [rows.drawn(number) for number in numbers]
+        keys, values = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+        return rounding_to((keys, values), self.precise)
 
     def _noisy(self, inputs: Arrays, mode: RandomRounding) -> Arrays:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), mode:

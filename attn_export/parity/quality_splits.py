@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.attention.block_scales import BlockScales
+from attn_export.attention.float16_cache import Float16Cache
 from attn_export.attention.quantised_cache import CacheScales, Pair
 from attn_export.quality import Distance, Split, is_finite
 from attn_export.quantiser import QuantisedWeight
@@ -39,7 +40,7 @@ class PartlyRounded(nn.Module):
     """
 
     def __init__(
-        self, scales: CacheScales | BlockScales, part: int, kind: str,
+        self, scales: CacheScales | BlockScales | Float16Cache, part: int, kind: str,
         note: Callable[[int, int], None],
     ) -> None:  # fmt: skip
         super().__init__()

@@ -232,13 +232,14 @@ class AttentionFields:
         "none", choices=("none", "dynamic-int8"),
     )  # fmt: skip
     kv_dtype: str = _field(
-        "the integers that hold keys and values in a cache written in place",
-        "none", choices=("none", "int8", "int4"),
+        "the type of keys and values in a cache written in place: integers, or float16 beside a "
+        "layer in float32",
+        "none", choices=("none", "int8", "int4", "float16"),
     )  # fmt: skip
     kv_scale: str = _field(
-        "the scales of such a cache: one for all keys and one for all values; one for each channel "
-        "of each head; or, with int4, one and a zero point for each block of up to 32 channels of "
-        "each token, found as it is written",
+        "the scales of a cache of integers: one for all keys and one for all values; one for each "
+        "channel of each head; or, with int4, one and a zero point for each block of up to 32 "
+        "channels of each token, found as it is written",
         "per-tensor", choices=("per-tensor", "per-channel", "per-block"),
     )  # fmt: skip
     kv_scales_from: str = _field(

@@ -1,4 +1,4 @@
-"""Inputs of whole numbers, and the rule for caches of integers."""
+"""Inputs of whole numbers, and the rule for caches of another type than the layer's."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ POSITIONS: Final = 4095
 KV_RANGES: Final = {"int8": (-128, 127), "int4": (-8, 7)}
 """The integers that a cache may hold, by `kv_dtype`."""
 
-KV_STORED: Final = {"int8": ("int8", -128, 127), "int4": ("uint8", 0, 255)}
-"""The type of the elements of such a cache, their least and their largest value."""
+FLOAT16: Final = "float16"
+"""The `kv_dtype` of which keys and values are rounded to float16, and have no scales."""
 
-FLOAT_CACHE: Final[Mapping[str, Any]] = {
-    "kv_dtype": "none",
-    "kv_scale": "per-tensor",
-    "kv_scales_from": SEED,
-}
-"""The fields of a cache that holds no integers."""
+KV_STORED: Final[Mapping[str, tuple[str, int, int]]] = {
+    "int8": ("int8", -128, 127), "int4": ("uint8", 0, 255), FLOAT16: (FLOAT16, 0, 0),
+}  # fmt: skip
+"""The type of the elements of a cache by `kv_dtype`; of integers, their least and largest value."""
+
+NO_SCALES: Final[Mapping[str, Any]] = {"kv_scale": "per-tensor", "kv_scales_from": SEED}
+"""The fields on scales of a cache that holds no integers."""
+
+FLOAT_CACHE: Final[Mapping[str, Any]] = {"kv_dtype": "none", **NO_SCALES}
+"""The fields of a cache in the type of the layer."""
 
 IN_A_BYTE: Final = {"int4": 2}
 """The number of integers of a cache in a byte, where it is more than one."""
@@ -64,9 +68,9 @@ def integer_inputs(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[s
     """
     found: dict[str, Input] = {}
     if spec.kv_dtype != "none":
-        stored = KV_STORED[spec.kv_dtype]
+        dtype, low, high = KV_STORED[spec.kv_dtype]
         for name, width in (("past_key", spec.head_dim), ("past_value", spec.v_head_dim)):
-            found[name] = Input(shapes[name], *stored, columns=_columns(spec, width))
+            found[name] = Input(shapes[name], dtype, low, high, columns=_columns(spec, width))
     if "past_length" in shapes:
         found["past_length"] = Input(shapes["past_length"], "int64", 0, "past_len")
     if spec.position_ids:
@@ -85,31 +89,33 @@ def _columns(spec: AttentionFields, width: int) -> tuple[tuple[int, int, int], .
     return (width // 2, *SEEN_SCALES), (width // 2 + count, *SEEN_ZEROS)
 
 
-def quantised_cache(spec: AttentionFields) -> None:
-    """Check that a cache of integers is written in place, by attention in float32."""
+def typed_cache(spec: AttentionFields) -> None:
+    """Check that a cache of a type of its own is written in place, by attention in float32."""
+    if spec.kv_dtype not in KV_RANGES:
+        _has_no_scales(spec)
     if spec.kv_dtype == "none":
-        for name, usual in FLOAT_CACHE.items():
-            if getattr(spec, name) != usual:
-                raise SpecError(
-                    f"{name} = {getattr(spec, name)!r} with kv_dtype = 'none'; set kv_dtype to one "
-                    f"of {', '.join(KV_RANGES)}"
-                )
         return
     given = f"kv_dtype = {spec.kv_dtype!r}"
     if spec.cache != "in-place":
         raise SpecError(
-            f"{given} with cache = {spec.cache!r}: only a cache that is written in place holds "
-            'integers; set cache = "in-place"'
+            f"{given} with cache = {spec.cache!r}: only a cache that is written in place has a "
+            'type of its own; set cache = "in-place"'
         )
     if spec.dtype != "float32":
         raise SpecError(
-            f"{given} with dtype = {spec.dtype!r}: the scales of a cache of integers are float32; "
-            "leave dtype out"
+            f"{given} with dtype = {spec.dtype!r}: only a layer in float32 has a cache of another "
+            "type; leave dtype out"
         )
     if spec.kv_latent_dim:
         raise SpecError(
-            f"{given} with kv_latent_dim = {spec.kv_latent_dim}: a cache of latents stays in "
-            "floating point; leave kv_dtype out"
+            f"{given} with kv_latent_dim = {spec.kv_latent_dim}: a cache of latents has the type "
+            "of the layer; leave kv_dtype out"
+        )
+    if spec.kv_dtype == FLOAT16 and spec.activations != "none":
+        raise SpecError(
+            f"{given} with activations = {spec.activations!r}: which float16 number is right may "
+            "depend on rounding, so no integer of the output would be certain; set kv_dtype to "
+            f"none, {' or '.join(KV_RANGES)}"
         )
     for name in ("head_dim", "v_head_dim"):
         width = getattr(spec, name)
@@ -118,6 +124,16 @@ def quantised_cache(spec: AttentionFields) -> None:
                 f"{given} with {name} = {width}: a byte holds two channels; make {name} even"
             )
     _blocks_fit(spec)
+
+
+def _has_no_scales(spec: AttentionFields) -> None:
+    """Check that nothing is said of scales, which integers alone have."""
+    for name, usual in NO_SCALES.items():
+        if getattr(spec, name) != usual:
+            raise SpecError(
+                f"{name} = {getattr(spec, name)!r} with kv_dtype = {spec.kv_dtype!r}; set "
+                f"kv_dtype to one of {', '.join(KV_RANGES)}"
+            )
 
 
 def _blocks_fit(spec: AttentionFields) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 from attn_export.errors import SpecError
 from attn_export.spec.fields import DERIVED, FIELDS, NUMBERS, TYPES, AttentionFields
-from attn_export.spec.integer_inputs import quantised_cache
+from attn_export.spec.integer_inputs import typed_cache
 from attn_export.spec.weight_types import PROJECTIONS, quantisation, quantised_activations
 
 CACHES: Final = FIELDS["cache"].choices
@@ -284,7 +284,7 @@ def parse_bias(bias: object) -> str:
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
     ranges, kv_heads_divide_heads, cross_attention, positions, packing, latent,
-    quantisation, quantised_cache, quantised_activations,
+    quantisation, typed_cache, quantised_activations,
 )  # fmt: skip
 """Checked in this order, after `check_types` and the derived values."""
 

@@ -55,6 +55,20 @@ def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
     return InPlaceCache(past_key, past_value, new_key, new_value, lengths)
 
 
+def float16_cache(a: AttentionNode) -> InPlaceCache | None:
+    """Return the cache in float16 of a node that reads it in its own type; new keys are float16."""
+    key, value = _before_widening(a.key), _before_widening(a.value)
+    if key is None or value is None:
+        return None
+    return in_place_cache(dataclasses.replace(a, key=key, value=value))
+
+
+def _before_widening(value: ir.Value) -> ir.Value | None:
+    node = value.producer()
+    source = None if node is None or node.op_type != "Cast" else node.inputs[0]
+    return source if source is not None and source.dtype == ir.DataType.FLOAT16 else None
+
+
 def is_bound(past: ir.Value, present: ir.Value) -> bool:
     """Return whether the caller owns `past` and `present`, and no other node reads `past`.
 

@@ -19,6 +19,7 @@ from attn_export.graph.lower.heads import as_output, heads_first, joins_heads, r
 from attn_export.graph.lower.in_place_cache import (
     TRANSPOSED,
     InPlaceCache,
+    float16_cache,
     in_place_cache,
     is_bound,
     transpose_value_cache,
@@ -48,8 +49,8 @@ def lower_for_prefill(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> N
     Raises:
         GraphError: If heads or widths of the node are not known.
     """
-    a = _read(node)
-    op, cache = Builder(model, node), in_place_cache(a)
+    a, op = _read(node), Builder(model, node)
+    cache = _cache(op, a)
     if form.block and (fits_blocks(a) if form.products else _may_be_causal_in_blocks(a, cache)):
         _finish(model, a, _in_blocks(op, a, cache, form))
     elif cache is not None and holds_values_transposed(a, cache):
@@ -77,7 +78,8 @@ def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> 
         GraphError: If heads or widths of the node are not known.
     """
     a = _read(node)
-    op, cache, held = Builder(model, node), in_place_cache(a), quantised_cache(a)
+    op, held = Builder(model, node), quantised_cache(a)
+    cache = _cache(op, a)
     if dims(a.query)[-2] != 1 or not decodes(a) or a.packed or not _plain(a):
         lower_for_prefill(model, node)
         return
@@ -116,10 +118,21 @@ def _read(node: ir.Node) -> AttentionNode:
     return a if a.packed else dataclasses.replace(a, joined=joins_heads(a))
 
 
+def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
+    """Return the cache of a node, its new keys and values in the type in which it reads them."""
+    cache = float16_cache(a)
+    if cache is None:
+        return in_place_cache(a)
+    new = [op("Cast", x, to=a.dtype) for x in (cache.new_key, cache.new_value)]
+    for wide, x in zip(new, (cache.new_key, cache.new_value), strict=True):
+        wide.dtype, wide.shape = a.dtype, x.shape
+    return dataclasses.replace(cache, new_key=new[0], new_value=new[1])
+
+
 def decodes(a: AttentionNode) -> bool:
     """Return whether a node has a cache to which it appends one key for every query."""
     held = quantised_cache(a)
-    cache = in_place_cache(a) if held is None else held.cache
+    cache = (in_place_cache(a) or float16_cache(a)) if held is None else held.cache
     new = a.key if cache is None else cache.new_key
     cached = cache is not None or a.past_key is not None
     return cached and bool(dims(new)) and known_equal(dims(new)[-2], dims(a.query)[-2])
