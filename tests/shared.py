@@ -22,6 +22,7 @@ BUNDLES: dict[str, dict[str, object]] = {
     "no-cache": {"attn_mask": "float[B,1,L,S]", "attn_weights": True, "add_bias_kv": True},
     "float16": {"cache": "append", "dtype": "float16"},
     "bfloat16": {"cache": "in-place", "dtype": "bfloat16"},
+    "half-cache": {"cache": "in-place", "kv_dtype": "float16"},
     "blocks": {
         "cache": "in-place", "kv_dtype": "int4", "kv_scale": "per-block", "head_dim": 40,
     },

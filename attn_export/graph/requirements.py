@@ -28,9 +28,9 @@ def features(model: ir.Model) -> tuple[str, ...]:
     BOOL)`` and, where that is no matter of sizes alone, so that it may hide all keys,
     ``Attention(given mask: BOOL)``; ``Range(total_len)``, with the axis that it is declared to
     have; ``LessOrEqual(of one Range)``, as for a causal mask without a past; ``Cast(to
-    BFLOAT16)``; ``DequantizeLinear(INT4)``, with the type that it reads, and
-    ``DequantizeLinear(blocks)``; ``Attention(BFLOAT16)``, with the type in which it computes where
-    that is rare, and ``com.microsoft.GroupQueryAttention(FLOAT)`` in any case.
+    BFLOAT16)`` and ``Cast(FLOAT to FLOAT16)``; ``DequantizeLinear(INT4)``, with the type that it
+    reads, and ``DequantizeLinear(blocks)``; ``Attention(BFLOAT16)``, with the type in which it
+    computes where that is rare, and ``com.microsoft.GroupQueryAttention(FLOAT)`` in any case.
     """
     found = {f"opset {model.opset_imports['']}"}
     found |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
@@ -83,7 +83,9 @@ def _of_order(node: ir.Node) -> set[str]:
 
 
 def _of_cast(node: ir.Node) -> set[str]:
-    to = ir.DataType(node.attributes.get_int("to", 0))
+    to, source = ir.DataType(node.attributes.get_int("to", 0)), node.inputs[0]
+    if to == ir.DataType.FLOAT16 and source is not None and source.dtype == ir.DataType.FLOAT:
+        return {"FLOAT to FLOAT16"}
     return {"to BFLOAT16"} if to == ir.DataType.BFLOAT16 else set()
 
 

@@ -40,9 +40,13 @@ LEAST = 8.0
 """The least distance, in units of eps of the largest value of a row: a quotient by a scale, or a
 product with its inverse, rounds up to three times."""
 
-OF_FLOATS = (3.0, 1.0)
+OF_FLOATS = (3.5, 1.0)
 """The same for numbers that are rounded to floating point: nothing divides them, and of those that
 stay near a tie either neighbour is right."""
+
+SAMPLES, LEAST_RUNS, MOST_RUNS = 48, 3, 8
+"""The number of errors of keys, or of values, that the largest one of a token is taken from then,
+and the limits of the number of runs that give them."""
 
 WIDEST = 0.2
 """The distance from which on values are moved beyond the last tie: others are too near."""
@@ -192,10 +196,19 @@ class CacheQuotients:
         units = [part.units for part in self._parts if part.units is not None]
         return torch.cat([x.transpose(1, 2).flatten(2) for x in units], -1) if units else None
 
+    @property
+    def runs(self) -> int:
+        """The number of runs that find the largest error of floating point numbers of a token."""
+        count = min(part.values[0, :, 0].numel() for part in self._parts)
+        return min(max(LEAST_RUNS, SAMPLES // count), MOST_RUNS)
+
     def largest_of_heads(self, x: Tensor) -> Tensor:
-        """Return the largest element of each head, in place of all its elements: `[B, L, N]`."""
-        Hkv = self._module.spec.num_kv_heads
-        widths = [Hkv * part.values.shape[-1] for part in self._parts]
+        """Return the largest element of each head, in place of all its elements: `[B, L, N]`.
+
+        Of floating point it is that of all heads of the keys, and of all of the values.
+        """
+        Hkv = self._module.spec.num_kv_heads if self.units is None else 1
+        widths = [part.values[0, :, 0].numel() for part in self._parts]
         heads = (part.unflatten(-1, (Hkv, -1)) for part in x.split(widths, -1))
         return torch.cat([h.amax(-1, keepdim=True).expand_as(h).flatten(2) for h in heads], -1)
 
@@ -217,7 +230,7 @@ def margin_of(quotients: CacheQuotients, query: np.ndarray) -> Tensor:
     with torch.no_grad():
         exact, units = numbers(), quotients.units
         largest = torch.zeros_like(exact)
-        for number in range(RUNS):
+        for number in range(RUNS if units is None else quotients.runs):
             with RandomRounding(SINGLE, SINGLE, seed_of("ties", number)):
                 noisy = numbers()
             largest = torch.maximum(largest, (noisy - exact).abs())

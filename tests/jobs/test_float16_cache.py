@@ -95,7 +95,7 @@ def test_large_keys_are_certain_and_small_ones_either_neighbour():
     after = float16_rows(oracle.precise, settled)
     assert sum(int(near.sum()) for near in after.near) < sum(int(n.sum()) for n in before.near)
     for nearest, near in zip(after.nearest, after.near, strict=True):
-        assert nearest[near].abs().median() < 0.05 * nearest.abs().median()
+        assert nearest[near].abs().median() < 0.2 * nearest.abs().median()
     golden = oracle.golden(settled)
     for name in ("present_key", "present_value"):
         assert golden.expected[name].dtype == np.float16

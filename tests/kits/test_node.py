@@ -28,7 +28,7 @@ from attn_export.bundle import FORMAT
 from attn_export.jobs.kit import write_kit
 
 Need = Callable[[str], None]
-NAMES = ("append", "in-place", "no-cache", "float16")
+NAMES = ("append", "in-place", "no-cache", "float16", "half-cache")
 
 
 @pytest.fixture(autouse=True)

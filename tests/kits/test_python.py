@@ -34,7 +34,7 @@ from attn_export.results import DTYPES
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import write_tensors
 
-NAMES = ("append", "in-place", "no-cache", "float16")
+NAMES = ("append", "in-place", "no-cache", "float16", "half-cache")
 
 
 def run(kit: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -51,6 +51,7 @@ FEW: dict[str, dict[str, object]] = {
     "bfloat16": {**CACHE, **CAUSAL, "dtype": "bfloat16"},
     "in place, int8": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int8"},
     "in place, int4": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int4"},
+    "in place, float16 cache": {**IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "float16"},
     "in place, int4 by block": {
         **IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int4", "kv_scale": "per-block",
         "head_dim": 40,
