@@ -44,7 +44,8 @@ class Case:
 
     Attributes:
         name: Unique within a bundle.
-        kind: ``"shape"`` (from the lattice), ``"probe"`` (about meaning) or `DECODE`.
+        kind: ``"shape"`` (plain random inputs of some sizes), ``"probe"`` (inputs made to show a
+            fault) or `DECODE`.
         sizes: The size of every dynamic axis.
         inputs: By name, in the order of the graph's inputs.
         about: The purpose of the case, in a few words.

@@ -38,8 +38,8 @@ def test_a_forked_command_prints_and_ends_as_a_new_one(arguments: tuple[str, ...
 def called(function: str, **arguments: object) -> object:
     """Return the answer of a function in a process of its own."""
     child = Child(module_command(LIMITED, 0))
-    child.tell({"function": function, "about": "", "arguments": arguments})
-    answer = child.hear(60)
+    child.send({"function": function, "about": "", "arguments": arguments})
+    answer = child.receive(60)
     child.close()
     assert answer is not None
     return answer["value"]

@@ -44,11 +44,11 @@ def subject_of(module: nn.Module) -> Subject:
     return Subject(module.eval(), {name: torch.randn(2, 6, 8)}, axes, ["y"])
 
 
-# -- 1: guards on sizes are dropped silently -------------------------------------------
+# -- guards on sizes are dropped silently -------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("condition", "axis", "told"),
+    ("condition", "axis", "expected_text"),
     [
         (lambda x: x.shape[1] > 8, "query_len", ", 8]"),
         (lambda x: x.shape[1] <= 8, "query_len", ", 8]"),
@@ -57,12 +57,14 @@ def subject_of(module: nn.Module) -> Subject:
         (lambda x: x.shape[1] == 6, "query_len", "fixed at 6"),
     ],
 )
-def test_a_module_with_a_guard_on_a_size_is_refused_with_axis_and_range(condition, axis, told):
+def test_a_module_with_a_guard_on_a_size_is_refused_with_axis_and_range(
+    condition, axis, expected_text
+):
     with pytest.raises(ExportError, match=r"was (narrowed|fixed)") as caught:
         export(subject_of(Branching(condition)))
     message = str(caught.value)
     assert axis in message
-    assert told in message
+    assert expected_text in message
     assert "\n" not in message
     assert caught.value.exit_code == 3
 
@@ -95,7 +97,7 @@ def test_a_refused_module_leaves_nothing_behind(tmp_path: Path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-# -- 3: masks whose L axis is 1 ---------------------------------------------------------
+# -- masks whose L axis is 1 ---------------------------------------------------------
 
 
 def attention_session(mask_shape: list[int | str]) -> onnxruntime.InferenceSession:
@@ -137,7 +139,7 @@ def test_masks_of_every_broadcast_shape_run_and_pass(mask: str, tmp_path: Path):
     assert report.passed
 
 
-# -- 4: fully masked rows ---------------------------------------------------------------
+# -- fully masked rows ---------------------------------------------------------------
 
 
 def decomposed_session() -> onnxruntime.InferenceSession:
@@ -195,7 +197,7 @@ def test_a_fully_masked_row_is_0_in_eager_in_the_truth_and_on_every_runtime(
     assert read_tensors(folder / "test_data_set_0", "input", list(spec.input_shapes()))
 
 
-# -- 5: torch.onnx.export(verify=True) lets NaN pass; the judge does not ------------------
+# -- torch.onnx.export(verify=True) lets NaN pass; the judge does not ------------------
 
 
 def test_a_module_that_gives_nan_does_not_pass(tmp_path: Path):
@@ -218,7 +220,7 @@ def test_a_module_that_gives_nan_does_not_pass(tmp_path: Path):
     assert {v.status for v in report.verdicts if v.case == "base"} == {"unusable"}
 
 
-# -- 6, 8, and what stays in the file -----------------------------------------------------
+# -- what stays in the file -----------------------------------------------------
 
 
 def test_attention_at_an_opset_that_has_none_is_found_by_a_check(tmp_path: Path, bundle: Path):
@@ -243,7 +245,7 @@ def test_no_stack_trace_and_no_path_is_left_in_the_file(bundle: Path):
         assert trace not in content
 
 
-# -- 7: train mode --------------------------------------------------------------------------
+# -- train mode --------------------------------------------------------------------------
 
 
 def test_a_module_in_train_mode_is_refused_by_the_name_of_the_part():

@@ -106,7 +106,7 @@ def test_a_child_and_what_it_started_end_too(tmp_path: Path):
     parent = f"""
 from attn_export.runtimes.child import Child
 child = Child([sys.executable, "-c", {STARTS_ANOTHER!r}])
-started = child.hear(20)["pid"]
+started = child.receive(20)["pid"]
 (here / "pids").write_text(f"{{child.pid}} {{started}}")
 ready(); wait()
 """

@@ -26,8 +26,8 @@ class Quotients:
         values: `[B, Hkv, L, N]`.
         low: The least integer; -inf where there is none.
         high: The largest integer, or inf.
-        units: The value of a 1 of each, `[B, Hkv, L, N]`, where these differ as those of floating
-            point do; else None.
+        units: The spacing of the type at each number, `[B, Hkv, L, N]`, of floating point; None for
+            integers, where it is 1.
     """
 
     values: Tensor

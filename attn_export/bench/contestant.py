@@ -96,9 +96,9 @@ class Contestant:
     def _ask(self, job: dict[str, Any]) -> dict[str, Any] | None:
         """Send a job and return its answer; on failure return None and end the process."""
         assert self._child is not None
-        self._child.tell(job)
+        self._child.send(job)
         try:
-            event = self._child.hear(self._limits.seconds)
+            event = self._child.receive(self._limits.seconds)
         except TimeoutError as error:
             self._outcome, self._reason = "hung", str(error)
         else:

@@ -18,7 +18,7 @@ from attn_export.diagnose.pattern import Pattern
 # -- wrong signatures ---------------------------------------------------------------------------
 
 
-KIND = "other outputs"
+WRONG_SIGNATURE = "other outputs"
 
 
 def wrong_signature(trial: GraphRun) -> list[Cause]:
@@ -30,14 +30,21 @@ def wrong_signature(trial: GraphRun) -> list[Cause]:
         wanted = case.golden.expected
         if set(outputs) != set(wanted):
             found, expected = ", ".join(outputs), ", ".join(wanted)
-            return [Cause(KIND, f"the graph gives the outputs {found}; the bundle has {expected}")]
+            return [
+                Cause(
+                    WRONG_SIGNATURE,
+                    f"the graph gives the outputs {found}; the bundle has {expected}",
+                )
+            ]
         for name, right in wanted.items():
             got = outputs[name]
             if got.dtype != right.dtype:
-                return [Cause(KIND, f"{name} is {got.dtype}, and should be {right.dtype}")]
+                return [
+                    Cause(WRONG_SIGNATURE, f"{name} is {got.dtype}, and should be {right.dtype}")
+                ]
             if got.shape != right.shape:
                 shapes = f"{list(got.shape)}, and should be {list(right.shape)}"
-                return [Cause(KIND, f"the shape of {name} is {shapes}, in {case.name}")]
+                return [Cause(WRONG_SIGNATURE, f"the shape of {name} is {shapes}, in {case.name}")]
     return []
 
 
@@ -51,7 +58,7 @@ IN_GRAPH = (
 )
 
 SURE = 0.01
-"""A known mistake that leaves less of the error unexplained is named before where it sits."""
+"""A mistake that leaves less of the error unexplained is named before the first wrong node."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,9 +130,9 @@ def _in_graph(seen: Observations, lines: Lines) -> list[Cause]:
     changed = Cause(kind, sentence, first.node, first.line)
     # What was seen to be different stands before what would only give similar numbers.
     best = found.matches[0] if found.matches else None
-    # Undoing something elsewhere may mend it as well.
-    there = best is not None and (found.in_right or best.mistake.node == first.node)
-    if best is None or not there or best.unexplained >= SURE or seen.lossy:
+    # A change elsewhere may cancel the fault.
+    located = best is not None and (found.in_right or best.mistake.node == first.node)
+    if best is None or not located or best.unexplained >= SURE or seen.lossy:
         return [*stuck, changed, *causes]
     if first.node not in causes[0].sentence:
         both = f"{causes[0].sentence}; it differs from {seen.witness} first at {place}"

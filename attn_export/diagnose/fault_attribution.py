@@ -13,8 +13,8 @@ from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
 from attn_export.diagnose.localise import (
     NO_SUCH_NODE,
     first_difference,
-    first_rounded_away,
-    first_strange,
+    first_runtime_deviation,
+    first_value_in_no_right_graph,
     with_all_outputs,
 )
 from attn_export.diagnose.match import Evidence, Match, matches
@@ -132,7 +132,7 @@ def deviation(
     if actual is None:
         return None
     actual = own.runner.fed(actual)  # it was put in order, for the bundle
-    return first_rounded_away(own.evaluation, values, noise, actual, lines)
+    return first_runtime_deviation(own.evaluation, values, noise, actual, lines)
 
 
 def first_lossy(own: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Deviation | None:
@@ -148,7 +148,7 @@ def first_lossy(own: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Devia
         if values is not None and not right_rounded(own, case):
             rounded = own.evaluation.noisy_values(own.runner.fed(case.inputs), dtype_of(case))
             arrays = {n: a for n, a in rounded.items() if isinstance(a, np.ndarray)}
-            found = first_rounded_away(own.evaluation, values, values, arrays, lines)
+            found = first_runtime_deviation(own.evaluation, values, values, arrays, lines)
             if found is not None:
                 return found
     return None
@@ -201,7 +201,7 @@ def _by_values(
         theirs = [values for of in right if (values := of.values(case)) is not None]
         if mine is not None and theirs:
             seen.append((mine, theirs))
-    return first_strange(own.evaluation, seen, lines) if seen else None
+    return first_value_in_no_right_graph(own.evaluation, seen, lines) if seen else None
 
 
 def _twin(

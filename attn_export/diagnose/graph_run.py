@@ -15,7 +15,7 @@ from attn_export.parity.golden import case_folders, read_golden, read_inputs
 from attn_export.parity.judge import judge
 from attn_export.results import DECODE, Arrays, Golden, GraphFile
 from attn_export.runtimes.axis_order import in_order, laid_out
-from attn_export.runtimes.process import Ran, run_once
+from attn_export.runtimes.process import RunResult, run_once
 from attn_export.runtimes.protocol import Limits, Options, Runtime
 
 
@@ -52,7 +52,7 @@ class GraphRunner:
     options: Options
     limits: Limits
 
-    def run(self, cases: Mapping[str, Arrays], options: Options | None = None) -> Ran:
+    def run(self, cases: Mapping[str, Arrays], options: Options | None = None) -> RunResult:
         """Run cases, with options beside the user's.
 
         Args:
@@ -75,7 +75,7 @@ class GraphRunner:
         passed = [case for case in taken if case not in failed]
         return GraphRun(ran, tuple(sorted(failed, key=lambda c: c.size)), tuple(passed))
 
-    def passes(self, golden: Golden, ran: Ran, name: str) -> bool:
+    def passes(self, golden: Golden, ran: RunResult, name: str) -> bool:
         """Return whether the outputs of a case are right.
 
         Args:
@@ -105,7 +105,7 @@ class GraphRun:
         failed: The smallest first.
     """
 
-    ran: Ran
+    ran: RunResult
     failed: tuple[KnownCase, ...]
     passed: tuple[KnownCase, ...]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from attn_export.diagnose.attention_steps import Change
-from attn_export.diagnose.misreadings import MISREADINGS, At
+from attn_export.diagnose.misreadings import MISREADINGS, StepValues
 from attn_export.diagnose.mistake import Mistake, becomes, in_attention
 from attn_export.tensorfile import Array
 
@@ -96,7 +96,7 @@ def _keys_for_values(evaluation: Evaluation, node: onnx.NodeProto) -> Mistake:
 
 
 def _swap(a: int, b: int) -> Change:
-    def change(attended: Array, _: At) -> Array:
+    def change(attended: Array, _: StepValues) -> Array:
         order = np.arange(attended.shape[1])
         order[[a, b]] = b, a
         return attended[:, order]

@@ -19,20 +19,19 @@ from attn_export.tensorfile import Array
 GRAPHS_AGREE = 1e-9
 """Largest difference at which two graphs, both evaluated in float64, hold the same value."""
 
-ROUNDINGS = 64
-"""Number of roundings of the graph's type by which the output of one node may be off."""
+MIN_TOLERANCE_EPS = 64
+"""The error that the output of one node may have, in eps of float32."""
 
-BETWEEN = 4
-"""Largest number of values between those known to be right and a wrong one, if they are to be
-listed one by one."""
+MAX_UNMATCHED = 4
+"""The most unmatched values before a wrong node at which the first of them is named instead."""
 
-FAMILIAR = 0.6
-"""The share of values that have to be those of right graphs, if the first that is none of them is
-to be reported: otherwise it may be another way to compute the same."""
+MIN_SHARED = 0.6
+"""The least share of values that right graphs must have, too: below it the graph may compute the
+same in another way."""
 
-STRANGE = 0.5
-"""The share of values that the right graph does not have, from which the names are those of another
-exporter: then the first wrong node may be anywhere."""
+MAX_FOREIGN_NAMES = 0.5
+"""The share of value names unknown to the right graph from which on another exporter chose them:
+then the first wrong node may be anywhere."""
 
 NO_SUCH_NODE = "the right graph has no such node"
 
@@ -62,7 +61,7 @@ def first_difference(
     return None
 
 
-def first_strange(
+def first_value_in_no_right_graph(
     wrong: Evaluation, cases: Sequence[tuple[Values, Sequence[Values]]], lines: Lines
 ) -> Deviation | None:
     """Return the first deviation of a graph from right graphs with any names.
@@ -78,7 +77,7 @@ def first_strange(
         made = [name for name in node.output if name in compared]
         if made and right.issuperset(made):
             right.update(node.input)
-    if len(right.intersection(compared)) < FAMILIAR * len(compared):
+    if len(right.intersection(compared)) < MIN_SHARED * len(compared):
         return None
     for node in wrong.nodes:
         for name in node.output:
@@ -111,7 +110,7 @@ def _deviation(
     """Return a wrong node, or the first before it that the right graph does not have."""
     between = _unmatched(node, wrong, known)
     strangers = sum(name not in right.producer for name in wrong.producer)
-    if len(between) > BETWEEN and strangers > STRANGE * len(wrong.producer):
+    if len(between) > MAX_UNMATCHED and strangers > MAX_FOREIGN_NAMES * len(wrong.producer):
         return None
     theirs = {(n.op_type, n.name) for n in right.nodes}
     strange = (n for n in wrong.nodes if (n.op_type, n.name) not in theirs)
@@ -119,7 +118,7 @@ def _deviation(
     twin = right.producer.get(name)
     if first is node:
         says = _change(node, wrong, right, twin, known)
-    elif len(between) > BETWEEN:
+    elif len(between) > MAX_UNMATCHED:
         first = node
         changed = _change(node, wrong, right, twin, known)
         more = f"{len(between)} values before it are not in the right graph"
@@ -132,7 +131,7 @@ def _deviation(
     return Deviation(first.name, first.op_type, first.output[0], line, error, says)
 
 
-def first_rounded_away(
+def first_runtime_deviation(
     evaluation: Evaluation,
     truth: Values,
     noise: Values,
@@ -148,7 +147,7 @@ def first_rounded_away(
         actual: The runtime's outputs, by name.
         lines: The line of the module that each node came from.
     """
-    least = ROUNDINGS * float(np.finfo(np.float32).eps)
+    least = MIN_TOLERANCE_EPS * float(np.finfo(np.float32).eps)
     for node in evaluation.nodes:
         for name in node.output:
             right = truth.get(name)

@@ -1,6 +1,7 @@
 """The known misreadings of attention: other ways to compute its steps.
 
-A probe asks a runtime for the reading that it has; an explanation makes each in a right graph.
+`probe` finds the entry by which a runtime computes; `explain` applies each entry to a right graph
+and compares the numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from attn_export.diagnose.attention_steps import Change, softmax
 from attn_export.tensorfile import Array
 
-At = Mapping[str, Any]
+StepValues = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Misreading:
         kind: Its kind, in a word or two: ``"scale"``.
         says: Its effect, as the rest of a sentence: ``"scores are multiplied by …"``.
         changes: The steps that it changes, by name.
-        reading: Its name as a result of a probe; "" where no probe asks for it.
+        reading: Its name in the results of `probe`; "" where no probe tests for it.
     """
 
     kind: str
@@ -205,43 +206,43 @@ def _scale(of: Callable[[float, float], float]) -> Change:
     return lambda scale, at: of(scale, at["queries"].shape[-1])
 
 
-def _all(seen: Array, _: At) -> Array:
+def _all(seen: Array, _: StepValues) -> Array:
     return np.ones_like(seen)
 
 
-def _below(at: At, offset: Any) -> Array:
+def _below(at: StepValues, offset: Any) -> Array:
     return np.asarray(_keys(at) <= _queries(at) + offset)
 
 
-def _keys(at: At) -> Array:
+def _keys(at: StepValues) -> Array:
     return np.arange(at["keys"].shape[2])
 
 
-def _queries(at: At) -> Array:
+def _queries(at: StepValues) -> Array:
     return np.arange(at["queries"].shape[2])[:, None]
 
 
-def _new_first(cached: Array, at: At) -> Array:
+def _new_first(cached: Array, at: StepValues) -> Array:
     return np.roll(cached, -_past_of(at), axis=2)
 
 
-def _past_of(at: At) -> int:
+def _past_of(at: StepValues) -> int:
     past = at["past"][0]
     return 0 if past is None else int(past.shape[2])
 
 
-def _not_moved(attended: Array, _: At) -> Array:
+def _not_moved(attended: Array, _: StepValues) -> Array:
     B, H, L, D = attended.shape
     return np.swapaxes(attended.reshape(B, L, H, D), 1, 2)
 
 
-def _interleaved(attended: Array, _: At) -> Array:
+def _interleaved(attended: Array, _: StepValues) -> Array:
     B, H, L, D = attended.shape
     merged = np.moveaxis(attended, 1, -1).reshape(B, L, D, H).reshape(B, L, H * D)
     return np.swapaxes(merged.reshape(B, L, H, D), 1, 2)
 
 
-def _nothing(at: At, weights: Array) -> Array:
+def _nothing(at: StepValues, weights: Array) -> Array:
     seen = np.broadcast_to(at["visible"], weights.shape)
     return np.asarray(~seen.any(axis=-1, keepdims=True))
 
@@ -256,12 +257,12 @@ def _first(weights: Array) -> Array:
     return first
 
 
-def _capped_with_mask(_: Array, at: At) -> Array:
+def _capped_with_mask(_: Array, at: StepValues) -> Array:
     everything = np.where(at["visible"], at["products"] + at["added"], -np.inf)
     return np.asarray(at["softcap"] * np.tanh(everything / at["softcap"]))
 
 
-def _reweighed(_: Array, at: At) -> Array:
+def _reweighed(_: Array, at: StepValues) -> Array:
     """Return the softmax of the changed scores, ignoring visibility."""
     return softmax(at["scores"], np.ones((1, 1), bool))
 
@@ -271,7 +272,7 @@ def _through(dtype: Any) -> Change:
 
 
 def _stepwise(dtype: Any) -> Change:
-    def change(weights: Array, at: At) -> Array:
+    def change(weights: Array, at: StepValues) -> Array:
         scores = at["scores"].astype(np.float32).astype(dtype)
         if not scores.size:
             return weights
@@ -282,14 +283,14 @@ def _stepwise(dtype: Any) -> Change:
     return change
 
 
-def _over_queries(_: Array, at: At) -> Array:
+def _over_queries(_: Array, at: StepValues) -> Array:
     scores: Array = at["scores"]
     largest = scores.max(axis=-2, keepdims=True, initial=-np.inf)
     raised: Array = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
     return np.asarray(np.nan_to_num(raised / raised.sum(axis=-2, keepdims=True)))
 
 
-def _plus_one(_: Array, at: At) -> Array:
+def _plus_one(_: Array, at: StepValues) -> Array:
     raised = np.exp(at["scores"])
     return np.asarray(raised / (1 + raised.sum(axis=-1, keepdims=True)))
 

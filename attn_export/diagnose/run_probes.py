@@ -78,7 +78,7 @@ def worker_with(
         cases: The cases to run.
     """
     worker = Worker(kind, limits)
-    worker.start(graph, inputs, cases)
+    worker.send_job(graph, inputs, cases)
     return worker
 
 

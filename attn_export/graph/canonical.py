@@ -250,7 +250,7 @@ def _reads(node: ir.Node, names: Set[str]) -> bool:
 
 
 def _grows(before: ir.Shape, after: ir.Shape, axis: int) -> bool:
-    """Return whether an Expand really changes `axis` of its output (counted from the right)."""
+    """Return whether an Expand enlarges `axis` of its output; shapes are aligned at the right."""
     own = axis - len(after) + len(before)
     return not known_equal(after[axis], before[own] if own >= 0 else 1)
 

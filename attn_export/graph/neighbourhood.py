@@ -21,11 +21,11 @@ from attn_export.graph.requirements import ATTENTION, depends_on_contents
 # A *step* is the nodes of one module (``q_proj/MatMul``, ``q_proj/Add``), or operators in a row
 # that only move elements.
 
-MOVES = (
+LAYOUT_OPERATORS = (
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Expand", "Cast", "Identity", "Flatten",
     "Split", "Slice",
 )  # fmt: skip
-"""Operators that change no number."""
+"""Operators that move, select or convert elements, and compute nothing."""
 
 SHORT = {
     "batch": "B", "query_len": "L", "key_len": "S", "total_len": "S", "past_len": "P",
@@ -73,7 +73,10 @@ def in_steps(path: list[ir.Node]) -> list[Step]:
 
 
 def main_input(node: ir.Node) -> ir.Value | None:
-    """Return the data input: from graph inputs, of the most axes, computed before."""
+    """Return the input with the data.
+
+    It is one that depends on graph inputs, then one of the most axes, then a computed one.
+    """
     values = [value for value in node.inputs if value is not None and not _is_constant(value)]
     return max(
         values,
@@ -99,7 +102,7 @@ def axis_name(dim: int | ir.SymbolicDim) -> str:
 
 def _group(node: ir.Node) -> str:
     module = str(node.name).rpartition("/")[0]
-    return module or ("moves" if node.op_type in MOVES else str(node.name))
+    return module or ("moves" if node.op_type in LAYOUT_OPERATORS else str(node.name))
 
 
 def _step(nodes: list[ir.Node]) -> Step:
@@ -112,7 +115,7 @@ def _step(nodes: list[ir.Node]) -> Step:
         _called(value)
         for node in members
         for value in node.inputs
-        if value is not None and value not in made and value is not main and _is_worth(value)
+        if value is not None and value not in made and value is not main and _is_worth_naming(value)
     )
     return Step(
         "nodes",
@@ -142,7 +145,7 @@ def _members(nodes: list[ir.Node], main: ir.Value | None, module: str) -> list[i
     return sorted(found, key=order.__getitem__)
 
 
-def _is_worth(value: ir.Value) -> bool:
+def _is_worth_naming(value: ir.Value) -> bool:
     """Return whether a step names a further input: not for weights, constants and sizes."""
     return value.is_graph_input() or (not _is_constant(value) and len(dims(value)) > 1)
 
@@ -152,7 +155,7 @@ def _called(value: ir.Value) -> str:
     while (node := value.producer()) is not None:
         first = node.inputs[0] if node.inputs else None
         sources = [v for v in node.inputs if v is not None and not _is_constant(v)]
-        if node.op_type in MOVES and first is not None:
+        if node.op_type in LAYOUT_OPERATORS and first is not None:
             value = first
         elif node.op_type == "Mul" and len(sources) == 1:
             value = sources[0]

@@ -43,7 +43,7 @@ WITH_MANY_KEYS = frozenset({
     "fully_masked_rows", "large_logits", "left_padding", "one_visible_key", "outliers",
     "right_padding", "tiny_values",
 })  # fmt: skip
-"""Contents of which few keys show little: among many, some large scores are close together."""
+"""Contents that count with `MANY_KEYS` keys only: among few, no two large scores are close."""
 
 BY_BATCH = (
     "fully_masked_rows", "large_logits", "left_padding", "lowest_float", "one_visible_key",
@@ -54,7 +54,7 @@ WITHOUT_PAST = ("large_logits", "one_visible_key", "outliers")
 """Contents that are tried with several queries without a past as well: graphs branch there."""
 
 LOUD_AND_EMPTY = "large_logits in empty rows"
-"""A row that sees its own key alone, with a score below all finite numbers that stand for -inf."""
+"""Large logits in a row that sees its own key alone: a score below any finite stand-in for -inf."""
 
 LENGTHS = frozenset({"beyond_length", "empty_and_full"})
 """Contents that change nothing without a past of at least 2."""
@@ -82,9 +82,10 @@ def blocks_of(axis: str) -> Mapping[int, int]:
 
 
 def beside_block(axis: str, block: int) -> int:
-    """Return the size of an axis where another one is next to a block.
+    """Return the size of this axis in a case where another axis is next to a block size.
 
-    Several keys, since the scores of one key do not matter; a past of no keys next to one block.
+    There are several keys, since softmax over one key is constant. The past is empty beside the
+    small block sizes.
 
     Args:
         axis: The name of the axis.
@@ -96,7 +97,7 @@ def beside_block(axis: str, block: int) -> int:
 
 
 def corners(axes: Sequence[str]) -> list[dict[str, int]]:
-    """Return the sizes of which each is the least or the largest, but for blocks.
+    """Return the sizes in which each axis has its least or its largest size, without blocks.
 
     A fault from some size on, or up to one, of any axes at once shows there.
     """
@@ -269,7 +270,7 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
     form, many = form_of(sizes), have_many_keys(sizes)
     may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes
     few = may_have_more and not many
-    # Rows of a batch are loud in four ways, and one query of each is a small sample.
+    # Rows of a batch are scaled in four ways: with one query each, only a large batch is enough.
     few_rows = form == A_PAST and BATCH in sizes and _level(BATCH, sizes[BATCH]) != "large"
     if (
         {"empty_and_full", "large_logits"} <= set(contents)

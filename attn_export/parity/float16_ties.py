@@ -25,7 +25,7 @@ from attn_export.parity.near_ties import (
     CacheQuotients,
     distance,
     margin_of,
-    way_from_ties,
+    shift_from_ties,
 )
 from attn_export.results import Case
 
@@ -85,7 +85,7 @@ def away_from_ties(case: Case, module: Attention) -> Case:
         rows = torch.from_numpy(moved.astype(np.float64)).requires_grad_()
         with torch.enable_grad():
             values = quotients(rows)  # [B, L, N]
-            way = way_from_ties(values.detach(), margin, *quotients.limits)
+            way = shift_from_ties(values.detach(), margin, *quotients.limits)
             if not way.any():
                 break
             units = quotients.units

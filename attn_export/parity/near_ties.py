@@ -1,13 +1,12 @@
-"""Inputs that are certain as integers, and of which the integers of a quantised cache are.
+"""Inputs moved so far from rounding ties that every quantised integer is certain.
 
-Rounding to an integer is a step: values that differ by rounding alone become integers that differ
-by one where a tie lies between them, and either is right. Inputs are moved away from such ties, so
-that each integer is certain. Those of a cache are compared exactly.
+Near a tie, floating-point error alone decides between two integers, and both are right. So inputs
+are moved until the integers of quantised activations, and the new ones of a quantised cache, are
+the same in every correct implementation. Those of a cache are compared exactly.
 
-Keys and values follow queries by little, unless activations are quantised: then an element of a
-token moves by a whole step of its scale, which changes all keys and values of the token, until none
-is near a tie. So both hold: the integers of the query are certain, and those of the cache, which
-follow from them alone.
+Without quantised activations new keys and values change smoothly with the query, which is moved
+along their gradient. With them a small move changes nothing: an element of the token, chosen at
+random, is moved by one quantisation step, until no key or value of the token is near a tie.
 """
 
 from __future__ import annotations
@@ -40,22 +39,23 @@ LEAST = 8.0
 """The least distance, in units of eps of the largest value of a row: a quotient by a scale, or a
 product with its inverse, rounds up to three times."""
 
-OF_FLOATS = (3.5, 1.0)
-"""The same for numbers that are rounded to floating point: nothing divides them, and of those that
-stay near a tie either neighbour is right."""
+FLOAT_CACHE_SAFETY = (3.5, 1.0)
+"""`SAFETY` and `LEAST` of a cache in floating point: nothing is divided by a scale, and near a tie
+either neighbour is accepted."""
 
 SAMPLES, LEAST_RUNS, MOST_RUNS = 48, 3, 8
-"""The number of errors of keys, or of values, that the largest one of a token is taken from then,
-and the limits of the number of runs that give them."""
+"""The number of errors per token to sample for a cache in floating point, and the limits of the
+number of runs that give them."""
 
-WIDEST = 0.2
-"""The distance from which on values are moved beyond the last tie: others are too near."""
+SATURATE_FROM = 0.2
+"""The margin from which on values are moved into saturation: no place between two ties is far
+enough from both."""
 
 ROUNDS = 200
 """The largest number of steps away from ties."""
 
 MOVES, MARGINS = 50, 4
-"""The largest number of steps that move activations, and of margins that are found anew."""
+"""The most attempts to move an input array, and the most attempts with a margin computed anew."""
 
 ROUNDED = ("query", "key", "value")
 """The inputs that are quantised as they are."""
@@ -78,8 +78,8 @@ def away_from_ties(case: Case, module: nn.Module) -> Case | None:
     """
     assert isinstance(module, Attention)
     if not isinstance(module.activations, DynamicInt8):
-        return _by_slopes(case, module)
-    return _inputs_away(case) if module.kv_scales is None else _by_steps(case, module)
+        return _along_gradients(case, module)
+    return _inputs_away(case) if module.kv_scales is None else _by_quantisation_steps(case, module)
 
 
 def distance(quotients: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def one_step_less(
     query[element] -= np.copysign(scale, query[element])
 
 
-def _by_steps(case: Case, module: Attention) -> Case | None:
+def _by_quantisation_steps(case: Case, module: Attention) -> Case | None:
     """Return a case of quantised activations whose inputs and cache are certain."""
     random = generator("steps", case.name)
     for _ in range(MARGINS):  # of a case that was moved, errors may be others
@@ -114,7 +114,7 @@ def _by_steps(case: Case, module: Attention) -> Case | None:
 
 
 def _stepped(case: Case, module: Attention, random: np.random.Generator) -> Case | None:
-    """Return a case that is away from ties by the margin of its first inputs, by steps."""
+    """Return a case moved by quantisation steps, with the margin of its first inputs."""
     margin = None
     for _ in range(ROUNDS):
         settled = _inputs_away(case)
@@ -125,7 +125,7 @@ def _stepped(case: Case, module: Attention, random: np.random.Generator) -> Case
         margin = margin_of(quotients, query) if margin is None else margin
         with torch.no_grad():
             values = quotients(torch.from_numpy(query.astype(np.float64)))
-        near = way_from_ties(values, margin, *quotients.limits).ne(0).any(-1)  # [B, L]
+        near = shift_from_ties(values, margin, *quotients.limits).ne(0).any(-1)  # [B, L]
         if not near.any():
             return case
         scale = float(DynamicInt8.scale(torch.from_numpy(query)))
@@ -135,7 +135,7 @@ def _stepped(case: Case, module: Attention, random: np.random.Generator) -> Case
     return None
 
 
-def _by_slopes(case: Case, module: Attention) -> Case | None:
+def _along_gradients(case: Case, module: Attention) -> Case | None:
     """Return a case whose cache is certain, where keys and values follow queries by little."""
     quotients = CacheQuotients(module, case)
     query = case.inputs["query"]
@@ -145,7 +145,7 @@ def _by_slopes(case: Case, module: Attention) -> Case | None:
         rows = torch.from_numpy(moved.astype(np.float64)).requires_grad_()
         with torch.enable_grad():
             values = quotients(rows)  # [B, L, N]
-            missing = way_from_ties(values.detach(), margin, *limits)
+            missing = shift_from_ties(values.detach(), margin, *limits)
             if not missing.any():
                 break
             # One value of each token at a time: tokens do not depend on each other.
@@ -192,7 +192,7 @@ class CacheQuotients:
 
     @property
     def units(self) -> Tensor | None:
-        """The value of a 1 of each number of the last call, `[B, L, N]`, if these differ."""
+        """The spacing of the type at each number, `[B, L, N]`; None for integers, where it is 1."""
         units = [part.units for part in self._parts if part.units is not None]
         return torch.cat([x.transpose(1, 2).flatten(2) for x in units], -1) if units else None
 
@@ -220,7 +220,12 @@ class CacheQuotients:
 
 
 def margin_of(quotients: CacheQuotients, query: np.ndarray) -> Tensor:
-    """Return the distance from ties that is enough for each value, `[B, L, N]`."""
+    """Return the distance from ties that is enough for each value, `[B, L, N]`.
+
+    Args:
+        quotients: The numbers that are rounded, as a function of the query.
+        query: `[B, L, E]`.
+    """
     wide = torch.from_numpy(query.astype(np.float64))
 
     def numbers() -> Tensor:
@@ -234,12 +239,12 @@ def margin_of(quotients: CacheQuotients, query: np.ndarray) -> Tensor:
             with RandomRounding(SINGLE, SINGLE, seed_of("ties", number)):
                 noisy = numbers()
             largest = torch.maximum(largest, (noisy - exact).abs())
-        safety, least = (SAFETY, LEAST) if units is None else OF_FLOATS
+        safety, least = (SAFETY, LEAST) if units is None else FLOAT_CACHE_SAFETY
         found = quotients.largest_of_heads(safety * largest + least * SINGLE * exact.abs())
     return found if units is None else found / units
 
 
-def way_from_ties(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def shift_from_ties(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return by how much each value has to move, 0 where it is far enough from every tie.
 
     Args:
@@ -252,7 +257,7 @@ def way_from_ties(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -> 
     near = (values - tie).abs() < margin
     beside = tie + torch.where(values >= tie, 2 * margin, -2 * margin)
     ends = torch.where(values < 0, low + 0.5 - 2 * margin, high - 0.5 + 2 * margin)
-    target = torch.where(margin < WIDEST, beside, ends)
+    target = torch.where(margin < SATURATE_FROM, beside, ends)
     # Without ends, numbers so small that all lies near a tie stay where they are.
     movable = near & values.isfinite() & target.isfinite()
     return torch.where(movable, target - values, 0.0)

@@ -89,7 +89,7 @@ def _fit_together(contents: Sequence[Content]) -> bool:
     if "fully_masked_rows" in names:
         # In a small batch it hides all that other values could show.
         return names <= {"fully_masked_rows", *(content.name for content in LENGTHS)}
-    # What is loud as it is would overflow.
+    # Unheld rows of the cache are scaled up already: twice, they would overflow.
     return "beyond_length" not in names or not any(content.is_loud for content in contents)
 
 
@@ -107,8 +107,8 @@ def plan_cases(
         inputs: Every input by name.
         output_shapes: The shape of every output, for the size of its truth.
         spec: The spec of the module, if it is ours.
-        sums: Sizes that others add up to.
-        fits: Whether the module takes sizes at all, of those next to blocks.
+        sums: Axes that are sums of others.
+        fits: Whether the module takes given sizes; called for those next to blocks.
         bounds: The bounds of axes that have any.
     """
     bounds = bounds or {}
@@ -145,7 +145,7 @@ def covering_sizes(
 
     Args:
         axes: The names of the dynamic axes.
-        sums: Sizes that others add up to.
+        sums: Axes that are sums of others.
         bounds: The bounds of axes that have any.
     """
     free = conditions.free_axes(list(axes), list(sums))
@@ -182,7 +182,7 @@ def _candidates(
             if not fits({**beside, conditions.PAST: size - 1}):
                 break
             found += _next_to_block(beside, conditions.PAST, size - 1)
-    whole = [with_sums(each, sums) for each in sorted(found, key=_oddity)]
+    whole = [with_sums(each, sums) for each in sorted(found, key=_distance_from_example)]
     return [each for each in whole if is_within(each, bounds)]
 
 
@@ -217,13 +217,13 @@ def _next_to_block(beside: Mapping[str, int], axis: str, size: int) -> list[dict
     return [{**found, conditions.BATCH: 2}, found] if conditions.BATCH in beside else [found]
 
 
-def _oddity(sizes: Sizes) -> float:
-    """Return how far sizes are from those of the example: the first of equals is chosen."""
+def _distance_from_example(sizes: Sizes) -> float:
+    """Return the log2 distance of sizes from those of the example: the nearest are chosen."""
     return sum(abs(math.log2((size + 1) / 5)) for size in sizes.values())
 
 
 def _is_filled(sizes: Sizes) -> bool:
-    """Return whether a row of a cache in place must have all of the past.
+    """Return whether a row of a cache in place must be filled with the whole past.
 
     One of several rows has it; a single one has it next to a block, else capacity may be left.
     """
@@ -252,7 +252,7 @@ def random_case(sizes: Sizes, inputs: Mapping[str, Input], sums: Mapping[str, st
     Args:
         sizes: The size of every axis.
         inputs: Every input by name.
-        sums: Sizes that others add up to.
+        sums: Axes that are sums of others.
     """
     return _case(sizes, (), inputs, None, sums)
 

@@ -31,8 +31,8 @@ DEVIATION = 0.4
 """The standard deviation of one rounding error, in units of u·|x|: errors are uniform within half a
 unit in the last place, and |x| lies anywhere between two powers of 2."""
 
-FINITE = 1e300
-"""A number that infinity stays infinite beside."""
+MAX_ERROR = 1e300
+"""The largest error of one rounding; it is finite, so that infinity plus an error is no NaN."""
 
 PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv"})
 ADDED_UP = PRODUCTS | {"convolution", "mean", "sum"}
@@ -45,10 +45,10 @@ SIMPLE = frozenset({
 """Operations on single elements, which round their result once."""
 
 APPROXIMATE = frozenset({"expm1", "gelu", "log", "pow", "sigmoid", "silu", "tanh"})
-MOST_COUNTED = 2**15
+MOST_CHECKED = 2**15
 """The most elements of a result that is looked at for whole numbers."""
 
-SEVERAL = 4.0
+APPROXIMATION_ERROR = 4.0
 """The largest error of an approximation, in units of one rounding: libraries state 2 to 5."""
 
 ATTENTION = frozenset({"_safe_softmax", "_softmax", "bmm", "baddbmm"})
@@ -62,8 +62,8 @@ class RandomRounding(OperationMode):
         eps: The distance from 1 to the next number of the narrower type.
         sums: The same of the type in which sums of products are kept.
         seed: The seed of the random numbers.
-        copies: The number of runs that are rows of one batch. They differ by roundings only, so
-            that the first of them says how large the terms of sums are in all.
+        copies: The number of runs stacked along the batch axis. They differ by rounding alone, so
+            the sizes of terms are measured in the first.
         steps: The operations of the module in its own types, by `recorded_steps`, where these are
             not all the same. The run falls back to `eps` where it takes another operation.
         widening: A mode that computes the operations in float64. It must not be entered: it would
@@ -97,7 +97,7 @@ class RandomRounding(OperationMode):
         self.ranks |= name in RANKING
         out = self._of_one_copy(name, func, args)
         out = self._compute(func, args, kwargs) if out is None else out
-        if not rounds(name, func, out) or self._counts(out):
+        if not rounds(name, func, out) or self._is_whole_numbered(out):
             return out
         if self._widening:
             args = tuple(x if is_large(x) else widened(x) for x in args)
@@ -109,9 +109,9 @@ class RandomRounding(OperationMode):
             return self._widening.compute(func, args, kwargs)
         return func(*args, **kwargs)
 
-    def _counts(self, out: Any) -> bool:
+    def _is_whole_numbered(self, out: Any) -> bool:
         """Return whether results are whole numbers, such as positions, which are exact."""
-        if not isinstance(out, Tensor) or not 0 < out.numel() <= MOST_COUNTED:
+        if not isinstance(out, Tensor) or not 0 < out.numel() <= MOST_CHECKED:
             return False
         return bool((out == out.round()).all()) and float(out.abs().max()) <= 1 / self._unit
 
@@ -135,7 +135,7 @@ class RandomRounding(OperationMode):
             noise = self._random.uniform(out.shape)
             out = torch.addcmul(out, args[0].abs(), noise, value=unit)
         if name in SIMPLE:
-            return self.rounded(out, SEVERAL * unit if name in APPROXIMATE else unit)
+            return self.rounded(out, APPROXIMATION_ERROR * unit if name in APPROXIMATE else unit)
         if name in ("add", "sub"):
             return self._addition(out, args, unit)
         if name in ("_softmax", "_safe_softmax"):
@@ -144,7 +144,7 @@ class RandomRounding(OperationMode):
             terms = _terms(name, out, args, self._copies, min(self._sums, unit))
             return self._sum(out, *terms, unit)
         if not func._schema.is_mutable:
-            # A norm, say: it amplifies what its inputs lost as its own sums do.
+            # Norms, say: they amplify the rounding of their inputs as much as that of their sums.
             out = self._compute(func, [self.rounded(x, unit) for x in args], kwargs)
         if name == "native_layer_norm":
             return self._layer_norm(out, args[3], unit)
@@ -208,7 +208,7 @@ class RandomRounding(OperationMode):
         """
         normed, mean, inverse = out
         product = normed if bias is None else normed - bias
-        noise = SEVERAL * self._random.uniform(product.shape)
+        noise = APPROXIMATION_ERROR * self._random.uniform(product.shape)
         noise += self._random.uniform(mean.shape) * (mean * inverse).square_()
         found = torch.addcmul(normed, product, noise, value=unit)
         return self.rounded(found, unit), mean, inverse
@@ -228,7 +228,7 @@ class RandomRounding(OperationMode):
         """Round a sum of two, by no more than either of them: -1e30 + 1 is -1e30."""
         if any(_hides_only(x, out) for x in args[:2]):
             return out
-        limit = out.abs().mul_(unit).clamp_(max=FINITE)
+        limit = out.abs().mul_(unit).clamp_(max=MAX_ERROR)
         for x in args[:2]:
             size = x.abs() if isinstance(x, Tensor) else torch.tensor(abs(x), dtype=out.dtype)
             torch.minimum(limit, size, out=limit)

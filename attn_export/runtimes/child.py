@@ -53,14 +53,14 @@ class Child:
         """The process."""
         return self._process.pid
 
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Send one object. Has it ended? `hear` finds out."""
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one object; if the process has ended, `receive` reports it."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
 
-    def hear(self, seconds: float) -> dict[str, Any] | None:
+    def receive(self, seconds: float) -> dict[str, Any] | None:
         """Return the next object that the child sends; None after its end.
 
         Raises:

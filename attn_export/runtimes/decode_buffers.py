@@ -15,8 +15,6 @@ from attn_export.runtimes.ort_cuda import CudaEngine, OrtCuda, cuda_session
 from attn_export.system_info import missing_package
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
-# -- caches, and a graph bound to them ----------------------------------------------------------
-
 # -- buffers of keys and values with more capacity than keys ------------------------------------
 
 
@@ -27,7 +25,7 @@ Axes = tuple[str | int, ...]
 
 
 class Caches:
-    """One buffer for each cache of a graph, in the order of axes in which that holds it.
+    """One buffer for each cache of a graph, in the graph's order of axes.
 
     Args:
         axes: The axes of each, by name: ``("batch", 2, "capacity", 64)``.
@@ -98,7 +96,7 @@ class Caches:
 
     def _empty(self, name: str) -> np.ndarray:
         sizes = {"batch": self.batch, CAPACITY: self.capacity}
-        # Not np.empty: what nobody wrote is multiplied by 0, which does not help against NaN.
+        # Not np.empty: unwritten values get weight 0, and 0 * NaN is NaN.
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in self._axes[name]]
         return np.zeros(shape, self._dtype)
 
@@ -179,8 +177,8 @@ class BoundGraph:
         for name, source in bound.items():
             self._binding.bind_ortvalue_output(name, values[source])
         self._order = [*bound, *self.outputs]  # a binding has its outputs as they were bound
-        # Of what `Attention` gives as its weights ONNX Runtime thinks that they have 0 keys, and
-        # refuses a buffer that has more.
+        # ONNX Runtime infers 0 keys for the weights that `Attention` returns, and refuses larger
+        # buffers.
         believed = {output.name: output.shape for output in session.get_outputs()}
         self._copied = [n for n, a in self.outputs.items() if not _fits(a.shape, believed[n])]
         for name, array in self.outputs.items():
@@ -195,7 +193,7 @@ class BoundGraph:
         Raises:
             RuntimeFailure: If ONNX Runtime does not.
         """
-        for name in self._copied:  # or what the last run gave is its buffer
+        for name in self._copied:  # or the last result would be its buffer
             self._binding.bind_output(name)
         try:
             self._session.run_with_iobinding(self._binding)

@@ -47,7 +47,8 @@ class DecodeSession:
 
     Args:
         bundle: The folder of a bundle with ``cache = "in-place"``.
-        dialect: The dialect of the graphs. Default: ``ort``, or an available one.
+        dialect: The dialect of the graphs. Default: the first of
+            `PREFERRED[device]` that the bundle has.
         block: The number of keys by which a full cache grows.
         threads: For computing. Default: as many as ONNX Runtime chooses, all cores.
         device: ``"cpu"``, or ``"cuda"``: the cache stays in the memory of the GPU.

@@ -53,8 +53,8 @@ def limited(
         {**os.environ, **environment} if environment else None,
     )
     try:
-        child.tell({"function": function, "about": about, "arguments": arguments})
-        answer = child.hear(limits.seconds)
+        child.send({"function": function, "about": about, "arguments": arguments})
+        answer = child.receive(limits.seconds)
         if answer is None:
             raise GraphError(
                 f"{about} cannot be read: a process that tried it {child.how_it_died()}"

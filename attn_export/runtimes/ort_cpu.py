@@ -31,9 +31,9 @@ DISTRIBUTIONS = frozenset(
 )
 """The packages that install the module `onnxruntime`, as their folders are named."""
 
-PREPACKED_BELOW = 2**30
-"""The largest size in bytes of files beside a graph, among them its weights, of which a session
-holds weights in the order that its kernels read fastest."""
+PREPACK_UP_TO = 2**30
+"""The largest size in bytes of a graph's folder at which sessions copy weights into the order that
+kernels read fastest."""
 
 NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 BFLOAT16, ONNX_BFLOAT16 = "tensor(bfloat16)", 16
@@ -99,7 +99,7 @@ class OrtCpu:
             options: Entries of the configuration, by name.
         """
         made = session_options(threads, graph)
-        if _bytes_beside(graph) > PREPACKED_BELOW:
+        if _folder_bytes(graph) > PREPACK_UP_TO:
             # Packed weights are a copy for each session; else sessions share those in the file.
             made.add_session_config_entry("session.disable_prepacking", "1")
         return OrtEngine(graph, with_options(made, options), [PROVIDER])
@@ -176,7 +176,7 @@ class OrtEngine(Engine):
         return {"providers": self.session.get_providers()}
 
 
-def _bytes_beside(graph: Path) -> int:
+def _folder_bytes(graph: Path) -> int:
     return sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
 
 

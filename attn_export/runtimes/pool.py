@@ -109,8 +109,7 @@ class Pool:
             if place in self.workers:  # started before the form was known
                 self.workers.pop(place).close()
         elif place not in self.workers:
-            waits = isinstance(kind, Launched)
-            worker = Worker(kind, self._limits, waits=waits)
+            worker = Worker(kind, self._limits, lazy=isinstance(kind, Launched))
             self.workers[place] = self._stack.enter_context(worker)
 
     @property
@@ -152,14 +151,14 @@ class Pool:
                 for case in self._cases[graph]
             ]
             decodes = [case.name for case in self._cases[graph] if case.kind == DECODE]
-            worker.start(folder / graph, inputs, files, self._forms[graph], axes, decodes)
+            worker.send_job(folder / graph, inputs, files, self._forms[graph], axes, decodes)
         self._line_up()
 
     def _line_up(self) -> None:
         """Let emulated processes run one after the other: dozens at once would fill the memory."""
         waiting = [w for w in self.workers.values() if isinstance(w.runtime, Launched)]
-        for worker, follower in itertools.pairwise(waiting):
-            worker.follower = follower
+        for worker, next_worker in itertools.pairwise(waiting):
+            worker.next_worker = next_worker
         if waiting:
             waiting[0].launch()
 

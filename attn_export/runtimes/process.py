@@ -24,7 +24,7 @@ CaseFiles = tuple[str, Path, Path]
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class CaseResult:
     """A case that a process is done with.
 
     Attributes:
@@ -45,22 +45,22 @@ class Worker:
     Args:
         runtime: The runtime.
         limits: For the process.
-        waits: Whether the process is started by `launch` only.
+        lazy: Whether `launch` starts the process, and not the constructor.
 
     Attributes:
         outcome: The way in which it ended; `"ran"` only when every case was served.
         reason: Why it did not run to its end; empty where it did.
         loaded: Whether it came as far as its first case.
         facts: Facts that it reported.
-        follower: A process to start when this one is waited for, if any.
+        next_worker: A process to launch once results of this one are awaited, if any.
     """
 
-    def __init__(self, runtime: Runtime, limits: Limits, *, waits: bool = False) -> None:
+    def __init__(self, runtime: Runtime, limits: Limits, *, lazy: bool = False) -> None:
         self.runtime = runtime
         self.outcome: Outcome = "crashed"
         self.reason = ""
         self.loaded = False
-        self.follower: Worker | None = None
+        self.next_worker: Worker | None = None
         self._command = worker_command(runtime.name, limits.memory_mib or 0, limits.threads)
         self._environment: Mapping[str, str] | None = None
         if isinstance(runtime, Launched):
@@ -74,7 +74,7 @@ class Worker:
         }
         self._child: Child | None = None
         self._job: dict[str, Any] | None = None
-        if not waits:
+        if not lazy:
             self.launch()
 
     def __enter__(self) -> Self:
@@ -97,21 +97,21 @@ class Worker:
             # An emulator does not pass on the limit that the process sets itself.
             limit_memory(self.limits.memory_mib + self.runtime.own_mib, child.pid)
         if self._job is not None:
-            child.tell(self._job)
+            child.send(self._job)
         return child
 
-    def served(self) -> Iterator[Served]:
+    def served(self) -> Iterator[CaseResult]:
         """Yield the cases after they are served. Afterwards `outcome` and `reason` are set."""
         child = self.launch()
-        if self.follower is not None:
-            self.follower.launch()
-        yield from self._heard(child)
+        if self.next_worker is not None:
+            self.next_worker.launch()
+        yield from self._results_from(child)
         self.close()  # its memory is for the next ones
 
-    def _heard(self, child: Child) -> Iterator[Served]:
+    def _results_from(self, child: Child) -> Iterator[CaseResult]:
         while True:
             try:
-                event = child.hear(self.limits.seconds)
+                event = child.receive(self.limits.seconds)
             except TimeoutError as error:
                 self.outcome, self.reason = "hung", str(error)
                 return
@@ -119,7 +119,7 @@ class Worker:
                 self.outcome, self.reason = "crashed", child.how_it_died()
                 return
             if event["event"] == "case":
-                yield Served(
+                yield CaseResult(
                     event["name"],
                     event.get("outputs", 0),
                     event.get("error", ""),
@@ -128,7 +128,7 @@ class Worker:
             elif self._note(event):
                 return
 
-    def start(
+    def send_job(
         self,
         graph: Path,
         inputs: Sequence[str],
@@ -172,7 +172,7 @@ class Worker:
         }
         self._job = job
         if self._child is not None:
-            self._child.tell(job)  # Has it ended? `served` finds out how.
+            self._child.send(job)  # If it has ended by now, `served` reports how.
 
     def close(self) -> None:
         """End the process and its children."""
@@ -210,7 +210,7 @@ def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ran:
+class RunResult:
     """Result of a run.
 
     Attributes:
@@ -240,7 +240,7 @@ def run_once(
     limits: Limits,
     form: GraphFile | None = None,
     options: Options | None = None,
-) -> Ran:
+) -> RunResult:
     """Run cases in their order through one loaded graph.
 
     Args:
@@ -261,7 +261,7 @@ def run_once(
             write_tensors(source, "input", inputs)
             files.append((name, source, folder / f"out_{number}"))
         names = list(next(iter(cases.values()), {}))
-        worker.start(graph.absolute(), names, files, form, options=options)
+        worker.send_job(graph.absolute(), names, files, form, options=options)
         places = {name: target for name, _, target in files}
         outputs, errors = {}, {}
         for served in worker.served():
@@ -269,4 +269,4 @@ def run_once(
                 errors[served.case] = served.error
             else:
                 outputs[served.case] = read_outputs(places[served.case], served.outputs)
-        return Ran(worker.outcome, worker.reason, outputs, errors, worker.facts)
+        return RunResult(worker.outcome, worker.reason, outputs, errors, worker.facts)

@@ -30,9 +30,8 @@ from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
 # -- whole decodes, step by step ----------------------------------------------------------------
 
-# One sequence is fed step by step into buffers that grow. What comes out is put together to what
-# the whole sequence gives at once, so that it is compared with the same truth: every row of every
-# step.
+# One sequence is fed step by step into buffers that grow. The outputs of the steps are joined, and
+# compared with the truth of one run on the whole sequence.
 
 Axes = Mapping[str, Sequence[str | int]]
 
@@ -43,7 +42,7 @@ BLOCK = 64
 """Number of keys by which the buffers grow."""
 
 PROMPT, CHUNK, EVERY = 5, 3, 10
-"""Tokens of the prompt; after it single tokens, but of each `EVERY` so many at once."""
+"""The tokens of the first step; later steps take one, but `CHUNK` at once every `EVERY` tokens."""
 
 
 Run = Callable[[ArrayDict], ArrayDict]
@@ -54,7 +53,7 @@ def decode(run: Run, inputs: ArrayDict, axes: Axes, fixed: Mapping[str, int]) ->
 
     Args:
         run: Runs the graph once.
-        inputs: Of the whole sequences; their buffers, of which nothing is held, are as long.
+        inputs: Of the whole sequences; the caches among them are empty, and as long.
         axes: The names of the axes of every input and output.
         fixed: The axes that have one size in the graph, as in `GraphFile`.
 
@@ -159,7 +158,7 @@ def _check(outputs: ArrayDict, axes: Axes, sizes: Mapping[str, int], cache_lengt
 def _keys_as_whole(
     array: np.ndarray, axes: Sequence[str | int], capacity: int, total: int
 ) -> np.ndarray:
-    """Return an output with as many keys as the whole has; learned ones follow them."""
+    """Return an output whose axis of keys is cut to `total`; learned keys stay last."""
     for at, axis in enumerate(axes):
         if isinstance(axis, str) and axis not in (BATCH, NEW):
             keys, learned = np.split(array, [capacity], axis=at)

@@ -25,7 +25,7 @@ BASH = ("bash", "--noprofile", "--norc", "-eo", "pipefail")
 
 
 @dataclasses.dataclass
-class Ran:
+class ActionResult:
     """Result of an action.
 
     Attributes:
@@ -53,13 +53,13 @@ class Composite:
     def run(
         self, inputs: Mapping[str, str], workspace: Path, temporary: Path,
         environment: Mapping[str, str],
-    ) -> Ran:  # fmt: skip
+    ) -> ActionResult:  # fmt: skip
         """Run it, as a job whose workspace is a folder does."""
         known = self.content["inputs"]
         assert inputs.keys() <= known.keys()
         values = {name: inputs.get(name, of.get("default", "")) for name, of in known.items()}
         steps: dict[str, dict[str, str]] = {}
-        ran = Ran(0, {}, {}, "", "")
+        ran = ActionResult(0, {}, {}, "", "")
         summary = temporary / "summary.md"
         summary.touch()
         for step in self.content["runs"]["steps"]:

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import onnx
 import pytest
-from composite import Composite, Ran
+from composite import ActionResult, Composite
 from conftest import ROOT
 
 from attn_export.bundle import read_manifest, write_manifest
@@ -26,7 +26,7 @@ REPORTS = {"report.json", "junit.xml", "report.html"}
 # What would be seen if a shell read it: a file `seen`, or other words.
 HOSTILE = 'it\'s "a" $(touch seen) `touch seen`; touch seen & ${HOME} \\ %0A * é'
 
-Act = Callable[..., Ran]
+Act = Callable[..., ActionResult]
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def act(workspace: Path, tmp_path: Path) -> Act:
     }  # fmt: skip
     (tmp_path / "runner").mkdir()
 
-    def run(**inputs: str) -> Ran:
+    def run(**inputs: str) -> ActionResult:
         given = {name.replace("_", "-"): value for name, value in inputs.items()}
         return Composite(ACTION).run(given, workspace, tmp_path / "runner", environment)
 

@@ -12,7 +12,7 @@ import pytest
 from graph_faults import bundle_of
 from graph_surgery import Graph
 
-from attn_export.diagnose.causes import KIND
+from attn_export.diagnose.causes import WRONG_SIGNATURE
 from attn_export.diagnose.explanation import Explanation
 from attn_export.errors import GraphError, UsageError
 from attn_export.jobs.explain import explain
@@ -93,7 +93,7 @@ def another_shape(graph: Graph) -> None:
 )
 def test_other_outputs_are_told_and_shown(told, change: Change, says: str, tmp_path: Path):
     found = told(change)
-    assert found.causes[0].kind == KIND
+    assert found.causes[0].kind == WRONG_SIGNATURE
     assert says in found.sentence
     script = tmp_path / "explained" / "reproduce.py"
     shown = subprocess.run([sys.executable, script], capture_output=True, text=True)

@@ -66,10 +66,10 @@ NO_FORM: dict[str, tuple[dict[str, Any], str]] = {
     "float32": ({"dtype": "float32"}, "in float32"),
     "bfloat16": ({"dtype": "bfloat16"}, "in float32"),  # its canonical graph is computed so
     "an appending cache": ({"cache": "append"}, "written in place"),
-    "a mask of the caller": ({"attn_mask": "bool[B,1,1,S]"}, "without a mask"),
-    "alibi": ({"alibi": True}, "without a mask"),
-    "weights": ({"attn_weights": True}, "no attention of the graph"),
-    "other widths of values": ({"v_head_dim": 24}, "no attention of the graph"),
+    "a mask of the caller": ({"attn_mask": "bool[B,1,1,S]"}, "no mask but a window"),
+    "alibi": ({"alibi": True}, "no mask but a window"),
+    "weights": ({"attn_weights": True}, "no Attention node has a KV cache"),
+    "other widths of values": ({"v_head_dim": 24}, "no Attention node has a KV cache"),
 }
 
 

@@ -35,14 +35,14 @@ PR_SET_CHILD_SUBREAPER = 36
 PATIENCE = 20
 """Seconds that orphans have to end."""
 
-PLACES = ((os, "mkdir"), (os, "rename"), (os, "replace"), (shutil, "rmtree"))
+COUNTED_CALLS = ((os, "mkdir"), (os, "rename"), (os, "replace"), (shutil, "rmtree"))
 
 
 REPLACING = ("exchange", "rename", "replace")
 
 
-class Steps:
-    """Calls from the first that replaces; the process kills itself before or after one of them."""
+class KillSwitch:
+    """Counter of disk operations from the first that replaces, which kills the process at one."""
 
     def __init__(self, job: dict[str, Any], log: Path) -> None:
         self._stop: int = job.get("step", -1)
@@ -51,7 +51,7 @@ class Steps:
         self._log = log.open("w")
         self._count = 0
         self._sweeping = False
-        for module, name in PLACES:
+        for module, name in COUNTED_CALLS:
             setattr(module, name, self._counted(getattr(module, name)))
         swap = output_folder.exchange if job.get("exchange", True) else lambda *_: False
         output_folder.exchange = self._counted(swap, "exchange")
@@ -64,11 +64,11 @@ class Steps:
 
     def _counted(self, call: Callable[..., Any], name: str = "") -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
-            if self._sweeping:  # how much there is depends on the runs before
+            if self._sweeping:  # the number of swept folders depends on earlier runs
                 return call(*arguments, **options)
             step = name or call.__name__
             if step not in REPLACING and not self._count:
-                return call(*arguments, **options)  # how many there are depends on the time
+                return call(*arguments, **options)  # the number before it depends on timing
             number, self._count = self._count, self._count + 1
             self._log.write(f"{step}\n")
             self._log.flush()
@@ -108,7 +108,7 @@ def _forked(job: dict[str, Any], log: Path) -> int:
             Path(job["memory"]),
             1,
         )
-        Steps(job, log)
+        KillSwitch(job, log)
         code = run(job["arguments"])
     finally:
         sys.stdout.flush()

@@ -50,9 +50,9 @@ def summary(results: Sequence[Tried]) -> tuple[str, bool]:
 
 def _line(row: str, kind: str, results: Sequence[Tried]) -> str:
     refused = sum(1 for tried in results if tried.fate == "refused")
-    faults = [tried for tried in results if tried.is_seen]
+    faults = [tried for tried in results if tried.is_fault]
     caught = sum(1 for tried in faults if tried.fate == "caught")
-    beside = sum(1 for tried in results if tried.fate == "caught" and not tried.is_seen)
+    beside = sum(1 for tried in results if tried.fate == "caught" and not tried.is_fault)
     share = f"{_share(results):.1%}" if faults else "-"
     return (
         f"| {row} | {kind} | {len(results)} | {refused} | {len(faults)} | {caught} | {share} "
@@ -61,14 +61,14 @@ def _line(row: str, kind: str, results: Sequence[Tried]) -> str:
 
 
 def _share(results: Sequence[Tried]) -> float:
-    faults = [tried for tried in results if tried.is_seen]
+    faults = [tried for tried in results if tried.is_fault]
     return sum(1 for tried in faults if tried.fate == "caught") / len(faults) if faults else 1.0
 
 
 def page(results: Sequence[Tried], seed: int) -> str:
     """Return docs/results/mutants.md."""
     table, _ = summary(results)
-    missed = [tried for tried in results if tried.fate == "missed" and tried.is_seen]
+    missed = [tried for tried in results if tried.fate == "missed" and tried.is_fault]
     shown = [
         f"- ({tried.row}) {tried.what}; {tried.bundle}/{tried.graph}; seen in `{tried.seen}`"
         for tried in missed[:MOST_SHOWN]

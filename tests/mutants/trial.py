@@ -46,7 +46,7 @@ class Tried:
     Attributes:
         fate: Whether the golden vectors caught it; "refused" where ONNX Runtime did not run it.
         by: The golden case that caught it, or why it did not run.
-        seen: The case of its own by which it is a fault; empty where there is none.
+        seen: The additional case in which its float64 outputs are wrong; empty if there is none.
     """
 
     bundle: str
@@ -59,7 +59,7 @@ class Tried:
     seen: str
 
     @property
-    def is_seen(self) -> bool:
+    def is_fault(self) -> bool:
         """Return whether it is a fault."""
         return bool(self.seen) and not self.is_unknown
 

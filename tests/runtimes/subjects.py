@@ -174,7 +174,7 @@ def what_is_wrong(kind: Runtime, subject: Stored, form: GraphFile, out: Path) ->
     problems, count = [], 0
     with Worker(kind, LIMITS) as worker:
         graph = subject.folder / form.name
-        worker.start(graph, inputs, list(files.values()), form, subject.axes, decodes)
+        worker.send_job(graph, inputs, list(files.values()), form, subject.axes, decodes)
         for served in worker.served():
             count += 1
             if served.error:

@@ -114,7 +114,7 @@ def running(bundle: Path, tmp_path: Path, own_tmp: Path) -> Iterator[Callable[[s
             for i in range(200)
             for case in cases
         ]
-        worker.start(bundle / "model.onnx", inputs, files)
+        worker.send_job(bundle / "model.onnx", inputs, files)
         return worker
 
     yield start

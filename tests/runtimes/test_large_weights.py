@@ -21,7 +21,7 @@ def test_weights_are_packed_up_to_a_size_of_the_files_beside_the_graph(
 ):
     graph: Path = stored("causal", shared_folder(tmp_path_factory)).folder / "model.onnx"
     size = sum(path.stat().st_size for path in graph.parent.iterdir() if path.is_file())
-    monkeypatch.setattr(ort_cpu, "PREPACKED_BELOW", size + more)
+    monkeypatch.setattr(ort_cpu, "PREPACK_UP_TO", size + more)
     options = ort_cpu.OrtCpu().load(graph, 1).session.get_session_options()
     if prepacks:
         with pytest.raises(RuntimeError):

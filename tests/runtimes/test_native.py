@@ -113,7 +113,7 @@ def test_a_wrong_scale_is_seen(bundle: Path, tmp_path: Path):
 def test_what_it_refuses_is_said_in_its_words_and_on_one_line(name: str, tmp_path: Path):
     (tmp_path / "m.onnx").write_bytes(b"no graph")
     with Worker(runtime(name), LIMITS) as worker:
-        worker.start(tmp_path / "m.onnx", ["x"], [])
+        worker.send_job(tmp_path / "m.onnx", ["x"], [])
         assert not list(worker.served())
     assert worker.outcome == "refused"
     assert "m.onnx" in worker.reason
@@ -166,7 +166,7 @@ def start(worker: Worker, bundle: Path, out: Path) -> None:
     names, cases = case_folders(bundle / "golden")
     files = [(f"{case.name}{i}", case.folder, out / f"{i}{case.name}")
              for i in range(20) for case in cases]  # fmt: skip
-    worker.start(bundle / "model.onnx", names, files)
+    worker.send_job(bundle / "model.onnx", names, files)
 
 
 def test_a_program_that_is_killed_has_crashed(name: str, bundle: Path, tmp_path: Path):

@@ -18,10 +18,10 @@ from attn_export.graph.lower.form_choice import KERNELS, Form
 from attn_export.graph.lower.in_place_cache import TRANSPOSED, in_place_cache, is_bound
 from attn_export.graph.lower.opset18 import OPSET, to_opset18
 from attn_export.graph.lower.ort import (
-    decodes,
+    appends_to_cache,
     holds_values_transposed,
-    lower_for_decoding,
-    lower_for_prefill,
+    lower_for_any_length,
+    lower_for_one_query,
 )
 from attn_export.graph.lower.portable import lower_to_portable
 from attn_export.graph.lower.read import AttentionNode, read_attention
@@ -31,12 +31,12 @@ from attn_export.graph.requirements import features
 from attn_export.results import GraphFile
 
 DECODE, PREFILL = "decode", "prefill"
-"""The phases of a graph for one query of each row, and of one for one row of many queries."""
+"""The phases of the graph for one query of each row, and of the one for a single row (`cuda`)."""
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 NOT_FOR_CUDA = (
-    "no attention of the graph has a cache of its own heads that is written in place, without a "
-    "mask but for a window; CUDA runs the standard dialect best"
+    "no Attention node has a KV cache of whole heads that is written in place, and no mask but a "
+    "window; CUDA runs the standard dialect best"
 )
 
 
@@ -57,8 +57,8 @@ class Lowered:
     Attributes:
         model: The graph.
         file: Its differences from its source, and its file name in a bundle.
-        recognised: How many attentions were written out in its source, and are one node here: it
-            must be judged before it may stay.
+        recognised: The number of attentions made of several nodes in its source that are one node
+            here: the graph must be judged before it is kept.
     """
 
     model: ir.Model
@@ -93,11 +93,11 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
     _refuse_other_domains(source, dialect)
     recognised = 0
     if dialect == ORT:
-        if any(value is None or value.shape is None for value in _of_softmax(source)):
+        if any(value is None or value.shape is None for value in _softmax_inputs(source)):
             source = _with_shapes(source)
         recognised = _recognised(source)
     _refuse_without_attention(source, dialect)
-    if any(value.shape is None for value in _of_known_shape(source)):
+    if any(value.shape is None for value in _values_that_need_shapes(source)):
         source = _with_shapes(source)
     graphs = REWRITES[dialect](source, form)
     return {
@@ -108,7 +108,7 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
 
 def _recognised(model: ir.Model) -> int:
     """Return the number of attentions written out in operators that became `Attention` nodes."""
-    if not _of_softmax(model):
+    if not _softmax_inputs(model):
         return 0
     from attn_export.graph.lower.written_out import recognise_attention
 
@@ -128,7 +128,7 @@ def _portable(model: ir.Model, _: Form) -> dict[str, Lowered]:
         lower_to_portable(model, node)
     to_opset18(model)
     tidy(model)
-    _forget_shapes(model)
+    _drop_inner_shapes(model)
     return {"": _lowered(model, PORTABLE, bound=bound)}
 
 
@@ -145,8 +145,8 @@ def _lowered(
     return Lowered(model, GraphFile(name, dialect, fixed or {}, layouts or {}, bound))
 
 
-def _forget_shapes(model: ir.Model) -> None:
-    """Leave it to the runtime to find the dynamic shapes between inputs and outputs.
+def _drop_inner_shapes(model: ir.Model) -> None:
+    """Remove the dynamic shapes of values that are no outputs.
 
     tract takes `total_len` and `past_len + query_len`, which it finds itself, for different sizes.
     """
@@ -165,7 +165,7 @@ def _ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
     bound, layouts = _bound(model), _layouts(model)
     found = {"": _lowered(model.clone(), ORT, layouts=layouts, bound=bound)}
     for node in nodes_of(found[""].model, "Attention"):
-        lower_for_prefill(found[""].model, node, form)
+        lower_for_any_length(found[""].model, node, form)
     length = _length_of_queries(model)
     if length:
         single = found[DECODE] = _lowered(
@@ -173,7 +173,7 @@ def _ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
         )
         fix_axis(single.model, length, 1)
         for node in nodes_of(single.model, "Attention"):
-            lower_for_decoding(single.model, node, form)
+            lower_for_one_query(single.model, node, form)
     for lowered in found.values():
         tidy(lowered.model)
         if nodes_of(lowered.model, "DequantizeLinear"):
@@ -275,7 +275,9 @@ def _layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
 
 def _length_of_queries(model: ir.Model) -> str:
     """Return the query axis of all nodes with a cache; "" if there is no unique name."""
-    return _name_of_axis(model, [dims(a.query)[-2] for a in _attentions(model) if decodes(a)])
+    return _name_of_axis(
+        model, [dims(a.query)[-2] for a in _attentions(model) if appends_to_cache(a)]
+    )
 
 
 def _name_of_axis(model: ir.Model, sizes: Iterable[Size]) -> str:
@@ -285,12 +287,12 @@ def _name_of_axis(model: ir.Model, sizes: Iterable[Size]) -> str:
     return str(found.pop()) if len(found) == 1 and found <= known - {None} else ""
 
 
-def _of_softmax(model: ir.Model) -> list[ir.Value | None]:
+def _softmax_inputs(model: ir.Model) -> list[ir.Value | None]:
     return [node.inputs[0] for node in nodes_of(model, "Softmax")]
 
 
-def _of_known_shape(model: ir.Model) -> list[ir.Value]:
-    """Return the values that need known shapes for the forms."""
+def _values_that_need_shapes(model: ir.Model) -> list[ir.Value]:
+    """Return the values whose shapes the forms read."""
     nodes = [*nodes_of(model, "Attention"), *nodes_of(model, "RotaryEmbedding")]
     return [value for node in nodes for value in node.inputs if value is not None]
 
@@ -307,6 +309,6 @@ def _with_shapes(model: ir.Model) -> ir.Model:
 def _finished(lowered: Lowered) -> Lowered:
     common.RemoveUnusedNodesPass()(lowered.model)
     common.RemoveUnusedOpsetsPass()(lowered.model)
-    merge_equal_constants(lowered.model)  # one of the module may be one of ours
+    merge_equal_constants(lowered.model)  # a constant of the module may equal one that was added
     file = dataclasses.replace(lowered.file, features=features(lowered.model))
     return dataclasses.replace(lowered, file=file)

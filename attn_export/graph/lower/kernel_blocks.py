@@ -22,7 +22,7 @@ from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.ort_kernels import INT32, MICROSOFT, attributes_of
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import (
-    Rows,
+    QueryBlock,
     allowed_keys,
     as_bias,
     before_expand,
@@ -65,7 +65,7 @@ def causal_in_blocks(
             end = inner("Min", inner("Add", first, size), length)
             taken = inner("Slice", queries, first, end, inner.ints(1))
             total = inner("Add", before, end)
-            bias = _bias(inner, own, Rows(first, end, length), total)
+            bias = _bias(inner, own, QueryBlock(first, end, length), total)
             short = inner("Cast", total, to=INT32)
             last = inner("Sub", short, inner.array(np.ones(1, np.int32)))
             more = () if bias is None else (None, None, None, bias)
@@ -91,7 +91,7 @@ def _of_four_axes(op: Builder, mask: ir.Value) -> ir.Value:
     return whole
 
 
-def _bias(op: Builder, a: AttentionNode, rows: Rows, total: ir.Value) -> ir.Value | None:
+def _bias(op: Builder, a: AttentionNode, rows: QueryBlock, total: ir.Value) -> ir.Value | None:
     """Return the bias on the scores of a block, `[1, H or 1, L, S]`; None without a mask.
 
     Args:

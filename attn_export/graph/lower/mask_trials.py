@@ -68,7 +68,7 @@ class MaskTrials:
 
     @property
     def appends(self) -> bool:
-        """Return whether every query has a new key of its own, so that the node means P + i."""
+        """Return whether query i has the new key P + i, so that a causal mask is aligned to it."""
         new = self._a.key if self.cache is None else self.cache.new_key
         own = bool(dims(new)) and known_equal(dims(new)[-2], dims(self._a.query)[-2])
         return own and (self.cache is not None or self._a.valid_keys is None)
@@ -82,13 +82,13 @@ class MaskTrials:
     ) -> list[MaskTrial] | None:
         """Return trials that could refute a rule with these numbers and tables.
 
-        A window of n keys beside the query's own first hides a key at length n + 2, a rule for
-        lengths of n or more first differs at n or n + 1.
+        A window of n keys beside the query's own first hides a key at length n + 2. A rule for
+        lengths of n or more first has an effect at n or n + 1.
 
         Args:
             numbers: The numbers that occur in the rule.
-            reach: The length up to which the rule may first change something: numbers that are
-                added or divided by in a rule do so at their sum or product only.
+            reach: Upper bound of the first length at which the rule has an effect: numbers that
+                are added have one at their sum, divisors at their product.
             tables: The lengths of its tables. A table is read up to its end.
 
         Returns:

@@ -31,14 +31,14 @@ from attn_export.graph.lower.ort_kernels import fold
 from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
 from attn_export.graph.lower.query_blocks import fits_blocks, in_blocks
 from attn_export.graph.lower.read import AttentionNode, read_attention
-from attn_export.graph.lower.visible_keys import before_expand, may_be_shorter
+from attn_export.graph.lower.visible_keys import before_expand, mask_may_be_shorter
 
 Branch = Callable[[Builder], Sequence[ir.Value]]
 
 FLOAT, FLOAT16 = ir.DataType.FLOAT, ir.DataType.FLOAT16
 
 
-def lower_for_prefill(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:
+def lower_for_any_length(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:
     """Lower a node for any number of queries.
 
     Args:
@@ -51,22 +51,30 @@ def lower_for_prefill(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> N
     """
     a, op = _read(node), Builder(model, node)
     cache = _cache(op, a)
-    if form.block and (fits_blocks(a) if form.products else _may_be_causal_in_blocks(a, cache)):
+    if form.block and (
+        fits_blocks(a) if form.products else _fits_causal_kernel_in_blocks(a, cache)
+    ):
         _finish(model, a, _in_blocks(op, a, cache, form))
     elif cache is not None and holds_values_transposed(a, cache):
         value = transpose_value_cache(op, a, cache)
-        _finish(model, a, [_into_cache(op, a, cache, value)])
-    elif cache is not None and _may_be_flash_causal(a, cache.new_key):
-        _finish(model, a, [_first_or(op, a, cache, lambda inner: _otherwise(inner, a, 1))])
-    elif _may_be_flash_full(a):
+        _finish(model, a, [_attend_transposed_cache(op, a, cache, value)])
+    elif cache is not None and _fits_causal_kernel(a, cache.new_key):
+        _finish(
+            model, a, [_if_cache_is_empty(op, a, cache, lambda inner: _without_kernel(inner, a, 1))]
+        )
+    elif _fits_full_kernel(a):
         _finish(model, a, [ort_kernels.full(op, a)])
-    elif _may_be_flash_causal(a, a.key) and a.valid_keys is None:
-        _finish(model, a, _appended(op, a) if a.past_key is not None else ort_kernels.causal(op, a))
+    elif _fits_causal_kernel(a, a.key) and a.valid_keys is None:
+        _finish(
+            model,
+            a,
+            _attend_after_past(op, a) if a.past_key is not None else ort_kernels.causal(op, a),
+        )
     elif not _runs_as_it_is(a):
         lower_to_portable(model, node)
 
 
-def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:
+def lower_for_one_query(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> None:
     """Lower a node for one query.
 
     Args:
@@ -80,8 +88,8 @@ def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> 
     a = _read(node)
     op, held = Builder(model, node), quantised_cache(a)
     cache = _cache(op, a)
-    if dims(a.query)[-2] != 1 or not decodes(a) or a.packed or not _plain(a):
-        lower_for_prefill(model, node)
+    if dims(a.query)[-2] != 1 or not appends_to_cache(a) or a.packed or not _scores_unused(a):
+        lower_for_any_length(model, node)
         return
     # A single query is the last, and sees all keys that there are.
     a = dataclasses.replace(a, causal=False)
@@ -110,7 +118,7 @@ def lower_for_decoding(model: ir.Model, node: ir.Node, form: Form = KERNELS) -> 
         value = op("Concat", a.past_value, a.value, axis=2)
         _finish(model, a, [fold(op, a, key, value), key, value])
     else:
-        lower_for_prefill(model, node)
+        lower_for_any_length(model, node)
 
 
 def _read(node: ir.Node) -> AttentionNode:
@@ -129,7 +137,7 @@ def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
     return dataclasses.replace(cache, new_key=new[0], new_value=new[1])
 
 
-def decodes(a: AttentionNode) -> bool:
+def appends_to_cache(a: AttentionNode) -> bool:
     """Return whether a node has a cache to which it appends one key for every query."""
     held = quantised_cache(a)
     cache = (in_place_cache(a) or float16_cache(a)) if held is None else held.cache
@@ -146,37 +154,39 @@ def holds_values_transposed(a: AttentionNode, cache: InPlaceCache) -> bool:
         cache: The cache of the node.
     """
     whole = a.value.is_graph_output() and len(a.value.uses()) == 1
-    return a.q_per_kv > 1 and _plain(a) and whole and is_bound(cache.past_value, a.value)
+    return a.q_per_kv > 1 and _scores_unused(a) and whole and is_bound(cache.past_value, a.value)
 
 
-def _plain(a: AttentionNode) -> bool:
+def _scores_unused(a: AttentionNode) -> bool:
     """Return whether the scores are unused, and the softmax is in the node's own type."""
     return a.output(3) is None and a.precision in (None, a.dtype)
 
 
-def _may_be_flash_full(a: AttentionNode) -> bool:
+def _fits_full_kernel(a: AttentionNode) -> bool:
     unseen = a.output(1) is None and a.output(2) is None
     hides = a.causal or a.mask is not None or a.valid_keys is not None or a.past_key is not None
-    return _plain(a) and unseen and not hides and not a.softcap and a.dtype == FLOAT
+    return _scores_unused(a) and unseen and not hides and not a.softcap and a.dtype == FLOAT
 
 
-def _may_be_flash_causal(a: AttentionNode, new_key: ir.Value) -> bool:
+def _fits_causal_kernel(a: AttentionNode, new_key: ir.Value) -> bool:
     """Return whether the kernel fits: as many new keys as queries, of one width."""
-    if not (a.causal and _of_its_widths(a) and _plain(a) and a.dtype in (FLOAT, FLOAT16)):
+    if not (
+        a.causal and _kernel_takes_widths(a) and _scores_unused(a) and a.dtype in (FLOAT, FLOAT16)
+    ):
         return False
-    if a.mask is not None and (a.dtype != FLOAT or not _is_of_scores(a)):
+    if a.mask is not None and (a.dtype != FLOAT or not _mask_spans_all_keys(a)):
         return False
     return bool(dims(new_key)) and known_equal(dims(new_key)[-2], dims(a.query)[-2])
 
 
-def _is_of_scores(a: AttentionNode) -> bool:
+def _mask_spans_all_keys(a: AttentionNode) -> bool:
     """Return whether the mask's shape shows that it is as long as the keys."""
     assert a.mask is not None
     keys = dims(a.mask)[-1] if len(dims(a.mask)) in (2, 4) else 1
-    return keys != 1 and not may_be_shorter(a, keys)
+    return keys != 1 and not mask_may_be_shorter(a, keys)
 
 
-def _of_its_widths(a: AttentionNode) -> bool:
+def _kernel_takes_widths(a: AttentionNode) -> bool:
     """Return whether contrib GroupQueryAttention takes heads of these widths."""
     return a.head_dim == a.v_head_dim and a.head_dim % 8 == 0
 
@@ -194,26 +204,28 @@ def _fits_integers(a: AttentionNode, held: QuantisedCache) -> bool:
 def _fits_unmasked(a: AttentionNode, cache: InPlaceCache, key: ir.Value, value: ir.Value) -> bool:
     bound = is_bound(cache.past_key, key) and is_bound(cache.past_value, value)
     alone = len(key.uses()) == 1 and len(value.uses()) == 1
-    return a.mask is None and _of_its_widths(a) and bound and alone and a.dtype == FLOAT
+    return a.mask is None and _kernel_takes_widths(a) and bound and alone and a.dtype == FLOAT
 
 
-def _into_cache(op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Value) -> ir.Value:
+def _attend_transposed_cache(
+    op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Value
+) -> ir.Value:
     """Compute the attention over a cache whose V is `[B, Hkv, Dv, capacity]`."""
 
     def whole(inner: Builder) -> list[ir.Value]:
         attended, _ = decomposed(inner, a, a.query, a.key, value, transposed=True)
         return [as_output(inner, a, attended)]
 
-    if not _may_be_flash_causal(a, cache.new_key):
+    if not _fits_causal_kernel(a, cache.new_key):
         return whole(op)[0]
-    return _first_or(op, a, cache, whole)
+    return _if_cache_is_empty(op, a, cache, whole)
 
 
-def _may_be_causal_in_blocks(a: AttentionNode, cache: InPlaceCache | None) -> bool:
+def _fits_causal_kernel_in_blocks(a: AttentionNode, cache: InPlaceCache | None) -> bool:
     """Return whether the causal kernel can take a block of queries after the other."""
     if a.valid_keys is not None and cache is None:
         return False
-    return _may_be_flash_causal(a, a.key if cache is None else cache.new_key)
+    return _fits_causal_kernel(a, a.key if cache is None else cache.new_key)
 
 
 def _in_blocks(
@@ -241,13 +253,15 @@ def _in_blocks(
     return [causal_in_blocks(op, a, key, value, past, form.block), *present]
 
 
-def _first_or(op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Branch) -> ir.Value:
+def _if_cache_is_empty(
+    op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Branch
+) -> ir.Value:
     """Compute attention among new keys for an empty cache; use `otherwise` for a later chunk."""
 
     def of_the_first(inner: Builder) -> Sequence[ir.Value]:
         new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value, valid_keys=None)
         if a.mask is not None:
-            new = dataclasses.replace(new, mask=_beginning(inner, a, a.mask))
+            new = dataclasses.replace(new, mask=_mask_of_new_keys(inner, a, a.mask))
         return ort_kernels.causal(inner, new)[:1]
 
     longest = op("ReduceMax", cache.lengths, keepdims=0)
@@ -256,7 +270,7 @@ def _first_or(op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Bra
     return attended
 
 
-def _beginning(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
+def _mask_of_new_keys(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
     """Return the mask of the first L keys."""
     mask = before_expand(mask)
     kept = op("Slice", mask, op.ints(0), op.size(a.query, 2), op.ints(-1))
@@ -264,7 +278,7 @@ def _beginning(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
     return kept
 
 
-def _appended(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
+def _attend_after_past(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
     """Append to a past: the kernel takes several queries only in batches of one row."""
     assert a.past_key is not None
     none = op("Equal", op.size(a.past_key, 2), op.ints(0))
@@ -272,7 +286,7 @@ def _appended(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
     fits = op("Squeeze", op("Or", none, single))
     kernel, other = (
         (lambda inner: ort_kernels.causal(inner, a)),
-        (lambda inner: _otherwise(inner, a, 3)),
+        (lambda inner: _without_kernel(inner, a, 3)),
     )
     return op.either(fits, kernel, other, a.dtype)
 
@@ -282,14 +296,14 @@ def _runs_as_it_is(a: AttentionNode) -> bool:
 
     It takes masks of all queries and keys, in 2 or 4 axes. It lets a single query see all new keys.
     """
-    if a.causal and a.past_key is not None and not decodes(a):
+    if a.causal and a.past_key is not None and not appends_to_cache(a):
         return False
     if a.mask is None:
         return True
-    return _is_of_scores(a) and known_equal(dims(a.mask)[-2], dims(a.query)[-2])
+    return _mask_spans_all_keys(a) and known_equal(dims(a.mask)[-2], dims(a.query)[-2])
 
 
-def _otherwise(op: Builder, a: AttentionNode, count: int) -> Sequence[ir.Value]:
+def _without_kernel(op: Builder, a: AttentionNode, count: int) -> Sequence[ir.Value]:
     """Return the outputs without a kernel: of the node as it is, or decomposed."""
     if not _runs_as_it_is(a):
         return attend(op, a)[:count]

@@ -16,7 +16,7 @@ from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.portable import capped
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import (
-    Rows,
+    QueryBlock,
     allowed_keys,
     as_bias,
     before_expand,
@@ -74,7 +74,7 @@ def in_blocks(
 
     def of_block(inner: Builder, index: ir.Value) -> ir.Value:
         first = inner("Mul", inner("Reshape", index, inner.ints(1)), size)
-        rows = Rows(first, inner("Min", inner("Add", first, size), length), length)
+        rows = QueryBlock(first, inner("Min", inner("Add", first, size), length), length)
         seen = None if unseen is None else inner("Add", rows.end, unseen)
         return _attended(inner, a, rows, seen, (query, key, value), transposed=transposed)
 
@@ -103,7 +103,7 @@ def _unseen_by_all(op: Builder, a: AttentionNode, length: ir.Value) -> ir.Value 
 def _attended(
     op: Builder,
     a: AttentionNode,
-    rows: Rows,
+    rows: QueryBlock,
     seen: ir.Value | None,
     operands: tuple[ir.Value, ir.Value, ir.Value],
     *,

@@ -30,7 +30,7 @@ class VisibleKeys:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rows:
+class QueryBlock:
     """A block of queries, `first` up to `end - 1` of `total`; all int64 `[1]`."""
 
     first: ir.Value
@@ -45,7 +45,7 @@ def allowed_keys(
     S: ir.Value,
     *,
     grouped: bool,
-    rows: Rows | None = None,
+    rows: QueryBlock | None = None,
 ) -> VisibleKeys:
     """Combine everything that hides keys.
 
@@ -112,7 +112,7 @@ def sees_any(op: Builder, a: AttentionNode, bias: ir.Value, *, keepdims: int = 1
     return op("Greater", best, op.number(-np.inf, a.dtype))
 
 
-def _of_rows(op: Builder, mask: ir.Value, rows: Rows, S: ir.Value) -> ir.Value:
+def _of_rows(op: Builder, mask: ir.Value, rows: QueryBlock, S: ir.Value) -> ir.Value:
     """Return the part of a mask for a block of queries and the first S keys."""
     shape: list[Size | None] = list(dims(mask))
     part = op("Slice", mask, op.ints(0), S, op.ints(-1)) if shape[-1] != 1 else mask
@@ -124,7 +124,7 @@ def _of_rows(op: Builder, mask: ir.Value, rows: Rows, S: ir.Value) -> ir.Value:
 
 
 def _last_visible(
-    op: Builder, a: AttentionNode, L: ir.Value, rows: Rows | None, *, grouped: bool
+    op: Builder, a: AttentionNode, L: ir.Value, rows: QueryBlock | None, *, grouped: bool
 ) -> ir.Value:
     """Return the last visible key of each query: `[L, 1]`, or one for every row of the batch."""
     first = op.scalar_int(0) if rows is None else op("Squeeze", rows.first)
@@ -162,7 +162,7 @@ def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> 
     length = None if mask.shape is None else mask.shape[-1]
     if mask.shape is None:
         raise GraphError(f"{a.node.name}: the shape of {mask.name} is not known; declare it")
-    if length == 1 or not may_be_shorter(a, length):
+    if length == 1 or not mask_may_be_shorter(a, length):
         return mask
     kept = mask
     if mask.dtype == ir.DataType.BOOL:  # not every runtime pads bool
@@ -177,12 +177,12 @@ def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> 
     return padded
 
 
-def may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
+def mask_may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
     """Return whether a mask may end before the keys do: only if its length has another name.
 
     Args:
         a: The `Attention` node as plain values.
-        length: The number of keys.
+        length: The size of the mask's last axis.
     """
     past, new = _axis(a.past_key, 2), _axis(a.key, -2)
     known = [_axis(a.output(1), 2), _axis(a.output(3), 3), new if a.past_key is None else None]
