@@ -25,8 +25,8 @@ CODES = {name: code for code, name in DTYPES.items()}
 """TensorProto.DataType by the names of types."""
 
 Status = Literal["passed", "failed", "unusable", "error", "not run"]
-"""Status of a verdict. ``unusable``: the eager reference itself has NaN where the truth is finite.
-``error``: the runtime gave no output for the case."""
+"""Status of a verdict. ``unusable``: the case is no evidence, as where the error allowed is beyond
+the limit, ties decide, or eager is not finite. ``error``: the runtime gave no output for it."""
 
 DECODE, BASE, CHANGED = "decode", "base", "changed_"
 """The kind of a case that is taken step by step, a name, and how names of its changes start."""
@@ -84,7 +84,7 @@ class GraphFile:
         fixed: Dynamic axes that have one size in it: ``{"query_len": 1}``.
         layouts: Inputs and outputs with axes in another order: ``{"past_value": (0, 1, 3, 2)}``.
         bound: Outputs that may lie in the buffer of an input: ``{"present_key": "past_key"}``.
-        features: Its requirements on a runtime, as `graph.features` names them.
+        features: Its requirements on a runtime, as `graph.requirements.features` names them.
         dtypes: Integer inputs of another type: ``{"past_length": "int32"}``.
     """
 

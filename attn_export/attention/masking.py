@@ -76,7 +76,7 @@ def as_float(mask: Tensor | None, shape: tuple[int, int, int, int], like: Tensor
     return zeros if added is None else added.expand(shape)
 
 
-# -- keys of no token after all others: `add_bias_kv` and `add_zero_attn` of PyTorch -------------
+# -- additional keys at the end: `add_bias_kv` and `add_zero_attn` of PyTorch ---------------------
 
 
 class AddedKeys(nn.Module):
@@ -117,7 +117,7 @@ class AddedKeys(nn.Module):
             mask: The mask that broadcasts to `[B, H, L, S]`, or None.
             L: The number of queries.
             causal: Whether query i sees keys up to P + i only.
-            mixed: Mixes the channels of a learned key as those of others are.
+            mixed: Applied to a learned key as to all others: a rotation, or nothing.
         """
         count = self.spec.added_keys
         if causal:

@@ -67,7 +67,7 @@ class Contestant:
         if not self.alive:
             return
         runs = min(max(1, round(seconds / max(self._latency, 1e-6))), MOST_RUNS)
-        # The others have had the caches meanwhile; where a run takes long, that is no matter.
+        # Others evicted our data from the caches: warm up, unless one run is longer than a turn.
         event = self._ask({"do": "run", "runs": runs, "warm": self._latency < seconds})
         if event is not None:
             self._seconds += event["seconds"]

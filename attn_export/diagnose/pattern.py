@@ -14,13 +14,13 @@ from attn_export.tensorfile import Array
 
 Sizes = Mapping[str, int]
 
-LARGE = 0.1
-"""Share of the largest error of an output that counts as wrong too."""
+WRONG_SHARE = 0.1
+"""Elements with at least this share of the largest error of an output count as wrong."""
 
-ALONE = 0.01
-"""Likewise, where the error is said to sit in one place alone."""
+STRICT_WRONG_SHARE = 0.01
+"""The same for claims that all errors are in one place."""
 
-TELLING: tuple[tuple[str, Callable[[Sizes], bool]], ...] = (
+SIZE_CONDITIONS: tuple[tuple[str, Callable[[Sizes], bool]], ...] = (
     ("with a batch of more than 1", lambda s: s.get("batch", 1) > 1),
     ("with a past", lambda s: s.get("past_len", 0) > 0),
     ("without a past", lambda s: s.get("past_len", 0) == 0),
@@ -98,7 +98,7 @@ def in_common(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]
         if passed or total == 1
         else f"all {total} cases fail"
     )
-    for says, holds in TELLING:
+    for says, holds in SIZE_CONDITIONS:
         others = sum(map(holds, passed))
         if 0 < others < len(passed) and failed and all(map(holds, failed)):
             yield f"all cases that fail are {says}; {others} of these pass"
@@ -124,7 +124,7 @@ def separating(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str
             depends |= bool(says)
             yield from says
     if not depends:
-        for condition, holds in TELLING:
+        for condition, holds in SIZE_CONDITIONS:
             if all(map(holds, failed)) and not any(map(holds, passed)):
                 yield condition
 
@@ -160,7 +160,7 @@ def _places_in_all(
             distance = _distance(case, trial.ran.outputs.get(case.name, {}), name)
             if name not in wrong[case.name] or distance is None:
                 continue
-            where = distance >= ALONE * distance.max()
+            where = distance >= STRICT_WRONG_SHARE * distance.max()
             for number, axis in enumerate(named):
                 size = where.shape[number]
                 if isinstance(axis, str) and size > 1:
@@ -215,7 +215,7 @@ def where_in(
         if name not in wrong or distance is None:
             continue
         got = actual[name]
-        found = distance >= LARGE * distance.max()
+        found = distance >= WRONG_SHARE * distance.max()
         nan = int((np.isnan(got) & ~np.isnan(truth)).sum()) if got.dtype.kind == "f" else 0
         said = f"; {nan} are NaN" if nan else ""
         yield f"{name} in {case.name}: {_places(found, axes.get(name, ()))}{said}"

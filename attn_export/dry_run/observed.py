@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
-class PlacedNode:
+class NodeElsewhere:
     """A node that the CUDA provider does not run.
 
     Attributes:
@@ -108,7 +108,7 @@ class Observation:
     graph: str
     architecture: str
     on_cuda: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    elsewhere: tuple[PlacedNode, ...] = ()
+    elsewhere: tuple[NodeElsewhere, ...] = ()
     steps: tuple[Step, ...] = ()
     peak_bytes: int = 0
     libraries: tuple[str, ...] = ()
@@ -119,8 +119,8 @@ class Observation:
     def problem(self) -> str:
         """The reason that the graph cannot run on CUDA; "" where none was seen.
 
-        Without cuDNN, and without numbers that the device computes, nothing is known of the rest
-        of a step.
+        A step that stopped for lack of cuDNN, or for a number that the device computes, is no
+        problem: the dry run cannot go on, and a GPU can.
         """
         on_the_cpu = dict.fromkeys(node.operator for node in self.elsewhere if node.is_attention)
         if self.refused or on_the_cpu:

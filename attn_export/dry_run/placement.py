@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.dry_run.observed import PlacedNode
+from attn_export.dry_run.observed import NodeElsewhere
 from attn_export.errors import printable
 from attn_export.runtimes.ort_cuda import COMPUTING
 
@@ -50,7 +50,7 @@ def reasons_in(log: str) -> dict[str, str]:
 
 def not_on_cuda(
     placed: Sequence[Any], reasons: Mapping[str, str], cuda: str
-) -> tuple[dict[str, int], tuple[PlacedNode, ...]]:
+) -> tuple[dict[str, int], tuple[NodeElsewhere, ...]]:
     """Return how many nodes of each operator are on CUDA, and the nodes that are not.
 
     Args:
@@ -66,7 +66,7 @@ def not_on_cuda(
                 on_cuda[node.op_type] = on_cuda.get(node.op_type, 0) + 1
                 continue
             elsewhere.append(
-                PlacedNode(
+                NodeElsewhere(
                     printable(node.name, 120), printable(node.op_type, 60), part.ep_name,
                     reasons.get(node.name, UNSAID), node.op_type in COMPUTING,
                 )

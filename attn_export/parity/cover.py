@@ -12,8 +12,8 @@ from attn_export.parity.contents import Content
 from attn_export.parity.sizes import Sizes
 
 CASE_COST, STEP_COST = 2**19, 2**18
-"""The cost of a case besides its bytes, in bytes, and the step in which those are counted: each
-case takes time in every runtime, and of small ones the usual sizes are better evidence."""
+"""The cost of a case besides its bytes, in bytes, and the step to which its bytes are rounded
+down: each takes time in every runtime, and of small ones, which cost the same, the first wins."""
 
 Choice = tuple[dict[str, int], tuple[Content, ...]]
 """The sizes and the contents of a case."""
@@ -69,7 +69,7 @@ class Cover:
         self._opaque = opaque
         self._kinds: dict[tuple[object, ...], list[int]] = {}
         for index, each in enumerate(sizes):
-            self._kinds.setdefault(_kind(each), []).append(index)
+            self._kinds.setdefault(_content_key(each), []).append(index)
         names = [[content.name for content in each] for each in contents]
         self._by_contents = {
             kind: self._table(conditions.met_by_contents(each, sizes[first]) for each in names)
@@ -126,7 +126,7 @@ class Cover:
 
     def _met(self, index: int, number: int) -> np.ndarray:
         by_sizes = self._by_sizes[bool(self._opaque[number])][index]
-        kind = _kind(self._candidates.sizes[index])
+        kind = _content_key(self._candidates.sizes[index])
         return np.asarray((by_sizes + self._by_contents[kind][number]) > 0)
 
     def _table(self, rows: Iterable[Iterable[str]]) -> np.ndarray:
@@ -139,8 +139,8 @@ class Cover:
         return table
 
 
-def _kind(sizes: Sizes) -> tuple[object, ...]:
-    """Return the requirements of the conditions on contents on sizes."""
+def _content_key(sizes: Sizes) -> tuple[object, ...]:
+    """Return a key: sizes with equal keys meet the same conditions on contents."""
     return (
         conditions.form_of(sizes),
         sizes.get(conditions.BATCH) == 1,

@@ -1,7 +1,7 @@
 """Gates beside the judge's rule, which only tighten it: the user's tolerances, and earlier errors.
 
-An engine that starts to compute in fewer bits may stay within 8 times the rounding of PyTorch. Its
-own past does not: on one processor and version the same graph gives the same numbers.
+An engine that starts to compute in fewer bits may stay within the error allowed, and not within
+its own earlier error: on one processor and version the same graph gives the same numbers.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Groups:
             floating = any(not w.dtype.startswith(("bool", "int")) for w in found.values())
             masks = (*MASKS, LOWEST) if floating and spec is not None else MASKS
         values: tuple[Content, ...] = VALUES
-        if spec is not None and (spec.causal or spec.window_left or spec.window_right):
+        if spec is not None and (spec.causal or spec.window_right is not None):
             values = (*VALUES, FUTURE)
         return cls(values, masks, LENGTHS if spec is not None and spec.in_place else ())
 

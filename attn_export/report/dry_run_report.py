@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attn_export.dry_run.architectures import ARCHITECTURES
-from attn_export.dry_run.observed import Observation, PlacedNode, Step, best_graphs
+from attn_export.dry_run.observed import NodeElsewhere, Observation, Step, best_graphs
 from attn_export.report.matrix import form_name
 from attn_export.report.tables import Column, Table, in_mib
 from attn_export.report.terminal import as_text, print_table, say
@@ -159,7 +159,7 @@ def _lines(one: Observation) -> Iterator[str]:
         yield f"note: {as_text(note)}"
 
 
-def _placements(nodes: Sequence[PlacedNode]) -> Iterator[str]:
+def _placements(nodes: Sequence[NodeElsewhere]) -> Iterator[str]:
     """Yield a line for each node that computes attention, and one for all others of a reason."""
     others: dict[str, list[str]] = {}
     for node in nodes:

@@ -61,8 +61,8 @@ def limited(
             )
     except TimeoutError as error:
         raise GraphError(
-            f"{about} takes longer than {limits.seconds:g} s to read; it calls functions in "
-            "functions, or is larger than any layer"
+            f"{about} takes longer than {limits.seconds:g} s to read; it has nested ONNX "
+            "functions, or is far larger than one layer"
         ) from error
     finally:
         child.close()

@@ -29,7 +29,8 @@ class Unsupported:
     """Something that a runtime was seen not to do.
 
     Attributes:
-        features: A graph that has all of them, as `graph.features` names them, is concerned.
+        features: A graph that has all of them is concerned; `graph.requirements.features` names
+            them.
         says: The runtime's message, or a description of its error.
     """
 

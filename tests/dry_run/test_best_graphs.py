@@ -9,7 +9,7 @@ import pytest
 from conftest import small_spec
 
 from attn_export.dry_run.architectures import architectures_named
-from attn_export.dry_run.observed import Event, Observation, PlacedNode, Step, best_graphs
+from attn_export.dry_run.observed import Event, NodeElsewhere, Observation, Step, best_graphs
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.save import save_graphs
@@ -17,8 +17,8 @@ from attn_export.jobs.dry_run import observed
 from attn_export.jobs.forms import lower_all
 from attn_export.report.dry_run_report import best_lines
 
-ON_CPU = PlacedNode("node", "GroupQueryAttention", "CPUExecutionProvider", "no kernel", True)
-SHAPES = PlacedNode("node", "Squeeze", "CPUExecutionProvider", "shapes", False)
+ON_CPU = NodeElsewhere("node", "GroupQueryAttention", "CPUExecutionProvider", "no kernel", True)
+SHAPES = NodeElsewhere("node", "Squeeze", "CPUExecutionProvider", "shapes", False)
 
 
 def step_of(copied: int, launches: int, name: str = "decode", **fields: Any) -> Step:

@@ -253,6 +253,24 @@ def test_golden_vectors_stay_within_the_budget_at_any_dimensions(heads, width, c
     assert plan.notes or len(plan.cases) > len(fixed)
 
 
+@pytest.mark.parametrize(
+    ("fields", "hidden"),
+    [
+        ({"causal": True}, True),
+        ({"causal": False, "window_right": 0}, True),
+        ({"causal": False, "window_left": 0, "window_right": 0}, True),
+        ({"causal": False, "window_right": 2}, True),
+        ({"causal": False, "window_left": 3}, False),
+    ],
+    ids=str,
+)
+def test_a_layer_that_hides_later_keys_has_loud_ones(fields: dict[str, object], hidden: bool):
+    spec = small_spec(attn_mask="none", **fields)
+    plan = plan_cases(spec.inputs(), spec.output_shapes(), spec, spec.sums)
+    contents = {name for case in plan.cases for name in case.contents}
+    assert ("causal_future" in contents) == hidden
+
+
 # -- modules of the users ---------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """Causal attention by ONNX Runtime's kernel for a block of queries at a time.
 
-The kernel divides keys into blocks that fit the cache of a core, up to 1024 of them, and computes
-all scores of a block of which some query sees a part: it takes 2048 queries at once in twice the
-time of blocks of 128, to which it is given no more keys than they see.
+The kernel divides keys into blocks that fit the cache of a core, up to 1024 of them. If any query
+sees any key of a block, it computes all scores of that block. So one call with 2048 queries takes
+twice as long as calls with 128 queries, each given only the keys that they see.
 
 The operator takes several queries after a past in batches of one row only, so a Scan takes the rows
 apart. It reads keys where they lie: they are its past, to which it adds none (ONNX Runtime 1.31).
@@ -48,36 +48,37 @@ def causal_in_blocks(
     rows.type = past.type or ir.TensorType(ir.DataType.INT64)
     length, size = op.size(query, 1), op.ints(block)
     count = op("Squeeze", op("Div", op("Add", length, op.ints(block - 1)), size))
-    none = op.array(np.zeros((1, 0, a.num_kv_heads * a.head_dim), ir.DataType(a.dtype).numpy()))
+    empty = op.array(np.zeros((1, 0, a.num_kv_heads * a.head_dim), ir.DataType(a.dtype).numpy()))
     mask = None if a.mask is None else _of_four_axes(op, before_expand(a.mask))
-    apart = mask is not None and dims(mask)[0] != 1
+    mask_by_row = mask is not None and dims(mask)[0] != 1
 
     def of_row(row: Builder, values: Sequence[ir.Value]) -> ir.Value:
-        queries, keys, held, before, *masks = values
+        queries, keys, cached, past_length, *masks = values
         for each in masks:
             assert mask is not None
             each.type, each.shape = mask.type, ir.Shape([1, *dims(mask)[1:]])
-        valid = None if a.valid_keys is None else row("Add", before, length)
+        valid = None if a.valid_keys is None else row("Add", past_length, length)
         own = dataclasses.replace(a, mask=masks[0] if masks else mask, valid_keys=valid)
 
         def of_block(inner: Builder, index: ir.Value) -> ir.Value:
             first = inner("Mul", inner("Reshape", index, inner.ints(1)), size)
             end = inner("Min", inner("Add", first, size), length)
             taken = inner("Slice", queries, first, end, inner.ints(1))
-            total = inner("Add", before, end)
+            total = inner("Add", past_length, end)
             bias = _bias(inner, own, QueryBlock(first, end, length), total)
-            short = inner("Cast", total, to=INT32)
-            last = inner("Sub", short, inner.array(np.ones(1, np.int32)))
-            more = () if bias is None else (None, None, None, bias)
+            total_length = inner("Cast", total, to=INT32)
+            last_index = inner("Sub", total_length, inner.array(np.ones(1, np.int32)))
+            optional = () if bias is None else (None, None, None, bias)
             attended = inner(
-                "GroupQueryAttention", taken, none, none, keys, held, last, short, *more,
+                "GroupQueryAttention", taken, empty, empty, keys, cached, last_index, total_length,
+                *optional,
                 domain=MICROSOFT, **attributes_of(a),
             )  # fmt: skip
             return attended if bias is None else _nothing_gives_zero(inner, a, attended, bias)
 
         return row.concatenated(count, of_block, a.dtype, 1)
 
-    values = (query, key, value, rows, *((mask,) if mask is not None and apart else ()))
+    values = (query, key, value, rows, *((mask,) if mask is not None and mask_by_row else ()))
     shape = ("", a.num_heads * a.head_dim)
     return in_output_layout(op, a, op.for_each_row(values, of_row, shape, a.dtype))
 
@@ -102,7 +103,7 @@ def _bias(op: Builder, a: AttentionNode, rows: QueryBlock, total: ir.Value) -> i
     """
     if a.mask is None:
         return None
-    # With what is hidden as causal: a query may see nothing of what the mask shows.
+    # The bias has the causal limit: a query may see nothing of what the mask shows.
     return as_bias(op, a, allowed_keys(op, a, rows.total, total, grouped=False, rows=rows))
 
 
