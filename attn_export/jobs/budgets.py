@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from attn_export.errors import UsageError
 from attn_export.quality import Budget, Quality
-from attn_export.spec.integer_inputs import BY_BLOCK, FLOAT16
+from attn_export.spec.cache_types import BY_BLOCK, FLOAT16
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject

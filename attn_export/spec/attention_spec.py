@@ -17,9 +17,9 @@ from typing import Any, Self
 
 from attn_export.errors import SpecError
 from attn_export.spec import rules
+from attn_export.spec.cache_types import inputs_of_own_type, stored_width
 from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
-from attn_export.spec.integer_inputs import integer_inputs, stored_width
 from attn_export.spec.presets import (
     USUAL,
     check_known,
@@ -173,7 +173,7 @@ class AttentionSpec(AttentionFields):
         shapes = self.input_shapes()
         return {
             name: Input(shape, dtypes.get(name, self.dtype)) for name, shape in shapes.items()
-        } | integer_inputs(self, shapes)
+        } | inputs_of_own_type(self, shapes)
 
     def input_shapes(self) -> dict[str, Shape]:
         """Return name and shape of every graph input, in order; dynamic axes by name."""

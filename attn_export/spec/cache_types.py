@@ -1,4 +1,4 @@
-"""Inputs of whole numbers, and the rule for caches of another type than the layer's."""
+"""Types of caches, the rule for them, and the inputs that have another type than the layer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BY_BLOCK: Final = "per-block"
 BLOCK, LEAST_BLOCK = 32, 16
 """The largest width of a block in channels, and the least one of a head that is wider."""
 
-SEEN_SCALES, SEEN_ZEROS = (160, 178), (116, 124)
+DRAWN_SCALES, DRAWN_ZEROS = (160, 178), (116, 124)
 """The bytes of scales and zero points that a past is drawn with: scales from 1/16 to 1/3."""
 
 
@@ -59,8 +59,8 @@ def stored_width(spec: AttentionFields, width: int) -> int:
     return of_channels + (2 * (width // block_width(width)) if spec.kv_scale == BY_BLOCK else 0)
 
 
-def integer_inputs(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[str, Input]:
-    """Return the inputs of a spec that are whole numbers, by name.
+def inputs_of_own_type(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[str, Input]:
+    """Return the inputs of a spec whose type is not the layer's, by name: caches and whole numbers.
 
     Args:
         spec: The spec.
@@ -86,7 +86,7 @@ def _columns(spec: AttentionFields, width: int) -> tuple[tuple[int, int, int], .
     if spec.kv_scale != BY_BLOCK:
         return ()
     count = width // block_width(width)
-    return (width // 2, *SEEN_SCALES), (width // 2 + count, *SEEN_ZEROS)
+    return (width // 2, *DRAWN_SCALES), (width // 2 + count, *DRAWN_ZEROS)
 
 
 def typed_cache(spec: AttentionFields) -> None:
