@@ -90,7 +90,7 @@ def away_from_ties(case: Case, module: Attention) -> Case:
                 break
             units = quotients.units
             assert units is not None
-            (slope,) = torch.autograd.grad((values * way * units.square()).nansum(), rows)
+            slope = quotients.slope((values * way * units.square()).nansum(), rows)
         size = (way * units).square().sum(-1, keepdim=True)  # of the token, [B, L, 1]
         step = size * slope / slope.square().sum(-1, keepdim=True).clamp_min(1e-300)
         step = torch.where(step.isfinite(), step, 0.0)

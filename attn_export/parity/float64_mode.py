@@ -2,8 +2,8 @@
 
 Many norms and softmaxes compute in float32 for any type of their input. A float64 copy of
 such a module is good to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
-every such request is answered in float64, and the places are kept. Large weights
-(`large_weights.py`) are widened there as well, where they are used.
+every such request is answered in float64, and the places are kept. Large weights are widened there
+as well, where they are used.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from attn_export.attention.wide_buffers import NARROW
 from attn_export.export.module_state import copied
 from attn_export.parity.operations import OperationMode, is_view, name_of
+from attn_export.results import Arrays
 from attn_export.source_location import user_line
+from attn_export.tensorfile import is_floating
 
 # -- large weights in float64 runs: widened where they are used, never all at once --------------
 
@@ -133,6 +136,21 @@ class ComputeInFloat64(OperationMode):
             return dtype
         self.places[user_line()] = None
         return torch.float64
+
+
+def widening_of(module: nn.Module) -> ComputeInFloat64 | None:
+    """Return the mode in which a copy by `widened_copy` computes; None if it shares no weights."""
+    shared = any(is_large(parameter) for parameter in module.parameters())
+    return ComputeInFloat64() if shared else None
+
+
+def widened_arrays(arrays: Arrays) -> dict[str, np.ndarray]:
+    """Return floating arrays in float64, and others as they are.
+
+    Args:
+        arrays: Of any shapes, by name.
+    """
+    return {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in arrays.items()}
 
 
 def widened(value: Any) -> Any:

@@ -11,8 +11,10 @@ random, is moved by one quantisation step, until no key or value of the token is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +26,10 @@ from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.attention.quantised_cache import Pair, Quotients
 from attn_export.export.trees import to_torch
 from attn_export.parity.draw import generator, seed_of
+from attn_export.parity.float64_mode import widened_arrays, widening_of
 from attn_export.parity.measures import eps
 from attn_export.parity.rounding import RandomRounding
-from attn_export.results import Arrays, Case
-from attn_export.tensorfile import is_floating
+from attn_export.results import Case
 
 RUNS = 2
 """The number of runs that round at random, for the error of each row."""
@@ -151,7 +153,7 @@ def _along_gradients(case: Case, module: Attention) -> Case | None:
             # One value of each token at a time: tokens do not depend on each other.
             worst = missing.abs().argmax(-1, keepdim=True)
             chosen = values.gather(-1, worst)
-            (slope,) = torch.autograd.grad(chosen.nansum(), rows)
+            slope = quotients.slope(chosen.nansum(), rows)
         square = slope.square().sum(-1, keepdim=True)
         step = missing.gather(-1, worst) * slope / square.clamp_min(1e-300)
         step = torch.where(missing.any(-1, keepdim=True) & step.isfinite(), step, 0.0)
@@ -179,8 +181,20 @@ class CacheQuotients:
     def __init__(self, module: Attention, case: Case) -> None:
         assert module.kv_scales is not None
         self._module, self._scales = module, module.kv_scales
-        self._inputs = to_torch(_wide(case.inputs))
+        self._inputs = to_torch(widened_arrays(case.inputs))
         self._parts: list[Quotients] = []
+        self._widening = widening_of(module)
+
+    def slope(self, total: Tensor, query: Tensor) -> Tensor:
+        """Return the gradient of a sum of the numbers of a query, `[B, L, E]`.
+
+        Args:
+            total: The sum.
+            query: The query of the last call.
+        """
+        with self._widening or contextlib.nullcontext():
+            (found,) = torch.autograd.grad(total, query)
+        return found
 
     @property
     def limits(self) -> tuple[Tensor, Tensor]:
@@ -212,9 +226,18 @@ class CacheQuotients:
         heads = (part.unflatten(-1, (Hkv, -1)) for part in x.split(widths, -1))
         return torch.cat([h.amax(-1, keepdim=True).expand_as(h).flatten(2) for h in heads], -1)
 
-    def __call__(self, query: Tensor) -> Tensor:
-        """Return the numbers of another query `[B, L, E]`."""
-        self.rows = new_rows(self._module, {**self._inputs, "query": query})
+    def __call__(self, query: Tensor, seed: int | None = None) -> Tensor:
+        """Return the numbers of another query.
+
+        Args:
+            query: `[B, L, E]`.
+            seed: Of random rounding, if the run rounds so.
+        """
+        mode: AbstractContextManager[Any] = self._widening or contextlib.nullcontext()
+        if seed is not None:
+            mode = RandomRounding(SINGLE, SINGLE, seed, widening=self._widening)
+        with mode:
+            self.rows = new_rows(self._module, {**self._inputs, "query": query})
         self._parts = self._scales.quotients(*self.rows)
         return torch.cat([part.values.transpose(1, 2).flatten(2) for part in self._parts], dim=-1)
 
@@ -228,16 +251,15 @@ def margin_of(quotients: CacheQuotients, query: np.ndarray) -> Tensor:
     """
     wide = torch.from_numpy(query.astype(np.float64))
 
-    def numbers() -> Tensor:
-        found = quotients(wide)
+    def numbers(seed: int | None = None) -> Tensor:
+        found = quotients(wide, seed)
         return found if quotients.units is None else found * quotients.units
 
     with torch.no_grad():
         exact, units = numbers(), quotients.units
         largest = torch.zeros_like(exact)
         for number in range(RUNS if units is None else quotients.runs):
-            with RandomRounding(SINGLE, SINGLE, seed_of("ties", number)):
-                noisy = numbers()
+            noisy = numbers(seed_of("ties", number))
             largest = torch.maximum(largest, (noisy - exact).abs())
         safety, least = (SAFETY, LEAST) if units is None else FLOAT_CACHE_SAFETY
         found = quotients.largest_of_heads(safety * largest + least * SINGLE * exact.abs())
@@ -261,10 +283,6 @@ def shift_from_ties(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -
     # Without ends, numbers so small that all lies near a tie stay where they are.
     movable = near & values.isfinite() & target.isfinite()
     return torch.where(movable, target - values, 0.0)
-
-
-def _wide(arrays: Mapping[str, np.ndarray]) -> Arrays:
-    return {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in arrays.items()}
 
 
 def _inputs_away(case: Case) -> Case | None:

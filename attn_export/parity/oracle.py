@@ -24,7 +24,12 @@ from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
-from attn_export.parity.float64_mode import ComputeInFloat64, is_large, widened_copy
+from attn_export.parity.float64_mode import (
+    ComputeInFloat64,
+    widened_arrays,
+    widened_copy,
+    widening_of,
+)
 from attn_export.parity.measures import eps
 from attn_export.parity.operations import Recording, Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
@@ -73,8 +78,7 @@ class Oracle:
         except Exception as error:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         size = sum(parameter.numel() for parameter in subject.module.parameters())
-        shared = any(is_large(parameter) for parameter in self.precise.parameters())
-        self.widening = ComputeInFloat64() if shared or subject.spec is None else None
+        self.widening = widening_of(self.precise) if subject.spec else ComputeInFloat64()
         self._activations = self._quantised_activations()
         self._ranks = False  # known once it was run
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
@@ -132,7 +136,7 @@ class Oracle:
         def noisy(inputs: Arrays, number: int) -> Arrays:
             seed = seed_of("ties", number)
             mode = RandomRounding(single, single, seed, widening=self.widening)
-            return self._noisy(_widened(inputs), mode)
+            return self._noisy(widened_arrays(inputs), mode)
 
         return ActivationTies(module, self.truth, noisy)
 
@@ -206,7 +210,7 @@ class Oracle:
     def _truth(self, inputs: Arrays, within: AbstractContextManager[Any]) -> dict[str, np.ndarray]:
         # Inference mode would show products with weights to `widening` before they are taken apart.
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            tensors = to_torch(_widened(inputs))
+            tensors = to_torch(widened_arrays(inputs))
             try:
                 with self.widening or contextlib.nullcontext(), within:
                     return to_numpy(self.subject.call(self.precise, tensors))
@@ -217,7 +221,7 @@ class Oracle:
 
     def steps(self, inputs: Arrays) -> list[Step]:
         """Return every operation of the float64 run, after the inputs and weights."""
-        tensors = to_torch(_widened(inputs))
+        tensors = to_torch(widened_arrays(inputs))
         held = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}
         recording = Recording({**tensors, **held})
         widening = self.widening or contextlib.nullcontext()
@@ -244,7 +248,7 @@ class Oracle:
         step = single if in_float32 else max(types, default=single)
         step = wider * max(step, self._least_eps)
         steps = self._steps(case) if self._mixed and wider == 1 else ()
-        inputs = _widened(case.inputs)
+        inputs = widened_arrays(case.inputs)
         fewest, count = run_count(eager)
         count = max(count, least)
 
@@ -312,8 +316,3 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _widened(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Return floating arrays in float64, and others as they are."""
-    return {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in arrays.items()}
