@@ -257,11 +257,10 @@ class Subject:
 
     def narrow_dtypes(self) -> dict[str, str]:
         """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
-        # The cache of a layer in float32 may be in float16, and nothing else of it.
-        state, in_float32 = state_of(self.module), self.spec and self.spec.dtype == "float32"
-        if in_float32 or not any(
-            t.dtype in NARROW for t in (*state.values(), *self.inputs.values())
-        ):
+        if self.spec is not None and self.spec.dtype == "float32":
+            return {}  # though its cache may be in float16
+        state = state_of(self.module)
+        if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):
             return {}
         with torch.inference_mode():
             state |= self.call(self.module, self.inputs) | self.inputs

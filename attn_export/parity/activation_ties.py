@@ -23,9 +23,9 @@ from attn_export.attention import Attention
 from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.attention.quantised_cache import MIDDLE
 from attn_export.parity import near_ties
+from attn_export.parity.cache_quotients import LEAST, RUNS, SAFETY, SINGLE, distance
 from attn_export.parity.draw import generator
 from attn_export.parity.measures import beyond_limit, row_norms
-from attn_export.parity.near_ties import LEAST, RUNS, SAFETY, SINGLE
 from attn_export.results import Allowed, Arrays, Case, Golden
 
 DRAWS = 32
@@ -178,7 +178,7 @@ class ActivationTies:
     def _ties(self, seen: Sequence[Tensor], margin: Tensor) -> Ties:
         x = seen[-1]  # [B, L, N]
         scale = DynamicInt8.scale(x)
-        near = near_ties.distance(x / scale) < margin
+        near = distance(x / scale) < margin
         columns = self._module.out_proj.weight.detach().double().norm(dim=0)  # of [E, N]
         rows = scale * (near * columns).sum(-1)
         # Errors of rounding are uniform within half a step.

@@ -19,14 +19,13 @@ from torch import Tensor
 
 from attn_export.attention import Attention
 from attn_export.attention.quantised_cache import Pair
-from attn_export.parity.draw import seed_of
-from attn_export.parity.near_ties import (
-    ROUNDS,
+from attn_export.parity.cache_quotients import (
     CacheQuotients,
     distance,
     margin_of,
-    shift_from_ties,
+    moved_along_gradients,
 )
+from attn_export.parity.draw import seed_of
 from attn_export.results import Case
 
 
@@ -78,26 +77,13 @@ def away_from_ties(case: Case, module: Attention) -> Case:
         case: The case; its query may be moved by a little.
         module: A float64 copy of an `Attention` with a cache in float16.
     """
-    quotients = CacheQuotients(module, case)
-    query = case.inputs["query"]
-    margin, moved = margin_of(quotients, query), query
-    for _ in range(ROUNDS):
-        rows = torch.from_numpy(moved.astype(np.float64)).requires_grad_()
-        with torch.enable_grad():
-            values = quotients(rows)  # [B, L, N]
-            way = shift_from_ties(values.detach(), margin, *quotients.limits)
-            if not way.any():
-                break
-            units = quotients.units
-            assert units is not None
-            slope = quotients.slope((values * way * units.square()).nansum(), rows)
-        size = (way * units).square().sum(-1, keepdim=True)  # of the token, [B, L, 1]
-        step = size * slope / slope.square().sum(-1, keepdim=True).clamp_min(1e-300)
-        step = torch.where(step.isfinite(), step, 0.0)
-        moved = (rows.detach() + step).numpy().astype(query.dtype)
-    if moved is query:
-        return case
-    return dataclasses.replace(case, inputs={**case.inputs, "query": moved})
+    return moved_along_gradients(case, module, _all_at_once)[0]
+
+
+def _all_at_once(shift: Tensor, units: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Move all values of each token, as far as each lacks in absolute terms."""
+    assert units is not None
+    return shift * units.square(), (shift * units).square().sum(-1, keepdim=True)
 
 
 @torch.no_grad()
