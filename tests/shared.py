@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from attn_export import Report, build
+from attn_export import Report, build, verify
 from attn_export.spec import AttentionSpec
 
 BUNDLES: dict[str, dict[str, object]] = {
@@ -103,6 +103,13 @@ def passed_bundle(name: str, spec: AttentionSpec, note: str = "") -> Path:
         assert not note or any(note in each for each in report.notes)
 
     return once(name.replace(" ", "-"), make)
+
+
+def check_every_form(folder: Path) -> None:
+    """Check that ONNX Runtime passes the graphs of all dialects of a bundle."""
+    report = verify(folder, runtimes=["ort-cpu"])
+    assert report.passed, str(report)
+    assert passed_graphs(report) >= {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
 
 
 def passed_graphs(report: Report) -> set[str]:

@@ -92,18 +92,31 @@ class CachePart:
             rows = steps.packed(_packed(steps.written(np.clip(whole, low, high))))
         else:  # QuantizeLinear saturates after it has added the zero point
             rows = np.clip(steps.written(whole), low, high)
-        present = self._written(evaluation, values, past, rows.astype(np.int64).astype(past.dtype))
+        rows = rows.astype(np.int64).astype(past.dtype)
+        present = scattered(self.scatter, evaluation, values, past, rows)
         present = steps.kept(present).astype(past.dtype)
         read = steps.read(_unpacked(present) if in_bytes else present.astype(np.float64))
         meant = read * steps.read_scale(self.scale)
         if steps.unrounded:
             before = (_unpacked(past) if in_bytes else past) * self.scale
-            meant = self._written(evaluation, values, before, x)
+            meant = scattered(self.scatter, evaluation, values, before, x)
         return {self.scatter.output[0]: present, self.meant: meant}
 
-    def _written(self, evaluation: Evaluation, values: Values, past: Array, new: Array) -> Array:
-        given = dict(zip(self.scatter.input[:2], (past, new), strict=True))
-        return evaluation.compute_node(self.scatter, {**values, **given})[self.scatter.output[0]]
+
+def scattered(
+    node: onnx.NodeProto, evaluation: Evaluation, values: Values, past: Array, new: Array
+) -> Array:
+    """Return the cache that a TensorScatter writes from other inputs, `[B, Hkv, capacity, .]`.
+
+    Args:
+        node: The node.
+        evaluation: The graph.
+        values: All values of the graph.
+        past: `[B, Hkv, capacity, .]`.
+        new: `[B, Hkv, L, .]`.
+    """
+    given = dict(zip(node.input[:2], (past, new), strict=True))
+    return evaluation.compute_node(node, {**values, **given})[node.output[0]]
 
 
 def _packed(q: Array) -> Array:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+from refused_outputs import refused_outputs
+
+from attn_export.diagnose.evaluate import Evaluation
+from attn_export.graph.load import load_model
+from attn_export.results import StoredCase
 
 
 class Graph:
@@ -49,6 +55,25 @@ class Graph:
 
 
 Fault = Callable[[Graph], None]
+
+
+def wrong_outputs(
+    folder: Path,
+    fault: Fault | None,
+    chosen: Callable[[Sequence[StoredCase]], Iterable[StoredCase]],
+) -> int:
+    """Return the number of outputs of a bundle's graph with a fault that the judge refuses."""
+    graph = Graph(load_model(folder / "model.onnx"))
+    before = graph.proto.SerializeToString()
+    if fault is not None:
+        fault(graph)
+        assert graph.proto.SerializeToString() != before, "no change"
+    evaluation = Evaluation(graph.proto)
+    return refused_outputs(
+        folder, lambda inputs: evaluation.outputs_of(evaluation.values(inputs)), chosen
+    )
+
+
 BOTH, WRITTEN, READ = ("kw", "kr", "vw", "vr"), ("kw", "vw"), ("kr", "vr")
 
 

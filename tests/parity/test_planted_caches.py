@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 from block_faults import OF_BLOCKS
-from cache_faults import ANY, OF_BYTES, OF_CHANNELS, OF_TENSORS, Fault, Graph
+from cache_faults import ANY, OF_BYTES, OF_CHANNELS, OF_TENSORS, Fault, Graph, wrong_outputs
 from conftest import small_spec
 from named_causes import first_cause
-from refused_outputs import refused_outputs
 from shared import extended, once
 
 from attn_export import build
-from attn_export.diagnose.evaluate import Evaluation
 from attn_export.graph.load import load_model
 from attn_export.results import StoredCase
 
@@ -68,20 +66,6 @@ PLANTED = [
 ]
 
 
-def wrong_outputs(kind: str, fault: Fault | None) -> int:
-    """Return the number of outputs that the judge refuses, of some cases of a bundle."""
-    folder = bundle_of(kind)
-    graph = Graph(load_model(folder / "model.onnx"))
-    before = graph.proto.SerializeToString()
-    if fault is not None:
-        fault(graph)
-        assert graph.proto.SerializeToString() != before, "no change"
-    evaluation = Evaluation(graph.proto)
-    return refused_outputs(
-        folder, lambda inputs: evaluation.outputs_of(evaluation.values(inputs)), chosen
-    )
-
-
 def chosen(cases: Sequence[StoredCase]) -> list[StoredCase]:
     loud = [next(c for c in cases if c.name.startswith(content)) for content in LOUD]
     return [*(c for c in cases if c.name in CASES), *loud]
@@ -90,7 +74,7 @@ def chosen(cases: Sequence[StoredCase]) -> list[StoredCase]:
 @pytest.mark.parametrize("kind", extended(SPECS, lambda kind: kind != MIXED))
 @pytest.mark.every(2)
 def test_a_cache_that_is_kept_rightly_passes(kind: str):
-    assert wrong_outputs(kind, None) == 0
+    assert wrong_outputs(bundle_of(kind), None, chosen) == 0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +84,7 @@ def test_a_cache_that_is_kept_rightly_passes(kind: str):
 )
 @pytest.mark.every(6)
 def test_a_cache_that_is_kept_wrongly_fails(kind: str, name: str, fault: Fault):
-    assert wrong_outputs(kind, fault) > 0, name
+    assert wrong_outputs(bundle_of(kind), fault, chosen) > 0, name
 
 
 # -- causes -------------------------------------------------------------------------------------
