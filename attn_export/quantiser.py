@@ -20,6 +20,15 @@ DIGITS = 12
 LEAST_SCALE = 2.0**-100
 """The smallest scale: its products are normal numbers."""
 
+BLOCK_LARGEST = 127
+"""The largest magnitude of the integers of activations that have a scale for each block."""
+
+LEAST_BLOCK_SCALE = float(np.finfo(np.float32).smallest_normal)
+"""The least scale of such a block, so that a block of zeros has one."""
+
+FLOAT32_PRODUCTS, INTEGER_PRODUCTS = 1, 4
+"""The accuracy levels of MatMulNBits at which inputs are not rounded, and at which they are."""
+
 RANGES = {"int4": (-7, 7), "uint4": (0, 15), "int8": (-127, 127), "uint8": (0, 255)}
 """The integers in use. Symmetric ones leave the lowest out, so that both signs reach as far."""
 
@@ -49,6 +58,13 @@ class QuantisedWeight:
     def block(self) -> int:
         """The number of inputs that share a scale."""
         return len(self.integers) // len(self.scales)
+
+    def unsigned_zero_points(self) -> Array:
+        """Return the zero points of the integers shifted to be unsigned, `[in / block, out]`."""
+        shift = 0 if self.dtype.startswith("u") else 2 ** (int(self.dtype[3:]) - 1)
+        stored = 0 if self.zero_points is None else self.zero_points.astype(np.int64)
+        found: Array = np.zeros(self.scales.shape, np.int64) + shift + stored
+        return found
 
     def dequantised(self) -> Array:
         """Return the weights that the integers stand for, float32 `[in, out]`.

@@ -12,7 +12,6 @@ from attn_export.attention import functional, masking, onnx_attention
 from attn_export.attention.block_scales import scales_of
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.positions import Rotary, ScoreBias
-from attn_export.attention.quantised_activations import rounding_of
 from attn_export.attention.quantised_cache import with_past
 from attn_export.spec import AttentionSpec, Shape
 
@@ -46,7 +45,11 @@ class Attention(nn.Module):
         self.score_bias = ScoreBias(spec)
         self.added_keys = masking.AddedKeys(spec) if spec.added_keys else None
         self.sinks = nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
-        self.activations = rounding_of(spec)
+        self.activations: nn.Module = nn.Identity()
+        if spec.activations != "none":
+            from attn_export.attention.quantised_activations import rounding_of
+
+            self.activations = rounding_of(spec)
         self.kv_scales = scales_of(spec)
         if spec.dtype != "float32":
             self.to(getattr(torch, spec.dtype))

@@ -15,6 +15,7 @@ import numpy as np
 from onnx.reference.op_run import OpRun
 
 from attn_export.diagnose.attention_steps import Call, Change, attention
+from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
 
 MICROSOFT = "com.microsoft"
@@ -79,7 +80,10 @@ class MultiHeadAttention(OpRun):
 
 
 class MatMulNBits(OpRun):
-    """A product with a weight of 4 or 8 bits: `[out, blocks, bytes]`, the lower half first."""
+    """A product with a weight of 4 or 8 bits: `[out, blocks, bytes]`, the lower half first.
+
+    At `accuracy_level` 4 inputs are rounded to 8 bits, as ONNX Runtime does on x86.
+    """
 
     op_domain = MICROSOFT
 
@@ -95,7 +99,25 @@ class MatMulNBits(OpRun):
         if zeros:
             middle = _unpacked(zeros[0].reshape(N, -1), bits)[:, :blocks]
         weight = (numbers - middle[..., None]) * scales.reshape(N, blocks, 1)
+        if attributes.get("accuracy_level") == INTEGER_PRODUCTS:
+            x = self.round_input(x, block)
         return (x @ weight.reshape(N, -1)[:, :K].T,)
+
+    @staticmethod
+    def round_input(x: Array, block: int) -> Array:
+        """Return the multiples of a scale for each block of inputs, which 8 bits hold.
+
+        Args:
+            x: `[…, K]`.
+            block: The number of inputs in a block.
+        """
+        width = x.shape[-1]
+        more = [(0, 0)] * (x.ndim - 1) + [(0, -width % block)]
+        blocks = np.pad(x, more).reshape(*x.shape[:-1], -1, block)
+        largest = np.abs(blocks).max(axis=-1, keepdims=True)
+        scales = np.where(largest > 0, largest / BLOCK_LARGEST, 1.0)
+        rounded = np.rint(blocks / scales) * scales
+        return np.asarray(rounded.reshape(*x.shape[:-1], -1)[..., :width])
 
 
 def _unpacked(packed: Array, bits: int) -> Array:

@@ -141,8 +141,8 @@ def _exported(subject: Subject) -> Exported:
         if isinstance(subject.module, Attention) and subject.module.integers:
             from attn_export.graph.quantised_weights import store_integers
 
-            products = subject.module.spec.activations != "none"
-            store_integers(model, subject.module.integers, products=products)
+            activations = subject.module.spec.activations
+            store_integers(model, subject.module.integers, activations=activations)
         outputs = {value.name: value for value in model.graph.outputs}
         model.graph.outputs[:] = [outputs[name] for name in subject.outputs]
     model.producer_name, model.producer_version = "attn-export", None

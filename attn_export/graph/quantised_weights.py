@@ -7,21 +7,25 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from attn_export.graph.block_rounding import round_in_blocks
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.quantiser import QuantisedWeight
+from attn_export.spec.weight_types import PER_BLOCK, PER_RUN
 
 
 def store_integers(
-    model: ir.Model, weights: Mapping[str, QuantisedWeight], *, products: bool = False
+    model: ir.Model, weights: Mapping[str, QuantisedWeight], *, activations: str = "none"
 ) -> None:
     """Store weights as integers, scales and zero points.
 
     Args:
         model: The canonical graph; changed in place. It holds what the integers stand for.
         weights: By the names of initialisers, which the integers take over.
-        products: Whether the inputs of their products become integers too, which are multiplied;
-            else DequantizeLinear stands between a weight and its products (QDQ form).
+        activations: The rounding of the inputs of their products, as in a spec. With one scale for
+            all, integers are multiplied; else DequantizeLinear stands between a weight and its
+            products (QDQ form), whose inputs are rounded in floating point.
     """
+    rounded: dict[ir.Value, ir.Value] = {}
     for name, weight in weights.items():
         held = model.graph.initializers.pop(name)
         assert held.const_value is not None, name
@@ -30,11 +34,14 @@ def store_integers(
         if weight.order is not None:
             _reorder_inputs(model, name, held, weight.order)
         stored = _stored(model, name, weight)
-        if products:
+        if activations == PER_RUN:
             for use in list(held.uses()):
                 _multiply_integers(model, use.node, stored)
-        else:
-            _dequantise(model, name, weight, held, stored)
+            continue
+        if activations == PER_BLOCK:
+            for use in list(held.uses()):
+                _round_input(model, use.node, weight.block, rounded)
+        _dequantise(model, name, weight, held, stored)
 
 
 def _stored(model: ir.Model, name: str, weight: QuantisedWeight) -> list[ir.Value]:
@@ -98,6 +105,24 @@ def _rounded(op: Builder, x: ir.Value) -> Sequence[ir.Value]:
     for value, kind, shape in zip(found, kinds, (x.shape, ir.Shape([]), ir.Shape([])), strict=True):
         value.dtype, value.shape = kind, shape
     return found
+
+
+def _round_input(
+    model: ir.Model, product: ir.Node, block: int, rounded: dict[ir.Value, ir.Value]
+) -> None:
+    """Round the input of a product in blocks; products of one input share the rounding.
+
+    Args:
+        model: The graph; changed in place.
+        product: The product.
+        block: The size of the blocks.
+        rounded: Inputs that are rounded already, and what of them is; it grows.
+    """
+    x = product.inputs[0]
+    assert x is not None
+    if x not in rounded:
+        rounded[x] = round_in_blocks(Builder(model, product), x, block)
+    product.replace_input_with(0, rounded[x])
 
 
 def _reorder_inputs(model: ir.Model, name: str, weight: ir.Value, order: np.ndarray) -> None:

@@ -18,6 +18,9 @@ OPTIONAL = {MASK: "mask", 4: "past", 6: "nonpad_kv_seqlen"}
 
 ORDER = "LessOrEqual"
 
+FLOAT32_LEVEL = 1
+"""The accuracy level of MatMulNBits that keeps inputs in float32; 0 states none."""
+
 
 def features(model: ir.Model) -> tuple[str, ...]:
     """Return the features that a graph uses, sorted.
@@ -30,7 +33,8 @@ def features(model: ir.Model) -> tuple[str, ...]:
     have; ``LessOrEqual(of one Range)``, as for a causal mask without a past; ``Cast(to
     BFLOAT16)`` and ``Cast(FLOAT to FLOAT16)``; ``DequantizeLinear(INT4)``, with the type that it
     reads, and ``DequantizeLinear(blocks)``; ``Attention(BFLOAT16)``, with the type in which it
-    computes where that is rare, and ``com.microsoft.GroupQueryAttention(FLOAT)`` in any case.
+    computes where that is rare, and ``com.microsoft.GroupQueryAttention(FLOAT)`` in any case;
+    ``com.microsoft.MatMulNBits(accuracy_level 4)``.
     """
     found = {f"opset {model.opset_imports['']}"}
     found |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
@@ -101,10 +105,17 @@ def _of_dequantisation(node: ir.Node) -> set[str]:
     return dtype | ({"blocks"} if node.attributes.get_int("block_size", 0) else set())
 
 
+def _of_packed_weights(node: ir.Node) -> set[str]:
+    """Return the accuracy level where inputs may be rounded: not every engine does it."""
+    level = node.attributes.get_int("accuracy_level", 0)
+    return {f"accuracy_level {level}"} if level > FLOAT32_LEVEL else set()
+
+
 USES = {
     ATTENTION: _of_attention, "Cast": _of_cast, "DequantizeLinear": _of_dequantisation,
     "Range": _of_range, ORDER: _of_order,
     "com.microsoft.GroupQueryAttention": _of_grouped_queries,
+    "com.microsoft.MatMulNBits": _of_packed_weights,
 }  # fmt: skip
 
 

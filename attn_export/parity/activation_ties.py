@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
@@ -20,12 +21,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from attn_export.attention import Attention
-from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.attention.quantised_cache import MIDDLE
 from attn_export.parity import near_ties
 from attn_export.parity.cache_quotients import LEAST, RUNS, SAFETY, SINGLE, distance
 from attn_export.parity.draw import generator
 from attn_export.parity.measures import beyond_limit, row_norms
+from attn_export.parity.zero_points import subtracting_zero_points
 from attn_export.results import Allowed, Arrays, Case, Golden
 
 DRAWS = 32
@@ -87,6 +88,7 @@ class ActivationTies:
         noisy: Callable[[Arrays, int], object],
     ) -> None:
         self._module, self._truth, self._noisy = module, truth, noisy
+        self._rounding = near_ties.rounding_in(module)
         size = sum(parameter.numel() for parameter in module.parameters())
         self._draws = DRAWS if size < LARGE else FEW
 
@@ -124,6 +126,10 @@ class ActivationTies:
         seen = self._seen(inputs)
         return self._ties(seen, self._margin(inputs, seen))
 
+    def subtracting(self) -> AbstractContextManager[None]:
+        """Let products of the copy round as kernels do that subtract zero points afterwards."""
+        return subtracting_zero_points(self._module)
+
     def _drawn_anew(
         self, case: Case, near: np.ndarray, random: np.random.Generator, number: int
     ) -> Case:
@@ -141,14 +147,14 @@ class ActivationTies:
         spec = self._module.spec
         inputs = {**case.inputs, "query": case.inputs["query"].copy()}
         query = inputs["query"]
-        scale = float(DynamicInt8.scale(torch.from_numpy(query)))
+        scales = self._rounding.scales(torch.from_numpy(query))
         if spec.has_cache:
             inputs["past_value"] = case.inputs["past_value"].copy()
         for row in np.flatnonzero(near.any(axis=(1, 2))):
             token, value = map(int, np.argwhere(near[row])[0])
             if number % BEFORE == BEFORE - 1:
                 token = int(random.integers(token + 1))
-            near_ties.one_step_less(query, (int(row), token), scale, random)
+            near_ties.one_step_less(query, (int(row), token), scales, random)
             if spec.has_cache and number >= self._draws // 2:
                 head, channel = divmod(value, spec.v_head_dim)
                 _shrink(inputs["past_value"][row, head // spec.q_per_kv], channel)
@@ -162,14 +168,13 @@ class ActivationTies:
 
     def _margin(self, inputs: Arrays, seen: Sequence[Tensor]) -> Tensor:
         """Return the distance from a tie, in steps, that is enough: `[B, L, N]`."""
-        exact = seen[-1] / DynamicInt8.scale(seen[-1])
+        exact = self._quotients(seen[-1])
         largest = torch.zeros_like(exact)
-        integers = [DynamicInt8.integers(each) for each in seen]
+        integers = [self._rounding.integers(each) for each in seen]
         for number in range(RUNS):
             with rounding_to([*integers[:-1], None], self._module), observed(self._module) as again:
                 self._noisy(inputs, number)
-            noisy = again[-1] / DynamicInt8.scale(again[-1])
-            largest = torch.maximum(largest, (noisy - exact).abs())
+            largest = torch.maximum(largest, (self._quotients(again[-1]) - exact).abs())
         margin = SAFETY * largest + LEAST * SINGLE * exact.abs()
         heads = margin.unflatten(-1, (self._module.spec.num_heads, -1))
         found: Tensor = heads.amax(-1, keepdim=True).expand_as(heads).flatten(-2)
@@ -177,13 +182,17 @@ class ActivationTies:
 
     def _ties(self, seen: Sequence[Tensor], margin: Tensor) -> Ties:
         x = seen[-1]  # [B, L, N]
-        scale = DynamicInt8.scale(x)
-        near = distance(x / scale) < margin
+        near = distance(self._quotients(x)) < margin
         columns = self._module.out_proj.weight.detach().double().norm(dim=0)  # of [E, N]
-        rows = scale * (near * columns).sum(-1)
+        steps = (self._rounding.scales(x) * columns).expand_as(x)
         # Errors of rounding are uniform within half a step.
-        size = float(scale * columns.norm()) * (rows.numel() / 12) ** 0.5
-        return Ties([DynamicInt8.integers(each) for each in seen], near, rows, size)
+        size = float(steps[steps.isfinite()].norm()) / 12**0.5
+        integers = [self._rounding.integers(each) for each in seen]
+        return Ties(integers, near, torch.where(near, steps, 0.0).sum(-1), size)
+
+    def _quotients(self, x: Tensor) -> Tensor:
+        """Return the numbers that are rounded, of the shape of `x`."""
+        return x / self._rounding.scales(x)
 
 
 @contextlib.contextmanager
@@ -207,11 +216,11 @@ def rounding_to(integers: Sequence[Tensor | None], *modules: Attention) -> Itera
     """
 
     def hook(module: Attention) -> RemovableHandle:
-        again = itertools.cycle(integers)
+        again, rounding = itertools.cycle(integers), near_ties.rounding_in(module)
 
         def replace(_: nn.Module, given: tuple[Tensor], own: Tensor) -> Tensor:
             whole = next(again)
-            return own if whole is None else whole.to(own.dtype) * DynamicInt8.scale(given[0])
+            return own if whole is None else whole.to(own.dtype) * rounding.scales(given[0])
 
         return module.activations.register_forward_hook(replace)
 

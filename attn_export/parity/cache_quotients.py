@@ -20,6 +20,7 @@ from attn_export.parity.draw import seed_of
 from attn_export.parity.float64_mode import widened_arrays, widening_of
 from attn_export.parity.measures import eps
 from attn_export.parity.rounding import RandomRounding
+from attn_export.parity.zero_points import subtracting_zero_points
 from attn_export.results import Case
 
 RUNS = 2
@@ -158,9 +159,11 @@ class CacheQuotients:
             seed: Of random rounding, if the run rounds so.
         """
         mode: AbstractContextManager[Any] = self._widening or contextlib.nullcontext()
+        apart: AbstractContextManager[None] = contextlib.nullcontext()
         if seed is not None:
+            apart = subtracting_zero_points(self._module)
             mode = RandomRounding(SINGLE, SINGLE, seed, widening=self._widening)
-        with mode:
+        with apart, mode:
             self.rows = new_rows(self._module, {**self._inputs, "query": query})
         self._parts = self._scales.quotients(*self.rows)
         return torch.cat([part.values.transpose(1, 2).flatten(2) for part in self._parts], dim=-1)

@@ -13,6 +13,7 @@ from attn_export.parity.draw import FunctionInputs, Limit, draw_inputs, generato
 from attn_export.parity.sizes import Bounds, Sizes, axis_names, into_bounds, with_sums
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import AttentionSpec, Input, Shape
+from attn_export.spec.weight_types import PER_RUN
 from attn_export.tensorfile import ArrayDict, is_floating
 
 PROBE_SIZES: Sizes = {
@@ -68,7 +69,7 @@ def fixed_cases(
     found = [_base(made), *_changed(made)]
     batch_first = all("batch" not in shape[1:] for shape in output_shapes.values())
     # One scale for all rows takes what is not finite to all of them.
-    apart = spec is None or spec.activations == "none"
+    apart = spec is None or spec.activations != PER_RUN
     if "batch" in axis_names(inputs, sums) and batch_first and apart:
         found += _spoilt(made)
     return found

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
-from attn_export.attention.quantised_activations import DynamicInt8
+from attn_export.attention.quantised_activations import QuantisedActivations
 from attn_export.parity.cache_quotients import (
     LEAST,
     ROUNDS,
@@ -53,24 +53,33 @@ def away_from_ties(case: Case, module: nn.Module) -> Case | None:
         The case itself where nothing is near a tie, and None where inputs cannot be moved away.
     """
     assert isinstance(module, Attention)
-    if not isinstance(module.activations, DynamicInt8):
+    if not isinstance(module.activations, QuantisedActivations):
         moved, certain = moved_along_gradients(case, module, _the_worst)
         return moved if certain else None
-    return _inputs_away(case) if module.kv_scales is None else _by_quantisation_steps(case, module)
+    if module.kv_scales is None:
+        return _inputs_away(case, module.activations)
+    return _by_quantisation_steps(case, module)
+
+
+def rounding_in(module: Attention) -> QuantisedActivations:
+    """Return the module that rounds the inputs of projections."""
+    assert isinstance(module.activations, QuantisedActivations)
+    return module.activations
 
 
 def one_step_less(
-    query: np.ndarray, token: tuple[int, int], scale: float, random: np.random.Generator
+    query: np.ndarray, token: tuple[int, int], scales: Tensor, random: np.random.Generator
 ) -> None:
     """Move an element of a token by one step of its scale towards 0, in place.
 
     Args:
         query: `[B, L, E]`.
         token: Its row and place.
-        scale: The scale.
+        scales: The scale of each element, or one for all.
         random: Chooses the element.
     """
     element = (*token, int(random.integers(query.shape[-1])))
+    scale = float(scales.expand(query.shape)[element])
     query[element] -= np.copysign(scale, query[element])
 
 
@@ -87,9 +96,9 @@ def _by_quantisation_steps(case: Case, module: Attention) -> Case | None:
 
 def _stepped(case: Case, module: Attention, random: np.random.Generator) -> Case | None:
     """Return a case moved by quantisation steps, with the margin of its first inputs."""
-    margin = None
+    margin, rounding = None, rounding_in(module)
     for _ in range(ROUNDS):
-        settled = _inputs_away(case)
+        settled = _inputs_away(case, rounding)
         if settled is None:
             return None
         case, query = settled, settled.inputs["query"].copy()
@@ -100,9 +109,9 @@ def _stepped(case: Case, module: Attention, random: np.random.Generator) -> Case
         near = shift_from_ties(values, margin, *quotients.limits).ne(0).any(-1)  # [B, L]
         if not near.any():
             return case
-        scale = float(DynamicInt8.scale(torch.from_numpy(query)))
+        scales = rounding.scales(torch.from_numpy(query))
         for row, token in near.nonzero().tolist():
-            one_step_less(query, (row, token), scale, random)
+            one_step_less(query, (row, token), scales, random)
         case = dataclasses.replace(case, inputs={**case.inputs, "query": query})
     return None
 
@@ -113,14 +122,14 @@ def _the_worst(shift: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(shift).scatter(-1, worst, 1.0), shift.gather(-1, worst)
 
 
-def _inputs_away(case: Case) -> Case | None:
+def _inputs_away(case: Case, rounding: QuantisedActivations) -> Case | None:
     """Return a case whose inputs are certain as integers; None where they cannot be.
 
     It is the same one if they are so already.
     """
     found = dict(case.inputs)
     for name in set(ROUNDED) & set(found):
-        moved = _moved(found[name])
+        moved = _moved(found[name], rounding)
         if moved is None:
             return None
         found[name] = moved
@@ -129,15 +138,15 @@ def _inputs_away(case: Case) -> Case | None:
     return dataclasses.replace(case, inputs=found)
 
 
-def _moved(array: np.ndarray) -> np.ndarray | None:
+def _moved(array: np.ndarray, rounding: QuantisedActivations) -> np.ndarray | None:
     """Return an input with its elements away from ties; None where that cannot be."""
     for _ in range(MOVES):
         x = torch.from_numpy(array.astype(np.float64))
-        scale = DynamicInt8.scale(x)
+        scale = rounding.scales(x)
         quotients = x / scale
         margin = LEAST * SINGLE * quotients.abs()
         near = distance(quotients) < margin
-        if not bool(quotients.isfinite().all()):
+        if not bool(scale.isfinite().any()):  # scales of tokens alone spoil no others
             return None
         if not near.any():
             return array

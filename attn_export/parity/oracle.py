@@ -283,7 +283,9 @@ class Oracle:
         return rounding_to((keys, values), self.precise)
 
     def _noisy(self, inputs: Arrays, mode: RandomRounding) -> Arrays:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), mode:
+        found = self._activations
+        apart = found.subtracting() if found else contextlib.nullcontext()
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), apart, mode:
             return to_numpy(self.subject.call(self.precise, to_torch(inputs)))
 
     def _steps(self, case: Case) -> Steps:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.attention.quantised import read_cache, unquantised
-from attn_export.attention.quantised_activations import DynamicInt8
+from attn_export.attention.quantised_activations import QuantisedActivations
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.parity import quality_splits
@@ -94,7 +94,7 @@ def _of_parts(
         if module.float_weights:
             yield of(CACHE, _run(subject, unquantised(module, keep_cache=True), given[0])[0]), None
         yield from quality_splits.of_cache(module, before, measure)
-    if isinstance(module.activations, DynamicInt8):
+    if isinstance(module.activations, QuantisedActivations):
         before.activations = module.activations
         found = measure(ACTIVATIONS, before)
         yield found, Split(ACTIVATIONS, found.sqnr if is_finite(found) else None, None, 0.0)

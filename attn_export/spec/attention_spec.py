@@ -27,7 +27,7 @@ from attn_export.spec.presets import (
     usual_kv_heads,
     usual_latent,
 )
-from attn_export.spec.weight_types import by_projection, parse_weights_dtype
+from attn_export.spec.weight_types import PER_RUN, by_projection, parse_weights_dtype
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class AttentionSpec(AttentionFields):
     @property
     def depends_on_steps(self) -> bool:
         """Return whether tokens give other numbers one by one than in one run."""
-        return self.turns_by_length or self.activations != "none"
+        return self.turns_by_length or self.activations == PER_RUN
 
     @property
     def turn_magnitude(self) -> float:

@@ -227,9 +227,10 @@ class AttentionFields:
         "symmetric", choices=("symmetric", "asymmetric"),
     )  # fmt: skip
     activations: str = _field(
-        "the inputs of projections as 8 bits, by one scale for all tokens, which each run finds; "
-        "with int8 weights of one scale for each output",
-        "none", choices=("none", "dynamic-int8"),
+        "the inputs of projections as 8 bits, by scales that each run finds: one for all tokens, "
+        "with int8 weights of one scale for each output, or one for each block of a token, with "
+        "int4 weights in the same blocks",
+        "none", choices=("none", "dynamic-int8", "dynamic-int8-per-block"),
     )  # fmt: skip
     kv_dtype: str = _field(
         "the type of keys and values in a cache written in place: integers, or float16 beside a "

@@ -11,6 +11,10 @@ PROJECTIONS: Final = ("q", "k", "v", "out")
 WEIGHTS_DTYPES: Final = ("int8", "int4")
 BLOCK_SIZES: Final = (0, 16, 32, 64, 128)
 
+PER_RUN: Final = "dynamic-int8"
+PER_BLOCK: Final = "dynamic-int8-per-block"
+"""Values of `activations`: one scale for all of a run, or one for each block of a token."""
+
 
 def quantisation(spec: AttentionFields) -> None:
     """Check that blocks divide the inputs of quantised projections, and types go together."""
@@ -45,15 +49,26 @@ def quantisation(spec: AttentionFields) -> None:
 
 
 def quantised_activations(spec: AttentionFields) -> None:
-    """Check that the weights of all projections are int8, with one scale for each output."""
+    """Check that all projections have weights that go with quantised activations.
+
+    They are int8 with one scale for each output, or int4 in the blocks of the activations.
+    """
     if spec.activations == "none":
         return
     given = f"activations = {spec.activations!r}"
-    if set(map(by_projection(spec.weights_dtype).get, PROJECTIONS)) != {"int8"}:
+    needed = "int4" if spec.activations == PER_BLOCK else "int8"
+    if set(map(by_projection(spec.weights_dtype).get, PROJECTIONS)) != {needed}:
         raise SpecError(
-            f"{given} with weights_dtype = {spec.weights_dtype!r}: products of integers have int8 "
-            'weights in all projections; set weights_dtype = "int8"'
+            f"{given} with weights_dtype = {spec.weights_dtype!r}: products of integers have "
+            f'{needed} weights in all projections; set weights_dtype = "{needed}"'
         )
+    if spec.activations == PER_BLOCK:
+        if not spec.block_size:
+            raise SpecError(
+                f"block_size = 0 with {given}: activations have the blocks of weights; set "
+                "block_size to 16, 32, 64 or 128"
+            )
+        return
     for name, wanted in (("block_size", 0), ("scheme", "symmetric")):
         if getattr(spec, name) != wanted:
             raise SpecError(

@@ -10,8 +10,8 @@ import torch
 from conftest import small_spec
 
 from attn_export import Subject
-from attn_export.attention.quantised_activations import DynamicInt8
 from attn_export.parity.activation_ties import observed, rounding_to
+from attn_export.parity.near_ties import rounding_in
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Case
 
@@ -32,7 +32,7 @@ def quotients(oracle: Oracle, case: Case) -> list[np.ndarray]:
     """Return what a case quantises, divided by its scales."""
     with observed(oracle.precise) as seen:
         oracle.truth(case.inputs)
-    return [(x / DynamicInt8.scale(x)).numpy() for x in seen]
+    return [(x / rounding_in(oracle.precise).scales(x)).numpy() for x in seen]
 
 
 def nearest_tie(values: np.ndarray) -> float:
@@ -95,7 +95,7 @@ def test_a_value_on_a_tie_allows_its_step_and_is_moved_where_that_is_wanted(orac
     assert golden.rows_near_ties >= 1
     with observed(oracle.precise) as seen:
         truth = oracle.truth(case.inputs)["output"]
-    integers = [DynamicInt8.integers(x) for x in seen]
+    integers = [rounding_in(oracle.precise).integers(x) for x in seen]
     last = quotients(oracle, case)[-1]
     tied = np.abs(last - np.floor(last) - 0.5) < 1e-5
     assert tied.any()

@@ -111,7 +111,7 @@ def test_quantised_activations_move_by_whole_steps_until_the_cache_is_certain():
     moved = away_from_ties(case, oracle.precise)
     assert nearest_tie(quotients(oracle, moved)) > 1e-6
     query, other = (torch.from_numpy(c.inputs["query"]).double() for c in (case, moved))
-    steps = (query - other) / DynamicInt8.scale(query)
+    steps = (query - other) / DynamicInt8().scales(query)
     assert steps[0, 0].abs().max() > 0.99
     assert (steps.round() - steps).abs().max() < 1e-4
     assert (steps == 0).all(-1).sum() > 1, "tokens that are far from ties stay"

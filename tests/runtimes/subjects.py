@@ -59,6 +59,10 @@ FEW: dict[str, dict[str, object]] = {
     "int8": {"weights_dtype": "int8"},
     "int8 activations": {**CAUSAL, "weights_dtype": "int8", "activations": "dynamic-int8"},
     "int4": {"weights_dtype": "int4", "block_size": 16},
+    "int4, int8 activations by block": {
+        **CAUSAL, "weights_dtype": "int4", "block_size": 16,
+        "activations": "dynamic-int8-per-block",
+    },
     "int4, asymmetric": {"weights_dtype": "int4", "block_size": 16, "scheme": "asymmetric"},
 }  # fmt: skip
 """The fields of specs, beside E 16 and H 2: what is tried by default."""
@@ -89,6 +93,10 @@ SUBJECTS = FEW | {
     "in place, int8, int8 activations": {
         **IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int8", "weights_dtype": "int8",
         "activations": "dynamic-int8",
+    },
+    "in place, int8, int4, int8 activations by block": {
+        **IN_PLACE, **CAUSAL, **GROUPED, "kv_dtype": "int8", "weights_dtype": "int4",
+        "block_size": 16, "activations": "dynamic-int8-per-block",
     },
     "in place, int8 by channel": {
         **IN_PLACE, **PADDING, "kv_dtype": "int8", "kv_scale": "per-channel",

@@ -15,6 +15,7 @@ LONGROPE = {
     "rotary_long_factors": [2.0] * 4,
 }  # fmt: skip
 INT8_PRODUCTS = {"weights_dtype": "int8", "activations": "dynamic-int8"}
+INT4_PRODUCTS = {"weights_dtype": "int4", "activations": "dynamic-int8-per-block"}
 
 REFUSED = [
     # changes, and what the message has to say
@@ -191,6 +192,16 @@ REFUSED_FEATURES = [
     ),
     ({**INT8_PRODUCTS, "weights_dtype": "int4"}, ["weights_dtype = 'int4'", "int8 weights in all"]),
     ({**INT8_PRODUCTS, "weights_dtype": "q,k,v=int8"}, ["'q,k,v=int8'", "int8 weights in all"]),
+    (
+        {**INT4_PRODUCTS, "weights_dtype": "int8"},
+        ["activations = 'dynamic-int8-per-block'", "'int8'", 'set weights_dtype = "int4"'],
+    ),
+    ({**INT4_PRODUCTS, "weights_dtype": "q=int4 k,v,out=int8"}, ["'q=int4 k,v,out=int8'", "int4"]),
+    ({**INT4_PRODUCTS, "block_size": 0}, ["block_size = 0", "set block_size to 16, 32, 64 or 128"]),
+    (
+        {**INT4_PRODUCTS, "kv_dtype": "float16", "cache": "in-place"},
+        ["kv_dtype = 'float16'", "'dynamic-int8-per-block'"],
+    ),
     ({**INT8_PRODUCTS, "block_size": 32}, ["block_size = 32", "takes 0 only"]),
     ({**INT8_PRODUCTS, "scheme": "asymmetric"}, ["'asymmetric'", "takes 'symmetric' only"]),
     ({"weights_dtype": "q=int8", "packed_qkv": True}, ["packed_qkv", "'q=int8'", "the same"]),

@@ -1,10 +1,11 @@
-"""Products with quantised weights, as they are fastest in ONNX Runtime with inputs in float32.
+"""Products with quantised weights, as they are fastest in ONNX Runtime.
 
 Weights of 4 bits: MatMulNBits, which unpacks as it multiplies
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md). Its weights are
 `[out, blocks, bytes]`, unsigned, two of 4 bits in a byte, the first in the lower half. With 8 bits
 it takes 15 times as long as a product of float32, and DequantizeLinear becomes it: such weights
-are Cast, Sub and Mul, which ONNX Runtime computes once, when a session is made.
+are Cast, Sub and Mul, which ONNX Runtime computes once, when a session is made. Inputs that the
+graph rounds in the blocks of weights of 4 bits are rounded by the operator.
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ import dataclasses
 import numpy as np
 import onnx_ir as ir
 
+from attn_export.graph.block_rounding import read_block_rounding
 from attn_export.graph.ir_helpers import nodes_of, optional_input
 from attn_export.graph.lower.node_builder import Builder, take_over
+from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
 
 BITS = {"INT4": 4, "UINT4": 4, "INT8": 8, "UINT8": 8}
 BLOCKS = (256, 128, 64, 32, 16)
 """Blocks that the operator takes; one scale for all inputs is repeated for the largest."""
 
 FLOAT = ir.DataType.FLOAT
-
-FLOAT32_PRODUCTS = 1
-"""The accuracy level at which inputs are not rounded to 8 bits; others may."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,10 +150,14 @@ def _constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
 
 def _replace(model: ir.Model, node: ir.Node, weight: _Weight, packed: list[ir.Value]) -> None:
     inputs, outputs = weight.integers.shape
+    x, block, level = node.inputs[0], inputs // len(weight.scales), FLOAT32_PRODUCTS
+    assert x is not None
+    rounded = read_block_rounding(x)
+    if rounded is not None and rounded[1] == block:  # which the operator does itself
+        x, level = rounded[0], INTEGER_PRODUCTS
     (product,) = Builder(model, node).several(
-        "MatMulNBits", [node.inputs[0], *packed], 1, "com.microsoft",
-        K=inputs, N=outputs, bits=weight.bits, block_size=inputs // len(weight.scales),
-        accuracy_level=FLOAT32_PRODUCTS,
+        "MatMulNBits", [x, *packed], 1, "com.microsoft",
+        K=inputs, N=outputs, bits=weight.bits, block_size=block, accuracy_level=level,
     )  # fmt: skip
     take_over(node.outputs[0], product)
     model.graph.remove(node, safe=True)
