@@ -59,13 +59,6 @@ class QuantisedWeight:
         """The number of inputs that share a scale."""
         return len(self.integers) // len(self.scales)
 
-    def unsigned_zero_points(self) -> Array:
-        """Return the zero points of the integers shifted to be unsigned, `[in / block, out]`."""
-        shift = 0 if self.dtype.startswith("u") else 2 ** (int(self.dtype[3:]) - 1)
-        stored = 0 if self.zero_points is None else self.zero_points.astype(np.int64)
-        found: Array = np.zeros(self.scales.shape, np.int64) + shift + stored
-        return found
-
     def dequantised(self) -> Array:
         """Return the weights that the integers stand for, float32 `[in, out]`.
 

@@ -14,6 +14,7 @@ import numpy as np
 from attn_export.parity.draw import scaled
 from attn_export.parity.sizes import Sizes
 from attn_export.spec import AttentionSpec, Input
+from attn_export.spec.weight_types import PER_BLOCK
 from attn_export.tensorfile import ArrayDict, is_floating
 
 LOUD, LOUD_FLOAT16 = 24.0, 14.0
@@ -159,8 +160,9 @@ def _small(drawn: Drawn) -> None:
 
 def _tiny(drawn: Drawn) -> None:
     for name in drawn.values():
-        cache = name.startswith("past_")
-        wide = TINY_CACHE if cache else TINY
+        # Scales of blocks must be normal numbers: kernels divide by them.
+        blocks = drawn.spec is not None and drawn.spec.activations == PER_BLOCK
+        wide = TINY_CACHE if name.startswith("past_") and not blocks else TINY
         multiply(drawn, name, TINY_FLOAT16 if drawn.is_narrow(name) else wide)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
 from attn_export.attention.quantised_activations import DynamicInt8PerBlock
-from attn_export.quantiser import QuantisedWeight
+from attn_export.spec import AttentionSpec
+
+MIDDLE, LARGEST = 8, 7
+"""The zero point of symmetric weights of 4 bits as unsigned integers, and the largest of them."""
 
 
 @contextlib.contextmanager
@@ -29,8 +30,9 @@ def subtracting_zero_points(module: nn.Module) -> Iterator[None]:
     hooks = []
     if isinstance(module, Attention) and isinstance(module.activations, DynamicInt8PerBlock):
         hooks = [
-            module.get_submodule(name.rpartition(".")[0]).register_forward_hook(_offset_by(weight))
-            for name, weight in module.integers.items()
+            part.register_forward_hook(_offset_of(part, module.spec))
+            for part in module.modules()
+            if isinstance(part, nn.Linear)
         ]
     try:
         yield
@@ -39,12 +41,21 @@ def subtracting_zero_points(module: nn.Module) -> Iterator[None]:
             each.remove()
 
 
-def _offset_by(weight: QuantisedWeight) -> Callable[..., Tensor]:
-    """Return a hook of a linear layer, which adds and subtracts the product with zero points."""
-    offset = torch.from_numpy(weight.unsigned_zero_points() * weight.scales.astype(np.float64))
+def _offset_of(layer: nn.Linear, spec: AttentionSpec) -> Callable[..., Tensor]:
+    """Return a hook of a linear layer, which adds and subtracts the product with zero points.
+
+    They are taken from the weights, since a graph read back has no other integers: the largest of a
+    block is 7 scales large, and a zero point lies as far from 0 as the least weight from the zero.
+    """
+    blocks = layer.weight.detach().unflatten(-1, (-1, spec.block_size))  # [N, blocks, block]
+    if spec.scheme == "symmetric":
+        zeros = blocks.abs().amax(-1) * (MIDDLE / LARGEST)
+    else:
+        zeros = -blocks.amin(-1).clamp(max=0)
+    offset = zeros.double().T
 
     def hook(_: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
-        sums = given[0].unflatten(-1, (-1, weight.block)).sum(-1)  # [B, L, blocks]
+        sums = given[0].unflatten(-1, (-1, spec.block_size)).sum(-1)  # [B, L, blocks]
         found: Tensor = out + sums @ offset - sums @ offset
         return found
 
