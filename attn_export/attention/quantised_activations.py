@@ -108,9 +108,9 @@ def activation_notes(spec: AttentionSpec) -> tuple[str, ...]:
         return ()
     if spec.activations == PER_BLOCK:
         return (
-            "activations have a scale for each block of a token: MatMulNBits of ONNX Runtime "
-            "finds it so on x86, and leaves out an element that is NaN; other processors may round "
-            "otherwise, which `verify` shows there",
+            "activations have a scale for each block of a token; in the dialect ort MatMulNBits "
+            "finds it: it leaves out an element that is NaN, and on ARM needs the session "
+            "configuration mlas.disable_kleidiai = 1",
         )
     return (
         "activations have one scale for all tokens of a run: a token that is not finite spoils all "

@@ -225,3 +225,29 @@ def test_products_of_8_bits_have_one_scale_and_whole_sums(name: str, tmp_path: P
     # In 16 bits, two products of 255 and 127 are 32767; by its own scale, the second row is exact.
     expected = 64 * 127 * np.array([[255], [64]]) / 255
     np.testing.assert_allclose(ran.outputs["two"]["product"], expected.repeat(8, 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [X86, SOME_HALF])
+def test_products_with_4_bits_have_a_scale_for_each_block(name: str, tmp_path: Path, need):
+    need(name)
+    ones = numpy_helper.from_array(np.full((8, 2, 16), 0x99, np.uint8), "w")  # 9 - 8, twice a byte
+    of_weights = numpy_helper.from_array(np.ones((8, 2), np.float32), "of_weights")
+    node = helper.make_node(
+        "MatMulNBits", ["x", "w", "of_weights"], ["product"], domain="com.microsoft", K=64, N=8,
+        bits=4, block_size=32, accuracy_level=4,
+    )  # fmt: skip
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", size])
+        for name, size in (("x", 64), ("product", 8))
+    ]
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:], [ones, of_weights])
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "g.onnx")
+    row = np.full((1, 64), 100.3, np.float32)
+    row[0, 32:] = np.float32(0.3)
+    row[0, 0], row[0, 32] = 127, 1
+    ran = run_once(runtime(name), tmp_path / "g.onnx", {"one": {"x": row}}, LIMITS)
+    assert ran.outcome == "ran", ran.complaint
+    # By blocks 100.3 is 100, and 0.3 is 38 / 127; by one scale for the row, 0.3 is 0 or 0.5.
+    expected = 127 + 31 * 100 + 1 + 31 * 38 / 127
+    np.testing.assert_allclose(ran.outputs["one"]["product"], expected, rtol=1e-6)

@@ -30,8 +30,8 @@ static bool ok(const OrtApi *api, OrtStatus *status, Error *error) {
 /* -- opened and closed ------------------------------------------------------------------- */
 
 /* Whether products of 8-bit integers may be inexact by default: x86 processors with AVX2 and without
-   VNNI cut sums of two off, ARM processors with SME2 take a scale for each row. The options against
-   it make others slower. */
+   VNNI cut sums of two off, ARM processors take a scale for each row where a graph has one for the
+   tensor or for a block. The options against it make others slower. */
 static bool may_be_inexact(void) {
 #if defined(__GNUC__) && defined(__x86_64__)
     return !__builtin_cpu_supports("avx512vnni");
@@ -40,20 +40,38 @@ static bool may_be_inexact(void) {
 #endif
 }
 
-/* Whether a graph names an operator that multiplies integers. */
-static bool multiplies_integers(const char *graph) {
-    static const char name[] = "MatMulInteger";
+/* Whether the file of a graph has a name in it. */
+static bool has_name(const char *graph, const char *name) {
     FILE *file = fopen(graph, "rb");
     size_t matched = 0;
     int byte;
     if (file == NULL) return false;
     while (name[matched] != '\0' && (byte = getc(file)) != EOF) {
-        /* "MatM" ends as the name begins. */
-        while (matched > 0 && byte != name[matched]) matched = matched == 4 ? 1 : 0;
+        while (matched > 0 && byte != name[matched]) {
+            /* The longest part that ends what was read and begins the name. */
+            size_t shorter = matched - 1;
+            while (shorter > 0 && memcmp(name, name + matched - shorter, shorter) != 0) shorter--;
+            matched = shorter;
+        }
         if (byte == name[matched]) matched++;
     }
     fclose(file);
     return name[matched] == '\0';
+}
+
+/* Set the options that make products of 8-bit integers exact, where they are needed. */
+static bool make_exact(const OrtApi *api, OrtSessionOptions *options, const char *graph,
+                       Error *error) {
+    bool whole, by_block;
+    if (!may_be_inexact()) return true;
+    whole = has_name(graph, "MatMulInteger");
+    /* The attribute of MatMulNBits, of protobuf's int 4. */
+    by_block = has_name(graph, "accuracy_level\x18\x04");
+    return (!whole ||
+            ok(api, api->AddSessionConfigEntry(options, "session.x64quantprecision", "1"),
+               error)) &&
+           (!(whole || by_block) ||
+            ok(api, api->AddSessionConfigEntry(options, "mlas.disable_kleidiai", "1"), error));
 }
 
 static bool make_session(Model *model, const char *graph, ModelOptions wanted, Error *error) {
@@ -72,9 +90,7 @@ static bool make_session(Model *model, const char *graph, ModelOptions wanted, E
         ok(api,
            api->AddSessionConfigEntry(options, "session.qdq_matmulnbits_accuracy_level", "1"),
            error) &&
-        (!may_be_inexact() || !multiplies_integers(graph) ||
-         (ok(api, api->AddSessionConfigEntry(options, "session.x64quantprecision", "1"), error) &&
-          ok(api, api->AddSessionConfigEntry(options, "mlas.disable_kleidiai", "1"), error))) &&
+        make_exact(api, options, graph, error) &&
         ok(api, api->CreateSession(model->env, graph, options, &model->session), error);
     if (options != NULL) api->ReleaseSessionOptions(options);
     return made;

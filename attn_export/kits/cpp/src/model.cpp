@@ -23,8 +23,8 @@ Ort::Env make_env() {
 }
 
 // Whether products of 8-bit integers may be inexact by default: x86 processors with AVX2 and without
-// VNNI cut sums of two off, ARM processors with SME2 take a scale for each row. The options against
-// it make others slower.
+// VNNI cut sums of two off, ARM processors take a scale for each row where a graph has one for the
+// tensor or for a block. The options against it make others slower.
 bool may_be_inexact() {
 #if defined(__GNUC__) && defined(__x86_64__)
     return !__builtin_cpu_supports("avx512vnni");
@@ -33,10 +33,9 @@ bool may_be_inexact() {
 #endif
 }
 
-bool multiplies_integers(const std::filesystem::path& graph) {
+std::string bytes_of(const std::filesystem::path& graph) {
     std::ifstream file(graph, std::ios::binary);
-    const std::string bytes(std::istreambuf_iterator<char>(file), {});
-    return bytes.find("MatMulInteger") != std::string::npos;
+    return {std::istreambuf_iterator<char>(file), {}};
 }
 
 Ort::SessionOptions session_options(const std::filesystem::path& graph, ModelOptions wanted) {
@@ -47,8 +46,11 @@ Ort::SessionOptions session_options(const std::filesystem::path& graph, ModelOpt
     options.AddConfigEntry("session.intra_op.allow_spinning", wanted.spin ? "1" : "0");
     // By default a product with dequantised weights rounds its inputs to 8 bits.
     options.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", "1");
-    if (may_be_inexact() && multiplies_integers(graph)) {
-        options.AddConfigEntry("session.x64quantprecision", "1");
+    const std::string bytes = may_be_inexact() ? bytes_of(graph) : "";
+    const auto has = [&](const char* name) { return bytes.find(name) != std::string::npos; };
+    if (has("MatMulInteger")) options.AddConfigEntry("session.x64quantprecision", "1");
+    // The attribute of MatMulNBits, of protobuf's int 4.
+    if (has("MatMulInteger") || has("accuracy_level\x18\x04")) {
         options.AddConfigEntry("mlas.disable_kleidiai", "1");
     }
     return options;

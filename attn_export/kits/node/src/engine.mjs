@@ -23,12 +23,16 @@ export const ENGINE = `onnxruntime-node ${versionOf('onnxruntime-node')}`;
  */
 export async function load(path, { threads = 0 } = {}) {
   // By default x86 processors with AVX2 and without VNNI cut sums of two products of 8 bits off, and
-  // ARM processors with SME2 take a scale for each row. The options against it make others slower.
+  // ARM processors take a scale for each row where a graph has one for the tensor or for a block. The
+  // options against it make others slower.
   const processor = await readFile('/proc/cpuinfo', 'utf8').catch(() => '');
   const mayBeInexact = !processor.includes('avx512_vnni');
-  const wanted = mayBeInexact && (await readFile(path)).includes('MatMulInteger');
+  const bytes = mayBeInexact ? await readFile(path) : Buffer.alloc(0);
+  const wanted = bytes.includes('MatMulInteger');
+  // The attribute of MatMulNBits, of protobuf's int 4.
+  const byBlock = bytes.includes('accuracy_level\x18\x04');
   const exact = wanted ? { x64quantprecision: '1' } : {};
-  const mlas = wanted ? { disable_kleidiai: '1' } : {};
+  const mlas = wanted || byBlock ? { disable_kleidiai: '1' } : {};
   const session = await ort.InferenceSession.create(path, {
     executionProviders: ['cpu'],
     intraOpNumThreads: threads,
