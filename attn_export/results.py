@@ -17,7 +17,7 @@ from attn_export.tensorproto import DTYPES as DTYPES
 if TYPE_CHECKING:
     import numpy as np
 
-    from attn_export.dry_run.observed import Observation
+    from attn_export.runtimes.dry_run_results import Observation
 
 Arrays = Mapping[str, "np.ndarray"]
 

@@ -293,7 +293,7 @@ class _Work:
                 n: [low, None if high == MOST else high] for n, (low, high) in ends
             }
         if self.evidence:
-            from attn_export.attestation.statements import write_statements
+            from attn_export.report.statements import write_statements
 
             write_statements(folder, manifest)
         write_manifest(folder, manifest)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from attn_export.bundle import MANIFEST, graph_files, read_bundle, read_manifest
 from attn_export.dialect_names import check_dialects
-from attn_export.dry_run.architectures import Architecture, architectures_named
-from attn_export.dry_run.observed import Observation
 from attn_export.errors import GraphError, RuntimeFailure, UsageError
 from attn_export.report.progress import Progress
 from attn_export.results import GraphFile
+from attn_export.runtimes.dry_run_results import Architecture, Observation, architectures_named
 from attn_export.runtimes.install_cuda_stand_in import NAME, not_ready
 from attn_export.runtimes.install_folder import home
 from attn_export.runtimes.limited import limited
@@ -166,7 +165,7 @@ def observed(
     if query_len is not None:  # a graph for decoding takes one query
         query_len = file.fixed.get("query_len", query_len)
     values = limited(
-        "attn_export.dry_run.observe:observe", str(folder / file.name), limits,
+        "attn_export.runtimes.dry_run_session:observe", str(folder / file.name), limits,
         # What the provider opens by name later must not be a library of this machine.
         {LIBRARY_PATH: str(home() / NAME)},
         graph=str(folder / file.name), architecture=card.name, bound=dict(file.bound),

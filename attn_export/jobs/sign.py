@@ -8,14 +8,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from attn_export.attestation.signature_file import (
+from attn_export.bundle import MANIFEST, SIGNATURE, read_bundle
+from attn_export.errors import BundleError, OutputError, UsageError
+from attn_export.jobs.signature_file import (
     check_covers,
     check_names,
     digest_of,
     read_signature,
 )
-from attn_export.bundle import MANIFEST, SIGNATURE, read_bundle
-from attn_export.errors import BundleError, OutputError, UsageError
 from attn_export.output_folder import write_whole
 from attn_export.signature import Signature
 from attn_export.system_info import check_installed
@@ -48,7 +48,7 @@ def sign(
     digests = dict(read_bundle(folder).manifest["files"])
     digests[MANIFEST] = digest_of(folder, MANIFEST)
     check_names(folder, {*digests, SIGNATURE}, "is not the bundle's; move it away")
-    from attn_export.attestation.signing_sdk import sign_with_key, sign_with_sigstore
+    from attn_export.jobs.signing_sdk import sign_with_key, sign_with_sigstore
 
     if key is None:
         signature = sign_with_sigstore(folder, digests)
@@ -153,7 +153,7 @@ def trusted_copy(bundle: Path, trust: Trust) -> Iterator[tuple[Path, Signature]]
     signature = read_signature(bundle)
     if signature is None:
         raise BundleError(f"{bundle} is unsigned: it holds no {SIGNATURE}; sign it with its key")
-    from attn_export.attestation.signing_sdk import check_identity, check_key
+    from attn_export.jobs.signing_sdk import check_identity, check_key
 
     if trust.issuer is None:
         signer = check_key(bundle, signature, Path(trust.signer))

@@ -8,8 +8,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attn_export.attestation.statements import FOLDER as EVIDENCE
-from attn_export.attestation.statements import NOT_RUN, read_report, write_statements
 from attn_export.bench.bundle_line_up import RUNTIME, Entrants
 from attn_export.bench.measurements import BenchReport, Candidate, Contest
 from attn_export.bundle import (
@@ -28,6 +26,8 @@ from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measured, phases, spec_
 from attn_export.jobs.forms import origin_of
 from attn_export.jobs.verify import verify
 from attn_export.report.progress import Progress
+from attn_export.report.statements import FOLDER as EVIDENCE
+from attn_export.report.statements import NOT_RUN, read_report, write_statements
 from attn_export.results import GraphFile, Report
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.limited import limited

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.attestation.statements import check_statements
 from attn_export.bundle import (
     GOLDEN,
     SPEC,
@@ -24,6 +23,7 @@ from attn_export.parity.golden import case_folders, check_evidence, read_golden,
 from attn_export.parity.quality_vectors import read_quality
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.progress import Progress
+from attn_export.report.statements import check_statements
 from attn_export.results import Golden, GraphFile, Report
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits

@@ -47,7 +47,7 @@ def to_json(report: Report) -> str:
 def _best_graphs(report: Report) -> list[dict[str, Any]]:
     if not report.dry_runs:
         return []
-    from attn_export.dry_run.observed import best_graphs
+    from attn_export.runtimes.dry_run_results import best_graphs
 
     return [dataclasses.asdict(best) for best in best_graphs(report.dry_runs)]
 

@@ -9,11 +9,16 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from attn_export.dry_run.architectures import ARCHITECTURES
-from attn_export.dry_run.observed import NodeElsewhere, Observation, Step, best_graphs
 from attn_export.report.matrix import form_name
 from attn_export.report.tables import Column, Table, in_mib
 from attn_export.report.terminal import as_text, print_table, say
+from attn_export.runtimes.dry_run_results import (
+    ARCHITECTURES,
+    NodeElsewhere,
+    Observation,
+    Step,
+    best_graphs,
+)
 
 FORMAT = "attn-export-dry-run/1"
 MEANING = "a dry run: CUDA's libraries are stand-ins, no GPU ran and nothing was computed"

@@ -16,9 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from attn_export.dialect_names import DIALECTS, check_dialects
-from attn_export.dry_run.architectures import architectures_named
 from attn_export.errors import SpecError, UsageError
 from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.dry_run_results import architectures_named
 from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import NUMBERS, TYPES
 from attn_export.untrusted_files import read_text

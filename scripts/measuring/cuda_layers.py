@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.dialect_names import CUDA, STANDARD, phase_of
-from attn_export.dry_run.observed import Step
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.lower import Lowered
 from attn_export.graph.save import save_graphs
 from attn_export.jobs.forms import lower_all
+from attn_export.runtimes.dry_run_results import Step
 from attn_export.spec import AttentionSpec
 
 ROOT = Path(__file__).parents[2]

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from attn_export.bench.peers_spec import layer
-from attn_export.dry_run.kernel_names import readable
-from attn_export.dry_run.step_inputs import Sizes, inputs_of
-from attn_export.dry_run.timeline import read_record
 from attn_export.results import GraphFile
+from attn_export.runtimes.dry_run_inputs import Sizes, inputs_of
+from attn_export.runtimes.dry_run_timeline import read_record, readable
 from attn_export.runtimes.ort_cpu import value_on
 from attn_export.runtimes.ort_cuda import PROVIDER, TF32
 from attn_export.spec import AttentionSpec

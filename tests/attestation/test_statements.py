@@ -20,12 +20,12 @@ from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
 
 from attn_export import build, verify
-from attn_export.attestation.statements import BOM, STATEMENT, check_statements
-from attn_export.attestation.statements import test_result as statement_of
 from attn_export.bundle import MANIFEST, REPORT, read_manifest, write_manifest
 from attn_export.errors import BundleError
 from attn_export.jobs.sign import Trust, opened, sign
 from attn_export.output_folder import sha256
+from attn_export.report.statements import BOM, STATEMENT, check_statements
+from attn_export.report.statements import test_result as statement_of
 from attn_export.schema import ReportedVerdict, ReportFile
 
 OPTIONS: dict[str, Any] = {"runtimes": ["ort-cpu"], "dialects": ["standard", "portable"]}

@@ -15,11 +15,11 @@ import pytest
 from attestation.keys import key_folder, signed_bundle, signer_of, with_digests
 
 from attn_export import verify
-from attn_export.attestation.signature_file import check_covers, read_signature
-from attn_export.attestation.signing_sdk import check_key, sign_with_key
 from attn_export.bundle import MANIFEST, SIGNATURE
 from attn_export.errors import BundleError
 from attn_export.jobs.sign import sign, state_of
+from attn_export.jobs.signature_file import check_covers, read_signature
+from attn_export.jobs.signing_sdk import check_key, sign_with_key
 from attn_export.output_folder import sha256
 
 LARGE_BYTES = 10_000

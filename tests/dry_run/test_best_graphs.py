@@ -8,14 +8,20 @@ from typing import Any
 import pytest
 from conftest import small_spec
 
-from attn_export.dry_run.architectures import architectures_named
-from attn_export.dry_run.observed import Event, NodeElsewhere, Observation, Step, best_graphs
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.save import save_graphs
 from attn_export.jobs.dry_run import observed
 from attn_export.jobs.forms import lower_all
 from attn_export.report.dry_run_report import best_lines
+from attn_export.runtimes.dry_run_results import (
+    Event,
+    NodeElsewhere,
+    Observation,
+    Step,
+    architectures_named,
+    best_graphs,
+)
 
 ON_CPU = NodeElsewhere("node", "GroupQueryAttention", "CPUExecutionProvider", "no kernel", True)
 SHAPES = NodeElsewhere("node", "Squeeze", "CPUExecutionProvider", "shapes", False)

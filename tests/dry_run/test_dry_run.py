@@ -13,12 +13,16 @@ import shared
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
-from attn_export.dry_run.kernel_names import copies_of_cache, kinds_of_attention, readable
-from attn_export.dry_run.step_inputs import Sizes, inputs_of, steps_of
-from attn_export.dry_run.timeline import bytes_copied
 from attn_export.errors import GraphError, UsageError
 from attn_export.jobs.dry_run import dry_run
 from attn_export.report.dry_run_report import print_dry_run
+from attn_export.runtimes.dry_run_inputs import Sizes, inputs_of, steps_of
+from attn_export.runtimes.dry_run_timeline import (
+    bytes_copied,
+    copies_of_cache,
+    kinds_of_attention,
+    readable,
+)
 from attn_export.runtimes.protocol import Limits
 
 HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT

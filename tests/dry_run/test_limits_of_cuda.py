@@ -15,8 +15,8 @@ from shared import extended
 sys.path.append(str(ROOT / "tests" / "runtimes"))
 from subjects import SUBJECTS, shared_folder, stored
 
-from attn_export.dry_run.architectures import architectures_named
 from attn_export.jobs.dry_run import observed
+from attn_export.runtimes.dry_run_results import architectures_named
 from attn_export.runtimes.ort_cuda import OrtCuda
 from attn_export.runtimes.protocol import known_limit
 

@@ -21,8 +21,8 @@ START = """
 import json, sys
 from pathlib import Path
 import numpy as np
-from attn_export.dry_run.architectures import architectures_named
-from attn_export.dry_run.observe import load_stand_in
+from attn_export.runtimes.dry_run_results import architectures_named
+from attn_export.runtimes.dry_run_session import load_stand_in
 from attn_export.runtimes.ort_cuda import OrtCuda
 
 record = Path(sys.argv[2])

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.serialization import (
 from model_signing import hashing, manifest, signing, verifying
 from model_signing._hashing.hashing import Digest  # the pin in pyproject.toml keeps it there
 
-from attn_export.attestation.signature_file import SignatureFile, read_signature
 from attn_export.bundle import SIGNATURE
 from attn_export.errors import BundleError, UsageError, one_line, printable
+from attn_export.jobs.signature_file import SignatureFile, read_signature
 from attn_export.temp_folders import scratch
 from attn_export.untrusted_files import read_bytes
 
