@@ -25,7 +25,7 @@ LIGHT = "light"
 WITH_TORCH = "with torch"
 IMPORTED = {
     LIGHT: (
-        "attn_export.runtimes.worker", "attn_export.runtimes.limited", "attn_export.jobs.check",
+        "attn_export.runtimes.worker", "attn_export.runtimes.child", "attn_export.jobs.check",
         "attn_export.jobs.lower", "attn_export.graph.requirements", "onnx.reference",
         "onnxruntime",
     ),

@@ -31,7 +31,7 @@ from attn_export.runtimes.ort_cpu import NO_TELEMETRY
 SERVER = Path(__file__).with_name("fork_server.py")
 SERVERS = {
     "attn_export.runtimes.worker": LIGHT,
-    "attn_export.runtimes.limited": LIGHT,
+    "attn_export.runtimes.child": LIGHT,
     "attn_export.__main__": WITH_TORCH,
 }
 """Modules that run as a process, and the kind of the server of each."""

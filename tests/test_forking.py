@@ -18,7 +18,7 @@ from attn_export.runtimes.child import Child, module_command
 from attn_export.temp_folders import locked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="nothing is forked here")
-LIMITED = "attn_export.runtimes.limited"
+LIMITED = "attn_export.runtimes.child"
 
 
 @pytest.mark.parametrize(

@@ -204,10 +204,8 @@ class BlockScales(nn.Module):
         return found
 
 
-def scales_of(spec: AttentionSpec) -> CacheScales | BlockScales | Float16Cache | None:
-    """Return the rounding of keys and values; None for a cache in the type of the layer."""
-    if spec.kv_dtype == "none":
-        return None
+def scales_of(spec: AttentionSpec) -> CacheScales | BlockScales | Float16Cache:
+    """Return the rounding of keys and values, of a cache in another type than the layer."""
     if spec.kv_dtype == FLOAT16:
         from attn_export.attention.float16_cache import Float16Cache  # few layers have one
 

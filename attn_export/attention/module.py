@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from attn_export.attention import functional, masking, onnx_attention
-from attn_export.attention.block_scales import scales_of
+from attn_export.attention import functional, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.positions import Rotary, ScoreBias
-from attn_export.attention.quantised_cache import with_past
+from attn_export.attention.quantised_cache import CacheScales, with_past
 from attn_export.spec import AttentionSpec, Shape
 
 if TYPE_CHECKING:
+    from attn_export.attention.block_scales import BlockScales
+    from attn_export.attention.float16_cache import Float16Cache
     from attn_export.attention.latent import LatentProjections
     from attn_export.quantiser import QuantisedWeight
 
@@ -43,14 +44,18 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = _head_norm(spec), _head_norm(spec)
         self.rotary = Rotary(spec) if spec.has_rotary else None
         self.score_bias = ScoreBias(spec)
-        self.added_keys = masking.AddedKeys(spec) if spec.added_keys else None
+        self.added_keys = functional.AddedKeys(spec) if spec.added_keys else None
         self.sinks = nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
         self.activations: nn.Module = nn.Identity()
         if spec.activations != "none":
             from attn_export.attention.quantised_activations import rounding_of
 
             self.activations = rounding_of(spec)
-        self.kv_scales = scales_of(spec)
+        self.kv_scales: CacheScales | BlockScales | Float16Cache | None = None
+        if spec.kv_dtype != "none":
+            from attn_export.attention.block_scales import scales_of  # few layers round it
+
+            self.kv_scales = scales_of(spec)
         if spec.dtype != "float32":
             self.to(getattr(torch, spec.dtype))
 
@@ -142,7 +147,7 @@ class Attention(nn.Module):
         if self.rotary is not None:
             turns = self.rotary.turns(queries if position_ids is None else position_ids)
             q, k = self.rotary(q, turns), self.rotary(k, turns)
-        attn_mask = self.score_bias(masking.clamp_mask(attn_mask), queries, S, q)
+        attn_mask = self.score_bias(functional.clamp_mask(attn_mask), queries, S, q)
         q, k = self._mixed(q), self._mixed(k)
         attend = self._attend_in_graph if onnx_attention.emitting() else self._attend
         attended, *rest = attend(q, k, v, attn_mask, past_key, past_value, past_length)
@@ -240,7 +245,7 @@ class Attention(nn.Module):
         causal = self.spec.causal
         if past_length is not None:
             shown = functional.visible(past_length, L, k.shape[2], causal=causal)
-            mask, causal = masking.restrict(mask, shown), False
+            mask, causal = functional.restrict(mask, shown), False
         if self.added_keys is not None:
             k, v, mask = self.added_keys(k, v, mask, L, causal=causal, mixed=self._mixed)
             causal = False
@@ -248,7 +253,7 @@ class Attention(nn.Module):
             k = torch.cat([k, v], dim=-1)  # [B, 1, S, R + C]
             if causal and onnx_attention.emitting():
                 # Without a past the operator counts from its first key.
-                mask = masking.restrict(mask, masking.causal_mask(L, k.shape[2], k.device))
+                mask = functional.restrict(mask, functional.causal_mask(L, k.shape[2], k.device))
                 causal = False
         return k, v, mask, causal
 

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from attn_export.attention import masking
+from attn_export.attention import functional
 
 OPSET = 23
 """The first opset with `Attention`."""
@@ -190,8 +190,8 @@ def sink_attention_nodes(
     B, H, L, _ = query.shape
     S = key.shape[2]
     if causal:
-        attn_mask = masking.restrict(attn_mask, masking.causal_mask(L, S, query.device))
-    mask = masking.as_float(attn_mask, (B, H, L, S), query)
+        attn_mask = functional.restrict(attn_mask, functional.causal_mask(L, S, query.device))
+    mask = functional.as_float(attn_mask, (B, H, L, S), query)
     column = sinks.to(query.dtype)[None, :, None, None].expand(B, H, L, 1)
     one_more = [torch.zeros_like(x[:, :, :1]) for x in (key, value)]
     attended, _, _, weights = attention_node(

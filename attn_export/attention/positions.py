@@ -6,14 +6,48 @@ Legend: L queries at positions P … P + L - 1, S keys at positions 0 … S - 1,
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attn_export.attention import masking
-from attn_export.attention.wide_buffers import WideBuffers
+from attn_export.attention import functional
 from attn_export.spec import AttentionSpec
+
+NARROW = (torch.float16, torch.bfloat16)
+"""Types of few bits, in which rounding hides mistakes."""
+
+
+class WideBuffers(nn.Module):
+    """A module whose constants are float32 at least: ``.half()`` leaves them alone.
+
+    Frequencies and slopes of 8 or 11 bits would be those of another model.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._exact: dict[str, Tensor] = {}
+
+    def add_wide(self, name: str, exact: Tensor) -> None:
+        """Register a float64 tensor as a buffer of the default dtype, or float32.
+
+        Args:
+            name: The name of the buffer.
+            exact: The values, float64.
+        """
+        self._exact[name] = exact
+        self.register_buffer(name, exact.to(torch.get_default_dtype()), persistent=False)
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, exact in self._exact.items():
+            buffer = self.get_buffer(name)
+            if buffer.dtype in NARROW:
+                setattr(self, name, exact.to(device=buffer.device, dtype=torch.float32))
+        return self
+
 
 # -- rotary positions: queries and keys turn (Su et al. 2021) -----------------------------------
 
@@ -243,17 +277,17 @@ class ScoreBias(WideBuffers):
         if not (spec.alibi or spec.relative_buckets or self._has_window()):
             return mask
         offsets = distances(queries, S)  # [L, S] or [B, L, S]
-        mask = masking.restrict(mask, self._window(offsets))
+        mask = functional.restrict(mask, self._window(offsets))
         if spec.alibi_falcon:
-            mask = masking.add_bias(mask, self._falcon(S).to(like.dtype))
+            mask = functional.add_bias(mask, self._falcon(S).to(like.dtype))
         elif spec.alibi:
             lost = offsets.abs().to(self.slopes.dtype).unsqueeze(-3) * self.slopes  # [.., H, L, S]
-            mask = masking.add_bias(mask, -_with_batch(lost).to(like.dtype))
+            mask = functional.add_bias(mask, -_with_batch(lost).to(like.dtype))
         if spec.relative_buckets:
             far = spec.relative_max_distance
             by_offset = self.relative_attention_bias.weight.index_select(0, self.buckets)
             bias = F.embedding(offsets.clamp(-far, far) + far, by_offset)  # [.., L, S, H]
-            mask = masking.add_bias(mask, _with_batch(bias.movedim(-1, -3)))
+            mask = functional.add_bias(mask, _with_batch(bias.movedim(-1, -3)))
         return mask
 
     def _falcon(self, S: int) -> Tensor:

@@ -18,7 +18,6 @@ from attn_export.errors import (
 
 # -- `attn-export bench` ------------------------------------------------------------------------
 
-
 SIZE = click.IntRange(min=1)
 
 
@@ -180,7 +179,7 @@ def kit_command(language: str, bundle: Path, output: Path, dialect: str | None, 
     from attn_export.jobs.kit import write_kit
     from attn_export.kits.project import LANGUAGES, ORT_PLACEHOLDER
     from attn_export.report.progress import progress
-    from attn_export.runtimes.install_ort_native import ort_root
+    from attn_export.runtimes.native import ort_root
 
     with progress(quiet=quiet) as bar:
         folder = write_kit(language, bundle, output, dialect, bar)

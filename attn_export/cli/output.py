@@ -116,7 +116,7 @@ class Output:
 
             yield self.json_file, to_json(report)
         if self.junit_file:
-            from attn_export.report.junit import to_junit
+            from attn_export.report.ci import to_junit
 
             yield self.junit_file, to_junit(report)
         if self.html_file:
@@ -186,7 +186,7 @@ def _tell_github(report: Any, *, speaks: bool) -> None:
     annotates = os.environ.get("GITHUB_ACTIONS") == "true" and speaks
     if not summary and not annotates:
         return
-    from attn_export.report.markdown import github_annotations, to_markdown
+    from attn_export.report.ci import github_annotations, to_markdown
 
     if summary:
         try:

@@ -140,8 +140,8 @@ def _install(names: Iterable[str], *, quiet: bool) -> None:
     Raises:
         RuntimeFailure: If one cannot be installed.
     """
+    from attn_export.runtimes.install import install_release
     from attn_export.runtimes.install_folder import InstallError
-    from attn_export.runtimes.install_releases import install_release
     from attn_export.runtimes.release import MARK, release_of
 
     try:
@@ -270,8 +270,8 @@ def bisect_command(
     """
     from attn_export.report.progress import progress
     from attn_export.runtimes.catalogue import runtime
+    from attn_export.runtimes.install import install_release, published
     from attn_export.runtimes.install_folder import InstallError
-    from attn_export.runtimes.install_releases import install_release, published
     from attn_export.runtimes.release import MARK, installed, release_of
     from attn_export.sweep.releases import bisect, change
 

@@ -20,10 +20,9 @@ from attn_export.diagnose.findings import (
     ProbeFinding,
     Row,
 )
-from attn_export.diagnose.mask_probes import masks, odd_inputs
+from attn_export.diagnose.mask_probes import masks, odd_inputs, seen_keys
 from attn_export.diagnose.precision import precision
 from attn_export.diagnose.probe_graphs import write_graph
-from attn_export.diagnose.seen_keys import seen_keys
 from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.results import Outcome
 from attn_export.runtimes.catalogue import runtime

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
-from attn_export.parity.sizes import Sizes
+from attn_export.parity.draw import Sizes
 from attn_export.source_location import branching_line, line_in, line_of
 
 if TYPE_CHECKING:

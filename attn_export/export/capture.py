@@ -19,8 +19,8 @@ from torch.export import ExportedProgram
 from attn_export.errors import ExportError, one_line
 from attn_export.export.advice import branch_at, fixed_axis, out_of_reach
 from attn_export.export.subject import Subject
+from attn_export.parity.draw import MOST, Sizes, is_within, with_sums
 from attn_export.parity.plan import covering_sizes
-from attn_export.parity.sizes import MOST, Sizes, is_within, with_sums
 
 # -- conditions on sizes under which a captured program is the module ---------------------------
 
@@ -87,7 +87,6 @@ def _breaking(code: str, axes: dict[str, str], subject: Subject) -> Sizes | None
 
 
 # -- proof that a captured program is the module at every size, not only at the traced one ------
-
 
 TRACE_MINIMUM = 2
 """`torch.export` assumes dynamic sizes of at least 2, which holds for 0 and 1 as well unless

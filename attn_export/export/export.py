@@ -22,7 +22,7 @@ from torch.export import Dim, ExportedProgram
 
 from attn_export.attention import Attention
 from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
-from attn_export.attention.wide_buffers import NARROW
+from attn_export.attention.positions import NARROW
 from attn_export.errors import ExportError
 from attn_export.export.advice import (
     fixed_axis,
@@ -38,7 +38,7 @@ from attn_export.export.translations import complex_in_pairs, translations
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import narrow
-from attn_export.parity.sizes import MOST
+from attn_export.parity.draw import MOST
 
 if TYPE_CHECKING:
     from attn_export.export.kept_state import Kept

@@ -151,19 +151,14 @@ def _positions(positions: Tensor, query: Tensor, name: str) -> Tensor:
     return positions.long()
 
 
-def write_own(file: Path, spec: AttentionSpec | None, module: nn.Module) -> None:
-    """Write the files that a layer of ours is built from again: its spec, and given scales.
+def write_given(folder: Path, module: nn.Module) -> None:
+    """Write the given scales of a module, from which it can be built again.
 
     Args:
-        file: The file of the spec, in the bundle.
-        spec: The spec; None for a module of the user's, of which nothing is written.
+        folder: The folder of the bundle.
         module: The module.
     """
-    if spec is None:
-        return
-    file.write_text(spec.to_toml(), encoding="utf-8")
-    if spec.kv_scales_from != SEED:
-        from attn_export.weights.array_files import write_scales
+    from attn_export.weights.array_files import write_scales
 
-        scales = module.get_submodule("kv_scales").named_buffers()
-        write_scales(file.parent, {name: scale for name, scale in scales if name != "halves"})
+    scales = module.get_submodule("kv_scales").named_buffers()
+    write_scales(folder, {name: scale for name, scale in scales if name != "halves"})

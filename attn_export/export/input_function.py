@@ -15,8 +15,15 @@ from torch.utils._pytree import tree_map_only
 
 from attn_export.errors import AttnExportError, ExportError, UsageError, one_line
 from attn_export.export.trees import InputTree, read_axes, to_numpy
-from attn_export.parity.draw import generator, seed_of
-from attn_export.parity.sizes import TRACED_SIZES, Bounds, Sizes, into_bounds, with_sums
+from attn_export.parity.draw import (
+    TRACED_SIZES,
+    Bounds,
+    Sizes,
+    generator,
+    into_bounds,
+    seed_of,
+    with_sums,
+)
 from attn_export.source_location import line_of
 from attn_export.tensorfile import ArrayDict
 

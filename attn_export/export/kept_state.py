@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attn_export.export.module_state import preserved
 from attn_export.export.subject import MOST_WORK, Subject
-from attn_export.parity.sizes import into_bounds
+from attn_export.parity.draw import into_bounds
 
 Kept = list[tuple[nn.Module, str]]
 """Parts of a module, and names of their tensors."""

@@ -13,8 +13,8 @@ from torch.export import Dim
 from torch.utils._pytree import tree_map_only
 
 from attn_export.attention import Attention
+from attn_export.attention.positions import NARROW
 from attn_export.attention.variants import seeded_attention
-from attn_export.attention.wide_buffers import NARROW
 from attn_export.errors import ExportError, one_line
 from attn_export.export.module_state import preserved, quantise_by_spec, weights_of_graph
 from attn_export.export.subject_checks import (
@@ -40,14 +40,14 @@ from attn_export.export.trees import (
     to_torch,
 )
 from attn_export.graph.check_model import Expected
-from attn_export.parity.draw import FunctionInputs, draw_inputs
+from attn_export.parity.draw import TRACED_SIZES, FunctionInputs, bounds, draw_inputs, with_sums
 from attn_export.parity.plan import Plan, plan_cases
-from attn_export.parity.sizes import TRACED_SIZES, Sizes, bounds, with_sums
 from attn_export.spec import AttentionSpec, Input, Shape
 
 if TYPE_CHECKING:
     from attn_export.export.given_scales import Calibration
     from attn_export.export.input_function import InputFunction
+    from attn_export.parity.draw import Sizes
 
 MOST_WORK = 2**30
 """The most products of a weight and a row that a case next to a block of kernels may need."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from attn_export.errors import UsageError, counted
-from attn_export.parity.sizes import MOST, Bounds, Sizes, with_sums
+from attn_export.parity.draw import MOST, Bounds, Sizes, with_sums
 from attn_export.spec import Shape
 from attn_export.tensorfile import numpy_dtype
 
@@ -147,7 +147,6 @@ def _step(key: Any) -> str:
 
 
 # -- axes of the outputs of a user's module, inferred by running it -----------------------------
-
 
 Run = Callable[[Sizes], Mapping[str, tuple[int, ...]]]
 """Runs the module at these sizes and gives the shapes of its outputs."""

@@ -125,7 +125,7 @@ def parity_report(
 
 def failure(report: Report) -> str:
     """Return the message of a failed assertion: the failures in one line, then the report."""
-    from attn_export.report.matrix import matrix
+    from attn_export.report.tables import matrix
     from attn_export.report.terminal import to_text
 
     wrong = "; ".join(

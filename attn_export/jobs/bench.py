@@ -12,7 +12,7 @@ from attn_export.bench.contestant import measure, steps
 from attn_export.bench.measurements import BenchReport, Candidate, Contest
 from attn_export.bundle import SPEC, read_bundle
 from attn_export.errors import RuntimeFailure, UsageError
-from attn_export.parity.sizes import with_sums
+from attn_export.parity.draw import with_sums
 from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
@@ -21,7 +21,6 @@ from attn_export.system_info import environment, processor
 from attn_export.temp_folders import scratch
 
 # -- the machine and the libraries that were measured -------------------------------------------
-
 
 OTHERS = ("openvino",)
 """Packages that take part where they are installed."""
@@ -41,7 +40,6 @@ def machine() -> dict[str, Any]:
 
 
 # -- benchmark of a bundle's own graphs against PyTorch and the bare exporter's graph -----------
-
 
 BATCH, PREFILL, DECODE = (1,), (512,), (2048,)
 ROUNDS = 5

@@ -11,9 +11,7 @@ from attn_export.bundle import GOLDEN, PAGE, REPORT, SPEC, dimensions, staging, 
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
 from attn_export.jobs import forms
-from attn_export.jobs.budgets import limits_of, write_measured
 from attn_export.parity.gate import Gate, cpu_notes
-from attn_export.parity.sizes import MOST
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
@@ -23,6 +21,7 @@ from attn_export.runtimes.install_folder import CUDA_STAND_IN, home
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
 from attn_export.spec import AttentionSpec
+from attn_export.spec.fields import SEED
 from attn_export.system_info import check_installed, environment, versions
 from attn_export.temp_folders import scratch
 
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
     from attn_export.export.export import Exported
     from attn_export.export.subject import Subject
     from attn_export.graph.lower import Lowered
-    from attn_export.results import Golden, RuntimeRun, StoredCase, Verdict
+    from attn_export.parity.oracle import Oracle
+    from attn_export.results import Case, Golden, RuntimeRun, StoredCase, Verdict
 
 WIDE = "in float32"
 
@@ -96,6 +96,8 @@ def build(
         # The runtimes' processes import their SDKs while this one imports torch.
         with scratch() as out, Pool(selection, forms.first_graphs(dialects), limits) as pool:
             progress.phase("importing torch")
+            from attn_export.jobs.golden_vectors import limits_of
+
             subject = _subject_of(subject, seed)
             limited = limits_of(subject, limited)
             settled = _settled(subject, selection, limits, progress)
@@ -183,6 +185,7 @@ class _Work:
 
     def judge(self, subject: Subject) -> _Judged:
         """Export, check, run all cases, and compare."""
+        from attn_export.jobs.golden_vectors import write_measured
         from attn_export.parity.replay import judge_pool
 
         exported = self._export(subject)
@@ -241,8 +244,7 @@ class _Work:
     def _golden(self, subject: Subject) -> tuple[list[Golden], tuple[str, ...]]:
         """Write the cases, start the runtimes on them, and compute the truth meanwhile."""
         from attn_export.jobs.golden_vectors import golden_vectors
-        from attn_export.parity.golden import fixed_note, tried_note
-        from attn_export.parity.notes import notes_of
+        from attn_export.parity.golden import tried_note
         from attn_export.parity.oracle import Oracle
 
         plan, oracle = subject.plan(), Oracle(subject)
@@ -259,18 +261,29 @@ class _Work:
         )  # fmt: skip
         cases = [golden.case for golden in goldens]
         base = next(case for case in cases if case.name == BASE)
-        fixed = () if spec else fixed_note({n: w.shape for n, w in subject.input_values().items()})
-        more = (*plan.notes, *notes, *notes_of(oracle, base), tried_note(cases))
-        said = (*subject.notes, *fixed, *more)
-        return goldens, said
+        theirs = () if spec else self._notes_on_theirs(subject, oracle, base)
+        return goldens, (*subject.notes, *theirs, *plan.notes, *notes, tried_note(cases))
+
+    @staticmethod
+    def _notes_on_theirs(subject: Subject, oracle: Oracle, base: Case) -> tuple[str, ...]:
+        """Return notes for the reader on a module of the user's, and on its truth."""
+        from attn_export.parity.golden import fixed_note
+        from attn_export.parity.notes import notes_of
+
+        shapes = {name: wanted.shape for name, wanted in subject.input_values().items()}
+        return (*fixed_note(shapes), *notes_of(oracle, base))
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
         """Write the other files of the bundle, beside the graphs and the golden vectors."""
-        from attn_export.export.given_scales import write_own
         from attn_export.graph.neighbourhood import neighbourhood
 
         folder = self.folder
-        write_own(folder / SPEC, subject.spec, subject.module)
+        if subject.spec is not None:
+            (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
+            if subject.spec.kv_scales_from != SEED:
+                from attn_export.export.given_scales import write_given
+
+                write_given(folder, subject.module)
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")
         drawing = neighbourhood(judged.exported.model)
         (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
@@ -288,6 +301,8 @@ class _Work:
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         if subject.bounds:
+            from attn_export.parity.draw import MOST
+
             ends = subject.bounds.items()
             manifest["bounds"] = {
                 n: [low, None if high == MOST else high] for n, (low, high) in ends

@@ -9,7 +9,7 @@ from typing import Any
 from attn_export.bundle import MANIFEST, graph_files, read_manifest
 from attn_export.graph.check_model import CheckFinding, Expected, expected_of
 from attn_export.graph.checks import check_graph
-from attn_export.runtimes.limited import limited
+from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
 
 

@@ -13,7 +13,7 @@ from attn_export.errors import GraphError, UsageError, printable
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
 from attn_export.results import GraphFile, Report
-from attn_export.runtimes.limited import limited
+from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
 from attn_export.source_location import line_in
 from attn_export.system_info import versions
@@ -120,7 +120,6 @@ def _check_names(
 
 
 # -- the bundle of a comparison: the graph as it is, its cases, their truth, and the report -----
-
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
 """The metadata in which PyTorch's exporter keeps the lines that a node came from."""

@@ -96,9 +96,14 @@ class Comparison:
 
     def plan(self) -> Plan:
         """Return the cases that the graph takes."""
-        from attn_export.parity.draw import FunctionInputs
+        from attn_export.parity.draw import (
+            FunctionInputs,
+            fixed_inputs,
+            fixed_relations,
+            fixed_shape,
+            solved,
+        )
         from attn_export.parity.plan import plan_cases
-        from attn_export.parity.sizes import fixed_inputs, fixed_relations, fixed_shape, solved
 
         of, fixed = self.reference, self.compared.file.fixed
         if not fixed:
@@ -132,7 +137,7 @@ class Comparison:
 
     def axes(self) -> dict[str, tuple[str | int, ...]]:
         """Return the shape of every input and output of the graph, dynamic axes by name."""
-        from attn_export.parity.sizes import fixed_shape, solved
+        from attn_export.parity.draw import fixed_shape, solved
 
         names, known = self.compared.names, solved(self.compared.file.fixed, self.reference.sums)
         assert names is not None

@@ -10,10 +10,10 @@ from attn_export.dialect_names import check_dialects
 from attn_export.errors import GraphError, RuntimeFailure, UsageError
 from attn_export.report.progress import Progress
 from attn_export.results import GraphFile
+from attn_export.runtimes.child import limited
 from attn_export.runtimes.dry_run_results import Architecture, Observation, architectures_named
 from attn_export.runtimes.install_cuda_stand_in import NAME, not_ready
 from attn_export.runtimes.install_folder import home
-from attn_export.runtimes.limited import limited
 from attn_export.runtimes.protocol import Limits
 
 LIBRARY_PATH = "LD_LIBRARY_PATH"

@@ -14,7 +14,7 @@ from attn_export.graph.lower import Lowered, lower
 from attn_export.graph.lower.dialects import NOTHING_TO_LOWER
 from attn_export.graph.save import external_files, replace_graph
 from attn_export.output_folder import check_utf8
-from attn_export.runtimes.limited import limited
+from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import scratch
 

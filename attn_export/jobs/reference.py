@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, UsageError, printable
-from attn_export.parity.sizes import with_sums
+from attn_export.parity.draw import with_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject
-    from attn_export.parity.sizes import Sizes
+    from attn_export.parity.draw import Sizes
 
 Notes = tuple[str, ...]
 
@@ -122,9 +122,8 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
         weights_of,
     )
     from attn_export.graph.signature_check import dtype_name
-    from attn_export.parity.draw import draw_inputs
+    from attn_export.parity.draw import axis_names, draw_inputs
     from attn_export.parity.graph_oracle import GraphOracle
-    from attn_export.parity.sizes import axis_names
 
     if not path.is_file():
         raise GraphError(f"cannot read {path}: no such file")

@@ -30,7 +30,7 @@ from attn_export.report.statements import FOLDER as EVIDENCE
 from attn_export.report.statements import NOT_RUN, read_report, write_statements
 from attn_export.results import GraphFile, Report
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.limited import limited
+from attn_export.runtimes.child import limited
 from attn_export.runtimes.pool import Selection
 from attn_export.temp_folders import scratch
 

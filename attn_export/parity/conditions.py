@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from attn_export.parity.sizes import Sizes
+from attn_export.parity.draw import Sizes
 
 BATCH, QUERIES, PAST, KEYS = "batch", "query_len", "past_len", "key_len"
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from attn_export.parity.draw import scaled
-from attn_export.parity.sizes import Sizes
+from attn_export.parity.draw import Sizes, scaled
 from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.weight_types import PER_BLOCK
 from attn_export.tensorfile import ArrayDict, is_floating

@@ -9,7 +9,7 @@ import numpy as np
 
 from attn_export.parity import conditions
 from attn_export.parity.contents import Content
-from attn_export.parity.sizes import Sizes
+from attn_export.parity.draw import Sizes
 
 CASE_COST, STEP_COST = 2**19, 2**18
 """The cost of a case besides its bytes, in bytes, and the step to which its bytes are rounded

@@ -9,8 +9,18 @@ import numpy as np
 
 from attn_export.errors import UsageError
 from attn_export.parity.contents import Content, Drawn
-from attn_export.parity.draw import FunctionInputs, Limit, draw_inputs, generator, limits
-from attn_export.parity.sizes import Bounds, Sizes, axis_names, into_bounds, with_sums
+from attn_export.parity.draw import (
+    Bounds,
+    FunctionInputs,
+    Limit,
+    Sizes,
+    axis_names,
+    draw_inputs,
+    generator,
+    into_bounds,
+    limits,
+    with_sums,
+)
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.spec.weight_types import PER_RUN

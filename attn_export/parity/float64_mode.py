@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attn_export.attention.wide_buffers import NARROW
+from attn_export.attention.positions import NARROW
 from attn_export.export.module_state import copied
 from attn_export.parity.operations import OperationMode, is_view, name_of
 from attn_export.results import Arrays

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from attn_export.parity.draw import concrete, draw_inputs
-from attn_export.parity.sizes import Sizes, with_sums
+from attn_export.parity.draw import Sizes, concrete, draw_inputs, with_sums
 from attn_export.results import DECODE, Case
 from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.tensorfile import is_floating, numpy_dtype
 
 # -- the one case that is a whole decode --------------------------------------------------------
-
 
 DECODE_BYTES = 8 * 2**20
 """Largest size of the case in bytes: a quarter of all."""
@@ -58,7 +56,6 @@ def _decode(inputs: Mapping[str, Input], sizes: Sizes) -> Case:
 
 
 # -- the one case with far keys -----------------------------------------------------------------
-
 
 FAR_BYTES = 8 * 2**20
 """Largest size of the case in bytes."""

@@ -10,11 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from attn_export.parity import conditions
 from attn_export.parity.contents import FUTURE, VALUES, Content, Drawn, hides
 from attn_export.parity.cover import Candidates, Choice, Cover
-from attn_export.parity.draw import FunctionInputs, draw_inputs, generator
+from attn_export.parity.draw import (
+    Bounds,
+    FunctionInputs,
+    Sizes,
+    axis_names,
+    draw_inputs,
+    generator,
+    into_bounds,
+    is_within,
+    with_sums,
+)
 from attn_export.parity.fixed_cases import fixed_cases
 from attn_export.parity.long_cases import case_bytes, decode_case, distant_case
 from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS
-from attn_export.parity.sizes import Bounds, Sizes, axis_names, into_bounds, is_within, with_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 

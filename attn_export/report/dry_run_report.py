@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from attn_export.report.matrix import form_name
-from attn_export.report.tables import Column, Table, in_mib
+from attn_export.report.tables import Column, Table, form_name, in_mib
 from attn_export.report.terminal import as_text, print_table, say
 from attn_export.runtimes.dry_run_results import (
     ARCHITECTURES,

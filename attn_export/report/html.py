@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.report import pictures
-from attn_export.report.matrix import (
+from attn_export.report.pictures import draw_attention, figures
+from attn_export.report.tables import (
     Summary,
     form_name,
     largest,
     problems,
+    shown,
     summaries,
     verdicts_by_case,
 )
-from attn_export.report.pictures import draw_attention, figures
-from attn_export.report.tables import shown
 from attn_export.results import Report, Verdict
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from attn_export.report.matrix import form_name
+from attn_export.report.tables import form_name
 from attn_export.results import ErrorMap, ErrorMapPanel, Report, Verdict
 
 if TYPE_CHECKING:

@@ -12,17 +12,19 @@ from rich.text import Text
 
 from attn_export.errors import PARAGRAPH, printable
 from attn_export.quality import Quality
-from attn_export.report.matrix import (
+from attn_export.report.tables import (
     Cell,
+    Column,
     Matrix,
+    Styled,
     Summary,
+    Table,
     form_name,
     matrix,
     problems,
     summaries,
     summary_table,
 )
-from attn_export.report.tables import Column, Styled, Table
 from attn_export.results import Report
 
 # -- lines and tables of all reports ------------------------------------------------------------
@@ -102,7 +104,6 @@ def _markup(cell: str | Styled) -> str:
 
 
 # -- A report in the terminal: 80 columns, plain where it is piped ------------------------------
-
 
 QUALITY = (
     Column("part"), Column("SQNR dB", right=True), Column("cosine", right=True),

@@ -15,7 +15,7 @@ import numpy as np
 from attn_export.bundle import SPEC, graph_files, read_bundle
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError
-from attn_export.parity.sizes import with_sums
+from attn_export.parity.draw import with_sums
 from attn_export.results import GraphFile
 from attn_export.runtimes.decode_buffers import (
     CAPACITY,

@@ -6,32 +6,35 @@ Debian 12 is what it is tried on. Without names: the runtimes that the tests nee
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from attn_export.errors import UsageError, one_line
 from attn_export.interruption import end_on_signal
+from attn_export.output_folder import take_place
 from attn_export.runtimes import (
-    install_arm64_compiler,
     install_cpus,
     install_cuda_stand_in,
     install_javascript,
-    install_ort_native,
+    native,
 )
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.install_folder import InstallError, home
-from attn_export.runtimes.install_releases import install_release, pip
-from attn_export.runtimes.release import MARK
+from attn_export.runtimes.install_folder import STAMP, InstallError, home
+from attn_export.runtimes.release import MARK, NPM, VERSION, WHEELS, Release, release_of
+from attn_export.temp_folders import folder_beside
 
 CPUS = "cpus"
 NATIVE, JAVASCRIPT = ("c", "cpp"), ("node", "wasm", "webgpu")
-ARM64_COMPILER = install_arm64_compiler.NAME
+ARM64_COMPILER = install_cpus.COMPILER
 DRY_RUN = install_cuda_stand_in.NAME
 RELEASES = ("ort-cpu==1.27.0", "ort-cpu==1.28.0")
 """The last release of ONNX Runtime that computes fully masked rows wrong, and the first that does
 not: sweeps over releases are tried on them."""
 REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, DRY_RUN, *RELEASES)
-WHEELS: Mapping[str, tuple[str, ...]] = {
+PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "tract": ("tract",),
     "opencv": ("opencv-python-headless>=5,<6",),
@@ -40,7 +43,7 @@ WHEELS: Mapping[str, tuple[str, ...]] = {
 }
 ALL = "all"
 SYSTEM_PACKAGES = "--system-packages"
-EVERY = (*WHEELS, *NATIVE, *JAVASCRIPT, CPUS, ARM64_COMPILER, DRY_RUN)
+EVERY = (*PACKAGES, *NATIVE, *JAVASCRIPT, CPUS, ARM64_COMPILER, DRY_RUN)
 
 
 def main() -> int:
@@ -76,7 +79,7 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
     """
     wheels = [
         wheel
-        for name, wheels in WHEELS.items()
+        for name, wheels in PACKAGES.items()
         if name in names and runtime(name).unavailable()
         for wheel in wheels
     ]
@@ -84,11 +87,11 @@ def install(names: Collection[str], *, system_packages: bool = False) -> None:
         say(f"installing {', '.join(wheels)} …")
         pip("install", "--quiet", *wheels)
     if set(names) & set(NATIVE):
-        install_ort_native.install(home(), say)
+        native.install(home(), say)
     if CPUS in names:
         install_cpus.install(home(), say)
     if ARM64_COMPILER in names:
-        install_arm64_compiler.install(home(), say)
+        install_cpus.install_compiler(home(), say)
     scripts = set(names) & set(JAVASCRIPT)
     if scripts:
         install_javascript.install(home(), scripts, say, system_packages=system_packages)
@@ -107,3 +110,85 @@ def say(text: str) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+# -- other releases of runtimes, each in a folder of its own ------------------------------------
+
+
+def install_release(name: str, say: Callable[[str], None]) -> None:
+    """Install a release; quick where it is there.
+
+    Args:
+        name: The release: ``ort-cpu==1.25.1``.
+        say: Receives a message before each long step.
+
+    Raises:
+        InstallError: If it cannot be installed.
+        UsageError: If it is no release.
+    """
+    release = runtime(name)
+    if not isinstance(release, Release):
+        raise UsageError(f"{name!r} is no release of a runtime; give ort-cpu{MARK}1.25.1")
+    if not release.unavailable():
+        return
+    if release.npm_package:
+        version = release.measured
+        install_javascript.install_release(release.folder, release.npm_package, version, say)
+        return
+    wheels = [f"{package}=={release.measured}" for package in release.wheels]
+    say(f"installing {', '.join(wheels)} …")
+    release.folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder_beside(release.folder) as new:
+        # Without what they depend on: numpy and others are those of this environment.
+        options = ("--quiet", "--target", str(new), "--no-deps", "--only-binary=:all:")
+        pip("install", *options, *wheels)
+        (new / STAMP).write_text(" ".join(wheels))
+        take_place(new, release.folder)
+
+
+def published(base: str) -> list[str]:
+    """Return the releases of a runtime that its registry has, the oldest first: no previews.
+
+    Args:
+        base: The runtime.
+
+    Raises:
+        InstallError: If the registry does not answer.
+        UsageError: If the runtime has no releases.
+    """
+    if base in NPM:
+        found = json.loads(_output(["npm", "view", NPM[base], "versions", "--json"]))
+    elif base in WHEELS:
+        said = _output([*_pip_command(), "index", "versions", WHEELS[base][0]])
+        found = re.findall(r"[^\s,]+", said.partition("Available versions:")[2].partition("\n")[0])
+    else:
+        raise UsageError(f"{base} has no releases; choose from {', '.join([*WHEELS, *NPM])}")
+    names = [f"{base}{MARK}{version}" for version in found if VERSION.fullmatch(version)]
+    return sorted(names, key=release_of)
+
+
+def pip(*arguments: str) -> None:
+    """Run pip for this environment, which may have no pip of its own.
+
+    Raises:
+        InstallError: If it fails.
+    """
+    done = subprocess.run([*_pip_command(), *arguments], stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise InstallError(f"pip {' '.join(arguments)} failed; what it said is above")
+
+
+def _pip_command() -> list[str]:
+    base = getattr(sys, "_base_executable", sys.executable)
+    return [base, "-m", "pip", "--python", sys.executable]
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise InstallError(f"{command[0]} is not there: {error.strerror}") from error
+    if done.returncode:
+        said = next(iter(done.stderr.strip().splitlines()), "no message")
+        raise InstallError(f"{' '.join(command[-4:])} failed: {said[:200]}")
+    return done.stdout

@@ -1,19 +1,180 @@
-"""ONNX Runtime in C and C++: programs over its APIs, those of the kits `c` and `cpp`."""
+"""ONNX Runtime in C and C++: programs over its APIs, those of the kits `c` and `cpp`.
+
+ONNX Runtime's library is the one in its wheel, which has no headers; those come from Debian's
+package. The C API is stable: a library runs what was built with headers older than itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import CUDA, DIALECTS
-from attn_export.runtimes.install_folder import home
-from attn_export.runtimes.install_ort_native import not_ready, program_of
+from attn_export.output_folder import take_place
+from attn_export.runtimes.install_folder import (
+    STAMP,
+    InstallError,
+    digest,
+    home,
+    missing,
+    setup_command,
+)
 from attn_export.runtimes.program import ProgramEngine
 from attn_export.runtimes.protocol import installed_version
+from attn_export.system_info import missing_package
+from attn_export.temp_folders import folder_beside, held_locks, scratch
 
 if TYPE_CHECKING:
     from attn_export.runtimes.protocol import Engine, Unsupported
+
+# -- the build of their programs ----------------------------------------------------------------
+
+NATIVE = ("c", "cpp")
+ORT = "onnxruntime"
+HEADER = Path("include", "onnxruntime_cxx_api.h")
+LIBRARY = "libonnxruntime.so"
+LINKS = (LIBRARY, f"{LIBRARY}.1")
+"""Names under which the library is looked for: when a program is linked, and when it runs."""
+
+RUNTIMES = Path(__file__).resolve().parent
+HARNESS, KITS = RUNTIMES / "harness", RUNTIMES.parent / "kits"
+APT = "apt-get install g++ cmake make"
+
+Say = Callable[[str], None]
+
+_ERROR = re.compile(r"error:|^CMake Error", re.IGNORECASE)
+
+
+def install(folder: Path, say: Say) -> None:
+    """Build both programs; quick where nothing has changed.
+
+    Args:
+        folder: The folder of installed programs.
+        say: Receives a message before each long step.
+
+    Raises:
+        InstallError: If something is missing; the message gives the remedy.
+    """
+    ort = folder / ORT
+    _link_library(ort / "lib")
+    waiting = [name for name in NATIVE if not_ready(name, folder)]
+    if not waiting:
+        return
+    _check_tools()
+    if not (ort / HEADER).is_file():
+        from attn_export.runtimes.debian_packages import bring_headers
+
+        bring_headers(ort / "include", say)
+    for name in waiting:
+        say(f"building the program of {name}")
+        _build(name, folder)
+
+
+def ort_root() -> Path | None:
+    """Return the folder with ONNX Runtime's headers and library, if programs were built here."""
+    folder = home() / ORT
+    complete = (folder / HEADER).is_file() and (folder / "lib" / LIBRARY).is_file()
+    return folder if complete else None
+
+
+def program_of(name: str, folder: Path) -> Path:
+    """Return the path of the program of a runtime.
+
+    Args:
+        name: The name of the runtime.
+        folder: The folder of built runtimes.
+    """
+    return folder / name / "serve"
+
+
+def not_ready(name: str, folder: Path) -> str:
+    """Return the reason that the program of a runtime cannot be run, or "".
+
+    Args:
+        name: The name of the runtime.
+        folder: The folder of built runtimes.
+    """
+    reason = missing(name, program_of(name, folder), sources_of(name))
+    library = folder / ORT / "lib" / LINKS[-1]
+    if not reason and not library.is_file():
+        return f"{library} is gone; run {setup_command(name)}"
+    return reason
+
+
+def sources_of(name: str) -> list[Path]:
+    """Return the source files of the program of a runtime."""
+    modules = ("cache", "model", "tensor", *(("error",) if name == "c" else ()))
+    files = (f"src/{module}.{suffix}" for module in modules for suffix in (name, "h"))
+    kit = [KITS / name / file for file in ("CMakeLists.txt", *files)]
+    return [HARNESS / "CMakeLists.txt", HARNESS / f"serve.{name}", *kit]
+
+
+def _link_library(folder: Path) -> None:
+    """Link the library of the wheel under its usual names."""
+    library = _library()
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in LINKS:
+        link = folder / name
+        if link.is_symlink() and link.readlink() == library:
+            continue
+        link.unlink(missing_ok=True)
+        link.symlink_to(library)
+
+
+def _library() -> Path:
+    spec = find_spec("onnxruntime")
+    if spec is None or spec.origin is None:
+        raise InstallError(missing_package(ORT))
+    found = sorted((Path(spec.origin).parent / "capi").glob(f"{LIBRARY}*"))
+    if not found:
+        raise InstallError(f"the onnxruntime that is installed has no {LIBRARY}; this needs Linux")
+    return found[-1]
+
+
+def _check_tools() -> None:
+    wanted = {
+        "C compiler": os.environ.get("CC", "cc"),
+        "C++ compiler": os.environ.get("CXX", "c++"),
+        "cmake": "cmake",
+        "make": "make",
+    }
+    for what, program in wanted.items():
+        if shutil.which(program.split()[0]) is None:
+            raise InstallError(f"there is no {what} ({program}); {APT}")
+
+
+def _build(name: str, folder: Path) -> None:
+    """Build beside the old program, and put the new one in its place."""
+    with scratch() as build:
+        _run(
+            "cmake", "-G", "Unix Makefiles", "-S", HARNESS, "-B", build, f"-DLANGUAGE={name}",
+            "-DCMAKE_BUILD_TYPE=Release", f"-DONNXRUNTIME_ROOT={folder / ORT}",
+            # So that the folder may be moved.
+            f"-DCMAKE_BUILD_RPATH=$ORIGIN/../{ORT}/lib",
+        )  # fmt: skip
+        _run("cmake", "--build", build)
+        with folder_beside(folder / name) as new:
+            shutil.copy2(build / "serve", new / "serve")
+            (new / STAMP).write_text(digest(sources_of(name)))
+            take_place(new, folder / name)
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(
+        [*map(str, command)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        pass_fds=held_locks(),
+    )  # fmt: skip
+    if done.returncode:
+        lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+        first = next((at for at, line in enumerate(lines) if _ERROR.search(line)), 0)
+        raise InstallError(f"{command[0]} failed: {' '.join(lines[first : first + 2])}")
 
 
 # -- ONNX Runtime in C: a program over its C API, that of the kit `c` ---------------------------

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.report.data import finite
-from attn_export.report.matrix import matrix
-from attn_export.report.tables import UNMEASURED, markdown_table, shown
+from attn_export.report.tables import UNMEASURED, markdown_table, matrix, shown
 from attn_export.results import Report
 
 Cells = dict[str, dict[str, Any]]

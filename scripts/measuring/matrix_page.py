@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attn_export.report.data import finite, made_on
-from attn_export.report.matrix import Cell, matrix
-from attn_export.report.tables import UNMEASURED, markdown_table, shown
+from attn_export.report.tables import UNMEASURED, Cell, markdown_table, matrix, shown
 from attn_export.results import Report
 from attn_export.runtimes.catalogue import CLASSES
 

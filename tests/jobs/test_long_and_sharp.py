@@ -19,10 +19,9 @@ from attn_export.attention import module as attention_module
 from attn_export.export.export import export
 from attn_export.graph.checks import check_graph
 from attn_export.graph.save import save_graph
-from attn_export.parity.draw import draw_inputs
+from attn_export.parity.draw import draw_inputs, with_sums
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
-from attn_export.parity.sizes import with_sums
 from attn_export.results import Arrays, Case, Golden, Verdict
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import Engine

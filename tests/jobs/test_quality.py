@@ -22,10 +22,9 @@ from attn_export.cli import run
 from attn_export.errors import BundleError, UsageError
 from attn_export.parity.quality_vectors import distance, of_logits
 from attn_export.quality import Budget
+from attn_export.report.ci import github_annotations, to_junit, to_markdown
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
-from attn_export.report.junit import to_junit
-from attn_export.report.markdown import github_annotations, to_markdown
 from attn_export.report.terminal import to_text
 from attn_export.results import Report
 from attn_export.tensorfile import read_tensor

@@ -14,9 +14,8 @@ import numpy as np
 from attn_export.export.subject import Subject
 from attn_export.parity.conditions import QUERIES, free_axes, values_of
 from attn_export.parity.contents import Drawn
-from attn_export.parity.draw import draw_inputs, generator
+from attn_export.parity.draw import axis_names, draw_inputs, generator, with_sums
 from attn_export.parity.plan import Groups
-from attn_export.parity.sizes import axis_names, with_sums
 from attn_export.results import Case
 
 USUAL, ONE_QUERY, LONG = 70, 50, 6

@@ -15,10 +15,9 @@ from conftest import small_spec
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.save import save_graph
-from attn_export.parity.draw import draw_inputs
+from attn_export.parity.draw import draw_inputs, with_sums
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
-from attn_export.parity.sizes import with_sums
 from attn_export.results import Arrays, Case, Verdict
 from attn_export.runtimes.ort_cpu import OrtCpu
 

@@ -27,9 +27,8 @@ from attn_export.parity.contents import (
     Drawn,
     hides,
 )
-from attn_export.parity.draw import draw_inputs, generator
+from attn_export.parity.draw import draw_inputs, generator, with_sums
 from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS, padding_of
-from attn_export.parity.sizes import with_sums
 from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
 

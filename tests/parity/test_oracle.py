@@ -14,11 +14,10 @@ from conftest import small_spec
 from torch import Tensor, nn
 
 from attn_export.export.subject import Subject
-from attn_export.parity.draw import draw_inputs, generator
+from attn_export.parity.draw import draw_inputs, generator, with_sums
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import measure
 from attn_export.parity.oracle import Oracle
-from attn_export.parity.sizes import with_sums
 from attn_export.results import Arrays, Case
 from attn_export.spec import AttentionSpec
 

@@ -15,6 +15,7 @@ from attn_export.parity.conditions import (
     met_by_sizes,
     size_conditions,
 )
+from attn_export.parity.draw import TRACED_SIZES, axis_names, with_sums
 from attn_export.parity.fixed_cases import fixed_cases
 from attn_export.parity.plan import (
     CASE_BYTES,
@@ -24,7 +25,6 @@ from attn_export.parity.plan import (
     covering_sizes,
     plan_cases,
 )
-from attn_export.parity.sizes import TRACED_SIZES, axis_names, with_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input
 

@@ -7,6 +7,7 @@ import pytest
 from conftest import small_spec
 
 from attn_export.parity.contents import VALUES
+from attn_export.parity.draw import with_sums
 from attn_export.parity.fixed_cases import (
     BASE,
     CHANGED,
@@ -15,7 +16,6 @@ from attn_export.parity.fixed_cases import (
     content_case,
     fixed_cases,
 )
-from attn_export.parity.sizes import with_sums
 from attn_export.results import Case
 from attn_export.spec import Input
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attn_export.parity.sizes import TRACED_SIZES, axis_names, bounds, with_sums
+from attn_export.parity.draw import TRACED_SIZES, axis_names, bounds, with_sums
 from attn_export.spec import Input
 
 SUMS = {"total_len": "past_len + query_len"}

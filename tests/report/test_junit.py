@@ -11,7 +11,7 @@ from conftest import Cli
 from reports import clean, mixed, run, verdict
 from xmlschema import XMLSchema
 
-from attn_export.report.junit import to_junit
+from attn_export.report.ci import to_junit
 from attn_export.results import Report, RuntimeRun, Verdict
 
 SCHEMA = XMLSchema(Path(__file__).with_name("junit-10.xsd"))

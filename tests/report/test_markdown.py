@@ -8,7 +8,7 @@ from pathlib import Path
 
 from reports import clean, mixed
 
-from attn_export.report.markdown import github_annotations, to_markdown
+from attn_export.report.ci import github_annotations, to_markdown
 from attn_export.report.tables import UNMEASURED
 
 

@@ -7,8 +7,7 @@ import io
 from reports import mixed
 from rich.console import Console
 
-from attn_export.report.matrix import form_name, matrix
-from attn_export.report.tables import UNMEASURED
+from attn_export.report.tables import UNMEASURED, form_name, matrix
 from attn_export.report.terminal import print_report
 
 

@@ -11,13 +11,11 @@ from measuring.matrix_page import matrix_block, matrix_to_dict
 from reports import ENVIRONMENT, run, verdict
 from rich.console import Console
 
+from attn_export.report.ci import to_junit, to_markdown
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
-from attn_export.report.junit import to_junit
-from attn_export.report.markdown import to_markdown
-from attn_export.report.matrix import largest, matrix
 from attn_export.report.pictures import figures
-from attn_export.report.tables import UNMEASURED, shown, shown_share
+from attn_export.report.tables import UNMEASURED, largest, matrix, shown, shown_share
 from attn_export.report.terminal import print_report
 from attn_export.results import Report, Verdict
 

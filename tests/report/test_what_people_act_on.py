@@ -12,9 +12,9 @@ from reports import clean, mixed, run, verdict
 
 from attn_export.errors import GraphError, ParityError, RuntimeFailure, counted
 from attn_export.parity.judge import judge
+from attn_export.report.ci import to_junit
 from attn_export.report.data import to_json
 from attn_export.report.html import to_html
-from attn_export.report.junit import to_junit
 from attn_export.report.terminal import to_text
 from attn_export.results import Allowed, Case, Golden, Report
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from attn_export.runtimes import debian_packages
-from attn_export.runtimes import install_ort_native as ort_native
+from attn_export.runtimes import native as ort_native
 from attn_export.runtimes.install_folder import InstallError
 
 HEADERS = {"onnxruntime_c_api.h": b"/* c */\n", "onnxruntime_cxx_api.h": b"// c++ \n" * 9}

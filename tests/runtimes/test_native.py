@@ -23,7 +23,7 @@ from attn_export import verify
 from attn_export.parity.golden import case_folders
 from attn_export.runtimes import install_folder
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.install_ort_native import install, program_of
+from attn_export.runtimes.native import install, program_of
 from attn_export.runtimes.process import Worker
 from attn_export.runtimes.protocol import Limits
 from attn_export.tensorfile import read_tensors

@@ -9,8 +9,8 @@ import pytest
 from attn_export import verify
 from attn_export.errors import UsageError
 from attn_export.runtimes.catalogue import runtime
+from attn_export.runtimes.install import install_release, published
 from attn_export.runtimes.install_folder import STAMP, VARIABLE
-from attn_export.runtimes.install_releases import install_release, published
 from attn_export.runtimes.protocol import Launched
 from attn_export.runtimes.release import FOLDER, installed, release_of
 
