@@ -11,18 +11,33 @@ from typing import TYPE_CHECKING, Literal
 from attn_export.dialect_names import STANDARD
 from attn_export.errors import AttnExportError, ParityError, RuntimeFailure, counted
 from attn_export.quality import Quality
-from attn_export.signature import Signature
-from attn_export.tensorproto import DTYPES as DTYPES
 
 if TYPE_CHECKING:
     import numpy as np
 
     from attn_export.runtimes.dry_run_results import Observation
 
-Arrays = Mapping[str, "np.ndarray"]
 
-CODES = {name: code for code, name in DTYPES.items()}
-"""TensorProto.DataType by the names of types."""
+@dataclasses.dataclass(frozen=True)
+class Signature:
+    """Signature of a bundle.
+
+    Attributes:
+        state: ``"not checked"``: it covers every file, and nobody said whose key to trust.
+        signer: A key or an identity: genuine if the state is ``"verified"``, else a claim.
+    """
+
+    state: Literal["unsigned", "not checked", "verified"]
+    signer: str = ""
+
+    def __str__(self) -> str:
+        """Return one line."""
+        if self.state == "not checked":
+            return f"signature not checked ({self.signer}); --trust checks it"
+        return self.state if self.state == "unsigned" else f"signed by {self.signer}"
+
+
+Arrays = Mapping[str, "np.ndarray"]
 
 Status = Literal["passed", "failed", "unusable", "error", "not run"]
 """Status of a verdict. ``unusable``: the case is no evidence, as where the error allowed is beyond

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from attn_export.results import CODES
+from attn_export.tensorproto import CODES
 
 _CONTROL = "\\x00-\\x1f\\x7f-\\x9f\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff"
 _PART = rf"[^/\\:*?\"<>|'`${_CONTROL}]+"

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from attn_export.results import CODES
-from attn_export.tensorproto import TensorMessage, parse, serialise
+from attn_export.tensorproto import CODES, TensorMessage, parse, serialise
 from attn_export.untrusted_files import read_bytes
 
 Array = np.ndarray[Any, Any]

@@ -16,6 +16,9 @@ DTYPES = {
 }  # fmt: skip
 """TensorProto.DataType."""
 
+CODES = {name: code for code, name in DTYPES.items()}
+"""The same by the names of types."""
+
 DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MOST_DIMS, LARGEST_DIM = 8, 2**31 - 1
@@ -66,7 +69,7 @@ def parse(data: bytes) -> TensorMessage:
 
 def serialise(message: TensorMessage) -> bytes:
     """Return a tensor as a message."""
-    code = next(code for code, name in DTYPES.items() if name == message.dtype)
+    code = CODES[message.dtype]
     return (
         b"".join(_key(DIMS, VARINT) + _varint(size) for size in message.dims)
         + _key(DATA_TYPE, VARINT)

@@ -42,7 +42,7 @@ FLOORS = {
     "parity/draw": 1, "parity/fixed_cases": 1, "parity/golden": 1,
     "parity/long_cases": 1, "parity/mask_contents": 1, "parity/measures": 1,
     "parity/plan": 1,
-    "signature": -2, "bundle": 2, "runtimes/dry_run_": 2, "runtimes/dry_run_results": -2,
+    "bundle": 2, "runtimes/dry_run_": 2, "runtimes/dry_run_results": -2,
     "export/__init__": 2, "export/given_scales": 2, "export/input_function": 2,
     "export/module_state": 2,
     "export/subject": 2,

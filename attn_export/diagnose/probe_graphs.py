@@ -16,9 +16,9 @@ from attn_export.parity.contents import FUTURE, VALUES
 from attn_export.parity.draw import generator
 from attn_export.parity.fixed_cases import content_case
 from attn_export.parity.mask_contents import LOWEST, MASKS
-from attn_export.results import CODES
 from attn_export.spec import AttentionSpec, Input
 from attn_export.tensorfile import ArrayDict
+from attn_export.tensorproto import CODES
 
 if TYPE_CHECKING:
     import onnx

@@ -39,7 +39,7 @@ from attn_export.export.trees import (
     state_of,
     to_torch,
 )
-from attn_export.graph.check_model import Expected
+from attn_export.graph.check_structure import Expected
 from attn_export.parity.draw import TRACED_SIZES, FunctionInputs, bounds, draw_inputs, with_sums
 from attn_export.parity.plan import Plan, plan_cases
 from attn_export.spec import AttentionSpec, Input, Shape

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from attn_export.errors import ExportError, UsageError, printable
 from attn_export.parity.draw import Bounds, Sizes
-from attn_export.results import DTYPES
 from attn_export.schema import MOST_BYTES, EndName
 from attn_export.spec import Input
+from attn_export.tensorproto import DTYPES
 from attn_export.untrusted_files import checked
 
 # -- rules of a subject: names, types and axes that fit together, a module in eval mode ---------

@@ -1,15 +1,110 @@
-"""Checks of ONNX validity, of shapes, dynamic axes and operators."""
+"""What is checked, and the checks of ONNX validity, of shapes, dynamic axes and operators."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import onnx
 
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import one_line
-from attn_export.graph.check_model import Checked, shape_of, show
+from attn_export.results import GraphFile
+from attn_export.spec import Shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """Expected properties of a graph; read from a spec or a manifest.
+
+    Attributes:
+        inputs: Name and shape of every input; dynamic axes by name.
+        outputs: Name and shape of every output.
+        dialect: One of `DIALECTS`.
+        attentions: The required number of `Attention` nodes; None if unknown.
+        ours: Whether the graph is of our own module, whose operators are all known.
+    """
+
+    inputs: Mapping[str, Shape]
+    outputs: Mapping[str, Shape]
+    dialect: str = STANDARD
+    attentions: int | None = None
+    ours: bool = False
+
+
+def expected_of(file: GraphFile, whole: Expected) -> Expected:
+    """Return the expected properties of one graph of a bundle.
+
+    Args:
+        file: The differences of the graph from the signature.
+        whole: The expected properties of the graph in the standard dialect.
+    """
+
+    def own(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        found = {}
+        for name, shape in shapes.items():
+            fixed = [file.fixed.get(str(axis), axis) for axis in shape]
+            found[name] = tuple(fixed[axis] for axis in file.layouts.get(name, range(len(fixed))))
+        return found
+
+    return dataclasses.replace(
+        whole,
+        inputs=own(whole.inputs),
+        outputs=own(whole.outputs),
+        dialect=file.dialect,
+        attentions=whole.attentions if file.dialect == STANDARD else None,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """A graph under check.
+
+    Attributes:
+        proto: Without external data.
+        path: The file; its external data is beside it.
+        expected: The expected properties; None for a file of unknown origin.
+    """
+
+    proto: onnx.ModelProto
+    path: Path
+    expected: Expected | None
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckFinding:
+    """Something wrong with a graph.
+
+    Attributes:
+        check: The name of the check.
+        message: The description and the remedy.
+        is_warning: Whether the ONNX standard allows it.
+    """
+
+    check: str
+    message: str
+    is_warning: bool = False
+
+
+Check = Callable[[Checked], Iterator[str]]
+
+
+def shape_of(value: onnx.ValueInfoProto) -> Shape | None:
+    """Return the declared shape: sizes, names, or "" for an axis without either."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") else dim.dim_param
+        for dim in value.type.tensor_type.shape.dim
+    )
+
+
+def show(shape: Shape | None) -> str:
+    """Format a shape as text."""
+    return "unknown" if shape is None else f"[{', '.join(str(axis) or '?' for axis in shape)}]"
+
 
 # -- checks that the dynamic axes are dynamic, under one name each ------------------------------
 
@@ -62,7 +157,6 @@ def named_axes(graph: Checked) -> Iterator[str]:
 
 
 # -- checks that all operators belong to the dialect --------------------------------------------
-
 
 OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24), CUDA: (23, 24)}
 """Opsets of ai.onnx that a graph may import, by dialect."""
@@ -134,12 +228,11 @@ def opset_version(graph: Checked) -> Iterator[str]:
     newest = onnx.defs.onnx_opset_version()
     if opset > newest:
         yield f"opset {opset} is newer than onnx {onnx.__version__} knows ({newest}); export lower"
-    uses_attention = "Attention" in _by_domain(graph.proto).get("", ())
-    if uses_attention and opset < ATTENTION_SINCE:
+    if opset < ATTENTION_SINCE and "Attention" in _by_domain(graph.proto).get("", ()):
         yield f"Attention at opset {opset}, which has none; declare opset {ATTENTION_SINCE}"
-    wanted = OPSETS[graph.expected.dialect] if graph.expected is not None else (opset,)
-    if graph.expected is not None and opset not in wanted:
-        yield f"opset {opset}, the {graph.expected.dialect} dialect has {wanted}; export it again"
+    dialect = None if graph.expected is None else graph.expected.dialect
+    if dialect is not None and opset not in OPSETS[dialect]:
+        yield f"opset {opset}, the {dialect} dialect has {OPSETS[dialect]}; export it again"
 
 
 def ir_version(graph: Checked) -> Iterator[str]:
@@ -218,11 +311,10 @@ def declared_shapes(graph: Checked) -> Iterator[str]:
             yield f"{value.name} is declared {show(declared)} but is {show(found)}; declare that"
 
 
-def _agree(declared: tuple[str | int, ...], found: tuple[str | int, ...]) -> bool:
+def _agree(declared: Shape, found: Shape) -> bool:
     # A declared size has to be the inferred one. A declared name may be another one, or stand for
     # what inference cannot work out ("" or unk__N; 0 for an unknown total length of `Attention`).
     sizes = zip(declared, found, strict=False)
-    fixed = [
-        (d, f) for d, f in sizes if isinstance(d, int) and f and not str(f).startswith("unk__")
-    ]
-    return len(declared) == len(found) and all(d == f for d, f in fixed)
+    return len(declared) == len(found) and all(
+        d == f or not f or str(f).startswith("unk__") for d, f in sizes if isinstance(d, int)
+    )

@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from attn_export.errors import one_line
 from attn_export.graph import check_structure
-from attn_export.graph.check_model import Check, Checked, CheckFinding, Expected
+from attn_export.graph.check_structure import Check, Checked, CheckFinding, Expected
 from attn_export.graph.load import external_problems, load_proto
 
 # -- checks of hygiene --------------------------------------------------------------------------

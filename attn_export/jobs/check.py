@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attn_export.bundle import MANIFEST, graph_files, read_manifest
-from attn_export.graph.check_model import CheckFinding, Expected, expected_of
+from attn_export.graph.check_structure import CheckFinding, Expected, expected_of
 from attn_export.graph.checks import check_graph
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits

@@ -13,7 +13,7 @@ from attn_export.results import GraphFile
 if TYPE_CHECKING:
     from attn_export.export.export import Exported
     from attn_export.export.subject import Subject
-    from attn_export.graph.check_model import Expected
+    from attn_export.graph.check_structure import Expected
     from attn_export.graph.lower import Lowered
 
 ALL = "all"
@@ -87,7 +87,7 @@ def save_checked(graphs: Sequence[Lowered], expected: Expected, folder: Path) ->
     Raises:
         GraphError: If a check refuses one.
     """
-    from attn_export.graph.check_model import expected_of
+    from attn_export.graph.check_structure import expected_of
     from attn_export.graph.checks import check_graph
     from attn_export.graph.save import save_graphs
 
@@ -110,7 +110,7 @@ def manifest_entry(
         expected: The expected properties of the graph in the standard dialect.
         origins: Where each node of the canonical graph came from.
     """
-    from attn_export.graph.check_model import expected_of
+    from attn_export.graph.check_structure import expected_of
 
     file, whole = graph.file, expected_of(graph.file, expected)
     needs: dict[str, object] = {

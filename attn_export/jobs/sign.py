@@ -17,7 +17,7 @@ from attn_export.jobs.signature_file import (
     read_signature,
 )
 from attn_export.output_folder import write_whole
-from attn_export.signature import Signature
+from attn_export.results import Signature
 from attn_export.system_info import check_installed
 from attn_export.temp_folders import scratch
 

@@ -24,10 +24,9 @@ from attn_export.parity.quality_vectors import read_quality
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.progress import Progress
 from attn_export.report.statements import check_statements
-from attn_export.results import Golden, GraphFile, Report
+from attn_export.results import Golden, GraphFile, Report, Signature
 from attn_export.runtimes.pool import Pool, Selection
 from attn_export.runtimes.protocol import Limits
-from attn_export.signature import Signature
 from attn_export.system_info import environment
 from attn_export.temp_folders import scratch
 from attn_export.untrusted_files import read_text

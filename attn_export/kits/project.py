@@ -12,9 +12,10 @@ from attn_export.code_templates import render
 from attn_export.dialect_names import ORT, ORT_NEEDED, PORTABLE, STANDARD, WEIGHTS
 from attn_export.errors import UsageError
 from attn_export.parity.measures import beyond_limit
-from attn_export.results import CODES, DECODE, GraphFile
+from attn_export.results import DECODE, GraphFile
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import is_floating, numpy_dtype
+from attn_export.tensorproto import CODES
 
 # -- the languages that there is a kit for ------------------------------------------------------
 

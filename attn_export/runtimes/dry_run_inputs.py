@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, printable
-from attn_export.results import DTYPES
 from attn_export.runtimes.dry_run_timeline import ONNX_NAMES
+from attn_export.tensorproto import DTYPES
 
 if TYPE_CHECKING:
     import numpy as np

@@ -103,7 +103,7 @@ class ProgramEngine(Engine):
     def _send(self, name: str, array: np.ndarray) -> None:
         import numpy as np
 
-        from attn_export.results import CODES
+        from attn_export.tensorproto import CODES
 
         if "\n" in name or "\t" in name:
             raise ValueError(f"the name {name!r} holds a newline or a tab; rename it")
@@ -115,8 +115,8 @@ class ProgramEngine(Engine):
     def _received(self) -> tuple[str, np.ndarray]:
         import numpy as np
 
-        from attn_export.results import DTYPES
         from attn_export.tensorfile import numpy_dtype
+        from attn_export.tensorproto import DTYPES
 
         line = self._line()
         try:

@@ -9,7 +9,7 @@ import pytest
 
 from attn_export.diagnose.probe_graphs import ORT, PORTABLE, STANDARD, write_graph
 from attn_export.diagnose.run_probes import probes
-from attn_export.results import DTYPES
+from attn_export.tensorproto import DTYPES
 
 PROBES = probes()
 GRAPHS = {probe.graph.name: probe.graph for probe in PROBES}

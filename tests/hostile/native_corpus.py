@@ -12,8 +12,8 @@ from pathlib import Path
 
 import onnx
 
-from attn_export.results import CODES, DTYPES
 from attn_export.tensorfile import numpy_dtype
+from attn_export.tensorproto import CODES, DTYPES
 
 Change = Callable[[Path], None]
 

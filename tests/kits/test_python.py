@@ -30,9 +30,9 @@ from shared import bundle_of
 from attn_export import build, verify
 from attn_export.errors import BundleError, OutputError, UsageError
 from attn_export.jobs.kit import write_kit
-from attn_export.results import DTYPES
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import write_tensors
+from attn_export.tensorproto import DTYPES
 
 NAMES = ("append", "in-place", "no-cache", "float16", "half-cache")
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper, numpy_helper
 
-from attn_export.results import DTYPES
 from attn_export.tensorfile import read_tensor, write_tensor
+from attn_export.tensorproto import DTYPES
 
 quick = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
