@@ -93,8 +93,18 @@ def _lines_of(nodes: Iterable[Node]) -> str:
     return f" ({line})" if line else ""
 
 
-def not_captured(error: Exception) -> ExportError:
-    """Return the error for a failure of `torch.export`."""
+def not_captured(subject: Subject, error: Exception) -> ExportError:
+    """Return the error for a failure of `torch.export`.
+
+    Args:
+        subject: The subject.
+        error: The error.
+    """
+    fixed = re.search(
+        r"L\['(\w+)'\]\.size\(\)\[(\d+)\] as dynamic.* constant \((\d+)\)", str(error)
+    )
+    if fixed and fixed[1] in subject.axes:
+        return fixed_axis(subject, fixed[1], int(fixed[2]), fixed[3])
     return _explained(error, "torch.export cannot capture the module")
 
 

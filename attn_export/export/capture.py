@@ -17,7 +17,6 @@ import torch
 from torch.export import ExportedProgram
 
 from attn_export.errors import ExportError, one_line
-from attn_export.export.advice import branch_at, fixed_axis, out_of_reach
 from attn_export.export.subject import Subject
 from attn_export.parity.draw import MOST, Sizes, is_within, with_sums
 from attn_export.parity.plan import covering_sizes
@@ -131,6 +130,8 @@ def _check_ranges(
     minima = with_sums(dict.fromkeys(subject.example_sizes, TRACE_MINIMUM), subject.relations)
     for name, axis, label, size in _dynamic_axes(subject, program):
         if not isinstance(size, torch.SymInt):
+            from attn_export.export.advice import fixed_axis
+
             raise fixed_axis(subject, name, axis, str(size))
         allowed = program.range_constraints.get(size.node.expr)
         # Several inputs have the axis; a large module takes seconds at the end of its range.
@@ -148,6 +149,8 @@ def _check_ranges(
             further = [{label: size} for size in (beyond, 2 * beyond + 1) if size <= high]
             if bounded and not narrow and _is_the_module(subject, runnable(), further):
                 continue  # the branch changes nothing: it makes a tensor contiguous, say
+            from attn_export.export.advice import branch_at
+
             at = branch_at(subject, {label: beyond})
             raise ExportError(
                 f"axis {label!r} ({name}.shape[{axis}]) was narrowed to "
@@ -230,6 +233,8 @@ def _check_numbers(subject: Subject, program: ExportedProgram, captured: torch.n
         try:
             difference = _difference(subject, captured, sizes)
         except ExportError as error:
+            from attn_export.export.advice import out_of_reach
+
             raise out_of_reach(subject, sizes, error) from error
         if difference:
             raise _differs(subject, captured, sizes, difference)
@@ -261,6 +266,8 @@ def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> st
 
 def _differs(subject: Subject, captured: torch.nn.Module, sizes: Sizes, what: str) -> ExportError:
     """Return an error that names the single responsible axis, if any, and the branching line."""
+    from attn_export.export.advice import branch_at
+
     example = subject.example_sizes
     alone = [
         subject.sizes_with({name: size})

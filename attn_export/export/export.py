@@ -24,13 +24,6 @@ from attn_export.attention import Attention
 from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.attention.positions import NARROW
 from attn_export.errors import ExportError
-from attn_export.export.advice import (
-    fixed_axis,
-    not_captured,
-    not_forgotten,
-    not_translated,
-    refuse_untranslated,
-)
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
 from attn_export.export.module_state import copied
 from attn_export.export.subject import Subject
@@ -131,7 +124,10 @@ def _operations(program: ExportedProgram) -> list[str]:
 def _exported(subject: Subject) -> Exported:
     with _undisturbed():
         program = _capture(subject)
-        refuse_untranslated(program)
+        if subject.spec is None:
+            from attn_export.export.advice import refuse_untranslated
+
+            refuse_untranslated(program)
         check_capture(subject, program, lambda: _capture(subject, emit=False))
         model = _translate(subject, program)
         name_axes(model, subject.axes)
@@ -175,9 +171,9 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
                 subject.module, (), arguments, dynamic_shapes=shapes, strict=False
             )
     except Exception as error:
-        if kept:
-            raise not_forgotten(kept, error) from error
-        raise _not_captured(subject, error) from error
+        from attn_export.export.advice import not_captured, not_forgotten
+
+        raise (not_forgotten(kept, error) if kept else not_captured(subject, error)) from error
 
 
 def _dynamic(subject: Subject, label: str) -> Any:
@@ -212,6 +208,8 @@ def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
             verbose=False,
         )
     except Exception as error:
+        from attn_export.export.advice import not_translated
+
         raise not_translated(error, program) from error
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing")
@@ -277,12 +275,3 @@ def _undisturbed() -> Iterator[None]:
         logging.disable(level)
         if collecting:
             gc.enable()
-
-
-def _not_captured(subject: Subject, error: Exception) -> ExportError:
-    fixed = re.search(
-        r"L\['(\w+)'\]\.size\(\)\[(\d+)\] as dynamic.* constant \((\d+)\)", str(error)
-    )
-    if fixed and fixed[1] in subject.axes:
-        return fixed_axis(subject, fixed[1], int(fixed[2]), fixed[3])
-    return not_captured(error)

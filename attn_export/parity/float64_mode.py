@@ -19,7 +19,6 @@ from attn_export.attention.positions import NARROW
 from attn_export.export.module_state import copied
 from attn_export.parity.operations import OperationMode, is_view, name_of
 from attn_export.results import Arrays
-from attn_export.source_location import user_line
 from attn_export.tensorfile import is_floating
 
 # -- large weights in float64 runs: widened where they are used, never all at once --------------
@@ -134,6 +133,8 @@ class ComputeInFloat64(OperationMode):
     def _wide_dtype(self, dtype: torch.dtype) -> torch.dtype:
         if dtype not in LESS:
             return dtype
+        from attn_export.source_location import user_line  # ours asks for no type
+
         self.places[user_line()] = None
         return torch.float64
 

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attn_export.source_location import user_line
-
 if TYPE_CHECKING:
     from attn_export.diagnose.explanation import Step
 
@@ -137,6 +135,8 @@ class Recording(OperationMode):
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
+        from attn_export.source_location import user_line
+
         out = func(*args, **kwargs)
         if len(self.steps) < MOST_STEPS:
             parts = [part for a in args for part in (a if isinstance(a, (list, tuple)) else (a,))]

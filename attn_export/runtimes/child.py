@@ -25,7 +25,6 @@ from typing import IO, Any
 from attn_export import errors
 from attn_export.errors import AttnExportError, GraphError, one_line
 from attn_export.interruption import undo_if_ended
-from attn_export.runtimes.ipc import EventWriter, jobs_from_stdin, limit_memory, private_stdout
 from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import held_locks
 
@@ -188,6 +187,13 @@ def _die_with_parent() -> None:
 
 def main() -> None:
     """Serve one call, then end."""
+    from attn_export.runtimes.ipc import (
+        EventWriter,
+        jobs_from_stdin,
+        limit_memory,
+        private_stdout,
+    )
+
     send = EventWriter(private_stdout())
     jobs = jobs_from_stdin()
     _die_with_parent()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attn_export.results import GraphFile, Outcome
 from attn_export.runtimes.child import Child, module_command
-from attn_export.runtimes.ipc import limit_memory
 from attn_export.runtimes.protocol import Facts, Launched, Limits, Options, Runtime
 from attn_export.temp_folders import scratch
 
@@ -94,6 +93,8 @@ class Worker:
             return self._child
         self._child = child = Child(self._command, self._environment)
         if isinstance(self.runtime, Launched) and self.limits.memory_mib:
+            from attn_export.runtimes.ipc import limit_memory
+
             # An emulator does not pass on the limit that the process sets itself.
             limit_memory(self.limits.memory_mib + self.runtime.own_mib, child.pid)
         if self._job is not None:

@@ -17,10 +17,10 @@ from onnx import TensorProto, helper
 from attn_export import AttentionSpec, build
 from attn_export.errors import LINE, GraphError, UsageError, printable
 from attn_export.graph.load import load_graph, load_model
-from attn_export.results import CODES
 from attn_export.runtimes.child import limited
 from attn_export.runtimes.protocol import Limits
 from attn_export.schema import Dtype
+from attn_export.tensorproto import CODES
 from attn_export.untrusted_files import checked, parse_json, read_bytes
 
 
