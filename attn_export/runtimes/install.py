@@ -108,10 +108,6 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # -- other releases of runtimes, each in a folder of its own ------------------------------------
 
 
@@ -192,3 +188,7 @@ def _output(command: list[str]) -> str:
         said = next(iter(done.stderr.strip().splitlines()), "no message")
         raise InstallError(f"{' '.join(command[-4:])} failed: {said[:200]}")
     return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())
