@@ -379,6 +379,17 @@ def test_a_file_has_at_most_320_lines_and_nothing_left_to_do(file):
     assert not any(word in text for word in ("TODO", "FIXME", "XXX"))
 
 
+def test_a_file_that_runs_as_a_program_does_so_at_its_end():
+    bodies = {file: tree(file).body for file in FILES}
+    found = {file for file, body in bodies.items() if any(map(_is_main_guard, body))}
+    assert len(found) > 5
+    assert [file for file in found if not _is_main_guard(bodies[file][-1])] == []
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
 @pytest.mark.parametrize("file", FILES)
 def test_nothing_is_printed_but_by_the_command_line(file):
     calls = [node.func for node in ast.walk(tree(file)) if isinstance(node, ast.Call)]
