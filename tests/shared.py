@@ -102,7 +102,11 @@ def passed_bundle(name: str, spec: AttentionSpec, note: str = "") -> Path:
         assert report.passed, str(report)
         assert not note or any(note in each for each in report.notes)
 
-    return once(name.replace(" ", "-"), make)
+    folder = once(name.replace(" ", "-"), make)
+    assert AttentionSpec.from_toml(folder / "spec.toml") == spec, (
+        f"another spec has the name {name}"
+    )
+    return folder
 
 
 def check_every_form(folder: Path) -> None:

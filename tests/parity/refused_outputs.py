@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from attn_export.bundle import GOLDEN
 from attn_export.parity.golden import case_folders, read_golden, read_inputs
 from attn_export.parity.judge import judge
-from attn_export.results import Arrays, StoredCase
+from attn_export.results import Arrays, Golden, StoredCase
 
 
 def refused_outputs(
@@ -16,7 +17,7 @@ def refused_outputs(
     run: Callable[[Arrays], Arrays],
     chosen: Callable[[Sequence[StoredCase]], Iterable[StoredCase]],
 ) -> int:
-    """Return the number of outputs that the judge refuses.
+    """Return the number of outputs that the judge refuses in the first case of which it does any.
 
     Args:
         folder: The bundle.
@@ -24,14 +25,20 @@ def refused_outputs(
         chosen: Chooses from the cases of the bundle.
     """
     names, cases = case_folders(folder / GOLDEN)
-    goldens = {golden.case.name: golden for golden in read_golden(folder / GOLDEN)}
-    found = 0
     for case in chosen(cases):
-        golden = goldens[case.name]
+        golden = goldens_of(folder)[case.name]
         outputs = {
             name: array.astype(golden.expected[name].dtype)
             for name, array in run(read_inputs(case, names)).items()
         }
         verdicts = judge("planted", "model.onnx", golden, outputs)
-        found += sum(verdict.status != "passed" for verdict in verdicts)
-    return found
+        refused = sum(verdict.status != "passed" for verdict in verdicts)
+        if refused:
+            return refused
+    return 0
+
+
+@functools.lru_cache(maxsize=2)
+def goldens_of(folder: Path) -> dict[str, Golden]:
+    """Return the truth of the cases of a bundle, by name, which is read once for its tests."""
+    return {golden.case.name: golden for golden in read_golden(folder / GOLDEN)}

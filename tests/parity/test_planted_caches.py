@@ -10,7 +10,7 @@ from block_faults import OF_BLOCKS
 from cache_faults import ANY, OF_BYTES, OF_CHANNELS, OF_TENSORS, Fault, Graph, wrong_outputs
 from conftest import small_spec
 from named_causes import first_cause
-from shared import extended, once
+from shared import extended, once, passed_bundle
 
 from attn_export import build
 from attn_export.graph.load import load_model
@@ -47,9 +47,16 @@ LOUD = ("outliers", "large_logits", "sharp")
 """The first case of each of these contents is tried as well: only large values are clipped."""
 
 
+SHARED = {"per tensor": "per tensor", "packed": "int4"}
+"""Names that specs have in `test_quantised_cache`, whose bundles they are."""
+
+
 def bundle_of(kind: str) -> Path:
+    spec = small_spec(**{"cache": "in-place", "kv_dtype": "int8", **SPECS[kind]})
+    if kind in SHARED:
+        return passed_bundle(f"quantised-cache/{SHARED[kind]}", spec, "from a seed")
+
     def make(folder: Path) -> None:
-        spec = small_spec(**{"cache": "in-place", "kv_dtype": "int8", **SPECS[kind]})
         options = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
         assert build(spec, folder, name="few bits", **options).passed
 

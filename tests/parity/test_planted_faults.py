@@ -11,11 +11,12 @@ import pytest
 from fault import Fault
 from fault_specs import SPECS
 from faults import FAULTS
+from truth import Truth
 
 from attn_export.export.subject import Subject
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
-from attn_export.results import Case, Golden, Verdict
+from attn_export.results import Case, Verdict
 from attn_export.spec import AttentionSpec
 
 BY_NAME = {fault.name: fault for fault in FAULTS}
@@ -30,13 +31,11 @@ EACH_SPEC = [pytest.param(spec_name, marks=with_its_truth(spec_name)) for spec_n
 
 
 @functools.lru_cache
-def subject_of(spec_name: str) -> tuple[AttentionSpec, dict[str, np.ndarray], tuple[Golden, ...]]:
+def subject_of(spec_name: str) -> tuple[AttentionSpec, dict[str, np.ndarray], Truth]:
     """Return a spec, the parameters of its module and the truth of all its cases."""
     subject = Subject.from_spec(SPECS[spec_name])
-    plan = subject.plan()
-    oracle = Oracle(subject)
     parameters = {name: tensor.numpy() for name, tensor in subject.module.state_dict().items()}
-    return SPECS[spec_name], parameters, tuple(oracle.usable(case) for case in plan.cases)
+    return SPECS[spec_name], parameters, Truth(subject.plan().cases, Oracle(subject).usable)
 
 
 def verdicts_of(
@@ -44,8 +43,9 @@ def verdicts_of(
 ) -> Iterator[Verdict]:
     """Yield the verdicts on numpy attention with a fault, case by case."""
     spec, parameters, goldens = subject_of(spec_name)
-    for golden in goldens:
-        if wanted(golden.case):
+    for case in goldens.cases:
+        if wanted(case):
+            golden = goldens.of(case)
             at = fault.at if fault else None
             outputs = numpy_attention.run(spec, parameters, golden.case.inputs, at)
             yield from judge("numpy", "none", golden, outputs)
@@ -60,7 +60,9 @@ def is_caught(verdicts: Iterable[Verdict]) -> bool:
 def test_without_a_fault_every_output_of_every_case_passes(spec_name):
     verdicts = list(verdicts_of(spec_name, None))
     assert [v for v in verdicts if v.status != "passed"] == []
-    assert len(verdicts) == len(subject_of(spec_name)[2]) * len(SPECS[spec_name].output_shapes())
+    assert len(verdicts) == len(subject_of(spec_name)[2].cases) * len(
+        SPECS[spec_name].output_shapes()
+    )
 
 
 @pytest.mark.parametrize("spec_name", EACH_SPEC)
