@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from attn_export.report.tables import (
 from attn_export.results import Report, Verdict
 
 if TYPE_CHECKING:
+    import jinja2
+
     from attn_export.graph.neighbourhood import Neighbourhood
 
 TEMPLATES = Path(__file__).with_name("page")
@@ -83,16 +86,21 @@ def render_page(template: str, **values: Any) -> str:
         template: The name of its template.
         values: What it shows, by name.
     """
+    return _environment().get_template(template).render(**values)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """Return what compiles templates, each of them once in a process."""
     import jinja2
 
-    environment = jinja2.Environment(
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(**values)
 
 
 def _row(report: Report, summary: Summary, cases: list[str]) -> dict[str, Any]:
