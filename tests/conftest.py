@@ -48,7 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `extended`, and cases beyond the share of `every`, unless --all."""
+    """Leave out what is marked `extended`, and cases beyond the share of `every`, unless --all.
+
+    Tests of whole models come first: at the end, one process would still export them alone.
+    """
+    items.sort(key=lambda item: item.path.parent.name != "transformers_models")
     if config.getoption("--all"):
         return
     kept, left_out = default_share(items)
