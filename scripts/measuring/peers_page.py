@@ -33,7 +33,8 @@ def peers_page(report: BenchReport, phases: Sequence[Phase], dialect: Seconds, c
         f"{report.threads} threads, float32, H 16, D 64; medians of {report.rounds} interleaved "
         f"rounds. {made_on(report.environment)}. Written by `{command}`; every figure is in "
         "[peers.json](peers.json). What the columns mean: "
-        "[performance.md](../performance.md).",
+        "[performance.md](../performance.md), which has [layers with integers]"
+        "(../performance.md#low-precision) as well.",
         "",
         "![medians](peers.svg)",
     ]
