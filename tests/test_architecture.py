@@ -64,7 +64,7 @@ WITH_TORCH = (
     "attention/", "weights/", "user_module", "export/", "parity/float64_mode",
     "parity/activation_ties", "parity/cache_quotients", "parity/float16_ties",
     "parity/graph_oracle", "parity/near_ties", "parity/notes", "parity/oracle", "parity/operations",
-    "parity/quality_oracle", "parity/quality_splits", "parity/rounding", "parity/ties",
+    "parity/quality_oracle", "parity/rounding", "parity/ties",
     "parity/zero_points",
     "bench/peers_plain", "bench/peers_spec", "bench/peers_export", "runtimes/pytorch",
 )  # fmt: skip

@@ -24,7 +24,7 @@ from attn_export.attention.quantised_cache import (
     in_bytes,
 )
 from attn_export.spec import AttentionSpec
-from attn_export.spec.cache_types import BY_BLOCK, FLOAT16, block_width
+from attn_export.spec.low_precision import BY_BLOCK, FLOAT16, block_width
 
 if TYPE_CHECKING:
     from attn_export.attention.float16_cache import Float16Cache

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from attn_export.attention.module import Attention
 from attn_export.attention.quantised_cache import CacheScales, Pair
 from attn_export.spec import AttentionSpec
-from attn_export.spec.cache_types import BY_BLOCK, KV_RANGES
 from attn_export.spec.fields import SEED
+from attn_export.spec.low_precision import BY_BLOCK, KV_RANGES
 
 ROWS, TOKENS, OF_TOKENS = 32, 64, 8
 """The size of the random inputs that scales are taken from, and their seed."""

@@ -14,7 +14,7 @@ from attn_export.attention.quantised_activations import activation_notes
 from attn_export.errors import WeightsError
 from attn_export.quantiser import QuantisedWeight, quantise
 from attn_export.spec import AttentionSpec
-from attn_export.spec.cache_types import FLOAT_CACHE
+from attn_export.spec.low_precision import FLOAT_CACHE
 
 
 def quantised(

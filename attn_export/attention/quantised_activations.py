@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from attn_export.attention import onnx_attention
 from attn_export.quantiser import BLOCK_LARGEST, LEAST_BLOCK_SCALE
 from attn_export.spec import AttentionSpec
-from attn_export.spec.weight_types import PER_BLOCK
+from attn_export.spec.low_precision import PER_BLOCK
 
 STEPS = 255
 """The number of steps between the least and the largest integer, as `DynamicQuantizeLinear` has."""

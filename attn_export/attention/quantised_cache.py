@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from attn_export.attention import functional, onnx_attention
 from attn_export.spec import AttentionSpec
-from attn_export.spec.cache_types import IN_A_BYTE, KV_RANGES
+from attn_export.spec.low_precision import IN_A_BYTE, KV_RANGES
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""

@@ -18,7 +18,7 @@ from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.protocol import known_limit
 from attn_export.spec import AttentionSpec, Input
-from attn_export.spec.cache_types import FLOAT_CACHE
+from attn_export.spec.low_precision import FLOAT_CACHE
 
 RUNTIME = "ort-cpu"
 NO_SPEC = "the bundle has no spec.toml: its module is not known here"

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from attn_export.graph.block_rounding import round_in_blocks
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.quantiser import QuantisedWeight
-from attn_export.spec.weight_types import PER_BLOCK, PER_RUN
+from attn_export.spec.low_precision import PER_BLOCK, PER_RUN
 
 
 def store_integers(

@@ -18,7 +18,7 @@ from attn_export.parity.measures import measure
 from attn_export.quality import Budget, Quality
 from attn_export.report.progress import Progress
 from attn_export.results import BASE, CHANGED, Case, Golden, StoredCase
-from attn_export.spec.cache_types import BY_BLOCK, FLOAT16
+from attn_export.spec.low_precision import BY_BLOCK, FLOAT16
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject

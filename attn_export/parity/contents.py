@@ -13,7 +13,7 @@ import numpy as np
 
 from attn_export.parity.draw import Sizes, scaled
 from attn_export.spec import AttentionSpec, Input
-from attn_export.spec.weight_types import PER_BLOCK
+from attn_export.spec.low_precision import PER_BLOCK
 from attn_export.tensorfile import ArrayDict, is_floating
 
 LOUD, LOUD_FLOAT16 = 24.0, 14.0

@@ -23,7 +23,7 @@ from attn_export.parity.draw import (
 )
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import AttentionSpec, Input, Shape
-from attn_export.spec.weight_types import PER_RUN
+from attn_export.spec.low_precision import PER_RUN
 from attn_export.tensorfile import ArrayDict, is_floating
 
 PROBE_SIZES: Sizes = {

@@ -34,7 +34,7 @@ from attn_export.parity.measures import eps
 from attn_export.parity.operations import Recording, Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import DECODE, Arrays, Case, Golden
-from attn_export.spec.cache_types import FLOAT16
+from attn_export.spec.low_precision import FLOAT16
 from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:

@@ -17,9 +17,15 @@ from typing import Any, Self
 
 from attn_export.errors import SpecError
 from attn_export.spec import rules
-from attn_export.spec.cache_types import inputs_of_own_type, stored_width
 from attn_export.spec.fields import DERIVED, NO_MASK, AttentionFields
 from attn_export.spec.inputs import Input, MaskSpec, Shape
+from attn_export.spec.low_precision import (
+    PER_RUN,
+    by_projection,
+    inputs_of_own_type,
+    parse_weights_dtype,
+    stored_width,
+)
 from attn_export.spec.presets import (
     USUAL,
     check_known,
@@ -27,7 +33,6 @@ from attn_export.spec.presets import (
     usual_kv_heads,
     usual_latent,
 )
-from attn_export.spec.weight_types import PER_RUN, by_projection, parse_weights_dtype
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,13 @@ from collections.abc import Callable
 from typing import Final
 
 from attn_export.errors import SpecError
-from attn_export.spec.cache_types import typed_cache
 from attn_export.spec.fields import DERIVED, FIELDS, NUMBERS, TYPES, AttentionFields
-from attn_export.spec.weight_types import PROJECTIONS, quantisation, quantised_activations
+from attn_export.spec.low_precision import (
+    PROJECTIONS,
+    quantisation,
+    quantised_activations,
+    typed_cache,
+)
 
 CACHES: Final = FIELDS["cache"].choices
 DTYPES: Final = FIELDS["dtype"].choices

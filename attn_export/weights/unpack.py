@@ -11,7 +11,7 @@ from torch import Tensor
 from attn_export.errors import WeightsError
 from attn_export.quantiser import QuantisedWeight
 from attn_export.spec import AttentionSpec
-from attn_export.spec.weight_types import PROJECTIONS
+from attn_export.spec.low_precision import PROJECTIONS
 from attn_export.weights.layouts import (
     ADDED_KEYS,
     BUFFERS,

@@ -17,7 +17,7 @@ from attn_export import Subject, build, verify
 from attn_export.bundle import GOLDEN, MANIFEST, write_manifest
 from attn_export.cli import run
 from attn_export.jobs.explain import explain
-from attn_export.parity.quality_splits import split
+from attn_export.parity.quality_oracle import split
 from attn_export.report.data import to_json
 from attn_export.results import Report
 

@@ -25,11 +25,10 @@ from attn_export.graph.lower.in_place_cache import (
     transpose_value_cache,
 )
 from attn_export.graph.lower.integer_cache import QuantisedCache, quantised_cache
-from attn_export.graph.lower.kernel_blocks import causal_in_blocks
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.ort_kernels import fold
 from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
-from attn_export.graph.lower.query_blocks import fits_blocks, in_blocks
+from attn_export.graph.lower.query_blocks import causal_in_blocks, fits_blocks, in_blocks
 from attn_export.graph.lower.read import AttentionNode, read_attention
 from attn_export.graph.lower.visible_keys import before_expand, mask_may_be_shorter
 
