@@ -47,11 +47,11 @@ CONFIGURE = f"cmake -S . -B build -DONNXRUNTIME_ROOT={ORT_PLACEHOLDER}"
 
 LANGUAGES: Mapping[str, Language] = {
     "c": Language(
-        {"c": "."}, ORT_FIRST, frozenset(),
+        {"c": ".", "core": "core"}, ORT_FIRST, frozenset(),
         (CONFIGURE, "cmake --build build", "build/self_test"),
     ),
     "cpp": Language(
-        {"cpp": "."}, ORT_FIRST, frozenset(),
+        {"cpp": ".", "core": "core"}, ORT_FIRST, frozenset(),
         (CONFIGURE, "cmake --build build", "build/self_test"),
     ),
     "node": Language(

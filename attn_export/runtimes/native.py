@@ -109,9 +109,10 @@ def not_ready(name: str, folder: Path) -> str:
 
 def sources_of(name: str) -> list[Path]:
     """Return the source files of the program of a runtime."""
-    modules = ("cache", "model", "tensor", *(("error",) if name == "c" else ()))
+    modules = ("cache", "model", *(("tensor", "core") if name == "cpp" else ()))
     files = (f"src/{module}.{suffix}" for module in modules for suffix in (name, "h"))
-    kit = [KITS / name / file for file in ("CMakeLists.txt", *files)]
+    kit = [path for file in ("CMakeLists.txt", *files) if (path := KITS / name / file).is_file()]
+    kit += sorted(path for path in (KITS / "core").iterdir() if path.is_file())
     return [HARNESS / "CMakeLists.txt", HARNESS / f"serve.{name}", *kit]
 
 
