@@ -1,4 +1,4 @@
-"""What is checked, and the checks of ONNX validity, of shapes, dynamic axes and operators."""
+"""Checks of ONNX validity, of shapes, dynamic axes and operators, and the model that they read."""
 
 from __future__ import annotations
 
