@@ -47,13 +47,34 @@ def new_rows(module: Attention, inputs: Mapping[str, Tensor]) -> Pair:
         raise _Enough
 
     hook = module.kv_scales.register_forward_pre_hook(note)
+    queries = getattr(module, "q_proj", None)  # none where one projection is for q, k and v
+    if queries is not None:  # the largest projection, of a layer with few K/V heads
+        module.add_module("q_proj", _Zeros(queries.out_features))
     try:
         module(**inputs)
     except _Enough:
         pass
     finally:
+        if queries is not None:
+            module.add_module("q_proj", queries)
         hook.remove()
     return found[0]
+
+
+class _Zeros(nn.Module):
+    """A projection whose outputs nobody reads.
+
+    Args:
+        width: The number of outputs.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self._width = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return zeros `[B, L, width]` for an input `[B, L, N]`."""
+        return x.new_zeros(*x.shape[:-1], self._width)
 
 
 def scale_notes(spec: AttentionSpec) -> tuple[str, ...]:
