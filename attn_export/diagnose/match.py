@@ -13,6 +13,7 @@ import numpy as np
 
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values
 from attn_export.diagnose.explanation import Late
+from attn_export.diagnose.in_activations import activation_mistakes
 from attn_export.diagnose.in_attention import (
     attention_mistakes,
     capped_at,
@@ -144,6 +145,7 @@ def _all(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
         input_mistakes(evaluation, case.values),
         value_mistakes(evaluation),
         weight_mistakes(evaluation),
+        activation_mistakes(evaluation),
         cache_mistakes(evaluation),
         block_mistakes(evaluation),
         mask_mistakes(evaluation, case.values),

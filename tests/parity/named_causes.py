@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from attn_export.bundle import GOLDEN
 from attn_export.diagnose.evaluate import Evaluation
 from attn_export.diagnose.match import Evidence, matches
 from attn_export.parity.golden import case_folders, read_golden, read_inputs
+from attn_export.results import Arrays
 
 LOUD = ("outliers", "large_logits", "sharp")
 LARGEST = 20_000
@@ -26,6 +28,20 @@ def first_cause(folder: Path, right: onnx.ModelProto, wrong: onnx.ModelProto) ->
         right: Its graph.
         wrong: The graph with a fault.
     """
+    theirs = Evaluation(wrong)
+    return first_cause_of(folder, right, lambda inputs: theirs.outputs_of(theirs.values(inputs)))
+
+
+def first_cause_of(
+    folder: Path, right: onnx.ModelProto, run: Callable[[Arrays], Mapping[str, np.ndarray]]
+) -> str:
+    """Return the kind of the mistake that accounts best for wrong outputs; "" for none.
+
+    Args:
+        folder: The bundle.
+        right: Its graph.
+        run: Returns wrong outputs by name.
+    """
     names, stored = case_folders(folder / GOLDEN)
     expected = {golden.case.name: golden.expected for golden in read_golden(folder / GOLDEN)}
     small = sorted(
@@ -33,14 +49,13 @@ def first_cause(folder: Path, right: onnx.ModelProto, wrong: onnx.ModelProto) ->
         key=lambda case: math.prod(max(size, 1) for size in case.sizes.values()),
     )
     loud = (next(case for case in stored if case.name.startswith(name)) for name in LOUD)
-    mine, theirs, found = Evaluation(right), Evaluation(wrong), []
+    mine, found = Evaluation(right), []
     for case in (small[len(small) // 2], *small[:: max(len(small) // 8, 1)], *loud):
         inputs = read_inputs(case, names)
         if sum(array.size for array in inputs.values()) > LARGEST:
             continue
         values, kinds = mine.values(inputs), expected[case.name]
-        outputs = theirs.outputs_of(theirs.values(inputs))
-        actual = {name: array.astype(kinds[name].dtype) for name, array in outputs.items()}
+        actual = {name: array.astype(kinds[name].dtype) for name, array in run(inputs).items()}
         found.append(Evidence(inputs, values, mine.outputs_of(values), actual))
     found.sort(key=lambda evidence: not differs(evidence))  # one that fails comes first
     named = matches(mine, found)

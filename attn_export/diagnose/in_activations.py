@@ -1,0 +1,179 @@
+"""Known mistakes in rounding inputs of products to 8 bits, by blocks of a token."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from attn_export.diagnose.in_integers import bfloat16
+from attn_export.diagnose.mistake import Mistake
+from attn_export.quantiser import BLOCK_LARGEST
+from attn_export.tensorfile import Array
+
+if TYPE_CHECKING:
+    import onnx
+
+    from attn_export.diagnose.evaluate import Evaluation, Values
+
+Reading = Callable[[Array, int], Array]
+"""Gets an input `[…, N]` and the size of blocks; gives what a product reads."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """The rounding of one input in a right graph.
+
+    Attributes:
+        x: The name of the input.
+        split: The name of the value that has it in blocks, `[…, N / block, block]`.
+        rounded: The name of what products read.
+        node: The name of the node that gives it.
+    """
+
+    x: str
+    split: str
+    rounded: str
+    node: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Symmetric:
+    """A rounding with scales that come from the largest magnitudes.
+
+    Attributes:
+        axes: Of `[…, blocks, block]`, those that share a scale; None for all of a run.
+        block: The size of blocks, as a share of the right one.
+        largest: The integer of the largest magnitude.
+        low: The least integer that is kept.
+        high: The largest integer that is kept.
+        rounding: Makes quotients whole.
+        share: A factor on the scales.
+        scales: A change of the scales where they are read, `[…, blocks, 1]`.
+        integers: What integers are read as.
+    """
+
+    axes: Sequence[int] | None = (-1,)
+    block: float = 1.0
+    largest: float = BLOCK_LARGEST
+    low: float = -BLOCK_LARGEST
+    high: float = BLOCK_LARGEST
+    rounding: Callable[[Array], Array] = np.rint
+    share: float = 1.0
+    scales: Callable[[Array], Array] = lambda s: s
+    integers: Callable[[Array], Array] = lambda q: q
+
+    def __call__(self, x: Array, size: int) -> Array:
+        width = min(max(int(size * self.block), 1), x.shape[-1])
+        blocks = x.reshape(*x.shape[:-1], -1, width)
+        axes = None if self.axes is None else tuple(self.axes)
+        ends = np.abs(blocks).max(axis=axes, keepdims=True)
+        scales = np.where(ends > 0, ends / self.largest, 1.0) * self.share
+        integers = np.clip(self.rounding(blocks / scales), self.low, self.high)
+        return np.asarray((self.integers(integers) * self.scales(scales)).reshape(x.shape))
+
+
+def _with_zero_points(axes: Sequence[int]) -> Reading:
+    """Return a rounding to 256 integers from the least to the largest value."""
+
+    def rounded(x: Array, size: int) -> Array:
+        blocks = x.reshape(*x.shape[:-1], -1, size)
+        least = np.minimum(blocks.min(axis=tuple(axes), keepdims=True), 0.0)
+        most = np.maximum(blocks.max(axis=tuple(axes), keepdims=True), 0.0)
+        scales = np.where(most > least, (most - least) / 255, 1.0)
+        zero = np.rint(-least / scales)
+        integers = np.clip(np.rint(blocks / scales) + zero, 0, 255) - zero
+        return np.asarray((integers * scales).reshape(x.shape))
+
+    return rounded
+
+
+def _not_rounded(x: Array, _: int) -> Array:
+    return x
+
+
+TOKEN = (-2, -1)
+NOT, SCALE, INTEGERS = "inputs not rounded", "activation scale", "activation rounding"
+READINGS: Final[tuple[tuple[str, str, Reading], ...]] = (
+    (NOT, "{} is not rounded to 8 bits", _not_rounded),
+    (SCALE, "{} has one scale for each token, not for each block", _Symmetric(axes=TOKEN)),
+    (SCALE, "{} has one scale for all tokens, not for each block", _Symmetric(axes=None)),
+    (SCALE, "{} has a scale and a zero point for each token", _with_zero_points(TOKEN)),
+    (SCALE, "{} has a scale and a zero point for each block", _with_zero_points((-1,))),
+    (SCALE, "blocks of {} are half as large", _Symmetric(block=0.5)),
+    (SCALE, "blocks of {} are twice as large", _Symmetric(block=2)),
+    (SCALE, "scales of {} are halved where they are read", _Symmetric(scales=lambda s: s / 2)),
+    (SCALE, "scales of {} are doubled where they are read", _Symmetric(scales=lambda s: s * 2)),
+    (SCALE, "scales of {} are squared where they are read", _Symmetric(scales=np.square)),
+    (SCALE, "scales of {} are rounded to bfloat16 where they are read",
+     _Symmetric(scales=bfloat16)),
+    (SCALE, "each block of {} has the scale of the one before",
+     _Symmetric(scales=lambda s: np.roll(s, 1, -2))),
+    (SCALE, "each block of {} has the scale of the next",
+     _Symmetric(scales=lambda s: np.roll(s, -1, -2))),
+    (SCALE, "all blocks of {} have the scale of the first",
+     _Symmetric(scales=lambda s: np.broadcast_to(s[..., :1, :], s.shape))),
+    (SCALE, "scales of {} are doubled", _Symmetric(share=2.0)),
+    (SCALE, "scales of {} are halved", _Symmetric(share=0.5)),
+    (SCALE, "scales of {} are a 128th of the largest, not a 127th", _Symmetric(largest=128)),
+    (SCALE, "scales of {} are a 126th of the largest, not a 127th", _Symmetric(largest=126)),
+    (SCALE, "{} has 4 bits", _Symmetric(largest=7, low=-7, high=7)),
+    (INTEGERS, "{} has 7 bits", _Symmetric(integers=lambda q: np.floor(q / 2) * 2)),
+    (INTEGERS, "quotients of {} are rounded down", _Symmetric(rounding=np.floor)),
+    (INTEGERS, "quotients of {} are rounded up", _Symmetric(rounding=np.ceil)),
+    (INTEGERS, "quotients of {} are rounded to 0", _Symmetric(rounding=np.trunc)),
+    (INTEGERS, "integers of {} are clipped at 126", _Symmetric(high=126)),
+    (INTEGERS, "integers of {} are clipped at -126", _Symmetric(low=-126)),
+    (INTEGERS, "integers of {} are clipped at 0", _Symmetric(low=0)),
+    (INTEGERS, "integers of {} are read as unsigned", _Symmetric(integers=lambda q: q % 256)),
+    (INTEGERS, "integers of {} lose their sign", _Symmetric(integers=np.abs)),
+)  # fmt: skip
+"""Kinds of mistakes, their effects, and the input as they read it."""
+
+
+def activation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
+    """Yield the mistakes of rounding every input of products, and each alone.
+
+    Args:
+        evaluation: The right graph, which rounds by block with operators of ai.onnx.
+    """
+    places = list(_places(evaluation))
+    for kind, says, reading in READINGS if places else ():
+        every = functools.partial(_read, evaluation, places, reading)
+        yield Mistake(kind, says.format("every input of products"), "", every)
+        for place in places if len(places) > 1 else ():
+            one = functools.partial(_read, evaluation, [place], reading)
+            yield Mistake(kind, says.format(f"the input {place.x} of products"), place.node, one)
+
+
+def _places(evaluation: Evaluation) -> Iterator[_Place]:
+    made: dict[str, onnx.NodeProto] = {}
+    for node in evaluation.nodes:
+        made |= dict.fromkeys(node.output, node)
+    for node in evaluation.nodes:
+        sources = [made.get(name) for name in node.input]
+        product = sources[0] if sources else None
+        if node.op_type != "Reshape" or product is None or product.op_type != "Mul":
+            continue
+        whole = made.get(product.input[0])
+        quotient = made.get(whole.input[0]) if whole and whole.op_type == "Round" else None
+        split = made.get(quotient.input[0]) if quotient and quotient.op_type == "Div" else None
+        if split is not None and split.op_type == "Reshape":
+            yield _Place(split.input[0], split.output[0], node.output[0], node.name)
+
+
+def _read(
+    evaluation: Evaluation, places: Sequence[_Place], reading: Reading, values: Values
+) -> Mapping[str, Array]:
+    """Return the inputs as they are read; a later one follows from those before it."""
+    found: dict[str, Array] = {}
+    for number, place in enumerate(places):
+        here = evaluation.again(values, found) if number else values
+        x, split = here[place.x], here[place.split]
+        assert x is not None
+        assert split is not None
+        found[place.rounded] = reading(x, split.shape[-1])
+    return found
