@@ -8,7 +8,7 @@ Legend: B batch, H query heads, Hkv key/value heads, L query length, D head widt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,20 +88,12 @@ class MatMulNBits(OpRun):
     op_domain = MICROSOFT
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        given = [array for array in inputs if array is not None]
-        K, N, bits, block = (attributes[name] for name in ("K", "N", "bits", "block_size"))
-        if bits not in (4, 8) or len(given) not in (3, 4) or len(given) != len(inputs):
-            raise NotImplementedError(f"{bits} bits, or a further input, of MatMulNBits")
-        (x, packed, scales), zeros = given[:3], given[3:]
-        blocks = -(-K // block)
-        numbers = _unpacked(packed.reshape(N, blocks, -1), bits).astype(np.float64)
-        middle = np.full((N, blocks), 2 ** (bits - 1))
-        if zeros:
-            middle = _unpacked(zeros[0].reshape(N, -1), bits)[:, :blocks]
-        weight = (numbers - middle[..., None]) * scales.reshape(N, blocks, 1)
+        x, *held = inputs
+        weight = packed_weight(held, attributes)
+        assert x is not None
         if attributes.get("accuracy_level") == INTEGER_PRODUCTS:
-            x = self.round_input(x, block)
-        return (x @ weight.reshape(N, -1)[:, :K].T,)
+            x = self.round_input(x, attributes["block_size"])
+        return (x @ weight,)
 
     @staticmethod
     def round_input(x: Array, block: int) -> Array:
@@ -118,6 +110,31 @@ class MatMulNBits(OpRun):
         scales = np.where(largest > 0, largest / BLOCK_LARGEST, 1.0)
         rounded = np.rint(blocks / scales) * scales
         return np.asarray(rounded.reshape(*x.shape[:-1], -1)[..., :width])
+
+
+def packed_weight(held: Sequence[Array | None], attributes: Mapping[str, Any]) -> Array:
+    """Return the weight that a MatMulNBits multiplies by, float64 `[K, N]`.
+
+    Args:
+        held: Its inputs but for the first: integers, scales and, if there are any, zero points.
+        attributes: Its attributes.
+
+    Raises:
+        NotImplementedError: If it has another number of bits, or a further input.
+    """
+    given = [array for array in held if array is not None]
+    K, N, bits, block = (attributes[name] for name in ("K", "N", "bits", "block_size"))
+    if bits not in (4, 8) or len(given) not in (2, 3) or len(given) != len(held):
+        raise NotImplementedError(f"{bits} bits, or a further input, of MatMulNBits")
+    (packed, scales), zeros = given[:2], given[2:]
+    blocks = -(-K // block)
+    numbers = _unpacked(packed.reshape(N, blocks, -1), bits).astype(np.float64)
+    middle = np.full((N, blocks), 2 ** (bits - 1))
+    if zeros:
+        middle = _unpacked(zeros[0].reshape(N, -1), bits)[:, :blocks]
+    weight = (numbers - middle[..., None]) * scales.reshape(N, blocks, 1)
+    found: Array = weight.reshape(N, -1)[:, :K].T
+    return found
 
 
 def _unpacked(packed: Array, bits: int) -> Array:

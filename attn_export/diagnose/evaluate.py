@@ -78,6 +78,12 @@ class Cast(OpRun):
 OPERATORS = [Attention, Cast, GroupQueryAttention, MatMulNBits, MultiHeadAttention]
 
 
+def _names_read(node: onnx.NodeProto) -> set[str]:
+    """Return the names of values that a node reads, those that its subgraphs do among them."""
+    bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
+    return {*node.input}.union(*(_names_read(inner) for body in bodies for inner in body.node))
+
+
 class Evaluation:
     """A graph that can be evaluated in float64.
 
@@ -157,7 +163,7 @@ class Evaluation:
         """
         known, changed = {**values, **replaced}, set(replaced)
         for node in self.nodes:
-            if not changed.isdisjoint(node.input):
+            if not changed.isdisjoint(_names_read(node)):
                 self._compute(node, known)
                 known |= {name: replaced[name] for name in node.output if name in replaced}
                 changed.update(name for name in node.output if name)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from attn_export.diagnose.in_integers import bfloat16
+from attn_export.diagnose.contrib_operators import packed_weight
+from attn_export.diagnose.in_integers import bfloat16, is_weight, stored
 from attn_export.diagnose.mistake import Mistake
-from attn_export.quantiser import BLOCK_LARGEST
+from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -29,15 +31,19 @@ class _Place:
 
     Attributes:
         x: The name of the input.
-        split: The name of the value that has it in blocks, `[…, N / block, block]`.
-        rounded: The name of what products read.
+        block: The number of elements of a block.
+        changed: The name of what follows from it: the rounded input, or a product with it.
         node: The name of the node that gives it.
+        weight: The weight of that product, `[K, N]`, or None.
+        cut: The same with scales cut to bfloat16, as KleidiAI has it.
     """
 
     x: str
-    split: str
-    rounded: str
+    block: int
+    changed: str
     node: str
+    weight: Array | None = None
+    cut: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,15 +144,41 @@ def activation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     """Yield the mistakes of rounding every input of products, and each alone.
 
     Args:
-        evaluation: The right graph, which rounds by block with operators of ai.onnx.
+        evaluation: The right graph, which rounds by block with operators of ai.onnx, or by
+            MatMulNBits.
     """
     places = list(_places(evaluation))
+    if places:
+        yield _as_kleidiai(evaluation, places)
     for kind, says, reading in READINGS if places else ():
         every = functools.partial(_read, evaluation, places, reading)
         yield Mistake(kind, says.format("every input of products"), "", every)
         for place in places if len(places) > 1 else ():
             one = functools.partial(_read, evaluation, [place], reading)
-            yield Mistake(kind, says.format(f"the input {place.x} of products"), place.node, one)
+            yield Mistake(kind, says.format(f"the input of {place.node}"), place.node, one)
+
+
+def _as_kleidiai(evaluation: Evaluation, places: Sequence[_Place]) -> Mistake:
+    """Return what KleidiAI's product for ARM does to inputs and weights, as it was measured."""
+    cut = [dataclasses.replace(place, weight=place.cut) for place in places]
+    weights = {
+        node.output[0]: dataclasses.replace(weight, s=_upper_half(weight.s)).meant
+        for node in evaluation.nodes
+        if is_weight(evaluation, node)
+        for weight in [stored(evaluation, node)]
+    }
+    return Mistake(
+        SCALE,
+        "every input of products has a scale and a zero point for each token, and scales of "
+        "weights are cut to bfloat16, as in KleidiAI",
+        "", functools.partial(_read, evaluation, cut, _with_zero_points(TOKEN), weights=weights),
+    )  # fmt: skip
+
+
+def _upper_half(scales: Array) -> Array:
+    """Return scales cut to bfloat16: the upper half of a float32."""
+    bits = scales.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return np.asarray(bits.view(np.float32), np.float64)
 
 
 def _places(evaluation: Evaluation) -> Iterator[_Place]:
@@ -154,26 +186,54 @@ def _places(evaluation: Evaluation) -> Iterator[_Place]:
     for node in evaluation.nodes:
         made |= dict.fromkeys(node.output, node)
     for node in evaluation.nodes:
-        sources = [made.get(name) for name in node.input]
-        product = sources[0] if sources else None
-        if node.op_type != "Reshape" or product is None or product.op_type != "Mul":
-            continue
-        whole = made.get(product.input[0])
-        quotient = made.get(whole.input[0]) if whole and whole.op_type == "Round" else None
-        split = made.get(quotient.input[0]) if quotient and quotient.op_type == "Div" else None
-        if split is not None and split.op_type == "Reshape":
-            yield _Place(split.input[0], split.output[0], node.output[0], node.name)
+        if node.op_type == "MatMulNBits":
+            yield from _in_a_product(evaluation, node)
+        names = [node.op_type]
+        source: onnx.NodeProto | None = node
+        while source is not None and len(names) < len(ROUNDING):
+            source = made.get(source.input[0])
+            names.append(source.op_type if source is not None else "")
+        if tuple(names) == ROUNDING and source is not None:
+            shape = evaluation.initializers.get(source.input[1])
+            if shape is not None:
+                yield _Place(source.input[0], int(shape[-1]), node.output[0], node.name)
+
+
+ROUNDING: Final = ("Reshape", "Mul", "Round", "Div", "Reshape")
+"""The operators of a rounding by block, from the last to the first, along first inputs."""
+
+
+def _in_a_product(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator[_Place]:
+    attributes = {a.name: a.i for a in node.attribute}
+    if attributes.get("accuracy_level") == INTEGER_PRODUCTS:
+        held = [evaluation.initializers.get(name) for name in node.input[1:]]
+        weight = packed_weight(held, attributes)
+        integers, scales, *zeros = held
+        assert scales is not None
+        cut = packed_weight([integers, _upper_half(scales), *zeros], attributes)
+        yield _Place(
+            node.input[0], attributes["block_size"], node.output[0], node.name, weight, cut
+        )
 
 
 def _read(
-    evaluation: Evaluation, places: Sequence[_Place], reading: Reading, values: Values
-) -> Mapping[str, Array]:
-    """Return the inputs as they are read; a later one follows from those before it."""
-    found: dict[str, Array] = {}
-    for number, place in enumerate(places):
-        here = evaluation.again(values, found) if number else values
-        x, split = here[place.x], here[place.split]
+    evaluation: Evaluation, places: Sequence[_Place], reading: Reading, values: Values,
+    weights: Mapping[str, Array] = types.MappingProxyType({}),
+) -> Mapping[str, Array]:  # fmt: skip
+    """Return the inputs, or products, as they are read; later ones follow from those before.
+
+    Args:
+        evaluation: The right graph.
+        places: Where inputs are rounded, in the order of the graph.
+        reading: The rounding.
+        values: The values of the graph.
+        weights: Other weights, by the names of values.
+    """
+    found = dict(weights)
+    for place in places:
+        here = evaluation.again(values, found) if found else values
+        x = here[place.x]
         assert x is not None
-        assert split is not None
-        found[place.rounded] = reading(x, split.shape[-1])
+        read = reading(x, place.block)
+        found[place.changed] = read if place.weight is None else read @ place.weight
     return found

@@ -154,8 +154,8 @@ def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     Args:
         evaluation: The right graph, whose weights stand behind DequantizeLinear.
     """
-    held = {node.output[0]: node for node in evaluation.nodes if _is_weight(evaluation, node)}
-    weights = {name: _stored(evaluation, node) for name, node in held.items()}
+    held = {node.output[0]: node for node in evaluation.nodes if is_weight(evaluation, node)}
+    weights = {name: stored(evaluation, node) for name, node in held.items()}
     for name, node in held.items():
         for kind, says, reading in READINGS:
             read = functools.partial(_read, name, weights[name], reading)
@@ -180,9 +180,9 @@ def fitted_weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         evaluation: The right graph.
     """
     for node in evaluation.nodes:
-        if not _is_weight(evaluation, node):
+        if not is_weight(evaluation, node):
             continue
-        weight, name = _stored(evaluation, node), node.input[0]
+        weight, name = stored(evaluation, node), node.input[0]
         readings: list[tuple[str, str, Reading]] = [
             ("quantised twice", f"{name} was quantised twice, the second time to ±{levels:.1f}",
              _again(levels))
@@ -215,12 +215,24 @@ def _integers_of(other: Stored) -> Reading:
     return lambda w: dataclasses.replace(w, q=other.q)
 
 
-def _is_weight(evaluation: Evaluation, node: onnx.NodeProto) -> bool:
+def is_weight(evaluation: Evaluation, node: onnx.NodeProto) -> bool:
+    """Return whether a node dequantises a weight of a graph.
+
+    Args:
+        evaluation: The graph.
+        node: A node of it.
+    """
     weight = evaluation.initializers.get(node.input[0]) if node.input else None
     return node.op_type == "DequantizeLinear" and weight is not None and weight.ndim == 2
 
 
-def _stored(evaluation: Evaluation, node: onnx.NodeProto) -> Stored:
+def stored(evaluation: Evaluation, node: onnx.NodeProto) -> Stored:
+    """Return the weight that a node dequantises, as it is stored.
+
+    Args:
+        evaluation: The graph.
+        node: A node of it.
+    """
     q, s, *rest = (np.asarray(evaluation.initializers[n], np.float64) for n in node.input if n)
     s = np.atleast_2d(s)
     z = np.atleast_2d(rest[0]) if rest else np.zeros_like(s)

@@ -271,3 +271,11 @@ def test_the_cause_is_named_first(planted: str):
     run = run_of(kind, ROUNDINGS[name], EVERY)
     found = first_cause_of(folder, load_model(folder / "model.onnx"), run)
     assert found == ("" if planted in UNNAMED else CAUSES[name])
+
+
+def test_the_cause_is_named_in_a_graph_whose_products_are_read_within_a_condition():
+    folder = bundle_of("cached")
+    right = load_model(folder / "model.ort.onnx")
+    assert any(node.op_type == "If" for node in right.graph.node)
+    run = run_of("cached", ROUNDINGS["not rounded"], EVERY)
+    assert first_cause_of(folder, right, run) == "inputs not rounded"
