@@ -106,8 +106,9 @@ class Evaluation:
         except Exception as error:
             raise GraphError(f"{name} cannot be evaluated in float64: {one_line(error)}") from error
         self.nodes = list(self.proto.graph.node)
-        ids = (id(node) for node in self.nodes)
+        ids = [id(node) for node in self.nodes]
         self._operators = dict(zip(ids, self._evaluator.rt_nodes_, strict=True))
+        self._names_read = dict(zip(ids, map(_names_read, self.nodes), strict=True))
         self.outputs: list[str] = [output.name for output in self.proto.graph.output]
         self.initializers: dict[str, Array] = self._evaluator.rt_inits_
         self.producer = {name: node for node in self.nodes for name in node.output if name}
@@ -163,7 +164,7 @@ class Evaluation:
         """
         known, changed = {**values, **replaced}, set(replaced)
         for node in self.nodes:
-            if not changed.isdisjoint(_names_read(node)):
+            if not changed.isdisjoint(self._names_read[id(node)]):
                 self._compute(node, known)
                 known |= {name: replaced[name] for name in node.output if name in replaced}
                 changed.update(name for name in node.output if name)

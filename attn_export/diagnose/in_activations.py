@@ -182,16 +182,13 @@ def _upper_half(scales: Array) -> Array:
 
 
 def _places(evaluation: Evaluation) -> Iterator[_Place]:
-    made: dict[str, onnx.NodeProto] = {}
-    for node in evaluation.nodes:
-        made |= dict.fromkeys(node.output, node)
     for node in evaluation.nodes:
         if node.op_type == "MatMulNBits":
             yield from _in_a_product(evaluation, node)
         names = [node.op_type]
         source: onnx.NodeProto | None = node
         while source is not None and len(names) < len(ROUNDING):
-            source = made.get(source.input[0])
+            source = evaluation.producer.get(source.input[0])
             names.append(source.op_type if source is not None else "")
         if tuple(names) == ROUNDING and source is not None:
             shape = evaluation.initializers.get(source.input[1])
