@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import onnx
 import pytest
 
 from attn_export import Report, build, verify
+from attn_export.graph.load import load_model
 from attn_export.spec import AttentionSpec
 
 BUNDLES: dict[str, dict[str, object]] = {
@@ -114,6 +116,26 @@ def check_every_form(folder: Path) -> None:
     report = verify(folder, runtimes=["ort-cpu"])
     assert report.passed, str(report)
     assert passed_graphs(report) >= {"model.onnx", "model.portable.onnx", "model.ort.onnx"}
+
+
+def check_every_graph(folder: Path) -> set[str]:
+    """Check that ONNX Runtime passes every graph in a bundle; return their names."""
+    report = verify(folder, runtimes=["ort-cpu"])
+    assert report.passed, str(report)
+    judged = passed_graphs(report)
+    assert judged == {path.name for path in folder.glob("*.onnx")}
+    return judged
+
+
+def nodes_of(folder: Path, graph: str, op_type: str) -> list[onnx.NodeProto]:
+    """Return the nodes of an operator in a graph of a bundle.
+
+    Args:
+        folder: The bundle.
+        graph: The file name of the graph.
+        op_type: The operator.
+    """
+    return [node for node in load_model(folder / graph).graph.node if node.op_type == op_type]
 
 
 def passed_graphs(report: Report) -> set[str]:

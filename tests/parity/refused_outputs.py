@@ -6,6 +6,9 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
+from onnx.reference import ReferenceEvaluator
+
 from attn_export.bundle import GOLDEN
 from attn_export.parity.golden import case_folders, read_golden, read_inputs
 from attn_export.parity.judge import judge
@@ -36,6 +39,17 @@ def refused_outputs(
         if refused:
             return refused
     return 0
+
+
+def run_in_float64(evaluator: ReferenceEvaluator) -> Callable[[Arrays], Arrays]:
+    """Return what runs a graph whose floating types were widened."""
+    names = evaluator.output_names
+
+    def run(inputs: Arrays) -> Arrays:
+        wide = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in inputs.items()}
+        return dict(zip(names, evaluator.run(names, wide), strict=True))
+
+    return run
 
 
 @functools.lru_cache(maxsize=2)

@@ -14,13 +14,12 @@ from conftest import small_spec
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
-from refused_outputs import refused_outputs
+from refused_outputs import refused_outputs, run_in_float64
 from shared import once
 
 from attn_export import build
 from attn_export.diagnose.evaluate import OPERATORS, widened
 from attn_export.graph.load import load_model
-from attn_export.results import Arrays
 
 Array = np.ndarray[Any, Any]
 DOMAIN = "planted"
@@ -228,14 +227,10 @@ def wrong_outputs(kind: str, fault: Fault, places: tuple[str, ...]) -> int:
     folder = bundle_of(kind)
     evaluator = with_products(load_model(folder / "model.onnx"))
     Multiplied.fault, Multiplied.places = fault, places
-    outputs = evaluator.output_names
-
-    def run(inputs: Arrays) -> Arrays:
-        wide = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in inputs.items()}
-        return dict(zip(outputs, evaluator.run(outputs, wide), strict=True))
-
     return refused_outputs(
-        folder, run, lambda cases: [c for c in cases if c.kind == "shape"][:CASES]
+        folder,
+        run_in_float64(evaluator),
+        lambda cases: [c for c in cases if c.kind == "shape"][:CASES],
     )
 
 

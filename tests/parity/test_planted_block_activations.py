@@ -14,7 +14,7 @@ import pytest
 from conftest import small_spec
 from named_causes import first_cause_of
 from onnx.reference import ReferenceEvaluator
-from refused_outputs import refused_outputs
+from refused_outputs import refused_outputs, run_in_float64
 from shared import once
 
 from attn_export import build
@@ -200,13 +200,7 @@ def run_of(kind: str, fault: Fault, places: tuple[str, ...]) -> Callable[[Arrays
     """Return what computes the outputs of a bundle's graph with a fault."""
     evaluator = evaluator_of(bundle_of(kind) / "model.onnx")
     Faulty.fault, Faulty.places = fault, places
-    outputs = evaluator.output_names
-
-    def run(inputs: Arrays) -> Arrays:
-        wide = {n: a.astype(np.float64) if a.dtype.kind == "f" else a for n, a in inputs.items()}
-        return dict(zip(outputs, evaluator.run(outputs, wide), strict=True))
-
-    return run
+    return run_in_float64(evaluator)
 
 
 def wrong_outputs(kind: str, fault: Fault, places: tuple[str, ...]) -> int:
