@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from shared import extended, once
@@ -48,10 +49,15 @@ class CountOfEmulators(Progress):
     def advance(self, text: str) -> None:
         """Count the children."""
         super().advance(text)
-        lists = Path("/proc/self/task").glob("*/children")
-        pids = [pid for path in lists for pid in path.read_text().split()]
-        names = [Path("/proc", pid, "comm").read_text() for pid in pids]
+        names = map(name_of, psutil.Process().children())
         self.most = max(self.most, sum(name.startswith("qemu-") for name in names))
+
+
+def name_of(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:  # it has ended since it was listed
+        return ""
 
 
 def worst(verdicts: tuple[Verdict, ...], name: str) -> float:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import psutil
 import pytest
 from processes import gone
 from shared import BUNDLES, bundle_of
@@ -139,18 +140,13 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def children(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        yield from map(int, (task / "children").read_text().split())
-
-
 def program_under(worker: Worker) -> int:
     """Return the process of the program that a worker has started."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        for pid in children(worker.pid):
-            if Path(f"/proc/{pid}/exe").resolve().name == "serve":
-                return pid
+        for process in psutil.Process(worker.pid).children():
+            if Path(f"/proc/{process.pid}/exe").resolve().name == "serve":
+                return process.pid
         time.sleep(0.002)
     raise AssertionError("the program was not started")
 
