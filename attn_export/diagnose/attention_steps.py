@@ -1,7 +1,7 @@
-"""Attention in float64, step by step, so that a known mistake can be made in one of them.
+"""Reference implementation of attention in float64, whose steps can be replaced one by one.
 
-Written from the specification of ONNX (`Attention`, opset 23 to 25), without looking at how a
-runtime computes it: it says what a graph means.
+It follows the ONNX specification of `Attention` (opsets 23 to 25) and no runtime's code, so its
+result is what a graph means. Replacing a step makes a known mistake.
 
 Legend: B batch, H query heads, Hkv key/value heads, L query length, S key length (past
 included), P past length, D head width, Dv value head width.
@@ -18,10 +18,11 @@ import numpy as np
 from attn_export.tensorfile import Array
 
 Change = Callable[[Any, Mapping[str, Any]], Any]
-"""Gets the value of a step, and all steps so far; returns what a mistake makes of it."""
+"""Function that takes the right value of a step and all earlier steps by name, and returns the
+value that replaces it."""
 
 AFTER_SOFTMAX, WITH_MASK, CAPPED = 3, 2, 1
-"""`qk_matmul_output_mode`; 0 is the scores as they are."""
+"""Values of `qk_matmul_output_mode`: the scores after a step. 0 stands for the scaled products."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,9 +30,13 @@ class Call:
     """Inputs of one `Attention` node.
 
     Attributes:
-        q: `[B, H, L, D]`, or `[B, L, H·D]`; `k`, `v`, `past_key`, `past_value` likewise.
-        mask: Bool or float, broadcast to `[B, H, L, S]`.
-        cache_length: `nonpad_kv_seqlen` `[B]`: the number of keys of each row.
+        q: Queries, `[B, H, L, D]` or `[B, L, H·D]`.
+        k: Keys, `[B, Hkv, S - P, D]` or `[B, S - P, Hkv·D]`.
+        v: Values, `[B, Hkv, S - P, Dv]` or `[B, S - P, Hkv·Dv]`.
+        mask: Bool or float; broadcasts to `[B, H, L, S]`.
+        past_key: `[B, Hkv, P, D]`.
+        past_value: `[B, Hkv, P, Dv]`.
+        cache_length: The input `nonpad_kv_seqlen`, `[B]`: the number of keys of each batch element.
         attributes: The attributes of the node that are set.
     """
 
@@ -46,7 +51,7 @@ class Call:
 
 
 class _Steps(dict[str, Any]):
-    """The values so far, by name."""
+    """Values of the steps computed so far, by name; `set` applies the changes."""
 
     def __init__(self, changes: Mapping[str, Change]) -> None:
         super().__init__()
@@ -62,106 +67,118 @@ class _Steps(dict[str, Any]):
 def attention(
     call: Call, changes: Mapping[str, Change] | None = None
 ) -> tuple[Array, Array, Array, Array]:
-    """Return output, present key, present value and scores of the node.
+    """Compute output, present key, present value and scores of the node.
 
-    Steps that can be changed: ``past``, ``queries``, ``keys``, ``values``, ``kv_head``,
-    ``scale``, ``products``, ``softcap``, ``capped``, ``offset``, ``causal``, ``given``, ``added``,
-    ``visible``, ``hidden``, ``scores``, ``weights``, ``attended``.
+    These steps can be changed: ``past``, ``queries``, ``keys``, ``values``, ``kv_head``,
+    ``scale``, ``products``, ``softcap``, ``capped``, ``offset``, ``causal``, ``mask_visible``,
+    ``mask_bias``, ``visible``, ``hidden``, ``scores``, ``weights``, ``attended``.
 
     Args:
         call: Inputs and attributes of the node.
         changes: The steps to replace, by name.
+
+    Returns:
+        Output in the layout of `call.q`, present key `[B, Hkv, S, D]`, present value
+        `[B, Hkv, S, Dv]`, and the scores that `qk_matmul_output_mode` selects, `[B, H, L, S]`.
     """
-    at = _Steps(changes or {})
-    flat = call.q.ndim == 3
+    steps = _Steps(changes or {})
+    is_packed = call.q.ndim == 3
     heads, kv_heads = call.attributes.get("q_num_heads"), call.attributes.get("kv_num_heads")
     q, k, v = (_split(x, n) for x, n in ((call.q, heads), (call.k, kv_heads), (call.v, kv_heads)))
-    past = at.set("past", (call.past_key, call.past_value))
-    keys = at.set("keys", k if past[0] is None else np.concatenate([past[0], k], axis=2))
-    values = at.set("values", v if past[1] is None else np.concatenate([past[1], v], axis=2))
-    q = at.set("queries", q)
-    capped = _scores(at, q, keys, call.attributes)
-    _visible(at, call, capped.shape, 0 if past[0] is None else past[0].shape[2])
-    scores = at.set("scores", np.where(at["visible"], capped + at["added"], at["hidden"]))
-    weights = at.set("weights", softmax(scores, at["visible"]))
-    attended = at.set("attended", weights @ values[:, at["kv_head"]])
+    past = steps.set("past", (call.past_key, call.past_value))
+    keys = steps.set("keys", k if past[0] is None else np.concatenate([past[0], k], axis=2))
+    values = steps.set("values", v if past[1] is None else np.concatenate([past[1], v], axis=2))
+    q = steps.set("queries", q)
+    capped = _scores(steps, q, keys, call.attributes)
+    _visible(steps, call, capped.shape, 0 if past[0] is None else past[0].shape[2])
+    biased = capped + steps["mask_bias"]
+    scores = steps.set("scores", np.where(steps["visible"], biased, steps["hidden"]))
+    weights = steps.set("weights", softmax(scores, steps["visible"]))
+    attended = steps.set("attended", weights @ values[:, steps["kv_head"]])
     modes = {AFTER_SOFTMAX: weights, WITH_MASK: scores, CAPPED: capped}
-    shown = modes.get(call.attributes.get("qk_matmul_output_mode", 0), at["products"])
-    output = np.swapaxes(attended, 1, 2).reshape(*call.q.shape[:2], -1) if flat else attended
-    return output, keys, values, shown
+    fourth_output = modes.get(call.attributes.get("qk_matmul_output_mode", 0), steps["products"])
+    output = np.swapaxes(attended, 1, 2).reshape(*call.q.shape[:2], -1) if is_packed else attended
+    return output, keys, values, fourth_output
 
 
 def softmax(scores: Array, visible: Array) -> Array:
-    """Compute the softmax over the last axis; rows without visible keys are 0.
+    """Compute the softmax over the last axis; the weights of queries without visible keys are 0.
 
     Args:
         scores: Float64 `[B, H, L, S]`.
         visible: Bool, broadcasts to the scores: True where a key is visible.
     """
-    nothing = ~np.broadcast_to(visible, scores.shape).any(axis=-1, keepdims=True)
+    fully_masked = ~np.broadcast_to(visible, scores.shape).any(axis=-1, keepdims=True)
     if not scores.size:
         return np.zeros_like(scores)
     largest = scores.max(axis=-1, keepdims=True)
-    raised = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
-    with np.errstate(invalid="ignore"):  # 0 / 0 in a row where nothing is visible
-        weights = raised / raised.sum(axis=-1, keepdims=True)
-    return np.where(nothing, 0.0, weights)
+    exponentials = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
+    with np.errstate(invalid="ignore"):  # 0 / 0 for a query without a visible key
+        weights = exponentials / exponentials.sum(axis=-1, keepdims=True)
+    return np.where(fully_masked, 0.0, weights)
 
 
-def _scores(at: _Steps, q: Array, keys: Array, attributes: Mapping[str, Any]) -> Array:
-    """Return the scaled and capped scores, `[B, H, L, S]`."""
+def _scores(steps: _Steps, q: Array, keys: Array, attributes: Mapping[str, Any]) -> Array:
+    """Compute the scores with scale and softcap, `[B, H, L, S]`."""
     H, Hkv = q.shape[1], keys.shape[1]
     # Query head h uses K/V head h // (H / Hkv).
-    kv_head = at.set("kv_head", np.arange(H) // max(H // Hkv, 1))
-    scale = at.set("scale", attributes.get("scale") or q.shape[-1] ** -0.5)
-    products = at.set("products", (q @ np.swapaxes(keys[:, kv_head], -1, -2)) * scale)
-    softcap = at.set("softcap", attributes.get("softcap") or 0.0)
-    capped: Array = at.set("capped", softcap * np.tanh(products / softcap) if softcap else products)
-    return capped
+    kv_head = steps.set("kv_head", np.arange(H) // max(H // Hkv, 1))
+    scale = steps.set("scale", attributes.get("scale") or q.shape[-1] ** -0.5)
+    products = steps.set("products", (q @ np.swapaxes(keys[:, kv_head], -1, -2)) * scale)
+    softcap = steps.set("softcap", attributes.get("softcap") or 0.0)
+    capped = softcap * np.tanh(products / softcap) if softcap else products
+    return np.asarray(steps.set("capped", capped))
 
 
-def _visible(at: _Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
-    """Set the keys that each query sees, and the mask added to its scores."""
+def _visible(steps: _Steps, call: Call, shape: tuple[int, ...], P: int) -> None:
+    """Compute the visible keys of each query, and the bias that a float mask adds to the scores."""
     B, _, L, S = shape
     offset = P if call.cache_length is None else call.cache_length.reshape(B, 1, 1, 1) - L
-    offset = at.set("offset", offset)
+    offset = steps.set("offset", offset)
     i, j = np.arange(L)[:, None], np.arange(S)
     causal = j <= i + offset if call.attributes.get("is_causal") else np.ones((L, S), bool)
-    causal = at.set("causal", causal)
+    causal = steps.set("causal", causal)
     causal = causal & _window(call.attributes, i + offset - j)
     if call.cache_length is not None:
         causal = causal & (j < call.cache_length.reshape(B, 1, 1, 1))
-    given = at.set("given", _read(call.mask, S))
-    at.set("added", _added(call.mask, S))
-    at.set("visible", causal & given)
-    at.set("hidden", -np.inf)
+    allowed_by_mask = steps.set("mask_visible", _read(call.mask, S))
+    steps.set("mask_bias", _added(call.mask, S))
+    steps.set("visible", causal & allowed_by_mask)
+    steps.set("hidden", -np.inf)
 
 
 def _window(attributes: Mapping[str, Any], behind: Array) -> Array:
-    """Return the keys within the window of opset 25 before and after the query's own."""
+    """Return whether each key lies in the window of opset 25.
+
+    Args:
+        attributes: Those of the node.
+        behind: The position of the query minus that of the key; broadcasts to `[B, 1, L, S]`.
+    """
     left, right = (attributes.get(f"{side}_window_size", -1) for side in ("left", "right"))
-    seen = np.ones_like(behind, bool)
+    within = np.ones_like(behind, bool)
     if left >= 0:
-        seen &= behind <= left
+        within &= behind <= left
     if right >= 0:
-        seen &= -behind <= right
-    return seen
+        within &= -behind <= right
+    return within
 
 
 def _read(mask: Array | None, S: int) -> Array:
+    """Return the keys that the mask allows, bool; a shorter mask hides the keys behind its end."""
     if mask is None:
         return np.ones((1, 1), bool)
-    seen = mask if mask.dtype == np.bool_ else ~np.isneginf(mask)
-    missing = S - mask.shape[-1]  # a shorter mask hides what lies behind it
-    return np.pad(seen, [(0, 0)] * (mask.ndim - 1) + [(0, missing)]) if missing > 0 else seen
+    allowed = mask if mask.dtype == np.bool_ else ~np.isneginf(mask)
+    padding = S - mask.shape[-1]
+    return np.pad(allowed, [(0, 0)] * (mask.ndim - 1) + [(0, padding)]) if padding > 0 else allowed
 
 
 def _added(mask: Array | None, S: int) -> Array:
+    """Return the finite values of a float mask, and 0 elsewhere."""
     if mask is None or mask.dtype == np.bool_:
         return np.zeros((1, 1))
     finite = np.where(np.isneginf(mask), 0.0, mask)
-    missing = S - mask.shape[-1]
-    return np.pad(finite, [(0, 0)] * (mask.ndim - 1) + [(0, missing)]) if missing > 0 else finite
+    padding = S - mask.shape[-1]
+    return np.pad(finite, [(0, 0)] * (mask.ndim - 1) + [(0, padding)]) if padding > 0 else finite
 
 
 def _split(x: Array, heads: int | None) -> Array:

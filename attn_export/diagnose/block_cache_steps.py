@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attn_export.diagnose.in_integer_cache import Change, scattered
+from attn_export.diagnose.in_integer_cache import Change, scatter_into_cache
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class BlockPart:
         x, past = values[self.new], values[self.scatter.input[0]]
         assert x is not None
         assert past is not None
-        present = scattered(self.scatter, evaluation, values, past, self._row(x, steps))
+        present = scatter_into_cache(self.scatter, evaluation, values, past, self._row(x, steps))
         read = present
         if steps.stale is not None:
             read, behind = present.copy(), slice(x.shape[-1] // 2, None)
@@ -112,7 +112,7 @@ class BlockPart:
         meant = self._meant(read, x.shape[-1], steps)
         if steps.unrounded:
             before = self._meant(past, x.shape[-1], BlockSteps())
-            meant = scattered(self.scatter, evaluation, values, before, x)
+            meant = scatter_into_cache(self.scatter, evaluation, values, before, x)
         return {self.scatter.output[0]: present, self.meant: meant}
 
     def _row(self, x: Array, steps: BlockSteps) -> Array:

@@ -49,7 +49,7 @@ class Witness:
     steps: Callable[[Mapping[str, Array]], Sequence[Step]] | None = None
 
 
-def first_unlike(
+def first_unmatched_node(
     graph: Evaluation, values: Values, whose: str, steps: Sequence[Step], lines: Lines
 ) -> Deviation | None:
     """Return the first node with a value that no step of the witness has.

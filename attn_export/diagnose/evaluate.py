@@ -1,7 +1,7 @@
-"""A graph in float64, value by value: its meaning, independent of runtimes.
+"""Evaluation of a graph in float64, value by value.
 
-The reference evaluator of onnx computes each node; `Attention` is our own (`attention_steps`),
-since a mistake can be made in one of its steps, and since the evaluator's is wrong for some masks.
+The reference evaluator of onnx computes each node. `Attention` has an implementation of its own
+(`attention_steps`): known mistakes replace its steps, and onnx's is wrong for some masks.
 """
 
 from __future__ import annotations
@@ -49,29 +49,29 @@ class NotComputedError(GraphError):
 
 
 class Attention(OpRun):
-    """The node, in the evaluator."""
+    """`Attention` for the reference evaluator; `changes` replaces steps of it."""
 
     op_domain = ""
 
     def _run(self, *inputs: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        given = {name: value for name, value in attributes.items() if value is not None}
+        set_attributes = {name: value for name, value in attributes.items() if value is not None}
         names = ("q", "k", "v", "mask", "past_key", "past_value", "cache_length")
         call: Any = dict(zip(names, inputs, strict=False))
         count = len(self.onnx_node.output)
-        return attention(Call(**call, attributes=given), self.changes)[:count]
+        return attention(Call(**call, attributes=set_attributes), self.changes)[:count]
 
     changes: Mapping[str, Change] = {}
 
 
 class Cast(OpRun):
-    """The node, in the evaluator; to a type narrower than the graph's own it rounds."""
+    """`Cast` for the reference evaluator; with the attribute `ROUNDED_TO` it rounds in float64."""
 
     op_domain = ""
 
     def _run(self, x: Array, to: int = 0, **attributes: Any) -> tuple[Array]:
         narrow = attributes.get(ROUNDED_TO)
         if narrow is not None:
-            return (wide(x.astype(helper.tensor_dtype_to_np_dtype(narrow))),)
+            return (to_float64(x.astype(helper.tensor_dtype_to_np_dtype(narrow))),)
         return (x.astype(helper.tensor_dtype_to_np_dtype(to)),)
 
 
@@ -79,7 +79,7 @@ OPERATORS = [Attention, Cast, GroupQueryAttention, MatMulNBits, MultiHeadAttenti
 
 
 def _names_read(node: onnx.NodeProto) -> set[str]:
-    """Return the names of values that a node reads, those that its subgraphs do among them."""
+    """Return the names of the values that a node and its subgraphs read."""
     bodies = [a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH]
     return {*node.input}.union(*(_names_read(inner) for body in bodies for inner in body.node))
 
@@ -92,8 +92,11 @@ class Evaluation:
         name: The name of the graph in errors.
 
     Attributes:
-        proto: The graph, its floating types widened.
-        nodes: In the order of computation.
+        proto: The graph with float64 in place of its floating types.
+        nodes: The nodes in the order of computation.
+        outputs: The names of the graph outputs.
+        initializers: The initialisers by name, floating ones as float64.
+        producer: The node that computes each value, by the name of the value.
 
     Raises:
         GraphError: If it has an operator that the reference evaluator lacks.
@@ -101,7 +104,7 @@ class Evaluation:
 
     def __init__(self, model: onnx.ModelProto, name: str = "the graph") -> None:
         try:
-            self.proto = widened(model)
+            self.proto = widen_model(model)
             self._evaluator = ReferenceEvaluator(self.proto, new_ops=OPERATORS)
         except Exception as error:
             raise GraphError(f"{name} cannot be evaluated in float64: {one_line(error)}") from error
@@ -123,57 +126,60 @@ class Evaluation:
         return cls(load_model(path), path.name)
 
     def values(self, inputs: Mapping[str, Array], rounding: Rounding | None = None) -> Values:
-        """Return every value of the graph, by name.
+        """Compute every value of the graph.
 
         Args:
-            inputs: By name; floating ones are widened.
-            rounding: The rounding of the operands of every product.
+            inputs: The graph inputs by name; floating ones are converted to float64.
+            rounding: A function that rounds the operands of every product; None to round nothing.
+
+        Returns:
+            All values by name; optional inputs that are not set (``""``) are None.
 
         Raises:
             NotComputedError: If a node cannot be computed.
         """
-        known: dict[str, Array | None] = {"": None, **self.initializers}
-        known |= {name: wide(array) for name, array in inputs.items()}
+        values: dict[str, Array | None] = {"": None, **self.initializers}
+        values |= {name: to_float64(array) for name, array in inputs.items()}
         for node in self.nodes:
-            self._compute(node, known, rounding)
-        return known
+            self._compute(node, values, rounding)
+        return values
 
     def noisy_values(self, inputs: Mapping[str, Array], dtype: np.dtype) -> Values:
-        """Return every value, each rounded to a narrower type before its use.
+        """Compute every value of the graph, rounding the output of each node to a narrower type.
 
         Args:
-            inputs: By name.
-            dtype: The graph's own floating type.
+            inputs: The graph inputs by name.
+            dtype: The type to round to: the graph's own floating type.
 
         Raises:
             NotComputedError: If a node cannot be computed.
         """
-        known: dict[str, Array | None] = {"": None, **self.initializers}
-        known |= {name: wide(array) for name, array in inputs.items()}
+        values: dict[str, Array | None] = {"": None, **self.initializers}
+        values |= {name: to_float64(array) for name, array in inputs.items()}
         for node in self.nodes:
-            for name, array in self.compute_node(node, known).items():
-                known[name] = wide(array.astype(dtype)) if is_float(array) else array
-        return known
+            for name, array in self.compute_node(node, values).items():
+                values[name] = to_float64(array.astype(dtype)) if is_float(array) else array
+        return values
 
-    def again(self, values: Values, replaced: Mapping[str, Array]) -> Values:
-        """Return the values after replacing some: recompute all that depends on them.
+    def recompute(self, values: Values, replaced: Mapping[str, Array]) -> Values:
+        """Replace some values of the graph, and recompute those that depend on them.
 
         Args:
             values: All values of the graph, by name.
-            replaced: The new values of some of them, by name.
+            replaced: The replacements, by name.
         """
-        known, changed = {**values, **replaced}, set(replaced)
+        recomputed, changed = {**values, **replaced}, set(replaced)
         for node in self.nodes:
             if not changed.isdisjoint(self._names_read[id(node)]):
-                self._compute(node, known)
-                known |= {name: replaced[name] for name in node.output if name in replaced}
+                self._compute(node, recomputed)
+                recomputed |= {name: replaced[name] for name in node.output if name in replaced}
                 changed.update(name for name in node.output if name)
-        return known
+        return recomputed
 
     def attention(
         self, node: onnx.NodeProto, values: Values, changes: Mapping[str, Change]
     ) -> dict[str, Array]:
-        """Return the outputs of an `Attention` node with changed steps, by name.
+        """Compute the outputs of an `Attention` node with some steps changed.
 
         Args:
             node: The node.
@@ -188,48 +194,48 @@ class Evaluation:
             operator.changes = {}
 
     def outputs_of(self, values: Values) -> dict[str, Array]:
-        """Return the graph's own outputs from its values."""
-        found = ((name, values.get(name)) for name in self.outputs)
-        return {name: array for name, array in found if isinstance(array, np.ndarray)}
+        """Return the graph outputs among all values, by name."""
+        outputs = ((name, values.get(name)) for name in self.outputs)
+        return {name: array for name, array in outputs if isinstance(array, np.ndarray)}
 
     def _compute(
         self,
         node: onnx.NodeProto,
-        known: dict[str, Array | None],
+        values: dict[str, Array | None],
         rounding: Rounding | None = None,
     ) -> None:
         if rounding is None:
-            known |= self.compute_node(node, known)
+            values |= self.compute_node(node, values)
         elif node.op_type == "Attention":
-            known |= self.attention(node, known, rounded_products(rounding))
+            values |= self.attention(node, values, rounded_products(rounding))
         elif node.op_type in PRODUCTS:
-            narrow = {n: rounding(a) for n in node.input if (a := known.get(n)) is not None}
-            known |= self.compute_node(node, {**known, **narrow})
+            rounded = {n: rounding(a) for n in node.input if (a := values.get(n)) is not None}
+            values |= self.compute_node(node, {**values, **rounded})
         else:
-            known |= self.compute_node(node, known)
+            values |= self.compute_node(node, values)
 
-    def compute_node(self, node: onnx.NodeProto, known: Values) -> dict[str, Array]:
-        """Return the outputs of a node, by name.
+    def compute_node(self, node: onnx.NodeProto, values: Values) -> dict[str, Array]:
+        """Compute the outputs of a node, by name.
 
         Args:
             node: The node.
-            known: The values that it may read, by name.
+            values: The values that it may read, by name.
 
         Raises:
-            NotComputedError: If it cannot be computed, for whatever reason.
+            NotComputedError: If it cannot be computed.
         """
         operator = self._operators[id(node)]
         try:
-            context = {"context": dict(known)} if operator.need_context() else {}
+            context = {"context": dict(values)} if operator.need_context() else {}
             with np.errstate(all="ignore"), contextlib.redirect_stdout(None):
-                found = operator.run(*(known[name] for name in node.input), **context)
-        except Exception as error:  # a graph may hold anything
+                outputs = operator.run(*(values[name] for name in node.input), **context)
+        except Exception as error:  # a graph of unknown origin may raise anything
             raise NotComputedError(node, error) from error
-        return dict(zip(node.output, found, strict=False))
+        return dict(zip(node.output, outputs, strict=False))
 
 
 def rounded_products(rounding: Rounding) -> dict[str, Change]:
-    """Return changes by which `Attention` rounds the operands of its products."""
+    """Return the step changes that round the operands of both products of `Attention`."""
     return {
         "queries": lambda q, _: rounding(q),
         "keys": lambda k, _: rounding(k),
@@ -239,36 +245,37 @@ def rounded_products(rounding: Rounding) -> dict[str, Change]:
 
 
 def is_float(value: object) -> bool:
-    """Return whether a value is a float64 array; it may also be a list."""
+    """Return whether a value is a floating array; a value may also be a list (a sequence)."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
-def wide(array: Array) -> Array:
-    """Convert floating arrays to float64."""
+def to_float64(array: Array) -> Array:
+    """Convert a floating array to float64; return others unchanged."""
     return array.astype(np.float64) if is_floating(array.dtype) else array
 
 
-def widened(original: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a model with float64 in place of the type that it computes in.
+def widen_model(original: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy of a model that computes in float64.
 
-    What it casts to narrower types still, it rounds on purpose.
+    A Cast to a type narrower than the one in which the model computes is intended to round: in
+    the copy it rounds to that type, and gives float64.
     """
     model = onnx.ModelProto()
     model.CopyFrom(original)
-    starts = {i.type.tensor_type.elem_type for i in model.graph.input}
-    starts |= {t.data_type for t in model.graph.initializer}
-    # bfloat16 that comes in is cast to float32 first: that is what such a graph computes in.
-    casts = {a.i for n in model.graph.node for a in n.attribute if n.op_type == "Cast"}
-    wide_enough = onnx.TensorProto.FLOAT in starts | casts
+    dtypes = {i.type.tensor_type.elem_type for i in model.graph.input}
+    dtypes |= {t.data_type for t in model.graph.initializer}
+    # A graph with bfloat16 inputs casts them to float32, and computes in float32.
+    cast_targets = {a.i for n in model.graph.node for a in n.attribute if n.op_type == "Cast"}
+    wide_enough = onnx.TensorProto.FLOAT in dtypes | cast_targets
     _widen(model.graph, NARROW if wide_enough else frozenset())
     return model
 
 
 def _widen(graph: onnx.GraphProto, narrow: frozenset[int]) -> None:
     del graph.value_info[:]
-    for end in (*graph.input, *graph.output):
-        if end.type.tensor_type.elem_type in FLOATS:
-            end.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type in FLOATS:
+            value.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
     for tensor in graph.initializer:
         _widen_tensor(tensor)
     for node in graph.node:
@@ -295,4 +302,4 @@ def _widen_attribute(
 def _widen_tensor(tensor: onnx.TensorProto) -> None:
     if tensor.data_type in FLOATS:
         name = tensor.name
-        tensor.CopyFrom(numpy_helper.from_array(wide(numpy_helper.to_array(tensor)), name))
+        tensor.CopyFrom(numpy_helper.from_array(to_float64(numpy_helper.to_array(tensor)), name))

@@ -31,7 +31,7 @@ ROWS = 4
 MOST = 60
 
 
-def parts_of(inputs: Arrays, axes: Axes, sizes: Sizes) -> Iterator[tuple[Sizes, Arrays]]:
+def smaller_cases(inputs: Arrays, axes: Axes, sizes: Sizes) -> Iterator[tuple[Sizes, Arrays]]:
     """Yield smaller cases contained in a case, the smallest first.
 
     They are rows of the batch, the first queries with their keys, the last keys of the past. Of a
@@ -106,7 +106,7 @@ def _cut(array: Array, axes: Sequence[object], keep: Mapping[str, Array]) -> Arr
     return array
 
 
-def shrunk(
+def shrink_case(
     runner: GraphRunner,
     case: KnownCase,
     right: Meaning | None,
@@ -127,14 +127,14 @@ def shrunk(
     if right is None or late():
         return whole
     parts = {}
-    for number, (sizes, inputs) in enumerate(parts_of(case.inputs, axes, case.sizes)):
-        if runner.form.takes(sizes):
+    for number, (sizes, inputs) in enumerate(smaller_cases(case.inputs, axes, case.sizes)):
+        if runner.graph_file.takes(sizes):
             parts[f"part_{number}"] = (sizes, inputs)
     ran = runner.run({name: inputs for name, (_, inputs) in parts.items()})
     for name, (sizes, inputs) in parts.items():
         if name in ran.outputs:
             try:
-                golden = golden_of(right, case, inputs)
+                golden = make_golden(right, case, inputs)
             except NotComputedError:  # too small for the graph
                 continue
             if not runner.passes(golden, ran, name):
@@ -153,7 +153,7 @@ def _types(case: KnownCase) -> dict[str, str]:
     return {name: array.dtype.name for name, array in case.golden.expected.items()}
 
 
-def golden_of(right: Meaning, case: KnownCase, inputs: Mapping[str, Array]) -> Golden:
+def make_golden(right: Meaning, case: KnownCase, inputs: Mapping[str, Array]) -> Golden:
     """Return the truth of other inputs, and the error allowed by the judge's rule.
 
     Args:
@@ -165,7 +165,7 @@ def golden_of(right: Meaning, case: KnownCase, inputs: Mapping[str, Array]) -> G
         NotComputedError: If a node cannot be computed from them.
     """
     expected = case.golden.expected
-    fed = right.runner.fed(inputs)
+    fed = right.runner.to_graph_layout(inputs)
     dtypes = {name: array.dtype for name, array in expected.items() if is_floating(array.dtype)}
     narrow = next(iter(dtypes.values()), np.dtype(np.float32))
     truth = right.evaluation.outputs_of(right.evaluation.values(fed))
@@ -206,7 +206,7 @@ class ExperimentResult:
     kind: str
 
 
-def within_runtime(
+def rerun_in_runtime(
     runner: GraphRunner, trial: GraphRun, cases: Sequence[KnownCase], late: Late
 ) -> Iterator[ExperimentResult]:
     """Run the same graph in the same runtime with other options, order, process or threads.
@@ -235,7 +235,7 @@ def within_runtime(
         yield _done("one thread", one.trial(cases), "threads")
 
 
-def with_quiet_inputs(runner: GraphRunner, trial: GraphRun, right: Meaning) -> ExperimentResult:
+def run_smaller_inputs(runner: GraphRunner, trial: GraphRun, right: Meaning) -> ExperimentResult:
     """Run inputs divided by `QUIETER`, which removes overflow and saturation.
 
     Args:
@@ -246,7 +246,7 @@ def with_quiet_inputs(runner: GraphRunner, trial: GraphRun, right: Meaning) -> E
     few = [case for case in trial.failed if right.values(case) is not None][:FEW]
     quiet = {case.name: _quiet(case) for case in few}
     ran = runner.run(quiet)
-    goldens = {case.name: golden_of(right, case, quiet[case.name]) for case in few}
+    goldens = {case.name: make_golden(right, case, quiet[case.name]) for case in few}
     passed = [case for case in few if runner.passes(goldens[case.name], ran, case.name)]
     failed = tuple(case for case in few if case not in passed)
     name = f"inputs divided by {QUIETER:g}"
@@ -263,7 +263,7 @@ def _quiet(case: KnownCase) -> dict[str, np.ndarray]:
     }
 
 
-def elsewhere(
+def run_elsewhere(
     runner: GraphRunner,
     trial: GraphRun,
     others: Sequence[GraphRunner],
@@ -281,14 +281,14 @@ def elsewhere(
     """
     few = trial.failed[:FEW]
     for other in others:
-        if not late() and other.form.name != runner.form.name:
+        if not late() and other.graph_file.name != runner.graph_file.name:
             found = other.trial(few)
             if found.failed or found.passed:
-                yield _done(f"{other.form.name} in {runner.runtime.name}", found, "")
+                yield _done(f"{other.graph_file.name} in {runner.runtime.name}", found, "")
     for kind in runtimes:
         if late() or kind.name == runner.runtime.name or kind.unavailable():
             continue
-        if known_limit(kind, runner.form, [runner.form]):
+        if known_limit(kind, runner.graph_file, [runner.graph_file]):
             continue
         other = dataclasses.replace(runner, runtime=kind, options={})
         yield _done(f"the same graph in {kind.name}", other.trial(few), "")

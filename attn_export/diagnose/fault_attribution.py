@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attn_export.diagnose.eager_values import Witness, first_unlike
+from attn_export.diagnose.eager_values import Witness, first_unmatched_node
 from attn_export.diagnose.explanation import Deviation, Fault, Late, Lines
 from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
 from attn_export.diagnose.localise import (
@@ -15,10 +15,16 @@ from attn_export.diagnose.localise import (
     first_difference,
     first_runtime_deviation,
     first_value_in_no_right_graph,
-    with_all_outputs,
+    write_with_all_outputs,
 )
 from attn_export.diagnose.match import Evidence, Match, matches
-from attn_export.diagnose.meaning import Meaning, dtype_of, if_right, right_rounded, spread
+from attn_export.diagnose.meaning import (
+    Meaning,
+    dtype_of,
+    is_right_when_rounded,
+    meaning_if_right,
+    sample_cases,
+)
 from attn_export.temp_folders import scratch
 
 LOCALISED = 6
@@ -84,7 +90,7 @@ def known_mistakes(
             continue
         target = actual if made_in_right else case.golden.expected
         outputs = base.evaluation.outputs_of(values)
-        evidence.append(Evidence(base.runner.fed(case.inputs), values, outputs, target))
+        evidence.append(Evidence(base.runner.to_graph_layout(case.inputs), values, outputs, target))
     found = matches(base.evaluation, evidence, late) if evidence else []
     if not found and right is not None and own is not None and not own.right:
         # The right graph may have another form.
@@ -92,7 +98,7 @@ def known_mistakes(
     return KnownMistakes(found, made_in_right)
 
 
-def deviation(
+def first_deviation(
     fault: Fault,
     own: Meaning | None,
     twins: Sequence[GraphRunner],
@@ -123,15 +129,15 @@ def deviation(
     values = own.values(case)
     if values is None:
         return None
-    noise = own.evaluation.noisy_values(own.runner.fed(case.inputs), dtype_of(case))
+    noise = own.evaluation.noisy_values(own.runner.to_graph_layout(case.inputs), dtype_of(case))
     with scratch() as folder:
         path = folder / own.runner.path.name
-        with_all_outputs(own.runner.path, values, path)
+        write_with_all_outputs(own.runner.path, values, path)
         seen = dataclasses.replace(own.runner, path=path).run({case.name: case.inputs})
         actual = seen.outputs.get(case.name)
     if actual is None:
         return None
-    actual = own.runner.fed(actual)  # it was put in order, for the bundle
+    actual = own.runner.to_graph_layout(actual)  # it was put in order, for the bundle
     return first_runtime_deviation(own.evaluation, values, noise, actual, lines)
 
 
@@ -145,8 +151,10 @@ def first_lossy(own: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Devia
     """
     for case in cases:
         values = own.values(case)
-        if values is not None and not right_rounded(own, case):
-            rounded = own.evaluation.noisy_values(own.runner.fed(case.inputs), dtype_of(case))
+        if values is not None and not is_right_when_rounded(own, case):
+            rounded = own.evaluation.noisy_values(
+                own.runner.to_graph_layout(case.inputs), dtype_of(case)
+            )
             arrays = {n: a for n, a in rounded.items() if isinstance(a, np.ndarray)}
             found = first_runtime_deviation(own.evaluation, values, values, arrays, lines)
             if found is not None:
@@ -157,7 +165,7 @@ def first_lossy(own: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Devia
 def _first_of_several(
     own: Meaning, twins: Sequence[GraphRunner], trial: GraphRun, lines: Lines
 ) -> Deviation | None:
-    cases = spread(trial.failed, LOCALISED)
+    cases = sample_cases(trial.failed, LOCALISED)
     twin = _twin(own, twins, cases[:1])
     if twin is None:
         return None
@@ -181,11 +189,11 @@ def _unlike(own: Meaning, trial: GraphRun, lines: Lines, witness: Witness) -> De
         return None
     order = {node.output[0]: number for number, node in enumerate(own.evaluation.nodes)}
     found = []
-    for case in spread(trial.failed, ALIKE):
+    for case in sample_cases(trial.failed, ALIKE):
         values = own.values(case)
         if values is not None:
             steps = witness.steps(case.inputs)
-            one = first_unlike(own.evaluation, values, witness.name, steps, lines)
+            one = first_unmatched_node(own.evaluation, values, witness.name, steps, lines)
             found += [one] if one is not None else []
     return min(found, key=lambda one: order[one.value], default=None)
 
@@ -194,7 +202,7 @@ def _by_values(
     own: Meaning, others: Sequence[GraphRunner], cases: Sequence[KnownCase], lines: Lines
 ) -> Deviation | None:
     """Return the first deviation from the bundle's graphs, for a graph with other names."""
-    right = [found for other in others if (found := if_right(other, cases)) is not None]
+    right = [found for other in others if (found := meaning_if_right(other, cases)) is not None]
     seen = []
     for case in cases[-ALIKE:]:
         mine = own.values(case)
@@ -211,7 +219,7 @@ def _twin(
     mine = set(own.evaluation.producer)
     best: Meaning | None = None
     for other in others:
-        found = if_right(other, cases)
+        found = meaning_if_right(other, cases)
         if found is None or found.runner.path == own.runner.path:
             continue
         if best is None or _shared(mine, found) > _shared(mine, best):

@@ -1,4 +1,4 @@
-"""Findings of probes, and the readings of an output that they tell apart."""
+"""Probes of how a runtime interprets attention, their findings, and the known interpretations."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """One question to a runtime.
+    """One test of how a runtime interprets attention.
 
     Attributes:
-        name: Unique, short: the first column of a table.
+        name: A short unique name: the first column of the table.
         about: Its purpose.
         graph: The graph that runs the inputs.
-        inputs: By the names of the graph's inputs, in their order.
-        read: Returns the finding of an output.
-        says: The reading of the text of the ONNX specification; "" if it says nothing.
-        not_in_pytorch: The reason not to run `scaled_dot_product_attention`, or "".
+        inputs: The inputs by name, in the order of the graph's inputs.
+        read: Takes an output, and returns the finding.
+        says: The reading that the ONNX specification requires; "" if it does not state one.
+        not_in_pytorch: The reason not to run `scaled_dot_product_attention`; "" to run it.
     """
 
     name: str
@@ -50,44 +50,43 @@ class Probe:
 
 
 NO_OPERATOR = "no such operator"
-"""Reading of a runtime whose dialects cannot express a probe."""
+"""The reading where no dialect of the runtime can express the probe."""
 
 SOMETHING_ELSE = "something else"
-"""Reading of an output that matches no reading of its probe."""
+"""The reading of an output that is close to no known reading of its probe."""
 
 RAN: Outcome = "ran"
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeFinding:
-    """Result of one probe on one side.
+    """Result of one probe in one runtime and dialect.
 
     Attributes:
-        reading: The reading of the probe that its output matches, `SOMETHING_ELSE`, or, where it
-            gave no output, the outcome: ``"refused"``, ``"crashed"``, ``"hung"`` …
-        detail: Its message, or numbers; empty if the reading is complete.
-        form: The dialect of the graph that it was given; empty where there was none.
-        outcome: The way in which it ended.
+        reading: The reading that the output matches, or `SOMETHING_ELSE`; without an output, the
+            outcome: ``"refused"``, ``"crashed"``, ``"hung"`` …
+        detail: An error message or numbers; "" if the reading needs none.
+        dialect: The dialect of the graph that ran; "" if none did.
+        outcome: The way in which the run ended.
     """
 
     reading: str
     detail: str = ""
-    form: str = ""
+    dialect: str = ""
     outcome: Outcome = RAN
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
-    """One probe with the result of each side.
+class ProbeRow:
+    """Row of the table of probes: one probe with the findings of all sides.
 
     Attributes:
-        probe: Its name.
+        probe: The name of the probe.
         about: Its purpose, in a few words.
-        here: The runtime's results by dialect, in the order of the trials.
-        says: The reading of the text of the ONNX specification; "" if it says
-            nothing.
-        evaluator: The result of the ONNX reference evaluator; None if it lacks the operator.
-        pytorch: The result of PyTorch; if it did not run, the reading is the reason.
+        here: The findings of the runtime, one for each dialect, in the order of the runs.
+        says: The reading that the ONNX specification requires; "" if it does not state one.
+        evaluator: The finding of the ONNX reference evaluator; None if it lacks the operator.
+        pytorch: The finding of PyTorch; if it did not run, the reading is the reason.
     """
 
     probe: str
@@ -99,12 +98,12 @@ class Row:
 
     @property
     def effective(self) -> ProbeFinding:
-        """The first form that ran, or else the result of the first that was tried."""
-        return next((each for each in self.here if each.outcome == RAN), self.here[0])
+        """The finding of the first dialect that ran, or of the first that was tried if none did."""
+        return next((finding for finding in self.here if finding.outcome == RAN), self.here[0])
 
     @property
     def onnx(self) -> str:
-        """The reading of the ONNX specification, else that of its evaluator, else ""."""
+        """The reading of the ONNX specification, or else of its evaluator; "" without either."""
         if self.says:
             return self.says
         ran = self.evaluator is not None and self.evaluator.outcome == RAN
@@ -122,18 +121,18 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Fingerprint:
-    """Meaning of attention in one runtime.
+    """Results of all probes in one runtime.
 
     Attributes:
-        runtime: Its name.
-        version: As installed.
-        rows: One for each probe.
-        environment: Versions and machine.
+        runtime: The name of the runtime.
+        version: Its installed version.
+        rows: One row for each probe.
+        environment: Versions of packages, and the machine.
     """
 
     runtime: str
     version: str
-    rows: tuple[Row, ...]
+    rows: tuple[ProbeRow, ...]
     environment: Mapping[str, object]
 
     @property
@@ -145,53 +144,53 @@ class Fingerprint:
 # -- match of an output with a reading of its probe ---------------------------------------------
 
 CLOSE = 0.1
-"""The largest relative error of a row that is still the same reading: 8 bits pass, a key more or
-less does not."""
+"""The largest relative error of a last-axis row that still matches a reading. Rounding to 8 bits
+passes, one key more or less does not."""
 
 APART = 3 * CLOSE
-"""Least difference of any two readings of a probe in some row."""
+"""The least difference that any two readings of a probe must have in some row."""
 
 
 SLOTS = {
     "q": "query", "k": "key", "v": "value", "mask": "attn_mask", "past_key": "past_key",
     "past_value": "past_value", "cache_length": "lengths",
 }  # fmt: skip
-"""The inputs of probes by their names in a `Call`."""
+"""The fields of a `Call`, with the names of the probe inputs that they hold."""
 
 
 def attend(
     inputs: Mapping[str, Array], changes: Mapping[str, Change] | None = None, **attributes: float
 ) -> Array:
-    """Return attention in float64: `[B, H, L, Dv]`.
+    """Compute attention in float64, `[B, H, L, Dv]`.
 
     Args:
-        inputs: By the names of probes: query `[B, H, L, D]`, key `[B, Hkv, S, D]` …
-        changes: The steps to compute otherwise, as in `misreadings`.
-        attributes: Those of the node.
+        inputs: The inputs of a probe: query `[B, H, L, D]`, key `[B, Hkv, S, D]` …
+        changes: The steps to replace, as in `misreadings`.
+        attributes: The attributes of the node.
     """
-    given = {
+    float64_inputs = {
         name: array.astype(np.float64) if is_floating(array.dtype) else array
         for name, array in inputs.items()
     }
-    slots: Any = {slot: given.get(name) for slot, name in SLOTS.items()}
+    slots: Any = {slot: float64_inputs.get(name) for slot, name in SLOTS.items()}
     return attention(Call(**slots, attributes=attributes), changes)[0]
 
 
 @dataclasses.dataclass(frozen=True)
 class Readings:
-    """Readings as the outputs that they lead to.
+    """Known readings of a probe, each with the output that it leads to.
 
     Attributes:
-        outputs: By reading; `[.., L, Dv]`, of equal shapes where the reading leaves the shape.
+        outputs: The output of each reading, `[.., L, Dv]`.
     """
 
     outputs: Mapping[str, np.ndarray]
 
     def __call__(self, output: np.ndarray) -> ProbeFinding:
-        """Return the nearest reading, if it is close."""
-        found = {name: distance(output, wanted).row for name, wanted in self.outputs.items()}
-        nearest = min(found, key=lambda name: found[name])
-        if found[nearest] <= CLOSE:
+        """Return the nearest reading, or `SOMETHING_ELSE` if none is close."""
+        errors = {name: distance(output, wanted).row for name, wanted in self.outputs.items()}
+        nearest = min(errors, key=lambda name: errors[name])
+        if errors[nearest] <= CLOSE:
             return ProbeFinding(nearest)
         return ProbeFinding(SOMETHING_ELSE, _difference(output, nearest, self.outputs[nearest]))
 
@@ -202,6 +201,6 @@ def _difference(output: np.ndarray, nearest: str, wanted: np.ndarray) -> str:
     got, expected = output.astype(np.float64), wanted.astype(np.float64)
     same = (got == expected) | (np.isnan(got) & np.isnan(expected))
     error = np.where(same, 0.0, np.nan_to_num(np.abs(got - expected), nan=np.inf))
-    place = np.unravel_index(int(np.argmax(error)), output.shape)
-    where = ", ".join(str(int(i)) for i in place)
-    return f"at [{where}] {got[place]:.4g}; if {nearest!r}, {expected[place]:.4g}"
+    index = np.unravel_index(int(np.argmax(error)), output.shape)
+    indices = ", ".join(str(int(i)) for i in index)
+    return f"at [{indices}] {got[index]:.4g}; if {nearest!r}, {expected[index]:.4g}"

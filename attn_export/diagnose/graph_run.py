@@ -1,4 +1,4 @@
-"""One graph in one runtime: its cases run and judged with the given options."""
+"""Runs of one graph in one runtime, judged by the bundle's golden vectors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attn_export.runtimes.protocol import Limits, Options, Runtime
 
 @dataclasses.dataclass(frozen=True)
 class KnownCase:
-    """A case of the bundle with its inputs and its truth."""
+    """A case of the bundle with its inputs and its expected outputs."""
 
     name: str
     sizes: Mapping[str, int]
@@ -40,47 +40,47 @@ class GraphRunner:
 
     Attributes:
         path: The graph's file.
-        form: The differences from the bundle's signature.
+        form: Its differences from the inputs and outputs that the bundle states.
         runtime: The runtime.
         options: Options of the engine, as the user set them.
-        limits: For each process.
+        limits: Limits of each process.
     """
 
     path: Path
-    form: GraphFile
+    graph_file: GraphFile
     runtime: Runtime
     options: Options
     limits: Limits
 
     def run(self, cases: Mapping[str, Arrays], options: Options | None = None) -> RunResult:
-        """Run cases, with options beside the user's.
+        """Run cases in a process of their own.
 
         Args:
             cases: Inputs of each case, by its name.
             options: Options of the engine; they override the user's.
         """
-        wanted = {**self.options, **(options or {})}
-        return run_once(self.runtime, self.path, cases, self.limits, self.form, wanted)
+        merged = {**self.options, **(options or {})}
+        return run_once(self.runtime, self.path, cases, self.limits, self.graph_file, merged)
 
     def trial(self, cases: Iterable[KnownCase], options: Options | None = None) -> GraphRun:
-        """Run and judge those of the bundle's cases that the graph takes.
+        """Run the cases that the graph accepts, and judge the outputs.
 
         Args:
             cases: The cases.
             options: Options of the engine; they override the user's.
         """
-        taken = [case for case in cases if self.form.takes(case.sizes)]
-        ran = self.run({case.name: case.inputs for case in taken}, options)
-        failed = [case for case in taken if not self.passes(case.golden, ran, case.name)]
-        passed = [case for case in taken if case not in failed]
+        accepted = [case for case in cases if self.graph_file.takes(case.sizes)]
+        ran = self.run({case.name: case.inputs for case in accepted}, options)
+        failed = [case for case in accepted if not self.passes(case.golden, ran, case.name)]
+        passed = [case for case in accepted if case not in failed]
         return GraphRun(ran, tuple(sorted(failed, key=lambda c: c.size)), tuple(passed))
 
     def passes(self, golden: Golden, ran: RunResult, name: str) -> bool:
-        """Return whether the outputs of a case are right.
+        """Return whether a case gave outputs that pass the judge.
 
         Args:
             golden: The expected outputs, and the allowed errors.
-            ran: The run.
+            ran: The result of the run.
             name: The name of the case.
         """
         outputs = ran.outputs.get(name)
@@ -88,21 +88,23 @@ class GraphRunner:
             return False
         return _passes(golden, outputs)
 
-    def fed(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Return inputs in the layout of the graph itself."""
-        return laid_out(inputs, self.form.layouts, self.form.dtypes)
+    def to_graph_layout(self, inputs: Arrays) -> dict[str, np.ndarray]:
+        """Convert inputs from the bundle's axis order and types to those of the graph file."""
+        return laid_out(inputs, self.graph_file.layouts, self.graph_file.dtypes)
 
-    def from_outputs(self, outputs: Arrays) -> dict[str, np.ndarray]:
-        """Return outputs of the graph itself in the layout of the bundle."""
-        return in_order(outputs, self.form.layouts)
+    def to_bundle_layout(self, outputs: Arrays) -> dict[str, np.ndarray]:
+        """Convert outputs from the axis order of the graph file to the bundle's."""
+        return in_order(outputs, self.graph_file.layouts)
 
 
 @dataclasses.dataclass(frozen=True)
 class GraphRun:
-    """Result of running cases.
+    """Result of running and judging cases.
 
     Attributes:
-        failed: The smallest first.
+        ran: The result of the process.
+        failed: The cases without right outputs, the smallest first.
+        passed: The other cases, in the order in which they ran.
     """
 
     ran: RunResult
@@ -110,7 +112,7 @@ class GraphRun:
     passed: tuple[KnownCase, ...]
 
     @property
-    def mended(self) -> bool:
+    def all_passed(self) -> bool:
         """Return whether every case ran and passed."""
         return self.ran.outcome == "ran" and not self.failed
 
@@ -122,11 +124,11 @@ def is_right(golden: Golden, outputs: Arrays) -> bool:
         golden: The expected outputs, and the allowed errors.
         outputs: Float64 outputs, by name.
     """
-    narrow = {
+    rounded = {
         name: array.astype(golden.expected[name].dtype) if name in golden.expected else array
         for name, array in outputs.items()
     }
-    return _passes(golden, narrow)
+    return _passes(golden, rounded)
 
 
 def _passes(golden: Golden, outputs: Arrays) -> bool:
@@ -135,14 +137,14 @@ def _passes(golden: Golden, outputs: Arrays) -> bool:
 
 
 def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
-    """Return the cases of a bundle, without whole decodes.
+    """Read the cases of a bundle; whole decodes are left out.
 
     Args:
         folder: The folder of the bundle.
         only: The name of the one case to return; None for all.
 
     Raises:
-        UsageError: If there is none of this name, or it is a whole decode.
+        UsageError: If there is no case of this name, or it is a whole decode.
     """
     names, stored = case_folders(folder / GOLDEN)
     goldens = {golden.case.name: golden for golden in read_golden(folder / GOLDEN)}
@@ -159,14 +161,15 @@ def known_cases(folder: Path, only: str | None) -> list[KnownCase]:
     ]
 
 
-def forms_of_bundle(manifest: Mapping[str, Any], graph: Path | None) -> list[GraphFile]:
-    """Return the graphs to examine: the bundle's, or another one in place of one of them.
+def graph_files_to_examine(manifest: Mapping[str, Any], graph: Path | None) -> list[GraphFile]:
+    """Return the graphs to examine: those of the bundle, or only the user's own graph.
 
     Args:
-        manifest: The manifest.
-        graph: Another graph to examine; None for those of the bundle.
+        manifest: The manifest of the bundle.
+        graph: The user's graph, which has the description of the bundle's graph of the same file
+            name; None to examine those of the bundle.
     """
-    forms = graph_files(manifest)
+    files = graph_files(manifest)
     if graph is None:
-        return forms
-    return [form for form in forms if form.name == graph.name] or [GraphFile(graph.name)]
+        return files
+    return [file for file in files if file.name == graph.name] or [GraphFile(graph.name)]

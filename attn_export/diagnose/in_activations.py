@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from attn_export.diagnose.contrib_operators import packed_weight
-from attn_export.diagnose.in_integers import bfloat16, is_weight, stored
+from attn_export.diagnose.in_integers import is_weight, round_to_bfloat16, stored_weight
 from attn_export.diagnose.mistake import Mistake
 from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
@@ -115,7 +115,7 @@ READINGS: Final[tuple[tuple[str, str, Reading], ...]] = (
     (SCALE, "scales of {} are doubled where they are read", _Symmetric(scales=lambda s: s * 2)),
     (SCALE, "scales of {} are squared where they are read", _Symmetric(scales=np.square)),
     (SCALE, "scales of {} are rounded to bfloat16 where they are read",
-     _Symmetric(scales=bfloat16)),
+     _Symmetric(scales=round_to_bfloat16)),
     (SCALE, "each block of {} has the scale of the one before",
      _Symmetric(scales=lambda s: np.roll(s, 1, -2))),
     (SCALE, "each block of {} has the scale of the next",
@@ -165,7 +165,7 @@ def _as_kleidiai(evaluation: Evaluation, places: Sequence[_Place]) -> Mistake:
         node.output[0]: dataclasses.replace(weight, s=_upper_half(weight.s)).meant
         for node in evaluation.nodes
         if is_weight(evaluation, node)
-        for weight in [stored(evaluation, node)]
+        for weight in [stored_weight(evaluation, node)]
     }
     return Mistake(
         SCALE,
@@ -228,7 +228,7 @@ def _read(
     """
     found = dict(weights)
     for place in places:
-        here = evaluation.again(values, found) if found else values
+        here = evaluation.recompute(values, found) if found else values
         x = here[place.x]
         assert x is not None
         read = reading(x, place.block)

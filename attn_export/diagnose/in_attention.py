@@ -11,7 +11,7 @@ import numpy as np
 
 from attn_export.diagnose.attention_steps import Change
 from attn_export.diagnose.misreadings import MISREADINGS, StepValues
-from attn_export.diagnose.mistake import Mistake, becomes, in_attention
+from attn_export.diagnose.mistake import Mistake, attention_step_mistake, change_value
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
                 impossible |= {"softcap"}
             for each in MISREADINGS:
                 if each.kind not in impossible:
-                    yield in_attention(evaluation, node, each.kind, each.says, **each.changes)
+                    yield attention_step_mistake(
+                        evaluation, node, each.kind, each.says, **each.changes
+                    )
             yield _keys_for_values(evaluation, node)
 
 
@@ -47,10 +49,10 @@ def swapped_heads(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator[Mist
     """
     for a, b in itertools.combinations(range(MANY_HEADS), 2):
         says = f"the results of query heads {a} and {b} are swapped"
-        yield in_attention(evaluation, node, "swapped heads", says, attended=_swap(a, b))
+        yield attention_step_mistake(evaluation, node, "swapped heads", says, attended=_swap(a, b))
 
 
-def scaled(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mistake:
+def scale_mistake(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mistake:
     """Return the mistake of multiplying scores by `factor` times the right scale.
 
     Args:
@@ -59,10 +61,12 @@ def scaled(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mista
         factor: The factor on the scale.
     """
     says = f"the softmax scale is {factor:.4g} times what it should be"
-    return in_attention(evaluation, node, "scale", says, scale=lambda scale, _: scale * factor)
+    return attention_step_mistake(
+        evaluation, node, "scale", says, scale=lambda scale, _: scale * factor
+    )
 
 
-def capped_at(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mistake:
+def softcap_mistake(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mistake:
     """Return the mistake of another softcap: `factor` times the right one.
 
     Args:
@@ -71,7 +75,9 @@ def capped_at(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mi
         factor: The factor on the softcap.
     """
     says = f"the softcap is {factor:.4g} times what it should be"
-    return in_attention(evaluation, node, "softcap", says, softcap=lambda cap, _: cap * factor)
+    return attention_step_mistake(
+        evaluation, node, "softcap", says, softcap=lambda cap, _: cap * factor
+    )
 
 
 def softcap_of(node: onnx.NodeProto) -> float:
@@ -140,7 +146,7 @@ def _of_angles(
     )
     yield Mistake(
         "rotation reversed", "heads are rotated backwards", where,
-        becomes(sine.output[0], np.negative),
+        change_value(sine.output[0], np.negative),
     )  # fmt: skip
     for base in BASES:
         says = f"the rotary base is {base:g}"

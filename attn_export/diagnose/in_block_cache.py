@@ -9,8 +9,8 @@ import numpy as np
 
 from attn_export.diagnose.block_cache_steps import BlockPart, BlockSteps, block_parts
 from attn_export.diagnose.in_integer_cache import Change
-from attn_export.diagnose.in_integers import bfloat16, neighbours
-from attn_export.diagnose.mistake import Mistake, becomes
+from attn_export.diagnose.in_integers import round_to_bfloat16, swap_neighbours
+from attn_export.diagnose.mistake import Mistake, change_value
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ ZEROS: Final[Mapping[str, Change]] = {
 
 TABLES: Final[Mapping[str, Change]] = {
     "halved": lambda s: s / 2, "doubled": lambda s: s * 2, "squared": np.square,
-    "rounded to bfloat16": bfloat16, "in the other order": lambda s: s[::-1],
+    "rounded to bfloat16": round_to_bfloat16, "in the other order": lambda s: s[::-1],
     "linear within an octave": lambda s: _linear(len(s)) * s[0],
 }  # fmt: skip
 """Wrong tables of scales."""
@@ -88,11 +88,11 @@ ROUNDINGS: Final[tuple[tuple[str, str, BlockSteps], ...]] = (
     ("clipped range", "integers of {} are clipped at 14",
      BlockSteps(clips=lambda x: np.minimum(x, 14))),
     ("nibble order", "the two integers of a byte of {} are swapped",
-     BlockSteps(written=neighbours(-1), read=neighbours(-1))),
+     BlockSteps(written=swap_neighbours(-1), read=swap_neighbours(-1))),
     ("nibble order", "neighbouring channels of {} are swapped where they are written",
-     BlockSteps(written=neighbours(-1))),
+     BlockSteps(written=swap_neighbours(-1))),
     ("nibble order", "neighbouring channels of {} are swapped where they are read",
-     BlockSteps(read=neighbours(-1))),
+     BlockSteps(read=swap_neighbours(-1))),
     ("cache layout", "a byte of {} is read as channels c and c + D / 2",
      BlockSteps(read=lambda x: np.concatenate([x[..., ::2], x[..., 1::2]], -1))),
     ("cache layout", "the upper half of a byte of {} is moved by 3 bits, not 4",
@@ -193,7 +193,7 @@ def _mixing(evaluation: Evaluation) -> Iterator[Mistake]:
             ("one column late", _rolled(1, -1)),
         ):
             says = f"{which} are multiplied by the Hadamard matrix {name}"
-            yield Mistake("key rotation", says, node.name, becomes(node.output[0], change))
+            yield Mistake("key rotation", says, node.name, change_value(node.output[0], change))
 
 
 def _mistake(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from attn_export.diagnose.mistake import ROUNDED, Mistake, along_diagonals, becomes
+from attn_export.diagnose.mistake import ROUNDED, Mistake, change_value, shift_diagonals
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
 
 def _mask(name: str, ndim: int) -> Iterator[Mistake]:
     def mistake(kind: str, says: str, of: Callable[[Array], Array]) -> Mistake:
-        return Mistake(kind, says.format(name), name, becomes(name, of))
+        return Mistake(kind, says.format(name), name, change_value(name, of))
 
     yield mistake("mask dropped", "{} is not applied", _all_visible)
     yield mistake("mask inverted", "True means masked in {}", _inverted)
@@ -71,10 +71,10 @@ def _mask(name: str, ndim: int) -> Iterator[Mistake]:
 
 
 def _cache(name: str) -> Iterator[Mistake]:
-    yield Mistake("past dropped", f"{name} is read as 0", name, becomes(name, np.zeros_like))
+    yield Mistake("past dropped", f"{name} is read as 0", name, change_value(name, np.zeros_like))
     yield Mistake(
         "past of one batch row", f"row 0 of {name} is used for the whole batch", name,
-        becomes(name, lambda past: _first_of(past, 0)),
+        change_value(name, lambda past: _first_of(past, 0)),
     )  # fmt: skip
 
 
@@ -84,11 +84,11 @@ def _positions(name: str) -> Iterator[Mistake]:
             "position offset",
             f"{name} counts {by:+d}",
             name,
-            becomes(name, functools.partial(np.add, by)),
+            change_value(name, functools.partial(np.add, by)),
         )
     yield Mistake(
         "position offset", f"{name} is not read: positions start at 0", name,
-        becomes(name, lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape)),
+        change_value(name, lambda p: np.broadcast_to(np.arange(p.shape[-1]), p.shape)),
     )  # fmt: skip
 
 
@@ -107,14 +107,14 @@ def value_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
             node.op_type in {"Add", "Gemm", "LayerNormalization"} for node in used.get(name, ())
         ):
             says = f"{name} is not added"
-            yield Mistake("missing bias", says, name, becomes(name, np.zeros_like))
+            yield Mistake("missing bias", says, name, change_value(name, np.zeros_like))
         if "sink" in name:
             says = f"{name} are left out"
             yield Mistake(
-                "missing sinks", says, name, becomes(name, lambda a: np.full_like(a, -np.inf))
+                "missing sinks", says, name, change_value(name, lambda a: np.full_like(a, -np.inf))
             )
             yield Mistake(
-                "wrong sinks", f"{name} are read as 0", name, becomes(name, np.zeros_like)
+                "wrong sinks", f"{name} are read as 0", name, change_value(name, np.zeros_like)
             )
 
 
@@ -128,7 +128,7 @@ def _norm(node: onnx.NodeProto) -> Iterator[Mistake]:
     if len(node.input) > 1:
         weight = node.input[1]
         says = f"{weight} is not applied"
-        yield Mistake("norm without weight", says, node.name, becomes(weight, np.ones_like))
+        yield Mistake("norm without weight", says, node.name, change_value(weight, np.ones_like))
 
 
 def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
@@ -148,7 +148,7 @@ def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
         if array.dtype != np.bool_:
             continue
         what = _what(node, array)
-        drop = becomes(name, np.ones_like)
+        drop = change_value(name, np.ones_like)
         yield Mistake(f"{what} dropped", f"the {what} mask is not applied", node.name, drop)
         for by, way in ((1, "late"), (-1, "early")):
             says = f"the {what} mask is one key too {way}"
@@ -176,7 +176,7 @@ def _moved(
         assert visible is not None
         found = _compared_again(node, values, by(values))
         if found is None:
-            found = along_diagonals(visible, by(values), beyond=what != CAUSAL)
+            found = shift_diagonals(visible, by(values), beyond=what != CAUSAL)
         return {} if found is None else {node.output[0]: found}
 
     return replaced

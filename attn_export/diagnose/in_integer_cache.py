@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from attn_export.diagnose.in_integers import bfloat16, neighbours
+from attn_export.diagnose.in_integers import round_to_bfloat16, swap_neighbours
 from attn_export.diagnose.mistake import Mistake
 from attn_export.tensorfile import Array
 
@@ -93,17 +93,17 @@ class CachePart:
         else:  # QuantizeLinear saturates after it has added the zero point
             rows = np.clip(steps.written(whole), low, high)
         rows = rows.astype(np.int64).astype(past.dtype)
-        present = scattered(self.scatter, evaluation, values, past, rows)
+        present = scatter_into_cache(self.scatter, evaluation, values, past, rows)
         present = steps.kept(present).astype(past.dtype)
         read = steps.read(_unpacked(present) if in_bytes else present.astype(np.float64))
         meant = read * steps.read_scale(self.scale)
         if steps.unrounded:
             before = (_unpacked(past) if in_bytes else past) * self.scale
-            meant = scattered(self.scatter, evaluation, values, before, x)
+            meant = scatter_into_cache(self.scatter, evaluation, values, before, x)
         return {self.scatter.output[0]: present, self.meant: meant}
 
 
-def scattered(
+def scatter_into_cache(
     node: onnx.NodeProto, evaluation: Evaluation, values: Values, past: Array, new: Array
 ) -> Array:
     """Return the cache that a TensorScatter writes from other inputs, `[B, Hkv, capacity, .]`.
@@ -184,7 +184,7 @@ SCALES: Final[Mapping[str, Change]] = {
     "halved": lambda s: s / 2, "doubled": lambda s: s * 2, "squared": np.square,
     "left out": np.ones_like, "127/128 of the right ones": lambda s: s * 127 / 128,
     "7/8 of the right ones": lambda s: s * 7 / 8, "those of int8": lambda s: s * 7 / 127,
-    "those of int4": lambda s: s * 127 / 7, "rounded to bfloat16": bfloat16,
+    "those of int4": lambda s: s * 127 / 7, "rounded to bfloat16": round_to_bfloat16,
 }  # fmt: skip
 """Wrong scales of any cache."""
 
@@ -219,11 +219,11 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
     ("signedness", "the sign of {} is lost where they are read", Steps(read=np.abs)),
     ("signedness", "{} are read as two's complement", Steps(read=_other_sign)),
     ("nibble order", "the two integers of a byte of {} are swapped",
-     Steps(written=neighbours(-1), read=neighbours(-1))),
+     Steps(written=swap_neighbours(-1), read=swap_neighbours(-1))),
     ("nibble order", "neighbouring channels of {} are swapped where they are written",
-     Steps(written=neighbours(-1))),
+     Steps(written=swap_neighbours(-1))),
     ("nibble order", "neighbouring channels of {} are swapped where they are read",
-     Steps(read=neighbours(-1))),
+     Steps(read=swap_neighbours(-1))),
     ("cache layout", "a byte of {} is read as neighbours along the length",
      Steps(read=_pairs_in_order(0, 1, 4, 2, 3))),
     ("cache layout", "a byte of {} is read as channels of two keys",

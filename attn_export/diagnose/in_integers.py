@@ -60,12 +60,12 @@ def _zero(of: Callable[[Array], Array]) -> Reading:
     return lambda w: dataclasses.replace(w, z=of(w.z))
 
 
-def bfloat16(x: Array) -> Array:
+def round_to_bfloat16(x: Array) -> Array:
     """Return numbers rounded to bfloat16, in float64."""
     return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
-def neighbours(axis: int) -> Callable[[Array], Array]:
+def swap_neighbours(axis: int) -> Callable[[Array], Array]:
     """Return the change that swaps each two neighbours along an axis."""
 
     def swapped(q: Array) -> Array:
@@ -115,7 +115,7 @@ READINGS: Final[tuple[tuple[str, str, Reading], ...]] = (
     (SCALE, "the scales of {} are doubled", _scale(lambda s: s * 2)),
     (SCALE, "the scales of {} are left out", _scale(np.ones_like)),
     (SCALE, "the scales of {} are divided by, not multiplied", _scale(lambda s: 1 / s)),
-    (SCALE, "the scales of {} are rounded to bfloat16", _scale(bfloat16)),
+    (SCALE, "the scales of {} are rounded to bfloat16", _scale(round_to_bfloat16)),
     (AXIS, "each output of {} has the scale of the one before",
      _scale(lambda s: np.roll(s, 1, -1))),
     (AXIS, "each output of {} has the scale of the next", _scale(lambda s: np.roll(s, -1, -1))),
@@ -137,9 +137,9 @@ READINGS: Final[tuple[tuple[str, str, Reading], ...]] = (
     (ZERO, "{} is read as if its zero were in the middle",
      lambda w: dataclasses.replace(w, z=np.full_like(w.z, 2 ** (w.bits - 1)))),
     ("nibble order", "the two integers of each byte of {} are swapped",
-     _integers(neighbours(-1))),
+     _integers(swap_neighbours(-1))),
     ("nibble order", "neighbouring inputs of {} are swapped, as two of a byte",
-     _integers(neighbours(0))),
+     _integers(swap_neighbours(0))),
     ("signedness", "the integers of {} are read with the other sign", _other_sign),
     ("weight transposed", "{} is transposed", _integers(np.transpose)),
     ("clipped range", "the integers of {} are clipped to a smaller range", _clipped(8)),
@@ -155,7 +155,7 @@ def weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
         evaluation: The right graph, whose weights stand behind DequantizeLinear.
     """
     held = {node.output[0]: node for node in evaluation.nodes if is_weight(evaluation, node)}
-    weights = {name: stored(evaluation, node) for name, node in held.items()}
+    weights = {name: stored_weight(evaluation, node) for name, node in held.items()}
     for name, node in held.items():
         for kind, says, reading in READINGS:
             read = functools.partial(_read, name, weights[name], reading)
@@ -182,7 +182,7 @@ def fitted_weight_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     for node in evaluation.nodes:
         if not is_weight(evaluation, node):
             continue
-        weight, name = stored(evaluation, node), node.input[0]
+        weight, name = stored_weight(evaluation, node), node.input[0]
         readings: list[tuple[str, str, Reading]] = [
             ("quantised twice", f"{name} was quantised twice, the second time to ±{levels:.1f}",
              _again(levels))
@@ -226,7 +226,7 @@ def is_weight(evaluation: Evaluation, node: onnx.NodeProto) -> bool:
     return node.op_type == "DequantizeLinear" and weight is not None and weight.ndim == 2
 
 
-def stored(evaluation: Evaluation, node: onnx.NodeProto) -> Stored:
+def stored_weight(evaluation: Evaluation, node: onnx.NodeProto) -> Stored:
     """Return the weight that a node dequantises, as it is stored.
 
     Args:

@@ -160,7 +160,7 @@ def first_runtime_deviation(
     return None
 
 
-def with_all_outputs(path: Path, values: Values, target: Path) -> None:
+def write_with_all_outputs(path: Path, values: Values, target: Path) -> None:
     """Write the graph with every value as an output.
 
     Args:

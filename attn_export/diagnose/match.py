@@ -16,9 +16,9 @@ from attn_export.diagnose.explanation import Late
 from attn_export.diagnose.in_activations import activation_mistakes
 from attn_export.diagnose.in_attention import (
     attention_mistakes,
-    capped_at,
     rotary_mistakes,
-    scaled,
+    scale_mistake,
+    softcap_mistake,
     softcap_of,
     swapped_heads,
 )
@@ -115,7 +115,7 @@ def _order(match: Match) -> float:
     return round(match.unexplained, 3)  # rounding is not to decide between two that fit
 
 
-def left_over(
+def unexplained_share(
     mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence]
 ) -> tuple[float, bool]:
     """Return the share of the error that a mistake leaves, and whether that is only rounding.
@@ -163,7 +163,7 @@ def _tried(
             return
         try:
             with np.errstate(all="ignore"):
-                left, rounding = left_over(mistake, evaluation, evidence)
+                left, rounding = unexplained_share(mistake, evaluation, evidence)
         except (NotComputedError, ValueError, IndexError, AssertionError, TypeError, KeyError):
             continue  # it does not fit these shapes
         if left < 1:
@@ -199,15 +199,15 @@ def _fitted(evaluation: Evaluation, cases: Sequence[Evidence], late: Late) -> It
     """Yield the best factor on the scale and the softcap of each node, and on a cache's scales."""
     makers: list[Callable[[float], Mistake]] = []
     for node in _attentions(evaluation):
-        makers.append(functools.partial(scaled, evaluation, node))
+        makers.append(functools.partial(scale_mistake, evaluation, node))
         if softcap_of(node):
-            makers.append(functools.partial(capped_at, evaluation, node))
+            makers.append(functools.partial(softcap_mistake, evaluation, node))
     for make in (*makers, *stale_scales(evaluation)):
         if late():
             return
 
         def left(log: float, make: Callable[[float], Mistake] = make) -> float:
-            return left_over(make(math.exp(log)), evaluation, cases)[0]
+            return unexplained_share(make(math.exp(log)), evaluation, cases)[0]
 
         yield make(math.exp(_lowest(left)))
 

@@ -1,4 +1,4 @@
-"""Meaning of a graph in float64, and the choice of cases for it."""
+"""Comparison of a graph's float64 evaluation with the truth, and the choice of cases for it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from attn_export.errors import GraphError
 from attn_export.tensorfile import is_floating
 
 FAILED, PASSED = 8, 4
-"""Numbers of failed and of passed cases on which mistakes are tried."""
+"""The numbers of failed and of passed cases on which known mistakes are tried."""
 
 LARGEST, TIMES = 2**13, 16
-"""Most numbers in a case that is evaluated, or most times those of the smallest case:
-larger ones take long."""
+"""Limits on the size of a case that is evaluated: input elements, or multiples of the smallest
+case, whichever is larger. Larger cases take too long."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Meaning:
-    """A graph that can be evaluated in float64, and whether that gives the truth.
+    """A graph that can be evaluated in float64, and whether the evaluation gives the truth.
 
     Attributes:
-        runner: The graph.
-        right: Whether it does in the cases that were looked at and could be evaluated.
-        stuck: By the name of each case that could not, the node that cannot be computed.
+        runner: The graph in its runtime.
+        evaluation: The graph in float64.
+        right: Whether it gives the truth in all examined cases that could be evaluated.
+        stuck: The error of each case that could not be evaluated, by the name of the case.
     """
 
     runner: GraphRunner
@@ -36,150 +37,164 @@ class Meaning:
     stuck: Mapping[str, NotComputedError] = dataclasses.field(default_factory=dict)
 
     def outputs(self, case: KnownCase) -> Mapping[str, np.ndarray]:
-        """Return the graph's float64 outputs, with the bundle's axes and names."""
-        return self.as_stated(self.evaluation.values(self.runner.fed(case.inputs)))
+        """Compute the graph's float64 outputs in the bundle's axis order."""
+        return self.bundle_outputs(self.evaluation.values(self.runner.to_graph_layout(case.inputs)))
 
-    def as_stated(self, values: Values) -> Mapping[str, np.ndarray]:
-        """Return the graph's outputs from its values, with the bundle's axes and names."""
-        return self.runner.from_outputs(self.evaluation.outputs_of(values))
+    def bundle_outputs(self, values: Values) -> Mapping[str, np.ndarray]:
+        """Return the graph outputs among its values, in the bundle's axis order."""
+        return self.runner.to_bundle_layout(self.evaluation.outputs_of(values))
 
     def values(self, case: KnownCase) -> Values | None:
-        """Return every value of a case; None if a node cannot be computed."""
+        """Compute every value of the graph for a case; None if a node cannot be computed."""
         try:
-            return self.evaluation.values(self.runner.fed(case.inputs))
+            return self.evaluation.values(self.runner.to_graph_layout(case.inputs))
         except NotComputedError:
             return None
 
 
-def spread(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
-    """Return some of the cases, from the smallest to the largest that can be evaluated.
+def sample_cases(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
+    """Choose cases evenly from the smallest to the largest that may be evaluated.
 
-    The smallest cases alone hide mistakes with several queries, or with a past.
+    The smallest cases alone would hide mistakes that need several queries or a past.
 
     Args:
-        cases: The smallest first.
-        count: The number of cases.
+        cases: The cases, the smallest first.
+        count: The largest number of cases to choose.
     """
-    plain = [case for case in cases if not case.golden.case.ignored_rows] or cases
-    limit = max(LARGEST, TIMES * plain[0].size) if plain else 0
-    fitting = [case for case in plain if case.size <= limit]
-    if len(fitting) <= count:
-        return list(fitting)
-    return [fitting[round(i * (len(fitting) - 1) / (count - 1))] for i in range(count)]
+    usable = [case for case in cases if not case.golden.case.ignored_rows] or cases
+    limit = max(LARGEST, TIMES * usable[0].size) if usable else 0
+    small = [case for case in usable if case.size <= limit]
+    if len(small) <= count:
+        return list(small)
+    return [small[round(i * (len(small) - 1) / (count - 1))] for i in range(count)]
 
 
-def looked_at(trial: GraphRun) -> list[KnownCase]:
-    """Return the cases to evaluate; the first fails and is of medium size."""
-    failed = spread(trial.failed, FAILED)
+def choose_cases(trial: GraphRun) -> list[KnownCase]:
+    """Choose failed and passed cases to evaluate; the first failed and is of medium size."""
+    failed = sample_cases(trial.failed, FAILED)
     failed.insert(0, failed.pop(len(failed) // 2))
     passed = sorted(trial.passed, key=lambda case: case.size)
-    return [*failed, *spread(passed, PASSED)]
+    return [*failed, *sample_cases(passed, PASSED)]
 
 
 def meaning(runner: GraphRunner, cases: Sequence[KnownCase]) -> Meaning:
-    """Return the meaning of a graph.
-
-    Args:
-        runner: The graph.
-        cases: The cases to compare with the truth.
-
-    Raises:
-        GraphError: If it cannot be evaluated in float64 at all.
-    """
-    found = Meaning(runner, Evaluation.load(runner.path), right=True)
-    stuck: dict[str, NotComputedError] = {}
-    right = True
-    for case in cases:
-        if runner.form.takes(case.sizes):
-            try:
-                right &= is_right(case.golden, found.outputs(case))
-            except NotComputedError as error:
-                stuck[case.name] = error
-    return dataclasses.replace(found, right=right, stuck=stuck)
-
-
-def understood(
-    runner: GraphRunner, cases: Sequence[KnownCase], trial: GraphRun
-) -> tuple[Meaning | None, str]:
-    """Return the meaning of a graph; None and the reason if float64 cannot determine it.
-
-    Args:
-        runner: The graph.
-        cases: The cases to compare with the truth.
-        trial: The runtime's result.
-    """
-    try:
-        found = meaning(runner, cases)
-    except GraphError as error:
-        return None, str(error)
-    if any(name in trial.ran.outputs for name in found.stuck):
-        # The runtime can do what the evaluation cannot.
-        return None, str(next(iter(found.stuck.values())))
-    return found, ""
-
-
-def right_meaning(runners: Sequence[GraphRunner], cases: Sequence[KnownCase]) -> Meaning | None:
-    """Return the first right graph of a bundle, if there is one.
-
-    The bundle's own order has the standard dialect first, in which attention is one node.
-
-    Args:
-        runners: The graphs in their runtimes.
-        cases: The cases.
-    """
-    for runner in runners:
-        found = None if runner.form.layouts else if_right(runner, cases)
-        if found is not None:
-            return found
-    return None
-
-
-def if_right(runner: GraphRunner, cases: Sequence[KnownCase]) -> Meaning | None:
-    """Return the meaning of a graph, if it gives the truth in every case.
+    """Evaluate a graph in float64, and compare it with the truth.
 
     Args:
         runner: The graph in its runtime.
-        cases: The cases.
+        cases: The cases to evaluate.
+
+    Raises:
+        GraphError: If the graph cannot be evaluated in float64 at all.
+    """
+    graph_meaning = Meaning(runner, Evaluation.load(runner.path), right=True)
+    stuck: dict[str, NotComputedError] = {}
+    right = True
+    for case in cases:
+        if runner.graph_file.takes(case.sizes):
+            try:
+                right &= is_right(case.golden, graph_meaning.outputs(case))
+            except NotComputedError as error:
+                stuck[case.name] = error
+    return dataclasses.replace(graph_meaning, right=right, stuck=stuck)
+
+
+def evaluable_meaning(
+    runner: GraphRunner, cases: Sequence[KnownCase], trial: GraphRun
+) -> tuple[Meaning | None, str]:
+    """Evaluate a graph in float64, or return None and the reason that this is not possible.
+
+    Args:
+        runner: The graph in its runtime.
+        cases: The cases to evaluate.
+        trial: The runtime's result. A node that the runtime computes and the evaluation does not
+            is no error of the graph.
     """
     try:
-        found = meaning(runner, cases)
+        graph_meaning = meaning(runner, cases)
+    except GraphError as error:
+        return None, str(error)
+    if any(name in trial.ran.outputs for name in graph_meaning.stuck):
+        # The runtime computes a case that the evaluation cannot.
+        return None, str(next(iter(graph_meaning.stuck.values())))
+    return graph_meaning, ""
+
+
+def right_meaning(runners: Sequence[GraphRunner], cases: Sequence[KnownCase]) -> Meaning | None:
+    """Return the first graph of a bundle that gives the truth, if there is one.
+
+    The standard dialect, in which attention is one node, comes first in a bundle. Graphs with
+    other axis orders are left out.
+
+    Args:
+        runners: The graphs in their runtimes.
+        cases: The cases to evaluate.
+    """
+    for runner in runners:
+        graph_meaning = None if runner.graph_file.layouts else meaning_if_right(runner, cases)
+        if graph_meaning is not None:
+            return graph_meaning
+    return None
+
+
+def meaning_if_right(runner: GraphRunner, cases: Sequence[KnownCase]) -> Meaning | None:
+    """Evaluate a graph in float64; return None unless it gives the truth in every case.
+
+    Args:
+        runner: The graph in its runtime.
+        cases: The cases to evaluate.
+    """
+    try:
+        graph_meaning = meaning(runner, cases)
     except GraphError:
         return None
-    return found if found.right and not found.stuck else None
+    return graph_meaning if graph_meaning.right and not graph_meaning.stuck else None
 
 
-def loses_precision(own: Meaning | None, right: Meaning | None, cases: Sequence[KnownCase]) -> bool:
-    """Return whether a graph gives the truth in float64 alone.
+def loses_precision(
+    suspect: Meaning | None, right: Meaning | None, cases: Sequence[KnownCase]
+) -> bool:
+    """Return whether a graph gives the truth in float64, but not in the module's own type.
 
-    It is wrong after rounding, and another graph is not.
+    That is so if it is wrong after rounding in a case in which another graph is right.
 
     Args:
-        own: The graph.
-        right: One of the bundle that gives the truth.
+        suspect: The graph in question.
+        right: A graph of the bundle that gives the truth.
         cases: The failing cases.
     """
-    if own is None or right is None or not own.right or own.runner.path == right.runner.path:
+    if (
+        suspect is None
+        or right is None
+        or not suspect.right
+        or suspect.runner.path == right.runner.path
+    ):
         return False
-    return any(right_rounded(right, case) and not right_rounded(own, case) for case in cases)
+    return any(
+        is_right_when_rounded(right, case) and not is_right_when_rounded(suspect, case)
+        for case in cases
+    )
 
 
-def right_rounded(of: Meaning, case: KnownCase) -> bool:
-    """Return whether a graph gives the truth with each node rounded to the module's own type.
+def is_right_when_rounded(graph_meaning: Meaning, case: KnownCase) -> bool:
+    """Return whether a graph gives the truth if each node is rounded to the module's own type.
 
     Args:
-        of: The graph in float64.
+        graph_meaning: The graph in float64.
         case: The case.
     """
-    if not of.runner.form.takes(case.sizes):
+    if not graph_meaning.runner.graph_file.takes(case.sizes):
         return True
     try:
-        values = of.evaluation.noisy_values(of.runner.fed(case.inputs), dtype_of(case))
+        values = graph_meaning.evaluation.noisy_values(
+            graph_meaning.runner.to_graph_layout(case.inputs), dtype_of(case)
+        )
     except NotComputedError:
         return False
-    return is_right(case.golden, of.as_stated(values))
+    return is_right(case.golden, graph_meaning.bundle_outputs(values))
 
 
 def dtype_of(case: KnownCase) -> np.dtype:
-    """Return the floating type of a case."""
+    """Return the floating type of a case's outputs; float32 if there is none."""
     dtypes = (array.dtype for array in case.golden.expected.values())
     return next((dtype for dtype in dtypes if is_floating(dtype)), np.dtype(np.float32))

@@ -73,7 +73,7 @@ def _heads() -> Iterator[Misreading]:
     )  # fmt: skip
     yield Misreading(
         "past ignored", "past keys and values are not attended to",
-        {"given": lambda given, at: given & (_keys(at) >= _past_of(at))},
+        {"mask_visible": lambda given, at: given & (_keys(at) >= _past_of(at))},
     )  # fmt: skip
     yield Misreading(
         "past after new keys", "new keys and values come before those of the past",
@@ -106,7 +106,7 @@ def _causal() -> Iterator[Misreading]:
     )  # fmt: skip
     yield Misreading(
         "mask dropped beside causal", "the causal mask takes the place of the given one",
-        {"given": _all, "added": lambda added, _: np.zeros_like(added)},
+        {"mask_visible": _all, "mask_bias": lambda added, _: np.zeros_like(added)},
     )  # fmt: skip
     yield Misreading(
         "key always visible", "key 0 is always visible, whatever the masks hide",
@@ -118,11 +118,11 @@ def _causal() -> Iterator[Misreading]:
     )  # fmt: skip
     yield Misreading(
         "last key dropped", "the last key is not attended to",
-        {"given": lambda given, at: given & (_keys(at) < at["keys"].shape[2] - 1)},
+        {"mask_visible": lambda given, at: given & (_keys(at) < at["keys"].shape[2] - 1)},
     )  # fmt: skip
     yield Misreading(
         "first key dropped", "key 0 is not attended to",
-        {"given": lambda g, at: g & (_keys(at) > 0)},
+        {"mask_visible": lambda g, at: g & (_keys(at) > 0)},
     )  # fmt: skip
 
 
@@ -155,11 +155,11 @@ def _rows() -> Iterator[Misreading]:
     yield Misreading(
         "mask scaled",
         "what is added to the scores, masks among it, is multiplied by the softmax scale too",
-        {"added": lambda added, at: added * at["scale"]},
+        {"mask_bias": lambda added, at: added * at["scale"]},
     )  # fmt: skip
     yield Misreading(
         "mask values dropped", "of a float mask only -inf counts, its other values are dropped",
-        {"added": lambda added, _: np.zeros_like(added)},
+        {"mask_bias": lambda added, _: np.zeros_like(added)},
     )  # fmt: skip
 
 
@@ -258,7 +258,7 @@ def _first(weights: Array) -> Array:
 
 
 def _capped_with_mask(_: Array, at: StepValues) -> Array:
-    everything = np.where(at["visible"], at["products"] + at["added"], -np.inf)
+    everything = np.where(at["visible"], at["products"] + at["mask_bias"], -np.inf)
     return np.asarray(at["softcap"] * np.tanh(everything / at["softcap"]))
 
 

@@ -1,4 +1,4 @@
-"""Description of a known mistake, and the small changes that many mistakes consist of."""
+"""Type of a known mistake, and changes of values that many mistakes share."""
 
 from __future__ import annotations
 
@@ -17,23 +17,27 @@ if TYPE_CHECKING:
     from attn_export.diagnose.evaluate import Evaluation, Rounding, Values
 
 Replaced = Callable[["Values"], Mapping[str, Array]]
-"""Gets the values of a case; gives those that the mistake changes, by name."""
+"""Function that takes all values of a case, and returns those that the mistake changes, by name."""
 
 
 EXACT = 0.9
+"""Least share of the error that a mistake must account for."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """One way of being wrong, made in one place of a right graph.
+    """A known mistake, applied at one place of a right graph.
+
+    Either `replaced` or `rounding` is set.
 
     Attributes:
         kind: Its kind, in a word or two: ``"scale"``.
-        says: Its effect, as the rest of a sentence: ``"scores are multiplied by …"``.
-        node: Where: the name of a node, of an input, or of an initialiser; "" for everywhere.
-        replaced: The values that it changes.
-        rounding: Its rounding of the operands of every product, instead.
-        share: The share of the error that it must account for. Rounding is not repeated to the bit.
+        says: Its effect as a clause: ``"scores are multiplied by …"``.
+        node: The name of the node, graph input or initialiser; "" if it applies everywhere.
+        replaced: Returns the values that it changes.
+        rounding: Rounds the operands of every product.
+        share: The least share of the error that it must account for. It is less for mistakes of
+            rounding, which cannot be repeated bit by bit.
     """
 
     kind: str
@@ -46,67 +50,71 @@ class Mistake:
     def outputs(
         self, evaluation: Evaluation, inputs: Mapping[str, Array], values: Values
     ) -> dict[str, Array]:
-        """Return the outputs of the graph with the mistake.
+        """Compute the outputs of the graph with the mistake.
 
         Args:
             evaluation: The right graph.
-            inputs: Of a case.
-            values: The values of the graph for them without the mistake.
+            inputs: The inputs of a case, by name.
+            values: The values of the right graph for these inputs.
         """
         if self.rounding is not None:
             return evaluation.outputs_of(evaluation.values(inputs, self.rounding))
         assert self.replaced is not None
-        return evaluation.outputs_of(evaluation.again(values, self.replaced(values)))
+        return evaluation.outputs_of(evaluation.recompute(values, self.replaced(values)))
 
 
 ROUNDED = 0.3
-"""The share for mistakes of rounding."""
+"""Least share of the error that a mistake of rounding must account for."""
 
 
-def in_attention(
+def attention_step_mistake(
     evaluation: Evaluation, node: onnx.NodeProto, kind: str, says: str, **changes: Change
 ) -> Mistake:
-    """Return a mistake in the steps of an `Attention` node.
+    """Make a mistake in the steps of an `Attention` node.
 
     Args:
         evaluation: The right graph.
         node: Its `Attention` node.
         kind: The kind of the mistake, in a word or two.
-        says: Its effect, as the rest of a sentence.
-        changes: The changed steps by name.
+        says: Its effect as a clause.
+        changes: The changed steps, by name.
     """
     share = ROUNDED if kind.endswith("precision") else EXACT
     return Mistake(
-        kind, says, node.name, lambda v: evaluation.attention(node, v, changes), share=share
+        kind,
+        says,
+        node.name,
+        lambda values: evaluation.attention(node, values, changes),
+        share=share,
     )
 
 
-def becomes(name: str, of: Callable[[Array], Array]) -> Replaced:
-    """Return a change of one value.
+def change_value(name: str, change: Callable[[Array], Array]) -> Replaced:
+    """Return a function that changes one value of a graph.
 
     Args:
         name: The name of the value.
-        of: The change: an array to an array of the same shape.
+        change: Takes the array, and returns one of the same shape.
     """
 
     def replaced(values: Values) -> dict[str, Array]:
         array = values[name]
         assert array is not None
-        return {name: of(array)}
+        return {name: change(array)}
 
     return replaced
 
 
-def along_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None:
-    """Shift a matrix [..., L, S] that depends on j - i alone by `shift` diagonals to the left.
+def shift_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None:
+    """Shift a mask that depends only on j - i by `shift` diagonals to the left.
 
     Args:
-        visible: The keys j that each query i sees.
+        visible: Whether query i sees key j, bool `[..., L, S]`.
         shift: The number of diagonals.
-        beyond: Whether a query sees keys that are further ahead of it than any in the matrix.
+        beyond: Visibility of keys further ahead of the query than any key of `visible`.
 
     Returns:
-        None where it depends on more.
+        The shifted mask; None if the mask depends on more than j - i.
     """
     L, S = visible.shape[-2:]
     if not visible.size:
@@ -114,10 +122,10 @@ def along_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None
     matrix = visible.reshape(-1, L, S)[0]
     if not (visible == matrix).all():
         return None
-    of_diagonal = np.concatenate([matrix[::-1, 0], matrix[0, 1:]])  # j - i from -(L - 1) to S - 1
+    by_diagonal = np.concatenate([matrix[::-1, 0], matrix[0, 1:]])  # j - i from -(L - 1) to S - 1
     diagonal = np.arange(S) - np.arange(L)[:, None] + L - 1
-    if not (of_diagonal[diagonal] == matrix).all():
+    if not (by_diagonal[diagonal] == matrix).all():
         return None
-    moved = diagonal - shift
-    found = of_diagonal[np.clip(moved, 0, L + S - 2)]
-    return np.broadcast_to(np.where(moved > L + S - 2, beyond, found), visible.shape)
+    shifted = diagonal - shift
+    selected = by_diagonal[np.clip(shifted, 0, L + S - 2)]
+    return np.broadcast_to(np.where(shifted > L + S - 2, beyond, selected), visible.shape)

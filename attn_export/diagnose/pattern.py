@@ -63,18 +63,18 @@ def pattern_of(trial: GraphRun, axes: Mapping[str, Sequence[object]]) -> Pattern
     passed = [case.sizes for case in trial.passed]
     # Masks and values can hide what is wrong at some sizes.
     plain = [case.sizes for case in trial.passed if not case.golden.case.contents]
-    sizes = tuple(separating(failed, plain))
+    sizes = tuple(separating_conditions(failed, plain))
     right, shown, wrong = set(axes), list[str](), dict[str, set[str]]()
     for case in trial.failed:
         outputs = trial.ran.outputs.get(case.name, {})
         verdicts = judge("", "", case.golden, outputs)
         wrong[case.name] = {v.output for v in verdicts if v.status != "passed"}
         new = wrong[case.name] & right
-        shown += where_in(case, outputs, axes, new)
+        shown += error_locations(case, outputs, axes, new)
         right -= new
     places = tuple(_places_in_all(trial, axes, wrong))
     lines = [
-        *in_common(failed, passed),
+        *common_properties(failed, passed),
         *(f"the cases that fail are those {where}" for where in sizes),
         *places,
         *shown,
@@ -83,7 +83,7 @@ def pattern_of(trial: GraphRun, axes: Mapping[str, Sequence[object]]) -> Pattern
     return Pattern(sizes, places, tuple(lines))
 
 
-def in_common(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
+def common_properties(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
     """Yield sentences on the number of failures, and on properties shared by all of them.
 
     Some of the cases that pass have these properties too.
@@ -104,7 +104,7 @@ def in_common(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]
             yield f"all cases that fail are {says}; {others} of these pass"
 
 
-def separating(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
+def separating_conditions(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
     """Yield conditions on sizes that separate all failing from all passing cases, by axis.
 
     If no single axis separates them, two together are tried.
@@ -196,7 +196,7 @@ def _others(array: Array, axis: int) -> list[int]:
     return [i for i in range(array.ndim) if i != axis]
 
 
-def where_in(
+def error_locations(
     case: KnownCase,
     actual: Mapping[str, Array],
     axes: Mapping[str, Sequence[object]],

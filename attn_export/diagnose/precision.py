@@ -1,7 +1,8 @@
-"""Probes of numbers: the effective precision of a runtime, and its treatment of small numbers.
+"""Probes of precision: the significand bits that a runtime keeps, and its handling of subnormals.
 
-Each row of the batch needs one more bit: a score, weight or value of 1 + 2^-b that is rounded
-to fewer bits is 1, which the inputs are made to show.
+Each batch element tests one number of bits b at one step of attention. The step has to hold
+1 + 2^-b, or a number that needs as many bits; if it is rounded to fewer, the output changes
+visibly.
 """
 
 from __future__ import annotations
@@ -16,28 +17,30 @@ from attn_export.diagnose.probe_graphs import HKV, D, H, ProbeGraph
 from attn_export.tensorfile import ArrayDict
 
 BITS = np.arange(1, 24)
-"""The b of 1 + 2^-b; float32 holds 23 of them."""
+"""The exponents b of 1 + 2^-b that are tested; float32 holds all 23."""
 
 STEPS = ("query", "key", "scores", "weights", "value")
-"""Values that may be rounded: the factors of products, and the input of the softmax."""
+"""Values that a runtime may round: the operands of both products, and the input of the softmax."""
 
 WIDE = 2.0**17
-"""More than float16 holds, and nothing to the others."""
+"""A number that overflows in float16, and in no other format."""
 
 FORMATS = {24: "float32", 11: "TF32", 8: "bfloat16"}
 """Formats by the bits of their significand, its leading 1 included."""
 
 LEAST = 1 / (1 + np.exp(-1.0)) - 0.5
 LOST: dict[str, np.ndarray | float] = {"value": 2.0**-BITS, "weights": 0.5}
-"""Error of an output where the bit is lost; at least `LEAST` for probes that are not listed."""
+"""Error of the output if the bit is lost, by step: for each b, or for all. Other steps have an
+error of at least `LEAST`."""
 
 SLACK = {24: 3, 11: 1, 8: 1}
-"""Number of bits that a softmax may lose to its exponentials and its division."""
+"""Number of bits that a softmax may lose in its exponentials and its division, by the bits of the
+format."""
 
 HALF = ProbeGraph("float16", dtype="float16")
 
 
-def precision() -> Iterator[Probe]:
+def precision_probes() -> Iterator[Probe]:
     """Yield the probes of precision."""
     yield Probe(
         "precision", "bits that survive Q·Kᵀ, softmax and P·V where everything is float32",
@@ -52,52 +55,55 @@ def precision() -> Iterator[Probe]:
 
 
 def bit_inputs() -> ArrayDict:
-    """Return inputs `[5 · 23 + 1, heads, .., D]`: 23 rows for each of `STEPS`, one for the range.
+    """Return queries `[5 · 23 + 1, H, 1, D]`, and keys and values `[5 · 23 + 1, Hkv, 2, D]`.
 
-    One query; two keys. 1/√D = 1/4 is in all scores.
+    The batch has 23 elements for each of `STEPS`, and a last one for the range. All scores
+    contain the factor 1/√D = 1/4.
     """
-    rows = len(STEPS) * len(BITS) + 1
-    query, key = np.zeros((rows, H, 1, D)), np.zeros((rows, HKV, 2, D))
-    value = np.zeros((rows, HKV, 2, D))
+    batch = len(STEPS) * len(BITS) + 1
+    query, key = np.zeros((batch, H, 1, D)), np.zeros((batch, HKV, 2, D))
+    value = np.zeros((batch, HKV, 2, D))
     for index, b in enumerate(BITS):
-        of_query, of_key, of_scores, weights, of_value = (
-            _row(step, index) for step in range(len(STEPS))
+        query_case, key_case, scores_case, weights_case, value_case = (
+            _batch_index(step, index) for step in range(len(STEPS))
         )
-        large, odd = 2.0 ** (b + 2), 1 + 2.0**-b
+        large, odd_number = 2.0 ** (b + 2), 1 + 2.0**-b
         # The score of the first key is large · odd - large, which is 4, or 0.
-        query[of_query, ..., :2], key[of_query, :, 0, :2] = (odd, 1.0), (large, -large)
-        query[of_key, ..., :2], key[of_key, :, 0, :2] = (large, -large), (odd, 1.0)
+        query[query_case, ..., :2], key[query_case, :, 0, :2] = (odd_number, 1.0), (large, -large)
+        query[key_case, ..., :2], key[key_case, :, 0, :2] = (large, -large), (odd_number, 1.0)
         # Scores of 2^b + 1 and 2^b.
-        query[of_scores, ..., :2] = 1.0
-        key[of_scores, :, :, 0], key[of_scores, :, 0, 1] = large, 4.0
-        value[[of_query, of_key, of_scores], :, 0] = 1.0
+        query[scores_case, ..., :2] = 1.0
+        key[scores_case, :, :, 0], key[scores_case, :, 0, 1] = large, 4.0
+        value[[query_case, key_case, scores_case], :, 0] = 1.0
         # Scores that differ by 2^-b: so do the weights, about, by half of it.
-        query[weights, ..., 0], key[weights, :, 0, 0] = 1.0, 2.0 ** (2 - b)
-        value[weights, :, 0], value[weights, :, 1] = 2.0**b, -(2.0**b)
-        value[of_value] = odd
+        query[weights_case, ..., 0], key[weights_case, :, 0, 0] = 1.0, 2.0 ** (2 - b)
+        value[weights_case, :, 0], value[weights_case, :, 1] = 2.0**b, -(2.0**b)
+        value[value_case] = odd_number
     value[-1] = WIDE
     inputs = {"query": query, "key": key, "value": value}
     return {name: array.astype(np.float32) for name, array in inputs.items()}
 
 
-def _row(step: int, index: int) -> int:
+def _batch_index(step: int, index: int) -> int:
     return step * len(BITS) + index
 
 
 def read_bits(output: np.ndarray) -> ProbeFinding:
-    """Return the format that the bits match, and their number at each step."""
+    """Return the number format that matches the bits kept, with the number at each step."""
     inputs = bit_inputs()
     if output.shape != inputs["query"].shape:
         return ProbeFinding(SOMETHING_ELSE, f"its shape is {list(output.shape)}")
     truth = attend(inputs)
     error = np.abs(output.astype(np.float64) - truth).max(axis=(1, 2, 3))
-    found = {}
+    bits_by_step = {}
     for step, name in enumerate(STEPS):
-        rows = slice(_row(step, 0), _row(step + 1, 0))
+        rows = slice(_batch_index(step, 0), _batch_index(step + 1, 0))
         kept = error[rows] < LOST.get(name, LEAST) / 2  # False for NaN
-        found[name] = 1 + (len(kept) if kept.all() else int(np.argmin(kept)))
-    detail = ", ".join(f"{name} {bits}" for name, bits in found.items())
-    return ProbeFinding(_format(found, in_range=bool(error[-1] < WIDE / 2)), f"bits: {detail}")
+        bits_by_step[name] = 1 + (len(kept) if kept.all() else int(np.argmin(kept)))
+    detail = ", ".join(f"{name} {count}" for name, count in bits_by_step.items())
+    return ProbeFinding(
+        _format(bits_by_step, in_range=bool(error[-1] < WIDE / 2)), f"bits: {detail}"
+    )
 
 
 def _format(bits: dict[str, int], *, in_range: bool) -> str:
@@ -147,9 +153,9 @@ def _small_weights() -> Probe:
 
 
 def _two_keys(score: float, first: float, second: float) -> ArrayDict:
-    """Return a query that scores 0 with the first key and `score` with the second.
+    """Return inputs of one query and two keys, with scores 0 and `score`.
 
-    The values of the two keys are `first` and `second`.
+    The values of the keys are `first` and `second` in every element.
     """
     query, key = np.zeros((1, H, 1, D), np.float32), np.zeros((1, HKV, 2, D), np.float32)
     value = np.empty((1, HKV, 2, D), np.float32)

@@ -1,4 +1,4 @@
-"""Graphs and inputs of probes: one node of attention each."""
+"""Graphs of probes, each with one attention node, and inputs for them."""
 
 from __future__ import annotations
 
@@ -27,26 +27,27 @@ if TYPE_CHECKING:
 # -- graphs: one node of attention each ---------------------------------------------------------
 
 H, HKV, D = 4, 2, 16
-"""Query heads, K/V heads, width: 1/√D is a power of 2, so that scaling rounds nothing."""
+"""Numbers of query heads and of K/V heads, and the head width. 1/√D is a power of 2, so scaling is
+exact."""
 
 MICROSOFT = "com.microsoft"
 
 IR_VERSION = 10
-"""The first that opset 23 goes with."""
+"""The first IR version that allows opset 23."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ProbeGraph:
-    """A node of attention between inputs and outputs.
+    """Description of a graph of one attention node.
 
     Attributes:
-        name: Unique among the graphs.
-        mask: The type of the mask, ``"bool"`` or ``"float"``; "" where there is none.
-        past: Whether it has a past, and gives the present.
-        lengths: Whether an input gives the number of valid keys of each row.
+        name: A name that is unique among the graphs.
+        mask: The type of the mask, ``"bool"`` or ``"float"``; "" if there is none.
+        past: Whether the node has past keys and values as inputs, and present ones as outputs.
+        lengths: Whether an input holds the number of valid keys of each batch element.
         attributes: The attributes of the node.
-        dtype: Of queries, keys and values.
-        opset: Of ai.onnx.
+        dtype: The type of queries, keys and values.
+        opset: The opset of ai.onnx.
         grouped_query: Whether the node is `GroupQueryAttention` of com.microsoft.
     """
 
@@ -71,7 +72,7 @@ class ProbeGraph:
 
 
 def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
-    """Write a graph in a dialect; the file, or None if the dialect cannot express it.
+    """Write a graph in a dialect, and return the file; None if the dialect cannot express it.
 
     Args:
         graph: The graph.
@@ -87,7 +88,7 @@ def write_graph(graph: ProbeGraph, dialect: str, folder: Path) -> Path | None:
     written = write_graph(graph, graph.dialect, folder)
     if dialect != PORTABLE or written is None:
         return None
-    # Only where it is needed: it takes 0.3 s to import.
+    # Imported here because it takes 0.3 s.
     from attn_export.graph.load import load_graph
     from attn_export.graph.lower import lower
     from attn_export.graph.save import save_graph
@@ -106,50 +107,50 @@ def _model(graph: ProbeGraph) -> onnx.ModelProto:
     query = inputs["query"]
     outputs = {"output": query}
     if graph.past:
-        outputs |= dict.fromkeys(("present_key", "present_value"), _heads("total_len", graph))
-    given = [name if name in inputs else "" for name in _slots(graph)]
-    while not given[-1]:
-        given.pop()
+        outputs |= dict.fromkeys(("present_key", "present_value"), _cache_type("total_len", graph))
+    inputs_in_order = [name if name in inputs else "" for name in _input_order(graph)]
+    while not inputs_in_order[-1]:
+        inputs_in_order.pop()
     domain = MICROSOFT if graph.grouped_query else ""
     attributes: dict[str, Any] = dict(graph.attributes)
     operator = "GroupQueryAttention" if graph.grouped_query else "Attention"
     node = helper.make_node(
-        operator, given, list(outputs), name="attention", domain=domain, **attributes
+        operator, inputs_in_order, list(outputs), name="attention", domain=domain, **attributes
     )
-    made = helper.make_graph([node], "attention", _ends(inputs), _ends(outputs))
+    onnx_graph = helper.make_graph([node], "attention", _value_infos(inputs), _value_infos(outputs))
     opsets = [helper.make_opsetid("", graph.opset)]
     if domain:
         opsets.append(helper.make_opsetid(domain, 1))
-    return helper.make_model(made, opset_imports=opsets, ir_version=IR_VERSION)
+    return helper.make_model(onnx_graph, opset_imports=opsets, ir_version=IR_VERSION)
 
 
 Typed = tuple[str, list[str | int]]
-"""A dtype and the axes."""
+"""A dtype and a shape."""
 
 
-def _slots(graph: ProbeGraph) -> tuple[str, ...]:
+def _input_order(graph: ProbeGraph) -> tuple[str, ...]:
     if graph.grouped_query:
         return ("query", "key", "value", "past_key", "past_value", "seqlens_k", "total")
     return ("query", "key", "value", "attn_mask", "past_key", "past_value", "lengths")
 
 
-def _heads(length: str, graph: ProbeGraph) -> Typed:
+def _cache_type(length: str, graph: ProbeGraph) -> Typed:
     return graph.dtype, ["batch", HKV, length, D]
 
 
 def _inputs(graph: ProbeGraph) -> dict[str, Typed]:
-    new = _heads("key_len", graph)
-    found: dict[str, Typed] = {
+    new = _cache_type("key_len", graph)
+    inputs: dict[str, Typed] = {
         "query": (graph.dtype, ["batch", H, "query_len", D]), "key": new, "value": new,
     }  # fmt: skip
     if graph.mask:
         dtype = "bool" if graph.mask == "bool" else graph.dtype
-        found["attn_mask"] = dtype, ["batch", 1, "query_len", "key_len"]
+        inputs["attn_mask"] = dtype, ["batch", 1, "query_len", "key_len"]
     if graph.past:
-        found |= dict.fromkeys(("past_key", "past_value"), _heads("past_len", graph))
+        inputs |= dict.fromkeys(("past_key", "past_value"), _cache_type("past_len", graph))
     if graph.lengths:
-        found["lengths"] = "int64", ["batch"]
-    return found
+        inputs["lengths"] = "int64", ["batch"]
+    return inputs
 
 
 def _grouped_query_inputs() -> dict[str, Typed]:
@@ -162,7 +163,7 @@ def _grouped_query_inputs() -> dict[str, Typed]:
     }  # fmt: skip
 
 
-def _ends(typed: Mapping[str, Typed]) -> list[onnx.ValueInfoProto]:
+def _value_infos(typed: Mapping[str, Typed]) -> list[onnx.ValueInfoProto]:
     from onnx import helper
 
     return [
@@ -176,20 +177,20 @@ def _ends(typed: Mapping[str, Typed]) -> list[onnx.ValueInfoProto]:
 B, L = 2, 3
 
 
-def case_of_a_build(name: str, *, mask: str = "none", past: bool = False) -> ArrayDict:
-    """Return the inputs of a build's case, as inputs of its `Attention` node.
+def case_inputs(name: str, *, mask: str = "none", past: bool = False) -> ArrayDict:
+    """Return inputs of an `Attention` node with the contents of a test case of `build`.
 
-    The projections of a layer's tokens are drawn as the tokens are.
+    Queries, keys and values, which a layer would compute from its tokens, are drawn as tokens are.
 
     Args:
-        name: Contents of `cases.contents`.
-        mask: As in a spec.
-        past: Whether there is one, and the layer is causal.
+        name: The name of the contents (`parity.contents`, `parity.mask_contents`).
+        mask: The mask, as in a spec.
+        past: Whether there is a past; the layer is causal then.
     """
-    given = _cases(mask, past)[name]
-    heads = {name: _heads_apart(given[name], count) for name, count in
+    layer_inputs = _cases(mask, past)[name]
+    heads = {name: _split_heads(layer_inputs[name], count) for name, count in
              {"query": H, "key": HKV, "value": HKV}.items()}  # fmt: skip
-    return {**heads, **{name: array for name, array in given.items() if name not in heads}}
+    return {**heads, **{name: array for name, array in layer_inputs.items() if name not in heads}}
 
 
 @functools.cache
@@ -207,30 +208,30 @@ def _cases(mask: str, past: bool) -> dict[str, ArrayDict]:
     return {case.name: dict(case.inputs) for case in cases}
 
 
-def _heads_apart(x: np.ndarray, heads: int) -> np.ndarray:
+def _split_heads(x: np.ndarray, heads: int) -> np.ndarray:
     """Reshape `[B, L, heads · D]` to `[B, heads, L, D]`."""
     split = x.reshape(*x.shape[:2], heads, -1)
     return np.ascontiguousarray(split.transpose(0, 2, 1, 3))
 
 
-def drawn(
+def draw_inputs(
     name: str, *, batch: int = B, queries: int = L, keys: int = L, past: int = 0
 ) -> ArrayDict:
-    """Draw normal queries, keys and values; with a past of `past` keys if that is not 0.
+    """Draw queries, keys and values from a normal distribution, float32.
 
     Args:
-        name: Of the probe; the numbers depend on it.
+        name: The name of the probe, which seeds the generator.
         batch: B.
         queries: L.
-        keys: New ones.
-        past: P.
+        keys: The number of new keys, S - P.
+        past: P; 0 for no past.
     """
     rng = generator("fingerprint", name)
 
     def normal(heads: int, length: int) -> np.ndarray:
         return rng.standard_normal((batch, heads, length, D)).astype(np.float32)
 
-    found = {"query": normal(H, queries), "key": normal(HKV, keys), "value": normal(HKV, keys)}
+    inputs = {"query": normal(H, queries), "key": normal(HKV, keys), "value": normal(HKV, keys)}
     if past:
-        found |= {"past_key": normal(HKV, past), "past_value": normal(HKV, past)}
-    return found
+        inputs |= {"past_key": normal(HKV, past), "past_value": normal(HKV, past)}
+    return inputs

@@ -83,10 +83,10 @@ def write_folder(
         target.parent.mkdir(parents=True, exist_ok=True)
         with folder_beside(target) as staged:
             replace_graph(load_graph(runner.path), staged / runner.path.name, beside=False)
-            fed = runner.fed(case.inputs)
+            fed = runner.to_graph_layout(case.inputs)
             right = {name: array.astype(np.float64) for name, array in case.right.items()}
             np.savez(staged / "inputs.npz", **fed)  # type: ignore[arg-type]
-            np.savez(staged / "expected.npz", **runner.fed(right))  # type: ignore[arg-type]
+            np.savez(staged / "expected.npz", **runner.to_graph_layout(right))  # type: ignore[arg-type]
             (staged / SCRIPT).write_text(_script(explanation, runner, case), encoding="utf-8")
             (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
             write_list(staged, "explanation")

@@ -18,10 +18,10 @@ from attn_export.diagnose.findings import (
     SOMETHING_ELSE,
     Probe,
     ProbeFinding,
-    Row,
+    ProbeRow,
 )
-from attn_export.diagnose.mask_probes import masks, odd_inputs, seen_keys
-from attn_export.diagnose.precision import precision
+from attn_export.diagnose.mask_probes import mask_probes, odd_input_probes, visible_key_probes
+from attn_export.diagnose.precision import precision_probes
 from attn_export.diagnose.probe_graphs import write_graph
 from attn_export.dialect_names import ORT, PORTABLE, STANDARD
 from attn_export.results import Outcome
@@ -33,17 +33,17 @@ from attn_export.tensorfile import read_outputs, write_tensors
 # -- distribution of cases to processes, with a fresh one after each crash ----------------------
 
 AT_ONCE = 2
-"""Processes: one computes while another starts."""
+"""The number of processes at once: one computes while another starts."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
+class CaseResult:
     """Result of one case.
 
     Attributes:
-        outcome: ``"ran"``, or how it ended.
-        reason: Why it gave no outputs.
-        outputs: By name.
+        outcome: ``"ran"``, or the way in which it failed.
+        reason: The reason that it has no outputs.
+        outputs: The outputs by name.
     """
 
     outcome: Outcome
@@ -52,92 +52,93 @@ class Answer:
 
 
 @dataclasses.dataclass(frozen=True)
-class Question:
-    """Cases for one process after another.
+class ProbeBatch:
+    """Cases of one graph, which run in one process, or in several if it crashes.
 
     Attributes:
         start: Starts a process with these cases.
-        cases: The cases without an answer.
+        cases: The cases that have no result yet.
     """
 
     start: Callable[[Sequence[CaseFiles]], Worker]
     cases: Sequence[CaseFiles]
 
 
-def worker_with(
-    kind: Runtime, limits: Limits, graph: Path, inputs: Sequence[str], cases: Sequence[CaseFiles]
+def start_worker(
+    runtime: Runtime, limits: Limits, graph: Path, inputs: Sequence[str], cases: Sequence[CaseFiles]
 ) -> Worker:
-    """Return a runtime's process, started with a graph.
+    """Start a runtime's process on the cases of a graph.
 
     Args:
-        kind: The runtime.
-        limits: For it.
-        graph: The file.
+        runtime: The runtime.
+        limits: Limits of the process.
+        graph: The file of the graph.
         inputs: The names of its inputs.
         cases: The cases to run.
     """
-    worker = Worker(kind, limits)
+    worker = Worker(runtime, limits)
     worker.send_job(graph, inputs, cases)
     return worker
 
 
-def run_questions(
-    questions: Iterable[Question], advance: Callable[[str], None] = lambda _: None
-) -> dict[Path, Answer]:
-    """Return the answers, keyed by the output folders of the cases.
+def run_batches(
+    batches: Iterable[ProbeBatch], advance: Callable[[str], None] = lambda _: None
+) -> dict[Path, CaseResult]:
+    """Run batches of cases, and return the results by the output folders of the cases.
 
-    A process that crashes or hangs within a case is the answer to that case; the next ones get a
-    fresh process. One that ends before its first case is the answer to all of them.
+    If a process crashes or hangs within a case, that is the result of the case, and the remaining
+    cases run in a fresh process. If it ends before the graph is loaded, that is the result of all
+    its cases.
 
     Args:
-        questions: At most `AT_ONCE` of them run at a time, in their order.
-        advance: Receives the name of each case after its answer.
+        batches: The batches, of which at most `AT_ONCE` run at a time, in their order.
+        advance: Called with the name of each case that has a result.
     """
-    found: dict[Path, Answer] = {}
-    waiting = deque(questions)
-    running: deque[tuple[Question, Worker]] = deque()
+    results: dict[Path, CaseResult] = {}
+    waiting = deque(batches)
+    running: deque[tuple[ProbeBatch, Worker]] = deque()
     with ExitStack() as stack:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
-                question = waiting.popleft()
-                server = question.start(question.cases)
-                stack.callback(server.close)
-                running.append((question, server))
-            question, server = running.popleft()
-            answers = _listen(question, server, advance)
-            server.close()
-            found |= answers
-            left = [case for case in question.cases if case[2] not in answers]
-            if left:
-                waiting.appendleft(dataclasses.replace(question, cases=left))
-    return found
+                batch = waiting.popleft()
+                worker = batch.start(batch.cases)
+                stack.callback(worker.close)
+                running.append((batch, worker))
+            batch, worker = running.popleft()
+            batch_results = _collect(batch, worker, advance)
+            worker.close()
+            results |= batch_results
+            remaining = [case for case in batch.cases if case[2] not in batch_results]
+            if remaining:
+                waiting.appendleft(dataclasses.replace(batch, cases=remaining))
+    return results
 
 
-def _listen(
-    question: Question, server: Worker, advance: Callable[[str], None]
-) -> dict[Path, Answer]:
-    """Return the answers to the cases that this process reached."""
-    found: dict[Path, Answer] = {}
-    cases = iter(question.cases)
-    for served in server.served():
+def _collect(
+    batch: ProbeBatch, worker: Worker, advance: Callable[[str], None]
+) -> dict[Path, CaseResult]:
+    """Return the results of the cases that this process reached."""
+    results: dict[Path, CaseResult] = {}
+    cases = iter(batch.cases)
+    for answer in worker.served():
         name, _, folder = next(cases)
-        assert name == served.case
-        found[folder] = (
-            Answer("refused", served.error)
-            if served.error
-            else Answer(RAN, outputs=read_outputs(folder, served.outputs))
+        assert name == answer.case
+        results[folder] = (
+            CaseResult("refused", answer.error)
+            if answer.error
+            else CaseResult(RAN, outputs=read_outputs(folder, answer.outputs))
         )
         advance(name)
-    if server.outcome == RAN:
-        return found
-    ended = Answer(server.outcome, server.reason)
-    rest = list(cases)
-    if not rest:  # it refuses in the end what it did, or dies when all is done
-        return dict.fromkeys(found, ended) if server.outcome == "refused" else found
-    for name, _, folder in rest[:1] if server.loaded else rest:
-        found[folder] = ended
+    if worker.outcome == RAN:
+        return results
+    failure = CaseResult(worker.outcome, worker.reason)
+    remaining = list(cases)
+    if not remaining:  # it refused its results at the end, or crashed after all of them
+        return dict.fromkeys(results, failure) if worker.outcome == "refused" else results
+    for name, _, folder in remaining[:1] if worker.loaded else remaining:
+        results[folder] = failure
         advance(name)
-    return found
+    return results
 
 
 # -- probes and their rows ----------------------------------------------------------------------
@@ -148,7 +149,7 @@ PYTORCH = "pytorch"
 
 def probes() -> tuple[Probe, ...]:
     """Return all probes, in the order of the report."""
-    return (*seen_keys(), *masks(), *precision(), *odd_inputs())
+    return (*visible_key_probes(), *mask_probes(), *precision_probes(), *odd_input_probes())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,78 +157,78 @@ class Side:
     """One side of the comparison: a runtime in a dialect."""
 
     name: str
-    form: str
+    dialect: str
 
 
 class ProgressReceiver(Protocol):
     """Receiver of progress."""
 
     def expect(self, steps: int) -> None:
-        """Expect this number of answers."""
+        """Announce a number of further cases."""
         ...
 
     def advance(self, text: str) -> None:
-        """Count one answer."""
+        """Count one case that has a result."""
         ...
 
 
 class Comparison:
-    """One run of probes.
+    """Run of probes in a runtime, the ONNX reference evaluator and PyTorch.
 
     Args:
-        kind: The runtime.
+        runtime: The runtime.
         probes: The probes to run.
-        folder: An empty one for graphs, inputs and outputs.
-        limits: For every process.
+        folder: An empty folder for graphs, inputs and outputs.
+        limits: Limits of every process.
         progress: The receiver of progress.
     """
 
     def __init__(
         self,
-        kind: Runtime,
+        runtime: Runtime,
         probes: Sequence[Probe],
         folder: Path,
         limits: Limits,
         progress: ProgressReceiver,
     ) -> None:
-        self._kind, self._probes = kind, {probe.name: probe for probe in probes}
+        self._runtime, self._probes = runtime, {probe.name: probe for probe in probes}
         self._folder, self._limits, self._progress = folder, limits, progress
         self._numbers = {name: str(number) for number, name in enumerate(self._probes)}
-        self._answers: dict[Path, Answer] = {}
+        self._results: dict[Path, CaseResult] = {}
         for probe in probes:
             self._inputs_of(probe).mkdir(parents=True)
             write_tensors(self._inputs_of(probe), "input", probe.inputs)
 
-    def rows(self) -> tuple[Row, ...]:
-        """Return a row for each probe, in their order."""
-        self._ask(self._first_round())
-        again = [probe for probe in self._probes.values() if self._unclear(probe)]
-        if PORTABLE in self._kind.dialects:
-            self._ask(self._of_runtime(self._kind, PORTABLE, again))
+    def rows(self) -> tuple[ProbeRow, ...]:
+        """Run all probes, and return a row for each, in their order."""
+        self._run(self._first_round())
+        unclear = [probe for probe in self._probes.values() if self._unclear(probe)]
+        if PORTABLE in self._runtime.dialects:
+            self._run(self._batches_of(self._runtime, PORTABLE, unclear))
         return tuple(self._row(probe) for probe in self._probes.values())
 
-    # -- asking ----------------------------------------------------------------------
+    # -- running ---------------------------------------------------------------------
 
-    def _ask(self, questions: Iterable[Question]) -> None:
-        listed = list(questions)
-        self._progress.expect(sum(len(question.cases) for question in listed))
-        self._answers |= run_questions(listed, self._progress.advance)
+    def _run(self, batches: Iterable[ProbeBatch]) -> None:
+        listed = list(batches)
+        self._progress.expect(sum(len(batch.cases) for batch in listed))
+        self._results |= run_batches(listed, self._progress.advance)
 
-    def _first_round(self) -> Iterator[Question]:
+    def _first_round(self) -> Iterator[ProbeBatch]:
         everything = list(self._probes.values())
         if not runtime(PYTORCH).unavailable():
             supported = [probe for probe in everything if not probe.not_in_pytorch]
-            yield from self._of_runtime(runtime(PYTORCH), STANDARD, supported)
+            yield from self._batches_of(runtime(PYTORCH), STANDARD, supported)
         for dialect in (STANDARD, ORT):
-            if dialect in self._kind.dialects:
-                yield from self._of_runtime(self._kind, dialect, everything)
-        if self._kind.name != REFERENCE:
-            yield from self._of_runtime(runtime(REFERENCE), STANDARD, everything)
+            if dialect in self._runtime.dialects:
+                yield from self._batches_of(self._runtime, dialect, everything)
+        if self._runtime.name != REFERENCE:
+            yield from self._batches_of(runtime(REFERENCE), STANDARD, everything)
 
-    def _of_runtime(
-        self, kind: Runtime, dialect: str, probes: Sequence[Probe]
-    ) -> Iterator[Question]:
-        """Yield one question for each graph."""
+    def _batches_of(
+        self, runtime: Runtime, dialect: str, probes: Sequence[Probe]
+    ) -> Iterator[ProbeBatch]:
+        """Yield one batch for each graph."""
         for graph in {probe.graph.name: probe.graph for probe in probes}.values():
             if dialect not in (graph.dialect, PORTABLE):
                 continue
@@ -235,8 +236,8 @@ class Comparison:
             supported = [probe for probe in probes if probe.graph.name == graph.name]
             if path is not None:
                 names = list(supported[0].inputs)
-                start = functools.partial(worker_with, kind, self._limits, path, names)
-                yield Question(start, self._cases(Side(kind.name, dialect), supported))
+                start = functools.partial(start_worker, runtime, self._limits, path, names)
+                yield ProbeBatch(start, self._cases(Side(runtime.name, dialect), supported))
 
     def _cases(self, side: Side, probes: Sequence[Probe]) -> list[CaseFiles]:
         return [(p.name, self._inputs_of(p), self._outputs_of(side, p)) for p in probes]
@@ -245,40 +246,44 @@ class Comparison:
         return self._folder / "inputs" / self._numbers[probe.name]
 
     def _outputs_of(self, side: Side, probe: Probe) -> Path:
-        return self._folder / side.name / side.form / self._numbers[probe.name]
+        return self._folder / side.name / side.dialect / self._numbers[probe.name]
 
     # -- reading ---------------------------------------------------------------------
 
     def _unclear(self, probe: Probe) -> bool:
-        """Return whether the portable form must clarify the result of the attention node."""
-        found = self._here(probe)
+        """Return whether the portable dialect has to run, too.
+
+        That is so if a finding is no output, or not the reading of the specification.
+        """
+        findings = self._findings(probe)
         return any(
-            each.outcome != RAN or (probe.says and each.reading != probe.says) for each in found
+            finding.outcome != RAN or (probe.says and finding.reading != probe.says)
+            for finding in findings
         )
 
-    def _here(self, probe: Probe) -> tuple[ProbeFinding, ...]:
-        forms = (probe.graph.dialect, PORTABLE)
-        found = (self._finding(Side(self._kind.name, form), probe) for form in forms)
-        given = tuple(each for each in found if each is not None)
-        return given or (ProbeFinding(NO_OPERATOR, outcome="not run"),)
+    def _findings(self, probe: Probe) -> tuple[ProbeFinding, ...]:
+        dialects = (probe.graph.dialect, PORTABLE)
+        results = (self._finding(Side(self._runtime.name, dialect), probe) for dialect in dialects)
+        findings = tuple(finding for finding in results if finding is not None)
+        return findings or (ProbeFinding(NO_OPERATOR, outcome="not run"),)
 
     def _finding(self, side: Side, probe: Probe) -> ProbeFinding | None:
-        answer = self._answers.get(self._outputs_of(side, probe))
-        if answer is None:
+        result = self._results.get(self._outputs_of(side, probe))
+        if result is None:
             return None
-        if answer.outcome != RAN:
-            reason = answer.reason.replace(f"{self._folder}/", "")
-            return ProbeFinding(answer.outcome, reason, side.form, answer.outcome)
-        if "output" not in answer.outputs:
-            names = ", ".join(answer.outputs)
-            return ProbeFinding(SOMETHING_ELSE, f"its outputs are {names}", side.form)
-        return dataclasses.replace(probe.read(answer.outputs["output"]), form=side.form)
+        if result.outcome != RAN:
+            reason = result.reason.replace(f"{self._folder}/", "")
+            return ProbeFinding(result.outcome, reason, side.dialect, result.outcome)
+        if "output" not in result.outputs:
+            names = ", ".join(result.outputs)
+            return ProbeFinding(SOMETHING_ELSE, f"its outputs are {names}", side.dialect)
+        return dataclasses.replace(probe.read(result.outputs["output"]), dialect=side.dialect)
 
-    def _row(self, probe: Probe) -> Row:
+    def _row(self, probe: Probe) -> ProbeRow:
         reason = probe.not_in_pytorch or runtime(PYTORCH).unavailable()
-        supported = self._finding(Side(PYTORCH, STANDARD), probe)
-        return Row(
-            probe.name, probe.about, self._here(probe), probe.says,
+        pytorch = self._finding(Side(PYTORCH, STANDARD), probe)
+        return ProbeRow(
+            probe.name, probe.about, self._findings(probe), probe.says,
             self._finding(Side(REFERENCE, STANDARD), probe),
-            supported or ProbeFinding(reason, outcome="not run"),
+            pytorch or ProbeFinding(reason, outcome="not run"),
         )  # fmt: skip

@@ -117,10 +117,10 @@ def _settings(
     options: Options,
     limits: Limits | None,
 ) -> Iterator[GraphRunner]:
-    from attn_export.diagnose.graph_run import GraphRunner, forms_of_bundle
+    from attn_export.diagnose.graph_run import GraphRunner, graph_files_to_examine
 
     place = (graph.parent if graph else folder).absolute()
-    for form in forms_of_bundle(manifest, graph):
+    for form in graph_files_to_examine(manifest, graph):
         yield GraphRunner(place / form.name, form, kind, options, limits or Limits.default())
 
 
@@ -148,15 +148,15 @@ class _ExplainJob:
         """Return the explanation of the first graph that fails."""
         reasons, names, ran = [], [], 0
         for runner in runners:
-            reason = known_limit(runner.runtime, runner.form, [s.form for s in runners])
+            reason = known_limit(runner.runtime, runner.graph_file, [s.graph_file for s in runners])
             if reason:
                 reasons.append(reason)
                 continue
-            trial = self.runs[runner.form.name] = runner.trial(self.cases)
-            if not trial.mended:
+            trial = self.runs[runner.graph_file.name] = runner.trial(self.cases)
+            if not trial.all_passed:
                 return self._explained(runner, trial, output)
             ran += len(trial.passed)
-            names.append(runner.form.name)
+            names.append(runner.graph_file.name)
         kind = runners[0].runtime
         if not ran:
             raise RuntimeFailure(f"{kind.name} runs no graph here: {'; '.join(reasons)}")
@@ -168,7 +168,7 @@ class _ExplainJob:
         from attn_export.diagnose.causes import wrong_signature
 
         base = Explanation(
-            runner.runtime.name, runner.form.name, runner.options, "did not run",
+            runner.runtime.name, runner.graph_file.name, runner.options, "did not run",
             tuple(case.name for case in trial.failed), len(trial.failed) + len(trial.passed),
         )  # fmt: skip
         if not trial.ran.outputs:
@@ -193,19 +193,21 @@ class _ExplainJob:
         from attn_export.diagnose.causes import Observations, causes
 
         self.progress.phase("evaluating the graphs in float64")
-        cases = meaning.looked_at(trial)
-        own, reason = meaning.understood(runner, cases, trial)
+        cases = meaning.choose_cases(trial)
+        own, reason = meaning.evaluable_meaning(runner, cases, trial)
         right = meaning.right_meaning(self.own, cases)
         lossy = meaning.loses_precision(own, right, cases)
         other = self._foreign(runner, trial) if own is None else None
         fault = fault_attribution.fault_of(own, other, lossy=lossy)
         self.progress.phase("trying known mistakes")
-        lines = self._lines(runner.form.name)
+        lines = self._lines(runner.graph_file.name)
         found = fault_attribution.known_mistakes(own, right, trial, cases, self.late)
         if own is not None and lossy:
             first = fault_attribution.first_lossy(own, cases, lines)
         else:
-            first = fault_attribution.deviation(fault, own, self.own, trial, lines, self.witness)
+            first = fault_attribution.first_deviation(
+                fault, own, self.own, trial, lines, self.witness
+            )
         self.progress.phase("running it in other ways")
         done = list(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)
@@ -248,14 +250,18 @@ class _ExplainJob:
     def _experiments(
         self, runner: GraphRunner, trial: GraphRun, right: Meaning | None, *, within: bool
     ) -> Iterator[ExperimentResult]:
-        from attn_export.diagnose.experiments import elsewhere, with_quiet_inputs, within_runtime
+        from attn_export.diagnose.experiments import (
+            rerun_in_runtime,
+            run_elsewhere,
+            run_smaller_inputs,
+        )
 
         if within:
-            yield from within_runtime(runner, trial, self.cases, self.late)
+            yield from rerun_in_runtime(runner, trial, self.cases, self.late)
             if right is not None and not self.late():
-                yield with_quiet_inputs(runner, trial, right)
-        others = [other for other in self.own if not known_limit(other.runtime, other.form)]
-        yield from elsewhere(runner, trial, others, [runtime(n) for n in ELSEWHERE], self.late)
+                yield run_smaller_inputs(runner, trial, right)
+        others = [other for other in self.own if not known_limit(other.runtime, other.graph_file)]
+        yield from run_elsewhere(runner, trial, others, [runtime(n) for n in ELSEWHERE], self.late)
 
     def _pattern(self, trial: GraphRun) -> Pattern:
         from attn_export.diagnose.pattern import pattern_of
@@ -272,13 +278,13 @@ class _ExplainJob:
         output: Path | None,
     ) -> Explanation:
         """Add the smallest case that still fails, and write its folder."""
-        from attn_export.diagnose.experiments import shrunk
+        from attn_export.diagnose.experiments import shrink_case
         from attn_export.diagnose.reproduce import write_folder
 
         self.progress.phase("looking for the smallest case")
         axes = {name: entry["shape"] for name, entry in self.manifest["inputs"].items()}
         right = base if base is not None and base.right else None
-        smallest = shrunk(runner, trial.failed[0], right, axes, late=self.late)
+        smallest = shrink_case(runner, trial.failed[0], right, axes, late=self.late)
         explained = dataclasses.replace(
             explained, smallest=smallest.sizes, folder=output, seconds=self.elapsed()
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from attn_export.diagnose.attention_steps import Change
-from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float, wide
+from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float, to_float64
 from attn_export.diagnose.explanation import Step
 from attn_export.errors import GraphError
 from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
@@ -141,7 +141,7 @@ class GraphOracle:
 def _rounded(of: Evaluation, inputs: Arrays, mode: RandomRounding) -> Values:
     """Return every value of a graph, with each operation rounded at random."""
     known: dict[str, np.ndarray | None] = {"": None, **of.initializers}
-    known |= {name: wide(array) for name, array in inputs.items()}
+    known |= {name: to_float64(array) for name, array in inputs.items()}
     changes = _noisy_steps(mode)
     for node in of.nodes:
         found = _in_torch(node, known, mode)

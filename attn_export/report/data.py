@@ -14,7 +14,7 @@ from attn_export.results import Report
 
 if TYPE_CHECKING:
     from attn_export.bench.measurements import BenchReport, Contest, Measured
-    from attn_export.diagnose.findings import Fingerprint, ProbeFinding, Row
+    from attn_export.diagnose.findings import Fingerprint, ProbeFinding, ProbeRow
 
 FORMAT = "attn-export-report/1"
 LIST_OF_PLAIN = re.compile(r'\[\n[^][{}"]*\]')
@@ -155,7 +155,7 @@ def probe_to_json(found: Fingerprint) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: ProbeRow) -> dict[str, Any]:
     return {
         "name": row.probe,
         "about": row.about,
@@ -172,7 +172,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 def _finding(each: ProbeFinding) -> dict[str, str | None]:
     return {
-        "form": each.form or None,
+        "form": each.dialect or None,
         "outcome": each.outcome,
         "reading": each.reading,
         "detail": each.detail or None,

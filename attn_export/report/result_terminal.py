@@ -9,7 +9,7 @@ from rich.console import Console
 
 from attn_export.bench.measurements import BenchReport, Contest, Measured
 from attn_export.diagnose.explanation import Experiment, Explanation
-from attn_export.diagnose.findings import Fingerprint, ProbeFinding, Row
+from attn_export.diagnose.findings import Fingerprint, ProbeFinding, ProbeRow
 from attn_export.dialect_names import PORTABLE
 from attn_export.report.tables import Column, Style, Styled, Table, in_mib, in_ms, three_digits
 from attn_export.report.terminal import as_text, print_table, say
@@ -105,15 +105,15 @@ def print_probe(found: Fingerprint, console: Console) -> None:
     console.print(LEGEND, highlight=False)
     if any(len(row.here) > 1 for row in found.rows):
         console.print(IN_PORTABLE, highlight=False)
-    elif {each.form for row in found.rows for each in row.here} <= {PORTABLE, ""}:
+    elif {each.dialect for row in found.rows for each in row.here} <= {PORTABLE, ""}:
         console.print(ONLY_PORTABLE, highlight=False)
 
 
-def _here(row: Row, notes: dict[str, int]) -> str:
+def _here(row: ProbeRow, notes: dict[str, int]) -> str:
     marks = "".join(mark for name, mark in MARKS.items() if name in row.differs)
     lines = []
     for each in row.here:
-        form = f"{each.form}: " if each.form == PORTABLE and len(row.here) > 1 else ""
+        form = f"{each.dialect}: " if each.dialect == PORTABLE and len(row.here) > 1 else ""
         mark = f" {marks}" if marks and each is row.effective else ""
         lines.append(form + _reading(each, row.says, notes) + mark)
     return "\n".join(lines)
@@ -128,7 +128,7 @@ def _reading(each: ProbeFinding, says: str, notes: dict[str, int]) -> str:
     return f"{each.reading} {notes.setdefault(note, len(notes) + 1)})"
 
 
-def _onnx(row: Row) -> str:
+def _onnx(row: ProbeRow) -> str:
     found = row.evaluator
     if found is None:
         return row.says or "-"
@@ -137,7 +137,7 @@ def _onnx(row: Row) -> str:
     return row.says if found.reading == row.says else f"{row.says} (evaluator: {found.reading})"
 
 
-def _pytorch(row: Row, notes: dict[str, int]) -> str:
+def _pytorch(row: ProbeRow, notes: dict[str, int]) -> str:
     found = row.pytorch
     return found.reading if found.outcome == "not run" else _reading(found, row.says, notes)
 

@@ -12,7 +12,12 @@ from shared import extended
 from attn_export import build
 from attn_export.bundle import read_manifest
 from attn_export.diagnose.evaluate import Evaluation
-from attn_export.diagnose.graph_run import GraphRunner, KnownCase, forms_of_bundle, known_cases
+from attn_export.diagnose.graph_run import (
+    GraphRunner,
+    KnownCase,
+    graph_files_to_examine,
+    known_cases,
+)
 from attn_export.diagnose.match import Evidence, matches
 from attn_export.diagnose.meaning import meaning
 from attn_export.jobs.explain import explain
@@ -75,7 +80,7 @@ def test_a_healthy_bundle_is_not_blamed(healthy: Path, need, request: pytest.Fix
 def test_in_float64_every_graph_gives_the_truth_in_every_case(healthy: Path):
     """The contrib operators of the `ort` dialect too."""
     cases = known_cases(healthy, None)
-    for form in forms_of_bundle(read_manifest(healthy), None):
+    for form in graph_files_to_examine(read_manifest(healthy), None):
         runner = GraphRunner(healthy / form.name, form, runtime("ort-cpu"), {}, Limits.default())
         found = meaning(runner, cases)
         assert found.right, form.name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attn_export.diagnose.pattern import separating
+from attn_export.diagnose.pattern import separating_conditions
 
 
 def cases(axis: str, sizes: list[int]) -> list[dict[str, int]]:
@@ -28,18 +28,20 @@ def cases(axis: str, sizes: list[int]) -> list[dict[str, int]]:
     ],
 )
 def test_what_is_said_of_an_axis(failed: list[int], passed: list[int], says: list[str]):
-    assert list(separating(cases("batch", failed), cases("batch", passed))) == says
+    assert list(separating_conditions(cases("batch", failed), cases("batch", passed))) == says
 
 
 def test_a_sum_of_axes_is_named_only_where_neither_of_them_tells():
     failed = [{"past_len": 4, "total_len": 5}, {"past_len": 8, "total_len": 9}]
     passed = [{"past_len": 0, "total_len": 1}]
-    assert list(separating(failed, passed)) == ["from past_len 4 up (past_len 0 passes)"]
+    assert list(separating_conditions(failed, passed)) == ["from past_len 4 up (past_len 0 passes)"]
     passed = [{"past_len": 4, "total_len": 4}]
-    assert list(separating(failed, passed)) == ["from total_len 5 up (total_len 4 passes)"]
+    assert list(separating_conditions(failed, passed)) == [
+        "from total_len 5 up (total_len 4 passes)"
+    ]
 
 
 def test_two_axes_together_are_named_where_no_axis_does_alone():
     failed = [{"past_len": 3, "query_len": 2}]
     passed = [{"past_len": 0, "query_len": 2}, {"past_len": 3, "query_len": 1}]
-    assert list(separating(failed, passed)) == ["with a past and several queries"]
+    assert list(separating_conditions(failed, passed)) == ["with a past and several queries"]

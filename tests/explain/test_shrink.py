@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from attn_export.diagnose.experiments import parts_of
+from attn_export.diagnose.experiments import smaller_cases
 
 AXES = {"x": ("batch", "query_len", 4)}
 INPUTS = {"x": np.arange(2 * 5 * 4.0).reshape(2, 5, 4)}
 
 
 def test_the_smallest_part_is_one_row_and_one_query_and_the_largest_the_case():
-    parts = list(parts_of(INPUTS, AXES, {"batch": 2, "query_len": 5}))
+    parts = list(smaller_cases(INPUTS, AXES, {"batch": 2, "query_len": 5}))
     assert parts[0][0] == {"batch": 1, "query_len": 1}
     np.testing.assert_array_equal(parts[0][1]["x"], INPUTS["x"][:1, :1])
     assert max(part["x"].shape[1] for _, part in parts) == 5
@@ -19,6 +19,6 @@ def test_the_smallest_part_is_one_row_and_one_query_and_the_largest_the_case():
 
 def test_a_damaged_case_whose_inputs_have_other_sizes_stays_whole():
     for sizes in ({"batch": 2, "query_len": 8}, {"batch": 3, "query_len": 5}):
-        ((found, part),) = parts_of(INPUTS, AXES, sizes)
+        ((found, part),) = smaller_cases(INPUTS, AXES, sizes)
         assert found == sizes
         np.testing.assert_array_equal(part["x"], INPUTS["x"])

@@ -16,7 +16,7 @@ from conftest import command, run_command
 from processes import gone, worker_after
 
 from attn_export.cli import run
-from attn_export.diagnose.run_probes import Question, probes, run_questions
+from attn_export.diagnose.run_probes import ProbeBatch, probes, run_batches
 from attn_export.results import Outcome
 from attn_export.runtimes import process
 from attn_export.runtimes.catalogue import runtime
@@ -194,7 +194,7 @@ def asked(tmp_path: Path, *script: tuple[int, Outcome, bool]) -> tuple[list[Outc
         return started[-1]
 
     told: list[str] = []
-    answers = run_questions([Question(start, cases)], told.append)
+    answers = run_batches([ProbeBatch(start, cases)], told.append)
     assert all(gone(each.pid) for each in started)
     assert told == ["0", "1", "2", "3"]
     return [answers[folder].outcome for _, _, folder in cases], len(started)

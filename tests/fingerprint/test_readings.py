@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from attn_export.diagnose.findings import APART, CLOSE, SOMETHING_ELSE, Readings, attend
 from attn_export.diagnose.precision import STEPS, bit_inputs, read_bits
-from attn_export.diagnose.probe_graphs import HKV, D, H, case_of_a_build
+from attn_export.diagnose.probe_graphs import HKV, D, H, case_inputs
 from attn_export.diagnose.run_probes import probes
 from attn_export.parity.contents import FUTURE, VALUES
 from attn_export.parity.fixed_cases import content_case
@@ -110,7 +110,7 @@ def test_probes_have_the_inputs_that_a_build_tries(probe, case, mask, past):
 
 
 def test_the_masked_rows_are_masked():
-    mask = case_of_a_build("fully_masked_rows", mask="bool[B,1,L,S]")["attn_mask"]
+    mask = case_inputs("fully_masked_rows", mask="bool[B,1,L,S]")["attn_mask"]
     assert not mask[0, 0, 0].any()
     assert not mask[-1, 0, -1].any()
     assert mask.any(axis=-1).sum() == mask[..., 0].size - 3

@@ -9,7 +9,7 @@ import pytest
 from shared import extended
 
 from attn_export.diagnose import run_probes
-from attn_export.diagnose.findings import Row
+from attn_export.diagnose.findings import ProbeRow
 from attn_export.diagnose.run_probes import probes
 from attn_export.jobs.probe import probe
 from attn_export.runtimes.ort_cpu import OrtCpu
@@ -122,10 +122,10 @@ OF_THE_PROCESSOR = {"small values", "small weights"}
 """Kernels for one processor keep what those for another flush: either is right."""
 
 
-def told(row: Row) -> str:
+def told(row: ProbeRow) -> str:
     """Return the readings, with the form in front of those that came second."""
     first, *others = row.here
-    return "; ".join([first.reading, *(f"{each.form}: {each.reading}" for each in others)])
+    return "; ".join([first.reading, *(f"{each.dialect}: {each.reading}" for each in others)])
 
 
 def check(name: str, wanted: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from refused_outputs import refused_outputs, run_in_float64
 from shared import once
 
 from attn_export import build
-from attn_export.diagnose.evaluate import OPERATORS, widened
+from attn_export.diagnose.evaluate import OPERATORS, widen_model
 from attn_export.graph.load import load_model
 
 Array = np.ndarray[Any, Any]
@@ -200,7 +200,7 @@ class Multiplied(OpRun):
 
 def with_products(model: onnx.ModelProto) -> ReferenceEvaluator:
     """Return a graph in float64 in which each product of integers is one node of ours."""
-    copy = widened(model)
+    copy = widen_model(model)
     made = {output: node for node in copy.graph.node for output in node.output}
     kept = []
     for node in copy.graph.node:

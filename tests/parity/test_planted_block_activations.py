@@ -19,7 +19,7 @@ from shared import once
 
 from attn_export import build
 from attn_export.diagnose import contrib_operators
-from attn_export.diagnose.evaluate import OPERATORS, widened
+from attn_export.diagnose.evaluate import OPERATORS, widen_model
 from attn_export.graph.load import load_model
 from attn_export.graph.lower.integer_products import multiply_integers
 from attn_export.results import Arrays
@@ -191,7 +191,7 @@ def evaluator_of(path: Path) -> ReferenceEvaluator:
     products = [node for node in model.graph if node.op_type == "MatMulNBits"]
     assert len(products) == 4
     assert all(node.attributes.get_int("accuracy_level") == 4 for node in products)
-    copy: onnx.ModelProto = widened(ir.serde.serialize_model(model))
+    copy: onnx.ModelProto = widen_model(ir.serde.serialize_model(model))
     others = [op for op in OPERATORS if op is not contrib_operators.MatMulNBits]
     return ReferenceEvaluator(copy, new_ops=[*others, type("MatMulNBits", (Faulty,), {})])
 
