@@ -1,4 +1,4 @@
-"""Known mistakes in rounding inputs of products to 8 bits, by blocks of a token."""
+"""Known mistakes in rounding the inputs of products to 8 bits, with a scale for each block."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from attn_export.diagnose.evaluate import Evaluation, Values
 
 Reading = Callable[[Array, int], Array]
-"""Gets an input `[…, N]` and the size of blocks; gives what a product reads."""
+"""Function that takes an input `[…, N]` and the block size, and returns the input as rounded."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
-    """The rounding of one input in a right graph.
+class _RoundedInput:
+    """An input that a right graph rounds by block, with nodes of ai.onnx or within MatMulNBits.
 
     Attributes:
-        x: The name of the input.
-        block: The number of elements of a block.
-        changed: The name of what follows from it: the rounded input, or a product with it.
-        node: The name of the node that gives it.
-        weight: The weight of that product, `[K, N]`, or None.
-        cut: The same with scales cut to bfloat16, as KleidiAI has it.
+        x: The name of the input before rounding.
+        block: The number of elements in a block.
+        changed: The name of the rounded input, or of the output of MatMulNBits.
+        node: The name of the node that computes `changed`.
+        weight: The weight of MatMulNBits, `[K, N]`; None for nodes of ai.onnx.
+        cut: The same weight with scales truncated to bfloat16, as KleidiAI does.
     """
 
     x: str
@@ -48,18 +48,18 @@ class _Place:
 
 @dataclasses.dataclass(frozen=True)
 class _Symmetric:
-    """A rounding with scales that come from the largest magnitudes.
+    """Symmetric quantisation, with scales from the largest magnitude. The defaults are right.
 
     Attributes:
-        axes: Of `[…, blocks, block]`, those that share a scale; None for all of a run.
-        block: The size of blocks, as a share of the right one.
-        largest: The integer of the largest magnitude.
-        low: The least integer that is kept.
-        high: The largest integer that is kept.
-        rounding: Makes quotients whole.
-        share: A factor on the scales.
-        scales: A change of the scales where they are read, `[…, blocks, 1]`.
-        integers: What integers are read as.
+        axes: Axes of `[…, blocks, block]` whose elements share a scale; None for all axes.
+        block: Factor on the block size.
+        largest: The integer that stands for the largest magnitude.
+        low: The integer at which values are clipped from below.
+        high: The integer at which values are clipped from above.
+        rounding: Rounds the quotients.
+        share: Factor on the scales.
+        scales: Changes the scales, `[…, blocks, 1]`, for dequantisation only.
+        integers: Changes the integers before dequantisation.
     """
 
     axes: Sequence[int] | None = (-1,)
@@ -76,35 +76,35 @@ class _Symmetric:
         width = min(max(int(size * self.block), 1), x.shape[-1])
         blocks = x.reshape(*x.shape[:-1], -1, width)
         axes = None if self.axes is None else tuple(self.axes)
-        ends = np.abs(blocks).max(axis=axes, keepdims=True)
-        scales = np.where(ends > 0, ends / self.largest, 1.0) * self.share
+        largest = np.abs(blocks).max(axis=axes, keepdims=True)
+        scales = np.where(largest > 0, largest / self.largest, 1.0) * self.share
         integers = np.clip(self.rounding(blocks / scales), self.low, self.high)
         return np.asarray((self.integers(integers) * self.scales(scales)).reshape(x.shape))
 
 
 def _with_zero_points(axes: Sequence[int]) -> Reading:
-    """Return a rounding to 256 integers from the least to the largest value."""
+    """Return asymmetric rounding to 256 integers; `axes` of `[…, blocks, block]` share a scale."""
 
     def rounded(x: Array, size: int) -> Array:
         blocks = x.reshape(*x.shape[:-1], -1, size)
         least = np.minimum(blocks.min(axis=tuple(axes), keepdims=True), 0.0)
-        most = np.maximum(blocks.max(axis=tuple(axes), keepdims=True), 0.0)
-        scales = np.where(most > least, (most - least) / 255, 1.0)
-        zero = np.rint(-least / scales)
-        integers = np.clip(np.rint(blocks / scales) + zero, 0, 255) - zero
+        largest = np.maximum(blocks.max(axis=tuple(axes), keepdims=True), 0.0)
+        scales = np.where(largest > least, (largest - least) / 255, 1.0)
+        zero_point = np.rint(-least / scales)
+        integers = np.clip(np.rint(blocks / scales) + zero_point, 0, 255) - zero_point
         return np.asarray((integers * scales).reshape(x.shape))
 
     return rounded
 
 
-def _not_rounded(x: Array, _: int) -> Array:
+def _keep(x: Array, _: int) -> Array:
     return x
 
 
 TOKEN = (-2, -1)
-NOT, SCALE, INTEGERS = "inputs not rounded", "activation scale", "activation rounding"
+NOT_ROUNDED, SCALE, INTEGERS = "inputs not rounded", "activation scale", "activation rounding"
 READINGS: Final[tuple[tuple[str, str, Reading], ...]] = (
-    (NOT, "{} is not rounded to 8 bits", _not_rounded),
+    (NOT_ROUNDED, "{} is not rounded to 8 bits", _keep),
     (SCALE, "{} has one scale for each token, not for each block", _Symmetric(axes=TOKEN)),
     (SCALE, "{} has one scale for all tokens, not for each block", _Symmetric(axes=None)),
     (SCALE, "{} has a scale and a zero point for each token", _with_zero_points(TOKEN)),
@@ -137,32 +137,38 @@ READINGS: Final[tuple[tuple[str, str, Reading], ...]] = (
     (INTEGERS, "integers of {} are read as unsigned", _Symmetric(integers=lambda q: q % 256)),
     (INTEGERS, "integers of {} lose their sign", _Symmetric(integers=np.abs)),
 )  # fmt: skip
-"""Kinds of mistakes, their effects, and the input as they read it."""
+"""Kind, effect and reading of each mistake; ``{}`` stands for the input."""
 
 
 def activation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of rounding every input of products, and each alone.
+    """Yield the mistakes of rounding, in all inputs together and in each alone.
 
     Args:
-        evaluation: The right graph, which rounds by block with operators of ai.onnx, or by
-            MatMulNBits.
+        evaluation: The right graph. It rounds by block with nodes of ai.onnx, or in MatMulNBits.
     """
-    places = list(_places(evaluation))
-    if places:
-        yield _as_kleidiai(evaluation, places)
-    for kind, says, reading in READINGS if places else ():
-        every = functools.partial(_read, evaluation, places, reading)
-        yield Mistake(kind, says.format("every input of products"), "", every)
-        for place in places if len(places) > 1 else ():
-            one = functools.partial(_read, evaluation, [place], reading)
-            yield Mistake(kind, says.format(f"the input of {place.node}"), place.node, one)
+    inputs = list(_rounded_inputs(evaluation))
+    if inputs:
+        yield _as_kleidiai(evaluation, inputs)
+    for kind, says, reading in READINGS if inputs else ():
+        read_all = functools.partial(_read, evaluation, inputs, reading)
+        yield Mistake(kind, says.format("every input of products"), "", read_all)
+        for rounded_input in inputs if len(inputs) > 1 else ():
+            read_one = functools.partial(_read, evaluation, [rounded_input], reading)
+            yield Mistake(
+                kind,
+                says.format(f"the input of {rounded_input.node}"),
+                rounded_input.node,
+                read_one,
+            )
 
 
-def _as_kleidiai(evaluation: Evaluation, places: Sequence[_Place]) -> Mistake:
-    """Return what KleidiAI's product for ARM does to inputs and weights, as it was measured."""
-    cut = [dataclasses.replace(place, weight=place.cut) for place in places]
+def _as_kleidiai(evaluation: Evaluation, inputs: Sequence[_RoundedInput]) -> Mistake:
+    """Return the measured rounding of inputs and weights by KleidiAI's product on ARM."""
+    truncated = [
+        dataclasses.replace(rounded_input, weight=rounded_input.cut) for rounded_input in inputs
+    ]
     weights = {
-        node.output[0]: dataclasses.replace(weight, s=_upper_half(weight.s)).meant
+        node.output[0]: dataclasses.replace(weight, s=_truncate_to_bfloat16(weight.s)).dequantised
         for node in evaluation.nodes
         if is_weight(evaluation, node)
         for weight in [stored_weight(evaluation, node)]
@@ -171,20 +177,21 @@ def _as_kleidiai(evaluation: Evaluation, places: Sequence[_Place]) -> Mistake:
         SCALE,
         "every input of products has a scale and a zero point for each token, and scales of "
         "weights are cut to bfloat16, as in KleidiAI",
-        "", functools.partial(_read, evaluation, cut, _with_zero_points(TOKEN), weights=weights),
+        "", functools.partial(_read, evaluation, truncated, _with_zero_points(TOKEN),
+                              weights=weights),
     )  # fmt: skip
 
 
-def _upper_half(scales: Array) -> Array:
-    """Return scales cut to bfloat16: the upper half of a float32."""
+def _truncate_to_bfloat16(scales: Array) -> Array:
+    """Keep the upper 16 bits of each float32 scale."""
     bits = scales.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
     return np.asarray(bits.view(np.float32), np.float64)
 
 
-def _places(evaluation: Evaluation) -> Iterator[_Place]:
+def _rounded_inputs(evaluation: Evaluation) -> Iterator[_RoundedInput]:
     for node in evaluation.nodes:
         if node.op_type == "MatMulNBits":
-            yield from _in_a_product(evaluation, node)
+            yield from _rounded_by_matmul(evaluation, node)
         names = [node.op_type]
         source: onnx.NodeProto | None = node
         while source is not None and len(names) < len(ROUNDING):
@@ -193,44 +200,47 @@ def _places(evaluation: Evaluation) -> Iterator[_Place]:
         if tuple(names) == ROUNDING and source is not None:
             shape = evaluation.initializers.get(source.input[1])
             if shape is not None:
-                yield _Place(source.input[0], int(shape[-1]), node.output[0], node.name)
+                yield _RoundedInput(source.input[0], int(shape[-1]), node.output[0], node.name)
 
 
 ROUNDING: Final = ("Reshape", "Mul", "Round", "Div", "Reshape")
-"""The operators of a rounding by block, from the last to the first, along first inputs."""
+"""The operators of a rounding by block from the last to the first, each the first input of the
+previous one."""
 
 
-def _in_a_product(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator[_Place]:
+def _rounded_by_matmul(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator[_RoundedInput]:
     attributes = {a.name: a.i for a in node.attribute}
     if attributes.get("accuracy_level") == INTEGER_PRODUCTS:
-        held = [evaluation.initializers.get(name) for name in node.input[1:]]
-        weight = packed_weight(held, attributes)
-        integers, scales, *zeros = held
+        constants = [evaluation.initializers.get(name) for name in node.input[1:]]
+        weight = packed_weight(constants, attributes)
+        integers, scales, *zeros = constants
         assert scales is not None
-        cut = packed_weight([integers, _upper_half(scales), *zeros], attributes)
-        yield _Place(
-            node.input[0], attributes["block_size"], node.output[0], node.name, weight, cut
+        truncated = packed_weight([integers, _truncate_to_bfloat16(scales), *zeros], attributes)
+        yield _RoundedInput(
+            node.input[0], attributes["block_size"], node.output[0], node.name, weight, truncated
         )
 
 
 def _read(
-    evaluation: Evaluation, places: Sequence[_Place], reading: Reading, values: Values,
+    evaluation: Evaluation, inputs: Sequence[_RoundedInput], reading: Reading, values: Values,
     weights: Mapping[str, Array] = types.MappingProxyType({}),
 ) -> Mapping[str, Array]:  # fmt: skip
-    """Return the inputs, or products, as they are read; later ones follow from those before.
+    """Return the rounded inputs, or the products with them, under a mistaken rounding.
 
     Args:
         evaluation: The right graph.
-        places: Where inputs are rounded, in the order of the graph.
-        reading: The rounding.
-        values: The values of the graph.
-        weights: Other weights, by the names of values.
+        inputs: The rounded inputs in the order of the graph; later ones depend on earlier ones.
+        reading: The mistaken rounding.
+        values: The values of the right graph.
+        weights: Weights to replace, by the names of their values.
     """
-    found = dict(weights)
-    for place in places:
-        here = evaluation.recompute(values, found) if found else values
-        x = here[place.x]
+    replacements = dict(weights)
+    for rounded_input in inputs:
+        current = evaluation.recompute(values, replacements) if replacements else values
+        x = current[rounded_input.x]
         assert x is not None
-        read = reading(x, place.block)
-        found[place.changed] = read if place.weight is None else read @ place.weight
-    return found
+        read = reading(x, rounded_input.block)
+        replacements[rounded_input.changed] = (
+            read if rounded_input.weight is None else read @ rounded_input.weight
+        )
+    return replacements

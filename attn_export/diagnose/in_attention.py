@@ -1,4 +1,4 @@
-"""Known mistakes within an `Attention` node: scale, heads, causal mask, softcap."""
+"""Known mistakes within an `Attention` node, and in the rotary embedding before it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
     from attn_export.diagnose.evaluate import Evaluation, Values
 
-OF_CAUSAL = frozenset({"causal dropped", "causal offset", "mask dropped beside causal"})
+NEEDS_CAUSAL = frozenset({"causal dropped", "causal offset", "mask dropped beside causal"})
+"""Kinds of misreadings that need a causal node."""
+
 MANY_HEADS = 32
-"""Largest number of heads of which every pair is tried."""
+"""The number of heads of which every pair is tried."""
 
 
 def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
@@ -29,19 +31,19 @@ def attention_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     for node in evaluation.nodes:
         if node.op_type == "Attention":
             causal = any(a.name == "is_causal" and a.i for a in node.attribute)
-            impossible = {"causal added"} if causal else OF_CAUSAL
+            impossible = {"causal added"} if causal else NEEDS_CAUSAL
             if not softcap_of(node):
                 impossible |= {"softcap"}
-            for each in MISREADINGS:
-                if each.kind not in impossible:
+            for misreading in MISREADINGS:
+                if misreading.kind not in impossible:
                     yield attention_step_mistake(
-                        evaluation, node, each.kind, each.says, **each.changes
+                        evaluation, node, misreading.kind, misreading.says, **misreading.changes
                     )
-            yield _keys_for_values(evaluation, node)
+            yield _swap_keys_and_values(evaluation, node)
 
 
 def swapped_heads(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator[Mistake]:
-    """Yield a mistake for each pair of query heads whose results are swapped.
+    """Yield, for each pair of query heads, the mistake of swapping their results.
 
     Args:
         evaluation: The graph, evaluated in float64.
@@ -49,7 +51,9 @@ def swapped_heads(evaluation: Evaluation, node: onnx.NodeProto) -> Iterator[Mist
     """
     for a, b in itertools.combinations(range(MANY_HEADS), 2):
         says = f"the results of query heads {a} and {b} are swapped"
-        yield attention_step_mistake(evaluation, node, "swapped heads", says, attended=_swap(a, b))
+        yield attention_step_mistake(
+            evaluation, node, "swapped heads", says, attended=_swap_heads(a, b)
+        )
 
 
 def scale_mistake(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mistake:
@@ -67,7 +71,7 @@ def scale_mistake(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -
 
 
 def softcap_mistake(evaluation: Evaluation, node: onnx.NodeProto, factor: float) -> Mistake:
-    """Return the mistake of another softcap: `factor` times the right one.
+    """Return the mistake of a softcap that is `factor` times the right one.
 
     Args:
         evaluation: The right graph.
@@ -85,15 +89,20 @@ def softcap_of(node: onnx.NodeProto) -> float:
     return next((a.f for a in node.attribute if a.name == "softcap"), 0.0)
 
 
-def _keys_for_values(evaluation: Evaluation, node: onnx.NodeProto) -> Mistake:
+def _swap_keys_and_values(evaluation: Evaluation, node: onnx.NodeProto) -> Mistake:
     def replaced(values: Values) -> dict[str, Array]:
-        named = [*node.input, *[""] * 6]
-        k, v, past_k, past_v = (values[named[i]] for i in (1, 2, 4, 5))
+        input_names = [*node.input, *[""] * 6]
+        k, v, past_k, past_v = (values[input_names[i]] for i in (1, 2, 4, 5))
         if k is None or v is None or k.shape != v.shape:
             return {}
-        crossed = {named[1]: v, named[2]: k, named[4]: past_v, named[5]: past_k}
-        found = evaluation.attention(node, {**values, **crossed, "": None}, {})
-        return {node.output[0]: found[node.output[0]]}
+        swapped = {
+            input_names[1]: v,
+            input_names[2]: k,
+            input_names[4]: past_v,
+            input_names[5]: past_k,
+        }
+        outputs = evaluation.attention(node, {**values, **swapped, "": None}, {})
+        return {node.output[0]: outputs[node.output[0]]}
 
     return Mistake(
         "keys and values swapped", "keys are used as values, and values as keys",
@@ -101,7 +110,7 @@ def _keys_for_values(evaluation: Evaluation, node: onnx.NodeProto) -> Mistake:
     )  # fmt: skip
 
 
-def _swap(a: int, b: int) -> Change:
+def _swap_heads(a: int, b: int) -> Change:
     def change(attended: Array, _: StepValues) -> Array:
         order = np.arange(attended.shape[1])
         order[[a, b]] = b, a
@@ -114,60 +123,64 @@ def _swap(a: int, b: int) -> Change:
 
 
 BASES = (1e4, 5e5, 1e6)
+"""Wrong bases of the rotary frequencies that are tried."""
 
 
 def rotary_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield shifted positions, reversed or missing rotations, other frequencies, other pairs."""
+    """Yield the mistakes of rotary embeddings: positions, direction, frequencies, channel pairs."""
     for node in evaluation.nodes:
         sine = next((n for n in evaluation.nodes if _is_sine_of(n, node)), None)
         if node.op_type == "Cos" and sine is not None:
-            yield from _of_angles(evaluation, node, sine)
-            yield from _of_blocks(evaluation)
+            yield from _angle_mistakes(evaluation, node, sine)
+            yield from _rotation_mistakes(evaluation)
 
 
 def _is_sine_of(node: onnx.NodeProto, cosine: onnx.NodeProto) -> bool:
     return node.op_type == "Sin" and list(node.input) == list(cosine.input)
 
 
-def _of_angles(
+def _angle_mistakes(
     evaluation: Evaluation, cosine: onnx.NodeProto, sine: onnx.NodeProto
 ) -> Iterator[Mistake]:
-    """Yield the mistakes of angles: position · frequency, `[..., L, R/2]`."""
-    angle, where = cosine.input[0], cosine.name
+    """Yield the mistakes of the angles position · frequency, `[..., L, R/2]`."""
+    angle, node_name = cosine.input[0], cosine.name
     kind = "position offset"
-    for by in (1, -1):
-        says = f"rotary positions are {abs(by)} too {'high' if by > 0 else 'low'}"
+    for offset in (1, -1):
+        says = f"rotary positions are {abs(offset)} too {'high' if offset > 0 else 'low'}"
         yield Mistake(
-            kind, says, where, _with_positions(evaluation, angle, functools.partial(np.add, by))
+            kind,
+            says,
+            node_name,
+            _change_positions(evaluation, angle, functools.partial(np.add, offset)),
         )
     says = "rotary positions start at 0, whatever the past is"
     yield Mistake(
-        kind, says, where, _with_positions(evaluation, angle, lambda p: p - p[..., :1, :])
+        kind, says, node_name, _change_positions(evaluation, angle, lambda p: p - p[..., :1, :])
     )
     yield Mistake(
-        "rotation reversed", "heads are rotated backwards", where,
+        "rotation reversed", "heads are rotated backwards", node_name,
         change_value(sine.output[0], np.negative),
     )  # fmt: skip
     for base in BASES:
         says = f"the rotary base is {base:g}"
-        yield Mistake("rotary frequencies", says, where, _with_base(evaluation, angle, base))
+        yield Mistake("rotary frequencies", says, node_name, _change_base(evaluation, angle, base))
 
 
-def _with_positions(
-    evaluation: Evaluation, angle: str, of: Callable[[Array], Array]
+def _change_positions(
+    evaluation: Evaluation, angle: str, change: Callable[[Array], Array]
 ) -> Callable[[Values], Mapping[str, Array]]:
     def replaced(values: Values) -> Mapping[str, Array]:
-        position, frequency = _parts(evaluation, angle, values)
-        return {} if position is None else {angle: of(position) * frequency}
+        position, frequency = _positions_and_frequencies(evaluation, angle, values)
+        return {} if position is None else {angle: change(position) * frequency}
 
     return replaced
 
 
-def _with_base(
+def _change_base(
     evaluation: Evaluation, angle: str, base: float
 ) -> Callable[[Values], Mapping[str, Array]]:
     def replaced(values: Values) -> Mapping[str, Array]:
-        position, frequency = _parts(evaluation, angle, values)
+        position, frequency = _positions_and_frequencies(evaluation, angle, values)
         if position is None:
             return {}
         count = frequency.shape[-1]
@@ -176,13 +189,18 @@ def _with_base(
     return replaced
 
 
-def _parts(evaluation: Evaluation, angle: str, values: Values) -> tuple[Array | None, Array]:
-    """Return positions `[..., L, 1]` and frequencies `[R/2]`, if the angle is their product."""
+def _positions_and_frequencies(
+    evaluation: Evaluation, angle: str, values: Values
+) -> tuple[Array | None, Array]:
+    """Return the factors of an angle: positions `[..., L, 1]` and frequencies `[R/2]`.
+
+    The positions are None if the angle is no such product.
+    """
     product = evaluation.producer.get(angle)
     if product is None or product.op_type not in {"Mul", "MatMul"}:
         return None, np.zeros(0)
-    found = [(name, values[name]) for name in product.input]
-    for (name, frequency), (_, position) in (found, found[::-1]):
+    factors = [(name, values[name]) for name in product.input]
+    for (name, frequency), (_, position) in (factors, factors[::-1]):
         constant = name in evaluation.initializers and frequency is not None and frequency.size > 1
         if constant and position is not None and position.ndim and position.shape[-1] == 1:
             assert frequency is not None
@@ -190,25 +208,26 @@ def _parts(evaluation: Evaluation, angle: str, values: Values) -> tuple[Array | 
     return None, np.zeros(0)
 
 
-def _of_blocks(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of rotation blocks.
+def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
+    """Yield the mistakes of rotations, which are Concat(a·cos - b·sin, b·cos + a·sin).
 
-    A block is Concat(a·cos - b·sin, b·cos + a·sin) of the halves a and b of a head.
+    a and b are the halves of a head's channels.
     """
     for node in evaluation.nodes:
-        parts = _halves(evaluation, node)
-        if parts is not None:
+        names = _rotation_operands(evaluation, node)
+        if names is not None:
             yield Mistake("rotation left out", "a head is passed on as it is", node.name,
-                          _block(node, parts, _untouched))  # fmt: skip
-            yield Mistake("rotary pairs", "pairs are (2i, 2i + 1) in place of (i, i + R/2)",
-                          node.name, _block(node, parts, _neighbours))  # fmt: skip
+                          _replace_rotation(node, names, _unrotated))  # fmt: skip
+            says = "pairs are (2i, 2i + 1) in place of (i, i + R/2)"
+            rotated = _replace_rotation(node, names, _rotate_neighbours)
+            yield Mistake("rotary pairs", says, node.name, rotated)
 
 
-Parts = tuple[str, str, str, str]
+RotationNames = tuple[str, str, str, str]
 
 
-def _halves(evaluation: Evaluation, node: onnx.NodeProto) -> Parts | None:
-    """Return the names of a, b, cos and sin, if the node is such a Concat."""
+def _rotation_operands(evaluation: Evaluation, node: onnx.NodeProto) -> RotationNames | None:
+    """Return the names of a, b, cos and sin, if the node is the Concat of a rotation."""
     made_by = [evaluation.producer.get(name) for name in node.input]
     if node.op_type != "Concat" or [n.op_type if n else "" for n in made_by] != ["Sub", "Add"]:
         return None
@@ -220,22 +239,24 @@ def _halves(evaluation: Evaluation, node: onnx.NodeProto) -> Parts | None:
     return a, b, cos, sin
 
 
-def _block(
-    node: onnx.NodeProto, parts: Parts, of: Callable[[Array, Array, Array, Array], Array]
+def _replace_rotation(
+    node: onnx.NodeProto,
+    names: RotationNames,
+    rotate: Callable[[Array, Array, Array, Array], Array],
 ) -> Callable[[Values], Mapping[str, Array]]:
     def replaced(values: Values) -> Mapping[str, Array]:
-        arrays = [values[name] for name in parts]
+        arrays = [values[name] for name in names]
         a, b, cos, sin = (array for array in arrays if array is not None)
-        return {node.output[0]: of(a, b, cos, sin)}
+        return {node.output[0]: rotate(a, b, cos, sin)}
 
     return replaced
 
 
-def _untouched(a: Array, b: Array, _cos: Array, _sin: Array) -> Array:
+def _unrotated(a: Array, b: Array, _cos: Array, _sin: Array) -> Array:
     return np.concatenate([a, b], axis=-1)
 
 
-def _neighbours(a: Array, b: Array, cos: Array, sin: Array) -> Array:
+def _rotate_neighbours(a: Array, b: Array, cos: Array, sin: Array) -> Array:
     head = np.concatenate([a, b], axis=-1)
     even, odd = head[..., 0::2], head[..., 1::2]
     turned = np.empty_like(head)

@@ -1,4 +1,4 @@
-"""Known mistakes in keeping keys and values as 4 bits by block: scales, zero points, tables."""
+"""Known mistakes in a KV cache of 4 bits with block scales: scales, zero points, tables."""
 
 from __future__ import annotations
 
@@ -16,65 +16,66 @@ from attn_export.tensorfile import Array
 if TYPE_CHECKING:
     from attn_export.diagnose.evaluate import Evaluation, Values
 
-AN_OCTAVE = 8
+OCTAVE = 8
+"""The number of scales in an octave: each is 2^(1/8) times the one before."""
 
 
-def _added(by: int) -> Change:
+def _add(by: int) -> Change:
     return lambda x: x + by
 
 
-def _times(factor: float) -> Change:
+def _multiply(factor: float) -> Change:
     return lambda x: x * factor
 
 
-def _rolled(by: int, axis: int) -> Change:
+def _roll(by: int, axis: int) -> Change:
     return lambda x: np.roll(x, by, axis)
 
 
-def _first(x: Array) -> Array:
+def _first_block(x: Array) -> Array:
     return x * 0 + x[..., :1]
 
 
 INDICES: Final[Mapping[str, Change]] = {
-    "one too large": _added(1), "one too small": _added(-1),
-    "an octave too large": _added(AN_OCTAVE), "an octave too small": _added(-AN_OCTAVE),
-    "rounded down to octaves": lambda i: i // AN_OCTAVE * AN_OCTAVE,
-    "those of the block before": _rolled(1, -1), "those of the next block": _rolled(-1, -1),
-    "those of the first block for all": _first,
-    "those of the head before": _rolled(1, 1), "those of the next head": _rolled(-1, 1),
-    "those of the token before": _rolled(1, 2), "those of the next token": _rolled(-1, 2),
+    "one too large": _add(1), "one too small": _add(-1),
+    "an octave too large": _add(OCTAVE), "an octave too small": _add(-OCTAVE),
+    "rounded down to octaves": lambda i: i // OCTAVE * OCTAVE,
+    "those of the block before": _roll(1, -1), "those of the next block": _roll(-1, -1),
+    "those of the first block for all": _first_block,
+    "those of the head before": _roll(1, 1), "those of the next head": _roll(-1, 1),
+    "those of the token before": _roll(1, 2), "those of the next token": _roll(-1, 2),
     "those of the first token for all": lambda i: i * 0 + i[:, :, :1],
 }  # fmt: skip
-"""Wrong indices of scales."""
+"""Wrong scale indices, `[B, Hkv, tokens, blocks]`."""
 
 ZEROS: Final[Mapping[str, Change]] = {
-    "one too large": _added(1), "one too small": _added(-1), "left out": np.zeros_like,
+    "one too large": _add(1), "one too small": _add(-1), "left out": np.zeros_like,
     "in the middle": lambda z: z * 0 - 8, "of the other sign": np.negative,
-    "128 too large": _added(128), "those of the block before": _rolled(1, -1),
-    "those of the next block": _rolled(-1, -1), "those of the first block for all": _first,
-    "those of the token before": _rolled(1, 2), "those of the next token": _rolled(-1, 2),
-    "those of the head before": _rolled(1, 1), "those of the next head": _rolled(-1, 1),
+    "128 too large": _add(128), "those of the block before": _roll(1, -1),
+    "those of the next block": _roll(-1, -1), "those of the first block for all": _first_block,
+    "those of the token before": _roll(1, 2), "those of the next token": _roll(-1, 2),
+    "those of the head before": _roll(1, 1), "those of the next head": _roll(-1, 1),
 }  # fmt: skip
-"""Wrong zero points."""
+"""Wrong zero points, `[B, Hkv, tokens, blocks]`."""
 
 TABLES: Final[Mapping[str, Change]] = {
     "halved": lambda s: s / 2, "doubled": lambda s: s * 2, "squared": np.square,
     "rounded to bfloat16": round_to_bfloat16, "in the other order": lambda s: s[::-1],
     "linear within an octave": lambda s: _linear(len(s)) * s[0],
 }  # fmt: skip
-"""Wrong tables of scales."""
+"""Wrong tables of scales, `[256]`."""
 
 
 def _linear(count: int) -> Array:
-    octaves, eighths = np.divmod(np.arange(count), AN_OCTAVE)
-    return np.asarray(2.0**octaves * (1 + eighths / AN_OCTAVE))
+    octaves, eighths = np.divmod(np.arange(count), OCTAVE)
+    return np.asarray(2.0**octaves * (1 + eighths / OCTAVE))
 
 
 PLACES: Final[Mapping[str, Sequence[str]]] = {
     "": ("stored_", "read_"), " where they are read": ("read_",),
     " where they are written": ("stored_",),
 }  # fmt: skip
-"""The places of wrong indices and zero points, with the starts of the steps that they are in."""
+"""Ends of sentences on a wrong index or zero point, with the prefixes of the steps that use it."""
 
 ROUNDINGS: Final[tuple[tuple[str, str, BlockSteps], ...]] = (
     ("rounding", "{} are rounded down", BlockSteps(rounds=np.floor)),
@@ -102,11 +103,11 @@ ROUNDINGS: Final[tuple[tuple[str, str, BlockSteps], ...]] = (
     ("stale scales", "new {} are read with scales and zero points that the cache held before",
      BlockSteps(stale=slice(None))),
 )  # fmt: skip
-"""Kinds of mistakes, their effects, and the steps that make them."""
+"""Kind, effect and steps of each mistake; ``{}`` stands for the keys and values."""
 
 
 def block_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of writing and reading a cache by block.
+    """Yield the mistakes of writing and reading a cache with block scales.
 
     Args:
         evaluation: The right graph.
@@ -117,52 +118,56 @@ def block_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     both = tuple(parts.values())
     chosen = {"keys and values": both, **{name: (part,) for name, part in parts.items()}}
     for kind, says, steps in _all_steps(both[0].blocks):
-        for which, some in chosen.items():
-            yield _mistake(evaluation, some, kind, says.format(f"cached {which}"), steps)
-    yield from _mixing(evaluation)
+        for described, changed in chosen.items():
+            yield _mistake(evaluation, changed, kind, says.format(f"cached {described}"), steps)
+    yield from _rotation_mistakes(evaluation)
 
 
 def _all_steps(blocks: int) -> Iterator[tuple[str, str, BlockSteps]]:
-    for where, starts in PLACES.items():
-        for kind, part, wrong in (
+    for where, prefixes in PLACES.items():
+        for kind, field, wrong in (
             ("cache scale", "index", INDICES), ("zero point", "zero", ZEROS),
         ):  # fmt: skip
             for name, change in wrong.items():
-                fields: Any = {f"{start}{part}": change for start in starts}
-                what = "scales" if part == "index" else "zero points"
-                of_place = "block scale" if name.startswith("those") else kind
-                yield of_place, f"the {what} of {{}} are {name}{where}", BlockSteps(**fields)
+                fields: Any = {f"{start}{field}": change for start in prefixes}
+                described = "scales" if field == "index" else "zero points"
+                category = "block scale" if name.startswith("those") else kind
+                yield category, f"the {described} of {{}} are {name}{where}", BlockSteps(**fields)
     for name, change in TABLES.items():
         says = f"the table of the scales of {{}} is {name}"
         yield "cache scale", says, BlockSteps(table=change, written_table=change)
         yield "cache scale", f"{says} where it is read", BlockSteps(table=change)
         yield "cache scale", f"{says} where it is written", BlockSteps(written_table=change)
-    for far, factor in (("a step", 2 ** (1 / AN_OCTAVE)), ("an octave", 2.0)):
+    for distance, factor in (("a step", 2 ** (1 / OCTAVE)), ("an octave", 2.0)):
         for size, by in (("large", factor), ("small", 1 / factor)):
-            says = f"{{}} are divided by scales {far} too {size}"
-            yield "cache scale", says, BlockSteps(ranges=_times(by))
-    for held, bytes_of in (("scales", slice(blocks)), ("zero points", slice(blocks, None))):
-        says = f"new {{}} are read with {held} that the cache held before"
+            says = f"{{}} are divided by scales {distance} too {size}"
+            yield "cache scale", says, BlockSteps(ranges=_multiply(by))
+    for stale_part, bytes_of in (("scales", slice(blocks)), ("zero points", slice(blocks, None))):
+        says = f"new {{}} are read with {stale_part} that the cache held before"
         yield "stale scales", says, BlockSteps(stale=bytes_of)
     yield from ROUNDINGS
     exchanged = "the bytes of scales and zero points of {} are exchanged where they are read"
-    yield "cache layout", exchanged, BlockSteps(row=lambda row: _exchanged(row, blocks))
-    for name, there, back in _orders(blocks):
+    yield (
+        "cache layout",
+        exchanged,
+        BlockSteps(read_bytes=lambda b: _swap_scales_and_zeros(b, blocks)),
+    )
+    for name, reorder, restore in _orders(blocks):
         says = f"blocks of {{}} {name}"
-        yield "block bounds", says, BlockSteps(ordered=there, unordered=back)
-        yield "block bounds", f"{says} where they are written", BlockSteps(ordered=there)
+        yield "block bounds", says, BlockSteps(ordered=reorder, unordered=restore)
+        yield "block bounds", f"{says} where they are written", BlockSteps(ordered=reorder)
 
 
-def _exchanged(row: Array, blocks: int) -> Array:
-    start, end = row.shape[-1] - 2 * blocks, row.shape[-1] - blocks
-    return np.concatenate([row[..., :start], row[..., end:], row[..., start:end]], -1)
+def _swap_scales_and_zeros(cache: Array, blocks: int) -> Array:
+    start, end = cache.shape[-1] - 2 * blocks, cache.shape[-1] - blocks
+    return np.concatenate([cache[..., :start], cache[..., end:], cache[..., start:end]], -1)
 
 
 def _orders(blocks: int) -> Iterator[tuple[str, Change, Change]]:
-    """Yield wrong orders of channels in blocks, each with its inverse."""
+    """Yield a clause on each wrong order of channels, the reordering and its inverse."""
     for by in (1, 2, 8, 16):
-        yield f"begin {by} channels late", _rolled(-by, -1), _rolled(by, -1)
-        yield f"begin {by} channels early", _rolled(by, -1), _rolled(-by, -1)
+        yield f"begin {by} channels late", _roll(-by, -1), _roll(by, -1)
+        yield f"begin {by} channels early", _roll(by, -1), _roll(-by, -1)
     yield (
         f"are every channel c, c + {blocks}, …",
         lambda x: x.reshape(*x.shape[:-1], -1, blocks).swapaxes(-1, -2).reshape(x.shape),
@@ -170,29 +175,29 @@ def _orders(blocks: int) -> Iterator[tuple[str, Change, Change]]:
     )
 
 
-def _mixing(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of the product of queries and keys with a Hadamard matrix."""
+def _rotation_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
+    """Yield the mistakes of rotating queries and keys by a Hadamard matrix."""
     matrix = next((n for n in evaluation.initializers if n.endswith("kv_scales.hadamard")), "")
     nodes = [n for n in evaluation.nodes if n.op_type == "MatMul" and n.input[1] == matrix]
     if len(nodes) != 2:
         return
-    size = evaluation.initializers[matrix]
-    unscaled = np.abs(size).max() ** -1
-    for which, node in zip(("queries", "keys"), nodes, strict=True):
+    values = evaluation.initializers[matrix]
+    unscaled = np.abs(values).max() ** -1
+    for operand, node in zip(("queries", "keys"), nodes, strict=True):
 
-        def as_before(values: Values, node: Any = node) -> dict[str, Array]:
-            before = values[node.input[0]]
-            assert before is not None
-            return {node.output[0]: before}
+        def skip_product(values: Values, node: Any = node) -> dict[str, Array]:
+            unrotated = values[node.input[0]]
+            assert unrotated is not None
+            return {node.output[0]: unrotated}
 
-        says = f"{which} are not multiplied by the Hadamard matrix"
-        yield Mistake("key rotation", says, node.name, as_before)
+        says = f"{operand} are not multiplied by the Hadamard matrix"
+        yield Mistake("key rotation", says, node.name, skip_product)
         for name, change in (
             ("without its scale", lambda x: x * unscaled),
             ("in reverse order", lambda x: x[..., ::-1]),
-            ("one column late", _rolled(1, -1)),
+            ("one column late", _roll(1, -1)),
         ):
-            says = f"{which} are multiplied by the Hadamard matrix {name}"
+            says = f"{operand} are multiplied by the Hadamard matrix {name}"
             yield Mistake("key rotation", says, node.name, change_value(node.output[0], change))
 
 
@@ -200,9 +205,9 @@ def _mistake(
     evaluation: Evaluation, parts: Sequence[BlockPart], kind: str, says: str, steps: BlockSteps
 ) -> Mistake:
     def replaced(values: Values) -> dict[str, Array]:
-        found: dict[str, Array] = {}
+        replacements: dict[str, Array] = {}
         for part in parts:
-            found |= part.replaced(evaluation, steps, values)
-        return found
+            replacements |= part.replaced(evaluation, steps, values)
+        return replacements
 
     return Mistake(kind, says, parts[0].scatter.name, replaced)

@@ -1,4 +1,4 @@
-"""Known mistakes around attention: inputs, biases, norms, positions, precision."""
+"""Known mistakes outside attention nodes: inputs, biases, norms, mask computation, precision."""
 
 from __future__ import annotations
 
@@ -21,70 +21,71 @@ NORMS = frozenset(
     {"RMSNormalization", "LayerNormalization", "SimplifiedLayerNormalization", "LpNormalization"}
 )
 CAUSAL = "causal"
-COMPARING: Mapping[str, np.ufunc | None] = {
+COMPARISONS: Mapping[str, np.ufunc | None] = {
     "LessOrEqual": np.less_equal, "Less": np.less, "GreaterOrEqual": np.greater_equal,
     "Greater": np.greater, "Trilu": None,
 }  # fmt: skip
+"""Operators that compute a mask from positions, with their comparison."""
 
 
 def input_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
-    """Yield the mistakes of masks and caches as graph inputs.
+    """Yield the mistakes of reading masks, caches and positions, which are graph inputs.
 
     Args:
         evaluation: The right graph.
-        values: The values of any case: they show the role of an input.
+        values: The values of any case; their types and ranks tell what an input is.
     """
-    for end in evaluation.proto.graph.input:
-        array = values.get(end.name)
-        if array is None or end.name in evaluation.initializers:
+    for graph_input in evaluation.proto.graph.input:
+        array = values.get(graph_input.name)
+        if array is None or graph_input.name in evaluation.initializers:
             continue
-        if end.name.startswith("past_") and array.ndim == 4:
-            yield from _cache(end.name)
-        elif array.dtype == np.bool_ or "mask" in end.name:
-            yield from _mask(end.name, array.ndim)
-        elif "position" in end.name and array.dtype.kind == "i":
-            yield from _positions(end.name)
+        if graph_input.name.startswith("past_") and array.ndim == 4:
+            yield from _cache_mistakes(graph_input.name)
+        elif array.dtype == np.bool_ or "mask" in graph_input.name:
+            yield from _mask_input_mistakes(graph_input.name, array.ndim)
+        elif "position" in graph_input.name and array.dtype.kind == "i":
+            yield from _position_mistakes(graph_input.name)
 
 
-def _mask(name: str, ndim: int) -> Iterator[Mistake]:
-    def mistake(kind: str, says: str, of: Callable[[Array], Array]) -> Mistake:
-        return Mistake(kind, says.format(name), name, change_value(name, of))
+def _mask_input_mistakes(name: str, ndim: int) -> Iterator[Mistake]:
+    def mistake(kind: str, says: str, change: Callable[[Array], Array]) -> Mistake:
+        return Mistake(kind, says.format(name), name, change_value(name, change))
 
-    yield mistake("mask dropped", "{} is not applied", _all_visible)
-    yield mistake("mask inverted", "True means masked in {}", _inverted)
-    for axis, what in ((-4, "batch row"), (-3, "head"), (-2, "query")):
+    yield mistake("mask dropped", "{} is not applied", _show_all)
+    yield mistake("mask inverted", "True means masked in {}", _invert)
+    for axis, unit in ((-4, "batch row"), (-3, "head"), (-2, "query")):
         if ndim < -axis:
             continue
-        says = f"{what} 0 of {{}} is used for all of them"
-        yield mistake(f"mask of one {what}", says, functools.partial(_first_of, axis=axis))
-    for by, way in ((1, "late"), (-1, "early")):
-        says = f"{{}} is read one key too {way}"
-        yield mistake("mask shifted", says, functools.partial(np.roll, shift=by, axis=-1))
+        says = f"{unit} 0 of {{}} is used for all of them"
+        yield mistake(f"mask of one {unit}", says, functools.partial(_repeat_first, axis=axis))
+    for shift, direction in ((1, "late"), (-1, "early")):
+        says = f"{{}} is read one key too {direction}"
+        yield mistake("mask shifted", says, functools.partial(np.roll, shift=shift, axis=-1))
     yield mistake(
         "mask values dropped",
         "of {} only -inf counts, its other values are dropped",
-        _values_dropped,
+        _drop_finite_values,
     )
     yield mistake(
-        "mask lowest is hidden", "the lowest number is taken for -inf in {}", _lowest_hidden
+        "mask lowest is hidden", "the lowest number is taken for -inf in {}", _hide_lowest
     )
 
 
-def _cache(name: str) -> Iterator[Mistake]:
+def _cache_mistakes(name: str) -> Iterator[Mistake]:
     yield Mistake("past dropped", f"{name} is read as 0", name, change_value(name, np.zeros_like))
     yield Mistake(
         "past of one batch row", f"row 0 of {name} is used for the whole batch", name,
-        change_value(name, lambda past: _first_of(past, 0)),
+        change_value(name, lambda past: _repeat_first(past, 0)),
     )  # fmt: skip
 
 
-def _positions(name: str) -> Iterator[Mistake]:
-    for by in (1, -1):
+def _position_mistakes(name: str) -> Iterator[Mistake]:
+    for offset in (1, -1):
         yield Mistake(
             "position offset",
-            f"{name} counts {by:+d}",
+            f"{name} counts {offset:+d}",
             name,
-            change_value(name, functools.partial(np.add, by)),
+            change_value(name, functools.partial(np.add, offset)),
         )
     yield Mistake(
         "position offset", f"{name} is not read: positions start at 0", name,
@@ -93,18 +94,18 @@ def _positions(name: str) -> Iterator[Mistake]:
 
 
 def value_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of leaving out biases, norms and sinks."""
-    used: dict[str, list[onnx.NodeProto]] = {}
+    """Yield the mistakes of leaving out biases and norms, and of wrong attention sinks."""
+    readers: dict[str, list[onnx.NodeProto]] = {}
     for node in evaluation.nodes:
         for name in node.input:
-            used.setdefault(name, []).append(node)
+            readers.setdefault(name, []).append(node)
         if node.op_type in NORMS:
-            yield from _norm(node)
+            yield from _norm_mistakes(node)
     for name, array in evaluation.initializers.items():
         if array.ndim != 1 or array.dtype.kind != "f" or not array.any():
             continue
         if any(
-            node.op_type in {"Add", "Gemm", "LayerNormalization"} for node in used.get(name, ())
+            node.op_type in {"Add", "Gemm", "LayerNormalization"} for node in readers.get(name, ())
         ):
             says = f"{name} is not added"
             yield Mistake("missing bias", says, name, change_value(name, np.zeros_like))
@@ -118,7 +119,7 @@ def value_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
             )
 
 
-def _norm(node: onnx.NodeProto) -> Iterator[Mistake]:
+def _norm_mistakes(node: onnx.NodeProto) -> Iterator[Mistake]:
     def left_out(values: Values) -> Mapping[str, Array]:
         array = values[node.input[0]]
         assert array is not None
@@ -138,87 +139,99 @@ def mask_mistakes(evaluation: Evaluation, values: Values) -> Iterator[Mistake]:
         evaluation: The graph, evaluated in float64.
         values: All values of the graph, by name.
     """
-    of_data = _depends_on_data(evaluation)
+    data_dependent = _data_dependent_values(evaluation)
     past = values.get("past_key")
     for node in evaluation.nodes:
         name = node.output[0]
         array = values.get(name)
-        if node.op_type not in COMPARING or name in of_data or array is None or array.ndim < 2:
+        if (
+            node.op_type not in COMPARISONS
+            or name in data_dependent
+            or array is None
+            or array.ndim < 2
+        ):
             continue
         if array.dtype != np.bool_:
             continue
-        what = _what(node, array)
-        drop = change_value(name, np.ones_like)
-        yield Mistake(f"{what} dropped", f"the {what} mask is not applied", node.name, drop)
-        for by, way in ((1, "late"), (-1, "early")):
-            says = f"the {what} mask is one key too {way}"
-            moved = _moved(node, what, functools.partial(_always, by))
-            yield Mistake(f"{what} offset", says, node.name, moved)
+        mask_kind = _mask_kind(node, array)
+        unmasked = change_value(name, np.ones_like)
+        yield Mistake(
+            f"{mask_kind} dropped", f"the {mask_kind} mask is not applied", node.name, unmasked
+        )
+        for shift, direction in ((1, "late"), (-1, "early")):
+            says = f"the {mask_kind} mask is one key too {direction}"
+            shifted = _shift_mask(node, mask_kind, functools.partial(_constant_shift, shift))
+            yield Mistake(f"{mask_kind} offset", says, node.name, shifted)
         if past is not None:
-            says = f"the {what} mask is aligned as if there were no past"
-            yield Mistake(f"{what} offset", says, node.name, _moved(node, what, _before_past))
+            says = f"the {mask_kind} mask is aligned as if there were no past"
+            yield Mistake(
+                f"{mask_kind} offset",
+                says,
+                node.name,
+                _shift_mask(node, mask_kind, _minus_past_length),
+            )
 
 
-def _what(node: onnx.NodeProto, array: Array) -> str:
+def _mask_kind(node: onnx.NodeProto, array: Array) -> str:
     if node.op_type == "Trilu":
         return CAUSAL
     matrix = array.reshape(-1, *array.shape[-2:])[:1]
     return CAUSAL if matrix.size and matrix[0, :, 0].all() and not matrix.all() else "window"
 
 
-def _moved(
-    node: onnx.NodeProto, what: str, by: Callable[[Values], int]
+def _shift_mask(
+    node: onnx.NodeProto, mask_kind: str, shift_of: Callable[[Values], int]
 ) -> Callable[[Values], Mapping[str, Array]]:
-    """Return a change that shifts a mask by some keys."""
+    """Return a function that shifts a mask along the keys."""
 
     def replaced(values: Values) -> Mapping[str, Array]:
         visible = values[node.output[0]]
         assert visible is not None
-        found = _compared_again(node, values, by(values))
-        if found is None:
-            found = shift_diagonals(visible, by(values), beyond=what != CAUSAL)
-        return {} if found is None else {node.output[0]: found}
+        shifted = _shift_comparison(node, values, shift_of(values))
+        if shifted is None:
+            shifted = shift_diagonals(visible, shift_of(values), beyond=mask_kind != CAUSAL)
+        return {} if shifted is None else {node.output[0]: shifted}
 
     return replaced
 
 
-def _compared_again(node: onnx.NodeProto, values: Values, by: int) -> Array | None:
-    """Return a comparison of positions with keys shifted left; None if it is no comparison."""
-    compare = COMPARING[node.op_type]
+def _shift_comparison(node: onnx.NodeProto, values: Values, shift: int) -> Array | None:
+    """Repeat a comparison of positions with all keys shifted left; None if it compares others."""
+    compare = COMPARISONS[node.op_type]
     operands = [x for name in node.input if (x := values[name]) is not None]
     if compare is None or len(operands) != 2 or any(x.dtype.kind != "i" for x in operands):
         return None
-    apart = np.asarray(operands[0] - operands[1])
-    steps = np.unique(np.diff(apart, axis=-1))
+    differences = np.asarray(operands[0] - operands[1])
+    steps = np.unique(np.diff(differences, axis=-1))
     if len(steps) != 1 or abs(steps[0]) != 1:
         return None
-    return np.asarray(compare(apart - by * steps[0], 0))
+    return np.asarray(compare(differences - shift * steps[0], 0))
 
 
-def _always(by: int, _: Values) -> int:
+def _constant_shift(by: int, _: Values) -> int:
     return by
 
 
-def _before_past(values: Values) -> int:
+def _minus_past_length(values: Values) -> int:
     past = values["past_key"]
     assert past is not None
     return -int(past.shape[2])
 
 
-def _depends_on_data(evaluation: Evaluation) -> set[str]:
-    """Return the values that depend on the contents of tensors, not on their shapes alone."""
+def _data_dependent_values(evaluation: Evaluation) -> set[str]:
+    """Return the names of values that depend on contents of graph inputs, not only on shapes."""
     initial = set(evaluation.initializers)
-    found = {e.name for e in evaluation.proto.graph.input if e.name not in initial}
+    dependent = {e.name for e in evaluation.proto.graph.input if e.name not in initial}
     for node in evaluation.nodes:
-        if node.op_type not in {"Shape", "Size"} and not found.isdisjoint(node.input):
-            found.update(node.output)
-    return found
+        if node.op_type not in {"Shape", "Size"} and not dependent.isdisjoint(node.input):
+            dependent.update(node.output)
+    return dependent
 
 
 def precision_mistakes() -> Iterator[Mistake]:
-    """Yield the mistakes of rounding the operands of all products in the graph."""
+    """Yield the mistakes of rounding the operands of all products."""
     for name, rounding in (
-        ("bfloat16", _through(ml_dtypes.bfloat16)),
+        ("bfloat16", _round_to(ml_dtypes.bfloat16)),
         ("10 bits of precision, as TF32 and float16 have", _tf32),
     ):
         says = f"products are computed from operands in {name}"
@@ -228,29 +241,29 @@ def precision_mistakes() -> Iterator[Mistake]:
 # -- changes
 
 
-def _all_visible(mask: Array) -> Array:
+def _show_all(mask: Array) -> Array:
     return np.ones_like(mask) if mask.dtype == np.bool_ else np.zeros_like(mask)
 
 
-def _inverted(mask: Array) -> Array:
+def _invert(mask: Array) -> Array:
     return ~mask if mask.dtype == np.bool_ else np.where(np.isneginf(mask), 0.0, -np.inf)
 
 
-def _first_of(array: Array, axis: int) -> Array:
+def _repeat_first(array: Array, axis: int) -> Array:
     if not array.shape[axis]:
         return array
     return np.broadcast_to(np.take(array, [0], axis=axis), array.shape)
 
 
-def _values_dropped(mask: Array) -> Array:
+def _drop_finite_values(mask: Array) -> Array:
     return mask if mask.dtype == np.bool_ else np.where(np.isneginf(mask), mask, 0.0)
 
 
-def _lowest_hidden(mask: Array) -> Array:
+def _hide_lowest(mask: Array) -> Array:
     return mask if mask.dtype == np.bool_ else np.where(mask < -1e29, -np.inf, mask)
 
 
-def _through(dtype: type[np.generic]) -> Rounding:
+def _round_to(dtype: type[np.generic]) -> Rounding:
     def rounding(array: Array) -> Array:
         if array.dtype.kind != "f":
             return array
@@ -263,7 +276,7 @@ def _tf32(array: Array) -> Array:
     if array.dtype.kind != "f":
         return array
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    kept = (bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(
+    rounded = (bits + np.uint32(0x0FFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(
         0xFFFFE000
     )
-    return kept.view(np.float32).astype(np.float64)
+    return rounded.view(np.float32).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Known mistakes in keeping keys and values as integers: scales, rounding, zeros, order."""
+"""Known mistakes in a KV cache of integers: scales, rounding, zero points, order of bytes."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ if TYPE_CHECKING:
     from attn_export.diagnose.evaluate import Evaluation, Values
 
 
-# -- the steps by which a graph keeps keys and values as integers -------------------------------
+# -- steps of writing and reading a cache -------------------------------------------------------
 
 Change = Callable[[Array], Array]
 
 MIDDLE = 8
-"""The addition to an integer of 4 bits that makes it 0 to 15."""
+"""The offset that makes integers of 4 bits unsigned, 0 to 15."""
 
 
-def _same(x: Array) -> Array:
+def _unchanged(x: Array) -> Array:
     return x
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """The steps by which a cache is written and read; without changes the right ones.
+    """Steps of writing and reading a cache, as changes of values. The defaults are right.
 
     Attributes:
-        write_scale: Of the scale that new rows are divided by.
-        read_scale: Of the scale that integers are multiplied by.
-        rounds: From quotients to whole numbers.
-        limits: Of the least and the largest integer.
-        written: Of new integers, `[B, Hkv, L, D]`.
-        packed: Of new bytes, as they are stored.
-        kept: Of the whole cache, in integers, after it was written.
-        read: Of the integers that are read, `[B, Hkv, S, D]`.
-        unrounded: Whether new rows are read as they were before.
+        write_scale: Changes the scale by which new tokens are divided.
+        read_scale: Changes the scale by which integers are multiplied.
+        rounds: Rounds the quotients.
+        limits: Changes the least and the largest integer.
+        written: Changes the new integers, `[B, Hkv, L, D]`.
+        packed: Changes the new bytes, `[B, Hkv, L, D / 2]`.
+        kept: Changes the whole cache after it was written.
+        read: Changes the integers that are read, `[B, Hkv, S, D]`.
+        unrounded: Whether new tokens are read as they were before quantisation.
     """
 
-    write_scale: Change = _same
-    read_scale: Change = _same
+    write_scale: Change = _unchanged
+    read_scale: Change = _unchanged
     rounds: Change = np.rint
     limits: Callable[[int, int], tuple[int, int]] = lambda low, high: (low, high)
-    written: Change = _same
-    packed: Change = _same
-    kept: Change = _same
-    read: Change = _same
+    written: Change = _unchanged
+    packed: Change = _unchanged
+    kept: Change = _unchanged
+    read: Change = _unchanged
     unrounded: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class CachePart:
-    """Keys or values of a cache of integers in a graph.
+    """The keys, or the values, of a cache of integers in a graph.
 
     Attributes:
         scale: Its scale.
-        new: The name of the new rows, `[B, Hkv, L, D]`, before they are divided.
+        new: The name of the new tokens before quantisation, `[B, Hkv, L, D]`.
         scatter: The node that writes them.
-        meant: The name of what the integers stand for, `[B, Hkv, S, D]`.
+        dequantised: The name of the dequantised cache, `[B, Hkv, S, D]`.
     """
 
     scale: Array
     new: str
     scatter: onnx.NodeProto
-    meant: str
+    dequantised: str
 
     def replaced(self, evaluation: Evaluation, steps: Steps, values: Values) -> dict[str, Array]:
-        """Return the cache, and what is read of it, by other steps.
+        """Compute the cache and its dequantised values with other steps.
 
         Args:
             evaluation: The right graph.
@@ -85,28 +85,28 @@ class CachePart:
         x, past = values[self.new], values[self.scatter.input[0]]
         assert x is not None
         assert past is not None
-        in_bytes = past.dtype == np.uint8
-        low, high = steps.limits(*((-8, 7) if in_bytes else (-128, 127)))
-        whole = steps.rounds(x / steps.write_scale(self.scale))
-        if in_bytes:
-            rows = steps.packed(_packed(steps.written(np.clip(whole, low, high))))
+        is_packed = past.dtype == np.uint8
+        low, high = steps.limits(*((-8, 7) if is_packed else (-128, 127)))
+        rounded = steps.rounds(x / steps.write_scale(self.scale))
+        if is_packed:
+            new = steps.packed(_pack(steps.written(np.clip(rounded, low, high))))
         else:  # QuantizeLinear saturates after it has added the zero point
-            rows = np.clip(steps.written(whole), low, high)
-        rows = rows.astype(np.int64).astype(past.dtype)
-        present = scatter_into_cache(self.scatter, evaluation, values, past, rows)
+            new = np.clip(steps.written(rounded), low, high)
+        new = new.astype(np.int64).astype(past.dtype)
+        present = scatter_into_cache(self.scatter, evaluation, values, past, new)
         present = steps.kept(present).astype(past.dtype)
-        read = steps.read(_unpacked(present) if in_bytes else present.astype(np.float64))
-        meant = read * steps.read_scale(self.scale)
+        read = steps.read(_unpack(present) if is_packed else present.astype(np.float64))
+        dequantised = read * steps.read_scale(self.scale)
         if steps.unrounded:
-            before = (_unpacked(past) if in_bytes else past) * self.scale
-            meant = scatter_into_cache(self.scatter, evaluation, values, before, x)
-        return {self.scatter.output[0]: present, self.meant: meant}
+            past_values = (_unpack(past) if is_packed else past) * self.scale
+            dequantised = scatter_into_cache(self.scatter, evaluation, values, past_values, x)
+        return {self.scatter.output[0]: present, self.dequantised: dequantised}
 
 
 def scatter_into_cache(
     node: onnx.NodeProto, evaluation: Evaluation, values: Values, past: Array, new: Array
 ) -> Array:
-    """Return the cache that a TensorScatter writes from other inputs, `[B, Hkv, capacity, .]`.
+    """Run a TensorScatter on other inputs, and return the cache `[B, Hkv, capacity, …]`.
 
     Args:
         node: The node.
@@ -115,25 +115,26 @@ def scatter_into_cache(
         past: `[B, Hkv, capacity, .]`.
         new: `[B, Hkv, L, .]`.
     """
-    given = dict(zip(node.input[:2], (past, new), strict=True))
-    return evaluation.compute_node(node, {**values, **given})[node.output[0]]
+    changed_inputs = dict(zip(node.input[:2], (past, new), strict=True))
+    return evaluation.compute_node(node, {**values, **changed_inputs})[node.output[0]]
 
 
-def _packed(q: Array) -> Array:
-    halves = q.astype(np.int64) + MIDDLE
-    return np.asarray((halves[..., ::2] + 16 * halves[..., 1::2]) % 256)
+def _pack(q: Array) -> Array:
+    nibbles = q.astype(np.int64) + MIDDLE
+    return np.asarray((nibbles[..., ::2] + 16 * nibbles[..., 1::2]) % 256)
 
 
-def _unpacked(stored: Array) -> Array:
-    halves = np.stack([stored & 15, stored >> 4], axis=-1).astype(np.float64) - MIDDLE
-    return halves.reshape(*stored.shape[:-1], -1)
+def _unpack(stored: Array) -> Array:
+    nibbles = np.stack([stored & 15, stored >> 4], axis=-1).astype(np.float64) - MIDDLE
+    return nibbles.reshape(*stored.shape[:-1], -1)
 
 
 def cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
-    """Return the keys and the values of a cache of integers, as far as the graph has them."""
-    found = {}
-    for name, part in (("keys", "k_scale"), ("values", "v_scale")):
-        scale = next((n for n in evaluation.initializers if n.endswith(f"kv_scales.{part}")), None)
+    """Find the keys and the values of a cache of integers in a graph; absent parts are left out."""
+    parts = {}
+    for name, suffix in (("keys", "k_scale"), ("values", "v_scale")):
+        names = (n for n in evaluation.initializers if n.endswith(f"kv_scales.{suffix}"))
+        scale = next(names, None)
         users = [node for node in evaluation.nodes if scale is not None and scale in node.input]
         writing = [node for node in users if node.op_type in ("Div", "QuantizeLinear")]
         reading = [node for node in users if node.op_type == "Mul"]
@@ -142,35 +143,35 @@ def cache_parts(evaluation: Evaluation) -> dict[str, CachePart]:
             n for n in evaluation.nodes if n.op_type == "TensorScatter" and n.input[0] == past
         ]
         if scale is not None and len(writing) == len(reading) == len(scatters) == 1:
-            found[name] = CachePart(
+            parts[name] = CachePart(
                 evaluation.initializers[scale], writing[0].input[0], scatters[0],
                 reading[0].output[0],
             )  # fmt: skip
-    return found
+    return parts
 
 
 # -- known mistakes in them ---------------------------------------------------------------------
 
 
-def _pairs_in_order(*perm: int) -> Change:
-    """Return the reading of pairs of channels, `[B, Hkv, S, D / 2, 2]`, in another order."""
+def _permute_pairs(*perm: int) -> Change:
+    """Return a permutation of the axes of channel pairs, `[B, Hkv, S, D / 2, 2]`."""
     return lambda x: x.reshape(*x.shape[:-1], -1, 2).transpose(perm).reshape(x.shape)
 
 
-def _halves_of_row(x: Array) -> Array:
+def _pair_channel_halves(x: Array) -> Array:
     return np.stack(np.split(x, 2, axis=-1), axis=-1).reshape(x.shape)
 
 
-def _other_sign(x: Array) -> Array:
+def _flip_sign_bit(x: Array) -> Array:
     return np.where(x < 0, x + MIDDLE, x - MIDDLE)
 
 
-def _again(ratio: float) -> Change:
-    """Return the change of int8 that is rounded once more, to a scale of this ratio."""
+def _round_again(ratio: float) -> Change:
+    """Return a second rounding of int8, to `ratio` times the scale."""
     return lambda x: np.clip(np.rint(np.rint(x / ratio) * ratio), -128, 127)
 
 
-def _zeros() -> Iterator[tuple[str, str, Steps]]:
+def _zero_point_steps() -> Iterator[tuple[str, str, Steps]]:
     kind = "zero point"
     for by in (1, -1, -128):
         says = f"the zero of {{}} is {by:+d}"
@@ -186,7 +187,7 @@ SCALES: Final[Mapping[str, Change]] = {
     "7/8 of the right ones": lambda s: s * 7 / 8, "those of int8": lambda s: s * 7 / 127,
     "those of int4": lambda s: s * 127 / 7, "rounded to bfloat16": round_to_bfloat16,
 }  # fmt: skip
-"""Wrong scales of any cache."""
+"""Wrong scales that any cache may have."""
 
 AXES: Final[Mapping[str, Change]] = {
     "of the other axis": lambda s: s.transpose(2, 1, 0),
@@ -197,10 +198,10 @@ AXES: Final[Mapping[str, Change]] = {
     "those of the first head for all": lambda s: s * 0 + s[:1],
     "the largest for all channels": lambda s: s * 0 + s.max(),
 }
-"""Wrong scales of a cache with one for each channel, `[Hkv, 1, D]`."""
+"""Wrong scales of a cache with a scale for each channel, `[Hkv, 1, D]`."""
 
 STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
-    *_zeros(),
+    *_zero_point_steps(),
     ("rounding", "{} are rounded down", Steps(rounds=np.floor)),
     ("rounding", "{} are rounded up", Steps(rounds=np.ceil)),
     ("rounding", "{} are rounded towards 0", Steps(rounds=np.trunc)),
@@ -214,10 +215,10 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
     ("clipped range", "{} are not clipped from above",
      Steps(limits=lambda low, h: (low, 2 * h + 1))),
     *(("quantised twice", f"{{}} are rounded once more, to {ratio} times the scale",
-       Steps(kept=_again(ratio))) for ratio in range(2, 17)),
+       Steps(kept=_round_again(ratio))) for ratio in range(2, 17)),
     ("signedness", "the sign of {} is lost", Steps(rounds=lambda x: np.rint(np.abs(x)))),
     ("signedness", "the sign of {} is lost where they are read", Steps(read=np.abs)),
-    ("signedness", "{} are read as two's complement", Steps(read=_other_sign)),
+    ("signedness", "{} are read as two's complement", Steps(read=_flip_sign_bit)),
     ("nibble order", "the two integers of a byte of {} are swapped",
      Steps(written=swap_neighbours(-1), read=swap_neighbours(-1))),
     ("nibble order", "neighbouring channels of {} are swapped where they are written",
@@ -225,18 +226,19 @@ STEPS: Final[tuple[tuple[str, str, Steps], ...]] = (
     ("nibble order", "neighbouring channels of {} are swapped where they are read",
      Steps(read=swap_neighbours(-1))),
     ("cache layout", "a byte of {} is read as neighbours along the length",
-     Steps(read=_pairs_in_order(0, 1, 4, 2, 3))),
+     Steps(read=_permute_pairs(0, 1, 4, 2, 3))),
     ("cache layout", "a byte of {} is read as channels of two keys",
-     Steps(read=_pairs_in_order(0, 1, 3, 2, 4))),
+     Steps(read=_permute_pairs(0, 1, 3, 2, 4))),
     ("cache layout", "lower halves of the bytes of {} are read before upper ones",
-     Steps(read=_pairs_in_order(0, 1, 2, 4, 3))),
-    ("cache layout", "a byte holds channels c and c + D / 2 of {}", Steps(written=_halves_of_row)),
+     Steps(read=_permute_pairs(0, 1, 2, 4, 3))),
+    ("cache layout", "a byte holds channels c and c + D / 2 of {}",
+     Steps(written=_pair_channel_halves)),
     ("cache layout", "a byte holds the first of two channels of {} twice",
      Steps(written=lambda q: q[..., ::2].repeat(2, -1))),
     ("cache layout", "the upper half of a byte of {} is moved by 3 bits, not 4",
      Steps(packed=lambda b: (b & 15) + 8 * (b >> 4))),
 )  # fmt: skip
-"""Kinds of mistakes, their effects, and the steps that make them."""
+"""Kind, effect and steps of each mistake; ``{}`` stands for the keys and values."""
 
 
 def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
@@ -249,18 +251,19 @@ def cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
     if len(parts) != 2:
         return
     both = tuple(parts.values())
+    choices = {"keys and values": both, **{name: (part,) for name, part in parts.items()}}
     for where, fields in PLACES.items():
         for kind, name, change in _wrong_scales(both[0].scale):
-            steps = _with(fields, change)
-            for which, some in {"keys and values": both, **_alone(parts)}.items():
-                says = f"the scales of cached {which} are {name}{where}"
-                yield _mistake(evaluation, some, kind, says, [steps] * len(some))
-        exchanged = [_with(fields, functools.partial(_scale_of, part)) for part in both[::-1]]
+            steps = _steps_with(fields, change)
+            for described, changed in choices.items():
+                says = f"the scales of cached {described} are {name}{where}"
+                yield _mistake(evaluation, changed, kind, says, [steps] * len(changed))
+        exchanged = [_steps_with(fields, functools.partial(_scale_of, part)) for part in both[::-1]]
         says = f"the scales of cached keys and values are exchanged{where}"
         yield _mistake(evaluation, both, "cache scale", says, exchanged)
     for kind, says, steps in STEPS:
-        words = says.format("cached keys and values")
-        yield _mistake(evaluation, both, kind, words, [steps] * 2)
+        effect = says.format("cached keys and values")
+        yield _mistake(evaluation, both, kind, effect, [steps] * 2)
 
 
 def _wrong_scales(scale: Array) -> Iterator[tuple[str, str, Change]]:
@@ -275,11 +278,11 @@ PLACES: Final[Mapping[str, Sequence[str]]] = {
     " where they are read": ("read_scale",),
     " where they are written": ("write_scale",),
 }
-"""The places of a wrong scale, with the steps that it is in."""
+"""Ends of sentences on a wrong scale, with the steps that use the scale."""
 
 
 def stale_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
-    """Return what makes the mistakes of scales that are a factor times the right ones.
+    """Return functions from a factor to the mistake of scales that are wrong by this factor.
 
     Args:
         evaluation: The right graph.
@@ -287,20 +290,16 @@ def stale_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
     parts = tuple(cache_parts(evaluation).values())
 
     def make(where: str, factor: float) -> Mistake:
-        steps = _with(PLACES[where], lambda s: s * factor)
+        steps = _steps_with(PLACES[where], lambda s: s * factor)
         says = f"the scales of cached keys and values are stale: {factor:.4g} times the right ones"
         return _mistake(evaluation, parts, "stale scales", says + where, [steps] * len(parts))
 
     return [functools.partial(make, where) for where in PLACES] if len(parts) == 2 else []
 
 
-def _with(fields: Sequence[str], change: Change) -> Steps:
+def _steps_with(fields: Sequence[str], change: Change) -> Steps:
     changes: dict[str, Any] = dict.fromkeys(fields, change)
     return Steps(**changes)
-
-
-def _alone(parts: Mapping[str, CachePart]) -> dict[str, tuple[CachePart, ...]]:
-    return {name: (part,) for name, part in parts.items()}
 
 
 def _scale_of(other: CachePart, _: Array) -> Array:
@@ -312,9 +311,9 @@ def _mistake(
     steps: Sequence[Steps],
 ) -> Mistake:  # fmt: skip
     def replaced(values: Values) -> dict[str, Array]:
-        found: dict[str, Array] = {}
-        for part, each in zip(parts, steps, strict=True):
-            found |= part.replaced(evaluation, each, values)
-        return found
+        replacements: dict[str, Array] = {}
+        for part, part_steps in zip(parts, steps, strict=True):
+            replacements |= part.replaced(evaluation, part_steps, values)
+        return replacements
 
     return Mistake(kind, says, parts[0].scatter.name, replaced)

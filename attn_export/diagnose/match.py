@@ -1,4 +1,4 @@
-"""Search for the known mistake that reproduces a runtime's numbers."""
+"""Search for known mistakes that reproduce the outputs of a runtime."""
 
 from __future__ import annotations
 
@@ -39,30 +39,31 @@ if TYPE_CHECKING:
     import onnx
 
 KEPT = 12
-"""Number of mistakes that are tried on all cases: those that account best for the first one.
+"""The number of mistakes that are tried on all cases: those that explain the first case best.
 
-One that is the cause has to account for every case that fails.
+The cause must explain every case that fails.
 """
 
 ROUNDINGS = 256
-"""Number of roundings of the output's type by which a mistake may differ from what came out."""
+"""The largest distance from the actual output, in eps of its type, that is called rounding."""
 
 FAR = 10.0
-"""Weight of a NaN or an infinity in the wrong place, in root mean squares of the output."""
+"""The error of an element that is not finite and not the same in both outputs, in root mean squares
+of the right output."""
 
 CONVINCING = 0.02
-"""A mistake that leaves less than this of the error unexplained needs no fitting."""
+"""If a mistake leaves a smaller share of the error unexplained, no parameters are fitted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """One case: its right and its actual outputs.
+    """Right and actual outputs of one case.
 
     Attributes:
-        inputs: By name.
-        values: The values of the right graph, in float64.
-        right: Its outputs.
-        actual: The outputs that are to be explained.
+        inputs: The inputs by name.
+        values: All values of the right graph, in float64.
+        right: The outputs of the right graph, in float64.
+        actual: The outputs to explain.
     """
 
     inputs: Mapping[str, Array]
@@ -73,11 +74,12 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """A mistake that reproduces the outputs.
+    """A mistake that explains at least some of the error.
 
     Attributes:
-        unexplained: The distance that is left, as a share of the error: 0 explains all of it.
-        exact: Whether the rest of the error is only rounding.
+        mistake: The mistake.
+        unexplained: The share of the error that it does not explain; 0 if it explains all.
+        exact: Whether the unexplained error is only rounding.
     """
 
     mistake: Mistake
@@ -88,59 +90,61 @@ class Match:
 def matches(
     evaluation: Evaluation, evidence: Sequence[Evidence], late: Late = lambda: False
 ) -> list[Match]:
-    """Return the mistakes that account for the numbers, the best first.
+    """Find the mistakes that explain the actual outputs, the best first.
 
     Args:
         evaluation: The right graph.
-        evidence: Cases that failed first, then some that passed; the first one matters most.
+        evidence: Failed cases, then some that passed. Mistakes are selected on the first.
         late: Whether time is over.
     """
     first = evidence[:1]
-    screened = list(_tried(_all(evaluation, evidence[0]), evaluation, first, late))
+    screened = list(_try(_all_mistakes(evaluation, evidence[0]), evaluation, first, late))
     screened.sort(key=_order)
     if not screened or screened[0].unexplained > CONVINCING:
-        more = itertools.chain(
-            _pairs(evaluation),
+        further = itertools.chain(
+            _head_swaps(evaluation),
             fitted_weight_mistakes(evaluation),
-            _fitted(evaluation, first, late),
+            _fitted_mistakes(evaluation, first, late),
         )
-        screened += _tried(more, evaluation, first, late)
+        screened += _try(further, evaluation, first, late)
         screened.sort(key=_order)
     best = (match.mistake for match in screened[:KEPT])
-    found = sorted(_tried(best, evaluation, evidence, late), key=_order)
-    return [match for match in found if match.unexplained <= 1 - match.mistake.share]
+    refined = sorted(_try(best, evaluation, evidence, late), key=_order)
+    return [match for match in refined if match.unexplained <= 1 - match.mistake.share]
 
 
 def _order(match: Match) -> float:
-    return round(match.unexplained, 3)  # rounding is not to decide between two that fit
+    return round(
+        match.unexplained, 3
+    )  # noise must not decide between two mistakes that fit equally well
 
 
 def unexplained_share(
     mistake: Mistake, evaluation: Evaluation, evidence: Sequence[Evidence]
 ) -> tuple[float, bool]:
-    """Return the share of the error that a mistake leaves, and whether that is only rounding.
+    """Compute the share of the error that a mistake leaves, and whether that is only rounding.
 
     Args:
         mistake: The mistake.
         evaluation: The right graph.
         evidence: Cases with their actual outputs.
     """
-    left = total = 0.0
+    remaining = total = 0.0
     rounding = True
     for case in evidence:
-        given = mistake.outputs(evaluation, case.inputs, case.values)
+        mistaken = mistake.outputs(evaluation, case.inputs, case.values)
         for name, right in case.right.items():
             actual = case.actual[name]
-            apart = _distance(given[name], actual, right)
-            left += apart
+            distance = _distance(mistaken[name], actual, right)
+            remaining += distance
             total += _distance(right, actual, right)
             if is_floating(actual.dtype):
-                rounding &= math.sqrt(apart) <= ROUNDINGS * eps(actual.dtype)
-    return (math.sqrt(left / total) if total else math.inf), rounding
+                rounding &= math.sqrt(distance) <= ROUNDINGS * eps(actual.dtype)
+    return (math.sqrt(remaining / total) if total else math.inf), rounding
 
 
-def _all(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
-    # Of two that give the same numbers the simpler one comes first.
+def _all_mistakes(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
+    # Of two mistakes with the same outputs, the first wins: simpler ones come first.
     return itertools.chain(
         input_mistakes(evaluation, case.values),
         value_mistakes(evaluation),
@@ -155,7 +159,7 @@ def _all(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
     )
 
 
-def _tried(
+def _try(
     mistakes: Iterable[Mistake], evaluation: Evaluation, evidence: Sequence[Evidence], late: Late
 ) -> Iterator[Match]:
     for mistake in mistakes:
@@ -163,15 +167,15 @@ def _tried(
             return
         try:
             with np.errstate(all="ignore"):
-                left, rounding = unexplained_share(mistake, evaluation, evidence)
+                unexplained, rounding = unexplained_share(mistake, evaluation, evidence)
         except (NotComputedError, ValueError, IndexError, AssertionError, TypeError, KeyError):
-            continue  # it does not fit these shapes
-        if left < 1:
-            yield Match(mistake, left, rounding)
+            continue  # the mistake is impossible with these shapes
+        if unexplained < 1:
+            yield Match(mistake, unexplained, rounding)
 
 
 def _distance(x: Array, actual: Array, right: Array) -> float:
-    """Return the mean square distance, relative to the right output's."""
+    """Compute the mean square of x - actual, divided by the mean square of the right output."""
     if x.shape != actual.shape:
         return FAR * FAR
     if not x.size:
@@ -182,21 +186,23 @@ def _distance(x: Array, actual: Array, right: Array) -> float:
     scale = scale or 1.0
     usable = np.isfinite(x) & np.isfinite(y)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
-    apart = np.where(usable, (np.where(usable, x, 0) - np.where(usable, y, 0)) / scale, FAR)
-    return float(np.square(np.where(same, 0.0, apart)).mean())
+    differences = np.where(usable, (np.where(usable, x, 0) - np.where(usable, y, 0)) / scale, FAR)
+    return float(np.square(np.where(same, 0.0, differences)).mean())
 
 
 def _attentions(evaluation: Evaluation) -> list[onnx.NodeProto]:
     return [node for node in evaluation.nodes if node.op_type == "Attention"]
 
 
-def _pairs(evaluation: Evaluation) -> Iterator[Mistake]:
+def _head_swaps(evaluation: Evaluation) -> Iterator[Mistake]:
     for node in _attentions(evaluation):
         yield from swapped_heads(evaluation, node)
 
 
-def _fitted(evaluation: Evaluation, cases: Sequence[Evidence], late: Late) -> Iterator[Mistake]:
-    """Yield the best factor on the scale and the softcap of each node, and on a cache's scales."""
+def _fitted_mistakes(
+    evaluation: Evaluation, cases: Sequence[Evidence], late: Late
+) -> Iterator[Mistake]:
+    """Yield mistakes in the scale, the softcap and cache scales, each with its best factor."""
     makers: list[Callable[[float], Mistake]] = []
     for node in _attentions(evaluation):
         makers.append(functools.partial(scale_mistake, evaluation, node))
@@ -206,20 +212,23 @@ def _fitted(evaluation: Evaluation, cases: Sequence[Evidence], late: Late) -> It
         if late():
             return
 
-        def left(log: float, make: Callable[[float], Mistake] = make) -> float:
+        def unexplained(log: float, make: Callable[[float], Mistake] = make) -> float:
             return unexplained_share(make(math.exp(log)), evaluation, cases)[0]
 
-        yield make(math.exp(_lowest(left)))
+        yield make(math.exp(_minimise(unexplained)))
 
 
-def _lowest(of: Callable[[float], float]) -> float:
-    """Return the argument, between the logs of 1/8 and 8, that minimises a function."""
+def _minimise(function: Callable[[float], float]) -> float:
+    """Return the argument between -log 8 and log 8 that minimises a function.
+
+    A grid search is refined by a golden-section search.
+    """
     grid = np.linspace(-math.log(8), math.log(8), 25)
-    found = [of(float(x)) for x in grid]
-    middle = int(np.argmin(found))
+    values = [function(float(x)) for x in grid]
+    middle = int(np.argmin(values))
     low, high = float(grid[max(middle - 1, 0)]), float(grid[min(middle + 1, len(grid) - 1)])
     golden = (math.sqrt(5) - 1) / 2
     for _ in range(30):
         a, b = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, b) if of(a) < of(b) else (a, high)
+        low, high = (low, b) if function(a) < function(b) else (a, high)
     return (low + high) / 2

@@ -1,7 +1,7 @@
-"""The known misreadings of attention: other ways to compute its steps.
+"""Known misreadings of attention: wrong ways to compute its steps.
 
-`probe` finds the entry by which a runtime computes; `explain` applies each entry to a right graph
-and compares the numbers.
+`probe` finds the misreading that a runtime's output matches. `explain` applies each misreading to a
+right graph, and compares the outputs with the runtime's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ StepValues = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Misreading:
-    """One way to compute attention other than its specification.
+    """A way to compute attention that differs from the specification.
 
     Attributes:
         kind: Its kind, in a word or two: ``"scale"``.
-        says: Its effect, as the rest of a sentence: ``"scores are multiplied by …"``.
-        changes: The steps that it changes, by name.
-        reading: Its name in the results of `probe`; "" where no probe tests for it.
+        says: Its effect as a clause: ``"scores are multiplied by …"``.
+        changes: The steps that it replaces, by name.
+        reading: Its name in the results of `probe`; "" if no probe tests it.
     """
 
     kind: str
@@ -46,18 +46,18 @@ SCALES: Mapping[str, Callable[[float, float], float]] = {
     "is sqrt(head_dim): divided by instead of multiplied": lambda _, width: width**0.5,
     "is 1/head_dim": lambda _, width: 1 / width,
 }
-"""Wrong scales, computed from the right scale and the head width."""
+"""Wrong scales: functions of the right scale and the head width, by clause."""
 
 
 def _scales() -> Iterator[Misreading]:
-    for says, of in SCALES.items():
-        yield Misreading("scale", f"the softmax scale {says}", {"scale": _scale(of)})
+    for says, wrong_scale in SCALES.items():
+        yield Misreading("scale", f"the softmax scale {says}", {"scale": _scale(wrong_scale)})
 
 
 def _heads() -> Iterator[Misreading]:
     yield Misreading(
         "tiled heads", "query head h uses K/V head h % Hkv in place of h // (H / Hkv)",
-        {"kv_head": lambda heads, at: np.arange(len(heads)) % at["keys"].shape[1]}, "tiles",
+        {"kv_head": lambda heads, steps: np.arange(len(heads)) % steps["keys"].shape[1]}, "tiles",
     )  # fmt: skip
     yield Misreading(
         "one K/V head for all", "every query head uses K/V head 0",
@@ -65,64 +65,65 @@ def _heads() -> Iterator[Misreading]:
     )  # fmt: skip
     yield Misreading(
         "heads not moved", "[B, H, L, Dv] is read as [B, L, H·Dv] without a transpose",
-        {"attended": _not_moved},
+        {"attended": _keep_heads_first},
     )  # fmt: skip
     yield Misreading(
         "heads interleaved", "heads are merged as [Dv, H] in place of [H, Dv]",
-        {"attended": _interleaved},
+        {"attended": _interleave_heads},
     )  # fmt: skip
     yield Misreading(
         "past ignored", "past keys and values are not attended to",
-        {"mask_visible": lambda given, at: given & (_keys(at) >= _past_of(at))},
+        {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) >= _past_length(steps))},
     )  # fmt: skip
     yield Misreading(
         "past after new keys", "new keys and values come before those of the past",
-        {"keys": _new_first, "values": _new_first},
+        {"keys": _put_new_first, "values": _put_new_first},
     )  # fmt: skip
 
 
 def _causal() -> Iterator[Misreading]:
-    def moved(by: int) -> Change:
-        return lambda _, at: _below(at, at["offset"] + by)
+    def moved(shift: int) -> Change:
+        return lambda _, steps: _keys_up_to(steps, steps["offset"] + shift)
 
     kind = "causal offset"
     yield Misreading(
         "causal dropped", "the causal mask is not applied",
-        {"causal": _all}, "all keys",
+        {"causal": _show_all}, "all keys",
     )  # fmt: skip
     yield Misreading(kind, "query i sees one key too many: up to P + i + 1", {"causal": moved(1)})
     yield Misreading(kind, "query i sees one key too few: up to P + i - 1", {"causal": moved(-1)})
     yield Misreading(
         kind, "query i sees keys up to i, as if there were no past",
-        {"causal": lambda _, at: _below(at, 0)}, "keys to i",
+        {"causal": lambda _, steps: _keys_up_to(steps, 0)}, "keys to i",
     )  # fmt: skip
     yield Misreading(
         kind, "query i sees keys up to S - L + i, the last query all of them",
-        {"causal": lambda _, at: _below(at, len(_keys(at)) - len(_queries(at)))}, "keys to S-L+i",
+        {"causal": lambda _, steps: _keys_up_to(steps, len(_keys(steps)) - len(_queries(steps)))},
+        "keys to S-L+i",
     )  # fmt: skip
     yield Misreading(
         "causal added", "a causal mask is applied where there is none",
-        {"causal": lambda causal, at: causal & _below(at, at["offset"])},
+        {"causal": lambda causal, steps: causal & _keys_up_to(steps, steps["offset"])},
     )  # fmt: skip
     yield Misreading(
         "mask dropped beside causal", "the causal mask takes the place of the given one",
-        {"mask_visible": _all, "mask_bias": lambda added, _: np.zeros_like(added)},
+        {"mask_visible": _show_all, "mask_bias": lambda bias, _: np.zeros_like(bias)},
     )  # fmt: skip
     yield Misreading(
         "key always visible", "key 0 is always visible, whatever the masks hide",
-        {"visible": lambda visible, at: visible | (_keys(at) == 0)},
+        {"visible": lambda visible, steps: visible | (_keys(steps) == 0)},
     )  # fmt: skip
     yield Misreading(
         "key always visible", "each query sees its own key, whatever the masks hide",
-        {"visible": lambda visible, at: visible | (_keys(at) == _queries(at) + at["offset"])},
+        {"visible": _show_own_key},
     )  # fmt: skip
     yield Misreading(
         "last key dropped", "the last key is not attended to",
-        {"mask_visible": lambda given, at: given & (_keys(at) < at["keys"].shape[2] - 1)},
+        {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) < len(_keys(steps)) - 1)},
     )  # fmt: skip
     yield Misreading(
         "first key dropped", "key 0 is not attended to",
-        {"mask_visible": lambda g, at: g & (_keys(at) > 0)},
+        {"mask_visible": lambda allowed, steps: allowed & (_keys(steps) > 0)},
     )  # fmt: skip
 
 
@@ -130,36 +131,38 @@ def _rows() -> Iterator[Misreading]:
     kind = "fully masked rows"
     yield Misreading(
         kind, "a fully masked row is the mean of all values",
-        {"weights": _masked(lambda w: np.full_like(w, 1 / max(w.shape[-1], 1)))}, "mean of values",
+        {"weights": _in_masked_rows(lambda w: np.full_like(w, 1 / max(w.shape[-1], 1)))},
+        "mean of values",
     )  # fmt: skip
     yield Misreading(
         kind, "a fully masked row is NaN",
-        {"weights": _masked(lambda w: np.full_like(w, np.nan))}, "NaN",
+        {"weights": _in_masked_rows(lambda w: np.full_like(w, np.nan))}, "NaN",
     )  # fmt: skip
     yield Misreading(
         kind, "a fully masked row is the first value",
-        {"weights": _masked(_first)}, "first value",
+        {"weights": _in_masked_rows(_first_value)}, "first value",
     )  # fmt: skip
     yield Misreading(
         kind, "hidden keys score the lowest number, so that a fully masked row attends to them",
-        {"scores": lambda s, at: np.where(at["visible"], s, -1e30), "weights": _reweighed},
+        {"scores": lambda s, steps: np.where(steps["visible"], s, -1e30),
+         "weights": _softmax_unmasked},
     )  # fmt: skip
     yield Misreading(
         "weak mask", "hidden keys score -10 in place of -inf",
-        {"hidden": lambda *_: -10.0, "weights": _reweighed},
+        {"hidden": lambda *_: -10.0, "weights": _softmax_unmasked},
     )  # fmt: skip
     yield Misreading(
         "weak mask", "hidden keys score -1e4 in place of -inf",
-        {"hidden": lambda *_: -1e4, "weights": _reweighed},
+        {"hidden": lambda *_: -1e4, "weights": _softmax_unmasked},
     )  # fmt: skip
     yield Misreading(
         "mask scaled",
         "what is added to the scores, masks among it, is multiplied by the softmax scale too",
-        {"mask_bias": lambda added, at: added * at["scale"]},
+        {"mask_bias": lambda bias, steps: bias * steps["scale"]},
     )  # fmt: skip
     yield Misreading(
         "mask values dropped", "of a float mask only -inf counts, its other values are dropped",
-        {"mask_bias": lambda added, _: np.zeros_like(added)},
+        {"mask_bias": lambda bias, _: np.zeros_like(bias)},
     )  # fmt: skip
 
 
@@ -167,19 +170,19 @@ def _softmaxes() -> Iterator[Misreading]:
     for name, dtype in (("bfloat16", ml_dtypes.bfloat16), ("float16", np.float16)):
         yield Misreading(
             "softmax in low precision", f"the softmax is computed in {name}",
-            {"scores": _through(dtype), "weights": _through(dtype)},
+            {"scores": _round_to(dtype), "weights": _round_to(dtype)},
         )  # fmt: skip
         yield Misreading(
             "softmax in low precision", f"each step of the softmax is rounded to {name}",
-            {"weights": _stepwise(dtype)},
+            {"weights": _softmax_in(dtype)},
         )  # fmt: skip
     yield Misreading(
         "softmax over queries", "the softmax is taken over the queries, not over the keys",
-        {"weights": _over_queries},
+        {"weights": _softmax_over_queries},
     )  # fmt: skip
     yield Misreading(
         "softmax plus one", "1 is added to the sum of the softmax",
-        {"weights": _plus_one},
+        {"weights": _softmax_plus_one},
     )  # fmt: skip
 
 
@@ -187,11 +190,11 @@ def _softcaps() -> Iterator[Misreading]:
     kind = "softcap"
     yield Misreading(
         kind, "there is no softcap",
-        {"capped": lambda _, at: at["products"]},
+        {"capped": lambda _, steps: steps["products"]},
     )  # fmt: skip
     yield Misreading(
         kind, "the softcap is applied after the mask, so that hidden keys score -softcap",
-        {"scores": _capped_with_mask, "weights": _reweighed}, "after the mask",
+        {"scores": _capped_with_mask, "weights": _softmax_unmasked}, "after the mask",
     )  # fmt: skip
     yield Misreading(
         kind, "scores are clipped at the softcap, without tanh",
@@ -202,99 +205,107 @@ def _softcaps() -> Iterator[Misreading]:
 # -- changes
 
 
-def _scale(of: Callable[[float, float], float]) -> Change:
-    return lambda scale, at: of(scale, at["queries"].shape[-1])
+def _scale(wrong_scale: Callable[[float, float], float]) -> Change:
+    return lambda scale, steps: wrong_scale(scale, steps["queries"].shape[-1])
 
 
-def _all(seen: Array, _: StepValues) -> Array:
-    return np.ones_like(seen)
+def _show_all(visible: Array, _: StepValues) -> Array:
+    return np.ones_like(visible)
 
 
-def _below(at: StepValues, offset: Any) -> Array:
-    return np.asarray(_keys(at) <= _queries(at) + offset)
+def _show_own_key(visible: Array, steps: StepValues) -> Array:
+    return np.asarray(visible | (_keys(steps) == _queries(steps) + steps["offset"]))
 
 
-def _keys(at: StepValues) -> Array:
-    return np.arange(at["keys"].shape[2])
+def _keys_up_to(steps: StepValues, offset: Any) -> Array:
+    return np.asarray(_keys(steps) <= _queries(steps) + offset)
 
 
-def _queries(at: StepValues) -> Array:
-    return np.arange(at["queries"].shape[2])[:, None]
+def _keys(steps: StepValues) -> Array:
+    """Return the indices of keys, `[S]`."""
+    return np.arange(steps["keys"].shape[2])
 
 
-def _new_first(cached: Array, at: StepValues) -> Array:
-    return np.roll(cached, -_past_of(at), axis=2)
+def _queries(steps: StepValues) -> Array:
+    """Return the indices of queries, `[L, 1]`."""
+    return np.arange(steps["queries"].shape[2])[:, None]
 
 
-def _past_of(at: StepValues) -> int:
-    past = at["past"][0]
+def _put_new_first(cached: Array, steps: StepValues) -> Array:
+    return np.roll(cached, -_past_length(steps), axis=2)
+
+
+def _past_length(steps: StepValues) -> int:
+    past = steps["past"][0]
     return 0 if past is None else int(past.shape[2])
 
 
-def _not_moved(attended: Array, _: StepValues) -> Array:
+def _keep_heads_first(attended: Array, _: StepValues) -> Array:
     B, H, L, D = attended.shape
     return np.swapaxes(attended.reshape(B, L, H, D), 1, 2)
 
 
-def _interleaved(attended: Array, _: StepValues) -> Array:
+def _interleave_heads(attended: Array, _: StepValues) -> Array:
     B, H, L, D = attended.shape
     merged = np.moveaxis(attended, 1, -1).reshape(B, L, D, H).reshape(B, L, H * D)
     return np.swapaxes(merged.reshape(B, L, H, D), 1, 2)
 
 
-def _nothing(at: StepValues, weights: Array) -> Array:
-    seen = np.broadcast_to(at["visible"], weights.shape)
-    return np.asarray(~seen.any(axis=-1, keepdims=True))
+def _sees_nothing(steps: StepValues, weights: Array) -> Array:
+    visible = np.broadcast_to(steps["visible"], weights.shape)
+    return np.asarray(~visible.any(axis=-1, keepdims=True))
 
 
-def _masked(of: Any) -> Change:
-    return lambda weights, at: np.where(_nothing(at, weights), of(weights), weights)
+def _in_masked_rows(change: Any) -> Change:
+    return lambda weights, steps: np.where(_sees_nothing(steps, weights), change(weights), weights)
 
 
-def _first(weights: Array) -> Array:
+def _first_value(weights: Array) -> Array:
     first = np.zeros_like(weights)
     first[..., :1] = 1
     return first
 
 
-def _capped_with_mask(_: Array, at: StepValues) -> Array:
-    everything = np.where(at["visible"], at["products"] + at["mask_bias"], -np.inf)
-    return np.asarray(at["softcap"] * np.tanh(everything / at["softcap"]))
+def _capped_with_mask(_: Array, steps: StepValues) -> Array:
+    masked_products = np.where(steps["visible"], steps["products"] + steps["mask_bias"], -np.inf)
+    return np.asarray(steps["softcap"] * np.tanh(masked_products / steps["softcap"]))
 
 
-def _reweighed(_: Array, at: StepValues) -> Array:
-    """Return the softmax of the changed scores, ignoring visibility."""
-    return softmax(at["scores"], np.ones((1, 1), bool))
+def _softmax_unmasked(_: Array, steps: StepValues) -> Array:
+    """Compute the softmax over all keys, hidden ones included."""
+    return softmax(steps["scores"], np.ones((1, 1), bool))
 
 
-def _through(dtype: Any) -> Change:
+def _round_to(dtype: Any) -> Change:
     return lambda array, _: array.astype(np.float32).astype(dtype).astype(np.float64)
 
 
-def _stepwise(dtype: Any) -> Change:
-    def change(weights: Array, at: StepValues) -> Array:
-        scores = at["scores"].astype(np.float32).astype(dtype)
+def _softmax_in(dtype: Any) -> Change:
+    def change(weights: Array, steps: StepValues) -> Array:
+        scores = steps["scores"].astype(np.float32).astype(dtype)
         if not scores.size:
             return weights
-        raised = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        rounded = (raised / raised.sum(axis=-1, keepdims=True, dtype=dtype)).astype(np.float64)
-        return np.where(_nothing(at, weights), weights, rounded)
+        exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        rounded = (exponentials / exponentials.sum(axis=-1, keepdims=True, dtype=dtype)).astype(
+            np.float64
+        )
+        return np.where(_sees_nothing(steps, weights), weights, rounded)
 
     return change
 
 
-def _over_queries(_: Array, at: StepValues) -> Array:
-    scores: Array = at["scores"]
+def _softmax_over_queries(_: Array, steps: StepValues) -> Array:
+    scores: Array = steps["scores"]
     largest = scores.max(axis=-2, keepdims=True, initial=-np.inf)
-    raised: Array = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
-    return np.asarray(np.nan_to_num(raised / raised.sum(axis=-2, keepdims=True)))
+    exponentials: Array = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
+    return np.asarray(np.nan_to_num(exponentials / exponentials.sum(axis=-2, keepdims=True)))
 
 
-def _plus_one(_: Array, at: StepValues) -> Array:
-    raised = np.exp(at["scores"])
-    return np.asarray(raised / (1 + raised.sum(axis=-1, keepdims=True)))
+def _softmax_plus_one(_: Array, steps: StepValues) -> Array:
+    exponentials = np.exp(steps["scores"])
+    return np.asarray(exponentials / (1 + exponentials.sum(axis=-1, keepdims=True)))
 
 
 MISREADINGS: Final = (*_scales(), *_heads(), *_causal(), *_rows(), *_softmaxes(), *_softcaps())
-READINGS: Final = {each.reading: each.changes for each in MISREADINGS if each.reading}
-"""The changed steps of the readings that probes tell apart."""
+READINGS: Final = {m.reading: m.changes for m in MISREADINGS if m.reading}
+"""The changed steps of each reading that a probe tests."""
