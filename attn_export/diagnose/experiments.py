@@ -1,4 +1,4 @@
-"""Counter-experiments: the same cases, run in another way."""
+"""Counter-experiments: failing cases reduced in size, or run in another way."""
 
 from __future__ import annotations
 
@@ -20,44 +20,43 @@ from attn_export.tensorfile import Array, is_floating
 
 # -- the smallest part of a failing case that still fails ---------------------------------------
 
-# -- the smaller cases that a case holds --------------------------------------------------------
-
-
 Axes = Mapping[str, Sequence[object]]
 Sizes = Mapping[str, int]
 
 LENGTHS = (1, 2, 3)
-ROWS = 4
-MOST = 60
+MOST_ELEMENTS = 4
+MOST_SMALLER = 60
 
 
 def smaller_cases(inputs: Arrays, axes: Axes, sizes: Sizes) -> Iterator[tuple[Sizes, Arrays]]:
-    """Yield smaller cases contained in a case, the smallest first.
+    """Yield smaller cases that a case contains, the smallest first, with their sizes.
 
-    They are rows of the batch, the first queries with their keys, the last keys of the past. Of a
-    damaged case, whose inputs have other sizes than it says, that is the whole case.
+    They have one batch element, the first queries with their keys, and the last keys of the past.
+    If the inputs do not have the stated sizes, only the whole case is yielded.
 
     Args:
-        inputs: Of the case.
+        inputs: The inputs of the case, by name.
         axes: The names of the axes of each input.
-        sizes: Of every dynamic axis.
+        sizes: The size of every dynamic axis.
     """
     if not _have_sizes(inputs, axes, sizes):
         yield dict(sizes), dict(inputs)
         return
-    found = []
-    for row, L, P, S in itertools.product(
-        range(min(sizes.get("batch", 1), ROWS)),
+    cases = []
+    for element, L, P, S in itertools.product(
+        range(min(sizes.get("batch", 1), MOST_ELEMENTS)),
         _lengths(sizes.get("query_len")),
-        _past(inputs, sizes),
+        _past_lengths(inputs, sizes),
         _lengths(sizes.get("key_len")),
     ):
-        keep = _kept(sizes, row, L, P, S)
-        part = {name: _cut(array, axes.get(name, ()), keep) for name, array in inputs.items()}
-        cut = {axis: len(keep[axis]) if axis in keep else size for axis, size in sizes.items()}
-        found.append((cut, part))
-    found.sort(key=lambda entry: sum(array.size for array in entry[1].values()))
-    yield from found[:MOST]
+        keep = _indices_to_keep(sizes, element, L, P, S)
+        cut_inputs = {name: _cut(array, axes.get(name, ()), keep) for name, array in inputs.items()}
+        cut_sizes = {
+            axis: len(keep[axis]) if axis in keep else size for axis, size in sizes.items()
+        }
+        cases.append((cut_sizes, cut_inputs))
+    cases.sort(key=lambda entry: sum(array.size for array in entry[1].values()))
+    yield from cases[:MOST_SMALLER]
 
 
 def _have_sizes(inputs: Arrays, axes: Axes, sizes: Sizes) -> bool:
@@ -74,25 +73,27 @@ def _lengths(size: int | None) -> list[int | None]:
     return [*(n for n in LENGTHS if n < size), size]
 
 
-def _past(inputs: Arrays, sizes: Sizes) -> list[int | None]:
-    # The capacity of a cache that is written in place is not how much it holds.
+def _past_lengths(inputs: Arrays, sizes: Sizes) -> list[int | None]:
+    # A cache in place has a capacity, which is not the number of its keys.
     if "past_len" not in sizes or "past_length" in inputs:
         return [None]
     return [0, *_lengths(sizes["past_len"])] if sizes["past_len"] else [0]
 
 
-def _kept(sizes: Sizes, row: int, L: int | None, P: int | None, S: int | None) -> dict[str, Array]:
+def _indices_to_keep(
+    sizes: Sizes, element: int, L: int | None, P: int | None, S: int | None
+) -> dict[str, Array]:
     """Return the indices to keep on each axis."""
-    keep = {"batch": np.arange(row, row + 1)} if "batch" in sizes else {}
+    keep = {"batch": np.arange(element, element + 1)} if "batch" in sizes else {}
     if L is not None:
         keep["query_len"] = np.arange(L)
     if S is not None:
         keep["key_len"] = np.arange(S)
     if P is not None:
-        before = sizes["past_len"]
-        keep["past_len"] = np.arange(before - P, before)
+        past_length = sizes["past_len"]
+        keep["past_len"] = np.arange(past_length - P, past_length)
         if "total_len" in sizes and L is not None:
-            keep["total_len"] = np.arange(before - P, before + L)
+            keep["total_len"] = np.arange(past_length - P, past_length + L)
     elif "total_len" in sizes and L is not None and "past_len" not in sizes:
         keep["total_len"] = np.arange(L)
     return keep
@@ -100,7 +101,7 @@ def _kept(sizes: Sizes, row: int, L: int | None, P: int | None, S: int | None) -
 
 def _cut(array: Array, axes: Sequence[object], keep: Mapping[str, Array]) -> Array:
     for axis, name in enumerate(axes):
-        # Where a mask is broadcast, its axis has no name.
+        # An axis of 1 that is broadcast has no name.
         if isinstance(name, str) and name in keep and axis < array.ndim:
             array = np.take(array, keep[name], axis=axis)
     return array
@@ -113,25 +114,24 @@ def shrink_case(
     axes: Axes,
     late: Late,
 ) -> Smallest:
-    """Return the smallest part of a case that the runtime still fails.
+    """Return the smallest part of a case that still fails, or the case itself.
 
     Args:
         runner: The graph in its runtime.
-        case: One that fails.
-        right: A graph that gives the truth of parts; None where there is none, and the case
-            stays as it is.
+        case: A case that fails.
+        right: A graph that computes the truth of the parts; None to return the case itself.
         axes: The names of the axes of each input.
-        late: Whether time is over.
+        late: Returns whether time is over.
     """
-    whole = _whole(case)
+    whole = _whole_case(case)
     if right is None or late():
         return whole
-    parts = {}
+    smaller = {}
     for number, (sizes, inputs) in enumerate(smaller_cases(case.inputs, axes, case.sizes)):
         if runner.graph_file.takes(sizes):
-            parts[f"part_{number}"] = (sizes, inputs)
-    ran = runner.run({name: inputs for name, (_, inputs) in parts.items()})
-    for name, (sizes, inputs) in parts.items():
+            smaller[f"part_{number}"] = (sizes, inputs)
+    ran = runner.run({name: inputs for name, (_, inputs) in smaller.items()})
+    for name, (sizes, inputs) in smaller.items():
         if name in ran.outputs:
             try:
                 golden = make_golden(right, case, inputs)
@@ -139,43 +139,43 @@ def shrink_case(
                 continue
             if not runner.passes(golden, ran, name):
                 allowed = {n: a for n, a in golden.allowed.items() if a is not None}
-                return Smallest(sizes, inputs, golden.expected, allowed, _types(case))
+                return Smallest(sizes, inputs, golden.expected, allowed, _dtypes(case))
     return whole
 
 
-def _whole(case: KnownCase) -> Smallest:
-    limits = {name: a for name, a in case.golden.allowed.items() if a is not None}
-    right = {name: array for name, array in case.golden.expected.items() if name in limits}
-    return Smallest(case.sizes, case.inputs, right, limits, _types(case))
+def _whole_case(case: KnownCase) -> Smallest:
+    allowed = {name: a for name, a in case.golden.allowed.items() if a is not None}
+    expected = {name: array for name, array in case.golden.expected.items() if name in allowed}
+    return Smallest(case.sizes, case.inputs, expected, allowed, _dtypes(case))
 
 
-def _types(case: KnownCase) -> dict[str, str]:
+def _dtypes(case: KnownCase) -> dict[str, str]:
     return {name: array.dtype.name for name, array in case.golden.expected.items()}
 
 
 def make_golden(right: Meaning, case: KnownCase, inputs: Mapping[str, Array]) -> Golden:
-    """Return the truth of other inputs, and the error allowed by the judge's rule.
+    """Compute the truth of changed inputs, and the error allowed by the judge's rule.
 
     Args:
         right: A graph that gives the truth.
-        case: The case that the inputs were made of.
-        inputs: By name.
+        case: The case from which the inputs were made.
+        inputs: The changed inputs, by name.
 
     Raises:
         NotComputedError: If a node cannot be computed from them.
     """
     expected = case.golden.expected
-    fed = right.runner.to_graph_layout(inputs)
+    graph_inputs = right.runner.to_graph_layout(inputs)
     dtypes = {name: array.dtype for name, array in expected.items() if is_floating(array.dtype)}
-    narrow = next(iter(dtypes.values()), np.dtype(np.float32))
-    truth = right.evaluation.outputs_of(right.evaluation.values(fed))
-    noisy = right.evaluation.outputs_of(right.evaluation.noisy_values(fed, narrow))
+    dtype = next(iter(dtypes.values()), np.dtype(np.float32))
+    truth = right.evaluation.outputs_of(right.evaluation.values(graph_inputs))
+    noisy = right.evaluation.outputs_of(right.evaluation.noisy_values(graph_inputs, dtype))
     allowed: dict[str, Allowed | None] = {}
     for name in dtypes:
         error, least = measure(noisy[name], truth[name]), 4 * eps(dtypes[name])
-        known = case.golden.allowed.get(name) or Allowed(0.0, 0.0)
+        original = case.golden.allowed.get(name) or Allowed(0.0, 0.0)
         allowed[name] = Allowed(
-            max(8 * error.whole, least, known.whole), max(8 * error.row, least, known.row)
+            max(8 * error.whole, least, original.whole), max(8 * error.row, least, original.row)
         )
     rounded = {name: truth[name].astype(dtype) for name, dtype in dtypes.items()}
     part = Case("part", "shape", {}, inputs, "")
@@ -184,11 +184,11 @@ def make_golden(right: Meaning, case: KnownCase, inputs: Mapping[str, Array]) ->
 
 # -- counter-experiments: the same cases, run in another way ------------------------------------
 
-FEW = 5
-"""Number of failed cases that are run again."""
+MOST_CASES = 5
+"""The largest number of failed cases that are run again."""
 
-QUIETER = 16.0
-"""A power of two: dividing by it rounds nothing."""
+DIVISOR = 16.0
+"""The divisor of inputs. It is a power of two, so the division is exact."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,9 +196,10 @@ class ExperimentResult:
     """A counter-experiment and its result.
 
     Attributes:
-        within: Whether it changes how the same runtime runs the same graph: what mends it then
-            is a cause, and not only a way around.
-        kind: The cause if it passes.
+        experiment: The experiment with its result.
+        within: Whether the same runtime ran the same graph. A change that lets it pass is then a
+            cause, otherwise only a remedy.
+        kind: The kind of the cause if the experiment passes.
     """
 
     experiment: Experiment
@@ -207,56 +208,58 @@ class ExperimentResult:
 
 
 def rerun_in_runtime(
-    runner: GraphRunner, trial: GraphRun, cases: Sequence[KnownCase], late: Late
+    runner: GraphRunner, original: GraphRun, cases: Sequence[KnownCase], late: Late
 ) -> Iterator[ExperimentResult]:
     """Run the same graph in the same runtime with other options, order, process or threads.
 
-    All cases in their order: a fault may need what was run before it.
+    Most experiments run all cases, because a fault may depend on the cases before it.
 
     Args:
         runner: The graph in its runtime.
-        trial: The result without changes.
+        original: The result without changes.
         cases: All cases.
-        late: Whether time is over.
+        late: Returns whether time is over.
     """
     if isinstance(runner.runtime, Tunable):
         for name, options in runner.runtime.counter_options.items():
             if not late():
                 shown = ", ".join(f"{key}={value}" for key, value in options.items())
-                yield _done(f"{name} ({shown})", runner.trial(cases, options), name)
+                yield _result(f"{name} ({shown})", runner.trial(cases, options), name)
     if not late():
-        alone = runner.trial(trial.failed[:1])
-        yield _done("a fresh process for the one case", alone, "what was run before")
+        fresh = runner.trial(original.failed[:1])
+        yield _result("a fresh process for the one case", fresh, "what was run before")
     if not late():
-        turned = runner.trial(list(reversed(cases)))
-        yield _done("the cases in the reverse order", turned, "what was run before")
+        reverse = runner.trial(list(reversed(cases)))
+        yield _result("the cases in the reverse order", reverse, "what was run before")
     if not late() and runner.limits.threads > 1:
-        one = dataclasses.replace(runner, limits=dataclasses.replace(runner.limits, threads=1))
-        yield _done("one thread", one.trial(cases), "threads")
+        single_threaded = dataclasses.replace(
+            runner, limits=dataclasses.replace(runner.limits, threads=1)
+        )
+        yield _result("one thread", single_threaded.trial(cases), "threads")
 
 
-def run_smaller_inputs(runner: GraphRunner, trial: GraphRun, right: Meaning) -> ExperimentResult:
-    """Run inputs divided by `QUIETER`, which removes overflow and saturation.
+def run_smaller_inputs(runner: GraphRunner, original: GraphRun, right: Meaning) -> ExperimentResult:
+    """Run inputs divided by `DIVISOR`, which removes overflow and saturation.
 
     Args:
         runner: The graph in its runtime.
-        trial: The result without changes.
+        original: The result without changes.
         right: A graph that gives the truth.
     """
-    few = [case for case in trial.failed if right.values(case) is not None][:FEW]
-    quiet = {case.name: _quiet(case) for case in few}
-    ran = runner.run(quiet)
-    goldens = {case.name: make_golden(right, case, quiet[case.name]) for case in few}
-    passed = [case for case in few if runner.passes(goldens[case.name], ran, case.name)]
-    failed = tuple(case for case in few if case not in passed)
-    name = f"inputs divided by {QUIETER:g}"
-    return _done(name, GraphRun(ran, failed, tuple(passed)), "large numbers")
+    cases = [case for case in original.failed if right.values(case) is not None][:MOST_CASES]
+    scaled = {case.name: _scale_down(case) for case in cases}
+    ran = runner.run(scaled)
+    goldens = {case.name: make_golden(right, case, scaled[case.name]) for case in cases}
+    passed = [case for case in cases if runner.passes(goldens[case.name], ran, case.name)]
+    failed = tuple(case for case in cases if case not in passed)
+    name = f"inputs divided by {DIVISOR:g}"
+    return _result(name, GraphRun(ran, failed, tuple(passed)), "large numbers")
 
 
-def _quiet(case: KnownCase) -> dict[str, np.ndarray]:
-    # A mask is not to be scaled: 0 and -inf are all that many hold.
+def _scale_down(case: KnownCase) -> dict[str, np.ndarray]:
+    # Masks are not scaled: 0 and -inf must stay as they are.
     return {
-        name: array / np.asarray(QUIETER, array.dtype)
+        name: array / np.asarray(DIVISOR, array.dtype)
         if is_floating(array.dtype) and "mask" not in name
         else array
         for name, array in case.inputs.items()
@@ -265,7 +268,7 @@ def _quiet(case: KnownCase) -> dict[str, np.ndarray]:
 
 def run_elsewhere(
     runner: GraphRunner,
-    trial: GraphRun,
+    original: GraphRun,
     others: Sequence[GraphRunner],
     runtimes: Sequence[Runtime],
     late: Late,
@@ -274,27 +277,27 @@ def run_elsewhere(
 
     Args:
         runner: The graph in its runtime.
-        trial: The result without changes.
+        original: The result without changes.
         others: The bundle's graphs in the same runtime.
         runtimes: Runtimes for the same graph.
-        late: Whether time is over.
+        late: Returns whether time is over.
     """
-    few = trial.failed[:FEW]
+    few = original.failed[:MOST_CASES]
     for other in others:
         if not late() and other.graph_file.name != runner.graph_file.name:
-            found = other.trial(few)
-            if found.failed or found.passed:
-                yield _done(f"{other.graph_file.name} in {runner.runtime.name}", found, "")
-    for kind in runtimes:
-        if late() or kind.name == runner.runtime.name or kind.unavailable():
+            trial = other.trial(few)
+            if trial.failed or trial.passed:
+                yield _result(f"{other.graph_file.name} in {runner.runtime.name}", trial, "")
+    for runtime in runtimes:
+        if late() or runtime.name == runner.runtime.name or runtime.unavailable():
             continue
-        if known_limit(kind, runner.graph_file, [runner.graph_file]):
+        if known_limit(runtime, runner.graph_file, [runner.graph_file]):
             continue
-        other = dataclasses.replace(runner, runtime=kind, options={})
-        yield _done(f"the same graph in {kind.name}", other.trial(few), "")
+        other = dataclasses.replace(runner, runtime=runtime, options={})
+        yield _result(f"the same graph in {runtime.name}", other.trial(few), "")
 
 
-def _done(name: str, trial: GraphRun, kind: str) -> ExperimentResult:
+def _result(name: str, trial: GraphRun, kind: str) -> ExperimentResult:
     total = len(trial.failed) + len(trial.passed)
     if not trial.ran.outputs:
         experiment = Experiment(name, None, trial.ran.complaint or trial.ran.outcome)

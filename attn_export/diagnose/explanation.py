@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from attn_export.tensorfile import Array
 
 Late = Callable[[], bool]
-"""Returns True if time is over, and nothing further is to be begun."""
+"""Function that returns whether time is over; nothing further may be started then."""
 
 Lines = Mapping[str, str]
-"""Lines of the module that each node came from, by its name."""
+"""The line of the module that each node came from, by the name of the node."""
 
 Fault = Literal["none", "graph", "runtime", "unknown", "did not run"]
-"""Part that is at fault. ``"unknown"``: a graph that cannot be evaluated in float64 gives numbers
-that no known mistake gives."""
+"""The part that is at fault; ``"unknown"`` if the graph can neither be evaluated in float64 nor run
+in another runtime."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Step:
         operation: Its name.
         line: The line of the user's file; "" if there is none.
         value: The result.
-        reads: The numbers of the earlier steps that it reads.
+        reads: The indices of the earlier steps whose results it reads.
     """
 
     operation: str
@@ -42,12 +42,12 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Cause:
-    """One thing that may be wrong.
+    """Possible cause of wrong outputs.
 
     Attributes:
         kind: Its kind, in a word or two: ``"scale"``.
         sentence: The error and its evidence.
-        node: The name of the node; "" if it is not in one place.
+        node: The name of the node; "" if the cause is not in one node.
         line: The line of the module that the node came from; "" if not known.
         unexplained: The share of the error that it leaves unexplained; None if not measured.
     """
@@ -61,11 +61,11 @@ class Cause:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """The same thing run in another way.
+    """Repeated run with one change, and its result.
 
     Attributes:
         name: The change.
-        mended: Whether all cases passed then; None where it could not be run.
+        mended: Whether all cases passed; None if it could not be run.
         result: The result, in a few words.
     """
 
@@ -76,14 +76,14 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True)
 class Deviation:
-    """The first node whose output leaves the float64 run.
+    """The first node whose output is wrong.
 
     Attributes:
         node: Its name.
         operator: Its type.
-        value: The output.
+        value: The name of the output.
         line: The line of the module that it came from; "" if not known.
-        error: Relative L2 distance of the output.
+        error: The relative L2 distance of the output; infinite if it is not defined.
         says: A description of the difference.
     """
 
@@ -106,15 +106,15 @@ class Explanation:
         fault: The part that is at fault.
         failed: Names of the cases that failed; the smallest first.
         cases: The number of cases that ran.
-        causes: The most likely first.
-        first: The first wrong node, where one was found.
+        causes: The possible causes, the most likely first.
+        first: The first wrong node; None if none was found.
         experiments: The other experiments.
         pattern: Common properties of the failed cases, and the location of the error.
-        smallest: The sizes of the smallest case that still shows it.
-        folder: The folder that reproduces it, once written.
-        seconds: The time that it took to find out.
+        smallest: The sizes of the smallest case that still fails.
+        folder: The folder that reproduces it, if one is written.
+        seconds: The duration of the search.
         notes: Notes on steps that were not possible.
-        distance: Of a quantised bundle, the parts of its distance from the float model.
+        distance: Sentences on the distance of a quantised bundle from the float model.
     """
 
     runtime: str

@@ -1,4 +1,4 @@
-"""Location of a fault, from a graph's meaning in float64 and a runtime's results."""
+"""Attribution of a fault to graph or runtime, and search for the first wrong node."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from attn_export.diagnose.meaning import (
 from attn_export.temp_folders import scratch
 
 LOCALISED = 6
-"""Number of cases in which the first wrong node is looked for."""
+"""The largest number of cases in which the first wrong node is searched."""
 
 ALIKE = 3
-"""Number of these in which values are compared with all of another graph."""
+"""The largest number of cases in which each value is compared with all values of a reference."""
 
 
-def fault_of(own: Meaning | None, trial_elsewhere: GraphRun | None, *, lossy: bool) -> Fault:
+def fault_of(suspect: Meaning | None, trial_elsewhere: GraphRun | None, *, lossy: bool) -> Fault:
     """Return whether the graph or the runtime is at fault.
 
     Args:
-        own: The meaning of the graph in question.
-        trial_elsewhere: Another runtime's result, if float64 cannot determine it.
-        lossy: Whether it gives the truth in float64 alone.
+        suspect: The graph in question; None if it cannot be evaluated in float64.
+        trial_elsewhere: The result of another runtime, for a graph that cannot be evaluated.
+        lossy: Whether the graph gives the truth in float64, but not in its own type.
     """
-    if own is not None:
-        return "runtime" if own.right and not own.stuck and not lossy else "graph"
+    if suspect is not None:
+        return "runtime" if suspect.right and not suspect.stuck and not lossy else "graph"
     if trial_elsewhere is None or trial_elsewhere.ran.outcome != "ran":
         return "unknown"
     return "graph" if trial_elsewhere.failed else "runtime"
@@ -51,11 +51,12 @@ def fault_of(own: Meaning | None, trial_elsewhere: GraphRun | None, *, lossy: bo
 
 @dataclasses.dataclass(frozen=True)
 class KnownMistakes:
-    """Mistakes that account for the outputs, the best first.
+    """Known mistakes that explain the outputs.
 
     Attributes:
-        in_right: Whether they were made in a right graph. Without one, what would have to be
-            changed in the wrong one is looked for.
+        matches: The mistakes, the best first.
+        in_right: Whether they were made in a right graph, to reproduce the wrong outputs. Otherwise
+            they were made in the wrong graph, and give the right outputs.
     """
 
     matches: Sequence[Match]
@@ -63,23 +64,23 @@ class KnownMistakes:
 
 
 def known_mistakes(
-    own: Meaning | None,
+    suspect: Meaning | None,
     right: Meaning | None,
     trial: GraphRun,
     cases: Sequence[KnownCase],
     late: Late,
 ) -> KnownMistakes:
-    """Compare the outputs of a graph with known mistakes with the actual outputs.
+    """Find known mistakes that explain the outputs of a graph.
 
     Args:
-        own: The meaning of the graph in question.
-        right: A graph that gives the truth, if there is one.
+        suspect: The graph in question; None if it cannot be evaluated in float64.
+        right: A graph that gives the truth; None if there is none.
         trial: The runtime's result.
         cases: The cases to evaluate.
-        late: Whether time is over.
+        late: Returns whether time is over.
     """
     made_in_right = right is not None
-    base = right or own
+    base = right or suspect
     if base is None:
         return KnownMistakes([], made_in_right)
     evidence = []
@@ -91,141 +92,155 @@ def known_mistakes(
         target = actual if made_in_right else case.golden.expected
         outputs = base.evaluation.outputs_of(values)
         evidence.append(Evidence(base.runner.to_graph_layout(case.inputs), values, outputs, target))
-    found = matches(base.evaluation, evidence, late) if evidence else []
-    if not found and right is not None and own is not None and not own.right:
-        # The right graph may have another form.
-        return known_mistakes(own, None, trial, cases, late)
-    return KnownMistakes(found, made_in_right)
+    matching = matches(base.evaluation, evidence, late) if evidence else []
+    if not matching and right is not None and suspect is not None and not suspect.right:
+        # The graphs may differ in structure: search for a mistake that corrects the wrong one.
+        return known_mistakes(suspect, None, trial, cases, late)
+    return KnownMistakes(matching, made_in_right)
 
 
 def first_deviation(
     fault: Fault,
-    own: Meaning | None,
+    suspect: Meaning | None,
     twins: Sequence[GraphRunner],
     trial: GraphRun,
     lines: Lines,
     witness: Witness,
 ) -> Deviation | None:
-    """Return the first node that deviates from the float64 run; for a wrong graph over cases.
+    """Return the first wrong node.
 
-    An error in a causal mask cannot show with one query.
+    If the runtime is wrong, its values in the smallest failing case are compared with float64. If
+    the graph is wrong, it is compared with other graphs in several cases, because a mistake in a
+    causal mask, for example, does not show with one query.
 
     Args:
-        fault: Whether the graph or the runtime is wrong.
-        own: The meaning of the graph.
+        fault: The part that is at fault.
+        suspect: The graph in question; None if it cannot be evaluated in float64.
         twins: Graphs of the bundle to compare with.
         trial: The runtime's result.
-        lines: The line of the module behind each node.
-        witness: What values are compared with where no graph of the bundle is right.
+        lines: The line of the module that each node came from.
+        witness: The reference for values if no graph of the bundle is right.
     """
-    if own is None or own.stuck or not trial.failed:
+    if suspect is None or suspect.stuck or not trial.failed:
         return None
     if fault == "graph":
-        found = _first_of_several(own, twins, trial, lines)
-        if found is None or NO_SUCH_NODE in found.says:
-            return _unlike(own, trial, lines, witness) or found
-        return found
+        deviation = _first_over_cases(suspect, twins, trial, lines)
+        if deviation is None or NO_SUCH_NODE in deviation.says:
+            return _first_unmatched_over_cases(suspect, trial, lines, witness) or deviation
+        return deviation
     case = trial.failed[0]
-    values = own.values(case)
+    values = suspect.values(case)
     if values is None:
         return None
-    noise = own.evaluation.noisy_values(own.runner.to_graph_layout(case.inputs), dtype_of(case))
+    noise = suspect.evaluation.noisy_values(
+        suspect.runner.to_graph_layout(case.inputs), dtype_of(case)
+    )
     with scratch() as folder:
-        path = folder / own.runner.path.name
-        write_with_all_outputs(own.runner.path, values, path)
-        seen = dataclasses.replace(own.runner, path=path).run({case.name: case.inputs})
-        actual = seen.outputs.get(case.name)
+        path = folder / suspect.runner.path.name
+        write_with_all_outputs(suspect.runner.path, values, path)
+        run = dataclasses.replace(suspect.runner, path=path).run({case.name: case.inputs})
+        actual = run.outputs.get(case.name)
     if actual is None:
         return None
-    actual = own.runner.to_graph_layout(actual)  # it was put in order, for the bundle
-    return first_runtime_deviation(own.evaluation, values, noise, actual, lines)
+    actual = suspect.runner.to_graph_layout(actual)  # outputs came in the bundle's axis order
+    return first_runtime_deviation(suspect.evaluation, values, noise, actual, lines)
 
 
-def first_lossy(own: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Deviation | None:
-    """Return the first node that loses precision, in a graph that is right in float64 alone.
+def first_lossy(suspect: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Deviation | None:
+    """Return the first node that loses precision, in a graph that is right in float64.
 
     Args:
-        own: The meaning of the graph.
+        suspect: The graph in question.
         cases: The failing cases.
-        lines: The line of the module behind each node.
+        lines: The line of the module that each node came from.
     """
     for case in cases:
-        values = own.values(case)
-        if values is not None and not is_right_when_rounded(own, case):
-            rounded = own.evaluation.noisy_values(
-                own.runner.to_graph_layout(case.inputs), dtype_of(case)
+        values = suspect.values(case)
+        if values is not None and not is_right_when_rounded(suspect, case):
+            rounded = suspect.evaluation.noisy_values(
+                suspect.runner.to_graph_layout(case.inputs), dtype_of(case)
             )
             arrays = {n: a for n, a in rounded.items() if isinstance(a, np.ndarray)}
-            found = first_runtime_deviation(own.evaluation, values, values, arrays, lines)
-            if found is not None:
-                return found
+            deviation = first_runtime_deviation(suspect.evaluation, values, values, arrays, lines)
+            if deviation is not None:
+                return deviation
     return None
 
 
-def _first_of_several(
-    own: Meaning, twins: Sequence[GraphRunner], trial: GraphRun, lines: Lines
+def _first_over_cases(
+    suspect: Meaning, twins: Sequence[GraphRunner], trial: GraphRun, lines: Lines
 ) -> Deviation | None:
     cases = sample_cases(trial.failed, LOCALISED)
-    twin = _twin(own, twins, cases[:1])
+    twin = _twin(suspect, twins, cases[:1])
     if twin is None:
         return None
-    order = {node.name: number for number, node in enumerate(own.evaluation.nodes)}
-    found = []
+    order = {node.name: number for number, node in enumerate(suspect.evaluation.nodes)}
+    deviations = []
     for case in cases:
-        mine, theirs = own.values(case), twin.values(case)
-        if mine is None or theirs is None:
+        suspect_values, twin_values = suspect.values(case), twin.values(case)
+        if suspect_values is None or twin_values is None:
             continue
-        one = first_difference(own.evaluation, mine, twin.evaluation, theirs, lines)
-        if one is not None:
-            found.append(one)
-    if not found:
-        return _by_values(own, twins, cases, lines)
-    return min(found, key=lambda one: (order[one.node], -one.error))
+        deviation = first_difference(
+            suspect.evaluation, suspect_values, twin.evaluation, twin_values, lines
+        )
+        if deviation is not None:
+            deviations.append(deviation)
+    if not deviations:
+        return _first_by_values(suspect, twins, cases, lines)
+    return min(deviations, key=lambda deviation: (order[deviation.node], -deviation.error))
 
 
-def _unlike(own: Meaning, trial: GraphRun, lines: Lines, witness: Witness) -> Deviation | None:
-    """Return the first value that the witness does not have, of several cases."""
+def _first_unmatched_over_cases(
+    suspect: Meaning, trial: GraphRun, lines: Lines, witness: Witness
+) -> Deviation | None:
+    """Return the first node, over several cases, with a value that the witness does not have."""
     if witness.steps is None:
         return None
-    order = {node.output[0]: number for number, node in enumerate(own.evaluation.nodes)}
-    found = []
+    order = {node.output[0]: number for number, node in enumerate(suspect.evaluation.nodes)}
+    deviations = []
     for case in sample_cases(trial.failed, ALIKE):
-        values = own.values(case)
+        values = suspect.values(case)
         if values is not None:
             steps = witness.steps(case.inputs)
-            one = first_unmatched_node(own.evaluation, values, witness.name, steps, lines)
-            found += [one] if one is not None else []
-    return min(found, key=lambda one: order[one.value], default=None)
+            deviation = first_unmatched_node(suspect.evaluation, values, witness.name, steps, lines)
+            deviations += [deviation] if deviation is not None else []
+    return min(deviations, key=lambda deviation: order[deviation.value], default=None)
 
 
-def _by_values(
-    own: Meaning, others: Sequence[GraphRunner], cases: Sequence[KnownCase], lines: Lines
+def _first_by_values(
+    suspect: Meaning, others: Sequence[GraphRunner], cases: Sequence[KnownCase], lines: Lines
 ) -> Deviation | None:
-    """Return the first deviation from the bundle's graphs, for a graph with other names."""
-    right = [found for other in others if (found := meaning_if_right(other, cases)) is not None]
-    seen = []
+    """Return the first node with a value in no right graph, for a graph with other value names."""
+    right_graphs = [
+        right_graph
+        for other in others
+        if (right_graph := meaning_if_right(other, cases)) is not None
+    ]
+    compared = []
     for case in cases[-ALIKE:]:
-        mine = own.values(case)
-        theirs = [values for of in right if (values := of.values(case)) is not None]
-        if mine is not None and theirs:
-            seen.append((mine, theirs))
-    return first_value_in_no_right_graph(own.evaluation, seen, lines) if seen else None
+        suspect_values = suspect.values(case)
+        right_values = [
+            values for graph in right_graphs if (values := graph.values(case)) is not None
+        ]
+        if suspect_values is not None and right_values:
+            compared.append((suspect_values, right_values))
+    return first_value_in_no_right_graph(suspect.evaluation, compared, lines) if compared else None
 
 
 def _twin(
-    own: Meaning, others: Sequence[GraphRunner], cases: Sequence[KnownCase]
+    suspect: Meaning, others: Sequence[GraphRunner], cases: Sequence[KnownCase]
 ) -> Meaning | None:
-    """Return the right graph that shares most names of values with the one in question."""
-    mine = set(own.evaluation.producer)
+    """Return the right graph that shares most value names with the one in question."""
+    names = set(suspect.evaluation.producer)
     best: Meaning | None = None
     for other in others:
-        found = meaning_if_right(other, cases)
-        if found is None or found.runner.path == own.runner.path:
+        candidate = meaning_if_right(other, cases)
+        if candidate is None or candidate.runner.path == suspect.runner.path:
             continue
-        if best is None or _shared(mine, found) > _shared(mine, best):
-            best = found
+        if best is None or _shared_count(names, candidate) > _shared_count(names, best):
+            best = candidate
     return best
 
 
-def _shared(names: set[str], other: Meaning) -> int:
+def _shared_count(names: set[str], other: Meaning) -> int:
     return len(names & set(other.evaluation.producer))

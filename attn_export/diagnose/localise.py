@@ -1,4 +1,4 @@
-"""The first node whose output leaves the float64 run."""
+"""Search for the first node whose output is wrong."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from attn_export.parity.measures import measure
 from attn_export.tensorfile import Array
 
 GRAPHS_AGREE = 1e-9
-"""Largest difference at which two graphs, both evaluated in float64, hold the same value."""
+"""The largest relative distance at which values of two graphs, both in float64, are equal."""
 
 MIN_TOLERANCE_EPS = 64
-"""The error that the output of one node may have, in eps of float32."""
+"""The error that the output of a node may have in any case, in eps of float32."""
 
 MAX_UNMATCHED = 4
-"""The most unmatched values before a wrong node at which the first of them is named instead."""
+"""The most unmatched values before a wrong node for which the first of them is named instead."""
 
 MIN_SHARED = 0.6
-"""The least share of values that right graphs must have, too: below it the graph may compute the
-same in another way."""
+"""The least share of values that right graphs must have, too. Below it the graph may compute the
+same outputs in another way."""
 
 MAX_FOREIGN_NAMES = 0.5
-"""The share of value names unknown to the right graph from which on another exporter chose them:
-then the first wrong node may be anywhere."""
+"""The largest share of value names that the right graph may lack. Above it another exporter chose
+the names, so that a node without a counterpart proves nothing."""
 
 NO_SUCH_NODE = "the right graph has no such node"
 
@@ -44,38 +44,46 @@ def first_difference(
     Args:
         wrong: The graph in question.
         wrong_values: Its values in a case.
-        right: The graph that it should equal.
+        right: The right graph.
         right_values: Its values in the same case.
         lines: The line of the module that each node came from.
     """
-    known = {
+    agreeing = {
         name
         for name in wrong_values
         if name in right_values and _error(wrong_values[name], right_values[name]) <= GRAPHS_AGREE
     }
     for node in wrong.nodes:
         for name in node.output:
-            if name in right_values and name not in known:
+            if name in right_values and name not in agreeing:
                 error = _error(wrong_values[name], right_values[name])
-                return _deviation(node, name, error, wrong, right, known, lines)
+                return _deviation(node, name, error, wrong, right, agreeing, lines)
     return None
 
 
 def first_value_in_no_right_graph(
     wrong: Evaluation, cases: Sequence[tuple[Values, Sequence[Values]]], lines: Lines
 ) -> Deviation | None:
-    """Return the first deviation of a graph from right graphs with any names.
+    """Return the first node with a value in no right graph; names are ignored.
 
     Args:
         wrong: The graph in question.
-        cases: Its values in some cases, with those of right graphs.
+        cases: For each case its values, and those of the right graphs.
         lines: The line of the module that each node came from.
     """
-    compared = [name for name in wrong.producer if all(_tells(mine.get(name)) for mine, _ in cases)]
-    right = {name for name in compared if all(_among(mine[name], theirs) for mine, theirs in cases)}
-    for node in reversed(wrong.nodes):  # what something right is made of is right
-        made = [name for name in node.output if name in compared]
-        if made and right.issuperset(made):
+    compared = [
+        name
+        for name in wrong.producer
+        if all(_is_comparable(wrong_values.get(name)) for wrong_values, _ in cases)
+    ]
+    right = {
+        name
+        for name in compared
+        if all(_is_in_any(wrong_values[name], right_values) for wrong_values, right_values in cases)
+    }
+    for node in reversed(wrong.nodes):  # the inputs of a right node are right
+        compared_outputs = [name for name in node.output if name in compared]
+        if compared_outputs and right.issuperset(compared_outputs):
             right.update(node.input)
     if len(right.intersection(compared)) < MIN_SHARED * len(compared):
         return None
@@ -88,12 +96,12 @@ def first_value_in_no_right_graph(
     return None
 
 
-def _tells(value: object) -> bool:
-    """Return whether a value is a tensor of numbers or a mask; sizes are alike in all graphs."""
+def _is_comparable(value: object) -> bool:
+    """Return whether a value is a floating or bool tensor. Sizes are equal in all graphs."""
     return isinstance(value, np.ndarray) and (value.dtype.kind == "f" or value.dtype == np.bool_)
 
 
-def _among(value: Array | None, others: Sequence[Values]) -> bool:
+def _is_in_any(value: Array | None, others: Sequence[Values]) -> bool:
     arrays = (array for values in others for array in values.values())
     return any(isinstance(a, np.ndarray) and _error(value, a) <= GRAPHS_AGREE for a in arrays)
 
@@ -104,28 +112,28 @@ def _deviation(
     error: float,
     wrong: Evaluation,
     right: Evaluation,
-    known: set[str],
+    agreeing: set[str],
     lines: Lines,
 ) -> Deviation | None:
-    """Return a wrong node, or the first before it that the right graph does not have."""
-    between = _unmatched(node, wrong, known)
-    strangers = sum(name not in right.producer for name in wrong.producer)
-    if len(between) > MAX_UNMATCHED and strangers > MAX_FOREIGN_NAMES * len(wrong.producer):
+    """Describe a wrong node, or the first node before it that the right graph does not have."""
+    unmatched = _unmatched(node, wrong, agreeing)
+    unknown_names = sum(name not in right.producer for name in wrong.producer)
+    if len(unmatched) > MAX_UNMATCHED and unknown_names > MAX_FOREIGN_NAMES * len(wrong.producer):
         return None
-    theirs = {(n.op_type, n.name) for n in right.nodes}
-    strange = (n for n in wrong.nodes if (n.op_type, n.name) not in theirs)
-    first = next((n for n in strange if not between.isdisjoint(n.output)), node)
+    right_nodes = {(n.op_type, n.name) for n in right.nodes}
+    unknown_nodes = (n for n in wrong.nodes if (n.op_type, n.name) not in right_nodes)
+    first = next((n for n in unknown_nodes if not unmatched.isdisjoint(n.output)), node)
     twin = right.producer.get(name)
     if first is node:
-        says = _change(node, wrong, right, twin, known)
-    elif len(between) > MAX_UNMATCHED:
+        says = _describe_differences(node, wrong, right, twin, agreeing)
+    elif len(unmatched) > MAX_UNMATCHED:
         first = node
-        changed = _change(node, wrong, right, twin, known)
-        more = f"{len(between)} values before it are not in the right graph"
-        says = "; ".join(filter(None, [changed, more]))
+        changed = _describe_differences(node, wrong, right, twin, agreeing)
+        note = f"{len(unmatched)} values before it are not in the right graph"
+        says = "; ".join(filter(None, [changed, note]))
     else:
         says = f"{NO_SUCH_NODE} before {node.op_type} {node.name}"
-        attributes = _attributes(node, twin)
+        attributes = _attribute_differences(node, twin)
         says = "; ".join([says, *(f"there {change}" for change in attributes)])
     line = lines.get(first.name, "")
     return Deviation(first.name, first.op_type, first.output[0], line, error, says)
@@ -138,13 +146,13 @@ def first_runtime_deviation(
     actual: Mapping[str, Array],
     lines: Lines,
 ) -> Deviation | None:
-    """Return the first deviation of a runtime from the float64 run of its graph.
+    """Return the first node whose output in a runtime is further from float64 than rounding allows.
 
     Args:
         evaluation: The graph.
         truth: Its values in float64.
-        noise: Its values where each output is rounded to the graph's own type.
-        actual: The runtime's outputs, by name.
+        noise: Its values in float64, each rounded to the graph's own type.
+        actual: The runtime's values, by name.
         lines: The line of the module that each node came from.
     """
     least = MIN_TOLERANCE_EPS * float(np.finfo(np.float32).eps)
@@ -161,40 +169,42 @@ def first_runtime_deviation(
 
 
 def write_with_all_outputs(path: Path, values: Values, target: Path) -> None:
-    """Write the graph with every value as an output.
+    """Write a copy of a graph that has every value as an output.
 
     Args:
-        path: The graph.
-        values: The values of any case: they give the types.
+        path: The file of the graph.
+        values: The values of any case, from which types are taken.
         target: The file to write.
     """
     model = load_model(path)
     graph = model.graph
-    floats = next(
+    float_dtype = next(
         (i.type.tensor_type.elem_type for i in graph.input if is_float(values.get(i.name))),
         onnx.TensorProto.FLOAT,
     )
-    given = {output.name for output in graph.output}
+    declared = {output.name for output in graph.output}
     for node in graph.node:
         for name in node.output:
             array = values.get(name)
-            if name and isinstance(array, np.ndarray) and name not in given:
-                kind = floats if is_float(array) else helper.np_dtype_to_tensor_dtype(array.dtype)
-                graph.output.append(helper.make_tensor_value_info(name, kind, None))
+            if name and isinstance(array, np.ndarray) and name not in declared:
+                dtype = (
+                    float_dtype if is_float(array) else helper.np_dtype_to_tensor_dtype(array.dtype)
+                )
+                graph.output.append(helper.make_tensor_value_info(name, dtype, None))
     onnx.save(model, target)
 
 
-def _unmatched(node: onnx.NodeProto, graph: Evaluation, known: set[str]) -> set[str]:
-    """Return the values between a node and those that are known to be right."""
-    found: set[str] = set()
+def _unmatched(node: onnx.NodeProto, graph: Evaluation, agreeing: set[str]) -> set[str]:
+    """Return the names of values between agreeing values and a node."""
+    unmatched: set[str] = set()
     waiting = list(node.input)
     while waiting:
         name = waiting.pop()
         producer = graph.producer.get(name)
-        if producer is not None and name not in known and name not in found:
-            found.add(name)
+        if producer is not None and name not in agreeing and name not in unmatched:
+            unmatched.add(name)
             waiting.extend(producer.input)
-    return found
+    return unmatched
 
 
 def _error(x: object, right: object) -> float:
@@ -202,81 +212,85 @@ def _error(x: object, right: object) -> float:
     if x is None or right is None:
         return 0.0 if x is right else np.inf
     if not (isinstance(x, np.ndarray) and isinstance(right, np.ndarray)):
-        return 0.0  # a sequence: what is made of it is compared
+        return 0.0  # a sequence: the tensors computed from it are compared
     if x.shape != right.shape:
         return np.inf
     if right.dtype.kind != "f" or x.dtype.kind != "f":
         return 0.0 if np.array_equal(x, right) else np.inf
     x = x.astype(np.float64)
-    alike: Callable[[Array], Array]
-    for alike in (np.isnan, np.isposinf, np.isneginf):
-        if not np.array_equal(alike(x), alike(right)):
+    is_special: Callable[[Array], Array]
+    for is_special in (np.isnan, np.isposinf, np.isneginf):
+        if not np.array_equal(is_special(x), is_special(right)):
             return np.inf
-    found = measure(x, right)
-    if not found.row and not np.array_equal(x[np.isfinite(x)], right[np.isfinite(right)]):
-        return np.inf  # rows that have to be 0
-    return max(found.whole, found.row)
+    error = measure(x, right)
+    if not error.row and not np.array_equal(x[np.isfinite(x)], right[np.isfinite(right)]):
+        return np.inf  # rows that must be exactly 0
+    return max(error.whole, error.row)
 
 
-def _change(
+def _describe_differences(
     node: onnx.NodeProto,
     wrong: Evaluation,
     right: Evaluation,
     twin: onnx.NodeProto | None,
-    known: set[str],
+    agreeing: set[str],
 ) -> str:
-    """Return all differences between a node and its counterpart in the right graph."""
-    changed = [n for n in node.input if n in wrong.initializers and n not in known]
-    found = [f"the initialiser {n} has other values" for n in changed if n in right.initializers]
+    """Describe all differences between a node and its counterpart in the right graph."""
+    changed = [n for n in node.input if n in wrong.initializers and n not in agreeing]
+    differences = [
+        f"the initialiser {n} has other values" for n in changed if n in right.initializers
+    ]
     if twin is None or twin.op_type != node.op_type:
-        other = f"{twin.op_type} should be there" if twin is not None else ""
+        description = f"{twin.op_type} should be there" if twin is not None else ""
         if twin is not None and twin.name in {n.name for n in wrong.nodes}:
-            other = "the right graph has no such node"
-        return "; ".join(found) or other
-    found += _inputs(node, twin)
-    return "; ".join([*found, *_attributes(node, twin)])
+            description = "the right graph has no such node"
+        return "; ".join(differences) or description
+    differences += _input_differences(node, twin)
+    return "; ".join([*differences, *_attribute_differences(node, twin)])
 
 
-def _inputs(node: onnx.NodeProto, twin: onnx.NodeProto) -> list[str]:
+def _input_differences(node: onnx.NodeProto, twin: onnx.NodeProto) -> list[str]:
     pairs = itertools.zip_longest(node.input, twin.input, fillvalue="")
     return [
-        f"its input {mine or 'nothing'} should be {theirs or 'nothing'}"
-        for mine, theirs in pairs
-        if mine != theirs
+        f"its input {name or 'nothing'} should be {twin_name or 'nothing'}"
+        for name, twin_name in pairs
+        if name != twin_name
     ]
 
 
-def _attributes(node: onnx.NodeProto, twin: onnx.NodeProto | None) -> list[str]:
-    """Return the attributes of a node that differ from its twin's, and differences in branches."""
+def _attribute_differences(node: onnx.NodeProto, twin: onnx.NodeProto | None) -> list[str]:
+    """Describe the attributes of a node that differ from its twin's, subgraphs included."""
     if twin is None or twin.op_type != node.op_type:
         return []
-    found = []
-    mine, theirs = (
+    differences = []
+    attributes, twin_attributes = (
         {a.name: helper.get_attribute_value(a) for a in n.attribute} for n in (node, twin)
     )
-    for name in sorted(mine.keys() | theirs.keys()):
-        one, other = mine.get(name), theirs.get(name)
-        if one == other:
+    for name in sorted(attributes.keys() | twin_attributes.keys()):
+        value, twin_value = attributes.get(name), twin_attributes.get(name)
+        if value == twin_value:
             continue
-        if isinstance(one, onnx.GraphProto) and isinstance(other, onnx.GraphProto):
-            found.append(f"its {name} is another one{_in_branch(one, other)}")
+        if isinstance(value, onnx.GraphProto) and isinstance(twin_value, onnx.GraphProto):
+            differences.append(f"its {name} is another one{_branch_difference(value, twin_value)}")
         else:
-            found.append(f"its {name} is {_shown(one)}, and should be {_shown(other)}")
-    return found
+            differences.append(
+                f"its {name} is {_format(value)}, and should be {_format(twin_value)}"
+            )
+    return differences
 
 
-def _in_branch(branch: onnx.GraphProto, right: onnx.GraphProto) -> str:
-    """Return the first difference between a branch and the right one, as text."""
+def _branch_difference(branch: onnx.GraphProto, right: onnx.GraphProto) -> str:
+    """Describe the first difference between a subgraph and the right one."""
     for node, twin in zip(branch.node, right.node, strict=False):
         if node.op_type != twin.op_type:
             return f": {twin.op_type} should be there in place of {node.op_type} {node.name}"
-        changed = [*_inputs(node, twin), *_attributes(node, twin)]
+        changed = [*_input_differences(node, twin), *_attribute_differences(node, twin)]
         if changed:
             return f": in {node.op_type} {node.name}, {'; '.join(changed)}"
     return ""
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     return (

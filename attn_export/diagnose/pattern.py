@@ -15,10 +15,10 @@ from attn_export.tensorfile import Array
 Sizes = Mapping[str, int]
 
 WRONG_SHARE = 0.1
-"""Elements with at least this share of the largest error of an output count as wrong."""
+"""An element is wrong if its error is at least this share of the largest in the output."""
 
 STRICT_WRONG_SHARE = 0.01
-"""The same for claims that all errors are in one place."""
+"""The same share for the claim that no other element is wrong."""
 
 SIZE_CONDITIONS: tuple[tuple[str, Callable[[Sizes], bool]], ...] = (
     ("with a batch of more than 1", lambda s: s.get("batch", 1) > 1),
@@ -31,7 +31,7 @@ SIZE_CONDITIONS: tuple[tuple[str, Callable[[Sizes], bool]], ...] = (
         lambda s: s.get("past_len", 0) > 0 and s.get("query_len", 0) > 1,
     ),
 )
-"""Conditions on the sizes of a case that faults depend on."""
+"""Conditions on the sizes of a case on which faults may depend."""
 
 TOTAL = "total_len"
 MULTIPLES = (64, 32, 16, 8, 4, 2)
@@ -39,11 +39,11 @@ MULTIPLES = (64, 32, 16, 8, 4, 2)
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """Common properties of failing cases, in words.
+    """Sentences on common properties of failing cases.
 
     Attributes:
-        sizes: The sizes at which they fail, if these separate them from all that pass.
-        places: Where the error sits alone in every case that shows it.
+        sizes: Sizes that separate all failing from all passing cases.
+        places: Locations outside of which no failing case has an error.
         lines: All findings.
     """
 
@@ -53,7 +53,7 @@ class Pattern:
 
 
 def pattern_of(trial: GraphRun, axes: Mapping[str, Sequence[object]]) -> Pattern:
-    """Return the common properties of the failing cases.
+    """Find common properties of the failing cases.
 
     Args:
         trial: The failing and the passing cases.
@@ -61,24 +61,24 @@ def pattern_of(trial: GraphRun, axes: Mapping[str, Sequence[object]]) -> Pattern
     """
     failed = [case.sizes for case in trial.failed]
     passed = [case.sizes for case in trial.passed]
-    # Masks and values can hide what is wrong at some sizes.
+    # Cases with special contents may pass because masks or values hide the error.
     plain = [case.sizes for case in trial.passed if not case.golden.case.contents]
     sizes = tuple(separating_conditions(failed, plain))
-    right, shown, wrong = set(axes), list[str](), dict[str, set[str]]()
+    always_right, locations, wrong = set(axes), list[str](), dict[str, set[str]]()
     for case in trial.failed:
         outputs = trial.ran.outputs.get(case.name, {})
         verdicts = judge("", "", case.golden, outputs)
         wrong[case.name] = {v.output for v in verdicts if v.status != "passed"}
-        new = wrong[case.name] & right
-        shown += error_locations(case, outputs, axes, new)
-        right -= new
-    places = tuple(_places_in_all(trial, axes, wrong))
+        newly_wrong = wrong[case.name] & always_right
+        locations += error_locations(case, outputs, axes, newly_wrong)
+        always_right -= newly_wrong
+    places = tuple(_common_locations(trial, axes, wrong))
     lines = [
         *common_properties(failed, passed),
-        *(f"the cases that fail are those {where}" for where in sizes),
+        *(f"the cases that fail are those {condition}" for condition in sizes),
         *places,
-        *shown,
-        *(f"{name} is right in every case" for name in axes if name in right),
+        *locations,
+        *(f"{name} is right in every case" for name in axes if name in always_right),
     ]
     return Pattern(sizes, places, tuple(lines))
 
@@ -86,7 +86,7 @@ def pattern_of(trial: GraphRun, axes: Mapping[str, Sequence[object]]) -> Pattern
 def common_properties(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
     """Yield sentences on the number of failures, and on properties shared by all of them.
 
-    Some of the cases that pass have these properties too.
+    Some, but not all, of the passing cases have these properties, too.
 
     Args:
         failed: Axis sizes of the failing cases.
@@ -98,10 +98,10 @@ def common_properties(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Itera
         if passed or total == 1
         else f"all {total} cases fail"
     )
-    for says, holds in SIZE_CONDITIONS:
-        others = sum(map(holds, passed))
-        if 0 < others < len(passed) and failed and all(map(holds, failed)):
-            yield f"all cases that fail are {says}; {others} of these pass"
+    for description, holds in SIZE_CONDITIONS:
+        passing = sum(map(holds, passed))
+        if 0 < passing < len(passed) and failed and all(map(holds, failed)):
+            yield f"all cases that fail are {description}; {passing} of these pass"
 
 
 def separating_conditions(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> Iterator[str]:
@@ -115,21 +115,21 @@ def separating_conditions(failed: Sequence[Sizes], passed: Sequence[Sizes]) -> I
     """
     if not failed or not passed:
         return
-    depends = False
+    is_separated = False
     for axis in sorted(failed[0], key=TOTAL.__eq__):
         if all(axis in sizes for sizes in (*failed, *passed)):
-            if axis == TOTAL and depends:
-                continue  # the sum of two axes: that is said by now
-            says = _of_axis(axis, {s[axis] for s in failed}, {s[axis] for s in passed})
-            depends |= bool(says)
-            yield from says
-    if not depends:
+            if axis == TOTAL and is_separated:
+                continue  # a sum of axes that have a condition already
+            sentences = _axis_condition(axis, {s[axis] for s in failed}, {s[axis] for s in passed})
+            is_separated |= bool(sentences)
+            yield from sentences
+    if not is_separated:
         for condition, holds in SIZE_CONDITIONS:
             if all(map(holds, failed)) and not any(map(holds, passed)):
                 yield condition
 
 
-def _of_axis(axis: str, failed: set[int], passed: set[int]) -> list[str]:
+def _axis_condition(axis: str, failed: set[int], passed: set[int]) -> list[str]:
     """Return at most one sentence on the sizes of one axis."""
     least, most = min(failed), max(failed)
     if failed & passed:
@@ -150,49 +150,57 @@ def _of_axis(axis: str, failed: set[int], passed: set[int]) -> list[str]:
     return []
 
 
-def _places_in_all(
+def _common_locations(
     trial: GraphRun, axes: Mapping[str, Sequence[object]], wrong: Mapping[str, Collection[str]]
 ) -> Iterator[str]:
-    """Yield sentences on outputs that are wrong at one end of an axis alone, in every case."""
-    for name, named in axes.items():
-        seen: dict[str, list[bool]] = {}
+    """Yield sentences on outputs that in every case are wrong only at one end of an axis."""
+    for name, axis_names in axes.items():
+        observations: dict[str, list[bool]] = {}
         for case in trial.failed:
             distance = _distance(case, trial.ran.outputs.get(case.name, {}), name)
             if name not in wrong[case.name] or distance is None:
                 continue
-            where = distance >= STRICT_WRONG_SHARE * distance.max()
-            for number, axis in enumerate(named):
-                size = where.shape[number]
+            is_wrong = distance >= STRICT_WRONG_SHARE * distance.max()
+            for number, axis in enumerate(axis_names):
+                size = is_wrong.shape[number]
                 if isinstance(axis, str) and size > 1:
-                    at = np.flatnonzero(where.any(axis=tuple(_others(where, number))))
+                    wrong_indices = np.flatnonzero(
+                        is_wrong.any(axis=tuple(_other_axes(is_wrong, number)))
+                    )
                     past = case.sizes.get("past_len", 0) if axis == TOTAL else 0
-                    for says, holds in (
-                        (f"at the first {axis}", at[-1] == 0),
-                        (f"at the last {axis}", at[0] == size - 1),
-                        ("at keys of the past", 0 < past < size and at[-1] < past),
-                        ("at new keys", 0 < past < size and at[0] >= past),
+                    for description, holds in (
+                        (f"at the first {axis}", wrong_indices[-1] == 0),
+                        (f"at the last {axis}", wrong_indices[0] == size - 1),
+                        ("at keys of the past", 0 < past < size and wrong_indices[-1] < past),
+                        ("at new keys", 0 < past < size and wrong_indices[0] >= past),
                     ):
-                        seen.setdefault(says, []).append(bool(holds))
-        found = [says for says, holds in seen.items() if len(holds) > 1 and all(holds)]
-        if found:
-            yield f"{name} is wrong {found[0]} alone, wherever there are several"
+                        observations.setdefault(description, []).append(bool(holds))
+        common = [
+            description
+            for description, holds in observations.items()
+            if len(holds) > 1 and all(holds)
+        ]
+        if common:
+            yield f"{name} is wrong {common[0]} alone, wherever there are several"
 
 
 def _distance(case: KnownCase, actual: Mapping[str, Array], name: str) -> Array | None:
     """Return the error of each element of an output; None if it is undefined."""
-    truth, got = case.golden.expected.get(name), actual.get(name)
-    if truth is None or got is None or got.shape != truth.shape or not truth.size:
+    truth, actual_array = case.golden.expected.get(name), actual.get(name)
+    if truth is None or actual_array is None or actual_array.shape != truth.shape or not truth.size:
         return None
     with np.errstate(invalid="ignore"):
-        distance = np.abs(got.astype(np.float64) - truth)
-    alike = np.isnan(got.astype(np.float64)) & np.isnan(truth.astype(np.float64))
-    distance = np.nan_to_num(np.where(alike | (got == truth), 0.0, distance), nan=np.inf)
+        distance = np.abs(actual_array.astype(np.float64) - truth)
+    both_nan = np.isnan(actual_array.astype(np.float64)) & np.isnan(truth.astype(np.float64))
+    distance = np.nan_to_num(
+        np.where(both_nan | (actual_array == truth), 0.0, distance), nan=np.inf
+    )
     if truth.ndim:
         distance[list(case.golden.case.ignored_rows)] = 0.0
     return distance
 
 
-def _others(array: Array, axis: int) -> list[int]:
+def _other_axes(array: Array, axis: int) -> list[int]:
     return [i for i in range(array.ndim) if i != axis]
 
 
@@ -214,29 +222,29 @@ def error_locations(
         distance = _distance(case, actual, name)
         if name not in wrong or distance is None:
             continue
-        got = actual[name]
-        found = distance >= WRONG_SHARE * distance.max()
-        nan = int((np.isnan(got) & ~np.isnan(truth)).sum()) if got.dtype.kind == "f" else 0
-        said = f"; {nan} are NaN" if nan else ""
-        yield f"{name} in {case.name}: {_places(found, axes.get(name, ()))}{said}"
+        output = actual[name]
+        is_wrong = distance >= WRONG_SHARE * distance.max()
+        nan = int((np.isnan(output) & ~np.isnan(truth)).sum()) if output.dtype.kind == "f" else 0
+        nan_note = f"; {nan} are NaN" if nan else ""
+        yield f"{name} in {case.name}: {_describe_location(is_wrong, axes.get(name, ()))}{nan_note}"
 
 
-def _places(wrong: Array, axes: Sequence[object]) -> str:
+def _describe_location(wrong: Array, axes: Sequence[object]) -> str:
     """Describe the affected part of each axis."""
     parts = []
     for axis, size in enumerate(wrong.shape):
-        at = np.flatnonzero(wrong.any(axis=tuple(_others(wrong, axis))))
+        wrong_indices = np.flatnonzero(wrong.any(axis=tuple(_other_axes(wrong, axis))))
         name = axes[axis] if axis < len(axes) else axis
         if isinstance(name, int) and axis == wrong.ndim - 1:
             continue  # elements of a head mean nothing to a reader
-        if size > 1 and len(at) < size:
+        if size > 1 and len(wrong_indices) < size:
             label = name if isinstance(name, str) else f"axis {axis}:"
-            parts.append(f"{label} {_ranges(at)} of {size}")
+            parts.append(f"{label} {_format_ranges(wrong_indices)} of {size}")
     share = f"{int(wrong.sum())} of {counted(wrong.size, 'element')}"
     return f"{share}; {', '.join(parts)}" if parts else f"{share}, all over it"
 
 
-def _ranges(indices: Array) -> str:
+def _format_ranges(indices: Array) -> str:
     """Format indices as ranges: ``0, 2-5`` for 0, 2, 3, 4, 5."""
     runs = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
     shown = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:4]]

@@ -1,4 +1,4 @@
-"""The distance of a quantised bundle from the float model, in parts: the kernel, each tensor."""
+"""Sentences that split the distance of a quantised bundle from the float model into its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attn_export.quality import Quality
 
 
 def quality_lines(folder: Path, runs: Mapping[str, GraphRun]) -> tuple[str, ...]:
-    """Return sentences on the parts of the distance from the float model; none without one.
+    """Return sentences on the distance from the float model; none if the bundle has no figures.
 
     Args:
         folder: The folder of the bundle.
@@ -39,7 +39,7 @@ def _lines(quality: Quality, runs: Mapping[str, GraphRun]) -> Iterator[str]:
 
 
 def _kernel(run: GraphRun, output: str) -> str:
-    """Return the SQNR of what a runtime gave, against the truth that its integers stand for."""
+    """Return the SQNR of a runtime's output against the truth of the quantised model, as text."""
     pairs = (
         (case.golden.expected[output], run.ran.outputs[case.name][output])
         for case in (*run.passed, *run.failed)

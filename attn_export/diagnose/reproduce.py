@@ -1,4 +1,4 @@
-"""A folder from which anyone can run the smallest case that fails."""
+"""A folder with a script that reproduces the smallest failing case."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ENGINES = {
     "ort-cpu": "onnxruntime", "ort-cuda": "onnxruntime", "openvino": "openvino",
     "onnx-reference": "onnx",
 }  # fmt: skip
-"""Whose Python package a script can use by itself; the others are run as attn-export runs them."""
+"""Python packages with which the script runs runtimes. attn-export itself runs the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Smallest:
     """The smallest case that fails.
 
     Attributes:
-        sizes: Of its axes.
-        inputs: By name.
-        right: The right outputs.
-        allowed: For each output the error allowed, over the whole and over any row.
-        outputs: The type of every output, of those without an error allowed too.
+        sizes: The sizes of its axes.
+        inputs: The inputs by name, in the bundle's axis order.
+        right: The right outputs, by name.
+        allowed: The error allowed for each output that is judged by it.
+        outputs: The dtype of every output.
     """
 
     sizes: Mapping[str, int]
@@ -52,10 +52,10 @@ class Smallest:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse before the work a folder that holds something else, or cannot be made.
+    """Check, before the search, that the folder can be written.
 
     Raises:
-        OutputError: If so.
+        OutputError: If the folder holds something else, or cannot be made.
     """
     with _write_errors(folder):
         target = replaceable(folder, "explanation")
@@ -67,11 +67,11 @@ def check_folder(folder: Path) -> None:
 def write_folder(
     folder: Path, explanation: Explanation, runner: GraphRunner, case: Smallest
 ) -> None:
-    """Write the graph, the case, the script and the findings; replace an older one.
+    """Write the graph, the case, the script and the explanation; replace an older folder.
 
     Args:
         folder: The folder to write.
-        explanation: The findings.
+        explanation: The explanation.
         runner: The graph in its runtime.
         case: The smallest failing case.
 
@@ -83,9 +83,9 @@ def write_folder(
         target.parent.mkdir(parents=True, exist_ok=True)
         with folder_beside(target) as staged:
             replace_graph(load_graph(runner.path), staged / runner.path.name, beside=False)
-            fed = runner.to_graph_layout(case.inputs)
+            graph_inputs = runner.to_graph_layout(case.inputs)
             right = {name: array.astype(np.float64) for name, array in case.right.items()}
-            np.savez(staged / "inputs.npz", **fed)  # type: ignore[arg-type]
+            np.savez(staged / "inputs.npz", **graph_inputs)  # type: ignore[arg-type]
             np.savez(staged / "expected.npz", **runner.to_graph_layout(right))  # type: ignore[arg-type]
             (staged / SCRIPT).write_text(_script(explanation, runner, case), encoding="utf-8")
             (staged / EXPLANATION).write_text(to_json(explanation), encoding="utf-8")
@@ -95,7 +95,7 @@ def write_folder(
 
 @contextlib.contextmanager
 def _write_errors(folder: Path) -> Iterator[None]:
-    """Raise OutputError where the system refuses the folder."""
+    """Convert an OSError on the folder to an OutputError."""
     try:
         yield
     except OSError as error:
@@ -103,7 +103,7 @@ def _write_errors(folder: Path) -> Iterator[None]:
 
 
 def to_json(explanation: Explanation) -> str:
-    """Return the content of `explanation.json`."""
+    """Convert an explanation to the text of `explanation.json`."""
     fields = dataclasses.asdict(explanation)
     fields["folder"] = None if explanation.folder is None else str(explanation.folder)
     if fields["first"] is not None and not np.isfinite(fields["first"]["error"]):
@@ -113,7 +113,7 @@ def to_json(explanation: Explanation) -> str:
 
 
 def _options(runner: GraphRunner, engine: str) -> dict[str, Any]:
-    """Return the options of the engine; OpenVINO would compute in bfloat16 by default."""
+    """Return the options of the engine, with attn-export's defaults for OpenVINO (no bfloat16)."""
     if engine != "openvino":
         return dict(runner.options)
     from attn_export.runtimes.openvino import default_options
