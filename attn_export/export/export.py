@@ -30,7 +30,7 @@ from attn_export.export.subject import Subject
 from attn_export.export.translations import complex_in_pairs, translations
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
-from attn_export.graph.ir_helpers import narrow
+from attn_export.graph.ir_helpers import store_in_narrow_types
 from attn_export.parity.draw import MOST
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def export(subject: Subject) -> Exported:
         return _exported(subject)
     # Few runtimes compute in bfloat16, ONNX Runtime's CPU does not.
     exported = _exported(in_float32(subject))
-    narrow(exported.model, narrow_dtypes)
+    store_in_narrow_types(exported.model, narrow_dtypes)
     return dataclasses.replace(exported, in_bfloat16=lambda: _exported(subject).model)
 
 

@@ -1,4 +1,4 @@
-"""Dynamic axes under their wanted names, in every value of a graph."""
+"""Names of dynamic axes, set in every value of a graph."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Size = int | ir.SymbolicDim
 
 SYMBOL = re.compile(r"[A-Za-z_]\w*")
 CANCELLED = re.compile(r"\(*(\d+)\*([A-Za-z_]\w*)\)//\2\)*")
-"""An axis of one size, as the exporter writes it: ``((8*batch)//batch)``."""
+"""An axis of constant size that the exporter writes with symbols: ``((8*batch)//batch)``."""
 
 
 def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
-    """Replace the exporter's symbols (``s26``) by names, also within sums of them.
+    """Replace the exporter's symbols (``s26``) by names, also within expressions.
 
     Args:
-        model: Changed in place; its inputs carry their own names.
-        axes: For each input the names of its dynamic axes.
+        model: The graph; changed in place.
+        axes: The names of the dynamic axes of each input, by the name of the input.
     """
     names: dict[str, str] = {}
     inputs = {value.name: value for value in model.graph.inputs}
@@ -31,23 +31,23 @@ def name_axes(model: ir.Model, axes: Mapping[str, Mapping[int, str]]) -> None:
     for shape in _shapes(model):
         for axis, dim in enumerate(shape):
             if isinstance(dim, ir.SymbolicDim) and dim.value:
-                named = SYMBOL.sub(lambda found: names.get(found[0], found[0]), str(dim.value))
-                cancelled = CANCELLED.fullmatch(named)
-                shape[axis] = int(cancelled[1]) if cancelled else ir.SymbolicDim(named)
+                named = SYMBOL.sub(lambda match: names.get(match[0], match[0]), str(dim.value))
+                constant_match = CANCELLED.fullmatch(named)
+                shape[axis] = int(constant_match[1]) if constant_match else ir.SymbolicDim(named)
     for name, labels in axes.items():
         for axis, label in labels.items():
             dim = (inputs[name].shape or ())[axis]
-            # What the exporter found to be a sum, such as "past_len + query_len".
+            # The exporter may have found this axis to be a sum, such as "past_len + query_len".
             if isinstance(dim, ir.SymbolicDim) and dim.value != label:
                 _rename(model, str(dim.value), label)
 
 
 def name_sums_of_axes(model: ir.Model, relations: Mapping[str, str]) -> None:
-    """Give axes such as ``past_len + query_len`` their one name, everywhere.
+    """Replace sums such as ``past_len + query_len`` by one name in all values.
 
     Args:
         model: The graph; changed in place.
-        relations: The sum that each axis equals.
+        relations: The sum that each axis equals, by the name of the axis.
     """
     names = {terms(expression): name for name, expression in relations.items()}
     for shape in _shapes(model):
@@ -69,7 +69,7 @@ def known_equal(one: Size | None, other: Size | None) -> bool:
 
 
 def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None:
-    """Return a graph input and its axis that has this symbolic size.
+    """Find a graph input with an axis of this symbolic size, and the axis; None if there is none.
 
     Args:
         model: The graph.
@@ -83,12 +83,12 @@ def axis_of_an_input(model: ir.Model, size: Size) -> tuple[ir.Value, int] | None
 
 
 def terms(expression: str) -> tuple[str, ...]:
-    """Return the sorted terms of a sum: "a + b" equals "b + a"."""
+    """Return the sorted terms of a sum, so that "a + b" equals "b + a"."""
     return tuple(sorted(term.strip() for term in expression.split("+")))
 
 
 def fix_axis(model: ir.Model, name: str, size: int) -> None:
-    """Give a dynamic axis one size, everywhere, also within sums: "past_len + 1".
+    """Fix a dynamic axis at one size in all values, also within sums ("past_len + 1").
 
     Args:
         model: The graph; changed in place.
@@ -99,7 +99,7 @@ def fix_axis(model: ir.Model, name: str, size: int) -> None:
         for axis, dim in enumerate(shape):
             if isinstance(dim, ir.SymbolicDim) and dim.value:
                 fixed = SYMBOL.sub(
-                    lambda found: str(size) if found[0] == name else found[0], str(dim.value)
+                    lambda match: str(size) if match[0] == name else match[0], str(dim.value)
                 )
                 shape[axis] = int(fixed) if fixed.isdigit() else ir.SymbolicDim(fixed)
 

@@ -1,7 +1,7 @@
-"""Inputs of products rounded to 8 bits, with a scale for each block of a token.
+"""Rounding of the inputs of products to 8 bits, with a scale for each block of a token.
 
-In ONNX these are nine nodes, from a Reshape into blocks to a Reshape back. MatMulNBits of ONNX
-Runtime does the same at `accuracy_level` 4
+In operators of ai.onnx it takes nine nodes, from a Reshape into blocks to a Reshape back.
+MatMulNBits of ONNX Runtime does the same at `accuracy_level` 4
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md).
 """
 
@@ -19,50 +19,63 @@ FLOAT = ir.DataType.FLOAT
 
 
 def round_in_blocks(op: Builder, x: ir.Value, block: int) -> ir.Value:
-    """Add nodes that round a value to 8 bits, and return the rounded value, in float32.
+    """Add nodes that round a value to 8 bits, and return the rounded value, float32 `[B, L, N]`.
 
     Args:
-        op: Adds the nodes.
-        x: The value, `[B, L, N]`.
+        op: Builder of the nodes.
+        x: The value, float32 `[B, L, N]`.
         block: The number of consecutive elements that share a scale; it divides N.
     """
     assert x.shape is not None
     *rows, width = x.shape
     assert isinstance(width, int)
     count = width // block
-    split, ends = ir.Shape([*rows, count, block]), ir.Shape([*rows, count, 1])
+    block_shape, scale_shape = ir.Shape([*rows, count, block]), ir.Shape([*rows, count, 1])
 
-    def typed(value: ir.Value, shape: ir.Shape | None) -> ir.Value:
+    def set_type(value: ir.Value, shape: ir.Shape | None) -> ir.Value:
         value.dtype, value.shape = FLOAT, shape
         return value
 
-    blocks = typed(op("Reshape", x, op.ints(0, 0, count, block)), split)
-    largest = typed(op("ReduceMax", typed(op("Abs", blocks), split), op.ints(-1), keepdims=1), ends)
-    scales = typed(op("Div", largest, op.number(BLOCK_LARGEST, FLOAT)), ends)
-    scales = typed(op("Max", scales, op.number(LEAST_BLOCK_SCALE, FLOAT)), ends)
-    integers = typed(op("Round", typed(op("Div", blocks, scales), split)), split)
-    rounded = typed(op("Mul", integers, scales), split)
-    return typed(op("Reshape", rounded, op.ints(0, 0, count * block)), x.shape)
+    blocks = set_type(op("Reshape", x, op.ints(0, 0, count, block)), block_shape)
+    largest = set_type(
+        op("ReduceMax", set_type(op("Abs", blocks), block_shape), op.ints(-1), keepdims=1),
+        scale_shape,
+    )
+    scales = set_type(op("Div", largest, op.number(BLOCK_LARGEST, FLOAT)), scale_shape)
+    scales = set_type(op("Max", scales, op.number(LEAST_BLOCK_SCALE, FLOAT)), scale_shape)
+    integers = set_type(op("Round", set_type(op("Div", blocks, scales), block_shape)), block_shape)
+    rounded = set_type(op("Mul", integers, scales), block_shape)
+    return set_type(op("Reshape", rounded, op.ints(0, 0, count * block)), x.shape)
 
 
 def read_block_rounding(value: ir.Value) -> tuple[ir.Value, int] | None:
-    """Return what a value is rounded from, and the size of the blocks; None if it is not."""
-    found = dict(_followed(value))
-    if len(found) != len(PATTERN):
+    """Return the value before a rounding by block, and the block size; None for other values."""
+    nodes = dict(_match_pattern(value))
+    if len(nodes) != len(PATTERN):
         return None
-    blocks, scales = found["blocks"], found["scales"]
-    shared = found["Div"].inputs[1] is found["Mul"].inputs[1] is scales.outputs[0]
-    of_blocks = found["Abs"].inputs[0] is found["Div"].inputs[0] is blocks.outputs[0]
-    x, split = blocks.inputs[0], _numbers(optional_input(blocks, 1))
-    joined = _numbers(optional_input(found["joined"], 1))
-    if not shared or not of_blocks or x is None or len(split) != 4 or not _known(found):
+    blocks, scales = nodes["blocks"], nodes["scales"]
+    same_scales = nodes["Div"].inputs[1] is nodes["Mul"].inputs[1] is scales.outputs[0]
+    same_blocks = nodes["Abs"].inputs[0] is nodes["Div"].inputs[0] is blocks.outputs[0]
+    x, block_shape = blocks.inputs[0], _numbers(optional_input(blocks, 1))
+    merged_shape = _numbers(optional_input(nodes["joined"], 1))
+    if (
+        not same_scales
+        or not same_blocks
+        or x is None
+        or len(block_shape) != 4
+        or not _has_8_bit_constants(nodes)
+    ):
         return None
-    whole = [0, 0, split[2] * split[3]]
-    return (x, int(split[3])) if joined == whole and split[:2] == [0, 0] else None
+    expected_shape = [0, 0, block_shape[2] * block_shape[3]]
+    return (
+        (x, int(block_shape[3]))
+        if merged_shape == expected_shape and block_shape[:2] == [0, 0]
+        else None
+    )
 
 
 PATTERN = {
-    # name: the operator, and the node of which it computes an input, with the number of the input
+    # name: (operator, name of the node that reads its output, index of the input that reads it)
     "joined": ("Reshape", "", 0),
     "Mul": ("Mul", "joined", 0),
     "Round": ("Round", "Mul", 0),
@@ -73,34 +86,34 @@ PATTERN = {
     "ReduceMax": ("ReduceMax", "of 127", 0),
     "Abs": ("Abs", "ReduceMax", 0),
 }
-"""The nodes from the last to the first."""
+"""The nodes of a rounding by block, from the last to the first."""
 
 
-def _followed(value: ir.Value) -> Iterator[tuple[str, ir.Node]]:
-    """Yield the nodes of the pattern by name, as far as there are any."""
-    found: dict[str, ir.Node] = {}
+def _match_pattern(value: ir.Value) -> Iterator[tuple[str, ir.Node]]:
+    """Yield the nodes of the pattern by name, up to the first that does not match."""
+    nodes: dict[str, ir.Node] = {}
     for name, (op_type, reader, number) in PATTERN.items():
-        made = value if not reader else optional_input(found[reader], number)
-        node = None if made is None else made.producer()
+        output = value if not reader else optional_input(nodes[reader], number)
+        node = None if output is None else output.producer()
         if node is None or node.op_type != op_type or node.domain:
             return
-        found[name] = node
+        nodes[name] = node
         yield name, node
 
 
-def _known(found: dict[str, ir.Node]) -> bool:
-    """Return whether the constants of a pattern are those of 8 bits."""
-    reduce = found["ReduceMax"]
+def _has_8_bit_constants(nodes: dict[str, ir.Node]) -> bool:
+    """Return whether the constants of the matched nodes are those of 8 bits."""
+    reduce = nodes["ReduceMax"]
     return (
-        _numbers(optional_input(found["of 127"], 1)) == [BLOCK_LARGEST]
-        and _numbers(optional_input(found["scales"], 1)) == [LEAST_BLOCK_SCALE]
-        and len(found["scales"].inputs) == 2
+        _numbers(optional_input(nodes["of 127"], 1)) == [BLOCK_LARGEST]
+        and _numbers(optional_input(nodes["scales"], 1)) == [LEAST_BLOCK_SCALE]
+        and len(nodes["scales"].inputs) == 2
         and _numbers(optional_input(reduce, 1)) in ([-1], [3])
         and reduce.attributes.get_int("keepdims", 1) == 1
     )
 
 
 def _numbers(value: ir.Value | None) -> list[float]:
-    """Return the numbers of a constant; none if it is not one."""
-    held = None if value is None else value.const_value
-    return [] if held is None else held.numpy().ravel().tolist()
+    """Return the elements of a constant; an empty list for other values."""
+    tensor = None if value is None else value.const_value
+    return [] if tensor is None else tensor.numpy().ravel().tolist()

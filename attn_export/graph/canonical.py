@@ -1,4 +1,6 @@
-"""The exporter's graph in canonical form: small, named as the module, nothing of this machine.
+"""Conversion of the exporter's graph to canonical form.
+
+In canonical form a graph is small, has the module's names, and has no traces of the machine.
 
 Each pass is one function on an `onnx_ir.Model` that leaves a correct graph behind.
 """
@@ -30,12 +32,12 @@ def canonicalize(
     """Bring an exported model into canonical form, in place.
 
     Args:
-        model: As `torch.onnx.export(..., optimize=False)` made it.
+        model: The graph that `torch.onnx.export(..., optimize=False)` made.
         outputs: The names of its outputs.
         relations: Names for sums of axes: ``{"total_len": "past_len + query_len"}``.
 
     Returns:
-        Where each node came from: node name to ``package/file.py:line``.
+        The origin ``package/file.py:line`` of each node, by the name of the node.
     """
     parameters = set(model.graph.initializers)
     name_sums_of_axes(model, relations)
@@ -48,7 +50,7 @@ def canonicalize(
     fold_constants(
         model,
         onnx_shape_inference=False,
-        # What is computed from weights would lose their names; runtimes fold it as they load.
+        # Folding nodes that read weights would lose the weights' names; runtimes fold them.
         should_fold=lambda node: False if _reads(node, parameters) else None,
     )
     common.IdentityEliminationPass()(model)
@@ -68,9 +70,9 @@ def canonicalize(
 
 
 def name_outputs(model: ir.Model, names: Sequence[str]) -> None:
-    """Name the outputs, each a value of its own.
+    """Name the outputs, and make each a separate value.
 
-    An input that is returned unchanged, or a value returned twice, is one value to the exporter.
+    An output that is also an input, an initialiser or another output is copied by Identity.
 
     Args:
         model: The graph; changed in place.
@@ -89,17 +91,17 @@ def name_outputs(model: ir.Model, names: Sequence[str]) -> None:
 
 
 def fold_weight_transposes(model: ir.Model) -> None:
-    """Store weights as MatMul reads them, `[in, out]`, under their own name.
+    """Replace Transpose of a weight by the transposed weight, `[in, out]`, under the same name.
 
-    Linear layers export as Transpose(weight) -> MatMul; the transpose would otherwise be
-    done again at every start by runtimes that do not fold constants.
+    Linear layers export as Transpose(weight) -> MatMul. Runtimes that do not fold constants would
+    run the Transpose each time.
     """
     for node in model.graph:
         source = node.inputs[0] if node.op_type == "Transpose" else None
         if source is None or source.const_value is None or len(source.uses()) != 1:
             continue
         perm = node.attributes.get_ints("perm")
-        # A view: it shares the memory of the module, and is put into this order as it is written.
+        # A view on the memory of the module; the data are transposed when they are written.
         array = source.const_value.numpy().transpose(perm)
         source.const_value = ir.tensor(array, name=source.name)
         source.shape = ir.Shape(array.shape)
@@ -107,9 +109,9 @@ def fold_weight_transposes(model: ir.Model) -> None:
 
 
 def reshape_by_position(model: ir.Model) -> None:
-    """Write target shapes of Reshape as constants: 0 keeps an axis, -1 infers one.
+    """Replace the target shapes of Reshape by constants: 0 keeps an axis, -1 infers one.
 
-    The exporter computes them with Shape and Concat, which several runtimes cannot follow.
+    The exporter computes them with Shape and Concat, which several runtimes do not support.
     """
     for node in model.graph:
         if node.op_type != "Reshape" or node.inputs[1] is None:
@@ -127,9 +129,9 @@ def reshape_by_position(model: ir.Model) -> None:
 
 
 def expand_by_position(model: ir.Model) -> None:
-    """Write target shapes of Expand with 1 for every axis that stays as it is.
+    """Replace the target shapes of Expand by ones with 1 for every axis that does not grow.
 
-    Of the exporter's Shape and Concat nodes only those of really growing axes are left.
+    Only the sizes of growing axes are then computed by Shape and Concat.
     """
     for node in list(model.graph):
         before, after = (
@@ -137,10 +139,10 @@ def expand_by_position(model: ir.Model) -> None:
         )
         if before is None or after is None or before.shape is None or after.shape is None:
             continue
-        grown = [
+        grown_axes = [
             axis for axis in range(len(after.shape)) if _grows(before.shape, after.shape, axis)
         ]
-        sources = {axis: axis_of_an_input(model, after.shape[axis]) for axis in grown}
+        sources = {axis: axis_of_an_input(model, after.shape[axis]) for axis in grown_axes}
         if any(source is None for source in sources.values()):
             continue
         one = ints(model, 1)
@@ -150,9 +152,12 @@ def expand_by_position(model: ir.Model) -> None:
             if source is None:
                 parts.append(one)
                 continue
-            value, at = source
+            value, source_axis = source
             size = ir.node(
-                "Shape", [value], {"start": at, "end": at + 1}, name=f"{after.name}_size"
+                "Shape",
+                [value],
+                {"start": source_axis, "end": source_axis + 1},
+                name=f"{after.name}_size",
             )
             model.graph.insert_before(node, size)
             parts.append(size.outputs[0])
@@ -165,13 +170,13 @@ def expand_by_position(model: ir.Model) -> None:
 
 
 def drop_unused_outputs(model: ir.Model) -> None:
-    """Remove unread optional outputs, at the end of a node's list or within."""
-    wanted = set(model.graph.outputs)
+    """Remove unread outputs of `Attention` nodes; those before a read one get an empty name."""
+    graph_outputs = set(model.graph.outputs)
     for node in model.graph:
         if node.op_type != "Attention":
             continue
         for output in node.outputs:
-            if not output.uses() and output not in wanted:
+            if not output.uses() and output not in graph_outputs:
                 output.name = ""
         used = max(i for i, output in enumerate(node.outputs) if output.name) + 1
         node.resize_outputs(used)
@@ -183,7 +188,7 @@ def name_constants(model: ir.Model, keep: Set[str]) -> None:
     """Name small constants by their contents, so that names do not depend on the exporter.
 
     Args:
-        model: Changed in place.
+        model: The graph; changed in place.
         keep: The module's own parameters and buffers, which keep their names.
     """
     taken = set(model.graph.initializers)
@@ -198,18 +203,18 @@ def name_constants(model: ir.Model, keep: Set[str]) -> None:
 
 
 def name_nodes(model: ir.Model) -> None:
-    """Name nodes by the submodule and operator (``q_proj/MatMul``), and values after them."""
-    taken: dict[str, int] = {}
-    kept = {*model.graph.inputs, *model.graph.outputs}
-    names = {value.name for value in (*kept, *model.graph.initializers.values())}
+    """Name nodes by submodule and operator (``q_proj/MatMul``), and values by their nodes."""
+    counts: dict[str, int] = {}
+    graph_values = {*model.graph.inputs, *model.graph.outputs}
+    names = {value.name for value in (*graph_values, *model.graph.initializers.values())}
     for node in model.graph:
         # A list literal: the submodules from the outside in, then the traced operation.
         scopes = ast.literal_eval(node.metadata_props.get(NAME_SCOPES, "[]"))[:-1]
         name = "/".join([*(s for s in scopes if s and not s.startswith("_empty")), node.op_type])
-        taken[name] = taken.get(name, 0) + 1
-        node.name = name if taken[name] == 1 else f"{name}_{taken[name]}"
+        counts[name] = counts.get(name, 0) + 1
+        node.name = name if counts[name] == 1 else f"{name}_{counts[name]}"
         for index, value in enumerate(node.outputs):
-            if value.name and value not in kept:
+            if value.name and value not in graph_values:
                 name = f"{node.name}.{index}" if index else f"{node.name}.out"
                 value.name = f"{name}.value" if name in names else name
 
@@ -219,15 +224,15 @@ def node_origins(model: ir.Model) -> dict[str, str]:
     origins = {}
     for node in model.graph:
         frames = re.findall(r'File "([^"]+)", line (\d+)', node.metadata_props.get(STACK_TRACE, ""))
-        own = [frame for frame in frames if not TORCH.search(Path(frame[0]).as_posix())]
-        if own and node.name:
-            file, line = own[-1]
+        module_frames = [frame for frame in frames if not TORCH.search(Path(frame[0]).as_posix())]
+        if module_frames and node.name:
+            file, line = module_frames[-1]
             origins[node.name] = f"{'/'.join(Path(file).parts[-2:])}:{line}"
     return origins
 
 
 def strip_metadata(model: ir.Model) -> None:
-    """Remove stack traces, host paths and other marks of the machine that exported."""
+    """Remove stack traces, host paths and all other metadata and doc strings."""
     common.ClearMetadataAndDocStringPass()(model)
     values = [*model.graph.inputs, *model.graph.initializers.values()]
     values += [value for node in model.graph for value in node.outputs]
@@ -250,13 +255,13 @@ def _reads(node: ir.Node, names: Set[str]) -> bool:
 
 
 def _grows(before: ir.Shape, after: ir.Shape, axis: int) -> bool:
-    """Return whether an Expand enlarges `axis` of its output; shapes are aligned at the right."""
-    own = axis - len(after) + len(before)
-    return not known_equal(after[axis], before[own] if own >= 0 else 1)
+    """Return whether an Expand enlarges an axis of its output; shapes align at the last axis."""
+    before_axis = axis - len(after) + len(before)
+    return not known_equal(after[axis], before[before_axis] if before_axis >= 0 else 1)
 
 
 def _positional(before: ir.Shape, after: ir.Shape) -> list[int] | None:
-    """Return the constant target of a Reshape, or None if it has more than one unknown."""
+    """Return the constant target of a Reshape; None if several sizes would have to be inferred."""
     target: list[int] = []
     for axis, size in enumerate(after):
         if isinstance(size, int):

@@ -1,4 +1,4 @@
-"""Checks of ONNX validity, of shapes, dynamic axes and operators, and the model that they read."""
+"""Checks of ONNX validity, shapes, dynamic axes and operators, and the types of all checks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Expected:
     """Expected properties of a graph; read from a spec or a manifest.
 
     Attributes:
-        inputs: Name and shape of every input; dynamic axes by name.
-        outputs: Name and shape of every output.
+        inputs: The shape of every input, by name; dynamic axes are names.
+        outputs: The shape of every output, by name.
         dialect: One of `DIALECTS`.
         attentions: The required number of `Attention` nodes; None if unknown.
-        ours: Whether the graph is of our own module, whose operators are all known.
+        ours: Whether the graph is of attn-export's own module, whose operators are all known.
     """
 
     inputs: Mapping[str, Shape]
@@ -34,37 +34,37 @@ class Expected:
     ours: bool = False
 
 
-def expected_of(file: GraphFile, whole: Expected) -> Expected:
-    """Return the expected properties of one graph of a bundle.
+def expected_of(file: GraphFile, standard: Expected) -> Expected:
+    """Convert the expected properties to those of one graph of a bundle.
 
     Args:
         file: The differences of the graph from the signature.
-        whole: The expected properties of the graph in the standard dialect.
+        standard: The expected properties of the graph in the standard dialect.
     """
 
-    def own(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-        found = {}
+    def lay_out(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        laid_out = {}
         for name, shape in shapes.items():
-            fixed = [file.fixed.get(str(axis), axis) for axis in shape]
-            found[name] = tuple(fixed[axis] for axis in file.layouts.get(name, range(len(fixed))))
-        return found
+            sizes = [file.fixed.get(str(axis), axis) for axis in shape]
+            laid_out[name] = tuple(sizes[i] for i in file.layouts.get(name, range(len(sizes))))
+        return laid_out
 
     return dataclasses.replace(
-        whole,
-        inputs=own(whole.inputs),
-        outputs=own(whole.outputs),
+        standard,
+        inputs=lay_out(standard.inputs),
+        outputs=lay_out(standard.outputs),
         dialect=file.dialect,
-        attentions=whole.attentions if file.dialect == STANDARD else None,
+        attentions=standard.attentions if file.dialect == STANDARD else None,
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class Checked:
+class CheckedGraph:
     """A graph under check.
 
     Attributes:
-        proto: Without external data.
-        path: The file; its external data is beside it.
+        proto: The graph without external data.
+        path: Its file; external data is beside it.
         expected: The expected properties; None for a file of unknown origin.
     """
 
@@ -75,12 +75,12 @@ class Checked:
 
 @dataclasses.dataclass(frozen=True)
 class CheckFinding:
-    """Something wrong with a graph.
+    """Defect of a graph.
 
     Attributes:
         check: The name of the check.
         message: The description and the remedy.
-        is_warning: Whether the ONNX standard allows it.
+        is_warning: Whether the ONNX standard allows it, so that it is only a warning.
     """
 
     check: str
@@ -88,11 +88,12 @@ class CheckFinding:
     is_warning: bool = False
 
 
-Check = Callable[[Checked], Iterator[str]]
+Check = Callable[[CheckedGraph], Iterator[str]]
+"""Function that yields a message for each defect; its name is the name of the check."""
 
 
 def shape_of(value: onnx.ValueInfoProto) -> Shape | None:
-    """Return the declared shape: sizes, names, or "" for an axis without either."""
+    """Return the declared shape, "" for an axis without size or name; None without a shape."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     return tuple(
@@ -106,48 +107,45 @@ def show(shape: Shape | None) -> str:
     return "unknown" if shape is None else f"[{', '.join(str(axis) or '?' for axis in shape)}]"
 
 
-# -- checks that the dynamic axes are dynamic, under one name each ------------------------------
-
-
-def signature(graph: Checked) -> Iterator[str]:
+def signature(graph: CheckedGraph) -> Iterator[str]:
     """Check names and order of inputs and outputs against the expected ones."""
     if graph.expected is None:
         return
-    for what, values, wanted in (
+    for label, values, expected in (
         ("inputs", graph.proto.graph.input, list(graph.expected.inputs)),
         ("outputs", graph.proto.graph.output, list(graph.expected.outputs)),
     ):
         names = [value.name for value in values]
-        if names != wanted:
-            yield f"{what} are {', '.join(names)}, expected {', '.join(wanted)}; export it again"
+        if names != expected:
+            yield f"{label} are {', '.join(names)}, expected {', '.join(expected)}; export it again"
 
 
-def dynamic_axes(graph: Checked) -> Iterator[str]:
-    """Check that every expected dynamic axis is dynamic, under its one name, up to the outputs."""
+def dynamic_axes(graph: CheckedGraph) -> Iterator[str]:
+    """Check that the axes of inputs and outputs have the expected sizes and names."""
     if graph.expected is None:
         return
-    wanted = {**graph.expected.inputs, **graph.expected.outputs}
+    all_expected = {**graph.expected.inputs, **graph.expected.outputs}
     for value in (*graph.proto.graph.input, *graph.proto.graph.output):
-        shape, expected = shape_of(value), wanted.get(value.name)
+        shape, expected = shape_of(value), all_expected.get(value.name)
         if expected is None:
             continue
         if shape is None or len(shape) != len(expected):
             yield f"{value.name} is {show(shape)}, expected {show(expected)}; export it again"
             continue
-        for axis, (got, want) in enumerate(zip(shape, expected, strict=True)):
-            if got == want or want == "":  # "" where the maker did not name it either
+        for axis, (actual, wanted) in enumerate(zip(shape, expected, strict=True)):
+            if actual == wanted or wanted == "":  # "" expects no name
                 continue
-            where = f"axis {axis} of {value.name}"
-            if isinstance(want, str) and isinstance(got, int):
-                yield f"{where} is fixed at {got}, expected the dynamic axis {want!r}; name it"
-            elif isinstance(want, int) and isinstance(got, int):
-                yield f"{where} is {got}, expected {want}; export it again"
+            place = f"axis {axis} of {value.name}"
+            if isinstance(wanted, str) and isinstance(actual, int):
+                yield f"{place} is fixed at {actual}, expected the dynamic axis {wanted!r}; name it"
+            elif isinstance(wanted, int) and isinstance(actual, int):
+                yield f"{place} is {actual}, expected {wanted}; export it again"
             else:
-                yield f"{where} is {got or '?'!r}, expected {want!r}; rename it"
+                yield f"{place} is {actual or '?'!r}, expected {wanted!r}; rename it"
 
 
-def named_axes(graph: Checked) -> Iterator[str]:
-    """Check that every axis of inputs and outputs has a size or name; runtimes need it."""
+def named_axes(graph: CheckedGraph) -> Iterator[str]:
+    """Check that every axis of inputs and outputs has a size or a name."""
     for value in (*graph.proto.graph.input, *graph.proto.graph.output):
         shape = shape_of(value)
         if shape is None:
@@ -156,14 +154,14 @@ def named_axes(graph: Checked) -> Iterator[str]:
             yield f"axis {shape.index('')} of {value.name} has neither size nor name; name it"
 
 
-# -- checks that all operators belong to the dialect --------------------------------------------
+# -- operators and opsets -----------------------------------------------------------------------
 
 OPSETS = {STANDARD: (23, 24), PORTABLE: (18,), ORT: (23, 24), CUDA: (23, 24)}
 """Opsets of ai.onnx that a graph may import, by dialect."""
 
 ATTENTION_SINCE = 23
 IR_LIMIT = {18: 8, 23: 11, 24: 12}
-"""The newest IR version that belongs to an opset; a newer one shuts out runtimes for nothing."""
+"""The IR version that belongs to an opset. A newer one excludes older runtimes without need."""
 
 OWN_OPERATORS = frozenset(
     {
@@ -175,7 +173,7 @@ OWN_OPERATORS = frozenset(
         "Squeeze", "Sub", "Transpose", "TensorScatter", "Trilu", "Unsqueeze", "Where",
     }
 )  # fmt: skip
-"""Operators to which our own module exports in the standard dialect."""
+"""Operators of graphs of attn-export's own module in the standard dialect."""
 
 PORTABLE_OPERATORS = (OWN_OPERATORS - {"Attention", "RMSNormalization", "TensorScatter"}) | {
     "Identity", "Pad", "ReduceMean", "ScatterND", "Softmax", "Sqrt", "Tanh",
@@ -189,14 +187,14 @@ OPERATORS = {
     STANDARD: OWN_OPERATORS, PORTABLE: PORTABLE_OPERATORS, ORT: ORT_OPERATORS,
     CUDA: OWN_OPERATORS | {"GroupQueryAttention"},
 }  # fmt: skip
-"""Operators of our own module, by dialect."""
+"""Operators of graphs of attn-export's own module, by dialect."""
 
 DOMAINS = dict.fromkeys((ORT, CUDA), ("", "ai.onnx", "com.microsoft"))
-"""Whose operators a dialect has; by default those of ONNX."""
+"""Operator domains that a dialect allows; by default only that of ONNX."""
 
 
-def attention_count(graph: Checked) -> Iterator[str]:
-    """Check that there is one `Attention` node for each attention, and none was decomposed."""
+def attention_count(graph: CheckedGraph) -> Iterator[str]:
+    """Check that there is one `Attention` node for each attention, and no Softmax."""
     if graph.expected is None or graph.expected.attentions is None:
         return
     counts = Counter(node.op_type for node in graph.proto.graph.node)
@@ -207,7 +205,7 @@ def attention_count(graph: Checked) -> Iterator[str]:
         yield f"{counts['Softmax']} Softmax nodes: attention was taken apart; export it again"
 
 
-def expected_operators(graph: Checked) -> Iterator[str]:
+def expected_operators(graph: CheckedGraph) -> Iterator[str]:
     """Check that all operators belong to the dialect."""
     if graph.expected is None:
         return
@@ -221,8 +219,8 @@ def expected_operators(graph: Checked) -> Iterator[str]:
                 yield f"{', '.join(strange)}: not an operator of this module; export it again"
 
 
-def opset_version(graph: Checked) -> Iterator[str]:
-    """Check that the target supports the opset, and that it has the operators in use."""
+def opset_version(graph: CheckedGraph) -> Iterator[str]:
+    """Check that onnx and the dialect support the opset, and that the opset has `Attention`."""
     opsets = {entry.domain or "ai.onnx": entry.version for entry in graph.proto.opset_import}
     opset = opsets.get("ai.onnx", 0)
     newest = onnx.defs.onnx_opset_version()
@@ -235,25 +233,25 @@ def opset_version(graph: Checked) -> Iterator[str]:
         yield f"opset {opset}, the {dialect} dialect has {OPSETS[dialect]}; export it again"
 
 
-def ir_version(graph: Checked) -> Iterator[str]:
-    """Check that the IR version is none that shuts out runtimes which have the opset."""
+def ir_version(graph: CheckedGraph) -> Iterator[str]:
+    """Check that the IR version is not newer than the opset needs."""
     opset = next((e.version for e in graph.proto.opset_import if not e.domain), 0)
-    limit, found = IR_LIMIT.get(opset), graph.proto.ir_version
-    if limit is not None and found > limit:
-        yield f"IR version {found} with opset {opset}, which goes with {limit}; lower it"
+    limit, version = IR_LIMIT.get(opset), graph.proto.ir_version
+    if limit is not None and version > limit:
+        yield f"IR version {version} with opset {opset}, which goes with {limit}; lower it"
 
 
 def _by_domain(model: onnx.ModelProto) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    operators: dict[str, list[str]] = {}
     for node in _nodes(model.graph):
-        names = found.setdefault(node.domain, [])
+        names = operators.setdefault(node.domain, [])
         if node.op_type not in names:
             names.append(node.op_type)
-    return found
+    return operators
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Yield the nodes of a graph, and of the branches within them."""
+    """Yield the nodes of a graph and of its subgraphs."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -261,13 +259,13 @@ def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
                 yield from _nodes(attribute.g)
 
 
-# -- checks of ONNX validity, and of declared against produced shapes ---------------------------
+# -- ONNX validity and declared shapes ----------------------------------------------------------
 
 
-def onnx_checker(graph: Checked) -> Iterator[str]:
+def onnx_checker(graph: CheckedGraph) -> Iterator[str]:
     """Run the full onnx checker."""
     try:
-        # By path, since it also looks at external data; a model over 2 GiB has no other way.
+        # By path: only so are external data, and models over 2 GiB, checked.
         onnx.checker.check_model(str(graph.path), full_check=True)
     except onnx.shape_inference.InferenceError as error:
         yield f"shapes do not fit: {one_line(error)}; mend the node or the declared shape"
@@ -275,8 +273,8 @@ def onnx_checker(graph: Checked) -> Iterator[str]:
         yield f"{one_line(error)}; export it again or mend the node"
 
 
-def strict_shape_inference(graph: Checked) -> Iterator[str]:
-    """Run shape inference that stops at the first operator that it cannot infer."""
+def strict_shape_inference(graph: CheckedGraph) -> Iterator[str]:
+    """Run shape inference in strict mode, which fails at the first operator it cannot infer."""
     try:
         onnx.shape_inference.infer_shapes(
             graph.proto, check_type=True, strict_mode=True, data_prop=True
@@ -285,22 +283,22 @@ def strict_shape_inference(graph: Checked) -> Iterator[str]:
         yield f"{one_line(error)}; mend the node's inputs or attributes"
 
 
-def declared_shapes(graph: Checked) -> Iterator[str]:
-    """Compare declared shapes with inferred ones; an axis declared 0 passes the checker."""
-    bare = onnx.ModelProto()
-    bare.CopyFrom(graph.proto)
-    del bare.graph.value_info[:]
-    for output in bare.graph.output:
+def declared_shapes(graph: CheckedGraph) -> Iterator[str]:
+    """Compare declared shapes with inferred ones, and refuse axes that are declared 0."""
+    undeclared = onnx.ModelProto()
+    undeclared.CopyFrom(graph.proto)
+    del undeclared.graph.value_info[:]
+    for output in undeclared.graph.output:
         output.type.tensor_type.ClearField("shape")
     try:
-        inferred = onnx.shape_inference.infer_shapes(bare, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(undeclared, data_prop=True)
     except Exception:
         return  # `strict_shape_inference` says so.
     produced = {v.name: shape_of(v) for v in (*inferred.graph.value_info, *inferred.graph.output)}
     values = (*graph.proto.graph.input, *graph.proto.graph.value_info, *graph.proto.graph.output)
-    held = {tensor.name for tensor in graph.proto.graph.initializer}  # may well be empty
+    initializers = {t.name for t in graph.proto.graph.initializer}  # these may have an axis of 0
     for value in values:
-        if value.name in held:
+        if value.name in initializers:
             continue
         declared, found = shape_of(value), produced.get(value.name)
         if declared is None:
@@ -311,10 +309,10 @@ def declared_shapes(graph: Checked) -> Iterator[str]:
             yield f"{value.name} is declared {show(declared)} but is {show(found)}; declare that"
 
 
-def _agree(declared: Shape, found: Shape) -> bool:
-    # A declared size has to be the inferred one. A declared name may be another one, or stand for
-    # what inference cannot work out ("" or unk__N; 0 for an unknown total length of `Attention`).
-    sizes = zip(declared, found, strict=False)
-    return len(declared) == len(found) and all(
+def _agree(declared: Shape, inferred: Shape) -> bool:
+    # A declared size must equal the inferred one, unless inference cannot determine it: "", unk__N,
+    # or 0 for an unknown total length of `Attention`. A declared name agrees with anything.
+    sizes = zip(declared, inferred, strict=False)
+    return len(declared) == len(inferred) and all(
         d == f or not f or str(f).startswith("unk__") for d, f in sizes if isinstance(d, int)
     )

@@ -1,4 +1,4 @@
-"""All checks, in order."""
+"""List of all checks, and checks of types, unused nodes, metadata and external data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from onnx import TensorProto
 
 from attn_export.errors import one_line
 from attn_export.graph import check_structure
-from attn_export.graph.check_structure import Check, Checked, CheckFinding, Expected
+from attn_export.graph.check_structure import Check, CheckedGraph, CheckFinding, Expected
 from attn_export.graph.load import external_problems, load_proto
 
-# -- checks of hygiene --------------------------------------------------------------------------
-
 SCALES = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2}
-"""The index of the input of scales, by operator."""
+"""The index of the input that holds scales, by operator."""
 
 HOST_PATH = re.compile(
     r"(?:^|[\s\"'`(\[<{=:,;])"
@@ -27,11 +25,11 @@ HOST_PATH = re.compile(
 )
 
 
-def no_float64(graph: Checked) -> Iterator[str]:
-    """Check that no input and no output is float64: few runtimes take it.
+def no_float64(graph: CheckedGraph) -> Iterator[str]:
+    """Check that no input and no output is float64, which few runtimes support.
 
-    A user's module may compute in float64 inside, such as a table of angles. It is a feature of the
-    graph, and its numbers are judged. Our own module does not.
+    Within the graph, float64 is allowed to a user's module (a table of angles, for example), but
+    not to attn-export's own.
     """
     model = graph.proto.graph
     ours = graph.expected is not None and graph.expected.ours
@@ -54,13 +52,13 @@ def _float64_inside(graph: onnx.GraphProto) -> Iterator[str]:
                 yield f"{_name(node)} holds float64; make it float32 in the module"
 
 
-def quantisation_scales(graph: Checked) -> Iterator[str]:
-    """Check that scales within the graph are positive and finite: other weights mean nothing."""
-    held = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
+def quantisation_scales(graph: CheckedGraph) -> Iterator[str]:
+    """Check that the constant scales of quantised values are positive and finite."""
+    initializers = {tensor.name: tensor for tensor in graph.proto.graph.initializer}
     nodes = graph.proto.graph.node
-    found = {node.output[1] for node in nodes if node.op_type == "DynamicQuantizeLinear"}
+    computed = {node.output[1] for node in nodes if node.op_type == "DynamicQuantizeLinear"}
     for node in nodes:
-        scales = held.get(_scales(node, found))
+        scales = initializers.get(_scales(node, computed))
         if scales is None or scales.data_location == TensorProto.EXTERNAL:
             continue
         values = onnx.numpy_helper.to_array(scales).astype("float64")
@@ -73,19 +71,20 @@ def quantisation_scales(graph: Checked) -> Iterator[str]:
                 break
 
 
-def _scales(node: onnx.NodeProto, found: Set[str]) -> str:
+def _scales(node: onnx.NodeProto, computed: Set[str]) -> str:
     """Return the name of the scales that a node reads, or "".
 
     Args:
         node: The node.
-        found: Names of scales that a run finds: one of them times another is the scale of products.
+        computed: Names of scales that DynamicQuantizeLinear computes. They are multiplied with the
+            constant scale of the weight.
     """
-    if node.op_type == "Mul" and not found.isdisjoint(node.input):
-        return next((name for name in node.input if name not in found), "")
+    if node.op_type == "Mul" and not computed.isdisjoint(node.input):
+        return next((name for name in node.input if name not in computed), "")
     return node.input[SCALES[node.op_type]] if node.op_type in SCALES else ""
 
 
-def no_dead_nodes(graph: Checked) -> Iterator[str]:
+def no_dead_nodes(graph: CheckedGraph) -> Iterator[str]:
     """Check that every node and every initialiser is read."""
     model = graph.proto.graph
     read = {name for node in model.node for name in _reads(node)} | {o.name for o in model.output}
@@ -97,26 +96,26 @@ def no_dead_nodes(graph: Checked) -> Iterator[str]:
             yield f"nobody reads the initializer {tensor.name}; remove it"
 
 
-def no_duplicate_initializers(graph: Checked) -> Iterator[str]:
+def no_duplicate_initializers(graph: CheckedGraph) -> Iterator[str]:
     """Check that no two initialisers have the same type, shape and values."""
     seen: dict[tuple[object, ...], str] = {}
     for tensor in graph.proto.graph.initializer:
-        key = (tensor.data_type, tuple(tensor.dims), _content(tensor))
+        key = (tensor.data_type, tuple(tensor.dims), _digest(tensor))
         if key in seen:
             yield f"{tensor.name} and {seen[key]} hold the same values; keep one of them"
         seen.setdefault(key, tensor.name)
 
 
-def no_host_paths(graph: Checked) -> Iterator[str]:
-    """Check that there is no path of the exporting machine: it leaks data and changes the bytes."""
+def no_host_paths(graph: CheckedGraph) -> Iterator[str]:
+    """Check that metadata and doc strings hold no path of the exporting machine."""
     model = graph.proto
-    for where, text in _texts(model):
+    for location, text in _texts(model):
         match = HOST_PATH.search(text)
         if match:
-            yield f"{where} holds the path {match['path']!r}; strip metadata and doc strings"
+            yield f"{location} holds the path {match['path']!r}; strip metadata and doc strings"
 
 
-def external_data(graph: Checked) -> Iterator[str]:
+def external_data(graph: CheckedGraph) -> Iterator[str]:
     """Check that external data lies inside the model's folder and is complete."""
     yield from external_problems(graph.proto, graph.path.parent)
 
@@ -130,7 +129,7 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
             yield from (output.name for output in graph.output)
 
 
-def _content(tensor: TensorProto) -> object:
+def _digest(tensor: TensorProto) -> object:
     if tensor.data_location == TensorProto.EXTERNAL:
         return tuple(sorted((entry.key, entry.value) for entry in tensor.external_data))
     raw = tensor.HasField("raw_data")
@@ -139,22 +138,22 @@ def _content(tensor: TensorProto) -> object:
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[tuple[str, str]]:
-    yield from _of("the model", model.doc_string, model.metadata_props)
-    yield from _of("the graph", model.graph.doc_string, model.graph.metadata_props)
+    yield from _metadata_texts("the model", model.doc_string, model.metadata_props)
+    yield from _metadata_texts("the graph", model.graph.doc_string, model.graph.metadata_props)
     for node in model.graph.node:
-        yield from _of(_name(node), node.doc_string, node.metadata_props)
+        yield from _metadata_texts(_name(node), node.doc_string, node.metadata_props)
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        yield from _of(value.name, value.doc_string, value.metadata_props)
+        yield from _metadata_texts(value.name, value.doc_string, value.metadata_props)
     for tensor in model.graph.initializer:
-        yield from _of(tensor.name, tensor.doc_string, tensor.metadata_props)
+        yield from _metadata_texts(tensor.name, tensor.doc_string, tensor.metadata_props)
 
 
-def _of(
-    where: str, doc_string: str, metadata: Iterable[onnx.StringStringEntryProto]
+def _metadata_texts(
+    location: str, doc_string: str, metadata: Iterable[onnx.StringStringEntryProto]
 ) -> Iterator[tuple[str, str]]:
-    yield f"the doc string of {where}", doc_string
+    yield f"the doc string of {location}", doc_string
     for entry in metadata:
-        yield f"{entry.key} of {where}", entry.value
+        yield f"{entry.key} of {location}", entry.value
 
 
 def _name(node: onnx.NodeProto) -> str:
@@ -186,7 +185,7 @@ PROJECT_RULES = frozenset({
     "ir_version", "named_axes", "no_dead_nodes", "no_duplicate_initializers", "no_float64",
     "no_host_paths",
 })  # fmt: skip
-"""Checks of what the ONNX standard allows, and graphs that are built here do not have."""
+"""Checks of rules of this project, which the ONNX standard does not have."""
 
 
 def check_graph(path: Path, expected: Expected | None = None) -> list[CheckFinding]:
@@ -195,19 +194,21 @@ def check_graph(path: Path, expected: Expected | None = None) -> list[CheckFindi
     Args:
         path: The file; its external data is beside it.
         expected: The expected properties. Without them, checks that need them find nothing, and
-            what breaks only `PROJECT_RULES` is a warning.
+            findings of `PROJECT_RULES` are warnings.
 
     Raises:
         GraphError: If the file cannot be read.
     """
-    graph = Checked(load_proto(path), path, expected)
+    graph = CheckedGraph(load_proto(path), path, expected)
     return [finding for check in CHECKS for finding in _findings(check, graph)]
 
 
-def _findings(check: Check, graph: Checked) -> list[CheckFinding]:
+def _findings(check: Check, graph: CheckedGraph) -> list[CheckFinding]:
     try:
         warns = graph.expected is None and check.__name__ in PROJECT_RULES
         return [CheckFinding(check.__name__, message, warns) for message in check(graph)]
-    except Exception as error:  # whatever a damaged file makes of it: names that are no text, say
+    except (
+        Exception
+    ) as error:  # damaged files may raise anything, by names that are not UTF-8 for example
         message = f"could not look at the graph ({one_line(error)}); it is damaged, export it again"
         return [CheckFinding(check.__name__, message)]

@@ -1,6 +1,6 @@
-"""Canonical form of the attention of a user's module: one node with its cache.
+"""Fusion of cache concatenation and head repetition into `Attention` nodes.
 
-A module of the user's concatenates its cache, and often repeats K/V heads, in front of
+Users' modules concatenate past and new keys, and often repeat K/V heads, before they call
 `scaled_dot_product_attention`. The `Attention` operator does both itself. Each pass is one
 function on an `onnx_ir.Model` that leaves a correct graph behind.
 """
@@ -19,14 +19,14 @@ from attn_export.graph.ir_helpers import dims, nodes_of, optional_input
 LAYOUT = frozenset(
     {"Cast", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"}
 )
-"""Operators that only cut out, or lay out otherwise, what they are given."""
+"""Operators that only select, convert or rearrange elements of their first input."""
 
 HEADS, LENGTH = 1, 2
 """Axes of `[B, H, S, D]`."""
 
 
 def fuse_attention(model: ir.Model) -> None:
-    """Run all passes of this file; each needs the previous one."""
+    """Run all passes of this file in the order in which they depend on each other."""
     drop_whole_slices(model)
     share_heads(model)
     # The nodes that repeated the heads would count as readers of the cache.
@@ -35,7 +35,7 @@ def fuse_attention(model: ir.Model) -> None:
 
 
 def drop_whole_slices(model: ir.Model) -> None:
-    """Leave out slices of everything, as `x[:, :, None]` makes them."""
+    """Remove Slice nodes that select everything, as `x[:, :, None]` exports them."""
     for node in nodes_of(model, "Slice"):
         source, out = node.inputs[0], node.outputs[0]
         if source is None or out.is_graph_output() or not _is_whole(node):
@@ -45,16 +45,15 @@ def drop_whole_slices(model: ir.Model) -> None:
 
 
 def share_heads(model: ir.Model) -> None:
-    """Give `Attention` the K/V heads before they were repeated for its query heads.
+    """Replace keys and values with repeated heads by those before the repetition.
 
-    `repeat_interleave`, and the `repeat_kv` of Hugging Face, which write the repeated heads to
-    memory, and `expand` of a single head. Query head h uses K/V head h // q_per_kv then, which is
-    what the operator means as well.
+    This covers `repeat_interleave`, `repeat_kv` of Hugging Face, and `expand` of a single head. In
+    all of them query head h uses K/V head h // q_per_kv, as in the operator.
     """
     for node in nodes_of(model, "Attention"):
         if optional_input(node, 4) is not None:
             continue
-        key, value = (_before_repeating(x) for x in node.inputs[1:3])
+        key, value = (_unrepeated(x) for x in node.inputs[1:3])
         if key is None or value is None or dims(key)[HEADS] != dims(value)[HEADS]:
             continue
         node.replace_input_with(1, key)
@@ -64,42 +63,42 @@ def share_heads(model: ir.Model) -> None:
 def fuse_caches(model: ir.Model) -> None:
     """Move the Concat of past and new keys and values into the `Attention` that reads them.
 
-    Not where `is_causal` is set: with a past the operator hides keys after P + i, and PyTorch
-    those after i. Nor where nobody else reads what is concatenated: ONNX Runtime refuses a past
-    without a present.
+    Nodes with `is_causal` are left alone: with a past, the operator hides keys after P + i, and
+    PyTorch those after i. So are nodes whose concatenated keys and values are read by no other
+    node: ONNX Runtime refuses a past without a present.
     """
     for node in nodes_of(model, "Attention"):
         if optional_input(node, 4) is not None:
             continue
-        joins = [_cache_concat(node.inputs[index]) for index in (1, 2)]
-        if node.attributes.get_int("is_causal", 0) or not _fit(node, joins):
+        concats = [_cache_concat(node.inputs[index]) for index in (1, 2)]
+        if node.attributes.get_int("is_causal", 0) or not _can_fuse(node, concats):
             continue
         node.resize_inputs(max(6, len(node.inputs)))
         node.resize_outputs(max(3, len(node.outputs)))
-        for index, join in enumerate(joins):
-            assert join is not None  # `_fit` would have said so
-            past, new = join.inputs
+        for index, concat in enumerate(concats):
+            assert concat is not None  # `_can_fuse` has checked this
+            past, new = concat.inputs
             node.replace_input_with(1 + index, new)
             node.replace_input_with(4 + index, past)
-            _take_over(join.outputs[0], node.outputs[1 + index])
-            model.graph.remove(join, safe=True)
-    # A reader of the Concat may have come before the Attention. An order that is right stays.
+            _replace_value(concat.outputs[0], node.outputs[1 + index])
+            model.graph.remove(concat, safe=True)
+    # A reader of the Concat may come before the Attention. The sort is stable.
     model.graph.sort()
 
 
 def _cache_concat(value: ir.Value | None) -> ir.Node | None:
-    """Return the Concat that appends to a cache along the length, if `value` is its output."""
+    """Return the Concat that computes `value` if it appends to a cache along the length."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
         return None
     past = node.inputs[0]
-    if past is None or len(dims(past)) != 4 or not _is_handed_in(past):
+    if past is None or len(dims(past)) != 4 or not _comes_from_input(past):
         return None
     return node if node.attributes.get_int("axis", 0) % 4 == LENGTH else None
 
 
-def _is_handed_in(value: ir.Value) -> bool:
-    """Return whether a value is, or was cut from, an input: a cache, and no prefix or sink."""
+def _comes_from_input(value: ir.Value) -> bool:
+    """Return whether a value is part of a graph input: a cache, and not a constant prefix."""
     while not value.is_graph_input():
         node = value.producer()
         if node is None or node.op_type not in LAYOUT or node.inputs[0] is None:
@@ -108,26 +107,28 @@ def _is_handed_in(value: ir.Value) -> bool:
     return True
 
 
-def _fit(node: ir.Node, joins: Sequence[ir.Node | None]) -> bool:
+def _can_fuse(node: ir.Node, concats: Sequence[ir.Node | None]) -> bool:
     """Return whether two Concats can become the cache of `node`."""
-    key, value = joins
+    key, value = concats
     if key is None or value is None or key is value:
         return False
-    lengths = [dims(past)[LENGTH] for join in (key, value) if (past := join.inputs[0]) is not None]
+    lengths = [
+        dims(past)[LENGTH] for concat in (key, value) if (past := concat.inputs[0]) is not None
+    ]
     if not known_equal(*lengths):
         return False
-    outputs = [join.outputs[0] for join in (key, value)]
-    read = all(out.is_graph_output() or len(out.uses()) > 1 for out in outputs)
-    return read and not any(_leads_to(out, node) for out in outputs)
+    outputs = [concat.outputs[0] for concat in (key, value)]
+    are_read = all(out.is_graph_output() or len(out.uses()) > 1 for out in outputs)
+    return are_read and not any(_leads_to(out, node) for out in outputs)
 
 
 def _leads_to(value: ir.Value, node: ir.Node) -> bool:
-    """Return whether `node` needs `value` in another way than as its key or value."""
+    """Return whether `node` depends on `value` by any path other than its key and value inputs."""
     uses = [use for use in value.uses() if use.node is not node or use.idx not in (1, 2)]
     seen: set[ir.Node] = set()
     while uses:
         reader = uses.pop().node
-        # What a branch within another node reads is taken to lead there.
+        # A reader in a subgraph is assumed to lead to `node`.
         if reader is node or reader.graph is not node.graph:
             return True
         if reader not in seen:
@@ -136,15 +137,15 @@ def _leads_to(value: ir.Value, node: ir.Node) -> bool:
     return False
 
 
-def _take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace `old` by `new`, for its readers and in name."""
+def _replace_value(old: ir.Value, new: ir.Value) -> None:
+    """Replace `old` by `new` for all readers; `new` takes its name."""
     new.shape, new.type = old.shape, old.type
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name, old.name = old.name, None
 
 
 def _is_whole(node: ir.Node) -> bool:
-    """Return whether a Slice leaves out nothing."""
+    """Return whether a Slice selects everything."""
     starts, ends = _numbers(node.inputs[1]), _numbers(node.inputs[2])
     steps = optional_input(node, 4)
     if not starts or not ends or (steps is not None and set(_numbers(steps) or [0]) != {1}):
@@ -152,16 +153,16 @@ def _is_whole(node: ir.Node) -> bool:
     return not any(starts) and min(ends) == np.iinfo(np.int64).max
 
 
-def _before_repeating(value: ir.Value | None) -> ir.Value | None:
-    """Return `[B, Hkv, S, D]` if `value` `[B, H, S, D]` repeats each of its heads."""
+def _unrepeated(value: ir.Value | None) -> ir.Value | None:
+    """Return the `[B, Hkv, S, D]` whose heads `value` `[B, H, S, D]` repeats, or None."""
     if value is None or len(dims(value)) != 4:
         return None
     heads = dims(value)[HEADS]
-    single = _made_by(value, "Expand")
+    single = _producers(value, "Expand")
     if single:
         source = single[0].inputs[0]
-        return source if source is not None and _one_head_of(source, value) else None
-    nodes = _made_by(value, "Reshape", "Expand", "Unsqueeze")
+        return source if source is not None and _repeats_one_head(source, value) else None
+    nodes = _producers(value, "Reshape", "Expand", "Unsqueeze")
     if not nodes:
         return None
     _, expand, lift = nodes
@@ -171,20 +172,20 @@ def _before_repeating(value: ir.Value | None) -> ir.Value | None:
     B, G, S, D = dims(source)
     if not isinstance(heads, int) or not isinstance(G, int):
         return None
-    # The exporter does not always note the shape in between; its target is a constant then.
-    repeated = _are([B, G, heads // G, S, D], dims(expand.outputs[0]))
+    # If the exporter did not note the shape of the Expand, its target is a constant.
+    repeated = _all_equal([B, G, heads // G, S, D], dims(expand.outputs[0]))
     repeated = repeated or _numbers(expand.inputs[1]) == [1, 1, heads // G, 1, 1]
-    return source if repeated and _are([B, heads, S, D], dims(value)) else None
+    return source if repeated and _all_equal([B, heads, S, D], dims(value)) else None
 
 
-def _one_head_of(source: ir.Value, value: ir.Value) -> bool:
-    """Return whether `value` `[B, H, S, D]` can only be `source` `[B, 1, S, D]`, repeated."""
+def _repeats_one_head(source: ir.Value, value: ir.Value) -> bool:
+    """Return whether an Expand of `source` to `value` `[B, H, S, D]` only repeats its one head."""
     B, H, S, D = dims(value)
-    return isinstance(H, int) and _are([B, 1, S, D], dims(source))
+    return isinstance(H, int) and _all_equal([B, 1, S, D], dims(source))
 
 
-def _made_by(value: ir.Value, *op_types: str) -> list[ir.Node]:
-    """Return the nodes that made `value`, last first, if they are of these types; else none."""
+def _producers(value: ir.Value, *op_types: str) -> list[ir.Node]:
+    """Return the chain of nodes that computes `value`, last first; empty if the types differ."""
     nodes: list[ir.Node] = []
     source: ir.Value | None = value
     for op_type in op_types:
@@ -196,13 +197,13 @@ def _made_by(value: ir.Value, *op_types: str) -> list[ir.Node]:
     return nodes
 
 
-def _are(sizes: Sequence[Size], others: Sequence[Size]) -> bool:
-    """Return whether all sizes are known to be equal."""
+def _all_equal(sizes: Sequence[Size], others: Sequence[Size]) -> bool:
+    """Return whether two shapes are known to be equal."""
     return len(sizes) == len(others) and all(map(known_equal, sizes, others))
 
 
 def _numbers(value: ir.Value | None) -> list[int] | None:
-    """Return the numbers in a constant."""
+    """Return the elements of an integer constant; None for other values."""
     if value is None or value.const_value is None:
         return None
     return [int(number) for number in value.const_value.numpy().ravel()]

@@ -10,19 +10,19 @@ from onnx_ir.passes import common
 
 
 def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
-    """Return an initializer that holds `array`, shared by all callers.
+    """Return an initialiser with the values of `array`; equal arrays share one.
 
     Args:
         model: The graph; changed in place.
         array: The values, of any type and shape.
     """
     tensor = ir.tensor(array)
-    name, held = constant_name(tensor), model.graph.initializers
-    # Names have six digits: other values of one name get names of their own.
-    while name in held:
-        known = held[name].const_value
-        if known is not None and known.numpy().tobytes() == array.tobytes():
-            return held[name]
+    name, initializers = constant_name(tensor), model.graph.initializers
+    # Names state six digits, so different values may have the same name.
+    while name in initializers:
+        tensor_of_name = initializers[name].const_value
+        if tensor_of_name is not None and tensor_of_name.numpy().tobytes() == array.tobytes():
+            return initializers[name]
         name += "_"
     tensor.name = name
     value = ir.val(name, const_value=tensor)
@@ -31,20 +31,20 @@ def constant(model: ir.Model, array: np.ndarray) -> ir.Value:
 
 
 def ints(model: ir.Model, *numbers: int) -> ir.Value:
-    """Return a constant int64 `[n]`."""
+    """Return a constant int64 vector, `[n]`."""
     return constant(model, np.array(numbers, np.int64))
 
 
 def constant_name(tensor: ir.TensorProtocol) -> str:
     """Return a name such as ``int64[2]_0_-1``: type, shape and values, for any exporter."""
     values = tensor.numpy().ravel().tolist()
-    held = "_".join(str(int(x)) if isinstance(x, int) else f"{x:g}" for x in values)
+    text = "_".join(str(int(x)) if isinstance(x, int) else f"{x:g}" for x in values)
     shape = "x".join(str(size) for size in tensor.shape)
-    return f"{tensor.dtype.name.lower()}[{shape}]_{held}"
+    return f"{tensor.dtype.name.lower()}[{shape}]_{text}"
 
 
 def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
-    """Return a snapshot of the nodes of an ONNX operator; the graph may change meanwhile.
+    """Return the nodes of an ONNX operator as a list, so that the graph may change during a loop.
 
     Args:
         model: The graph.
@@ -54,7 +54,7 @@ def nodes_of(model: ir.Model, op_type: str) -> list[ir.Node]:
 
 
 def optional_input(node: ir.Node, index: int) -> ir.Value | None:
-    """Return an optional input of a node.
+    """Return an input of a node; None if it is not set.
 
     Args:
         node: The node.
@@ -64,7 +64,7 @@ def optional_input(node: ir.Node, index: int) -> ir.Value | None:
 
 
 def dims(value: ir.Value) -> tuple[int | ir.SymbolicDim, ...]:
-    """Return the axes of a value; none if its shape is unknown."""
+    """Return the shape of a value as a tuple; empty if it is unknown."""
     return tuple(value.shape or ())
 
 
@@ -75,22 +75,22 @@ def insert(
     dtype: ir.DataType | None = None,
     shape: ir.Shape | None = None,
 ) -> ir.Value:
-    """Put `new` in front of `node`, in its name; type and shape are as given, or of `like`.
+    """Insert a node before another, and return its output.
 
     Args:
-        node: The node in front of which it goes.
-        new: The new node, of one output.
+        node: The existing node, whose metadata the new one gets.
+        new: The new node, which has one output.
         like: The value from which type and shape are taken by default.
         dtype: The type of the output.
         shape: The shape of the output.
     """
-    assert node.graph is not None  # it was found in one
+    assert node.graph is not None  # callers find it in a graph
     new.metadata_props.update(node.metadata_props)
     node.graph.insert_before(node, new)
     out = new.outputs[0]
-    known = dtype or (like.dtype if like is not None else None)
-    if known is not None:
-        out.dtype = known
+    out_dtype = dtype or (like.dtype if like is not None else None)
+    if out_dtype is not None:
+        out.dtype = out_dtype
     shape = shape or (like.shape if like is not None else None)
     out.shape = ir.Shape(shape) if shape is not None else None
     return out
@@ -100,11 +100,11 @@ def insert(
 
 
 LARGE = 2**20
-"""The largest number of elements that are compared by a copy of their bytes."""
+"""The largest number of elements of a tensor that is compared by a copy of its bytes."""
 
 
 def merge_equal_constants(model: ir.Model) -> None:
-    """Keep one of several small initialisers of the same type, shape and bytes; read no file."""
+    """Merge small initialisers of the same type, shape and bytes; external data is not read."""
     kept: dict[tuple[object, ...], ir.Value] = {}
     outputs = set(model.graph.outputs)
     for name, value in list(model.graph.initializers.items()):
@@ -118,7 +118,7 @@ def merge_equal_constants(model: ir.Model) -> None:
 
 
 def merge_equal_weights(model: ir.Model) -> None:
-    """Keep one of several initialisers of the same type, shape and bytes, large ones too."""
+    """Merge initialisers of the same type, shape and bytes, large ones included."""
     common.DeduplicateInitializersPass(size_limit=LARGE)(model)
     kept: dict[tuple[object, ...], list[ir.Value]] = {}
     outputs = set(model.graph.outputs)
@@ -126,10 +126,10 @@ def merge_equal_weights(model: ir.Model) -> None:
         tensor = value.const_value
         if tensor is None or tensor.size <= LARGE or value in outputs:
             continue
-        alike = kept.setdefault((tensor.dtype, tuple(tensor.shape)), [])
-        twin = next((other for other in alike if same_bytes(other.const_value, tensor)), None)
+        candidates = kept.setdefault((tensor.dtype, tuple(tensor.shape)), [])
+        twin = next((other for other in candidates if same_bytes(other.const_value, tensor)), None)
         if twin is None:
-            alike.append(value)
+            candidates.append(value)
             continue
         value.replace_all_uses_with(twin)
         del model.graph.initializers[name]
@@ -148,17 +148,17 @@ def same_bytes(one: ir.TensorProtocol | None, other: ir.TensorProtocol | None) -
     return all(a.tobytes() == b.tobytes() for a, b in rows)
 
 
-# -- weights, inputs and outputs in a type of few bits, around a graph in float32 ---------------
+# -- inputs, outputs and weights in narrow types, around a graph in float32 ---------------------
 
 
-def narrow(model: ir.Model, dtypes: Mapping[str, str]) -> None:
-    """Store values in narrower types, with a Cast between them and the graph.
+def store_in_narrow_types(model: ir.Model, dtypes: Mapping[str, str]) -> None:
+    """Store inputs, outputs and initialisers in narrow types, and cast them to and from float32.
 
     Args:
-        model: Changed in place; computes in float32. The values of its initialisers are exact in
-            the narrow types.
-        dtypes: The type of each input, output and initialiser that is narrow, such as
-            ``"bfloat16"``. Names that the graph does not have are passed over.
+        model: The graph, which computes in float32; changed in place. The values of its
+            initialisers must be exact in the narrow types.
+        dtypes: The narrow type of each input, output and initialiser, such as ``"bfloat16"``.
+            Names that the graph does not have are ignored.
     """
     for value in [*model.graph.inputs, *model.graph.initializers.values()]:
         dtype = dtypes.get(str(value.name))

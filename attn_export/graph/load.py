@@ -1,4 +1,4 @@
-"""ONNX files in: read once, with one clear line where that fails."""
+"""Readers of ONNX files, which raise GraphError with one line of text."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 
 
 def tensors_of(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors of a model: initialisers and attributes, of all graphs and functions."""
-    yield from _of_graph(model.graph)
+    """Yield the initialisers and tensor attributes of a model, its subgraphs and functions."""
+    yield from _graph_tensors(model.graph)
     for function in model.functions:
-        yield from _of_nodes(function.node)
+        yield from _node_tensors(function.node)
 
 
-def _of_graph(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     yield from graph.initializer
-    yield from _of_nodes(graph.node)
+    yield from _node_tensors(graph.node)
 
 
-def _of_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
+def _node_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorProto]:
     for node in nodes:
         for attribute in node.attribute:
             if attribute.HasField("t"):
                 yield attribute.t
             yield from attribute.tensors
             for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                yield from _of_graph(graph)
+                yield from _graph_tensors(graph)
 
 
 def external_problems(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
-    """Yield defects of external data: it must lie in the folder and be complete.
+    """Yield defects of external data, which must lie in the folder of the model and be complete.
 
     Args:
         model: The model.
@@ -66,12 +66,12 @@ def external_problems(model: onnx.ModelProto, folder: Path) -> Iterator[str]:
             yield f"{tensor.name} lies in {location}, which is missing; ship it beside the model"
         elif not file.resolve().is_relative_to(folder.resolve()):
             yield f"{tensor.name} lies in {location}, a link out of the folder; copy it inside"
-        elif problem := _misplaced(tensor, entries, file.stat().st_size):
+        elif problem := _location_problem(tensor, entries, file.stat().st_size):
             yield f"{tensor.name} {problem} {location}; the file was cut off or changed"
 
 
-def _misplaced(tensor: onnx.TensorProto, entries: dict[str, str], size: int) -> str:
-    """Return the defect of a tensor's location in a file of `size` bytes, or ""."""
+def _location_problem(tensor: onnx.TensorProto, entries: dict[str, str], size: int) -> str:
+    """Return the defect of a tensor's location in a file of `size` bytes; "" if it has none."""
     from onnx import TensorProto, helper
 
     try:
@@ -83,22 +83,22 @@ def _misplaced(tensor: onnx.TensorProto, entries: dict[str, str], size: int) -> 
     except KeyError:
         return f"has the unknown type {tensor.data_type} in"
     # Several elements of these types share a byte.
-    packed = TensorProto.DataType.Name(tensor.data_type).endswith(
+    is_packed = TensorProto.DataType.Name(tensor.data_type).endswith(
         ("INT2", "INT4", "E2M1", "E2M3", "E3M2")
     )
-    if not packed and length != width * math.prod(tensor.dims):
+    if not is_packed and length != width * math.prod(tensor.dims):
         return f"takes {length} bytes, not {width * math.prod(tensor.dims)}, in"
     return "" if 0 <= offset <= offset + length <= size else "ends beyond the end of"
 
 
-# -- ONNX files in: read once, with one clear line where that fails -----------------------------
+# -- ONNX files ---------------------------------------------------------------------------------
 
 
 MOST_BYTES = 2**31 - 1
 """The largest size of a protobuf message."""
 
 MOST_NODES = 10_000_000
-"""The largest number of nodes where all calls of functions are replaced by their nodes."""
+"""The largest number of nodes after all calls of functions are inlined."""
 
 
 def load_proto(path: Path) -> onnx.ModelProto:
@@ -148,7 +148,7 @@ def load_model(path: Path) -> onnx.ModelProto:
 
 
 def load_graph(path: Path) -> ir.Model:
-    """Read an ONNX file as a graph to work on; external data is read where it is used.
+    """Read an ONNX file as an `onnx_ir` model; external data is read when it is used.
 
     Raises:
         GraphError: If the file cannot be read or is no ONNX model, or if its data lies outside
@@ -180,35 +180,35 @@ def refuse_bad_data(proto: onnx.ModelProto, path: Path) -> None:
 
 
 def _dangling(graph: onnx.GraphProto, outer: Set[str]) -> Iterator[str]:
-    """Yield nodes and outputs that read a value without an earlier producer.
+    """Yield nodes and outputs that read an undefined value, or define one twice.
 
     Args:
         graph: The graph.
-        outer: The values of the graphs around it.
+        outer: The names of values of the enclosing graphs.
     """
-    known = {"", *outer, *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
-    known |= {t.values.name for t in graph.sparse_initializer}
+    defined = {"", *outer, *(i.name for i in graph.input), *(t.name for t in graph.initializer)}
+    defined |= {t.values.name for t in graph.sparse_initializer}
     for node in graph.node:
-        named = f"the node {printable(node.name or node.op_type, 80)}"
+        label = f"the node {printable(node.name or node.op_type, 80)}"
         for name in node.input:
-            if name not in known:
-                yield f"{named} reads {printable(name, 80)}, which nothing before it gives"
+            if name not in defined:
+                yield f"{label} reads {printable(name, 80)}, which nothing before it gives"
         for inner in _graphs(node):
-            yield from _dangling(inner, known)
+            yield from _dangling(inner, defined)
         for name in node.output:
-            if name and name in known:
-                yield f"{named} gives {printable(name, 80)}, which is there already"
-            known.add(name)
+            if name and name in defined:
+                yield f"{label} gives {printable(name, 80)}, which is there already"
+            defined.add(name)
     for output in graph.output:
-        if output.name not in known:
+        if output.name not in defined:
             yield f"the output {printable(output.name, 80)} is given by nothing"
 
 
 def _node_count(model: onnx.ModelProto, path: Path) -> int:
-    """Return the number of nodes without functions, or more than `MOST_NODES`."""
+    """Count the nodes as if all functions were inlined; stop at more than `MOST_NODES`."""
     functions = {(f.domain, f.name): f.node for f in model.functions}
-    known: dict[tuple[str, str], int] = {}
-    open_: list[tuple[str, str]] = []
+    counts: dict[tuple[str, str], int] = {}
+    call_stack: list[tuple[str, str]] = []
 
     def count(nodes: Sequence[onnx.NodeProto]) -> int:
         total = 0
@@ -219,13 +219,13 @@ def _node_count(model: onnx.ModelProto, path: Path) -> int:
         return min(total, MOST_NODES + 1)
 
     def of_function(key: tuple[str, str]) -> int:
-        if key in open_ or len(open_) > len(functions):
+        if key in call_stack or len(call_stack) > len(functions):
             raise GraphError(f"{path}: the function {printable(key[1], 80)} calls itself")
-        if key not in known:
-            open_.append(key)
-            known[key] = count(functions[key])
-            open_.pop()
-        return known[key]
+        if key not in counts:
+            call_stack.append(key)
+            counts[key] = count(functions[key])
+            call_stack.pop()
+        return counts[key]
 
     try:
         return count(model.graph.node)

@@ -1,4 +1,4 @@
-"""Surroundings of the first `Attention` node of a graph, in few steps, for a drawing.
+"""Neighbourhood of the first `Attention` node of a graph, in few steps, for a drawing.
 
 A *lane* leads from a graph input to one input of the node, or from one of its outputs to a graph
 output.
@@ -31,21 +31,21 @@ SHORT = {
     "batch": "B", "query_len": "L", "key_len": "S", "total_len": "S", "past_len": "P",
     "capacity": "C",
 }  # fmt: skip
-"""The letters of the literature for the axes of our own graphs."""
+"""Letters for the axes of attn-export's own graphs, as in the literature."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Nodes that are drawn as one, or a graph input or output.
+    """Box of the drawing: a group of nodes, or a graph input or output.
 
     Attributes:
-        kind: ``"input"``, ``"output"``, ``"nodes"``; ``"rest"`` where there is more of the graph.
-        name: Of the module, the operators or the value.
-        operators: In order; empty for inputs and outputs.
-        shape: Of what comes out, as ``[B, 8, L, 64]``; empty where it is not known.
-        beside: Other values that it takes, but for constants and sizes.
-        gives: Graph outputs that it makes.
-        nodes: The nodes' names.
+        kind: ``"input"``, ``"output"`` or ``"nodes"``; ``"rest"`` for a part that is not drawn.
+        name: The name of the module or value, or the operators.
+        operators: The operators in order; empty for inputs and outputs.
+        shape: The shape of the output, such as ``[B, 8, L, 64]``; "" if it is not known.
+        beside: Further values that it reads, without constants and sizes.
+        gives: The graph outputs that it computes.
+        nodes: The names of the nodes.
     """
 
     kind: str
@@ -58,10 +58,10 @@ class Step:
 
 
 REST = Step("rest", "and more")
-"""The step that stands for those that are not drawn."""
+"""The step that stands for all steps that are not drawn."""
 
 
-def in_steps(path: list[ir.Node]) -> list[Step]:
+def group_steps(path: list[ir.Node]) -> list[Step]:
     """Combine consecutive nodes into steps."""
     groups: list[list[ir.Node]] = []
     for node in path:
@@ -73,9 +73,10 @@ def in_steps(path: list[ir.Node]) -> list[Step]:
 
 
 def main_input(node: ir.Node) -> ir.Value | None:
-    """Return the input with the data.
+    """Return the input that carries the data.
 
-    It is one that depends on graph inputs, then one of the most axes, then a computed one.
+    Values that depend on graph inputs take precedence, then those with more axes, then computed
+    ones.
     """
     values = [value for value in node.inputs if value is not None and not _is_constant(value)]
     return max(
@@ -112,7 +113,7 @@ def _step(nodes: list[ir.Node]) -> Step:
     made = {value for node in members for value in node.outputs}
     operators = tuple(dict.fromkeys(node.op_type for node in members))
     beside = dict.fromkeys(
-        _called(value)
+        _display_name(value)
         for node in members
         for value in node.inputs
         if value is not None and value not in made and value is not main and _is_worth_naming(value)
@@ -129,29 +130,29 @@ def _step(nodes: list[ir.Node]) -> Step:
 
 
 def _members(nodes: list[ir.Node], main: ir.Value | None, module: str) -> list[ir.Node]:
-    """Return a module's nodes between `main` and `nodes`, in the graph's order."""
+    """Return the nodes of a module after the producer of `main`, up to `nodes`, in graph order."""
     order = {node: number for number, node in enumerate(nodes[0].graph or nodes)}
     source = main.producer() if main is not None else None
     first = -1 if source is None else order.get(source, -1)
-    found, new = set(nodes), list(nodes)
+    members, new = set(nodes), list(nodes)
     while new:
         for value in new.pop().inputs:
             node = value.producer() if value is not None else None
-            if node is None or node in found or _group(node) != module:
+            if node is None or node in members or _group(node) != module:
                 continue
             if order.get(node, -1) > first:
-                found.add(node)
+                members.add(node)
                 new.append(node)
-    return sorted(found, key=order.__getitem__)
+    return sorted(members, key=order.__getitem__)
 
 
 def _is_worth_naming(value: ir.Value) -> bool:
-    """Return whether a step names a further input: not for weights, constants and sizes."""
+    """Return whether a step lists a further input; not weights, constants and sizes."""
     return value.is_graph_input() or (not _is_constant(value) and len(dims(value)) > 1)
 
 
-def _called(value: ir.Value) -> str:
-    """Return the name of an input or of weights; else the operator that makes it, as ``Cos``."""
+def _display_name(value: ir.Value) -> str:
+    """Return the name of an input or weight, or the operator that computes a value (``Cos``)."""
     while (node := value.producer()) is not None:
         first = node.inputs[0] if node.inputs else None
         sources = [v for v in node.inputs if v is not None and not _is_constant(v)]
@@ -177,7 +178,7 @@ def _shape(value: ir.Value) -> str:
     if value.shape is None:
         return ""
     letters = (
-        SYMBOL.sub(lambda found: SHORT.get(found[0], found[0]), axis_name(d)) for d in dims(value)
+        SYMBOL.sub(lambda match: SHORT.get(match[0], match[0]), axis_name(d)) for d in dims(value)
     )
     return f"[{', '.join(letters)}]".replace(" + ", "+")
 
@@ -191,19 +192,20 @@ OUTPUTS = ("output", "present_key", "present_value", "attn_weights")
 """Inputs and outputs of ai.onnx `Attention`, https://onnx.ai/onnx/operators/onnx__Attention.html."""
 
 STEPS, AFTER = 6, 3
-"""The most steps of a lane, before and after the node: beyond them is the rest of a model."""
+"""The largest number of steps of a lane before and after the node."""
 
 NODES = 60
-"""The most nodes of a lane."""
+"""The largest number of nodes of a lane."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """Steps from top to bottom.
+    """Path of steps to an input of the node, or from an output.
 
     Attributes:
         role: The operator's name for this input or output.
-        steps: The first or the last is an end of the graph, if it is near enough.
+        steps: The steps in the direction of the data. An outer one is a graph input or output, or
+            `REST` if that is too far away.
     """
 
     role: str
@@ -212,15 +214,15 @@ class Lane:
 
 @dataclasses.dataclass(frozen=True)
 class Neighbourhood:
-    """An `Attention` node with its sources and its readers.
+    """An `Attention` node with the steps before and after it.
 
     Attributes:
-        name: Of the node.
-        count: The number of such nodes in the graph.
-        facts: Its attributes, where they are not the default: ``"causal"``.
-        axes: By letter, the axes that shapes name with it.
-        before: A lane for each input that is given.
-        after: A lane for each output that is used.
+        name: The name of the node.
+        count: The number of `Attention` nodes in the graph.
+        facts: The attributes that are set, in words: ``"causal"``.
+        axes: The axis names that the letters in shapes stand for, by letter.
+        before: A lane for each input that is set.
+        after: A lane for each output that is read.
     """
 
     name: str
@@ -232,18 +234,18 @@ class Neighbourhood:
 
 
 def neighbourhood(model: ir.Model) -> Neighbourhood | None:
-    """Return the surroundings of the first `Attention` node; None if there is none."""
+    """Describe the first `Attention` node and its surroundings; None if there is no such node."""
     nodes = [node for node in model.graph if node.op_type == ATTENTION and not node.domain]
     if not nodes:
         return None
     node = nodes[0]
     before = [
-        Lane(role, _upwards(value))
+        Lane(role, _steps_before(value))
         for role, value in zip(INPUTS, node.inputs, strict=False)
         if value is not None
     ]
     after = [
-        Lane(role, _downwards(value))
+        Lane(role, _steps_after(value))
         for role, value in zip(OUTPUTS, node.outputs, strict=False)
         if value.uses() or value.is_graph_output()
     ]
@@ -259,7 +261,7 @@ def neighbourhood(model: ir.Model) -> Neighbourhood | None:
 
 
 def read_neighbourhood(path: Path | None) -> Neighbourhood | None:
-    """Return the surroundings in an ONNX file; None without a file or an `Attention` node.
+    """Read an ONNX file, and describe its first `Attention` node; None without a file or node.
 
     Raises:
         GraphError: If the file cannot be read.
@@ -281,32 +283,32 @@ def _facts(node: ir.Node) -> Iterator[str]:
 # -- lanes ------------------------------------------------------------------------------------
 
 
-def _upwards(value: ir.Value) -> tuple[Step, ...]:
-    """Return the steps from a graph input down to `value`."""
+def _steps_before(value: ir.Value) -> tuple[Step, ...]:
+    """Return the steps from a graph input to `value`."""
     path: list[ir.Node] = []
-    at: ir.Value | None = value
-    while at is not None and (node := at.producer()) is not None:
+    current: ir.Value | None = value
+    while current is not None and (node := current.producer()) is not None:
         if node.op_type == ATTENTION or len(path) == NODES:
-            return (REST, *in_steps(path[::-1])[-STEPS:])
+            return (REST, *group_steps(path[::-1])[-STEPS:])
         path.append(node)
-        at = main_input(node)
-    steps = in_steps(path[::-1])
+        current = main_input(node)
+    steps = group_steps(path[::-1])
     if len(steps) > STEPS:
         return (REST, *steps[-STEPS:])
-    return tuple(steps) if at is None else (end_step("input", at), *steps)
+    return tuple(steps) if current is None else (end_step("input", current), *steps)
 
 
-def _downwards(value: ir.Value) -> tuple[Step, ...]:
-    """Return the steps from `value` down to a graph output."""
+def _steps_after(value: ir.Value) -> tuple[Step, ...]:
+    """Return the steps from `value` to a graph output."""
     path: list[ir.Node] = []
-    at = value
-    while not at.is_graph_output():
-        user = next((use.node for use in at.uses() if use.node.op_type != ATTENTION), None)
+    current = value
+    while not current.is_graph_output():
+        user = next((use.node for use in current.uses() if use.node.op_type != ATTENTION), None)
         if user is None or len(path) == NODES:
             break
         path.append(user)
-        at = user.outputs[0]
-    steps = in_steps(path)
-    if not at.is_graph_output() or len(steps) > AFTER:
+        current = user.outputs[0]
+    steps = group_steps(path)
+    if not current.is_graph_output() or len(steps) > AFTER:
         return (*steps[:AFTER], REST)
-    return (*steps, end_step("output", at))
+    return (*steps, end_step("output", current))

@@ -1,8 +1,8 @@
-"""Changes to nodes that ONNX Runtime refuses or computes otherwise than PyTorch.
+"""Replacements of nodes that ONNX Runtime refuses, or computes differently from PyTorch.
 
-PyTorch broadcasts masks, batches and rotary caches, takes any scale, and masks a key by -inf
-only. ONNX Runtime does none of this. Each pass is one function on an `onnx_ir.Model` that leaves
-a correct graph behind, and leaves alone what is right already or of which too little is known.
+PyTorch broadcasts masks, batches and rotary caches, takes any scale, and hides a key only for
+-inf. ONNX Runtime does none of this. Each pass is one function on an `onnx_ir.Model` that leaves
+a correct graph behind. Nodes that are right already, or of unknown shapes, are not changed.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from attn_export.graph.axis_names import axis_of_an_input, known_equal
 from attn_export.graph.ir_helpers import constant, dims, insert, ints, nodes_of, optional_input
 from attn_export.spec.inputs import MASK_FLOOR
 
-PASSED_ON = frozenset(
+PASSING_OPERATORS = frozenset(
     {
         "Add", "Cast", "Concat", "Expand", "Identity", "Mul", "Reshape", "Slice", "Squeeze",
         "Sub", "Transpose", "Unsqueeze", "Where",
     }
 )  # fmt: skip
-"""Operators through which a huge constant gets into a mask."""
+"""Operators that may pass a huge constant on to a mask."""
 
 
 class AxisSize(NamedTuple):
-    """Size of an axis: its known part, and a value that holds it as int64 `[1]`."""
+    """Size of an axis: as a number or symbol, and as a value of the graph, int64 `[1]`."""
 
     dim: int | ir.SymbolicDim
     value: ir.Value
 
 
 def make_ort_compatible(model: ir.Model) -> None:
-    """Run all passes of this file, in the cheapest order."""
+    """Run all passes of this file."""
     clamp_masks(model)
     spread_masks(model)
     spread_batches(model)
@@ -45,9 +45,9 @@ def make_ort_compatible(model: ir.Model) -> None:
 def clamp_masks(model: ir.Model) -> None:
     """Keep the finite values of float masks above `MASK_FLOOR`.
 
-    ONNX Runtime takes finfo.min for -inf, so a row of it is 0 there and an average in PyTorch.
-    Only masks that may hold such values are clamped: those that the caller gives, and those
-    with such a constant in their making.
+    ONNX Runtime treats finfo.min as -inf: a query whose mask is finfo.min for all keys gets 0, and
+    in PyTorch the mean of the values. Only masks that may hold such values are clamped: graph
+    inputs, and masks that are computed from such a constant.
     """
     for node, mask in _masks(model):
         if mask.dtype != ir.DataType.FLOAT or not _may_be_huge(mask):
@@ -61,79 +61,83 @@ def clamp_masks(model: ir.Model) -> None:
 
 
 def spread_masks(model: ir.Model) -> None:
-    """Write masks out as rank 2 or 4, with all L rows and all S columns.
+    """Expand masks to rank 2 or 4, with all L queries and all S keys.
 
-    ONNX Runtime refuses a mask whose L or S axis is 1 (every key-padding mask), and runtimes
-    read rank 3 differently: it is `[H, L, S]`, as numpy broadcasts it.
+    ONNX Runtime refuses masks whose L or S axis is 1, such as key-padding masks. Runtimes read
+    rank 3 differently; it means `[H, L, S]`, by numpy's broadcasting.
     """
     for node, mask in _masks(model):
         rank = len(dims(mask))
         if rank not in (2, 3, 4):
             continue
-        grown: dict[int, AxisSize] = {}
+        grown_axes: dict[int, AxisSize] = {}
         full = 2 if rank == 2 else 4
         for axis, size in ((-2, _query_length), (-1, _key_length)):
             if _may_be_one(dims(mask)[axis]):
                 length = size(model, node)
                 if length.dim != 1 and not known_equal(length.dim, dims(mask)[axis]):
-                    grown[full + axis] = length
-        if grown:
-            node.replace_input_with(3, _expanded(model, node, mask, grown, full))
+                    grown_axes[full + axis] = length
+        if grown_axes:
+            node.replace_input_with(3, _expand(model, node, mask, grown_axes, full))
         elif rank == 3:
             first = ints(model, 0)
-            lifted = insert(node, ir.node("Unsqueeze", [mask, first]), mask)
-            lifted.shape = ir.Shape([1, *dims(mask)])
-            node.replace_input_with(3, lifted)
+            with_batch = insert(node, ir.node("Unsqueeze", [mask, first]), mask)
+            with_batch.shape = ir.Shape([1, *dims(mask)])
+            node.replace_input_with(3, with_batch)
 
 
 def spread_batches(model: ir.Model) -> None:
-    """Repeat a query, key or value whose batch is 1 beside others whose batch is not.
+    """Expand queries, keys or values of batch size 1 to the batch size of the others.
 
-    Learned queries are such. PyTorch broadcasts the batch, the operator does not.
+    Learned queries, for example, have batch size 1. PyTorch broadcasts it, the operator does not.
     """
     for node in nodes_of(model, "Attention"):
-        parts = [value for value in node.inputs[:3] if value is not None and dims(value)]
-        whole = [value for value in parts if dims(value)[0] != 1]
-        if len(parts) < 3 or not whole or optional_input(node, 4) is not None:
+        operands = [value for value in node.inputs[:3] if value is not None and dims(value)]
+        full_batch = [value for value in operands if dims(value)[0] != 1]
+        if len(operands) < 3 or not full_batch or optional_input(node, 4) is not None:
             continue
-        for index, value in enumerate(parts):
+        for index, value in enumerate(operands):
             if dims(value)[0] == 1:
-                batch = _size(model, node, whole[0], 0)
-                spread = _expanded(model, node, value, {0: batch}, len(dims(value)))
-                node.replace_input_with(index, spread)
+                batch = _size(model, node, full_batch[0], 0)
+                expanded = _expand(model, node, value, {0: batch}, len(dims(value)))
+                node.replace_input_with(index, expanded)
 
 
 def make_scales_positive(model: ir.Model) -> None:
-    """Move the sign of a scale that is 0 or less into the query: ONNX Runtime refuses it."""
+    """Multiply the query by -1 or 0 if the scale is not positive, which ONNX Runtime refuses."""
     for node in nodes_of(model, "Attention"):
         scale = node.attributes.get_float("scale", 1.0)
         query = node.inputs[0]
         if scale > 0 or query is None or query.dtype is None:
             continue
-        # -1 or 0: multiplying by them is exact.
+        # The sign is -1 or 0, so the product is exact.
         sign = constant(model, np.array(np.sign(scale), query.dtype.numpy()))
         node.replace_input_with(0, insert(node, ir.node("Mul", [query, sign]), query))
         node.attributes["scale"] = ir.AttrFloat32("scale", -scale or 1.0)
 
 
 def spread_rotary_caches(model: ir.Model) -> None:
-    """Repeat the cos and sin of a RotaryEmbedding, where they are `[1, L, .]`, for the batch.
+    """Expand the cos and sin `[1, L, …]` of RotaryEmbedding nodes to `[B, L, …]`.
 
-    The operator requires `[B, L, .]`; ONNX Runtime refuses others if B is not 1.
+    The operator requires `[B, L, …]`, and ONNX Runtime refuses others if B is not 1.
     """
     for node in nodes_of(model, "RotaryEmbedding"):
-        turned = node.inputs[0]
-        if turned is None or optional_input(node, 3) is not None or dims(turned)[:1] in ((), (1,)):
+        rotated = node.inputs[0]
+        if (
+            rotated is None
+            or optional_input(node, 3) is not None
+            or dims(rotated)[:1] in ((), (1,))
+        ):
             continue
         for index in (1, 2):
             cache = node.inputs[index]
             if cache is not None and len(dims(cache)) == 3 and dims(cache)[0] == 1:
-                batch = _size(model, node, turned, 0)
-                node.replace_input_with(index, _expanded(model, node, cache, {0: batch}, 3))
+                batch = _size(model, node, rotated, 0)
+                node.replace_input_with(index, _expand(model, node, cache, {0: batch}, 3))
 
 
 def _may_be_huge(mask: ir.Value) -> bool:
-    """Return whether a mask may hold finite values below `MASK_FLOOR`, judging by its nodes."""
+    """Return whether the nodes of a mask may give finite values below `MASK_FLOOR`."""
     values, seen = [mask], {mask}
     while values:
         value = values.pop()
@@ -141,7 +145,7 @@ def _may_be_huge(mask: ir.Value) -> bool:
         if node is None:
             if _holds_huge(value):
                 return True
-        elif node.op_type in PASSED_ON and not _is_clamped(node):
+        elif node.op_type in PASSING_OPERATORS and not _is_clamped(node):
             new = {i for i in node.inputs if i is not None and i.dtype != ir.DataType.BOOL} - seen
             values += new
             seen |= new
@@ -164,12 +168,12 @@ def _is_clamped(node: ir.Node) -> bool:
 
 
 def _may_be_one(dim: int | ir.SymbolicDim) -> bool:
-    """Return whether an axis may be 1: a quotient may, such as ``batch//batch`` of a Reshape."""
+    """Return whether the size of an axis may be 1; a quotient such as ``batch//batch`` may."""
     return "//" in str(dim.value) if isinstance(dim, ir.SymbolicDim) else dim == 1
 
 
 def _masks(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
-    """Yield every Attention node that has a mask, with the mask."""
+    """Yield every `Attention` node that has a mask, with the mask."""
     for node in nodes_of(model, "Attention"):
         mask = optional_input(node, 3)
         if mask is not None:
@@ -195,28 +199,28 @@ def _key_length(model: ir.Model, node: ir.Node) -> AxisSize:
 
 
 def _size(model: ir.Model, node: ir.Node, value: ir.Value, axis: int) -> AxisSize:
-    """Return the size of an axis; taken from an input if possible, so that layers share it."""
+    """Return the size of an axis, read from a graph input if possible, so that layers share it."""
     dim = dims(value)[axis] if dims(value) else ir.SymbolicDim(None)
     if isinstance(dim, int):
         return AxisSize(dim, ints(model, dim))
-    # Of rank 3 where it has three axes, and of rank 4 where nothing is known.
+    # The rank of a value of unknown shape is taken to be 4.
     axis %= len(dims(value)) or 4
     value, axis = axis_of_an_input(model, dim) or (value, axis)
     shape = ir.node("Shape", [value], {"start": axis, "end": axis + 1})
     return AxisSize(dim, insert(node, shape, None, ir.DataType.INT64, ir.Shape([1])))
 
 
-def _expanded(
-    model: ir.Model, node: ir.Node, value: ir.Value, grown: Mapping[int, AxisSize], rank: int
+def _expand(
+    model: ir.Model, node: ir.Node, value: ir.Value, grown_axes: Mapping[int, AxisSize], rank: int
 ) -> ir.Value:
-    """Return `value` with some axes grown that are or may be 1, by an Expand before `node`."""
-    sizes = {axis: size.dim for axis, size in grown.items()}
+    """Insert an Expand of `value` before `node`, which enlarges axes that are or may be 1."""
+    sizes = {axis: size.dim for axis, size in grown_axes.items()}
     if all(isinstance(size, int) for size in sizes.values()):
         numbers = [int(str(sizes.get(axis, 1))) for axis in range(rank)]
         target = ints(model, *numbers)
     else:
         one = ints(model, 1)
-        parts = [grown[axis].value if axis in grown else one for axis in range(rank)]
+        parts = [grown_axes[axis].value if axis in grown_axes else one for axis in range(rank)]
         concat = ir.node("Concat", parts, {"axis": 0})
         target = insert(node, concat, None, ir.DataType.INT64, ir.Shape([rank]))
     out = insert(node, ir.node("Expand", [value, target]), value)

@@ -1,4 +1,4 @@
-"""The forms of a graph in the `ort` dialect, as files; all run in a process with limits."""
+"""Writers of the forms of a graph in the `ort` dialect, for a process with limits."""
 
 from __future__ import annotations
 
@@ -18,60 +18,60 @@ def write_forms(model: str, output: str, names: Sequence[str]) -> dict[str, dict
     """Write every form of a graph in the `ort` dialect, if there are several.
 
     Args:
-        model: The graph in the standard dialect.
+        model: The file of the graph in the standard dialect.
         output: The folder to write to.
-        names: The file names of the graphs to make.
+        names: The file names of the graphs in the `ort` dialect.
 
     Returns:
-        The names of the files, by the name of the graph and that of the form.
+        The name of each written file, by the file name of the graph and the name of the form.
     """
-    found: dict[str, dict[str, str]] = {name: {} for name in names}
+    files: dict[str, dict[str, str]] = {name: {} for name in names}
     models: dict[str, ir.Model] = {}
     seen: set[object] = set()
     source = load_graph(Path(model))
     for number, form in enumerate(FORMS):
-        for one in lower(source, ORT, form).values():
-            name, nodes = one.file.name, _nodes(one.model)
-            # A form changes one of the graphs, or none if no attention can have it.
-            if name in found and (name, nodes) not in seen:
+        for lowered in lower(source, ORT, form).values():
+            name, nodes = lowered.file.name, _structure(lowered.model)
+            # A form may leave a graph unchanged: then it is no further form of it.
+            if name in files and (name, nodes) not in seen:
                 seen.add((name, nodes))
-                found[name][str(form)] = file = f"{number}.{name}"
-                models[file] = one.model
-    # A graph with one form has nothing to be measured against.
-    several = {name: forms for name, forms in found.items() if len(forms) > 1}
-    wanted = {file for forms in several.values() for file in forms.values()}
-    if wanted:
-        save_graphs({file: models[file] for file in wanted}, Path(output))
-    return several
+                files[name][str(form)] = file = f"{number}.{name}"
+                models[file] = lowered.model
+    # A graph with only one form needs no measurement.
+    by_graph = {name: forms for name, forms in files.items() if len(forms) > 1}
+    file_names = {file for forms in by_graph.values() for file in forms.values()}
+    if file_names:
+        save_graphs({file: models[file] for file in file_names}, Path(output))
+    return by_graph
 
 
 def replace_forms(model: str, output: str, forms: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Write graphs in the `ort` dialect in other forms.
 
     Args:
-        model: The graph in the standard dialect.
+        model: The file of the graph in the standard dialect.
         output: The folder of the bundle to write to.
         forms: The name of the form, by the file name of the graph.
 
     Returns:
-        By the file name: its features, the names of its nodes, and the least version of ONNX
-        Runtime.
+        By the file name of the graph: its features, the names of its nodes, and the least version
+        of ONNX Runtime.
     """
-    found: dict[str, dict[str, Any]] = {}
+    facts: dict[str, dict[str, Any]] = {}
     source = load_graph(Path(model))
     for form in FORMS:
         wanted = [name for name, chosen in forms.items() if chosen == str(form)]
-        for one in lower(source, ORT, form).values() if wanted else ():
-            if one.file.name in wanted:
-                save_beside_weights(one.model, Path(output) / one.file.name)
-                nodes = [str(node.name) for node in one.model.graph]
-                found[one.file.name] = {
-                    "features": list(one.file.features), "nodes": nodes, "needs": form.needs,
+        for lowered in lower(source, ORT, form).values() if wanted else ():
+            if lowered.file.name in wanted:
+                save_beside_weights(lowered.model, Path(output) / lowered.file.name)
+                nodes = [str(node.name) for node in lowered.model.graph]
+                facts[lowered.file.name] = {
+                    "features": list(lowered.file.features), "nodes": nodes, "needs": form.needs,
                 }  # fmt: skip
-    return found
+    return facts
 
 
-def _nodes(model: ir.Model) -> tuple[object, ...]:
-    """Return operators and inputs of all nodes; the name of a constant says its value."""
+def _structure(model: ir.Model) -> tuple[object, ...]:
+    """Return operators and input names of all nodes; names of constants state their values."""
     nodes = ir.traversal.RecursiveGraphIterator(model.graph)
     return tuple((node.op_type, *(v.name for v in node.inputs if v is not None)) for node in nodes)

@@ -1,4 +1,4 @@
-"""Weights of a graph as integers, dequantised for products of floats or multiplied as they are."""
+"""Storage of weights as integers, with DequantizeLinear or with products of integers."""
 
 from __future__ import annotations
 
@@ -19,104 +19,115 @@ def store_integers(
     """Store weights as integers, scales and zero points.
 
     Args:
-        model: The canonical graph; changed in place. It holds what the integers stand for.
-        weights: By the names of initialisers, which the integers take over.
-        activations: The rounding of the inputs of their products, as in a spec. With one scale for
-            all, integers are multiplied; else DequantizeLinear stands between a weight and its
-            products (QDQ form), whose inputs are rounded in floating point.
+        model: The canonical graph with the dequantised weights; changed in place.
+        weights: The quantised weights by the names of initialisers, whose names the integers get.
+        activations: The rounding of the inputs of products, as in a spec. With one scale per run,
+            integers are multiplied. Otherwise a DequantizeLinear follows the weight, and inputs are
+            rounded in floating point.
     """
     rounded: dict[ir.Value, ir.Value] = {}
     for name, weight in weights.items():
-        held = model.graph.initializers.pop(name)
-        assert held.const_value is not None, name
-        assert np.array_equal(held.const_value.numpy(), weight.dequantised()), f"{name} differs"
-        held.name = f"{name}_float32"
+        float_weight = model.graph.initializers.pop(name)
+        assert float_weight.const_value is not None, name
+        assert np.array_equal(float_weight.const_value.numpy(), weight.dequantised()), (
+            f"{name} differs"
+        )
+        float_weight.name = f"{name}_float32"
         if weight.order is not None:
-            _reorder_inputs(model, name, held, weight.order)
-        stored = _stored(model, name, weight)
+            _reorder_inputs(model, name, float_weight, weight.order)
+        stored = _add_initializers(model, name, weight)
         if activations == PER_RUN:
-            for use in list(held.uses()):
+            for use in list(float_weight.uses()):
                 _multiply_integers(model, use.node, stored)
             continue
         if activations == PER_BLOCK:
-            for use in list(held.uses()):
+            for use in list(float_weight.uses()):
                 _round_input(model, use.node, weight.block, rounded)
-        _dequantise(model, name, weight, held, stored)
+        _dequantise(model, name, weight, float_weight, stored)
 
 
-def _stored(model: ir.Model, name: str, weight: QuantisedWeight) -> list[ir.Value]:
-    """Add integers, scales and, if there are any, zero points."""
-    # One scale for each output is a plain vector, which older opsets have too.
-    parts = [part if weight.is_blocked else part[0] for part in _scales_of(weight)]
+def _add_initializers(model: ir.Model, name: str, weight: QuantisedWeight) -> list[ir.Value]:
+    """Add initialisers for integers, scales and, if there are any, zero points."""
+    # One scale for each output is stored as a vector, which older opsets support, too.
+    parts = [part if weight.is_blocked else part[0] for part in _scale_arrays(weight)]
     dtype = ir.DataType[weight.dtype.upper()]
-    rest = zip(("_scale", "_zero_point"), parts, (ir.DataType.FLOAT, dtype), strict=False)
+    extra = zip(("_scale", "_zero_point"), parts, (ir.DataType.FLOAT, dtype), strict=False)
     return [
         _initializer(model, name, weight.integers, dtype),
-        *(_initializer(model, f"{name}{end}", part, kind) for end, part, kind in rest),
+        *(
+            _initializer(model, f"{name}{suffix}", part, part_dtype)
+            for suffix, part, part_dtype in extra
+        ),
     ]
 
 
-def _scales_of(weight: QuantisedWeight) -> list[np.ndarray]:
+def _scale_arrays(weight: QuantisedWeight) -> list[np.ndarray]:
     zeros = weight.zero_points
     return [weight.scales] if zeros is None else [weight.scales, zeros]
 
 
 def _dequantise(
-    model: ir.Model, name: str, weight: QuantisedWeight, held: ir.Value, stored: list[ir.Value]
+    model: ir.Model,
+    name: str,
+    weight: QuantisedWeight,
+    float_weight: ir.Value,
+    stored: list[ir.Value],
 ) -> None:
-    """Let the readers of a weight read the output of a DequantizeLinear."""
+    """Replace a weight by the output of a DequantizeLinear for all readers."""
     layout = {"axis": 0, "block_size": weight.block} if weight.is_blocked else {"axis": 1}
     scope = name.rpartition(".")[0].replace(".", "/")
     node = ir.node("DequantizeLinear", stored, layout, name=f"{scope}/DequantizeLinear")
     output = node.outputs[0]
     output.name, output.shape = f"{node.name}.out", ir.Shape(weight.integers.shape)
     output.dtype = ir.DataType.FLOAT
-    held.replace_all_uses_with(output)
+    float_weight.replace_all_uses_with(output)
     model.graph.insert_before(next(iter(model.graph)), node)
 
 
 def _multiply_integers(model: ir.Model, product: ir.Node, stored: list[ir.Value]) -> None:
     """Replace a product: round its input, multiply integers, multiply by both scales.
 
-    ONNX Runtime makes one node of it, with the bias that is added.
+    ONNX Runtime fuses these nodes, and the addition of a bias after them, into one.
     """
     x, out = product.inputs[0], product.outputs[0]
     assert x is not None
     assert product.op_type == "MatMul", product.name
     op, (integers, scales) = Builder(model, product), stored
-    rounded, scale, zero = _rounded(op, x)
-    found = op("MatMulInteger", rounded, integers, zero)
-    found.dtype, found.shape = ir.DataType.INT32, out.shape
-    found = op("Cast", found, to=ir.DataType.FLOAT)
-    found.dtype, found.shape = ir.DataType.FLOAT, out.shape
+    rounded, scale, zero = _quantise_dynamically(op, x)
+    product_value = op("MatMulInteger", rounded, integers, zero)
+    product_value.dtype, product_value.shape = ir.DataType.INT32, out.shape
+    product_value = op("Cast", product_value, to=ir.DataType.FLOAT)
+    product_value.dtype, product_value.shape = ir.DataType.FLOAT, out.shape
     factors = op("Mul", scale, scales)
     factors.dtype, factors.shape = ir.DataType.FLOAT, scales.shape
-    take_over(out, op("Mul", found, factors))
+    take_over(out, op("Mul", product_value, factors))
     model.graph.remove(product, safe=True)
 
 
-def _rounded(op: Builder, x: ir.Value) -> Sequence[ir.Value]:
-    """Return the integers of an input, their scale and zero point: one node for all its readers."""
+def _quantise_dynamically(op: Builder, x: ir.Value) -> Sequence[ir.Value]:
+    """Return integers, scale and zero point of an input, from one node for all its products."""
     for use in x.uses():
         if use.node.op_type == "DynamicQuantizeLinear":
             return use.node.outputs
-    found = op.several("DynamicQuantizeLinear", [x], 3)
-    kinds = (ir.DataType.UINT8, ir.DataType.FLOAT, ir.DataType.UINT8)
-    for value, kind, shape in zip(found, kinds, (x.shape, ir.Shape([]), ir.Shape([])), strict=True):
-        value.dtype, value.shape = kind, shape
-    return found
+    outputs = op.add_node("DynamicQuantizeLinear", [x], 3)
+    dtypes = (ir.DataType.UINT8, ir.DataType.FLOAT, ir.DataType.UINT8)
+    for value, dtype, shape in zip(
+        outputs, dtypes, (x.shape, ir.Shape([]), ir.Shape([])), strict=True
+    ):
+        value.dtype, value.shape = dtype, shape
+    return outputs
 
 
 def _round_input(
     model: ir.Model, product: ir.Node, block: int, rounded: dict[ir.Value, ir.Value]
 ) -> None:
-    """Round the input of a product in blocks; products of one input share the rounding.
+    """Round the input of a product by block; products of the same input share the nodes.
 
     Args:
         model: The graph; changed in place.
         product: The product.
         block: The size of the blocks.
-        rounded: Inputs that are rounded already, and what of them is; it grows.
+        rounded: The rounded values of inputs that are rounded already; updated in place.
     """
     x = product.inputs[0]
     assert x is not None
@@ -126,7 +137,7 @@ def _round_input(
 
 
 def _reorder_inputs(model: ir.Model, name: str, weight: ir.Value, order: np.ndarray) -> None:
-    """Put the inputs of each product in the order of the rows of its weight."""
+    """Insert a Gather that puts the input of each product in the order of its weight's rows."""
     places = _initializer(model, f"{name}{ORDER}", order, ir.DataType.INT64)
     for use in list(weight.uses()):
         product = use.node
@@ -142,7 +153,7 @@ def _reorder_inputs(model: ir.Model, name: str, weight: ir.Value, order: np.ndar
 
 
 ORDER = "_order"
-"""The end of the name of a weight's order of inputs."""
+"""Suffix of the initialiser that holds the input order of a weight."""
 
 
 def _initializer(model: ir.Model, name: str, array: np.ndarray, dtype: ir.DataType) -> ir.Value:

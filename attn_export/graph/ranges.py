@@ -1,4 +1,4 @@
-"""Inputs of a graph of any origin as descriptions to draw from: axes, types, ranges of values."""
+"""Descriptions of the inputs of a foreign graph, to draw cases from: axes, types, ranges."""
 
 from __future__ import annotations
 
@@ -18,56 +18,58 @@ USUAL = {
     "past_sequence_length": "past_len", "encoder_sequence_length": "key_len",
     "total_sequence_length": "total_len",
 }  # fmt: skip
-"""Names that exporters give to axes, and ours: by these the sizes of cases are chosen."""
+"""Names that exporters give to axes, with the names by which sizes of cases are chosen."""
 
 SUM = re.compile(r"\s*[\w.]+(\s*\+\s*[\w.]+)+\s*")
-MOVING = frozenset({
+LAYOUT_OPERATORS = frozenset({
     "Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Transpose",
     "Unsqueeze",
 })  # fmt: skip
-"""Operators that hand on the values of their first input."""
+"""Operators that pass on the elements of their first input."""
 
-LOW = -1e4
-"""A constant below this stands for a key that is hidden."""
+HIDING_BELOW = -1e4
+"""Mask values below this hide a key."""
 
 MASK_INPUT = 3
-"""The mask among the inputs of `Attention`."""
+"""The index of the mask among the inputs of `Attention`."""
 
 
 def described_inputs(
     model: onnx.ModelProto, ranges: Mapping[str, tuple[int, int]]
 ) -> tuple[dict[str, Input], dict[str, str], tuple[str, ...]]:
-    """Return every input, the axes that are sums of others, and notes on ranges.
+    """Describe every input, the axes that are sums of others, and the ranges of integers.
 
-    An integer that a table is read by may be any of its rows; a bool hides keys or shows them; any
-    other integer is 0 or 1.
+    The indices of a table range over its rows; other integers are 0 or 1.
 
     Args:
         model: The graph, without external data.
-        ranges: The least and the largest value of integer inputs, as the user gave them.
+        ranges: The least and the largest value of integer inputs that the user set.
+
+    Returns:
+        The inputs by name, the sum that each such axis equals, and notes on ranges.
     """
-    graph = _Readers(model)
+    graph = _ValueReaders(model)
     values, axes = inputs_of(model), _axes(model)
-    found, notes, sums = {}, [], {}
+    inputs, notes, sums = {}, [], {}
     for value in values:
         dtype, shape = dtype_name(value), _shape(value, axes)
         for axis in shape:
             if isinstance(axis, str) and SUM.fullmatch(axis):
                 terms = axis.split("+")
-                sums[axis] = " + ".join(_usual(term.strip(), axes) for term in terms)
+                sums[axis] = " + ".join(_usual_name(term.strip(), axes) for term in terms)
         low = high = 0
         if dtype.startswith(("int", "uint")):
             (low, high), reason = ranges.get(value.name, (0, 0)), ""
             if value.name not in ranges:
                 high, reason = graph.largest(value.name)
             notes.append(f"{value.name} is drawn from {low} to {high}{reason}")
-        hidden = graph.hides(value.name)
-        found[value.name] = Input(
+        true_hides = graph.hides(value.name)
+        inputs[value.name] = Input(
             shape, dtype, low, high,
-            first=None if dtype == "bool" and hidden is None else hidden is not True,
+            first=None if dtype == "bool" and true_hides is None else true_hides is not True,
             hides=dtype.startswith(("float", "bfloat")) and graph.is_added_mask(value.name),
         )  # fmt: skip
-    return found, sums, tuple(notes)
+    return inputs, sums, tuple(notes)
 
 
 def declared_outputs(model: onnx.ModelProto) -> dict[str, tuple[str | int, ...]]:
@@ -84,19 +86,19 @@ def _shape(value: onnx.ValueInfoProto, axes: set[str]) -> tuple[str | int, ...]:
     return tuple(
         dim.dim_value
         if dim.HasField("dim_value")
-        else _usual(dim.dim_param, axes) or f"{value.name}.{number}"
+        else _usual_name(dim.dim_param, axes) or f"{value.name}.{number}"
         for number, dim in enumerate(value.type.tensor_type.shape.dim)
     )
 
 
-def _usual(axis: str, axes: set[str]) -> str:
-    """Return our own name of an axis, unless it is another one's."""
-    other = USUAL.get(axis, axis)
-    return axis if other in axes else other
+def _usual_name(axis: str, axes: set[str]) -> str:
+    """Return the usual name of an axis, unless another axis of the graph has that name."""
+    usual = USUAL.get(axis, axis)
+    return axis if usual in axes else usual
 
 
-class _Readers:
-    """The nodes that read each value.
+class _ValueReaders:
+    """Index of the nodes that read each value of a graph.
 
     Args:
         model: The graph.
@@ -113,7 +115,7 @@ class _Readers:
                 self._tensors[node.output[0]] = node.attribute[0].t
 
     def largest(self, name: str) -> tuple[int, str]:
-        """Return the largest value of an integer input, and the reason."""
+        """Return the largest value that an integer input may have, and the reason."""
         found = []
         for node, index, _ in self._users(name):
             if node.op_type == "Gather" and index == 1 and node.input[0] in self._tensors:
@@ -124,7 +126,7 @@ class _Readers:
         return min(found, default=(1, "; nothing in the graph says more: --range sets it"))
 
     def hides(self, name: str) -> bool | None:
-        """Return whether True in a bool input hides a key; None if it is no mask."""
+        """Return whether True hides a key in a bool input; None if no node uses it as a mask."""
         for node, index, flipped in self._users(name):
             if node.op_type == "Attention" and index == MASK_INPUT:
                 return flipped
@@ -146,17 +148,20 @@ class _Readers:
         tensor = self._tensors.get(name)
         if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
             return False
-        return bool(np.all(numpy_helper.to_array(tensor).astype(np.float64) < LOW))
+        return bool(np.all(numpy_helper.to_array(tensor).astype(np.float64) < HIDING_BELOW))
 
     def _users(self, name: str) -> Iterator[tuple[onnx.NodeProto, int, bool]]:
-        """Yield the nodes that use a value, their input, and whether it was negated before."""
+        """Yield the nodes that use a value, the index of the input, and whether Not inverted it.
+
+        Values are followed through layout operators, Not and And.
+        """
         waiting, seen = [(name, False)], {(name, False)}
         while waiting:
             value, flipped = waiting.pop()
             for node, index in self._readers.get(value, ()):
                 yield node, index, flipped
                 if not (node.op_type == "Not" or node.op_type == "And") and (
-                    node.op_type not in MOVING or index
+                    node.op_type not in LAYOUT_OPERATORS or index
                 ):
                     continue
                 after = (node.output[0], flipped != (node.op_type == "Not"))
@@ -184,14 +189,14 @@ MOST_TRIES = 150
 
 
 def find_sums(axes: Sequence[str], known: Mapping[str, str], runs: Runs) -> dict[str, str] | None:
-    """Return the axes that have to be sums of others for a graph to run; None if none are found.
+    """Find the axes that must be sums of others for a graph to run; None if no choice runs.
 
-    A file names its axes and does not say that the mask has one for each key, past included.
+    A file does not state, for example, that the last axis of the mask is past plus new keys.
 
     Args:
         axes: The names of all dynamic axes.
         known: The sums that are known.
-        runs: Whether the graph runs at some sizes of all axes.
+        runs: Takes the sizes of all axes, and returns whether the graph runs.
     """
     for more in itertools.islice(_candidates([a for a in axes if a not in known]), MOST_TRIES):
         sums = {**known, **more}
@@ -201,7 +206,7 @@ def find_sums(axes: Sequence[str], known: Mapping[str, str], runs: Runs) -> dict
 
 
 def _sizes(axes: Sequence[str], sums: Mapping[str, str]) -> dict[str, int]:
-    # Sizes of which no two have a third as their sum.
+    # No size is the sum of two others.
     sizes = {axis: 3 + 7 * number for number, axis in enumerate(a for a in axes if a not in sums)}
     for axis, terms in sums.items():
         sizes[axis] = sum(int(t) if t.isdigit() else sizes.get(t, 1) for t in terms.split(" + "))
@@ -209,7 +214,7 @@ def _sizes(axes: Sequence[str], sums: Mapping[str, str]) -> dict[str, int]:
 
 
 def _candidates(axes: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield no sum, then every single one, then every two."""
+    """Yield the choice of no sum, then of each single sum, then of each two sums."""
     single = [
         {axis: terms}
         for axis in reversed(axes)

@@ -1,4 +1,4 @@
-"""Requirements of a graph on a runtime, as keys of support tables, and its least precision."""
+"""Features that a graph requires of a runtime, and the precision in which it computes."""
 
 from __future__ import annotations
 
@@ -14,42 +14,45 @@ from attn_export.graph.load import load_graph
 ATTENTION = "Attention"
 MASK = 3
 OPTIONAL = {MASK: "mask", 4: "past", 6: "nonpad_kv_seqlen"}
-"""Inputs of ai.onnx `Attention` that not every runtime has."""
+"""Optional inputs of ai.onnx `Attention` that some runtimes do not support, by index."""
 
 ORDER = "LessOrEqual"
 
 FLOAT32_LEVEL = 1
-"""The accuracy level of MatMulNBits that keeps inputs in float32; 0 states none."""
+"""The accuracy level of MatMulNBits that keeps inputs in float32; 0 leaves the choice open."""
 
 
 def features(model: ir.Model) -> tuple[str, ...]:
     """Return the features that a graph uses, sorted.
 
-    ``Softmax`` for an operator of ai.onnx, ``com.microsoft.GroupQueryAttention`` for another's;
-    ``input FLOAT16`` for the types of inputs; ``value DOUBLE``; ``opset 24``. Of some operators
-    also how they are used: ``Attention(past)``, ``Attention(is_causal)``, ``Attention(mask:
-    BOOL)`` and, where that is no matter of sizes alone, so that it may hide all keys,
-    ``Attention(given mask: BOOL)``; ``Range(total_len)``, with the axis that it is declared to
-    have; ``LessOrEqual(of one Range)``, as for a causal mask without a past; ``Cast(to
-    BFLOAT16)`` and ``Cast(FLOAT to FLOAT16)``; ``DequantizeLinear(INT4)``, with the type that it
-    reads, and ``DequantizeLinear(blocks)``; ``Attention(BFLOAT16)``, with the type in which it
-    computes where that is rare, and ``com.microsoft.GroupQueryAttention(FLOAT)`` in any case;
-    ``com.microsoft.MatMulNBits(accuracy_level 4)``.
+    They are the keys of the runtimes' support tables:
+
+    - operators: ``Softmax`` of ai.onnx, ``com.microsoft.GroupQueryAttention`` of another domain
+    - ``opset 24``, types of inputs (``input FLOAT16``), and ``value DOUBLE``
+    - inputs and attributes of attention: ``Attention(past)``, ``Attention(is_causal)``,
+      ``Attention(mask: BOOL)``; ``Attention(given mask: BOOL)`` if the mask depends on contents of
+      inputs, so that it may hide all keys
+    - the type in which attention computes: ``Attention(BFLOAT16)`` for that type only, and
+      ``com.microsoft.GroupQueryAttention(FLOAT)`` for any
+    - ``Range(total_len)`` with its declared axis, and ``LessOrEqual(of one Range)``, as in a
+      causal mask without a past
+    - ``Cast(to BFLOAT16)``, ``Cast(FLOAT to FLOAT16)``, ``DequantizeLinear(INT4)`` with the type of
+      its input, ``DequantizeLinear(blocks)``, ``com.microsoft.MatMulNBits(accuracy_level 4)``
     """
-    found = {f"opset {model.opset_imports['']}"}
-    found |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
+    names = {f"opset {model.opset_imports['']}"}
+    names |= {f"input {value.dtype.name}" for value in model.graph.inputs if value.dtype}
     for node in model.graph.all_nodes():
         domain = node.domain or ""
         name = f"{domain}.{node.op_type}" if domain else node.op_type
-        found.add(name)
+        names.add(name)
         if any(value.dtype == ir.DataType.DOUBLE for value in node.outputs):
-            found.add("value DOUBLE")
+            names.add("value DOUBLE")
         if name in USES:
-            found |= {f"{name}({use})" for use in USES[name](node)}
-    return tuple(sorted(found))
+            names |= {f"{name}({use})" for use in USES[name](node)}
+    return tuple(sorted(names))
 
 
-def _of_attention(node: ir.Node) -> set[str]:
+def _attention_uses(node: ir.Node) -> set[str]:
     uses = set()
     for index, name in OPTIONAL.items():
         value = optional_input(node, index)
@@ -69,53 +72,53 @@ def _of_attention(node: ir.Node) -> set[str]:
 
 
 def _type_of_attention(node: ir.Node) -> set[str]:
-    values = (*node.outputs[:1], *node.inputs[:3])  # of some, the type is not known
+    values = (*node.outputs[:1], *node.inputs[:3])  # some types may be unknown
     dtypes = (value.dtype for value in values if value is not None and value.dtype is not None)
     return {dtype.name for dtype in dtypes}
 
 
-def _of_range(node: ir.Node) -> set[str]:
+def _range_uses(node: ir.Node) -> set[str]:
     axes = [size.value for size in dims(node.outputs[0]) if isinstance(size, ir.SymbolicDim)]
     return {axis for axis in axes if axis}
 
 
-def _of_order(node: ir.Node) -> set[str]:
+def _comparison_uses(node: ir.Node) -> set[str]:
     sources = [_before_unsqueeze(value) for value in node.inputs if value is not None]
-    made = sources[0].producer() if sources else None
-    same = made is not None and made.op_type == "Range" and len(set(sources)) == 1
+    producer = sources[0].producer() if sources else None
+    same = producer is not None and producer.op_type == "Range" and len(set(sources)) == 1
     return {"of one Range"} if same else set()
 
 
-def _of_cast(node: ir.Node) -> set[str]:
+def _cast_uses(node: ir.Node) -> set[str]:
     to, source = ir.DataType(node.attributes.get_int("to", 0)), node.inputs[0]
     if to == ir.DataType.FLOAT16 and source is not None and source.dtype == ir.DataType.FLOAT:
         return {"FLOAT to FLOAT16"}
     return {"to BFLOAT16"} if to == ir.DataType.BFLOAT16 else set()
 
 
-def _of_grouped_queries(node: ir.Node) -> set[str]:
+def _grouped_query_uses(node: ir.Node) -> set[str]:
     named = {12: "k_scale", 14: "q_norm_weight"}
     uses = {name for index, name in named.items() if optional_input(node, index) is not None}
     return uses | _type_of_attention(node)
 
 
-def _of_dequantisation(node: ir.Node) -> set[str]:
+def _dequantise_uses(node: ir.Node) -> set[str]:
     read = node.inputs[0]
     dtype = {read.dtype.name} if read is not None and read.dtype else set()
     return dtype | ({"blocks"} if node.attributes.get_int("block_size", 0) else set())
 
 
-def _of_packed_weights(node: ir.Node) -> set[str]:
-    """Return the accuracy level where inputs may be rounded: not every engine does it."""
+def _matmul_nbits_uses(node: ir.Node) -> set[str]:
+    """Return the accuracy level if it allows the rounding of inputs."""
     level = node.attributes.get_int("accuracy_level", 0)
     return {f"accuracy_level {level}"} if level > FLOAT32_LEVEL else set()
 
 
 USES = {
-    ATTENTION: _of_attention, "Cast": _of_cast, "DequantizeLinear": _of_dequantisation,
-    "Range": _of_range, ORDER: _of_order,
-    "com.microsoft.GroupQueryAttention": _of_grouped_queries,
-    "com.microsoft.MatMulNBits": _of_packed_weights,
+    ATTENTION: _attention_uses, "Cast": _cast_uses, "DequantizeLinear": _dequantise_uses,
+    "Range": _range_uses, ORDER: _comparison_uses,
+    "com.microsoft.GroupQueryAttention": _grouped_query_uses,
+    "com.microsoft.MatMulNBits": _matmul_nbits_uses,
 }  # fmt: skip
 
 
@@ -137,14 +140,14 @@ def depends_on_contents(value: ir.Value) -> bool:
             if value.is_graph_input():
                 return True
         elif node.op_type != "Shape":
-            new = {each for each in node.inputs if each is not None} - seen
+            new = {source for source in node.inputs if source is not None} - seen
             values += new
             seen |= new
     return False
 
 
 PORTABLE_UP_TO = 18
-"""The newest opset whose operators every runtime has."""
+"""The newest opset that every runtime supports."""
 
 MICROSOFT = "com.microsoft"
 EPS = {onnx.TensorProto.FLOAT16: 2.0**-10, onnx.TensorProto.BFLOAT16: 2.0**-7}
@@ -155,30 +158,30 @@ QUANTISED = frozenset({
 
 
 def foreign_features(path: str) -> list[str]:
-    """Return the features of the graph in a file, as `features` names them."""
+    """Read a graph from a file, and return its `features`."""
     return list(features(load_graph(Path(path))))
 
 
-def dialect_of(found: tuple[str, ...]) -> str:
-    """Return the dialect that a graph comes closest to, by its features."""
-    if any(name.startswith(f"{MICROSOFT}.") for name in found):
+def dialect_of(names: tuple[str, ...]) -> str:
+    """Return the dialect to which a graph is closest, by its features."""
+    if any(name.startswith(f"{MICROSOFT}.") for name in names):
         return ORT
-    opsets = [int(name.split()[1]) for name in found if name.startswith("opset ")]
-    plain = "Attention" not in found and all(opset <= PORTABLE_UP_TO for opset in opsets)
+    opsets = [int(name.split()[1]) for name in names if name.startswith("opset ")]
+    plain = "Attention" not in names and all(opset <= PORTABLE_UP_TO for opset in opsets)
     return PORTABLE if plain else STANDARD
 
 
 def least_eps(model: onnx.ModelProto) -> float:
-    """Return the eps of the narrowest type that a graph of float32 outputs casts to, or 0."""
+    """Return the eps of the narrowest type to which a graph casts; 0 if outputs are as narrow."""
     outputs = {output.type.tensor_type.elem_type for output in model.graph.output}
     if outputs & EPS.keys():
-        return 0.0  # its outputs state their type themselves
+        return 0.0  # the types of the outputs tell the precision
     casts = {a.i for n in model.graph.node if n.op_type == "Cast" for a in n.attribute}
     return max((EPS[code] for code in casts & EPS.keys()), default=0.0)
 
 
 def precision_notes(model: onnx.ModelProto) -> tuple[str, ...]:
-    """Return notes for the reader on a graph that computes in fewer bits than its outputs have."""
+    """Return notes on a graph that computes in fewer bits than its outputs have."""
     notes = []
     if least_eps(model):
         notes.append(

@@ -1,4 +1,4 @@
-"""The inputs and outputs of a graph's file, held against those of a bundle."""
+"""Comparison of a graph's inputs and outputs with those that a bundle or a reference states."""
 
 from __future__ import annotations
 
@@ -19,106 +19,106 @@ MOST_NAMES = 12
 
 
 @dataclasses.dataclass(frozen=True)
-class End:
-    """An input or output as a bundle states it.
+class TensorSpec:
+    """Shape and dtype that a bundle states for an input or output.
 
     Attributes:
-        shape: Its axes; dynamic ones by name.
-        dtype: As numpy names it, or ``"bfloat16"``.
+        shape: The sizes of the axes; names for dynamic axes.
+        dtype: The numpy name of the type, or ``"bfloat16"``.
     """
 
     shape: Shape
     dtype: str
 
 
-def form_of_file(
+def match_graph_file(
     model: onnx.ModelProto,
     path: str,
-    form: GraphFile,
-    inputs: Mapping[str, End],
-    outputs: Mapping[str, End],
+    graph_file: GraphFile,
+    inputs: Mapping[str, TensorSpec],
+    outputs: Mapping[str, TensorSpec],
     whose: str = "the bundle",
 ) -> GraphFile:
-    """Return the description of a graph that replaces one of a bundle, or is compared.
+    """Check the inputs and outputs of a graph that replaces one of a bundle, or is compared.
 
     Args:
         model: The graph.
         path: The name of its file, for messages.
-        form: The description of the graph in the bundle.
+        graph_file: The description of the graph in the bundle.
         inputs: The inputs that the bundle states.
         outputs: Its outputs.
         whose: The owner of these inputs and outputs, for messages.
 
     Returns:
-        The form, with the axes fixed that have one size in this file.
+        The description, with the dynamic axes that have a fixed size in this file.
 
     Raises:
         GraphError: If the graph has other inputs or outputs: names, dtypes, ranks or sizes.
     """
-    given = inputs_of(model)
+    file_inputs = inputs_of(model)
     fixed: dict[str, int] = {}
-    for what, values, wanted in (
-        ("inputs", given, inputs),
+    for label, values, stated in (
+        ("inputs", file_inputs, inputs),
         ("outputs", list(model.graph.output), outputs),
     ):
-        _refuse_other_names(path, what, [value.name for value in values], list(wanted), whose)
+        _refuse_other_names(path, label, [value.name for value in values], list(stated), whose)
         for value in values:
-            end, layout = wanted[value.name], form.layouts.get(value.name)
-            shape = tuple(end.shape[axis] for axis in layout) if layout else end.shape
-            _refuse_other_type(path, value, form.dtypes.get(value.name, end.dtype), whose)
-            found = _fixed_axes(path, value, shape, whose)
-            if what == "inputs":
-                fixed |= found
-    return dataclasses.replace(form, fixed=fixed)
+            spec, layout = stated[value.name], graph_file.layouts.get(value.name)
+            shape = tuple(spec.shape[axis] for axis in layout) if layout else spec.shape
+            _refuse_other_type(path, value, graph_file.dtypes.get(value.name, spec.dtype), whose)
+            fixed_here = _fixed_axes(path, value, shape, whose)
+            if label == "inputs":
+                fixed |= fixed_here
+    return dataclasses.replace(graph_file, fixed=fixed)
 
 
 def inputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """Return the inputs that have to be given: those that no initialiser stands for."""
+    """Return the inputs without a default value: those that are no initialisers."""
     constants = {tensor.name for tensor in model.graph.initializer}
     return [value for value in model.graph.input if value.name not in constants]
 
 
 def matched_names(
     path: str,
-    what: str,
+    label: str,
     found: Sequence[str],
     wanted: Sequence[str],
     names: Mapping[str, str],
     whose: str,
 ) -> dict[str, str]:
-    """Return the graph's name of each input or output of a module or another graph.
+    """Return the graph's name of each input or output of a reference: a module or another graph.
 
-    What `names` does not name has the same name, or else the same place among the rest.
+    Names that `names` does not map match by equality, and the remaining ones by position.
 
     Args:
         path: The name of the graph's file, for messages.
-        what: ``"inputs"`` or ``"outputs"``.
+        label: ``"inputs"`` or ``"outputs"``.
         found: The names in the graph, in order.
-        wanted: The names of the module or of the other graph, in order.
-        names: Names of the graph by those of the module, as the user gave them.
+        wanted: The names in the reference, in order.
+        names: Names in the graph by names in the reference, as the user set them.
         whose: The owner of `wanted`, for messages.
 
     Raises:
-        GraphError: If there are more of one than of the other, or two get one name.
+        GraphError: If the numbers of names differ, or two names would match the same one.
     """
     chosen = {name: names[name] for name in wanted if name in names}
     chosen |= {n: n for n in wanted if n not in chosen and n in found and n not in chosen.values()}
-    free = [name for name in found if name not in chosen.values()]
-    open_ = [name for name in wanted if name not in chosen]
-    if len(found) != len(wanted) or len(free) != len(open_):
+    unused = [name for name in found if name not in chosen.values()]
+    unmatched = [name for name in wanted if name not in chosen]
+    if len(found) != len(wanted) or len(unused) != len(unmatched):
         raise GraphError(
-            f"{path} has the {what} {_listed(found)}; those of {whose} are {_listed(wanted)}"
+            f"{path} has the {label} {_listed(found)}; those of {whose} are {_listed(wanted)}"
         )
-    chosen |= dict(zip(open_, free, strict=True))
+    chosen |= dict(zip(unmatched, unused, strict=True))
     return {name: chosen[name] for name in wanted}
 
 
 def _refuse_other_names(
-    path: str, what: str, found: Sequence[str], wanted: Sequence[str], whose: str
+    path: str, label: str, found: Sequence[str], wanted: Sequence[str], whose: str
 ) -> None:
     if set(found) != set(wanted):
         raise GraphError(
-            f"{path} has the {what} {_listed(found)}; those of {whose} are {_listed(wanted)}"
+            f"{path} has the {label} {_listed(found)}; those of {whose} are {_listed(wanted)}"
         )
 
 
@@ -140,22 +140,22 @@ def _refuse_other_type(path: str, value: onnx.ValueInfoProto, wanted: str, whose
 
 
 def _fixed_axes(path: str, value: onnx.ValueInfoProto, wanted: Shape, whose: str) -> dict[str, int]:
-    """Return the sizes of dynamic axes that are fixed here."""
+    """Return the sizes of stated dynamic axes that are fixed in the file."""
     if not value.type.tensor_type.HasField("shape"):
         return {}
     dims = value.type.tensor_type.shape.dim
-    found = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
-    same = len(found) == len(wanted) and all(
+    sizes = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in dims]
+    same = len(sizes) == len(wanted) and all(
         isinstance(axis, str) or isinstance(size, str) or size == axis
-        for size, axis in zip(found, wanted, strict=True)
+        for size, axis in zip(sizes, wanted, strict=True)
     )
     if not same:
         raise GraphError(
-            f"{path}: {_shown(value.name)} has the shape {found}; in {whose} it is {list(wanted)}"
+            f"{path}: {_shown(value.name)} has the shape {sizes}; in {whose} it is {list(wanted)}"
         )
     return {
         axis: size
-        for size, axis in zip(found, wanted, strict=True)
+        for size, axis in zip(sizes, wanted, strict=True)
         if isinstance(axis, str) and isinstance(size, int)
     }
 
@@ -169,25 +169,25 @@ def _shown(name: str) -> str:
     return name if name.isidentifier() else repr(name)
 
 
-# -- names in a graph by those of a module ------------------------------------------------------
+# -- names in a graph by those of a reference ---------------------------------------------------
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class EndNames:
-    """Names in a graph by the names of a module, or of another graph.
+class TensorNames:
+    """Names in a graph by the names in a reference: a module or another graph.
 
     Attributes:
-        inputs: All inputs, in the module's order.
-        outputs: All outputs, in the module's order.
+        inputs: The names of all inputs, in the order of the reference.
+        outputs: The names of all outputs, in the order of the reference.
     """
 
     inputs: Mapping[str, str]
     outputs: Mapping[str, str]
 
     def case(self, case: Case) -> Case:
-        """Return a case with the inputs as the graph names them."""
+        """Rename the inputs of a case to the graph's names."""
         changed = case.name.removeprefix(CHANGED)
         is_change = case.name.startswith(CHANGED) and changed in self.inputs
         return dataclasses.replace(
@@ -197,7 +197,7 @@ class EndNames:
         )
 
     def golden(self, golden: Golden) -> Golden:
-        """Return a case and its truth with inputs and outputs as the graph names them."""
+        """Rename the inputs and outputs of a golden vector to the graph's names."""
 
         def renamed(values: Mapping[str, T]) -> dict[str, T]:
             return {self.outputs[name]: value for name, value in values.items()}
@@ -212,7 +212,7 @@ class EndNames:
         )
 
     def note(self) -> str:
-        """Return a note on the names that differ, or ""."""
+        """Return a note on the names that differ; "" if none does."""
         pairs = (*self.inputs.items(), *self.outputs.items())
         other = [f"{name} is {theirs}" for name, theirs in pairs if name != theirs]
         return f"in the graph, {', '.join(other)}" if other else ""

@@ -21,7 +21,7 @@ from attn_export.system_info import versions
 if TYPE_CHECKING:
     import onnx
 
-    from attn_export.graph.signature_check import EndNames
+    from attn_export.graph.signature_check import TensorNames
     from attn_export.jobs.reference import Reference
 
 
@@ -39,7 +39,7 @@ class ComparedGraph:
     path: Path
     model: onnx.ModelProto
     file: GraphFile
-    names: EndNames | None = None
+    names: TensorNames | None = None
 
     @classmethod
     def read(cls, path: Path, limits: Limits) -> ComparedGraph:
@@ -75,10 +75,10 @@ class ComparedGraph:
             GraphError: If its inputs or outputs are not those of the reference.
         """
         from attn_export.graph.signature_check import (
-            End,
-            EndNames,
-            form_of_file,
+            TensorNames,
+            TensorSpec,
             inputs_of,
+            match_graph_file,
             matched_names,
         )
 
@@ -86,19 +86,19 @@ class ComparedGraph:
         outputs = [value.name for value in self.model.graph.output]
         _check_names(self.path, names, reference, {*inputs, *outputs})
         shown, whose = str(self.path), reference.whose
-        found = EndNames(
+        found = TensorNames(
             matched_names(shown, "inputs", inputs, list(reference.inputs), names, whose),
             matched_names(shown, "outputs", outputs, list(reference.outputs), names, whose),
         )
         wanted_inputs = {
-            found.inputs[n]: End(wanted.shape, wanted.dtype)
+            found.inputs[n]: TensorSpec(wanted.shape, wanted.dtype)
             for n, wanted in reference.inputs.items()
         }
         wanted_outputs = {
-            found.outputs[n]: End(shape, reference.dtypes[n])
+            found.outputs[n]: TensorSpec(shape, reference.dtypes[n])
             for n, shape in reference.outputs.items()
         }
-        file = form_of_file(
+        file = match_graph_file(
             self.model, shown, self.file, wanted_inputs, wanted_outputs, reference.whose
         )
         return dataclasses.replace(self, file=file, names=found)

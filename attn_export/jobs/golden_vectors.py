@@ -22,7 +22,7 @@ from attn_export.spec.low_precision import BY_BLOCK, FLOAT16
 
 if TYPE_CHECKING:
     from attn_export.export.subject import Subject
-    from attn_export.graph.signature_check import EndNames
+    from attn_export.graph.signature_check import TensorNames
     from attn_export.results import Golden
 
 # -- the golden vectors of a job: written, run and computed at the same time --------------------
@@ -40,7 +40,7 @@ def golden_vectors(
     *,
     ours: bool,
     narrow: bool,
-    names: EndNames | None = None,
+    names: TensorNames | None = None,
 ) -> tuple[list[Golden], tuple[str, ...]]:
     """Write the cases, start the runtimes on them, and compute the truth meanwhile.
 

@@ -192,12 +192,15 @@ def _form_of(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
     if not path.is_file():
         raise GraphError(f"cannot read {path}: no such file")
     from attn_export.graph.load import load_proto
-    from attn_export.graph.signature_check import End, form_of_file
+    from attn_export.graph.signature_check import TensorSpec, match_graph_file
 
     named = [form for form in graph_files(manifest) if form.name == path.name]
     form = named[0] if named else GraphFile(path.name)
     inputs, outputs = (
-        {name: End(tuple(entry["shape"]), entry["dtype"]) for name, entry in manifest[end].items()}
+        {
+            name: TensorSpec(tuple(entry["shape"]), entry["dtype"])
+            for name, entry in manifest[end].items()
+        }
         for end in ("inputs", "outputs")
     )
-    return form_of_file(load_proto(path), path.name, form, inputs, outputs)
+    return match_graph_file(load_proto(path), path.name, form, inputs, outputs)

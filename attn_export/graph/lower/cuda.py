@@ -17,11 +17,21 @@ import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.computed_masks import shown_and_hidden
-from attn_export.graph.lower.heads import in_output_layout, joined, joins_heads, replace_output
+from attn_export.graph.lower.heads import (
+    merge_heads,
+    merged_output,
+    merged_to_output,
+    replace_output,
+)
 from attn_export.graph.lower.in_place_cache import InPlaceCache, in_place_cache, is_bound
-from attn_export.graph.lower.inside_projections import Rotation, norm_of, packed, rotation_of
+from attn_export.graph.lower.inside_projections import (
+    Rotation,
+    find_norm,
+    find_rotation,
+    pack_projections,
+)
 from attn_export.graph.lower.mask_trials import MaskTrials
-from attn_export.graph.lower.mask_values import MaskMaker, over_scores
+from attn_export.graph.lower.mask_values import MaskGraph, broadcast_to_scores
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import AttentionNode, read_attention
 
@@ -48,7 +58,7 @@ def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
         GraphError: If heads or widths of the node are not known.
     """
     a = read_attention(node)
-    a = a if a.packed else dataclasses.replace(a, joined=joins_heads(a))
+    a = a if a.packed else dataclasses.replace(a, merged=merged_output(a))
     cache = in_place_cache(a)
     if cache is None or not _fits(a, cache):
         return False
@@ -59,7 +69,7 @@ def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
     attended, *present = _grouped_query_attention(op, a, cache, window)
     take_over(a.key, present[0])
     take_over(a.value, present[1])
-    replace_output(a, 0, in_output_layout(op, a, attended))
+    replace_output(a, 0, merged_to_output(op, a, attended))
     model.graph.remove(node, safe=True)
     return True
 
@@ -77,11 +87,11 @@ def writes_in_place(model: ir.Model, node: ir.Node) -> bool:
 
 def _fits(a: AttentionNode, cache: InPlaceCache) -> bool:
     """Return whether the operator has the meaning of the node, and may write the cache itself."""
-    alone = len(a.key.uses()) == 1 and len(a.value.uses()) == 1
+    sole_reader = len(a.key.uses()) == 1 and len(a.value.uses()) == 1
     bound = is_bound(cache.past_key, a.key) and is_bound(cache.past_value, a.value)
     plain = a.output(3) is None and a.precision in (None, a.dtype)
     return (
-        alone and bound and plain and 1 in (dims(a.query)[0], dims(a.query)[-2])
+        sole_reader and bound and plain and 1 in (dims(a.query)[0], dims(a.query)[-2])
         and a.head_dim == a.v_head_dim and a.head_dim % 8 == 0
     )  # fmt: skip
 
@@ -93,23 +103,23 @@ def _grouped_query_attention(
     query, key = a.query, cache.new_key
     rotation = None
     if a.head_dim % 16 == 0:  # which the operator needs to rotate
-        rotation = rotation_of(query, key, cache.lengths)
+        rotation = find_rotation(query, key, cache.lengths)
     if rotation is not None:
         query, key = rotation.query, rotation.key
-    norm = norm_of(query, key)
+    norm = find_norm(query, key)
     if norm is not None:
         query, key = norm.query, norm.key
-    parts = (
-        joined(op, query, a.num_heads, a.head_dim),
-        joined(op, key, a.num_kv_heads, a.head_dim),
-        joined(op, cache.new_value, a.num_kv_heads, a.v_head_dim),
+    merged = (
+        merge_heads(op, query, a.num_heads, a.head_dim),
+        merge_heads(op, key, a.num_kv_heads, a.head_dim),
+        merge_heads(op, cache.new_value, a.num_kv_heads, a.v_head_dim),
     )
-    whole = packed(op, *parts)
+    packed = pack_projections(op, *merged)
     # The capacity: the host knows it from a shape, where the longest row would be read back from
     # the device at each step. The operator reads the length of each row on the device.
     total = op("Cast", op("Squeeze", op.size(cache.past_key, 2)), to=INT32)
     inputs = [
-        *(parts if whole is None else (whole, None, None)), cache.past_key, cache.past_value,
+        *(merged if packed is None else (packed, None, None)), cache.past_key, cache.past_value,
         _last_positions(op, a, cache), total,
         *(_tables(op, rotation) if rotation is not None else (None, None)),
         *([None] * 5), *((norm.query_weight, norm.key_weight) if norm is not None else ()),
@@ -127,7 +137,7 @@ def _grouped_query_attention(
         attributes["do_rotary"] = 1
     if norm is not None:
         attributes["qk_norm_epsilon"] = norm.epsilon
-    return tuple(op.several("GroupQueryAttention", inputs, 3, MICROSOFT, **attributes))
+    return tuple(op.add_node("GroupQueryAttention", inputs, 3, MICROSOFT, **attributes))
 
 
 def _last_positions(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
@@ -163,10 +173,10 @@ def narrow_inputs(model: ir.Model) -> dict[str, str]:
 
 
 def _casts_to_int32(node: ir.Node) -> bool:
-    source, made = node.inputs[0], node.outputs[0]
+    source, cast = node.inputs[0], node.outputs[0]
     return (
         node.op_type == "Cast" and source is not None and source.dtype == ir.DataType.INT64
-        and node.attributes.get_int("to", 0) == INT32 and not made.is_graph_output()
+        and node.attributes.get_int("to", 0) == INT32 and not cast.is_graph_output()
     )  # fmt: skip
 
 
@@ -202,20 +212,24 @@ def window_of(model: ir.Model, node: ir.Node) -> int | None:
         trials = MaskTrials(model, a)
         if a.mask is None or trials.cache is None or not trials.appends:
             return None
-        maker = MaskMaker(a.mask, trials.cache.lengths, trials)
-        return None if a.mask in maker.tainted else _window(maker, causal=a.causal)
+        mask_graph = MaskGraph(a.mask, trials.cache.lengths, trials)
+        return (
+            None
+            if a.mask in mask_graph.data_dependent
+            else _measure_window(mask_graph, causal=a.causal)
+        )
     except Exception:  # whatever is odd about a graph that others made: its mask stays
         return None
 
 
-def _window(maker: MaskMaker, *, causal: bool) -> int | None:
-    evaluate = maker.evaluator([maker.mask])
+def _measure_window(mask_graph: MaskGraph, *, causal: bool) -> int | None:
+    evaluate = mask_graph.evaluator([mask_graph.mask])
     farthest, nearest = 0, NOTHING_HIDDEN  # distance of a key that is seen, and of one that is not
-    for trial in maker.trials():
-        values = maker.tried(evaluate, trial)
+    for trial in mask_graph.trials():
+        values = mask_graph.run_trial(evaluate, trial)
         if values is None:
             continue
-        shown, hidden = shown_and_hidden(over_scores(values[maker.mask], trial))
+        shown, hidden = shown_and_hidden(broadcast_to_scores(values[mask_graph.mask], trial))
         if not (shown | hidden).all() or not (causal or (hidden | trial.causal).all()):
             return None
         query = trial.past[:, None, None, None] + np.arange(trial.queries)[:, None]

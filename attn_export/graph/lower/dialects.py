@@ -95,18 +95,18 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
     if dialect == ORT:
         if any(value is None or value.shape is None for value in _softmax_inputs(source)):
             source = _with_shapes(source)
-        recognised = _recognised(source)
+        recognised = _recognise_written_out(source)
     _refuse_without_attention(source, dialect)
     if any(value.shape is None for value in _values_that_need_shapes(source)):
         source = _with_shapes(source)
     graphs = REWRITES[dialect](source, form)
     return {
-        phase: dataclasses.replace(_finished(lowered), recognised=recognised)
+        phase: dataclasses.replace(_finish(lowered), recognised=recognised)
         for phase, lowered in graphs.items()
     }
 
 
-def _recognised(model: ir.Model) -> int:
+def _recognise_written_out(model: ir.Model) -> int:
     """Return the number of attentions written out in operators that became `Attention` nodes."""
     if not _softmax_inputs(model):
         return 0
@@ -118,21 +118,21 @@ def _recognised(model: ir.Model) -> int:
     return recognised
 
 
-def _standard(model: ir.Model, _: Form) -> dict[str, Lowered]:
-    return {"": _lowered(model, STANDARD, bound=_bound(model))}
+def _to_standard(model: ir.Model, _: Form) -> dict[str, Lowered]:
+    return {"": _describe(model, STANDARD, bound=_bound_caches(model))}
 
 
-def _portable(model: ir.Model, _: Form) -> dict[str, Lowered]:
-    bound = _bound(model)
+def _to_portable(model: ir.Model, _: Form) -> dict[str, Lowered]:
+    bound = _bound_caches(model)
     for node in nodes_of(model, "Attention"):
         lower_to_portable(model, node)
     to_opset18(model)
     tidy(model)
     _drop_inner_shapes(model)
-    return {"": _lowered(model, PORTABLE, bound=bound)}
+    return {"": _describe(model, PORTABLE, bound=bound)}
 
 
-def _lowered(
+def _describe(
     model: ir.Model,
     dialect: str,
     phase: str = "",
@@ -158,32 +158,32 @@ def _drop_inner_shapes(model: ir.Model) -> None:
                 value.shape = None
 
 
-def _ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
+def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
     fuse_attention(model)
     recognise_masks(model)
     spread_masks(model)  # ONNX Runtime refuses those of one row for all queries
-    bound, layouts = _bound(model), _layouts(model)
-    found = {"": _lowered(model.clone(), ORT, layouts=layouts, bound=bound)}
-    for node in nodes_of(found[""].model, "Attention"):
-        lower_for_any_length(found[""].model, node, form)
-    length = _length_of_queries(model)
+    bound, layouts = _bound_caches(model), _cache_layouts(model)
+    graphs = {"": _describe(model.clone(), ORT, layouts=layouts, bound=bound)}
+    for node in nodes_of(graphs[""].model, "Attention"):
+        lower_for_any_length(graphs[""].model, node, form)
+    length = _query_axis(model)
     if length:
-        single = found[DECODE] = _lowered(
+        decode = graphs[DECODE] = _describe(
             model.clone(), ORT, DECODE, fixed={length: 1}, layouts=layouts, bound=bound
         )
-        fix_axis(single.model, length, 1)
-        for node in nodes_of(single.model, "Attention"):
-            lower_for_one_query(single.model, node, form)
-    for lowered in found.values():
+        fix_axis(decode.model, length, 1)
+        for node in nodes_of(decode.model, "Attention"):
+            lower_for_one_query(decode.model, node, form)
+    for lowered in graphs.values():
         tidy(lowered.model)
         if nodes_of(lowered.model, "DequantizeLinear"):
             from attn_export.graph.lower.integer_products import multiply_integers
 
             multiply_integers(lowered.model)
-    return found
+    return graphs
 
 
-def _cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
+def _to_cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
     if not nodes_of(model, "TensorScatter"):  # of which all such caches are made
         raise GraphError(NOT_FOR_CUDA)
     from attn_export.graph.lower.cuda import writes_in_place
@@ -196,15 +196,15 @@ def _cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
         writes_in_place(model, node) for node in nodes
     ):
         raise NotInHalfError
-    length = _length_of_queries(model)
-    batch = _name_of_axis(model, [dims(a.query)[0] for a in _attentions(model)])
+    length = _query_axis(model)
+    batch = _common_axis(model, [dims(a.query)[0] for a in _attentions(model)])
     if not length:  # it takes one query as it is
         return {"": _cuda_graph(model, "", {})}
-    found = {DECODE: _cuda_graph(model, DECODE, {length: 1})}
+    graphs = {DECODE: _cuda_graph(model, DECODE, {length: 1})}
     if batch:
-        found[PREFILL] = _cuda_graph(model, PREFILL, {batch: 1})
+        graphs[PREFILL] = _cuda_graph(model, PREFILL, {batch: 1})
     tidy(model)
-    return {"": _lowered(model, CUDA, bound=_bound(model)), **found}
+    return {"": _describe(model, CUDA, bound=_bound_caches(model)), **graphs}
 
 
 def _cuda_graph(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
@@ -215,20 +215,20 @@ def _cuda_graph(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
     """
     from attn_export.graph.lower.cuda import lower_for_cuda, narrow_inputs
 
-    graph, bound = model.clone(), _bound(model)
+    graph, bound = model.clone(), _bound_caches(model)
     for axis, size in fixed.items():
         fix_axis(graph, axis, size)
     lowered = [lower_for_cuda(graph, node) for node in nodes_of(graph, "Attention")]
     if not any(lowered):
         raise GraphError(NOT_FOR_CUDA)
     tidy(graph)
-    made = _lowered(graph, CUDA, phase, fixed=fixed, bound=bound)
-    file = dataclasses.replace(made.file, dtypes=narrow_inputs(graph))
-    return dataclasses.replace(made, file=file)
+    graph_in_dialect = _describe(graph, CUDA, phase, fixed=fixed, bound=bound)
+    file = dataclasses.replace(graph_in_dialect.file, dtypes=narrow_inputs(graph))
+    return dataclasses.replace(graph_in_dialect, file=file)
 
 
 REWRITES: dict[str, Callable[[ir.Model, Form], dict[str, Lowered]]] = {
-    STANDARD: _standard, PORTABLE: _portable, ORT: _ort, CUDA: _cuda,
+    STANDARD: _to_standard, PORTABLE: _to_portable, ORT: _to_ort, CUDA: _to_cuda,
 }  # fmt: skip
 
 
@@ -254,37 +254,39 @@ def _attentions(model: ir.Model) -> list[AttentionNode]:
     return [read_attention(node) for node in nodes_of(model, "Attention")]
 
 
-def _bound(model: ir.Model) -> dict[str, str]:
+def _bound_caches(model: ir.Model) -> dict[str, str]:
     """Return the caches that are written in place into the caller's buffers."""
-    found = {}
+    bound = {}
     for node in nodes_of(model, "TensorScatter"):
         past, present = node.inputs[0], node.outputs[0]
         if past is not None and is_bound(past, present):
-            found[str(present.name)] = str(past.name)
-    return found
+            bound[str(present.name)] = str(past.name)
+    return bound
 
 
-def _layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
+def _cache_layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
+    layouts: dict[str, tuple[int, ...]] = {}
     for a in _attentions(model):
         cache = in_place_cache(a)
         if cache is not None and holds_values_transposed(a, cache):
-            found |= dict.fromkeys((str(cache.past_value.name), str(a.value.name)), TRANSPOSED)
-    return found
+            layouts |= dict.fromkeys((str(cache.past_value.name), str(a.value.name)), TRANSPOSED)
+    return layouts
 
 
-def _length_of_queries(model: ir.Model) -> str:
+def _query_axis(model: ir.Model) -> str:
     """Return the query axis of all nodes with a cache; "" if there is no unique name."""
-    return _name_of_axis(
+    return _common_axis(
         model, [dims(a.query)[-2] for a in _attentions(model) if appends_to_cache(a)]
     )
 
 
-def _name_of_axis(model: ir.Model, sizes: Iterable[Size]) -> str:
+def _common_axis(model: ir.Model, sizes: Iterable[Size]) -> str:
     """Return the name of an axis that has these sizes in several nodes; "" if it is not unique."""
-    found = {size.value if isinstance(size, ir.SymbolicDim) else None for size in sizes}
-    known = {dim.value for x in model.graph.inputs for dim in dims(x) if not isinstance(dim, int)}
-    return str(found.pop()) if len(found) == 1 and found <= known - {None} else ""
+    names = {size.value if isinstance(size, ir.SymbolicDim) else None for size in sizes}
+    input_axes = {
+        dim.value for x in model.graph.inputs for dim in dims(x) if not isinstance(dim, int)
+    }
+    return str(names.pop()) if len(names) == 1 and names <= input_axes - {None} else ""
 
 
 def _softmax_inputs(model: ir.Model) -> list[ir.Value | None]:
@@ -306,7 +308,7 @@ def _with_shapes(model: ir.Model) -> ir.Model:
     return inferred
 
 
-def _finished(lowered: Lowered) -> Lowered:
+def _finish(lowered: Lowered) -> Lowered:
     common.RemoveUnusedNodesPass()(lowered.model)
     common.RemoveUnusedOpsetsPass()(lowered.model)
     merge_equal_constants(lowered.model)  # a constant of the module may equal one that was added

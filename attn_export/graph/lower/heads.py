@@ -12,7 +12,7 @@ from attn_export.graph.lower.read import AttentionNode
 SWAPPED = [0, 2, 1, 3]
 
 
-def heads_first(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
+def split_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return `[B, H, L, D]`, `[B, Hkv, S - P, D]` and `[B, Hkv, S - P, Dv]`.
 
     Args:
@@ -23,12 +23,12 @@ def heads_first(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.V
         return a.query, a.key, a.value
     query, key, value = (
         op("Transpose", op("Reshape", x, op.ints(0, 0, heads, width)), perm=SWAPPED)
-        for x, heads, width in _parts(a)
+        for x, heads, width in _operands(a)
     )
     return query, key, value
 
 
-def side_by_side(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
+def merge_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
     """Return `[B, L, H·D]`, `[B, S - P, Hkv·D]` and `[B, S - P, Hkv·Dv]`.
 
     Args:
@@ -37,11 +37,11 @@ def side_by_side(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.
     """
     if a.packed:
         return a.query, a.key, a.value
-    query, key, value = (joined(op, *part) for part in _parts(a))
+    query, key, value = (merge_heads(op, *part) for part in _operands(a))
     return query, key, value
 
 
-def joined(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
+def merge_heads(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
     """Reshape `[B, H, L, D]` to `[B, L, H·D]`.
 
     Args:
@@ -50,39 +50,39 @@ def joined(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
         heads: H.
         width: D.
     """
-    whole = before_split(x)
-    if whole is not None:
-        return whole
+    source = merged_source(x)
+    if source is not None:
+        return source
     return op("Reshape", op("Transpose", x, perm=SWAPPED), op.ints(0, 0, heads * width))
 
 
-def before_split(x: ir.Value) -> ir.Value | None:
+def merged_source(x: ir.Value) -> ir.Value | None:
     """Return the `[B, L, H·D]` that `[B, H, L, D]` was made of, if there is one."""
-    swapped = _only(x.producer(), "Transpose")
-    whole = None if swapped is None else _only(swapped.producer(), "Reshape")
-    if whole is None or len(dims(x)) != 4:
+    before_transpose = _input_of(x.producer(), "Transpose")
+    source = None if before_transpose is None else _input_of(before_transpose.producer(), "Reshape")
+    if source is None or len(dims(x)) != 4:
         return None
-    (B, heads, L, width), axes = dims(x), _axes(whole)
+    (B, heads, L, width), axes = dims(x), _known_shape(source)
     if len(axes) != 3 or not isinstance(heads, int) or not isinstance(width, int):
         return None
-    same = axes[2] == heads * width and known_equal(axes[0], B) and known_equal(axes[1], L)
-    return whole if same else None
+    is_merge = axes[2] == heads * width and known_equal(axes[0], B) and known_equal(axes[1], L)
+    return source if is_merge else None
 
 
-def joins_heads(a: AttentionNode) -> ir.Value | None:
+def merged_output(a: AttentionNode) -> ir.Value | None:
     """Return `[B, L, H·Dv]`, if all readers of the attention join its heads."""
     value = a.output(0)
     for op_type in ("Transpose", "Reshape"):
         uses = () if value is None or value.is_graph_output() else tuple(value.uses())
         node = uses[0].node if len(uses) == 1 and uses[0].idx == 0 else None
-        if node is None or _only(node, op_type) is None or node.graph is not a.node.graph:
+        if node is None or _input_of(node, op_type) is None or node.graph is not a.node.graph:
             return None
         value = node.outputs[0]
     assert value is not None
     B, _, L, _ = dims(a.query)
     shape = dims(value)
-    same = len(shape) == 3 and shape[2] == a.num_heads * a.v_head_dim
-    return value if same and known_equal(shape[0], B) and known_equal(shape[1], L) else None
+    is_merge = len(shape) == 3 and shape[2] == a.num_heads * a.v_head_dim
+    return value if is_merge and known_equal(shape[0], B) and known_equal(shape[1], L) else None
 
 
 def same_for_heads(a: AttentionNode) -> bool:
@@ -90,7 +90,7 @@ def same_for_heads(a: AttentionNode) -> bool:
     return a.mask is not None and dims(a.mask)[:-2][1:] in ((), (1,))
 
 
-def _only(node: ir.Node | None, op_type: str) -> ir.Value | None:
+def _input_of(node: ir.Node | None, op_type: str) -> ir.Value | None:
     """Return the input of a node of this type; a Transpose must swap heads and length."""
     if node is None or node.op_type != op_type or node.domain:
         return None
@@ -98,7 +98,7 @@ def _only(node: ir.Node | None, op_type: str) -> ir.Value | None:
     return node.inputs[0] if list(perm) == SWAPPED else None
 
 
-def _axes(value: ir.Value) -> tuple[Size, ...]:
+def _known_shape(value: ir.Value) -> tuple[Size, ...]:
     """Return the axes of a value; for a product without a shape, those of its factors."""
     node = value.producer()
     if dims(value) or node is None or node.op_type != "MatMul":
@@ -107,7 +107,7 @@ def _axes(value: ir.Value) -> tuple[Size, ...]:
     return (*left[:-1], right[-1]) if len(right) == 2 else ()
 
 
-def as_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
+def split_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """Convert `[B, H, L, Dv]` to the layout of the node: joined heads if the query has them.
 
     Args:
@@ -115,7 +115,7 @@ def as_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
         a: The node.
         attended: `[B, H, L, Dv]`.
     """
-    if not a.gives_joined:
+    if not a.merges_heads:
         return attended
     if dims(a.query)[-2] == 1:  # the heads are beside each other as it is
         return op("Reshape", attended, op.ints(0, 1, a.num_heads * a.v_head_dim))
@@ -123,7 +123,7 @@ def as_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     return op("Reshape", swapped, op.ints(0, 0, a.num_heads * a.v_head_dim))
 
 
-def heads_apart(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
+def split_heads(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """Reshape `[B, L, H·Dv]` to `[B, H, L, Dv]`.
 
     Args:
@@ -135,7 +135,7 @@ def heads_apart(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     return op("Transpose", split, perm=SWAPPED)
 
 
-def in_output_layout(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
+def merged_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
     """Convert `[B, L, H·Dv]` to the layout of the node's output.
 
     Args:
@@ -143,7 +143,7 @@ def in_output_layout(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Va
         a: The node.
         attended: `[B, L, H·Dv]`.
     """
-    return attended if a.gives_joined else heads_apart(op, a, attended)
+    return attended if a.merges_heads else split_heads(op, a, attended)
 
 
 def replace_output(a: AttentionNode, index: int, value: ir.Value) -> None:
@@ -154,7 +154,7 @@ def replace_output(a: AttentionNode, index: int, value: ir.Value) -> None:
         index: The index of the output.
         value: The new value.
     """
-    old = a.joined if index == 0 and a.joined is not None else a.output(index)
+    old = a.merged if index == 0 and a.merged is not None else a.output(index)
     if old is None:
         return
     value.dtype = a.dtype
@@ -166,7 +166,7 @@ def replace_output(a: AttentionNode, index: int, value: ir.Value) -> None:
         node = before.producer() if before is not None else None
 
 
-def _parts(a: AttentionNode) -> list[tuple[ir.Value, int, int]]:
+def _operands(a: AttentionNode) -> list[tuple[ir.Value, int, int]]:
     return [
         (a.query, a.num_heads, a.head_dim),
         (a.key, a.num_kv_heads, a.head_dim),

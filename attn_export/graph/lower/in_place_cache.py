@@ -46,9 +46,13 @@ def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
         return None
     if keys is None or values is None:
         return None
-    (past_key, new_key, lengths), (past_value, new_value, other) = keys, values
-    new = dims(new_key)[LENGTH] if dims(new_key) else None
-    if lengths is not other or not dims(a.query) or not known_equal(dims(a.query)[LENGTH], new):
+    (past_key, new_key, lengths), (past_value, new_value, value_lengths) = keys, values
+    new_length = dims(new_key)[LENGTH] if dims(new_key) else None
+    if (
+        lengths is not value_lengths
+        or not dims(a.query)
+        or not known_equal(dims(a.query)[LENGTH], new_length)
+    ):
         return None
     if not _is_sum(a.valid_keys, lengths, dims(a.query)[LENGTH]):
         return None
@@ -127,10 +131,10 @@ def _is_sum(total: ir.Value, lengths: ir.Value, new: Size) -> bool:
     node = source_of_number(total).producer()
     if node is None or node.op_type != "Add":
         return False
-    one, other = (source_of_number(x) for x in node.inputs if x is not None)
-    if other is source_of_number(lengths):
-        one, other = other, one
-    return one is source_of_number(lengths) and _is_length(other, new)
+    first, second = (source_of_number(x) for x in node.inputs if x is not None)
+    if second is source_of_number(lengths):
+        first, second = second, first
+    return first is source_of_number(lengths) and _is_length(second, new)
 
 
 def _is_length(value: ir.Value, size: Size) -> bool:

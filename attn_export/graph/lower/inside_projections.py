@@ -43,17 +43,17 @@ class Rotation:
             value: `cos` or `sin`.
             positions: The other positions, int64 `[1, N]`.
         """
-        chain = _chain(value, self.positions)
+        chain = _chain_to(value, self.positions)
         assert chain is not None  # that is how it was found
-        made = {self.positions: positions}
+        replacements = {self.positions: positions}
         for node in chain:
-            attributes = {name: held.value for name, held in node.attributes.items()}
-            inputs = [None if x is None else made.get(x, x) for x in node.inputs]
-            made[node.outputs[0]] = op(node.op_type, *inputs, **attributes)
-        return made[value]
+            attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+            inputs = [None if x is None else replacements.get(x, x) for x in node.inputs]
+            replacements[node.outputs[0]] = op(node.op_type, *inputs, **attributes)
+        return replacements[value]
 
 
-def rotation_of(query: ir.Value, key: ir.Value, lengths: ir.Value) -> Rotation | None:
+def find_rotation(query: ir.Value, key: ir.Value, lengths: ir.Value) -> Rotation | None:
     """Return the rotary embedding that queries and keys went through; None if there is none.
 
     Args:
@@ -61,46 +61,48 @@ def rotation_of(query: ir.Value, key: ir.Value, lengths: ir.Value) -> Rotation |
         key: `[B, Hkv, 1, D]`.
         lengths: The number of past keys of each row, int64 `[B]`: the position of the query.
     """
-    of_query, of_key = _halves(query), _halves(key)
-    if of_query is None or of_key is None or of_query[1:] != of_key[1:]:
+    query_parts, key_parts = _read_rotation(query), _read_rotation(key)
+    if query_parts is None or key_parts is None or query_parts[1:] != key_parts[1:]:
         return None
-    (before, cos, sin), (key_before, *_) = of_query, of_key
+    (before, cos, sin), (key_before, *_) = query_parts, key_parts
     positions = _positions(cos, lengths)
-    if positions is None or _chain(sin, positions) is None:
+    if positions is None or _chain_to(sin, positions) is None:
         return None
     return Rotation(before, key_before, cos, sin, positions)
 
 
-def _halves(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
+def _read_rotation(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     """Return x, cos and sin of ``[x1·cos - x2·sin, x2·cos + x1·sin]``, x1 and x2 halves of x."""
     node = x.producer()
     if node is None or node.op_type != "Concat" or len(node.inputs) != 2:
         return None
     if node.attributes.get_int("axis", 0) not in (-1, len(dims(x)) - 1):
         return None
-    first, second = (_products(x, kind) for x, kind in zip(node.inputs, HALVES, strict=True))
+    first, second = (_factors(x, kind) for x, kind in zip(node.inputs, HALVES, strict=True))
     if first is None or second is None:
         return None
     ((x1, cos), (x2, sin)), ((x2_again, cos_again), (x1_again, sin_again)) = first, second
     if (x1, cos, x2, sin) != (x1_again, cos_again, x2_again, sin_again):
         return None
-    source = _slice(x1, 0)
-    if source is None or source is not _slice(x2, 1):
+    source = _halved_value(x1, 0)
+    if source is None or source is not _halved_value(x2, 1):
         return None
     # The same angles for all heads.
-    if any(dims(each)[1:2] != (1,) or dims(each)[-1:] != dims(x1)[-1:] for each in (cos, sin)):
+    if any(
+        dims(angles)[1:2] != (1,) or dims(angles)[-1:] != dims(x1)[-1:] for angles in (cos, sin)
+    ):
         return None
     return source, cos, sin
 
 
-def _products(
+def _factors(
     value: ir.Value | None, op_type: str
 ) -> tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]] | None:
     """Return the factors of both products of a sum or difference."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != op_type:
         return None
-    found = []
+    factors = []
     for term in node.inputs:
         product = term.producer() if term is not None else None
         if product is None or product.op_type != "Mul":
@@ -108,26 +110,32 @@ def _products(
         one, other = product.inputs
         if one is None or other is None:
             return None
-        found.append((one, other))
-    return found[0], found[1]
+        factors.append((one, other))
+    return factors[0], factors[1]
 
 
-def _slice(value: ir.Value, half: int) -> ir.Value | None:
+def _halved_value(value: ir.Value, half: int) -> ir.Value | None:
     """Return the value of which `value` is the first or second half of the last axis."""
     node = value.producer()
     if node is None or node.op_type != "Slice" or len(node.inputs) < 4:
         return None
     source = node.inputs[0]
-    held = [None if x is None else x.const_value for x in node.inputs[1:]]
+    constants = [None if x is None else x.const_value for x in node.inputs[1:]]
     width = dims(source)[-1] if source is not None and dims(source) else None
     if source is None or not isinstance(width, int) or width % 2:
         return None
-    if any(tensor is None or tensor.size != 1 for tensor in held):
+    if any(tensor is None or tensor.size != 1 for tensor in constants):
         return None
-    start, end, axis, *step = (int(tensor.numpy().item()) for tensor in held if tensor is not None)
-    wanted = (0, width // 2) if half == 0 else (width // 2, width)
-    last = axis in (-1, len(dims(source)) - 1)
-    return source if (start, min(end, width)) == wanted and last and step in ([], [1]) else None
+    start, end, axis, *step = (
+        int(tensor.numpy().item()) for tensor in constants if tensor is not None
+    )
+    bounds = (0, width // 2) if half == 0 else (width // 2, width)
+    on_last_axis = axis in (-1, len(dims(source)) - 1)
+    return (
+        source
+        if (start, min(end, width)) == bounds and on_last_axis and step in ([], [1])
+        else None
+    )
 
 
 def _positions(cos: ir.Value, lengths: ir.Value) -> ir.Value | None:
@@ -147,11 +155,11 @@ def _counts_up(value: ir.Value) -> bool:
     node = value.producer()
     if node is None or node.op_type != "Range":
         return False
-    held = [x.const_value for x in (node.inputs[0], node.inputs[2]) if x is not None]
-    return [None if x is None else x.numpy().item() for x in held] == [0, 1]
+    constants = [x.const_value for x in (node.inputs[0], node.inputs[2]) if x is not None]
+    return [None if x is None else x.numpy().item() for x in constants] == [0, 1]
 
 
-def _chain(value: ir.Value, source: ir.Value) -> list[ir.Node] | None:
+def _chain_to(value: ir.Value, source: ir.Value) -> list[ir.Node] | None:
     """Return the nodes from `source` to `value`; None if they read anything but constants."""
     nodes: list[ir.Node] = []
     while value is not source:
@@ -185,14 +193,14 @@ class Norm:
     epsilon: float
 
 
-def norm_of(query: ir.Value, key: ir.Value) -> Norm | None:
+def find_norm(query: ir.Value, key: ir.Value) -> Norm | None:
     """Return the RMS norms that queries and keys went through last; None if they differ in kind.
 
     Args:
         query: `[B, H, L, D]`.
         key: `[B, Hkv, L, D]`.
     """
-    found = []
+    norms = []
     for value in (query, key):
         node = value.producer()
         if node is None or node.op_type != "RMSNormalization" or node.domain:
@@ -201,14 +209,16 @@ def norm_of(query: ir.Value, key: ir.Value) -> Norm | None:
         last = node.attributes.get_int("axis", -1) in (-1, len(dims(value)) - 1)
         if source is None or weight is None or len(dims(weight)) != 1 or not last:
             return None
-        found.append((source, weight, node.attributes.get_float("epsilon", 1e-5)))
-    (before, weight, epsilon), (key_before, key_weight, key_epsilon) = found
+        norms.append((source, weight, node.attributes.get_float("epsilon", 1e-5)))
+    (before, weight, epsilon), (key_before, key_weight, key_epsilon) = norms
     if epsilon != key_epsilon:
         return None
     return Norm(before, key_before, weight, key_weight, epsilon)
 
 
-def packed(op: Builder, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.Value | None:
+def pack_projections(
+    op: Builder, query: ir.Value, key: ir.Value, value: ir.Value
+) -> ir.Value | None:
     """Return queries, keys and values side by side, made by one product; None if they cannot be.
 
     The weights are concatenated by nodes, which ONNX Runtime computes when it loads the graph:
@@ -225,15 +235,15 @@ def packed(op: Builder, query: ir.Value, key: ir.Value, value: ir.Value) -> ir.V
         same = list(split.outputs) == [query, key, value]
         last = split.attributes.get_int("axis", 0) in (-1, len(dims(query)) - 1)
         return split.inputs[0] if same and last else None
-    parts = [_projection(each) for each in (query, key, value)]
-    found = [part for part in parts if part is not None]
-    if len(found) < 3 or len({source for source, _, _ in found}) > 1:
+    candidates = [_projection(operand) for operand in (query, key, value)]
+    projections = [part for part in candidates if part is not None]
+    if len(projections) < 3 or len({source for source, _, _ in projections}) > 1:
         return None
-    biases = [bias for _, _, bias in found if bias is not None]
+    biases = [bias for _, _, bias in projections if bias is not None]
     if len(biases) not in (0, 3):
         return None
-    weight = op("Concat", *(weight for _, weight, _ in found), axis=1)
-    product = op("MatMul", found[0][0], weight)
+    weight = op("Concat", *(weight for _, weight, _ in projections), axis=1)
+    product = op("MatMul", projections[0][0], weight)
     return op("Add", product, op("Concat", *biases, axis=0)) if biases else product
 
 

@@ -49,32 +49,32 @@ class QuantisedCache:
 
 def quantised_cache(a: AttentionNode) -> QuantisedCache | None:
     """Return the cache of a node that writes integers at one place and reads up to it."""
-    keys, values = _read(a.key), _read(a.value)
+    keys, values = _stored_integers(a.key), _stored_integers(a.value)
     if keys is None or values is None:
         return None
-    (key, k_scale, bits), (value, v_scale, other) = keys, values
+    (key, k_scale, bits), (value, v_scale, value_bits) = keys, values
     cache = in_place_cache(dataclasses.replace(a, key=key, value=value))
-    if cache is None or bits != other:
+    if cache is None or bits != value_bits:
         return None
-    before = _before if bits == 8 else _before_packing
-    new_key, new_value = before(cache.new_key, k_scale), before(cache.new_value, v_scale)
+    find_source = _source_of_int8 if bits == 8 else _source_of_packed
+    new_key, new_value = find_source(cache.new_key, k_scale), find_source(cache.new_value, v_scale)
     if new_key is None or new_value is None:
         return None
     cache = dataclasses.replace(cache, new_key=new_key, new_value=new_value)
     return QuantisedCache(cache, key, value, k_scale, v_scale, bits)
 
 
-def _read(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None:
+def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None:
     """Return the integers that a value is made from, their scale and their bits."""
-    source, factor = _without(value, "Mul")
-    held = _linear(source, "DequantizeLinear")
-    if held is not None:
-        return held[0], held[1] * factor, 8
-    held_bytes = _bytes_of(source)
-    return None if held_bytes is None else (held_bytes, factor, 4)
+    source, factor = _split_constant(value, "Mul")
+    linear = _read_linear(source, "DequantizeLinear")
+    if linear is not None:
+        return linear[0], linear[1] * factor, 8
+    packed = _packed_bytes(source)
+    return None if packed is None else (packed, factor, 4)
 
 
-def _bytes_of(value: ir.Value) -> ir.Value | None:
+def _packed_bytes(value: ir.Value) -> ir.Value | None:
     """Return the uint8 of which a value has the halves, `[..., D / 2, 2]` as `[..., D]`."""
     pairs = _source(value, "Reshape")
     table = _producer(pairs, "Gather")
@@ -83,26 +83,30 @@ def _bytes_of(value: ir.Value) -> ir.Value | None:
     numbers = _constant(table.inputs[0])
     if numbers is None or not np.array_equal(numbers, HALVES):
         return None
-    held = _source(table.inputs[1], "Cast")
-    if held is None or held.dtype != ir.DataType.UINT8 or not _are_pairs(dims(pairs), dims(value)):
+    stored = _source(table.inputs[1], "Cast")
+    if (
+        stored is None
+        or stored.dtype != ir.DataType.UINT8
+        or not _are_pairs(dims(pairs), dims(value))
+    ):
         return None
-    return held
+    return stored
 
 
-def _before_packing(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
+def _source_of_packed(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
     """Return the value that was divided by a scale, rounded to 4 bits and put in bytes."""
     total = _producer(_source(value, "Cast"), "Add")
     if total is None or value.dtype != ir.DataType.UINT8:
         return None
-    second, factor = _without(total.inputs[1], "Mul")
-    first, second = _every_other(total.inputs[0], 0), _every_other(second, 1)
+    second, factor = _split_constant(total.inputs[1], "Mul")
+    first, second = _source_of_slice(total.inputs[0], 0), _source_of_slice(second, 1)
     if first is None or first is not second or not np.array_equal(factor, 16):
         return None
-    whole, eight = _without(first, "Add")
-    clipped, high = _without(_source(whole, "Cast"), "Min")
-    rounded, low = _without(clipped, "Max")
-    source, divisor = _without(_source(rounded, "Round"), "Div")
-    numbers = (eight, high, low)
+    integers, offset = _split_constant(first, "Add")
+    clipped, high = _split_constant(_source(integers, "Cast"), "Min")
+    rounded, low = _split_constant(clipped, "Max")
+    source, divisor = _split_constant(_source(rounded, "Round"), "Div")
+    numbers = (offset, high, low)
     if not all(np.array_equal(x, y) for x, y in zip(numbers, (8, 7, -8), strict=True)):
         return None
     return source if np.array_equal(divisor, scale) else None
@@ -116,16 +120,16 @@ def _are_pairs(pairs: Shape, joined: Shape) -> bool:
     return same and joined[-1] == 2 * pairs[-2]
 
 
-def _every_other(value: ir.Value | None, start: int) -> ir.Value | None:
+def _source_of_slice(value: ir.Value | None, start: int) -> ir.Value | None:
     """Return the value of which a Slice takes every other element of the last axis."""
     node = _producer(value, "Slice")
     if node is None or node.inputs[0] is None:
         return None
     width = dims(node.inputs[0])[-1]
-    given = [_constant(optional_input(node, index)) for index in range(1, 5)]
-    if any(x is None or x.size != 1 for x in given) or not isinstance(width, int):
+    arguments = [_constant(optional_input(node, index)) for index in range(1, 5)]
+    if any(x is None or x.size != 1 for x in arguments) or not isinstance(width, int):
         return None
-    first, end, axis, step = (int(x.item()) for x in given if x is not None)
+    first, end, axis, step = (int(x.item()) for x in arguments if x is not None)
     last = axis in (-1, len(dims(node.inputs[0])) - 1)
     return node.inputs[0] if last and (first, step) == (start, 2) and end >= width else None
 
@@ -141,16 +145,16 @@ def _source(value: ir.Value | None, op_type: str) -> ir.Value | None:
     return None if node is None else node.inputs[0]
 
 
-def _before(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
+def _source_of_int8(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
     """Return the value that was divided by a scale and rounded to int8."""
-    held = _linear(value, "QuantizeLinear")
-    if held is None:
+    linear = _read_linear(value, "QuantizeLinear")
+    if linear is None:
         return None
-    source, factor = _without(held[0], "Div")
-    return source if np.array_equal(held[1] * factor, scale) else None
+    source, factor = _split_constant(linear[0], "Div")
+    return source if np.array_equal(linear[1] * factor, scale) else None
 
 
-def _without(value: V, op_type: str) -> tuple[V | ir.Value, np.ndarray]:
+def _split_constant(value: V, op_type: str) -> tuple[V | ir.Value, np.ndarray]:
     """Return the first operand of a node whose second is a constant, and the constant; else 1."""
     node = _producer(value, op_type)
     if node is not None and node.inputs[0] is not None:
@@ -160,7 +164,7 @@ def _without(value: V, op_type: str) -> tuple[V | ir.Value, np.ndarray]:
     return value, np.ones((), np.float32)
 
 
-def _linear(value: ir.Value, op_type: str) -> tuple[ir.Value, np.ndarray] | None:
+def _read_linear(value: ir.Value, op_type: str) -> tuple[ir.Value, np.ndarray] | None:
     """Return the input and the scale of a node whose integers are int8 and whose zero is 0."""
     node = value.producer()
     if node is None or node.op_type != op_type or node.inputs[0] is None:

@@ -1,11 +1,12 @@
-"""Products with quantised weights, as they are fastest in ONNX Runtime.
+"""Lowering of products with quantised weights to the fastest form in ONNX Runtime.
 
-Weights of 4 bits: MatMulNBits, which unpacks as it multiplies
+Products with weights of 4 bits become MatMulNBits, which unpacks while it multiplies
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md). Its weights are
-`[out, blocks, bytes]`, unsigned, two of 4 bits in a byte, the first in the lower half. With 8 bits
-it takes 15 times as long as a product of float32, and DequantizeLinear becomes it: such weights
-are Cast, Sub and Mul, which ONNX Runtime computes once, when a session is made. Inputs that the
-graph rounds in the blocks of weights of 4 bits are rounded by the operator.
+`[out, blocks, bytes]`, unsigned, two integers of 4 bits in a byte, the first in the lower half.
+
+For 8 bits MatMulNBits takes 15 times as long as a product in float32, and ONNX Runtime converts
+DequantizeLinear to it. Such weights are dequantised by Cast, Sub and Mul instead, which ONNX
+Runtime folds when a session is made. Rounding of inputs by the same blocks is left to MatMulNBits.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from attn_export.quantiser import FLOAT32_PRODUCTS, INTEGER_PRODUCTS
 
 BITS = {"INT4": 4, "UINT4": 4, "INT8": 8, "UINT8": 8}
 BLOCKS = (256, 128, 64, 32, 16)
-"""Blocks that the operator takes; one scale for all inputs is repeated for the largest."""
+"""Block sizes of MatMulNBits. A single scale per output is repeated for the largest that fits."""
 
 FLOAT = ir.DataType.FLOAT
 
 
 @dataclasses.dataclass(frozen=True)
 class _Weight:
-    """A weight `[in, out]` with its scales and zero points `[in / block, out]`, as int64."""
+    """A weight, int64 `[in, out]`, with its scales and zero points, `[in / block, out]`."""
 
     name: str
     integers: np.ndarray
@@ -40,7 +41,7 @@ class _Weight:
 
 
 def multiply_integers(model: ir.Model) -> None:
-    """Replace the DequantizeLinear of weights, where there is a faster form.
+    """Replace DequantizeLinear nodes of weights that only products read.
 
     Args:
         model: The graph; changed in place.
@@ -48,17 +49,17 @@ def multiply_integers(model: ir.Model) -> None:
     for node in nodes_of(model, "DequantizeLinear"):
         weight = _read(node)
         readers = [use.node for use in node.outputs[0].uses()]
-        if weight is None or not all(_multiplies(reader, node) for reader in readers):
+        if weight is None or not all(_is_product_with(reader, node) for reader in readers):
             continue
         if weight.bits == 8:
-            _in_float(model, node, weight)
+            _dequantise_in_float32(model, node, weight)
             continue
-        packed = _packed(model, weight)
+        packed = _pack_weight(model, weight)
         for reader in readers:
-            _replace(model, reader, weight, packed)
+            _replace_product(model, reader, weight, packed)
 
 
-def _in_float(model: ir.Model, node: ir.Node, weight: _Weight) -> None:
+def _dequantise_in_float32(model: ir.Model, node: ir.Node, weight: _Weight) -> None:
     """Replace a DequantizeLinear by operators of float32: (integer - zero point) * scale."""
     op = Builder(model, node)
     inputs, outputs = weight.integers.shape
@@ -66,32 +67,34 @@ def _in_float(model: ir.Model, node: ir.Node, weight: _Weight) -> None:
     integers, scales, zeros = (optional_input(node, index) for index in range(3))
 
     def beside(x: ir.Value | None) -> ir.Value | None:
-        """Return x for integers that are `[blocks, block, out]`, or `[in, out]`."""
+        """Add an axis for the elements of a block, if there are blocks."""
         return op("Unsqueeze", x, op.ints(1)) if blocked else x
 
-    made = op("Cast", integers, to=FLOAT)
+    value = op("Cast", integers, to=FLOAT)
     if blocked:
-        made = op("Reshape", made, op.ints(len(weight.scales), -1, outputs))
+        value = op("Reshape", value, op.ints(len(weight.scales), -1, outputs))
     if zeros is not None:
-        made = op("Sub", made, beside(op("Cast", zeros, to=FLOAT)))
-    made = op("Mul", made, beside(scales))
+        value = op("Sub", value, beside(op("Cast", zeros, to=FLOAT)))
+    value = op("Mul", value, beside(scales))
     if blocked:
-        made = op("Reshape", made, op.ints(inputs, outputs))
-    take_over(node.outputs[0], made)
+        value = op("Reshape", value, op.ints(inputs, outputs))
+    take_over(node.outputs[0], value)
     model.graph.remove(node, safe=True)
 
 
-def _multiplies(reader: ir.Node, node: ir.Node) -> bool:
+def _is_product_with(reader: ir.Node, node: ir.Node) -> bool:
     plain = reader.op_type == "MatMul" and reader.domain == ""
     return plain and reader.inputs[1] is node.outputs[0] and reader.inputs[0] is not None
 
 
 def _read(node: ir.Node) -> _Weight | None:
-    """Return the constants of a node; None where the operator has no such form."""
-    held = [optional_input(node, index) for index in range(3)]
-    integers, scales, zeros = (None if v is None else v.const_value for v in held)
-    known = integers is not None and scales is not None and (held[2] is None or zeros is not None)
-    if not known or integers is None or scales is None or len(integers.shape) != 2:
+    """Return the weight of a DequantizeLinear; None if MatMulNBits does not support it."""
+    inputs = [optional_input(node, index) for index in range(3)]
+    integers, scales, zeros = (None if v is None else v.const_value for v in inputs)
+    are_constants = (
+        integers is not None and scales is not None and (inputs[2] is None or zeros is not None)
+    )
+    if not are_constants or integers is None or scales is None or len(integers.shape) != 2:
         return None
     bits, is_float = BITS.get(integers.dtype.name), scales.dtype == ir.DataType.FLOAT
     blocked, axis = node.attributes.get_int("block_size", 0), node.attributes.get_int("axis", 1)
@@ -105,41 +108,43 @@ def _read(node: ir.Node) -> _Weight | None:
     def spread(array: np.ndarray) -> np.ndarray:
         return array if blocked else np.tile(array, (rows // block, 1))
 
-    small = scales.numpy()
-    of_zeros = np.zeros(small.shape, np.int64) if zeros is None else zeros.numpy().astype(np.int64)
+    scale_array = scales.numpy()
+    zero_points = (
+        np.zeros(scale_array.shape, np.int64) if zeros is None else zeros.numpy().astype(np.int64)
+    )
     return _Weight(
-        str(held[0].name if held[0] else ""), integers.numpy().astype(np.int64), spread(small),
-        spread(of_zeros), bits, integers.dtype.name.startswith("INT"),
+        str(inputs[0].name if inputs[0] else ""), integers.numpy().astype(np.int64),
+        spread(scale_array), spread(zero_points), bits, integers.dtype.name.startswith("INT"),
     )  # fmt: skip
 
 
-def _packed(model: ir.Model, weight: _Weight) -> list[ir.Value]:
-    """Return weights, scales and, unless they are in the middle, zero points."""
+def _pack_weight(model: ir.Model, weight: _Weight) -> list[ir.Value]:
+    """Add the inputs of MatMulNBits: weights, scales and, if not the default, zero points."""
     middle = 2 ** (weight.bits - 1)
     offset = middle if weight.is_signed else 0
     blocks, outputs = weight.scales.shape
     rows = (weight.integers + offset).T.reshape(outputs, blocks, -1)
     zeros = (weight.zero_points + offset).T
-    found = [
-        _constant(model, f"{weight.name}.packed", _in_bytes(rows, weight.bits)),
+    constants = [
+        _constant(model, f"{weight.name}.packed", _pack_bytes(rows, weight.bits)),
         _constant(model, f"{weight.name}.packed_scale", np.ascontiguousarray(weight.scales.T)),
     ]
     if (zeros != middle).any():
-        found.append(
-            _constant(model, f"{weight.name}.packed_zero_point", _in_bytes(zeros, weight.bits))
+        constants.append(
+            _constant(model, f"{weight.name}.packed_zero_point", _pack_bytes(zeros, weight.bits))
         )
-    return found
+    return constants
 
 
-def _in_bytes(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """Return unsigned integers as bytes along the last axis, the first in the lower half."""
+def _pack_bytes(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Pack unsigned integers into bytes along the last axis, the first in the lower half."""
     numbers = numbers.astype(np.uint8)
     if bits == 8:
         return numbers
     if numbers.shape[-1] % 2:
         numbers = np.concatenate([numbers, np.zeros_like(numbers[..., :1])], axis=-1)
-    found: np.ndarray = numbers[..., 0::2] | numbers[..., 1::2] << 4
-    return found
+    packed: np.ndarray = numbers[..., 0::2] | numbers[..., 1::2] << 4
+    return packed
 
 
 def _constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
@@ -148,14 +153,16 @@ def _constant(model: ir.Model, name: str, array: np.ndarray) -> ir.Value:
     return value
 
 
-def _replace(model: ir.Model, node: ir.Node, weight: _Weight, packed: list[ir.Value]) -> None:
+def _replace_product(
+    model: ir.Model, node: ir.Node, weight: _Weight, packed: list[ir.Value]
+) -> None:
     inputs, outputs = weight.integers.shape
     x, block, level = node.inputs[0], inputs // len(weight.scales), FLOAT32_PRODUCTS
     assert x is not None
     rounded = read_block_rounding(x)
     if rounded is not None and rounded[1] == block:  # which the operator does itself
         x, level = rounded[0], INTEGER_PRODUCTS
-    (product,) = Builder(model, node).several(
+    (product,) = Builder(model, node).add_node(
         "MatMulNBits", [x, *packed], 1, "com.microsoft",
         K=inputs, N=outputs, bits=weight.bits, block_size=block, accuracy_level=level,
     )  # fmt: skip

@@ -70,14 +70,14 @@ class MaskTrials:
     def appends(self) -> bool:
         """Return whether query i has the new key P + i, so that a causal mask is aligned to it."""
         new = self._a.key if self.cache is None else self.cache.new_key
-        own = bool(dims(new)) and known_equal(dims(new)[-2], dims(self._a.query)[-2])
-        return own and (self.cache is not None or self._a.valid_keys is None)
+        one_per_query = bool(dims(new)) and known_equal(dims(new)[-2], dims(self._a.query)[-2])
+        return one_per_query and (self.cache is not None or self._a.valid_keys is None)
 
-    def first(self) -> list[MaskTrial]:
+    def small(self) -> list[MaskTrial]:
         """Return trials of small sizes."""
         return self._of(FIRST)
 
-    def beyond(
+    def refuting(
         self, numbers: Iterable[int], reach: int, tables: Iterable[int]
     ) -> list[MaskTrial] | None:
         """Return trials that could refute a rule with these numbers and tables.
@@ -101,7 +101,7 @@ class MaskTrials:
         sizes += [(1, reach + 2, 0), (1, 3, reach + 1)]
         for n in sorted(set(tables)):
             sizes += [(1, 1, n - 1), (1, 2, n - 2), (1, n, 0)]
-        if any(self._scores(*each) > MOST for each in sizes):
+        if any(self._scores(*lengths) > MOST for lengths in sizes):
             return None
         return self._of(sizes)
 
@@ -118,16 +118,18 @@ class MaskTrials:
             return None
         name = str(size.value)
         if name in self._totals:
-            return sum(self.known(part, sizes) for part in self._totals[name])
+            return sum(self.known_size(part, sizes) for part in self._totals[name])
         if name in sizes:
             return sizes[name]
         if SYMBOL.fullmatch(name):
             return None
-        parts = {part: self.known(ir.SymbolicDim(part), sizes) for part in SYMBOL.findall(name)}
-        found = size.evaluate(parts)
-        return int(found) if isinstance(found, int) else None
+        parts = {
+            part: self.known_size(ir.SymbolicDim(part), sizes) for part in SYMBOL.findall(name)
+        }
+        value = size.evaluate(parts)
+        return int(value) if isinstance(value, int) else None
 
-    def known(self, size: Size, sizes: Mapping[str, int]) -> int:
+    def known_size(self, size: Size, sizes: Mapping[str, int]) -> int:
         """Return a size in a trial.
 
         Args:
@@ -137,10 +139,10 @@ class MaskTrials:
         Raises:
             ValueError: If that is not known.
         """
-        found = self.size(size, sizes)
-        if found is None:
+        value = self.size(size, sizes)
+        if value is None:
             raise ValueError(f"the size {size} is not known")
-        return found
+        return value
 
     def is_known(self, size: Size) -> bool:
         """Return whether a size is known in a trial."""
@@ -149,38 +151,38 @@ class MaskTrials:
         except ValueError:
             return False
 
-    def axis(self, found: Sequence[tuple[MaskTrial, int]]) -> Size:
+    def axis_of_sizes(self, observed: Sequence[tuple[MaskTrial, int]]) -> Size:
         """Return the name of the axis that has these sizes in these trials."""
-        sizes = {size for _, size in found}
+        sizes = {size for _, size in observed}
         if len(sizes) == 1:
             return sizes.pop()
         mask = () if self._a.mask is None else dims(self._a.mask)
         names = [ir.SymbolicDim(name) for name in (*self._free, *self._totals)]
         for name in (*names, *(size for size in mask if self.is_known(size))):
-            if all(self.size(name, trial.sizes) == size for trial, size in found):
+            if all(self.size(name, trial.sizes) == size for trial, size in observed):
                 return name
         return ir.SymbolicDim(None)
 
     def _of(self, sizes: Iterable[tuple[int, int, int]]) -> list[MaskTrial]:
-        found: dict[tuple[tuple[str, int], ...], MaskTrial] = {}
+        trials: dict[tuple[tuple[str, int], ...], MaskTrial] = {}
         for B, L, P in sizes:
-            named = self._bind(B, L, P)
-            key = tuple(named.items())
-            queries, keys = self._lengths(named)
+            bound_sizes = self._bind(B, L, P)
+            key = tuple(bound_sizes.items())
+            queries, keys = self._lengths(bound_sizes)
             fits = self.cache is None or P + queries <= keys
-            if key not in found and fits:
-                found[key] = self._trial(named, P)
-        return list(found.values())
+            if key not in trials and fits:
+                trials[key] = self._trial(bound_sizes, P)
+        return list(trials.values())
 
     def _bind(self, B: int, L: int, P: int) -> dict[str, int]:
         """Return a size for every name in the inputs; those without meaning here are arbitrary."""
         a = self._a
-        known = {_symbol(dims(a.query)[0]): B, _symbol(dims(a.query)[-2]): L}
+        bound = {_symbol(dims(a.query)[0]): B, _symbol(dims(a.query)[-2]): L}
         if a.past_key is not None:
-            known[_symbol(dims(a.past_key)[-2])] = P
+            bound[_symbol(dims(a.past_key)[-2])] = P
         elif self.cache is not None:
-            known.setdefault(_symbol(dims(a.key)[-2]), P + L + 1)
-        return {name: known.get(name, 2 + index) for index, name in enumerate(self._free)}
+            bound.setdefault(_symbol(dims(a.key)[-2]), P + L + 1)
+        return {name: bound.get(name, 2 + index) for index, name in enumerate(self._free)}
 
     def _scores(self, B: int, L: int, P: int) -> int:
         sizes = self._bind(B, L, P)
@@ -189,18 +191,18 @@ class MaskTrials:
 
     def _lengths(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         a = self._a
-        past = 0 if a.past_key is None else self.known(dims(a.past_key)[-2], sizes)
+        past = 0 if a.past_key is None else self.known_size(dims(a.past_key)[-2], sizes)
         return (
-            self.known(dims(a.query)[-2], sizes),
-            past + self.known(dims(a.key)[-2], sizes),
+            self.known_size(dims(a.query)[-2], sizes),
+            past + self.known_size(dims(a.key)[-2], sizes),
         )
 
     def _trial(self, sizes: Mapping[str, int], P: int) -> MaskTrial:
         a = self._a
-        B = self.known(dims(a.query)[0], sizes)
+        B = self.known_size(dims(a.query)[0], sizes)
         L, S = self._lengths(sizes)
         if a.past_key is not None:
-            past = np.full(B, self.known(dims(a.past_key)[-2], sizes))
+            past = np.full(B, self.known_size(dims(a.past_key)[-2], sizes))
         elif self.cache is not None:  # rows of different lengths
             past = np.maximum(P - np.arange(B), 0)
         else:

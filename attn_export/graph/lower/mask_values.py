@@ -36,7 +36,7 @@ CURVED = frozenset({
 """Operators by which a number in a rule acts at another length than its own, sum or product."""
 
 
-class MaskMaker:
+class MaskGraph:
     """Everything that a mask is computed from.
 
     Args:
@@ -47,14 +47,14 @@ class MaskMaker:
     Attributes:
         nodes: In an order in which they can run.
         data: All values that are neither computed from sizes nor constant.
-        tainted: The values that are computed from it.
+        data_dependent: The values that are computed from it.
     """
 
     def __init__(self, mask: ir.Value, lengths: ir.Value | None, trials: MaskTrials) -> None:
         self.mask, self._lengths, self._trials = mask, lengths, trials
         self.nodes: list[ir.Node] = []
         self.data: set[ir.Value] = set()
-        self.tainted: set[ir.Value] = set()
+        self.data_dependent: set[ir.Value] = set()
         self._sized: set[ir.Value] = set()
         self._constants: dict[ir.Value, Array] = {}
         self._find()
@@ -83,15 +83,15 @@ class MaskMaker:
             self._constants[value] = constant.numpy()
         elif node is None or not _can_run(node) or len(self.nodes) > MOST_NODES:
             self.data.add(value)
-            self.tainted.add(value)
+            self.data_dependent.add(value)
         else:
             return node
         return None
 
     def _list(self, node: ir.Node) -> None:
         self.nodes.append(node)
-        if any(value in self.tainted for value in node.inputs):
-            self.tainted.update(node.outputs)
+        if any(value in self.data_dependent for value in node.inputs):
+            self.data_dependent.update(node.outputs)
 
     def _is_size(self, node: ir.Node) -> bool:
         source = node.inputs[0] if node.op_type in ("Shape", "Size") and node.inputs else None
@@ -105,24 +105,24 @@ class MaskMaker:
             ValueError: If those are too large, or too many, or if the mask has an operator by
                 which a number acts at another size than its own.
         """
-        first = self._trials.first()
-        yield from first
-        known = self._known_values(first)
+        small = self._trials.small()
+        yield from small
+        known = self._known_values(small)
         if any(node.op_type in CURVED and not _is_known(node, known) for node in self.nodes):
             raise ValueError("a mask bends its lengths")
         numbers = {math.ceil(n) for array in known.values() for n in _lengths_in(array) if n > 2}
         tables = {n for array in known.values() if array.size > SMALL for n in array.shape} - {1}
-        beyond = self._trials.beyond(numbers, self._reach(known), tables)
-        if beyond is None or len(numbers) > MOST_NUMBERS:
+        refuting = self._trials.refuting(numbers, self._reach(known), tables)
+        if refuting is None or len(numbers) > MOST_NUMBERS:
             raise ValueError("numbers of a mask are beyond what can be tried")
-        yield from beyond
+        yield from refuting
 
     def _known_values(self, trials: Sequence[MaskTrial]) -> dict[ir.Value, Array]:
         """Return the values that do not follow from the sizes: constants and their results."""
         known = dict(self._constants)
         if len(trials) > 1:
             nodes = [x for node in self.nodes for x in node.outputs]
-            free = [x for x in nodes if x.name and x not in self.tainted]
+            free = [x for x in nodes if x.name and x not in self.data_dependent]
             evaluate = self.evaluator(free)
             one, other = (evaluate(self.sizes(trial), {}) for trial in trials[:2])
             known |= {x: one[x] for x in free if np.array_equal(one[x], other[x])}
@@ -140,11 +140,13 @@ class MaskMaker:
         for node in self.nodes:
             if _is_known(node, known):
                 continue
-            before = max((units.get(value, 1.0) for value in node.inputs), default=1.0)
-            unit = before * _divisor(node, known)
+            input_unit = max((units.get(value, 1.0) for value in node.inputs), default=1.0)
+            unit = input_unit * _divisor(node, known)
             units |= dict.fromkeys(node.outputs, unit)
-            held = [known[value] for value in node.inputs if value is not None and value in known]
-            reach += sum(unit * (max(_lengths_in(array), default=0.0) + 1) for array in held)
+            constants = [
+                known[value] for value in node.inputs if value is not None and value in known
+            ]
+            reach += sum(unit * (max(_lengths_in(array), default=0.0) + 1) for array in constants)
         return math.ceil(min(reach, NO_LENGTH))
 
     def sizes(self, trial: MaskTrial) -> dict[ir.Value, Array]:
@@ -162,20 +164,22 @@ class MaskMaker:
                 nodes.append(node)
                 wanted |= {value for value in node.inputs if value is not None} - set(cut)
         read = {value for node in nodes for value in node.inputs if value is not None}
-        made = {value for node in nodes for value in node.outputs} - set(cut)
+        computed = {value for node in nodes for value in node.outputs} - set(cut)
         constants = {x: array for x, array in self._constants.items() if x in read}
-        return Evaluator(nodes[::-1], read - made, outputs, constants)
+        return Evaluator(nodes[::-1], read - computed, outputs, constants)
 
-    def tried(
-        self, evaluate: Evaluator, trial: MaskTrial, given: Values | None = None
+    def run_trial(
+        self, evaluate: Evaluator, trial: MaskTrial, data: Values | None = None
     ) -> Values | None:
         """Return the values made in a trial; None if the trial goes beyond a table."""
-        beyond = [n for x in self._constants.values() if x.size > SMALL for n in x.shape if n > 1]
+        table_lengths = [
+            n for x in self._constants.values() if x.size > SMALL for n in x.shape if n > 1
+        ]
         try:
-            values = evaluate(self.sizes(trial), given or {})
-            over_scores(values[self.mask], trial)
+            values = evaluate(self.sizes(trial), data or {})
+            broadcast_to_scores(values[self.mask], trial)
         except Exception:
-            if trial.keys > min(beyond, default=trial.keys):
+            if trial.keys > min(table_lengths, default=trial.keys):
                 return None
             raise
         return values
@@ -238,21 +242,21 @@ class Evaluator:
         opset = helper.make_opsetid("", _opset(nodes))
         self._model = ReferenceEvaluator(helper.make_model(graph, opset_imports=[opset]))
 
-    def __call__(self, sizes: Values, given: Values) -> dict[ir.Value, Array]:
+    def __call__(self, sizes: Values, data: Values) -> dict[ir.Value, Array]:
         """Return the outputs.
 
         Args:
             sizes: The values that follow from the sizes of the trial.
-            given: The values of data, and of the cut values.
+            data: The values of data, and of the cut values.
         """
-        known = {**self._constants, **sizes, **given}
+        known = {**self._constants, **sizes, **data}
         feeds = {str(value.name): known[value] for value in self._inputs}
         with np.errstate(all="ignore"):
-            found = self._model.run(None, feeds)
-        return dict(zip(self._outputs, found, strict=True))
+            outputs = self._model.run(None, feeds)
+        return dict(zip(self._outputs, outputs, strict=True))
 
 
-def over_scores(mask: Array, trial: MaskTrial) -> Array:
+def broadcast_to_scores(mask: Array, trial: MaskTrial) -> Array:
     """Broadcast a mask to `[B, H or 1, L, S]`.
 
     Raises:
@@ -283,7 +287,9 @@ def _requested_sizes(node: ir.Node) -> tuple[Size, ...]:
 def _size(value: ir.Value, trials: MaskTrials, trial: MaskTrial) -> Array:
     node = value.producer()
     assert node is not None
-    array = np.array([trials.known(size, trial.sizes) for size in _requested_sizes(node)], np.int64)
+    array = np.array(
+        [trials.known_size(size, trial.sizes) for size in _requested_sizes(node)], np.int64
+    )
     return array if node.op_type == "Shape" else np.asarray(array.prod())
 
 

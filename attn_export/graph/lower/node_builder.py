@@ -31,9 +31,9 @@ class Builder:
 
     def __call__(self, op_type: str, *inputs: ir.Value | None, **attributes: Any) -> ir.Value:
         """Add one node with one output, and return the output."""
-        return self.several(op_type, inputs, 1, **attributes)[0]
+        return self.add_node(op_type, inputs, 1, **attributes)[0]
 
-    def several(
+    def add_node(
         self,
         op_type: str,
         inputs: Sequence[ir.Value | None],
@@ -62,7 +62,7 @@ class Builder:
         self._add(node)
         return node.outputs
 
-    def either(
+    def add_if(
         self,
         condition: ir.Value,
         then: Callable[[Builder], Sequence[ir.Value]],
@@ -79,19 +79,19 @@ class Builder:
         """
         branches: dict[str, Any] = {}
         count = 0
-        for name, make in (("then_branch", then), ("else_branch", otherwise)):
+        for name, build in (("then_branch", then), ("else_branch", otherwise)):
             inner, nodes = self._inner()
-            outputs = make(inner)
+            outputs = build(inner)
             count = len(outputs)
             for output in outputs:
                 output.dtype = dtype
             branches[name] = ir.Graph([], outputs, nodes=nodes, name=f"{self._before.name}/{name}")
-        return self.several("If", [condition], count, **branches)
+        return self.add_node("If", [condition], count, **branches)
 
-    def concatenated(
+    def add_loop(
         self,
         count: ir.Value,
-        part: Callable[[Builder, ir.Value], ir.Value],
+        build: Callable[[Builder, ir.Value], ir.Value],
         dtype: ir.DataType,
         axis: int,
     ) -> ir.Value:
@@ -99,34 +99,37 @@ class Builder:
 
         Args:
             count: The number of parts, an int64 scalar.
-            part: Makes the nodes of a part from its number, an int64 scalar.
+            build: Makes the nodes of a part from its number, an int64 scalar.
             dtype: Of the parts.
             axis: The axis along which they are joined.
         """
         inner, nodes = self._inner()
-        of_parts = ir.SequenceType(ir.TensorType(dtype))
+        sequence_type = ir.SequenceType(ir.TensorType(dtype))
         number, go_on, before = (
             ir.val(inner._fresh(f"/{name}")) for name in ("number", "go_on", "before")
         )
         number.type, number.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([])
         go_on.type, go_on.shape = ir.TensorType(ir.DataType.BOOL), ir.Shape([])
-        before.type = of_parts
-        made = part(inner, number)
-        made.dtype = dtype
-        after, still = inner("SequenceInsert", before, made), inner("Identity", go_on)
-        after.type = of_parts
-        still.type, still.shape = go_on.type, go_on.shape
+        before.type = sequence_type
+        item = build(inner, number)
+        item.dtype = dtype
+        after, go_on_output = inner("SequenceInsert", before, item), inner("Identity", go_on)
+        after.type = sequence_type
+        go_on_output.type, go_on_output.shape = go_on.type, go_on.shape
         body = ir.Graph(
-            [number, go_on, before], [still, after], nodes=nodes, name=f"{self._before.name}/body"
+            [number, go_on, before],
+            [go_on_output, after],
+            nodes=nodes,
+            name=f"{self._before.name}/body",
         )
-        parts = self("Loop", count, None, self("SequenceEmpty", dtype=int(dtype)), body=body)
-        parts.type = of_parts
-        return self("ConcatFromSequence", parts, axis=axis)
+        sequence = self("Loop", count, None, self("SequenceEmpty", dtype=int(dtype)), body=body)
+        sequence.type = sequence_type
+        return self("ConcatFromSequence", sequence, axis=axis)
 
-    def for_each_row(
+    def add_scan(
         self,
         values: Sequence[ir.Value],
-        part: Callable[[Builder, Sequence[ir.Value]], ir.Value],
+        build: Callable[[Builder, Sequence[ir.Value]], ir.Value],
         shape: Sequence[int | str],
         dtype: ir.DataType,
     ) -> ir.Value:
@@ -134,7 +137,7 @@ class Builder:
 
         Args:
             values: The values, `[B, …]`.
-            part: Makes the nodes of a row from the values of that row, `[1, …]`.
+            build: Makes the nodes of a row from the values of that row, `[1, …]`.
             shape: The shape of the result of a row, without the first axis.
             dtype: Its type.
 
@@ -146,8 +149,8 @@ class Builder:
         for row, value in zip(rows, values, strict=True):
             row.type = value.type
         first = self.ints(0)
-        made = part(inner, [inner("Unsqueeze", row, first) for row in rows])
-        result = inner("Squeeze", made, first)
+        result_row = build(inner, [inner("Unsqueeze", row, first) for row in rows])
+        result = inner("Squeeze", result_row, first)
         result.type, result.shape = ir.TensorType(dtype), ir.Shape(shape)
         body = ir.Graph(rows, [result], nodes=nodes, name=f"{self._before.name}/rows")
         return self("Scan", *values, body=body, num_scan_inputs=len(values))

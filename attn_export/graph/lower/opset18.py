@@ -1,4 +1,4 @@
-"""A graph of a newer opset in opset 18."""
+"""Conversion of graphs of newer opsets to opset 18."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def lower_gelu(model: ir.Model, node: ir.Node) -> None:
         model: The graph; changed in place.
         node: The node.
     """
-    op, x, kind = _start(model, node)
+    op, x, dtype = _prepare(model, node)
     if node.attributes.get_string("approximate", "none") == "tanh":
         cube = op("Mul", op("Mul", x, x), x)
-        inner = op("Add", x, op("Mul", cube, op.number(0.044715, kind)))
-        curve = op("Tanh", op("Mul", inner, op.number(math.sqrt(2 / math.pi), kind)))
+        inner = op("Add", x, op("Mul", cube, op.number(0.044715, dtype)))
+        curve = op("Tanh", op("Mul", inner, op.number(math.sqrt(2 / math.pi), dtype)))
     else:
-        curve = op("Erf", op("Mul", x, op.number(math.sqrt(0.5), kind)))
-    scaled = op("Mul", x, op("Add", curve, op.number(1.0, kind)))
-    take_over(node.outputs[0], op("Mul", scaled, op.number(0.5, kind)))
+        curve = op("Erf", op("Mul", x, op.number(math.sqrt(0.5), dtype)))
+    scaled = op("Mul", x, op("Add", curve, op.number(1.0, dtype)))
+    take_over(node.outputs[0], op("Mul", scaled, op.number(0.5, dtype)))
     model.graph.remove(node, safe=True)
 
 
@@ -42,29 +42,27 @@ def lower_swish(model: ir.Model, node: ir.Node) -> None:
         model: The graph; changed in place.
         node: The node.
     """
-    op, x, kind = _start(model, node)
+    op, x, dtype = _prepare(model, node)
     alpha = node.attributes.get_float("alpha", 1.0)
-    inner = x if alpha == 1 else op("Mul", x, op.number(alpha, kind))
+    inner = x if alpha == 1 else op("Mul", x, op.number(alpha, dtype))
     take_over(node.outputs[0], op("Mul", x, op("Sigmoid", inner)))
     model.graph.remove(node, safe=True)
 
 
-def _start(model: ir.Model, node: ir.Node) -> tuple[Builder, ir.Value, ir.DataType]:
+def _prepare(model: ir.Model, node: ir.Node) -> tuple[Builder, ir.Value, ir.DataType]:
     x = node.inputs[0]
-    kind = None if x is None else x.dtype or node.outputs[0].dtype
-    if x is None or kind is None:
+    dtype = None if x is None else x.dtype or node.outputs[0].dtype
+    if x is None or dtype is None:
         raise GraphError(f"{node.name}: the type of its input is not known; declare it")
-    return Builder(model, node), x, kind
+    return Builder(model, node), x, dtype
 
 
 # -- `RotaryEmbedding` of opset 23 in operators of opset 18 -------------------------------------
-
-# https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html. r is the width that is rotated,
-# D that of a head.
+# https://onnx.ai/onnx/operators/onnx__RotaryEmbedding.html. r: rotated width, D: head width.
 
 
 def lower_rotary(model: ir.Model, node: ir.Node) -> None:
-    """Replace one node by portable operators.
+    """Replace one `RotaryEmbedding` by portable operators.
 
     Args:
         model: The graph; changed in place.
@@ -89,12 +87,12 @@ def lower_rotary(model: ir.Model, node: ir.Node) -> None:
         x = op("Reshape", x, op.ints(0, 0, heads, width))
     # [B, L, r/2] over [B, L, H, D], or over [B, H, L, D].
     cos, sin = (op("Unsqueeze", cache, op.ints(2 if rank == 3 else 1)) for cache in (cos, sin))
-    turned = _turned(op, node, x, width, cos, sin)
-    take_over(out, turned if rank == 4 else op("Reshape", turned, op.ints(0, 0, -1)))
+    rotated = _rotate(op, node, x, width, cos, sin)
+    take_over(out, rotated if rank == 4 else op("Reshape", rotated, op.ints(0, 0, -1)))
     model.graph.remove(node, safe=True)
 
 
-def _turned(
+def _rotate(
     op: Builder,
     node: ir.Node,
     x: ir.Value,
@@ -102,35 +100,36 @@ def _turned(
     cos: ir.Value,
     sin: ir.Value,
 ) -> ir.Value:
-    """Return the first r of D rotated, with the rest unchanged."""
-    rotated = node.attributes.get_int("rotary_embedding_dim", 0) or width
+    """Rotate the first r of D channels; the others stay unchanged."""
+    rotated_width = node.attributes.get_int("rotary_embedding_dim", 0) or width
     interleaved = bool(node.attributes.get_int("interleaved", 0))
-    if not isinstance(rotated, int) or not isinstance(width, int):
+    if not isinstance(rotated_width, int) or not isinstance(width, int):
         raise GraphError(f"{node.name}: the width of its heads is not known; declare it")
-    half, rest = rotated // 2, width - rotated
-    stays: list[ir.Value] = []
+    half, rest_width = rotated_width // 2, width - rotated_width
+    unrotated: list[ir.Value] = []
     if interleaved:
-        if rest:
-            x, *stays = op.several("Split", [x, op.ints(rotated, rest)], 2, axis=-1)
+        if rest_width:
+            sizes = [rotated_width, rest_width]
+            x, *unrotated = op.add_node("Split", [x, op.ints(*sizes)], 2, axis=-1)
         pairs = op("Reshape", x, op.ints(0, 0, 0, half, 2))
-        one, other = op.several("Split", [pairs], 2, axis=-1, num_outputs=2)
+        one, other = op.add_node("Split", [pairs], 2, axis=-1, num_outputs=2)
         cos, sin = (op("Unsqueeze", cache, op.ints(-1)) for cache in (cos, sin))
     else:
-        sizes = [half, half, rest] if rest else [half, half]
-        one, other, *stays = op.several("Split", [x, op.ints(*sizes)], len(sizes), axis=-1)
+        sizes = [half, half, rest_width] if rest_width else [half, half]
+        one, other, *unrotated = op.add_node("Split", [x, op.ints(*sizes)], len(sizes), axis=-1)
     real = op("Sub", op("Mul", cos, one), op("Mul", sin, other))
     imaginary = op("Add", op("Mul", sin, one), op("Mul", cos, other))
     if not interleaved:
-        return op("Concat", real, imaginary, *stays, axis=-1)
-    turned = op("Reshape", op("Concat", real, imaginary, axis=-1), op.ints(0, 0, 0, rotated))
-    return op("Concat", turned, *stays, axis=-1) if stays else turned
+        return op("Concat", real, imaginary, *unrotated, axis=-1)
+    merged = op("Reshape", op("Concat", real, imaginary, axis=-1), op.ints(0, 0, 0, rotated_width))
+    return op("Concat", merged, *unrotated, axis=-1) if unrotated else merged
 
 
 def _grid_sample(_: ir.Model, node: ir.Node) -> None:
-    """Name the modes of `GridSample` as before opset 20; they were for images then.
+    """Give the modes of `GridSample` their names before opset 20, which only has images.
 
     Raises:
-        GraphError: If the input has not two dimensions of space.
+        GraphError: If the input does not have two spatial dimensions.
     """
     if node.inputs[0] is None or len(dims(node.inputs[0])) != 4:
         raise GraphError(f"{node.name} samples no images; keep the standard dialect")
@@ -142,14 +141,14 @@ def _grid_sample(_: ir.Model, node: ir.Node) -> None:
 def _group_normalization(model: ir.Model, node: ir.Node) -> None:
     """Replace the node by `InstanceNormalization` of groups (Wu and He 2018).
 
-    That of opset 18 has a scale for each group, that of opset 21 for each channel.
+    In opset 18 it has a scale for each group, in opset 21 for each channel.
     """
     x, scale, bias = node.inputs[:3]
     if x is None or scale is None or bias is None or not dims(x) or x.dtype is None:
         raise GraphError(f"{node.name}: the shape of its input is not known; declare it")
     op, groups = Builder(model, node), node.attributes.get_int("num_groups", 1)
-    kind = x.dtype
-    one, zero = (op.array(np.full(groups, value, kind.numpy())) for value in (1, 0))
+    dtype = x.dtype
+    one, zero = (op.array(np.full(groups, value, dtype.numpy())) for value in (1, 0))
     grouped = op("Reshape", x, op.ints(0, groups, -1))
     epsilon = node.attributes.get_float("epsilon", 1e-5)
     normed = op("InstanceNormalization", grouped, one, zero, epsilon=epsilon)
@@ -169,42 +168,43 @@ def _rms_normalization(model: ir.Model, node: ir.Node) -> None:
     assert x is not None
     assert weight is not None
     op, out = Builder(model, node), node.outputs[0]
-    kind = x.dtype or out.dtype or ir.DataType.FLOAT
+    dtype = x.dtype or out.dtype or ir.DataType.FLOAT
     stash = ir.DataType(node.attributes.get_int("stash_type", ir.DataType.FLOAT))
     if node.attributes.get_int("axis", -1) != -1:
         raise GraphError(f"{node.name} normalises more than the last axis; normalise one")
-    wide = x if stash == kind else op("Cast", x, to=stash)
+    wide = x if stash == dtype else op("Cast", x, to=stash)
     mean = op("ReduceMean", op("Mul", wide, wide), op.ints(-1), keepdims=1)
     eps = op.number(node.attributes.get_float("epsilon", 1e-5), stash)
     normed = op("Div", wide, op("Sqrt", op("Add", mean, eps)))
-    narrow = normed if stash == kind else op("Cast", normed, to=kind)
+    narrow = normed if stash == dtype else op("Cast", normed, to=dtype)
     take_over(out, op("Mul", narrow, weight))
     model.graph.remove(node, safe=True)
 
 
 def _tensor_scatter(model: ir.Model, node: ir.Node) -> None:
-    """Replace the node by a write of `new` into a copy of `past`, from a place of each row on."""
+    """Replace the node by ScatterND of `new` into `past`, from an index per batch element on."""
     past, new = node.inputs[0], node.inputs[1]
     if past is None or new is None or not dims(past):
         raise GraphError(f"{node.name}: the shape of its cache is not known; declare it")
-    op, place = Builder(model, node), optional_input(node, 2)
+    op, start = Builder(model, node), optional_input(node, 2)
     axis = node.attributes.get_int("axis", -2) % len(dims(past))
-    along = [_coordinates(op, new, i, axis) for i in range(axis + 1)]
-    if place is not None:
-        along[axis] = op("Add", along[axis], op("Unsqueeze", place, op.ints(*range(1, axis + 1))))
+    coordinates = [_coordinates(op, new, i, axis) for i in range(axis + 1)]
+    if start is not None:
+        starts = op("Unsqueeze", start, op.ints(*range(1, axis + 1)))
+        coordinates[axis] = op("Add", coordinates[axis], starts)
     if node.attributes.get_string("mode", "linear") == "circular":
-        along[axis] = op("Mod", along[axis], op.size(past, axis))
-    grid = along[0]
-    for other in along[1:]:
+        coordinates[axis] = op("Mod", coordinates[axis], op.size(past, axis))
+    grid = coordinates[0]
+    for other in coordinates[1:]:
         grid = op("Add", grid, other)
-    nothing = op("Mul", grid, op.scalar_int(0))  # not every runtime has a dynamic Expand
-    spread = [op("Unsqueeze", op("Add", nothing, c), op.ints(-1)) for c in along]
+    zeros = op("Mul", grid, op.scalar_int(0))  # not every runtime has a dynamic Expand
+    spread = [op("Unsqueeze", op("Add", zeros, c), op.ints(-1)) for c in coordinates]
     take_over(node.outputs[0], op("ScatterND", past, op("Concat", *spread, axis=-1), new))
     model.graph.remove(node, safe=True)
 
 
 def _coordinates(op: Builder, x: ir.Value, axis: int, last: int) -> ir.Value:
-    """Return 0, 1, 2 … along an axis of `x`; the shape has the axes up to `last`, all others 1."""
+    """Return the indices along an axis of `x`, of rank `last` + 1 with size 1 in all other axes."""
     size = dims(x)[axis]
     if isinstance(size, int):
         shape = [size if i == axis else 1 for i in range(last + 1)]
@@ -230,7 +230,7 @@ DECOMPOSED: dict[str, Callable[[ir.Model, ir.Node], None]] = {
 OPSET, IR_VERSION = 18, 8
 
 FOUR_BITS = frozenset({ir.DataType.INT4, ir.DataType.UINT4})
-"""Types that opset 18 does not have; DequantizeLinear takes them from 21 on."""
+"""Types that DequantizeLinear supports from opset 21 on."""
 
 ONLY_TYPES_ADDED = frozenset(
     {
@@ -244,11 +244,11 @@ ONLY_TYPES_ADDED = frozenset(
         "ThresholdedRelu", "TopK", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
-"""Operators whose versions after 18 only take more types: https://onnx.ai/onnx/operators/."""
+"""Operators whose later versions only add types: https://onnx.ai/onnx/operators/."""
 
 
 def _rounds_down(node: ir.Node) -> bool:
-    # Opset 19 says which windows count where sizes are rounded up, and adds dilations.
+    # Opset 19 changes the windows for ceil_mode, and adds dilations.
     dilations = node.attributes.get_ints("dilations", [])
     pools = node.op_type == "MaxPool" or all(step == 1 for step in dilations)
     return pools and not node.attributes.get_int("ceil_mode", 0)
@@ -269,22 +269,22 @@ SAME_IF: dict[str, Callable[[ir.Node], bool]] = {
         node.attributes.get_string("coordinate_transformation_mode", "") != "half_pixel_symmetric"
     ),
 }
-"""Operators with more attributes after 18, by the condition under which they mean the same."""
+"""Operators with attributes added after 18: the condition under which they mean the same."""
 
 LACKS = {"DequantizeLinear": "has neither blocks nor integers of 4 bits"}
-"""Descriptions of the difference, for messages; by operator."""
+"""Descriptions of the difference for error messages, by operator."""
 
 NEW_ATTRIBUTES = frozenset(
     {"saturate", "round_mode", "block_size", "output_dtype", "precision", "dilations"}
 )
-"""Attributes after 18 that opset 18 does not have; they matter to other types or have defaults."""
+"""Attributes added after 18 that are dropped: they concern other types, or have their default."""
 
 
 def to_opset18(model: ir.Model) -> None:
-    """Declare opset 18, once every operator has a form in it.
+    """Replace operators that opset 18 does not have, and declare opset 18.
 
     Raises:
-        GraphError: If one has none.
+        GraphError: If opset 18 cannot express an operator.
     """
     for node in list(model.graph):
         if node.domain in ("", "ai.onnx"):
@@ -298,20 +298,20 @@ def _convert(model: ir.Model, node: ir.Node) -> None:
     if decompose is not None:
         decompose(model, node)
         return
-    used = model.graph.opset_imports.get("", OPSET)
+    opset = model.graph.opset_imports.get("", OPSET)
     try:
-        then = onnx.defs.get_schema(node.op_type, OPSET)
+        schema = onnx.defs.get_schema(node.op_type, OPSET)
     except onnx.defs.SchemaError as error:
         raise GraphError(
             f"{node.name}: {node.op_type} has no form in opset {OPSET}; keep the standard dialect"
         ) from error
-    now = onnx.defs.get_schema(node.op_type, used)
-    if now.since_version != then.since_version and not _means_the_same(node):
+    current_schema = onnx.defs.get_schema(node.op_type, opset)
+    if current_schema.since_version != schema.since_version and not _means_the_same(node):
         problem = LACKS.get(node.op_type, "means something else")
         raise GraphError(
             f"{node.name}: {node.op_type} {problem} in opset {OPSET}; keep the standard dialect"
         )
-    for name in NEW_ATTRIBUTES - set(then.attributes):
+    for name in NEW_ATTRIBUTES - set(schema.attributes):
         node.attributes.pop(name, None)
 
 

@@ -15,7 +15,7 @@ from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower import ort_kernels
 from attn_export.graph.lower.form_choice import KERNELS, PRODUCTS, Form
-from attn_export.graph.lower.heads import as_output, heads_first, joins_heads, replace_output
+from attn_export.graph.lower.heads import merged_output, replace_output, split_qkv, split_to_output
 from attn_export.graph.lower.in_place_cache import (
     TRANSPOSED,
     InPlaceCache,
@@ -27,8 +27,8 @@ from attn_export.graph.lower.in_place_cache import (
 from attn_export.graph.lower.integer_cache import QuantisedCache, quantised_cache
 from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.ort_kernels import fold
-from attn_export.graph.lower.portable import attend, decomposed, lower_to_portable
-from attn_export.graph.lower.query_blocks import causal_in_blocks, fits_blocks, in_blocks
+from attn_export.graph.lower.portable import attend, decompose, lower_to_portable
+from attn_export.graph.lower.query_blocks import attend_blocks, attend_causal_blocks, fits_blocks
 from attn_export.graph.lower.read import AttentionNode, read_attention
 from attn_export.graph.lower.visible_keys import before_expand, mask_may_be_shorter
 
@@ -53,7 +53,7 @@ def lower_for_any_length(model: ir.Model, node: ir.Node, form: Form = KERNELS) -
     if form.block and (
         fits_blocks(a) if form.products else _fits_causal_kernel_in_blocks(a, cache)
     ):
-        _finish(model, a, _in_blocks(op, a, cache, form))
+        _finish(model, a, _attend_blocks(op, a, cache, form))
     elif cache is not None and holds_values_transposed(a, cache):
         value = transpose_value_cache(op, a, cache)
         _finish(model, a, [_attend_transposed_cache(op, a, cache, value)])
@@ -62,13 +62,10 @@ def lower_for_any_length(model: ir.Model, node: ir.Node, form: Form = KERNELS) -
             model, a, [_if_cache_is_empty(op, a, cache, lambda inner: _without_kernel(inner, a, 1))]
         )
     elif _fits_full_kernel(a):
-        _finish(model, a, [ort_kernels.full(op, a)])
+        _finish(model, a, [ort_kernels.full_attention(op, a)])
     elif _fits_causal_kernel(a, a.key) and a.valid_keys is None:
-        _finish(
-            model,
-            a,
-            _attend_after_past(op, a) if a.past_key is not None else ort_kernels.causal(op, a),
-        )
+        attend_causal = ort_kernels.causal_attention if a.past_key is None else _attend_after_past
+        _finish(model, a, attend_causal(op, a))
     elif not _runs_as_it_is(a):
         lower_to_portable(model, node)
 
@@ -85,7 +82,7 @@ def lower_for_one_query(model: ir.Model, node: ir.Node, form: Form = KERNELS) ->
         GraphError: If heads or widths of the node are not known.
     """
     a = _read(node)
-    op, held = Builder(model, node), quantised_cache(a)
+    op, integer_cache = Builder(model, node), quantised_cache(a)
     cache = _cache(op, a)
     if dims(a.query)[-2] != 1 or not appends_to_cache(a) or a.packed or not _scores_unused(a):
         lower_for_any_length(model, node)
@@ -97,21 +94,23 @@ def lower_for_one_query(model: ir.Model, node: ir.Node, form: Form = KERNELS) ->
             value = transpose_value_cache(op, a, cache)
             _finish(model, a, [fold(op, a, a.key, value, transposed=True)])
         elif _fits_in_place(a, cache) and form != PRODUCTS:
-            attended, *present = ort_kernels.in_place(op, a, cache)
+            attended, *present = ort_kernels.in_place_attention(op, a, cache)
             take_over(a.key, present[0])
             take_over(a.value, present[1])
             _finish(model, a, [attended])
         else:
             _finish(model, a, [fold(op, a, a.key, a.value)])
-    elif held is not None:
-        if _fits_integers(a, held) and form != PRODUCTS:
-            whole = form.whole_rows
-            attended, *present = ort_kernels.in_place_integers(op, a, held, whole_rows=whole)
-            take_over(held.key, present[0])
-            take_over(held.value, present[1])
+    elif integer_cache is not None:
+        if _fits_integers(a, integer_cache) and form != PRODUCTS:
+            whole_rows = form.whole_rows
+            attended, *present = ort_kernels.integer_attention(
+                op, a, integer_cache, whole_rows=whole_rows
+            )
+            take_over(integer_cache.key, present[0])
+            take_over(integer_cache.value, present[1])
             _finish(model, a, [attended])
         else:
-            _finish(model, a, [ort_kernels.fold_integers(op, a, held)])
+            _finish(model, a, [ort_kernels.fold_integers(op, a, integer_cache)])
     elif a.q_per_kv > 1 and a.past_key is not None and a.past_value is not None:
         key = op("Concat", a.past_key, a.key, axis=2)
         value = op("Concat", a.past_value, a.value, axis=2)
@@ -122,7 +121,7 @@ def lower_for_one_query(model: ir.Model, node: ir.Node, form: Form = KERNELS) ->
 
 def _read(node: ir.Node) -> AttentionNode:
     a = read_attention(node)
-    return a if a.packed else dataclasses.replace(a, joined=joins_heads(a))
+    return a if a.packed else dataclasses.replace(a, merged=merged_output(a))
 
 
 def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
@@ -138,8 +137,10 @@ def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
 
 def appends_to_cache(a: AttentionNode) -> bool:
     """Return whether a node has a cache to which it appends one key for every query."""
-    held = quantised_cache(a)
-    cache = (in_place_cache(a) or float16_cache(a)) if held is None else held.cache
+    integer_cache = quantised_cache(a)
+    cache = (
+        (in_place_cache(a) or float16_cache(a)) if integer_cache is None else integer_cache.cache
+    )
     new = a.key if cache is None else cache.new_key
     cached = cache is not None or a.past_key is not None
     return cached and bool(dims(new)) and known_equal(dims(new)[-2], dims(a.query)[-2])
@@ -195,15 +196,15 @@ def _fits_in_place(a: AttentionNode, cache: InPlaceCache) -> bool:
     return a.q_per_kv == 1 and _fits_unmasked(a, cache, a.key, a.value)
 
 
-def _fits_integers(a: AttentionNode, held: QuantisedCache) -> bool:
+def _fits_integers(a: AttentionNode, integer_cache: QuantisedCache) -> bool:
     """Return whether contrib GroupQueryAttention may write the integers itself."""
-    return _fits_unmasked(a, held.cache, held.key, held.value)
+    return _fits_unmasked(a, integer_cache.cache, integer_cache.key, integer_cache.value)
 
 
 def _fits_unmasked(a: AttentionNode, cache: InPlaceCache, key: ir.Value, value: ir.Value) -> bool:
     bound = is_bound(cache.past_key, key) and is_bound(cache.past_value, value)
-    alone = len(key.uses()) == 1 and len(value.uses()) == 1
-    return a.mask is None and _kernel_takes_widths(a) and bound and alone and a.dtype == FLOAT
+    sole_reader = len(key.uses()) == 1 and len(value.uses()) == 1
+    return a.mask is None and _kernel_takes_widths(a) and bound and sole_reader and a.dtype == FLOAT
 
 
 def _attend_transposed_cache(
@@ -212,8 +213,8 @@ def _attend_transposed_cache(
     """Compute the attention over a cache whose V is `[B, Hkv, Dv, capacity]`."""
 
     def whole(inner: Builder) -> list[ir.Value]:
-        attended, _ = decomposed(inner, a, a.query, a.key, value, transposed=True)
-        return [as_output(inner, a, attended)]
+        attended, _ = decompose(inner, a, a.query, a.key, value, transposed=True)
+        return [split_to_output(inner, a, attended)]
 
     if not _fits_causal_kernel(a, cache.new_key):
         return whole(op)[0]
@@ -227,7 +228,7 @@ def _fits_causal_kernel_in_blocks(a: AttentionNode, cache: InPlaceCache | None) 
     return _fits_causal_kernel(a, a.key if cache is None else cache.new_key)
 
 
-def _in_blocks(
+def _attend_blocks(
     op: Builder, a: AttentionNode, cache: InPlaceCache | None, form: Form
 ) -> Sequence[ir.Value]:
     """Return the outputs of a node whose queries are taken in blocks."""
@@ -235,7 +236,7 @@ def _in_blocks(
     if cache is not None and transposed:
         query, key, value = a.query, a.key, transpose_value_cache(op, a, cache)
     else:
-        query, key, value = heads_first(op, a)
+        query, key, value = split_qkv(op, a)
     present: list[ir.Value] = []
     past = op.ints(0) if cache is None else cache.lengths
     if a.past_key is not None and a.past_value is not None:
@@ -244,12 +245,13 @@ def _in_blocks(
         value = op("Concat", a.past_value, value, axis=2)
         present = [key, value]
     if form.products:
-        return [in_blocks(op, a, query, key, value, form.block, transposed=transposed), *present]
+        attended = attend_blocks(op, a, query, key, value, form.block, transposed=transposed)
+        return [attended, *present]
     if transposed:
         value = op("Transpose", value, perm=TRANSPOSED)
-    for each in (key, value):
-        each.dtype = a.dtype
-    return [causal_in_blocks(op, a, key, value, past, form.block), *present]
+    for operand in (key, value):
+        operand.dtype = a.dtype
+    return [attend_causal_blocks(op, a, key, value, past, form.block), *present]
 
 
 def _if_cache_is_empty(
@@ -257,15 +259,15 @@ def _if_cache_is_empty(
 ) -> ir.Value:
     """Compute attention among new keys for an empty cache; use `otherwise` for a later chunk."""
 
-    def of_the_first(inner: Builder) -> Sequence[ir.Value]:
+    def attend_new_keys(inner: Builder) -> Sequence[ir.Value]:
         new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value, valid_keys=None)
         if a.mask is not None:
             new = dataclasses.replace(new, mask=_mask_of_new_keys(inner, a, a.mask))
-        return ort_kernels.causal(inner, new)[:1]
+        return ort_kernels.causal_attention(inner, new)[:1]
 
     longest = op("ReduceMax", cache.lengths, keepdims=0)
-    first = op("Equal", longest, op.scalar_int(0))
-    (attended,) = op.either(first, of_the_first, otherwise, a.dtype)
+    is_first = op("Equal", longest, op.scalar_int(0))
+    (attended,) = op.add_if(is_first, attend_new_keys, otherwise, a.dtype)
     return attended
 
 
@@ -280,14 +282,14 @@ def _mask_of_new_keys(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value
 def _attend_after_past(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
     """Append to a past: the kernel takes several queries only in batches of one row."""
     assert a.past_key is not None
-    none = op("Equal", op.size(a.past_key, 2), op.ints(0))
+    is_empty = op("Equal", op.size(a.past_key, 2), op.ints(0))
     single = op("Equal", op.size(a.query, 0), op.ints(1))
-    fits = op("Squeeze", op("Or", none, single))
-    kernel, other = (
-        (lambda inner: ort_kernels.causal(inner, a)),
+    fits = op("Squeeze", op("Or", is_empty, single))
+    kernel, fallback = (
+        (lambda inner: ort_kernels.causal_attention(inner, a)),
         (lambda inner: _without_kernel(inner, a, 3)),
     )
-    return op.either(fits, kernel, other, a.dtype)
+    return op.add_if(fits, kernel, fallback, a.dtype)
 
 
 def _runs_as_it_is(a: AttentionNode) -> bool:
@@ -306,9 +308,9 @@ def _without_kernel(op: Builder, a: AttentionNode, count: int) -> Sequence[ir.Va
     """Return the outputs without a kernel: of the node as it is, or decomposed."""
     if not _runs_as_it_is(a):
         return attend(op, a)[:count]
-    attributes = {name: held.value for name, held in a.node.attributes.items()}
-    attended, *present = op.several("Attention", a.node.inputs, count, **attributes)
-    return [attended if a.packed else as_output(op, a, attended), *present]
+    attributes = {name: attribute.value for name, attribute in a.node.attributes.items()}
+    attended, *present = op.add_node("Attention", a.node.inputs, count, **attributes)
+    return [attended if a.packed else split_to_output(op, a, attended), *present]
 
 
 def _finish(model: ir.Model, a: AttentionNode, outputs: Sequence[ir.Value]) -> None:

@@ -1,4 +1,4 @@
-"""Attention in the kernels of ONNX Runtime: its own operators, or products for one query."""
+"""Lowering of attention to contrib operators of ONNX Runtime, or to products for one query."""
 
 from __future__ import annotations
 
@@ -9,79 +9,86 @@ import onnx_ir as ir
 
 from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.heads import (
-    as_output,
-    before_split,
-    heads_apart,
-    in_output_layout,
+    merge_qkv,
+    merged_source,
+    merged_to_output,
     same_for_heads,
-    side_by_side,
+    split_heads,
+    split_to_output,
 )
 from attn_export.graph.lower.in_place_cache import InPlaceCache
 from attn_export.graph.lower.integer_cache import QuantisedCache
 from attn_export.graph.lower.node_builder import Builder
-from attn_export.graph.lower.portable import capped
+from attn_export.graph.lower.portable import apply_softcap
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import allowed_keys, as_bias, sees_any
 
-# -- attention without `H·L·S` scores in memory -------------------------------------------------
+# -- contrib operators, which do not hold all `H·L·S` scores in memory --------------------------
 
-# https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. On the CPU
-# `MultiHeadAttention` has one where nothing is hidden, `GroupQueryAttention` one that is causal.
+# https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. On the CPU,
+# `MultiHeadAttention` is used for full attention, and `GroupQueryAttention` for causal attention.
 
 
 MICROSOFT = "com.microsoft"
 INT32 = ir.DataType.INT32
 
 NO_SINK = -1e30
-"""The score of a sink that adds nothing: its exponential is 0 beside that of any other score."""
+"""The score of an attention sink without effect: its exponential is 0."""
 
 
-def full(op: Builder, a: AttentionNode) -> ir.Value:
-    """Return the attention in which every query sees every key, in the node's layout.
+def full_attention(op: Builder, a: AttentionNode) -> ir.Value:
+    """Add attention in which every query sees every key, and return it in the node's layout.
 
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
     """
-    query, key, value = side_by_side(op, a)
-    if a.q_per_kv > 1:  # it shares no heads; they are small beside the scores
-        key, value = _repeated(op, a, key, a.head_dim), _repeated(op, a, value, a.v_head_dim)
+    query, key, value = merge_qkv(op, a)
+    if a.q_per_kv > 1:  # MultiHeadAttention has no shared K/V heads
+        key, value = (
+            _repeat_heads(op, a, key, a.head_dim),
+            _repeat_heads(op, a, value, a.v_head_dim),
+        )
     attended = op(
         "MultiHeadAttention", query, key, value,
         domain=MICROSOFT, num_heads=a.num_heads, scale=a.scale,
     )  # fmt: skip
-    return in_output_layout(op, a, attended)
+    return merged_to_output(op, a, attended)
 
 
-def causal(op: Builder, a: AttentionNode) -> list[ir.Value]:
-    """Return attention, present key and value; query i sees keys up to P + i within the mask.
+def causal_attention(op: Builder, a: AttentionNode) -> list[ir.Value]:
+    """Add causal attention, and return it with present key and value.
 
-    With a past, this holds only for batches of one row, or for queries that are the first.
+    Query i sees keys up to P + i that the mask allows. If the past is not empty, the batch size
+    must be 1.
 
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
     """
-    query, key, value = side_by_side(op, a)
+    query, key, value = merge_qkv(op, a)
     L = op.size(query, 1)
     total = L if a.past_key is None else op("Add", op.size(a.past_key, 2), L)
     last = op("Cast", op("Sub", total, op.ints(1)), to=INT32)
     bias = _bias(op, a, L, total)
-    given = [
+    inputs = [
         query, key, value, a.past_key, a.past_value,
         op("Expand", last, op.size(query, 0)), op("Cast", op("Squeeze", total), to=INT32),
         *([None, None, None, bias] if bias is not None else []),
     ]  # fmt: skip
-    attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **attributes_of(a))
+    attended, *present = op.add_node(
+        "GroupQueryAttention", inputs, 3, MICROSOFT, **attributes_of(a)
+    )
     if bias is None:
-        return [in_output_layout(op, a, attended), *present]
-    return [_nothing_gives_zero(op, a, attended, bias), *present]
+        return [merged_to_output(op, a, attended), *present]
+    return [_zero_masked_rows(op, a, attended, bias), *present]
 
 
-def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Value]:
-    """Return attention, present key and value for one query a row, which sees all its keys.
+def in_place_attention(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Value]:
+    """Add attention of one query per batch element to all its keys, with the cache in place.
 
-    The operator writes the new keys, into the buffer of the past if it is bound as the present.
+    The operator writes the new keys. It writes them into the past's buffer if the caller binds the
+    same buffer to past and present.
 
     Args:
         op: Makes the nodes.
@@ -89,47 +96,50 @@ def in_place(op: Builder, a: AttentionNode, cache: InPlaceCache) -> list[ir.Valu
         cache: Its cache.
     """
     new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
-    query, key, value = side_by_side(op, new)
+    query, key, value = merge_qkv(op, new)
     last = op("Cast", cache.lengths, to=INT32)
     longest = op("ReduceMax", last, keepdims=0)
     total = op("Add", longest, op.scalar_int(1, INT32))
-    given = [query, key, value, cache.past_key, cache.past_value, last, total]
-    attended, *present = op.several("GroupQueryAttention", given, 3, MICROSOFT, **attributes_of(a))
-    return [in_output_layout(op, a, attended), *present]
+    inputs = [query, key, value, cache.past_key, cache.past_value, last, total]
+    attended, *present = op.add_node(
+        "GroupQueryAttention", inputs, 3, MICROSOFT, **attributes_of(a)
+    )
+    return [merged_to_output(op, a, attended), *present]
 
 
-def in_place_integers(
-    op: Builder, a: AttentionNode, held: QuantisedCache, *, whole_rows: bool = False
+def integer_attention(
+    op: Builder, a: AttentionNode, integer_cache: QuantisedCache, *, whole_rows: bool = False
 ) -> list[ir.Value]:
-    """Return attention, present key and value for one query a row, over a cache of integers.
+    """Add attention of one query per batch element over a cache of integers.
 
-    The operator rounds and writes the new keys, and reads integers as they are.
+    The operator quantises and writes the new keys, and reads the integers.
 
     Args:
         op: Makes the nodes.
         a: The node.
-        held: Its cache.
-        whole_rows: Whether to compute all scores of a head before values are read. The kernel does
-            so where each head has a sink, a further score without a value; one that adds 0 to the
-            sum of the softmax changes nothing else.
+        integer_cache: Its cache.
+        whole_rows: Whether the kernel computes all scores of a head before it reads values. It does
+            so if each head has an attention sink (a score without a value). `NO_SINK` is one that
+            does not change the result.
     """
-    cache = held.cache
+    cache = integer_cache.cache
     new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value)
-    query, key, value = side_by_side(op, new)
+    query, key, value = merge_qkv(op, new)
     last = op("Cast", cache.lengths, to=INT32)
     total = op("Add", op("ReduceMax", last, keepdims=0), op.scalar_int(1, INT32))
-    scales = (held.k_scale, held.v_scale)
+    scales = (integer_cache.k_scale, integer_cache.v_scale)
     sink = op.array(np.full(a.num_heads, NO_SINK, np.float32)) if whole_rows else None
-    given = [
+    inputs = [
         query, key, value, cache.past_key, cache.past_value, last, total, *[None] * 4, sink,
         *(op.array(s.reshape(1, *s.shape) if s.ndim else s.reshape(1)) for s in scales),
     ]  # fmt: skip
-    kinds = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
-    attended, *present = op.several(
-        "GroupQueryAttention", given, 3, MICROSOFT, **attributes_of(a),
-        kv_cache_bit_width=held.bits, k_quant_type=kinds[0], v_quant_type=kinds[1],
+    quant_types = ["PER_CHANNEL" if scale.ndim else "PER_TENSOR" for scale in scales]
+    attended, *present = op.add_node(
+        "GroupQueryAttention", inputs, 3, MICROSOFT, **attributes_of(a),
+        kv_cache_bit_width=integer_cache.bits,
+        k_quant_type=quant_types[0], v_quant_type=quant_types[1],
     )  # fmt: skip
-    return [in_output_layout(op, a, attended), *present]
+    return [merged_to_output(op, a, attended), *present]
 
 
 def attributes_of(a: AttentionNode) -> dict[str, float]:
@@ -141,64 +151,64 @@ def attributes_of(a: AttentionNode) -> dict[str, float]:
 
 
 def _bias(op: Builder, a: AttentionNode, L: ir.Value, S: ir.Value) -> ir.Value | None:
-    """Return the bias on the scores, `[B or 1, H or 1, L, S]`; -inf hides a key."""
+    """Return the bias on the scores, `[B or 1, H or 1, L, S]`, -inf for hidden keys; or None."""
     mask = a.mask
     if mask is None:
         return None
     if dims(a.query)[-2] == 1:  # a single query is the last
         a = dataclasses.replace(a, causal=False)
-    # As it is causal, it has all queries and keys.
+    # The causal part gives the bias all L queries and S keys.
     bias = as_bias(op, a, allowed_keys(op, a, L, S, grouped=False))
     assert bias is not None
     return bias if len(dims(mask)) == 4 else op("Unsqueeze", bias, op.ints(0, 1))
 
 
-def _nothing_gives_zero(
+def _zero_masked_rows(
     op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value
 ) -> ir.Value:
-    """Return the attention in the node's layout, with 0 in the rows whose keys are all hidden.
+    """Set the result of queries whose keys are all hidden to 0, and return the node's layout.
 
-    Some kernels give NaN for them.
+    Some kernels give NaN for such queries.
     """
     zero, seen = op.number(0.0, a.dtype), sees_any(op, a, bias)
-    if a.gives_joined and same_for_heads(a):
+    if a.merges_heads and same_for_heads(a):
         return op("Where", op("Squeeze", seen, op.ints(1)), attended, zero)
-    return as_output(op, a, op("Where", seen, heads_apart(op, a, attended), zero))
+    return split_to_output(op, a, op("Where", seen, split_heads(op, a, attended), zero))
 
 
-def _repeated(op: Builder, a: AttentionNode, x: ir.Value, width: int) -> ir.Value:
-    """Repeat the heads of `[B, S, Hkv·D]` to `[B, S, H·D]`, each beside its copies."""
+def _repeat_heads(op: Builder, a: AttentionNode, x: ir.Value, width: int) -> ir.Value:
+    """Repeat each head of `[B, S, Hkv·D]` q_per_kv times, to `[B, S, H·D]`."""
     split = op("Reshape", x, op.ints(0, 0, a.num_kv_heads, 1, width))
     copies = op("Expand", split, op.ints(1, 1, 1, a.q_per_kv, 1))
     return op("Reshape", copies, op.ints(0, 0, a.num_heads * width))
 
 
-# -- one query a row against many keys ----------------------------------------------------------
+# -- products for one query per batch element ---------------------------------------------------
 
-# The query heads of one K/V head become the rows of one product (fold). With K as its left operand
-# (swap) a CPU streams it through the cache once and packs the few queries instead.
+# The query heads of a K/V head become the rows of one matrix (fold). With K as the left operand of
+# the product, the CPU reads K once, and packs the small query matrix instead of K.
 
 
 TURNED = [0, 1, 3, 2]
 
 
-def fold_integers(op: Builder, a: AttentionNode, held: QuantisedCache) -> ir.Value:
-    """Return the same as `fold` over a cache of integers, in the layout of the node's output.
+def fold_integers(op: Builder, a: AttentionNode, integer_cache: QuantisedCache) -> ir.Value:
+    """Add attention as `fold` does, over a cache of integers.
 
-    Those of 8 bits are cast as they are: the scales are factors of the query and of the output,
-    which are small beside the cache.
+    Integers of 8 bits are only cast. Their scales multiply the query and the output, which are
+    small compared with the cache.
 
     Args:
         op: Makes the nodes.
         a: The node; its query is `[B, H, 1, D]`.
-        held: Its cache.
+        integer_cache: Its cache.
     """
-    if held.bits != 8:
+    if integer_cache.bits != 8:
         return fold(op, a, a.key, a.value)
-    key, value = (op("Cast", x, to=a.dtype) for x in (held.key, held.value))
-    for cast, source in ((key, held.key), (value, held.value)):
+    key, value = (op("Cast", x, to=a.dtype) for x in (integer_cache.key, integer_cache.value))
+    for cast, source in ((key, integer_cache.key), (value, integer_cache.value)):
         cast.dtype, cast.shape = a.dtype, source.shape
-    return fold(op, a, key, value, scales=(held.k_scale, held.v_scale))
+    return fold(op, a, key, value, scales=(integer_cache.k_scale, integer_cache.v_scale))
 
 
 def fold(
@@ -210,25 +220,25 @@ def fold(
     transposed: bool = False,
     scales: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> ir.Value:
-    """Return the attention in the layout of the node's output.
+    """Add attention of one query per batch element by products, in the node's output layout.
 
     Args:
-        op: Makes the nodes.
+        op: Builder of the nodes.
         a: The node; its query is `[B, H, 1, D]`.
         key: `[B, Hkv, S, D]`, with the past.
         value: `[B, Hkv, S, Dv]`, with the past.
-        transposed: Whether it is `[B, Hkv, Dv, S]` instead.
+        transposed: Whether `value` is `[B, Hkv, Dv, S]` instead.
         scales: Factors of key and value, scalars or `[Hkv, 1, D]`; None for 1.
     """
-    # With one query it does not matter whether the heads stand before it or behind.
-    query = before_split(a.query) or a.query
+    # With L = 1, `[B, L, H·D]` and `[B, H, L, D]` have the same order of elements.
+    query = merged_source(a.query) or a.query
     scaled = op("Mul", query, op.number(a.scale, a.dtype))
     rows = op("Reshape", scaled, op.ints(0, a.num_kv_heads, a.q_per_kv, a.head_dim))
     if scales is not None:
         rows = op("Mul", rows, op.array(scales[0]))
     scores = _scores(op, a, rows, key)  # [B, Hkv, r, S]
-    # Not grouped: a Transpose that is moved past Reshape would make what follows slow.
-    scores = capped(op, a, op("Reshape", scores, op.ints(0, a.num_heads, 1, -1)))
+    # Not grouped: ONNX Runtime would move a Transpose past the Reshape, which is slow.
+    scores = apply_softcap(op, a, op("Reshape", scores, op.ints(0, a.num_heads, 1, -1)))
     allowed = allowed_keys(op, a, op.ints(1), op.size(key, 2), grouped=False)
     bias = as_bias(op, a, allowed)  # [B, 1 or H, 1, S]
     if bias is not None:
@@ -242,17 +252,17 @@ def fold(
         attended = op("MatMul", weights, value)  # [B, Hkv, r, Dv]
     if scales is not None:
         attended = op("Mul", attended, op.array(scales[1]))
-    flat = a.gives_joined and (a.mask is None or same_for_heads(a))
+    flat = a.merges_heads and (a.mask is None or same_for_heads(a))
     shape = (1, a.num_heads * a.v_head_dim) if flat else (a.num_heads, 1, a.v_head_dim)
     attended = op("Reshape", attended, op.ints(0, *shape))
-    if bias is not None and a.mask is not None:  # without one, a row sees at least its own key
+    if bias is not None and a.mask is not None:  # without a mask, each query sees its own key
         seen = sees_any(op, a, bias, keepdims=int(not flat))
         attended = op("Where", seen, attended, op.number(0.0, a.dtype))
-    return attended if flat else as_output(op, a, attended)
+    return attended if flat else split_to_output(op, a, attended)
 
 
 def _scores(op: Builder, a: AttentionNode, rows: ir.Value, key: ir.Value) -> ir.Value:
-    if a.q_per_kv == 1:  # one row: there is nothing to pack
+    if a.q_per_kv == 1:  # one row: nothing would be packed
         return op("MatMul", rows, op("Transpose", key, perm=TURNED))
     turned = op("MatMul", key, op("Transpose", rows, perm=TURNED))  # [B, Hkv, S, r]
     return op("Transpose", turned, perm=TURNED)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from attn_export.graph.lower.heads import as_output, heads_first, replace_output
+from attn_export.graph.lower.heads import replace_output, split_qkv, split_to_output
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import (
     CAPPED,
@@ -45,18 +45,18 @@ def attend(op: Builder, a: AttentionNode) -> list[ir.Value]:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
     """
-    query, key, value = heads_first(op, a)
+    query, key, value = split_qkv(op, a)
     present_key, present_value = key, value
     if a.past_key is not None and a.past_value is not None:
         present_key = op("Concat", a.past_key, key, axis=2)  # [B, Hkv, S, D]
         present_value = op("Concat", a.past_value, value, axis=2)
-    attended, scores = decomposed(op, a, query, present_key, present_value)
-    present = [_own(op, a, present_key, key), _own(op, a, present_value, value)]
-    wanted = [] if a.output(3) is None else [_ungrouped(op, a, scores)]
-    return [as_output(op, a, attended), *present, *wanted]
+    attended, scores = decompose(op, a, query, present_key, present_value)
+    present = [_as_own_value(op, a, present_key, key), _as_own_value(op, a, present_value, value)]
+    wanted = [] if a.output(3) is None else [_ungroup(op, a, scores)]
+    return [split_to_output(op, a, attended), *present, *wanted]
 
 
-def decomposed(
+def decompose(
     op: Builder,
     a: AttentionNode,
     query: ir.Value,
@@ -77,15 +77,15 @@ def decomposed(
     """
     scores = _scores(op, a, query, key)  # [B, H, L, S] or [B, Hkv, r, L, S]
     stages = {RAW: scores}
-    scores = stages[CAPPED] = capped(op, a, scores)
+    scores = stages[CAPPED] = apply_softcap(op, a, scores)
     allowed = allowed_keys(op, a, op.size(query, 2), op.size(key, 2), grouped=True)
-    scores = stages[MASKED] = _masked(op, a, scores, allowed)
+    scores = stages[MASKED] = _apply_mask(op, a, scores, allowed)
     weights = stages[WEIGHTS] = _softmax(op, a, scores, allowed)
-    attended = _attended(op, a, weights, value, transposed=transposed)
+    attended = _weigh_values(op, a, weights, value, transposed=transposed)
     return attended, stages[a.mode]
 
 
-def capped(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
+def apply_softcap(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
     """Return the scores, or softcap · tanh(scores / softcap) if the node has a softcap.
 
     Args:
@@ -109,7 +109,7 @@ def _scores(op: Builder, a: AttentionNode, query: ir.Value, key: ir.Value) -> ir
     return op("MatMul", grouped, turned)  # [B, Hkv, r, L, S]
 
 
-def _masked(op: Builder, a: AttentionNode, scores: ir.Value, allowed: VisibleKeys) -> ir.Value:
+def _apply_mask(op: Builder, a: AttentionNode, scores: ir.Value, allowed: VisibleKeys) -> ir.Value:
     if allowed.added is not None:
         scores = op("Add", scores, allowed.added)
     if allowed.keys is None:
@@ -130,7 +130,7 @@ def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, allowed: VisibleKe
     return op("Where", allowed.keys, weights, op.number(0.0, a.dtype))
 
 
-def _attended(
+def _weigh_values(
     op: Builder, a: AttentionNode, weights: ir.Value, value: ir.Value, *, transposed: bool
 ) -> ir.Value:
     if a.q_per_kv > 1:
@@ -143,7 +143,7 @@ def _attended(
     return op("Reshape", attended, op.ints(0, a.num_heads, -1, a.v_head_dim))
 
 
-def _ungrouped(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
+def _ungroup(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
     """Join the groups of scores to `[B, H, L, S]`; with heads last, Reshape can keep L and S."""
     if a.q_per_kv == 1:
         return scores
@@ -152,6 +152,6 @@ def _ungrouped(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
     return op("Transpose", joined, perm=[0, 3, 1, 2])
 
 
-def _own(op: Builder, a: AttentionNode, present: ir.Value, new: ir.Value) -> ir.Value:
+def _as_own_value(op: Builder, a: AttentionNode, present: ir.Value, new: ir.Value) -> ir.Value:
     """Return a value that may be a graph output: a copy if another node owns it."""
     return op("Identity", present) if present is new and not a.packed else present

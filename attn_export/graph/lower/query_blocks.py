@@ -1,15 +1,15 @@
 """Attention over blocks of queries: by products, or by ONNX Runtime's causal kernel.
 
-By products, each block is multiplied with the keys that it sees. Where hiding is causal, half of
-the products fall away, and no scores of all queries with all keys are in memory, as in
-FlashAttention (https://arxiv.org/abs/2205.14135), of which the blocks of keys and the running
-maximum are left out: the scores of a block of queries fit in a cache as they are.
+By products, each block of queries is multiplied with the keys that it sees. A causal mask then
+saves half of the products, and never are all scores in memory at once, as in
+FlashAttention (https://arxiv.org/abs/2205.14135). Keys are not divided into blocks, so there is no
+running maximum: the scores of a block of queries fit into the CPU's cache.
 
-The kernel divides keys into blocks that fit the cache of a core, up to 1024 of them. If any query
-sees any key of a block, it computes all scores of that block. So one call with 2048 queries takes
-twice as long as calls with 128 queries, each given only the keys that they see. The operator takes
-several queries after a past in batches of one row only, so a Scan takes the rows apart. It reads
-keys where they lie: they are its past, to which it adds none (ONNX Runtime 1.31).
+The kernel divides keys into blocks of up to 1024, which fit the cache of a core, and computes all
+scores of a block if any query sees any of its keys. One call with 2048 queries therefore takes
+twice as long as calls with 128 queries that get only the keys that they see. After a past, the
+operator allows several queries only for batch size 1, so a Scan runs over the batch. All keys are
+passed as its past, with no new ones, so that it reads them in place (ONNX Runtime 1.31).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import onnx_ir as ir
 
 from attn_export.graph.axis_names import known_equal
 from attn_export.graph.ir_helpers import dims
-from attn_export.graph.lower.heads import SWAPPED, as_output, in_output_layout, joined
+from attn_export.graph.lower.heads import SWAPPED, merge_heads, merged_to_output, split_to_output
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.ort_kernels import INT32, MICROSOFT, attributes_of
-from attn_export.graph.lower.portable import capped
+from attn_export.graph.lower.portable import apply_softcap
 from attn_export.graph.lower.read import AttentionNode
 from attn_export.graph.lower.visible_keys import (
     QueryBlock,
@@ -39,9 +39,9 @@ TURNED = [0, 1, 3, 2]
 
 
 def fits_blocks(a: AttentionNode) -> bool:
-    """Return whether the queries of a node can be taken in blocks.
+    """Return whether a node can be computed by products over blocks of queries.
 
-    The scores must be unused, and the mask, if there is one, have 2 or 4 axes of known meaning.
+    Its scores must be unused, and a mask must have 2 or 4 axes, with 1 or L queries.
 
     Args:
         a: The `Attention` node as plain values.
@@ -57,7 +57,7 @@ def fits_blocks(a: AttentionNode) -> bool:
     return rows is not None and (rows == 1 or known_equal(rows, dims(a.query)[-2]))
 
 
-def in_blocks(
+def attend_blocks(
     op: Builder,
     a: AttentionNode,
     query: ir.Value,
@@ -67,7 +67,7 @@ def in_blocks(
     *,
     transposed: bool = False,
 ) -> ir.Value:
-    """Return the attention in the layout of the node's output.
+    """Add attention by products over blocks of queries, in the layout of the node's output.
 
     Args:
         op: Builder of the nodes.
@@ -82,22 +82,22 @@ def in_blocks(
         query = op("Mul", query, op.number(a.scale, a.dtype))
     length, size = op.size(a.query, -2), op.ints(block)
     count = op("Div", op("Add", length, op.ints(block - 1)), size)
-    unseen = _unseen_by_all(op, a, length)
+    unseen = _last_key_offset(op, a, length)
 
     def of_block(inner: Builder, index: ir.Value) -> ir.Value:
         first = inner("Mul", inner("Reshape", index, inner.ints(1)), size)
         rows = QueryBlock(first, inner("Min", inner("Add", first, size), length), length)
         seen = None if unseen is None else inner("Add", rows.end, unseen)
-        return _attended(inner, a, rows, seen, (query, key, value), transposed=transposed)
+        return _attend_block(inner, a, rows, seen, (query, key, value), transposed=transposed)
 
-    axis = 1 if a.gives_joined else 2
-    return op.concatenated(op("Squeeze", count), of_block, a.dtype, axis)
+    axis = 1 if a.merges_heads else 2
+    return op.add_loop(op("Squeeze", count), of_block, a.dtype, axis)
 
 
-def _unseen_by_all(op: Builder, a: AttentionNode, length: ir.Value) -> ir.Value | None:
-    """Return how many more keys than its own number the last query of a block sees, `[1]`.
+def _last_key_offset(op: Builder, a: AttentionNode, length: ir.Value) -> ir.Value | None:
+    """Return the number of keys that any query of a block sees, minus the end of the block.
 
-    None where all keys may be visible.
+    It is int64 `[1]`; None if all keys may be visible.
     """
     if not a.causal:
         return None
@@ -108,11 +108,11 @@ def _unseen_by_all(op: Builder, a: AttentionNode, length: ir.Value) -> ir.Value 
     valid = a.valid_keys
     if valid.dtype != ir.DataType.INT64:
         valid = op("Cast", valid, to=ir.DataType.INT64)
-    # At least one key for the first block: Softmax over no axis has no meaning.
+    # Not negative, so that the first block sees a key: Softmax over an empty axis is undefined.
     return op("Max", op("Sub", op("ReduceMax", valid, keepdims=1), length), op.ints(0))
 
 
-def _attended(
+def _attend_block(
     op: Builder,
     a: AttentionNode,
     rows: QueryBlock,
@@ -121,13 +121,13 @@ def _attended(
     *,
     transposed: bool,
 ) -> ir.Value:
-    """Return the attention of one block, in the layout of the node's output.
+    """Add the attention of one block of queries, in the layout of the node's output.
 
     Args:
         op: Builder of the nodes within the loop.
         a: The node.
         rows: The queries of the block.
-        seen: The number of keys from the first on that some query of it sees; None for all.
+        seen: The number of keys, from the first on, that the block sees; None for all.
         operands: Scaled queries, keys and values.
         transposed: Whether the values are `[B, Hkv, Dv, S]`.
     """
@@ -136,7 +136,7 @@ def _attended(
     if seen is not None:
         key = op("Slice", key, op.ints(0), seen, op.ints(2))
         value = op("Slice", value, op.ints(0), seen, op.ints(3 if transposed else 2))
-    # Queries of one K/V head are rows of one product, so K and V are read once.
+    # The queries of one K/V head are the rows of one product, so K and V are read once.
     if a.q_per_kv > 1:
         query = op("Reshape", query, op.ints(0, a.num_kv_heads, -1, a.head_dim))
     scores = op("MatMul", query, op("Transpose", key, perm=TURNED))
@@ -144,7 +144,7 @@ def _attended(
         S = op("Shape", scores, start=3)
         shape = op("Concat", op.ints(0, a.num_heads, -1), S, axis=0)
         scores = op("Reshape", scores, shape)  # [B, H, block, S]
-    scores = capped(op, a, scores)
+    scores = apply_softcap(op, a, scores)
     visible = op("Shape", scores, start=3)
     allowed = allowed_keys(op, a, rows.total, visible, grouped=False, rows=rows)
     bias = as_bias(op, a, allowed)
@@ -160,67 +160,67 @@ def _attended(
     if a.q_per_kv > 1:
         attended = op("Reshape", attended, op.ints(0, a.num_heads, -1, a.v_head_dim))
     if bias is None or not allowed.may_hide_all:
-        return as_output(op, a, attended)
-    # Softmax over nothing is NaN.
+        return split_to_output(op, a, attended)
+    # The softmax of a query without visible keys is NaN.
     shown = sees_any(op, a, bias)
-    return as_output(op, a, op("Where", shown, attended, op.number(0.0, a.dtype)))
+    return split_to_output(op, a, op("Where", shown, attended, op.number(0.0, a.dtype)))
 
 
-def causal_in_blocks(
+def attend_causal_blocks(
     op: Builder, a: AttentionNode, key: ir.Value, value: ir.Value, past: ir.Value, block: int
 ) -> ir.Value:
-    """Return the attention in the layout of the node's output.
+    """Add attention by the causal kernel over blocks of queries, in the node's output layout.
 
     Args:
         op: Builder of the nodes.
         a: The `Attention` node as plain values.
         key: `[B, Hkv, S, D]`, with the past.
         value: `[B, Hkv, S, D]`, with the past.
-        past: The number of keys before the first query of each row, int64 `[B]` or `[1]`.
+        past: The number of keys before the first query of each batch element, int64 `[B]` or `[1]`.
         block: The number of queries of a block.
     """
-    query = a.query if a.packed else joined(op, a.query, a.num_heads, a.head_dim)
+    query = a.query if a.packed else merge_heads(op, a.query, a.num_heads, a.head_dim)
     rows = op("Expand", past, op.size(query, 0))
     rows.type = past.type or ir.TensorType(ir.DataType.INT64)
     length, size = op.size(query, 1), op.ints(block)
     count = op("Squeeze", op("Div", op("Add", length, op.ints(block - 1)), size))
     empty = op.array(np.zeros((1, 0, a.num_kv_heads * a.head_dim), ir.DataType(a.dtype).numpy()))
-    mask = None if a.mask is None else _of_four_axes(op, before_expand(a.mask))
+    mask = None if a.mask is None else _to_rank_4(op, before_expand(a.mask))
     mask_by_row = mask is not None and dims(mask)[0] != 1
 
     def of_row(row: Builder, values: Sequence[ir.Value]) -> ir.Value:
         queries, keys, cached, past_length, *masks = values
-        for each in masks:
+        for element_mask in masks:
             assert mask is not None
-            each.type, each.shape = mask.type, ir.Shape([1, *dims(mask)[1:]])
+            element_mask.type, element_mask.shape = mask.type, ir.Shape([1, *dims(mask)[1:]])
         valid = None if a.valid_keys is None else row("Add", past_length, length)
-        own = dataclasses.replace(a, mask=masks[0] if masks else mask, valid_keys=valid)
+        element = dataclasses.replace(a, mask=masks[0] if masks else mask, valid_keys=valid)
 
         def of_block(inner: Builder, index: ir.Value) -> ir.Value:
             first = inner("Mul", inner("Reshape", index, inner.ints(1)), size)
             end = inner("Min", inner("Add", first, size), length)
-            taken = inner("Slice", queries, first, end, inner.ints(1))
+            block_query = inner("Slice", queries, first, end, inner.ints(1))
             total = inner("Add", past_length, end)
-            bias = _bias(inner, own, QueryBlock(first, end, length), total)
+            bias = _bias(inner, element, QueryBlock(first, end, length), total)
             total_length = inner("Cast", total, to=INT32)
             last_index = inner("Sub", total_length, inner.array(np.ones(1, np.int32)))
             optional = () if bias is None else (None, None, None, bias)
             attended = inner(
-                "GroupQueryAttention", taken, empty, empty, keys, cached, last_index, total_length,
-                *optional,
+                "GroupQueryAttention", block_query, empty, empty, keys, cached,
+                last_index, total_length, *optional,
                 domain=MICROSOFT, **attributes_of(a),
             )  # fmt: skip
-            return attended if bias is None else _nothing_gives_zero(inner, a, attended, bias)
+            return attended if bias is None else _zero_masked_rows(inner, a, attended, bias)
 
-        return row.concatenated(count, of_block, a.dtype, 1)
+        return row.add_loop(count, of_block, a.dtype, 1)
 
     values = (query, key, value, rows, *((mask,) if mask is not None and mask_by_row else ()))
     shape = ("", a.num_heads * a.head_dim)
-    return in_output_layout(op, a, op.for_each_row(values, of_row, shape, a.dtype))
+    return merged_to_output(op, a, op.add_scan(values, of_row, shape, a.dtype))
 
 
-def _of_four_axes(op: Builder, mask: ir.Value) -> ir.Value:
-    """Return a mask `[L, S]` as `[1, 1, L, S]`, and others as they are."""
+def _to_rank_4(op: Builder, mask: ir.Value) -> ir.Value:
+    """Reshape a mask `[L, S]` to `[1, 1, L, S]`; return masks of rank 4 unchanged."""
     if len(dims(mask)) == 4:
         return mask
     whole = op("Unsqueeze", mask, op.ints(0, 1))
@@ -233,22 +233,22 @@ def _bias(op: Builder, a: AttentionNode, rows: QueryBlock, total: ir.Value) -> i
 
     Args:
         op: Builder of the nodes of the block.
-        a: The node, with the mask and the number of valid keys of one row of the batch.
+        a: The node, with the mask and the number of valid keys of one batch element.
         rows: The queries of the block.
         total: The number of keys up to the last that they see, int64 `[1]`.
     """
     if a.mask is None:
         return None
-    # The bias has the causal limit: a query may see nothing of what the mask shows.
+    # The bias includes the causal limit, since a query may see none of the keys of the mask.
     return as_bias(op, a, allowed_keys(op, a, rows.total, total, grouped=False, rows=rows))
 
 
-def _nothing_gives_zero(
+def _zero_masked_rows(
     op: Builder, a: AttentionNode, attended: ir.Value, bias: ir.Value
 ) -> ir.Value:
-    """Return the attention `[1, L, H·D]` with 0 in the rows whose keys are all hidden.
+    """Set the result `[1, L, H·D]` of queries whose keys are all hidden to 0.
 
-    Some kernels give NaN for them.
+    Some kernels give NaN for such queries.
     """
     seen = op("Transpose", sees_any(op, a, bias), perm=SWAPPED)
     heads = op("Reshape", attended, op.ints(0, 0, a.num_heads, a.head_dim))

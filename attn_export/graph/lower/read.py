@@ -30,7 +30,7 @@ class AttentionNode:
         softcap: 0 for none.
         precision: The type that softmax computes in, or None.
         mode: The meaning of `scores`.
-        joined: The replacement of the 4-D output, with the heads joined.
+        merged: The replacement of the 4-D output, with the heads joined.
     """
 
     node: ir.Node
@@ -52,12 +52,12 @@ class AttentionNode:
     precision: ir.DataType | None
     mode: int
     dtype: ir.DataType
-    joined: ir.Value | None = None
+    merged: ir.Value | None = None
 
     @property
-    def gives_joined(self) -> bool:
+    def merges_heads(self) -> bool:
         """Return whether the attention must be `[B, L, H·Dv]`."""
-        return self.packed or self.joined is not None
+        return self.packed or self.merged is not None
 
     @property
     def q_per_kv(self) -> int:

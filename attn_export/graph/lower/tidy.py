@@ -22,17 +22,17 @@ SHARED = frozenset(
 
 def tidy(model: ir.Model) -> None:
     """Run all passes of this file."""
-    reshape_at_once(model)
-    sizes_of_inputs(model)
+    merge_transposes(model)
+    take_sizes_from_inputs(model)
     share_sizes(model.graph)
     common.RemoveUnusedNodesPass()(model)
     sink_into_branches(model)
 
 
-def reshape_at_once(model: ir.Model) -> None:
+def merge_transposes(model: ir.Model) -> None:
     """Merge a Transpose that moves only axes of 1 into the Reshape before it."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.op_type != "Transpose" or not _moves_nothing(node):
+        if node.op_type != "Transpose" or not _only_moves_ones(node):
             continue
         source = node.inputs[0]
         assert source is not None
@@ -48,7 +48,7 @@ def reshape_at_once(model: ir.Model) -> None:
             node.replace_input_with(1, ints(model, *target))
 
 
-def _moves_nothing(node: ir.Node) -> bool:
+def _only_moves_ones(node: ir.Node) -> bool:
     source = node.inputs[0]
     sizes = () if source is None else dims(source)
     perm = [axis for axis in node.attributes.get_ints("perm", ()) if axis < len(sizes)]
@@ -65,29 +65,29 @@ def _target(source: ir.Value, made: ir.Value) -> list[int] | None:
     return target if target and target.count(-1) <= 1 else None
 
 
-def sizes_of_inputs(model: ir.Model) -> None:
+def take_sizes_from_inputs(model: ir.Model) -> None:
     """Take sizes from inputs that have them, so that all nodes share them."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         source = node.inputs[0] if node.op_type in ("Shape", "Squeeze") else None
         if source is None:
             continue
         if node.op_type == "Squeeze" and source.const_value is not None:
-            _be(model, node, source.const_value.numpy().squeeze())
+            _replace_by_constant(model, node, source.const_value.numpy().squeeze())
         if node.op_type == "Squeeze" or not dims(source):
             continue
         start, end = node.attributes.get_int("start", 0), node.attributes.get_int("end", 99)
         axes = dims(source)[start:end]
         if all(isinstance(size, int) for size in axes):
-            _be(model, node, np.array(axes, np.int64))
-        found = axis_of_an_input(model, axes[0]) if len(axes) == 1 else None
-        if found is not None:
-            value, axis = found
+            _replace_by_constant(model, node, np.array(axes, np.int64))
+        source_axis = axis_of_an_input(model, axes[0]) if len(axes) == 1 else None
+        if source_axis is not None:
+            value, axis = source_axis
             node.replace_input_with(0, value)
             node.attributes["start"] = ir.AttrInt64("start", axis)
             node.attributes["end"] = ir.AttrInt64("end", axis + 1)
 
 
-def _be(model: ir.Model, node: ir.Node, array: np.ndarray) -> None:
+def _replace_by_constant(model: ir.Model, node: ir.Node, array: np.ndarray) -> None:
     """Replace the output of a node by a constant for its readers."""
     if node.outputs[0].is_graph_output() or len(node.inputs) > 1 or array.size > 1:
         return
@@ -107,7 +107,7 @@ def share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) ->
             share_sizes(branch, known)
         if node.op_type not in SHARED or node.domain or len(node.outputs) != 1:
             continue
-        attributes = {name: held.value for name, held in node.attributes.items()}
+        attributes = {name: attribute.value for name, attribute in node.attributes.items()}
         key = (node.op_type, *map(id, node.inputs), repr(sorted(attributes.items())))
         out = node.outputs[0]
         if key not in known:

@@ -58,29 +58,31 @@ def allowed_keys(
         rows: The queries of the scores, and S the keys up to the last that they see; None for all.
     """
     grouped = grouped and a.q_per_kv > 1
-    parts: list[ir.Value] = []
+    conditions: list[ir.Value] = []
     added = None
     if a.mask is not None:
         mask = before_expand(a.mask)
-        mask = mask if rows is None else _of_rows(op, mask, rows, S)
-        mask = _of_all_keys(op, a, mask, S)
-        mask = _grouped(op, a, mask) if grouped else mask
+        mask = mask if rows is None else _block_of_mask(op, mask, rows, S)
+        mask = _pad_to_all_keys(op, a, mask, S)
+        mask = _group_heads(op, a, mask) if grouped else mask
         if mask.dtype == ir.DataType.BOOL:
-            parts.append(mask)
+            conditions.append(mask)
         else:
             added = mask
-            parts.append(op("Greater", mask, op.number(-np.inf, a.dtype)))
+            conditions.append(op("Greater", mask, op.number(-np.inf, a.dtype)))
     if a.causal or a.valid_keys is not None:
         keys = op("Range", op.scalar_int(0), op("Squeeze", S), op.scalar_int(1))  # [S]
         if a.causal:
-            parts.append(op("LessOrEqual", keys, _last_visible(op, a, L, rows, grouped=grouped)))
+            conditions.append(
+                op("LessOrEqual", keys, _last_visible(op, a, L, rows, grouped=grouped))
+            )
         # The last query is the last valid key: causal says it too.
         if a.valid_keys is not None and (not a.causal or a.past_key is not None):
-            parts.append(op("Less", keys, _over_scores(op, a.valid_keys, grouped=grouped)))
-    together = None
-    for part in parts:
-        together = part if together is None else op("And", together, part)
-    return VisibleKeys(together, added, a.mask is not None or a.valid_keys is not None)
+            conditions.append(op("Less", keys, _to_scores_rank(op, a.valid_keys, grouped=grouped)))
+    combined = None
+    for condition in conditions:
+        combined = condition if combined is None else op("And", combined, condition)
+    return VisibleKeys(combined, added, a.mask is not None or a.valid_keys is not None)
 
 
 def as_bias(op: Builder, a: AttentionNode, allowed: VisibleKeys) -> ir.Value | None:
@@ -112,7 +114,7 @@ def sees_any(op: Builder, a: AttentionNode, bias: ir.Value, *, keepdims: int = 1
     return op("Greater", best, op.number(-np.inf, a.dtype))
 
 
-def _of_rows(op: Builder, mask: ir.Value, rows: QueryBlock, S: ir.Value) -> ir.Value:
+def _block_of_mask(op: Builder, mask: ir.Value, rows: QueryBlock, S: ir.Value) -> ir.Value:
     """Return the part of a mask for a block of queries and the first S keys."""
     shape: list[Size | None] = list(dims(mask))
     part = op("Slice", mask, op.ints(0), S, op.ints(-1)) if shape[-1] != 1 else mask
@@ -133,12 +135,12 @@ def _last_visible(
     if a.past_key is not None:
         return op("Add", column, op.size(a.past_key, 2))
     if a.valid_keys is not None:  # the queries are the last of the valid keys
-        valid = _over_scores(op, a.valid_keys, grouped=grouped)
+        valid = _to_scores_rank(op, a.valid_keys, grouped=grouped)
         return op("Add", column, op("Sub", valid, L))
     return column
 
 
-def _over_scores(op: Builder, of_batch: ir.Value, *, grouped: bool) -> ir.Value:
+def _to_scores_rank(op: Builder, of_batch: ir.Value, *, grouped: bool) -> ir.Value:
     """Reshape `[B]` to int64 `[B, 1, 1, 1]`, or `[B, 1, 1, 1, 1]` for grouped scores."""
     if of_batch.dtype != ir.DataType.INT64:
         of_batch = op("Cast", of_batch, to=ir.DataType.INT64)
@@ -157,7 +159,7 @@ def before_expand(mask: ir.Value) -> ir.Value:
     return source if len(source.shape) == len(mask.shape) else mask
 
 
-def _of_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> ir.Value:
+def _pad_to_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> ir.Value:
     """Pad the last axis of the mask to the length of the keys: a shorter mask hides the rest."""
     length = None if mask.shape is None else mask.shape[-1]
     if mask.shape is None:
@@ -197,28 +199,28 @@ def _axis(value: ir.Value | None, axis: int) -> Size | None:
     return None if value is None or value.shape is None else value.shape[axis]
 
 
-def _grouped(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
+def _group_heads(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value:
     """Group the heads of a mask: `[.., H, L, S]` to `[.., Hkv, r, L, S]`."""
     shape = mask.shape
     assert shape is not None
     if len(shape) < 3:
         return mask
     heads = shape[-3]
-    kind = mask.dtype
+    dtype = mask.dtype
     if heads == 1:
-        spread = op("Unsqueeze", mask, op.ints(len(shape) - 2))
+        grouped = op("Unsqueeze", mask, op.ints(len(shape) - 2))
     elif heads == a.num_heads:
         rank = len(shape)
         first = list(range(rank - 3))
         last = op("Transpose", mask, perm=[*first, rank - 2, rank - 1, rank - 3])
         target = op.ints(*[0] * (rank - 1), a.num_kv_heads, a.q_per_kv)
         parts = op("Reshape", last, target)  # [.., L, S, Hkv, r]
-        spread = op("Transpose", parts, perm=[*first, rank - 1, rank, rank - 3, rank - 2])
+        grouped = op("Transpose", parts, perm=[*first, rank - 1, rank, rank - 3, rank - 2])
     else:
         raise GraphError(
             f"{a.node.name}: the heads of {mask.name} are "
             f"{getattr(heads, 'value', heads) or '?'!r}; give 1 or {a.num_heads}"
         )
-    if kind is not None:
-        spread.dtype = kind
-    return spread
+    if dtype is not None:
+        grouped.dtype = dtype
+    return grouped

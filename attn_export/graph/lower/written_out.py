@@ -25,11 +25,11 @@ from attn_export.graph.lower.written_scores import (
     Mask,
     NoMatchError,
     Scores,
+    add_head_axis,
     equation,
-    permuted,
+    order_axes,
+    permute,
     read_scores,
-    transposed,
-    unsqueezed,
 )
 
 AFTER_SOFTMAX = 3
@@ -42,26 +42,26 @@ def recognise_attention(model: ir.Model) -> int:
     Returns:
         Their number.
     """
-    return sum(_recognised(model, softmax) for softmax in nodes_of(model, "Softmax"))
+    return sum(_recognise(model, node) for node in nodes_of(model, "Softmax"))
 
 
-def _recognised(model: ir.Model, softmax: ir.Node) -> bool:
+def _recognise(model: ir.Model, softmax: ir.Node) -> bool:
     source = softmax.inputs[0]
     if source is None or softmax.attributes.get_int("axis", -1) not in (-1, len(dims(source)) - 1):
         return False
     try:
-        product = _reader(softmax.outputs[0])
+        product = _find_product(softmax.outputs[0])
         op = Builder(model, product)
         weights = next(i for i, x in enumerate(product.inputs) if _comes_from(x, softmax))
         scores = read_scores(op, source)
         value, order = _values(op, product, weights)
-        attended, shown = _attention(op, scores, value, softmax.outputs[0])
-        found = permuted(op, attended, order)
+        attended, weights_output = _attention(op, scores, value, softmax.outputs[0])
+        output = permute(op, attended, order)
     except (NoMatchError, StopIteration):
         return False
-    take_over(product.outputs[0], found)
-    if shown is not None:
-        take_over(softmax.outputs[0], shown)
+    take_over(product.outputs[0], output)
+    if weights_output is not None:
+        take_over(softmax.outputs[0], weights_output)
         model.graph.sort()  # others may read the weights before the values are there
     return True
 
@@ -69,7 +69,7 @@ def _recognised(model: ir.Model, softmax: ir.Node) -> bool:
 # -- towards the outputs -------------------------------------------------------------------------
 
 
-def _reader(value: ir.Value) -> ir.Node:
+def _find_product(value: ir.Value) -> ir.Node:
     """Return the only product that reads the weights, behind casts and the like."""
     while True:
         products = [node for node, _ in value.uses() if node.op_type in ("MatMul", "Einsum")]
@@ -85,13 +85,13 @@ def _reader(value: ir.Value) -> ir.Node:
 
 def _comes_from(value: ir.Value | None, node: ir.Node) -> bool:
     while value is not None and value.producer() is not None:
-        made = value.producer()
-        assert made is not None
-        if made is node:
+        producer = value.producer()
+        assert producer is not None
+        if producer is node:
             return True
-        if made.op_type not in ("Cast", "Identity"):
+        if producer.op_type not in ("Cast", "Identity"):
             return False
-        value = made.inputs[0]
+        value = producer.inputs[0]
     return False
 
 
@@ -109,7 +109,7 @@ def _values(op: Builder, product: ir.Node, weights: int) -> tuple[ir.Value, list
     width = [letter for letter in of_value if letter not in of_weights]
     if len(width) != 1 or key not in of_value or set(out) != {*batch, row, width[0]}:
         raise NoMatchError
-    ordered = transposed(op, value, of_value, [*batch, key, *width])
+    ordered = order_axes(op, value, of_value, [*batch, key, *width])
     return ordered, [[*batch, row, *width].index(letter) for letter in out]
 
 
@@ -127,39 +127,41 @@ def _attention(op: Builder, scores: Scores, value: ir.Value, softmax: ir.Value) 
     if ranks not in ({3}, {4}):
         raise NoMatchError
     masks = list(scores.masks)
-    shown = len(softmax.uses()) > 1 or softmax.is_graph_output()
-    if shown and softmax.dtype != scores.query.dtype:
+    weights_read = len(softmax.uses()) > 1 or softmax.is_graph_output()
+    if weights_read and softmax.dtype != scores.query.dtype:
         raise NoMatchError
     if ranks == {4}:
-        return _node(op, scores, parts, _mask(op, masks, scores.query), shown=shown)
-    heads = [_with_heads(part) for part in parts]
-    if any(part is None for part in heads) or not _fit_heads(masks):
-        heads = [unsqueezed(op, part) for part in parts]
-        masks = [(unsqueezed(op, m) if len(dims(m)) == 3 else m, b, low) for m, b, low in masks]
-    whole = [part for part in heads if part is not None]
-    found, weights = _node(op, scores, whole, _mask(op, masks, scores.query), shown=shown)
+        return _node(op, scores, parts, _mask(op, masks, scores.query), weights_read=weights_read)
+    operands = [_source_with_heads(part) for part in parts]
+    if any(part is None for part in operands) or not _are_shared(masks):
+        operands = [add_head_axis(op, part) for part in parts]
+        masks = [(add_head_axis(op, m) if len(dims(m)) == 3 else m, b, low) for m, b, low in masks]
+    whole = [part for part in operands if part is not None]
+    attended, weights = _node(
+        op, scores, whole, _mask(op, masks, scores.query), weights_read=weights_read
+    )
     width = dims(value)[-1]
     if not isinstance(width, int):
         raise NoMatchError
     target = op("Concat", op.ints(-1), op.size(scores.query, 1), op.ints(width), axis=0)
-    flat = op("Reshape", found, target)
-    flat.shape, flat.type = ir.Shape([*dims(scores.query)[:2], width]), found.type
+    flat = op("Reshape", attended, target)
+    flat.shape, flat.type = ir.Shape([*dims(scores.query)[:2], width]), attended.type
     if weights is not None:
         sizes = [op.ints(-1), op.size(scores.query, 1), op("Shape", weights, start=3)]
         weights = op("Reshape", weights, op("Concat", *sizes, axis=0))
     return flat, weights
 
 
-def _with_heads(value: ir.Value) -> ir.Value | None:
+def _source_with_heads(value: ir.Value) -> ir.Value | None:
     """Return `[B, H, n, m]` of which a value `[B·H, n, m]` is a view, or None."""
-    made = value.producer()
-    if made is None or made.op_type != "Reshape" or made.inputs[0] is None:
+    producer = value.producer()
+    if producer is None or producer.op_type != "Reshape" or producer.inputs[0] is None:
         return None
-    source = made.inputs[0]
+    source = producer.inputs[0]
     return source if len(dims(source)) == 4 and dims(source)[-1] == dims(value)[-1] else None
 
 
-def _fit_heads(masks: Sequence[Mask]) -> bool:
+def _are_shared(masks: Sequence[Mask]) -> bool:
     """Return whether masks of scores `[B·H, L, S]` are the same for all of them."""
     return all(len(dims(mask)) == 2 for mask, *_ in masks)
 
@@ -172,10 +174,10 @@ def _mask(op: Builder, masks: Sequence[Mask], like: ir.Value) -> ir.Value | None
     if dtype is None or any(not dims(mask) for mask, *_ in masks):
         raise NoMatchError
     if all(is_bool and low == -math.inf for _, is_bool, low in masks):
-        found = masks[0][0]
+        combined = masks[0][0]
         for other, *_ in masks[1:]:
-            found = _combined(op, "And", found, other, ir.DataType.BOOL)
-        return found
+            combined = _combine(op, "And", combined, other, ir.DataType.BOOL)
+        return combined
     numbers = []
     for mask, is_bool, low in masks:
         number = mask
@@ -187,22 +189,22 @@ def _mask(op: Builder, masks: Sequence[Mask], like: ir.Value) -> ir.Value | None
             number = op("Cast", mask, to=dtype)
             number.shape, number.dtype = mask.shape, dtype
         numbers.append(number)
-    found = numbers[0]
+    combined = numbers[0]
     for other in numbers[1:]:
-        found = _combined(op, "Add", found, other, dtype)
-    return found
+        combined = _combine(op, "Add", combined, other, dtype)
+    return combined
 
 
-def _combined(
+def _combine(
     op: Builder, op_type: str, one: ir.Value, other: ir.Value, dtype: ir.DataType
 ) -> ir.Value:
     """Return two masks as one; each axis is that of the one that is not 1."""
-    found = op(op_type, one, other)
+    combined = op(op_type, one, other)
     rank = max(len(dims(one)), len(dims(other)))
     first, second = ((*(1,) * (rank - len(dims(x))), *dims(x)) for x in (one, other))
-    found.shape = ir.Shape([b if a == 1 else a for a, b in zip(first, second, strict=True)])
-    found.dtype = dtype
-    return found
+    combined.shape = ir.Shape([b if a == 1 else a for a, b in zip(first, second, strict=True)])
+    combined.dtype = dtype
+    return combined
 
 
 def _node(
@@ -211,7 +213,7 @@ def _node(
     parts: Sequence[ir.Value],
     mask: ir.Value | None,
     *,
-    shown: bool,
+    weights_read: bool,
 ) -> Outputs:
     query, key, value = parts
     widths = (dims(query)[-1], dims(key)[-1], dims(value)[-1], dims(query)[1], dims(key)[1])
@@ -220,10 +222,12 @@ def _node(
     if mask is not None and len(dims(mask)) not in (2, 3, 4):
         raise NoMatchError
     attributes: dict[str, Any] = {"softcap": scores.softcap} if scores.softcap else {}
-    attributes |= {"qk_matmul_output_mode": AFTER_SOFTMAX} if shown else {}
+    attributes |= {"qk_matmul_output_mode": AFTER_SOFTMAX} if weights_read else {}
     inputs = [query, key, value, *([] if mask is None else [mask])]
-    outputs = op.several("Attention", inputs, 4 if shown else 1, scale=scores.scale, **attributes)
+    outputs = op.add_node(
+        "Attention", inputs, 4 if weights_read else 1, scale=scores.scale, **attributes
+    )
     outputs[0].shape = ir.Shape([*dims(query)[:3], dims(value)[-1]])
     for output in outputs:
         output.type = query.type
-    return outputs[0], outputs[3] if shown else None
+    return outputs[0], outputs[3] if weights_read else None

@@ -68,37 +68,37 @@ def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores
     node = value.producer()
     if node is None or depth == 0:
         raise NoMatchError
-    inputs = [each for each in node.inputs if each is not None]
+    inputs = [value_read for value_read in node.inputs if value_read is not None]
     if len(inputs) < len(node.inputs) or len(inputs) != INPUTS.get(node.op_type):
         raise NoMatchError
     match node.op_type:
         case "MatMul":
-            return Scores(inputs[0], _swapped(op, inputs[1]))
+            return Scores(inputs[0], _transpose_keys(op, inputs[1]))
         case "Einsum":
-            return _einsum_scores(op, node, *inputs)
+            return _read_einsum(op, node, *inputs)
         case "Mul" | "Div":
-            return _scaled(op, depth - 1, node.op_type, *inputs)
+            return _read_scaled(op, depth - 1, node.op_type, *inputs)
         case "Add":
-            return _added(op, depth - 1, *inputs)
+            return _read_added_mask(op, depth - 1, *inputs)
         case "Where":
-            return _filled(op, depth - 1, *inputs)
+            return _read_filled_mask(op, depth - 1, *inputs)
     return read_scores(op, inputs[0], depth - 1)
 
 
-def _swapped(op: Builder, value: ir.Value) -> ir.Value:
+def _transpose_keys(op: Builder, value: ir.Value) -> ir.Value:
     """Return keys `[..., S, D]` of the second input of a product, `[..., D, S]`."""
     if len(dims(value)) < 3:
         raise NoMatchError
-    made = value.producer()
+    producer = value.producer()
     rank = len(dims(value))
     perm = [*range(rank - 2), rank - 1, rank - 2]
-    if made is not None and made.op_type == "Transpose" and made.inputs[0] is not None:
-        inner = list(made.attributes.get_ints("perm", range(rank)[::-1]))
-        value, perm = made.inputs[0], [inner[axis] for axis in perm]
-    return permuted(op, value, perm)
+    if producer is not None and producer.op_type == "Transpose" and producer.inputs[0] is not None:
+        inner = list(producer.attributes.get_ints("perm", range(rank)[::-1]))
+        value, perm = producer.inputs[0], [inner[axis] for axis in perm]
+    return permute(op, value, perm)
 
 
-def _einsum_scores(op: Builder, node: ir.Node, query: ir.Value, key: ir.Value) -> Scores:
+def _read_einsum(op: Builder, node: ir.Node, query: ir.Value, key: ir.Value) -> Scores:
     one, other, out = equation(node)
     batch, row, column = out[:-2], out[-2], out[-1]
     if row not in one:
@@ -108,20 +108,20 @@ def _einsum_scores(op: Builder, node: ir.Node, query: ir.Value, key: ir.Value) -
         raise NoMatchError
     last = width.pop()
     return Scores(
-        transposed(op, query, one, [*batch, row, last]),
-        transposed(op, key, other, [*batch, column, last]),
+        order_axes(op, query, one, [*batch, row, last]),
+        order_axes(op, key, other, [*batch, column, last]),
     )
 
 
-def _scaled(op: Builder, depth: int, op_type: str, one: ir.Value, other: ir.Value) -> Scores:
+def _read_scaled(op: Builder, depth: int, op_type: str, one: ir.Value, other: ir.Value) -> Scores:
     number = _number(other)
     if number is None and op_type == "Mul":
         one, number = other, _number(one)
     if number is None or not math.isfinite(number) or number == 0:
         raise NoMatchError
-    made = one.producer()
-    if made is not None and made.op_type == "Tanh" and op_type == "Mul":
-        capped = made.inputs[0]
+    producer = one.producer()
+    if producer is not None and producer.op_type == "Tanh" and op_type == "Mul":
+        capped = producer.inputs[0]
         if capped is None:
             raise NoMatchError
         inner = read_scores(op, capped, depth)
@@ -129,47 +129,51 @@ def _scaled(op: Builder, depth: int, op_type: str, one: ir.Value, other: ir.Valu
         if inner.masks or inner.softcap or number < 0:
             raise NoMatchError
         return dataclasses.replace(inner, scale=inner.scale * number, softcap=number)
-    found = read_scores(op, one, depth)
-    if found.masks or found.softcap:
+    scores = read_scores(op, one, depth)
+    if scores.masks or scores.softcap:
         raise NoMatchError  # the masks would be scaled too
     factor = number if op_type == "Mul" else 1 / number
-    return dataclasses.replace(found, scale=found.scale * factor)
+    return dataclasses.replace(scores, scale=scores.scale * factor)
 
 
-def _added(op: Builder, depth: int, one: ir.Value, other: ir.Value) -> Scores:
-    for own, mask in ((one, other), (other, one)):
+def _read_added_mask(op: Builder, depth: int, one: ir.Value, other: ir.Value) -> Scores:
+    for scores_input, mask in ((one, other), (other, one)):
         try:
-            found = read_scores(op, own, depth)
+            scores = read_scores(op, scores_input, depth)
         except NoMatchError:
             continue
         if _is_zero(mask):
-            return found
-        return dataclasses.replace(found, masks=(*found.masks, (mask, False, 0.0)))
+            return scores
+        return dataclasses.replace(scores, masks=(*scores.masks, (mask, False, 0.0)))
     raise NoMatchError
 
 
 def _is_zero(value: ir.Value) -> bool:
     """Return whether a value is a product with 0, as of `torch.baddbmm` with beta 0."""
-    made = value.producer()
-    return made is not None and made.op_type == "Mul" and 0.0 in map(_number, made.inputs)
+    producer = value.producer()
+    return (
+        producer is not None and producer.op_type == "Mul" and 0.0 in map(_number, producer.inputs)
+    )
 
 
-def _filled(op: Builder, depth: int, condition: ir.Value, yes: ir.Value, no: ir.Value) -> Scores:
-    own, low, visible = yes, _number(no), True
+def _read_filled_mask(
+    op: Builder, depth: int, condition: ir.Value, yes: ir.Value, no: ir.Value
+) -> Scores:
+    scores_input, low, visible = yes, _number(no), True
     if low is None:
-        own, low, visible = no, _number(yes), False
+        scores_input, low, visible = no, _number(yes), False
     if low is None or low > ABSORBING:
         raise NoMatchError
-    found = read_scores(op, own, depth)
+    scores = read_scores(op, scores_input, depth)
     if not visible:
-        made = condition.producer()
-        if made is not None and made.op_type == "Not" and made.inputs[0] is not None:
-            condition = made.inputs[0]
+        producer = condition.producer()
+        if producer is not None and producer.op_type == "Not" and producer.inputs[0] is not None:
+            condition = producer.inputs[0]
         else:
             negated = op("Not", condition)
             negated.shape, negated.dtype = condition.shape, ir.DataType.BOOL
             condition = negated
-    return dataclasses.replace(found, masks=(*found.masks, (condition, True, low)))
+    return dataclasses.replace(scores, masks=(*scores.masks, (condition, True, low)))
 
 
 def _number(value: ir.Value | None) -> float | None:
@@ -202,7 +206,7 @@ def equation(node: ir.Node, first: int = 0) -> tuple[str, str, str]:
     return parts[first], parts[1 - first], out
 
 
-def transposed(op: Builder, value: ir.Value, have: str, want: Sequence[str]) -> ir.Value:
+def order_axes(op: Builder, value: ir.Value, have: str, want: Sequence[str]) -> ir.Value:
     """Return a value with its axes in another order, and an axis of 1 for heads that it lacks.
 
     Args:
@@ -219,11 +223,11 @@ def transposed(op: Builder, value: ir.Value, have: str, want: Sequence[str]) -> 
         raise NoMatchError
     if len(shared) < len(want) and (want[1] in have or len(shared) != 3):
         raise NoMatchError
-    found = permuted(op, value, [have.index(letter) for letter in shared])
-    return found if len(shared) == len(want) else unsqueezed(op, found)
+    ordered = permute(op, value, [have.index(letter) for letter in shared])
+    return ordered if len(shared) == len(want) else add_head_axis(op, ordered)
 
 
-def permuted(op: Builder, value: ir.Value, perm: Sequence[int]) -> ir.Value:
+def permute(op: Builder, value: ir.Value, perm: Sequence[int]) -> ir.Value:
     """Return a value with its axes in the order `perm`; itself where nothing moves.
 
     Args:
@@ -233,19 +237,19 @@ def permuted(op: Builder, value: ir.Value, perm: Sequence[int]) -> ir.Value:
     """
     if list(perm) == sorted(perm):
         return value
-    found = op("Transpose", value, perm=list(perm))
-    found.shape, found.type = ir.Shape([dims(value)[axis] for axis in perm]), value.type
-    return found
+    result = op("Transpose", value, perm=list(perm))
+    result.shape, result.type = ir.Shape([dims(value)[axis] for axis in perm]), value.type
+    return result
 
 
-def unsqueezed(op: Builder, value: ir.Value) -> ir.Value:
+def add_head_axis(op: Builder, value: ir.Value) -> ir.Value:
     """Return a value with an axis of 1 for heads, after that of the batch.
 
     Args:
         op: The builder.
         value: The value; its shape is known.
     """
-    found = op("Unsqueeze", value, op.ints(1))
+    result = op("Unsqueeze", value, op.ints(1))
     first, *rest = dims(value)
-    found.shape, found.type = ir.Shape([first, 1, *rest]), value.type
-    return found
+    result.shape, result.type = ir.Shape([first, 1, *rest]), value.type
+    return result
