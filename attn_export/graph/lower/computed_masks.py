@@ -1,18 +1,18 @@
-"""Masks that a graph computes itself, from sizes alone: node attributes can replace them.
+"""Replacement of masks that a graph computes from sizes by attributes of `Attention`.
 
-A mask is not recognised by its pattern, of which there are as many as authors, but by its values:
-the nodes that make it are run at several sizes, and next to every number that occurs in them, so
-that a window, or a rule that begins at some length, is seen. Masks that cannot be run stay.
+A mask is recognised by its values, not by the pattern of its nodes, which differs from author to
+author. The nodes are run at several sizes, and at lengths next to every number that occurs in them,
+so that a window, or a rule that starts at some length, is noticed. Masks that cannot be run stay.
 
-- All visible: the mask goes.
-- Causal (key j for query i if j <= P + i): `is_causal` replaces the mask.
-- Causal and something that is computed from data, such as padding: `is_causal` says the first part,
-  and the second stays as the mask (`mask_parts`).
+- If all keys are visible, the mask is removed.
+- If the mask is causal (query i sees key j if j <= P + i), `is_causal` replaces it.
+- If the mask combines a causal part with one that is computed from data, such as padding,
+  `is_causal` replaces the first part, and the second stays as the mask.
 
-Hidden is what is False or -inf. Of float32 also what is at most `HIDING`, where nothing else hides
-keys: each row sees its own key then, beside which the weight of another is exactly 0 as long as no
-score reaches 4e8. Were a row hidden by others, its weights would be spread over such keys, and
--1e4 is within the reach of scores: those masks stay.
+False and -inf hide a key. In a float32 mask that depends only on sizes, so do numbers up to
+`HIDING`: each query sees its own key then, and beside it the weight of such a key is exactly 0
+unless a score reaches 4e8. Larger finite numbers, such as -1e4, are within the range of scores:
+those masks stay.
 """
 
 from __future__ import annotations
@@ -32,33 +32,32 @@ from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.read import MASKED, AttentionNode, read_attention
 from attn_export.tensorfile import Array
 
-# -- A mask that is causal and hides keys for other reasons too: the other reasons alone --------
-
+# -- masks with a causal part and one that is computed from data --------------------------------
 
 TrialValues = tuple[MaskTrial, Values]
-"""A trial, and the values that it gave."""
+"""A trial, and the values of the graph in it."""
 
 DRAWN: dict[str, list[Any]] = {"b": [False, True], "i": [0, 1, 2], "u": [0, 1, 2]}
 FLOATS = [0.0, 0.0, 1.0, -0.5, -np.inf, float(np.finfo(np.float32).min)]
-"""Values that data is drawn from: enough to see whether a node passes it on."""
+"""Values from which artificial data is drawn: enough to see whether a node passes it on."""
 
 
 def remove_causal_part(
     model: ir.Model, mask_graph: MaskGraph, trials: MaskTrials
 ) -> ir.Value | None:
-    """Return the mask without the part that is computed from sizes, if that part is causal.
+    """Build the mask without the part that is computed from sizes, if that part is causal.
 
-    A value of sizes may be one number for all visible keys. If it meets data, this number takes its
-    place. That is right if the mask stays the same for visible keys, and hides all others: both are
-    verified by running it on data of all kinds.
+    An operand that is computed from sizes, and is the same number for all visible keys, is replaced
+    by this number where it is combined with data. This is right if the new mask equals the old one
+    for visible keys, and the old one hides all others. Both are verified on random data.
 
     Args:
-        model: Gets the nodes of the new mask.
+        model: The graph to which the nodes of the new mask are added.
         mask_graph: The nodes of the mask.
-        trials: The sizes and inputs on which it is evaluated.
+        trials: The sizes at which the mask is evaluated.
 
     Returns:
-        The new mask, or None if there is no such part.
+        The new mask; None if there is no such part.
     """
     parts, last = _size_values(mask_graph, trials), mask_graph.mask.producer()
     if not parts or last is None:
@@ -88,7 +87,10 @@ def remove_causal_part(
 
 
 def _size_values(mask_graph: MaskGraph, trials: MaskTrials) -> dict[ir.Value, Array]:
-    """Return the values of sizes that meet data, and the one number of each for visible keys."""
+    """Return operands of data-dependent nodes that are computed from sizes, with their number.
+
+    Each is the same number for all visible keys. The arrays have that number as only element.
+    """
     operands = {
         value: None
         for node in mask_graph.nodes
@@ -112,7 +114,7 @@ def _size_values(mask_graph: MaskGraph, trials: MaskTrials) -> dict[ir.Value, Ar
 
 
 def _visible_numbers(array: Array, trial: MaskTrial) -> set[Any]:
-    """Return the numbers of an array for visible keys; None if it is not as long as the scores."""
+    """Return the numbers of an array for visible keys; {None} if its shape is not `[.., L, S]`."""
     if array.shape[-2:] != (trial.queries, trial.keys):
         return {None}
     broadcast = broadcast_to_scores(array, trial)
@@ -120,7 +122,7 @@ def _visible_numbers(array: Array, trial: MaskTrial) -> set[Any]:
 
 
 def _is_causal_split(before: Array, after: Array, trial: MaskTrial) -> bool:
-    """Return whether two masks agree on visible keys, and the first hides all others."""
+    """Return whether two masks agree on causally visible keys, and the first hides all others."""
     before, after = broadcast_to_scores(before, trial), broadcast_to_scores(after, trial)
     same = (before == after) | ((before != before) & (after != after))
     hidden = ~before if before.dtype == np.bool_ else before == -np.inf
@@ -145,7 +147,7 @@ def _rebuild(
     trials: MaskTrials,
     runs: Sequence[TrialValues],
 ) -> ir.Value:
-    """Build the nodes of the mask once more, with numbers in place of the parts."""
+    """Copy the nodes of the mask, with numbers in place of the operands in `parts`."""
     replacements: dict[ir.Value | None, ir.Value] = {
         x: op.array(array) for x, array in parts.items()
     }
@@ -176,7 +178,7 @@ def _rebuild(
 def _passed_value(
     node: ir.Node, parts: Mapping[ir.Value, Array], runs: Sequence[TrialValues]
 ) -> ir.Value | None:
-    """Return an input that a node passes on unchanged, such as x in True and x, or x + 0."""
+    """Return an input that a node passes on unchanged, such as x in And(True, x) or x + 0."""
     if not any(value in parts for value in node.inputs) or len(node.outputs) != 1:
         return None
     for value in node.inputs:
@@ -200,11 +202,11 @@ def _shape_over_trials(
     return ir.Shape([trials.axis_of_sizes(sizes) for sizes in axes])
 
 
-# -- masks that a graph computes itself, from sizes alone ---------------------------------------
+# -- masks that are computed from sizes alone ---------------------------------------------------
 
 
 HIDING = -1e9
-"""The largest finite float32 that hides a key from a row which sees another."""
+"""The largest finite float32 that hides a key from a query that sees another key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,8 +214,8 @@ class ComputedMask:
     """Replacement of a mask.
 
     Attributes:
-        mask: None for nothing.
-        causal: Whether the node must be causal.
+        mask: The new mask; None for no mask.
+        causal: Whether the node must get `is_causal`.
     """
 
     mask: ir.Value | None
@@ -233,14 +235,14 @@ def recognise_masks(model: ir.Model) -> None:
         while node.inputs[-1] is None:
             node.resize_inputs(len(node.inputs) - 1)
     if any(cache.values()):
-        # What made the mask would count as a reader of the cache.
+        # The nodes of removed masks would count as readers of the cache.
         common.RemoveUnusedNodesPass()(model)
 
 
 def _cached_replacement(
     model: ir.Model, node: ir.Node, cache: dict[object, ComputedMask | None]
 ) -> ComputedMask | None:
-    """Return the replacement of a mask; layers that share a mask share the result."""
+    """Return the replacement of a node's mask; nodes that share a mask share the result."""
     if optional_input(node, 3) is None:
         return None
     try:
@@ -251,7 +253,7 @@ def _cached_replacement(
             cache[key] = None
             cache[key] = _replacement(model, a, trials)
         return cache[key]
-    except Exception:  # whatever is odd about a graph that others made: its mask stays
+    except Exception:  # foreign graphs may raise anything; the mask stays
         return None
 
 
@@ -269,7 +271,7 @@ def _replacement(model: ir.Model, a: AttentionNode, trials: MaskTrials) -> Compu
 
 
 def _replacement_by_sizes(mask_graph: MaskGraph, trials: MaskTrials) -> ComputedMask | None:
-    """Return the replacement of a mask that is computed from sizes alone."""
+    """Return the replacement of a mask that is computed from sizes alone, or None."""
     redundant = causal = True
     evaluate = mask_graph.evaluator([mask_graph.mask])
     for trial in mask_graph.trials():
@@ -288,7 +290,10 @@ def _replacement_by_sizes(mask_graph: MaskGraph, trials: MaskTrials) -> Computed
 
 
 def shown_and_hidden(mask: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Return the keys that a mask shows, and those that it hides."""
+    """Return the keys that a mask shows, and those that it hides, as two bool arrays.
+
+    Keys with other finite values are in neither.
+    """
     if mask.dtype == np.bool_:
         return mask, ~mask
     lowest = HIDING if mask.dtype == np.float32 else -np.inf

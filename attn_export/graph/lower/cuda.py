@@ -1,10 +1,10 @@
-"""The form of an `Attention` node that launches the fewest kernels on CUDA.
-
-It takes one query of each row, or one row of any number of queries: ONNX Runtime refuses several
-rows with several queries after a past.
+"""Lowering of `Attention` nodes to the form that launches the fewest kernels on CUDA.
 
 ONNX Runtime's `GroupQueryAttention` writes the cache, rotates, normalises and attends in three
-kernels, in half precision. Dry runs on sm_80 and sm_90 chose the form (docs/dry-run.md).
+kernels, in half precision. Dry runs on sm_80 and sm_90 led to this form (docs/dry-run.md).
+
+The form needs one query per batch element, or batch size 1: ONNX Runtime refuses several queries
+after a past in larger batches.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from attn_export.graph.lower.read import AttentionNode, read_attention
 MICROSOFT, INT32 = "com.microsoft", ir.DataType.INT32
 
 POSITIONS = 2**15
-"""Number of positions for which the graph holds angles; ONNX Runtime refuses larger caches."""
+"""The number of positions with rotary angles; ONNX Runtime refuses larger caches."""
 
 NOTHING_HIDDEN = sys.maxsize
-"""Distance of the nearest hidden key where none is hidden."""
+"""The distance of the nearest hidden key if no key is hidden."""
 
 
 def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
-    """Lower a node for one query or one row, if its cache is written in place.
+    """Lower a node with one query per batch element or batch size 1, if its cache is in place.
 
     Args:
         model: The graph; changed in place.
@@ -75,7 +75,7 @@ def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
 
 
 def writes_in_place(model: ir.Model, node: ir.Node) -> bool:
-    """Return whether a node has such a cache and hides no keys but by a window, in any precision.
+    """Return whether a node has a cache in place and no mask but a window; its type is ignored.
 
     Args:
         model: The graph.
@@ -86,7 +86,7 @@ def writes_in_place(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _fits(a: AttentionNode, cache: InPlaceCache) -> bool:
-    """Return whether the operator has the meaning of the node, and may write the cache itself."""
+    """Return whether the operator can compute the node, and may write the cache itself."""
     sole_reader = len(a.key.uses()) == 1 and len(a.value.uses()) == 1
     bound = is_bound(cache.past_key, a.key) and is_bound(cache.past_value, a.value)
     plain = a.output(3) is None and a.precision in (None, a.dtype)
@@ -102,7 +102,7 @@ def _grouped_query_attention(
     """Add the operator, and return attention `[B, L, H·D]`, present key and present value."""
     query, key = a.query, cache.new_key
     rotation = None
-    if a.head_dim % 16 == 0:  # which the operator needs to rotate
+    if a.head_dim % 16 == 0:  # required by the operator's rotary embedding
         rotation = find_rotation(query, key, cache.lengths)
     if rotation is not None:
         query, key = rotation.query, rotation.key
@@ -115,8 +115,8 @@ def _grouped_query_attention(
         merge_heads(op, cache.new_value, a.num_kv_heads, a.v_head_dim),
     )
     packed = pack_projections(op, *merged)
-    # The capacity: the host knows it from a shape, where the longest row would be read back from
-    # the device at each step. The operator reads the length of each row on the device.
+    # The capacity stands for the longest length: the host knows it from a shape, whereas lengths
+    # would be copied from the device at each step. The operator reads lengths on the device.
     total = op("Cast", op("Squeeze", op.size(cache.past_key, 2)), to=INT32)
     inputs = [
         *(merged if packed is None else (packed, None, None)), cache.past_key, cache.past_value,
@@ -141,7 +141,7 @@ def _grouped_query_attention(
 
 
 def _last_positions(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
-    """Return the position of the last query of each row, int32 `[B]`."""
+    """Return the position of the last query of each batch element, int32 `[B]`."""
     lengths = op("Cast", cache.lengths, to=INT32)
     if dims(a.query)[-2] == 1:
         return lengths
@@ -150,23 +150,23 @@ def _last_positions(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Va
 
 
 def narrow_inputs(model: ir.Model) -> dict[str, str]:
-    """Take inputs of int64 as int32 where the graph only casts them to it: a kernel less.
+    """Change the type of int64 inputs that the graph only casts to int32, to save the Cast kernel.
 
     Args:
         model: The graph; changed in place.
 
     Returns:
-        The new type of each such input, by name.
+        The new type of each changed input, by name.
     """
     narrowed = {}
     for value in model.graph.inputs:
         casts = [use.node for use in value.uses()]
         if not casts or not all(_casts_to_int32(node) for node in casts):
             continue
-        value.type = ir.TensorType(INT32)  # clones share the type that was there
+        value.type = ir.TensorType(INT32)  # a new object, since clones share the old one
         for node in casts:
             ir.convenience.replace_all_uses_with(node.outputs[0], value)
-            assert node.graph is not None  # it is in one, as a reader of an input
+            assert node.graph is not None  # readers of an input are in a graph
             node.graph.remove(node, safe=True)
         narrowed[str(value.name)] = "int32"
     return narrowed
@@ -183,8 +183,8 @@ def _casts_to_int32(node: ir.Node) -> bool:
 def _tables(op: Builder, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
     """Return cosines and sines of all positions, `[POSITIONS, D/2]`.
 
-    They are the nodes of one step with constant positions, which ONNX Runtime computes when it
-    loads the graph: the file holds no table.
+    They are computed by copies of the graph's nodes from constant positions. ONNX Runtime folds
+    these nodes when it loads the graph, so that the file holds no table.
     """
     first, last, step = (op.scalar_int(number) for number in (0, POSITIONS, 1))
     positions = op("Unsqueeze", op("Range", first, last, step), op.ints(0))
@@ -196,16 +196,16 @@ def _tables(op: Builder, rotation: Rotation) -> tuple[ir.Value, ir.Value]:
 
 
 def window_of(model: ir.Model, node: ir.Node) -> int | None:
-    """Return the number of last keys that the mask of a node shows, each query's own included.
+    """Return the number of last keys that a mask shows, each query's own key included.
 
-    The nodes of the mask are run at several sizes, next to every number that occurs in them.
+    The nodes of the mask are run at several sizes, as in `computed_masks`.
 
     Args:
         model: The graph.
         node: An `Attention` node.
 
     Returns:
-        The number; None where the mask is anything but such a window.
+        The number; None if the mask is no such window.
     """
     try:
         a = read_attention(node)
@@ -218,13 +218,13 @@ def window_of(model: ir.Model, node: ir.Node) -> int | None:
             if a.mask in mask_graph.data_dependent
             else _measure_window(mask_graph, causal=a.causal)
         )
-    except Exception:  # whatever is odd about a graph that others made: its mask stays
+    except Exception:  # foreign graphs may raise anything; the mask stays
         return None
 
 
 def _measure_window(mask_graph: MaskGraph, *, causal: bool) -> int | None:
     evaluate = mask_graph.evaluator([mask_graph.mask])
-    farthest, nearest = 0, NOTHING_HIDDEN  # distance of a key that is seen, and of one that is not
+    farthest, nearest = 0, NOTHING_HIDDEN  # distances of visible and of hidden keys
     for trial in mask_graph.trials():
         values = mask_graph.run_trial(evaluate, trial)
         if values is None:

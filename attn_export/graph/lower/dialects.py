@@ -31,7 +31,7 @@ from attn_export.graph.requirements import features
 from attn_export.results import GraphFile
 
 DECODE, PREFILL = "decode", "prefill"
-"""The phases of the graph for one query of each row, and of the one for a single row (`cuda`)."""
+"""The phases of graphs for one query per batch element, and for batch size 1 (`cuda`)."""
 
 HALF = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 NOT_FOR_CUDA = (
@@ -41,7 +41,7 @@ NOT_FOR_CUDA = (
 
 
 class NotInHalfError(GraphError):
-    """A graph has a form for CUDA, but not in the precision in which it computes."""
+    """Error for a float32 graph that has a form for CUDA only in half precision."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -57,8 +57,9 @@ class Lowered:
     Attributes:
         model: The graph.
         file: Its differences from its source, and its file name in a bundle.
-        recognised: The number of attentions made of several nodes in its source that are one node
-            here: the graph must be judged before it is kept.
+        recognised: The number of attentions that are written out in several operators in the
+            source, and are one node here. If it is not 0, the graph must be compared with the
+            source before it is used.
     """
 
     model: ir.Model
@@ -72,17 +73,18 @@ NOTHING_TO_LOWER = (
 
 
 def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowered]:
-    """Lower a graph to a dialect; the weights, in memory or on disk, are shared.
+    """Lower a graph to a dialect. The result shares the weights with the source.
 
     Args:
         model: A model of any origin with ai.onnx `Attention` nodes, or, for the dialect ``ort``,
             with attention that is written out. It is not changed.
         dialect: One of `DIALECTS`.
-        form: In the dialect ``ort``, the choice where several forms are possible.
+        form: The form of attention nodes in the dialect ``ort``.
 
     Returns:
-        The graph under ``""``; in the dialects ``ort`` and ``cuda``, where there is a KV cache,
-        also one for a single query under ``"decode"``.
+        The graph under ``""``; in the dialects ``ort`` and ``cuda``, if there is a KV cache, also
+        the graph for one query under ``"decode"``, and for CUDA the one for batch size 1 under
+        ``"prefill"``.
 
     Raises:
         UsageError: If there is no such dialect.
@@ -107,7 +109,7 @@ def lower(model: ir.Model, dialect: str, form: Form = KERNELS) -> dict[str, Lowe
 
 
 def _recognise_written_out(model: ir.Model) -> int:
-    """Return the number of attentions written out in operators that became `Attention` nodes."""
+    """Replace attention that is written out by `Attention` nodes, and return their number."""
     if not _softmax_inputs(model):
         return 0
     from attn_export.graph.lower.written_out import recognise_attention
@@ -146,9 +148,9 @@ def _describe(
 
 
 def _drop_inner_shapes(model: ir.Model) -> None:
-    """Remove the dynamic shapes of values that are no outputs.
+    """Remove the dynamic shapes of values within the graph.
 
-    tract takes `total_len` and `past_len + query_len`, which it finds itself, for different sizes.
+    tract infers `past_len + query_len`, and treats the declared `total_len` as another size.
     """
     for node in model.graph:
         for value in node.outputs:
@@ -161,7 +163,7 @@ def _drop_inner_shapes(model: ir.Model) -> None:
 def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
     fuse_attention(model)
     recognise_masks(model)
-    spread_masks(model)  # ONNX Runtime refuses those of one row for all queries
+    spread_masks(model)  # ONNX Runtime refuses masks whose query axis is 1
     bound, layouts = _bound_caches(model), _cache_layouts(model)
     graphs = {"": _describe(model.clone(), ORT, layouts=layouts, bound=bound)}
     for node in nodes_of(graphs[""].model, "Attention"):
@@ -184,7 +186,7 @@ def _to_ort(model: ir.Model, form: Form) -> dict[str, Lowered]:
 
 
 def _to_cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
-    if not nodes_of(model, "TensorScatter"):  # of which all such caches are made
+    if not nodes_of(model, "TensorScatter"):  # every cache in place is written by it
         raise GraphError(NOT_FOR_CUDA)
     from attn_export.graph.lower.cuda import writes_in_place
 
@@ -198,7 +200,7 @@ def _to_cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
         raise NotInHalfError
     length = _query_axis(model)
     batch = _common_axis(model, [dims(a.query)[0] for a in _attentions(model)])
-    if not length:  # it takes one query as it is
+    if not length:  # the number of queries is fixed
         return {"": _cuda_graph(model, "", {})}
     graphs = {DECODE: _cuda_graph(model, DECODE, {length: 1})}
     if batch:
@@ -208,10 +210,10 @@ def _to_cuda(model: ir.Model, _: Form) -> dict[str, Lowered]:
 
 
 def _cuda_graph(model: ir.Model, phase: str, fixed: dict[str, int]) -> Lowered:
-    """Return a graph in which every node that can be is lowered for CUDA.
+    """Fix some axes, and lower every node for CUDA that fits.
 
     Raises:
-        GraphError: If there is no such node.
+        GraphError: If no node fits.
     """
     from attn_export.graph.lower.cuda import lower_for_cuda, narrow_inputs
 
@@ -255,7 +257,7 @@ def _attentions(model: ir.Model) -> list[AttentionNode]:
 
 
 def _bound_caches(model: ir.Model) -> dict[str, str]:
-    """Return the caches that are written in place into the caller's buffers."""
+    """Return the graph outputs that may share the buffer of a graph input: present name to past."""
     bound = {}
     for node in nodes_of(model, "TensorScatter"):
         past, present = node.inputs[0], node.outputs[0]
@@ -274,14 +276,14 @@ def _cache_layouts(model: ir.Model) -> dict[str, tuple[int, ...]]:
 
 
 def _query_axis(model: ir.Model) -> str:
-    """Return the query axis of all nodes with a cache; "" if there is no unique name."""
+    """Return the name of the query axis of all nodes with a cache; "" if it is not unique."""
     return _common_axis(
         model, [dims(a.query)[-2] for a in _attentions(model) if appends_to_cache(a)]
     )
 
 
 def _common_axis(model: ir.Model, sizes: Iterable[Size]) -> str:
-    """Return the name of an axis that has these sizes in several nodes; "" if it is not unique."""
+    """Return the name of the graph input axis that all sizes are; "" if they are not the same."""
     names = {size.value if isinstance(size, ir.SymbolicDim) else None for size in sizes}
     input_axes = {
         dim.value for x in model.graph.inputs for dim in dims(x) if not isinstance(dim, int)
@@ -294,13 +296,13 @@ def _softmax_inputs(model: ir.Model) -> list[ir.Value | None]:
 
 
 def _values_that_need_shapes(model: ir.Model) -> list[ir.Value]:
-    """Return the values whose shapes the forms read."""
+    """Return the values whose shapes the rewrites need."""
     nodes = [*nodes_of(model, "Attention"), *nodes_of(model, "RotaryEmbedding")]
     return [value for node in nodes for value in node.inputs if value is not None]
 
 
 def _with_shapes(model: ir.Model) -> ir.Model:
-    """Infer shapes with onnx; keep declared ones, since onnx takes some unknowns for 0."""
+    """Infer shapes with onnx, and restore those of outputs, whose unknown sizes it may set to 0."""
     declared = {value.name: value.shape for value in model.graph.outputs}
     inferred = common.ShapeInferencePass()(model).model
     for value in inferred.graph.outputs:

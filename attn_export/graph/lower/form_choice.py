@@ -1,4 +1,4 @@
-"""Forms of the dialect ort of which one or the other is faster, depending on the machine."""
+"""Forms of attention in the dialect `ort`, of which the fastest depends on the machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from attn_export.dialect_names import ORT_NEEDED
 
 
 class Form(NamedTuple):
-    """A choice between forms of which one or the other is faster, depending on the machine.
+    """Choice of the form of attention nodes.
 
     Attributes:
-        block: For many queries: the number of queries of a block, which is computed with the keys
-            that it sees; 0 for all at once, in ONNX Runtime's kernels.
-        products: Whether products are computed where a kernel fits: for many queries with
-            `block`, for one query without.
-        whole_rows: For one query over a cache of integers: whether the kernel computes all scores
+        block: The number of queries in a block, for graphs of many queries; 0 to compute all
+            queries at once in ONNX Runtime's kernels.
+        products: Whether to compute products although a kernel fits. With `block` it concerns
+            graphs of many queries, without it the graph of one query.
+        whole_rows: Whether the kernel for one query over a cache of integers computes all scores
             of a head before it reads values, instead of tile by tile.
     """
 
@@ -32,7 +32,7 @@ class Form(NamedTuple):
 
     @property
     def needs(self) -> str:
-        """The least version of ONNX Runtime."""
+        """The least version of ONNX Runtime that runs the form."""
         measured = self.whole_rows or (self.block and not self.products)
         return "1.31" if measured else ORT_NEEDED
 

@@ -1,4 +1,4 @@
-"""Queries, keys and values with heads in an axis of their own, or side by side."""
+"""Conversions between split heads, `[B, H, L, D]`, and merged heads, `[B, L, H·D]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ SWAPPED = [0, 2, 1, 3]
 
 
 def split_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Return `[B, H, L, D]`, `[B, Hkv, S - P, D]` and `[B, Hkv, S - P, Dv]`.
+    """Return queries, keys and values with split heads.
+
+    Their shapes are `[B, H, L, D]`, `[B, Hkv, S - P, D]` and `[B, Hkv, S - P, Dv]`.
 
     Args:
         op: Builder of the nodes.
@@ -29,7 +31,9 @@ def split_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Val
 
 
 def merge_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Value]:
-    """Return `[B, L, H·D]`, `[B, S - P, Hkv·D]` and `[B, S - P, Hkv·Dv]`.
+    """Return queries, keys and values with merged heads.
+
+    Their shapes are `[B, L, H·D]`, `[B, S - P, Hkv·D]` and `[B, S - P, Hkv·Dv]`.
 
     Args:
         op: Builder of the nodes.
@@ -42,7 +46,7 @@ def merge_qkv(op: Builder, a: AttentionNode) -> tuple[ir.Value, ir.Value, ir.Val
 
 
 def merge_heads(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
-    """Reshape `[B, H, L, D]` to `[B, L, H·D]`.
+    """Convert `[B, H, L, D]` to `[B, L, H·D]`, or return the value from which it was split.
 
     Args:
         op: Makes the nodes.
@@ -57,7 +61,7 @@ def merge_heads(op: Builder, x: ir.Value, heads: int, width: int) -> ir.Value:
 
 
 def merged_source(x: ir.Value) -> ir.Value | None:
-    """Return the `[B, L, H·D]` that `[B, H, L, D]` was made of, if there is one."""
+    """Return the `[B, L, H·D]` that was split to `x` `[B, H, L, D]`; None if there is none."""
     before_transpose = _input_of(x.producer(), "Transpose")
     source = None if before_transpose is None else _input_of(before_transpose.producer(), "Reshape")
     if source is None or len(dims(x)) != 4:
@@ -70,7 +74,7 @@ def merged_source(x: ir.Value) -> ir.Value | None:
 
 
 def merged_output(a: AttentionNode) -> ir.Value | None:
-    """Return `[B, L, H·Dv]`, if all readers of the attention join its heads."""
+    """Return the `[B, L, H·Dv]` to which the only reader merges the heads; None if it does not."""
     value = a.output(0)
     for op_type in ("Transpose", "Reshape"):
         uses = () if value is None or value.is_graph_output() else tuple(value.uses())
@@ -91,7 +95,7 @@ def same_for_heads(a: AttentionNode) -> bool:
 
 
 def _input_of(node: ir.Node | None, op_type: str) -> ir.Value | None:
-    """Return the input of a node of this type; a Transpose must swap heads and length."""
+    """Return the first input if the node has this type; a Transpose must swap axes 1 and 2."""
     if node is None or node.op_type != op_type or node.domain:
         return None
     perm = node.attributes.get_ints("perm", ()) if op_type == "Transpose" else SWAPPED
@@ -99,7 +103,7 @@ def _input_of(node: ir.Node | None, op_type: str) -> ir.Value | None:
 
 
 def _known_shape(value: ir.Value) -> tuple[Size, ...]:
-    """Return the axes of a value; for a product without a shape, those of its factors."""
+    """Return the shape of a value, for a MatMul without one from the shapes of its operands."""
     node = value.producer()
     if dims(value) or node is None or node.op_type != "MatMul":
         return dims(value)
@@ -108,7 +112,7 @@ def _known_shape(value: ir.Value) -> tuple[Size, ...]:
 
 
 def split_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
-    """Convert `[B, H, L, Dv]` to the layout of the node: joined heads if the query has them.
+    """Convert `[B, H, L, Dv]` to the layout of the node's output.
 
     Args:
         op: Makes the nodes.
@@ -117,14 +121,14 @@ def split_to_output(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Val
     """
     if not a.merges_heads:
         return attended
-    if dims(a.query)[-2] == 1:  # the heads are beside each other as it is
+    if dims(a.query)[-2] == 1:  # the order of elements is the same
         return op("Reshape", attended, op.ints(0, 1, a.num_heads * a.v_head_dim))
     swapped = op("Transpose", attended, perm=SWAPPED)
     return op("Reshape", swapped, op.ints(0, 0, a.num_heads * a.v_head_dim))
 
 
 def split_heads(op: Builder, a: AttentionNode, attended: ir.Value) -> ir.Value:
-    """Reshape `[B, L, H·Dv]` to `[B, H, L, Dv]`.
+    """Convert `[B, L, H·Dv]` to `[B, H, L, Dv]`.
 
     Args:
         op: Makes the nodes.

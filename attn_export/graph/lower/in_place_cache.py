@@ -1,4 +1,4 @@
-"""A KV cache that is written in place: `TensorScatter` in front of an `Attention` node."""
+"""Recognition of a KV cache in place: `TensorScatter` nodes in front of an `Attention` node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attn_export.graph.lower.node_builder import Builder, take_over
 from attn_export.graph.lower.read import AttentionNode
 
 SAME_NUMBER = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""Operators that leave one number what it is."""
+"""Operators that do not change the value of a number."""
 
 LENGTH = 2
 """The axis of `[B, Hkv, capacity, D]` along which a cache grows."""
@@ -22,14 +22,14 @@ TRANSPOSED = (0, 1, 3, 2)
 
 @dataclasses.dataclass(frozen=True)
 class InPlaceCache:
-    """The cache of one node, `past + new` of which the node reads.
+    """The cache of an `Attention` node, which reads past and new keys of it.
 
     Attributes:
         past_key: `[B, Hkv, capacity, D]`.
         past_value: `[B, Hkv, capacity, Dv]`.
         new_key: `[B, Hkv, L, D]`.
         new_value: `[B, Hkv, L, Dv]`.
-        lengths: The number of past keys of each row, int64 `[B]`.
+        lengths: The number of past keys of each batch element, int64 `[B]`.
     """
 
     past_key: ir.Value
@@ -40,7 +40,10 @@ class InPlaceCache:
 
 
 def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
-    """Return the cache of a node that writes both parts at one place and reads up to it."""
+    """Return the cache in place of a node; None if it has none.
+
+    Keys and values must be written at the same index, and be read up to the last new one.
+    """
     keys, values = _scatter(a.key), _scatter(a.value)
     if a.packed or a.past_key is not None or a.valid_keys is None:
         return None
@@ -60,7 +63,7 @@ def in_place_cache(a: AttentionNode) -> InPlaceCache | None:
 
 
 def float16_cache(a: AttentionNode) -> InPlaceCache | None:
-    """Return the cache in float16 of a node that reads it in its own type; new keys are float16."""
+    """Return the float16 cache of a node that casts it to its own type; None if it has none."""
     key, value = _before_widening(a.key), _before_widening(a.value)
     if key is None or value is None:
         return None
@@ -74,7 +77,9 @@ def _before_widening(value: ir.Value) -> ir.Value | None:
 
 
 def is_bound(past: ir.Value, present: ir.Value) -> bool:
-    """Return whether the caller owns `past` and `present`, and no other node reads `past`.
+    """Return whether the caller may give `past` and `present` the same buffer.
+
+    They must be graph input and output, and besides Shape only one node may read `past`.
 
     Args:
         past: The cache that the graph reads.
@@ -85,7 +90,7 @@ def is_bound(past: ir.Value, present: ir.Value) -> bool:
 
 
 def transpose_value_cache(op: Builder, a: AttentionNode, cache: InPlaceCache) -> ir.Value:
-    """Hold V as `[B, Hkv, Dv, capacity]`, and return V with the new values in that order.
+    """Change the layout of the value cache to `[B, Hkv, Dv, capacity]`, and return the written one.
 
     Args:
         op: Builder of the nodes.
@@ -113,7 +118,7 @@ def source_of_number(value: ir.Value) -> ir.Value:
 
 
 def _scatter(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
-    """Return past, new and the place, of the `TensorScatter` of a `[B, Hkv, capacity, D]`."""
+    """Return past, new keys and start of the TensorScatter of a cache `[B, Hkv, capacity, D]`."""
     node = value.producer()
     if node is None or node.op_type != "TensorScatter" or len(dims(value)) != 4:
         return None

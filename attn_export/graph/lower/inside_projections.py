@@ -1,7 +1,7 @@
-"""Steps between projections and attention that an attention operator can do itself.
+"""Recognition of steps between projections and attention that an operator can do itself.
 
-Each function recognises one step, and returns the values before it: rotary embedding, norms of
-queries and keys, and projections of one input, which become one product.
+Each function recognises one step, and returns the values before it: a rotary embedding, norms of
+queries and keys, or projections of one input, which become one product.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Rotation:
     positions: ir.Value
 
     def repeat(self, op: Builder, value: ir.Value, positions: ir.Value) -> ir.Value:
-        """Return `value` as its nodes compute it from other positions.
+        """Copy the nodes of `value` for other positions, and return the new value.
 
         Args:
             op: Builder of the nodes.
@@ -44,7 +44,7 @@ class Rotation:
             positions: The other positions, int64 `[1, N]`.
         """
         chain = _chain_to(value, self.positions)
-        assert chain is not None  # that is how it was found
+        assert chain is not None  # `find_rotation` has checked this
         replacements = {self.positions: positions}
         for node in chain:
             attributes = {name: attribute.value for name, attribute in node.attributes.items()}
@@ -54,12 +54,13 @@ class Rotation:
 
 
 def find_rotation(query: ir.Value, key: ir.Value, lengths: ir.Value) -> Rotation | None:
-    """Return the rotary embedding that queries and keys went through; None if there is none.
+    """Return the rotary embedding that computes queries and keys; None if there is none.
 
     Args:
         query: `[B, H, 1, D]`.
         key: `[B, Hkv, 1, D]`.
-        lengths: The number of past keys of each row, int64 `[B]`: the position of the query.
+        lengths: The number of past keys of each batch element, int64 `[B]`: the position of the
+            first query.
     """
     query_parts, key_parts = _read_rotation(query), _read_rotation(key)
     if query_parts is None or key_parts is None or query_parts[1:] != key_parts[1:]:
@@ -87,7 +88,7 @@ def _read_rotation(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     source = _halved_value(x1, 0)
     if source is None or source is not _halved_value(x2, 1):
         return None
-    # The same angles for all heads.
+    # All heads must have the same angles.
     if any(
         dims(angles)[1:2] != (1,) or dims(angles)[-1:] != dims(x1)[-1:] for angles in (cos, sin)
     ):
@@ -98,7 +99,7 @@ def _read_rotation(x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
 def _factors(
     value: ir.Value | None, op_type: str
 ) -> tuple[tuple[ir.Value, ir.Value], tuple[ir.Value, ir.Value]] | None:
-    """Return the factors of both products of a sum or difference."""
+    """Return the operands of both products of a sum or difference of products, or None."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type != op_type:
         return None
@@ -115,7 +116,7 @@ def _factors(
 
 
 def _halved_value(value: ir.Value, half: int) -> ir.Value | None:
-    """Return the value of which `value` is the first or second half of the last axis."""
+    """Return the value of whose last axis `value` is the first or second half, or None."""
     node = value.producer()
     if node is None or node.op_type != "Slice" or len(node.inputs) < 4:
         return None
@@ -160,7 +161,7 @@ def _counts_up(value: ir.Value) -> bool:
 
 
 def _chain_to(value: ir.Value, source: ir.Value) -> list[ir.Node] | None:
-    """Return the nodes from `source` to `value`; None if they read anything but constants."""
+    """Return the nodes from `source` to `value`; None unless their other inputs are constants."""
     nodes: list[ir.Node] = []
     while value is not source:
         node = value.producer()
@@ -194,7 +195,7 @@ class Norm:
 
 
 def find_norm(query: ir.Value, key: ir.Value) -> Norm | None:
-    """Return the RMS norms that queries and keys went through last; None if they differ in kind.
+    """Return the RMS norms that compute queries and keys; None if there are no such norms.
 
     Args:
         query: `[B, H, L, D]`.
@@ -219,10 +220,10 @@ def find_norm(query: ir.Value, key: ir.Value) -> Norm | None:
 def pack_projections(
     op: Builder, query: ir.Value, key: ir.Value, value: ir.Value
 ) -> ir.Value | None:
-    """Return queries, keys and values side by side, made by one product; None if they cannot be.
+    """Compute queries, keys and values, concatenated on the last axis, by one product.
 
-    The weights are concatenated by nodes, which ONNX Runtime computes when it loads the graph:
-    the file holds them once.
+    Weights are concatenated by nodes that ONNX Runtime folds when it loads the graph, so that the
+    file holds them once. None is returned if the three are no projections of one input.
 
     Args:
         op: Builder of the nodes.
@@ -248,7 +249,7 @@ def pack_projections(
 
 
 def _projection(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value | None] | None:
-    """Return input, weight and bias of a linear layer; None if the value is not made by one."""
+    """Return input, weight and bias of the linear layer that computes a value, or None."""
     node, bias = value.producer(), None
     if node is not None and node.op_type == "Add":
         constants = [x for x in node.inputs if x is not None and x.is_initializer()]

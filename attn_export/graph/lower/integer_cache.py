@@ -1,8 +1,9 @@
-"""A cache in place that holds integers: int8 by QuantizeLinear and DequantizeLinear, or packed.
+"""Recognition of an in-place cache of integers.
 
-Scales are one number, or an array by which the graph divides before and multiplies behind. Integers
-of 4 bits are rounded and clipped, gain 8, and two neighbours become a byte; a table of all bytes
-holds what they stand for.
+Integers of 8 bits are int8, written by QuantizeLinear and read by DequantizeLinear. The scale is
+one number, or an array by which the graph divides before these nodes and multiplies after. Integers
+of 4 bits are rounded, clipped and increased by 8, and two neighbouring channels are packed into a
+byte. A table of all bytes unpacks them.
 """
 
 from __future__ import annotations
@@ -22,21 +23,22 @@ V = TypeVar("V", ir.Value, ir.Value | None)
 Shape = tuple[Size, ...]
 
 HALVES = np.stack([np.arange(256) & 15, np.arange(256) >> 4], axis=-1) - 8
-"""The two numbers that each byte holds, `[256, 2]`."""
+"""The two integers that each byte holds, `[256, 2]`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantisedCache:
-    """The cache of one node, which reads it as floating point.
+    """The cache of integers of an `Attention` node, which reads it dequantised.
 
     Attributes:
-        cache: The caches are integers; new keys and values are floating point, not yet divided.
-        key: The written keys, int8 `[B, Hkv, capacity, D]`; uint8 `[B, Hkv, capacity, D / 2]` of 4
-            bits.
-        value: The written values, int8 or uint8, likewise.
-        k_scale: The scale of keys, float32: a scalar, or an array that spreads over all keys.
+        cache: The cache. Past keys and values are integers; new ones are floating, before they
+            are divided by the scale.
+        key: The written keys, int8 `[B, Hkv, capacity, D]`, or uint8 `[B, Hkv, capacity, D / 2]`
+            for 4 bits.
+        value: The written values, of the same types.
+        k_scale: The scale of keys, float32: a scalar, or an array that broadcasts to the keys.
         v_scale: The scale of values, likewise.
-        bits: Those of an integer: 8 or 4.
+        bits: The bits of an integer, 8 or 4.
     """
 
     cache: InPlaceCache
@@ -48,7 +50,7 @@ class QuantisedCache:
 
 
 def quantised_cache(a: AttentionNode) -> QuantisedCache | None:
-    """Return the cache of a node that writes integers at one place and reads up to it."""
+    """Return the in-place cache of integers of a node; None if it has none."""
     keys, values = _stored_integers(a.key), _stored_integers(a.value)
     if keys is None or values is None:
         return None
@@ -65,7 +67,7 @@ def quantised_cache(a: AttentionNode) -> QuantisedCache | None:
 
 
 def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None:
-    """Return the integers that a value is made from, their scale and their bits."""
+    """Return the integers that a value dequantises, their scale and their bits, or None."""
     source, factor = _split_constant(value, "Mul")
     linear = _read_linear(source, "DequantizeLinear")
     if linear is not None:
@@ -75,7 +77,7 @@ def _stored_integers(value: ir.Value) -> tuple[ir.Value, np.ndarray, int] | None
 
 
 def _packed_bytes(value: ir.Value) -> ir.Value | None:
-    """Return the uint8 of which a value has the halves, `[..., D / 2, 2]` as `[..., D]`."""
+    """Return the uint8 `[..., D / 2]` that a value `[..., D]` unpacks, or None."""
     pairs = _source(value, "Reshape")
     table = _producer(pairs, "Gather")
     if pairs is None or table is None or table.attributes.get_int("axis", 0) != 0:
@@ -94,7 +96,7 @@ def _packed_bytes(value: ir.Value) -> ir.Value | None:
 
 
 def _source_of_packed(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
-    """Return the value that was divided by a scale, rounded to 4 bits and put in bytes."""
+    """Return the value before division by a scale, rounding to 4 bits and packing, or None."""
     total = _producer(_source(value, "Cast"), "Add")
     if total is None or value.dtype != ir.DataType.UINT8:
         return None
@@ -113,7 +115,7 @@ def _source_of_packed(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
 
 
 def _are_pairs(pairs: Shape, joined: Shape) -> bool:
-    """Return whether `[..., n, 2]` is reshaped to `[..., 2 n]`."""
+    """Return whether the shapes are `[..., n, 2]` and `[..., 2 n]`."""
     if len(pairs) != len(joined) + 1 or not isinstance(pairs[-2], int) or pairs[-1] != 2:
         return False
     same = all(known_equal(x, y) for x, y in zip(pairs[:-2], joined[:-1], strict=True))
@@ -121,7 +123,7 @@ def _are_pairs(pairs: Shape, joined: Shape) -> bool:
 
 
 def _source_of_slice(value: ir.Value | None, start: int) -> ir.Value | None:
-    """Return the value of which a Slice takes every other element of the last axis."""
+    """Return the value of which a Slice takes every second element of the last axis, or None."""
     node = _producer(value, "Slice")
     if node is None or node.inputs[0] is None:
         return None
@@ -140,13 +142,13 @@ def _producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
 
 
 def _source(value: ir.Value | None, op_type: str) -> ir.Value | None:
-    """Return the first input of the node of this type that makes a value."""
+    """Return the first input of the node that computes a value, if it has this type."""
     node = _producer(value, op_type)
     return None if node is None else node.inputs[0]
 
 
 def _source_of_int8(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
-    """Return the value that was divided by a scale and rounded to int8."""
+    """Return the value before division by a scale and rounding to int8, or None."""
     linear = _read_linear(value, "QuantizeLinear")
     if linear is None:
         return None
@@ -155,7 +157,7 @@ def _source_of_int8(value: ir.Value, scale: np.ndarray) -> ir.Value | None:
 
 
 def _split_constant(value: V, op_type: str) -> tuple[V | ir.Value, np.ndarray]:
-    """Return the first operand of a node whose second is a constant, and the constant; else 1."""
+    """Return operand and constant of a node `operand op constant`; else the value itself and 1."""
     node = _producer(value, op_type)
     if node is not None and node.inputs[0] is not None:
         operand = _constant(node.inputs[1])
@@ -165,7 +167,7 @@ def _split_constant(value: V, op_type: str) -> tuple[V | ir.Value, np.ndarray]:
 
 
 def _read_linear(value: ir.Value, op_type: str) -> tuple[ir.Value, np.ndarray] | None:
-    """Return the input and the scale of a node whose integers are int8 and whose zero is 0."""
+    """Return input and scalar scale of a (De)QuantizeLinear of int8 with zero point 0, or None."""
     node = value.producer()
     if node is None or node.op_type != op_type or node.inputs[0] is None:
         return None

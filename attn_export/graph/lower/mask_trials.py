@@ -1,4 +1,4 @@
-"""Sizes at which a mask is tried, and the visible keys there."""
+"""Sizes at which the nodes of a mask are run, with the visible keys at each."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from attn_export.graph.lower.in_place_cache import in_place_cache
 from attn_export.graph.lower.read import AttentionNode
 
 FIRST = ((3, 4, 2), (1, 1, 0), (1, 5, 0), (2, 1, 6), (1, 7, 2), (3, 2, 5))
-"""B, L, P that are always tried: one row and more, one query, L above and below P."""
+"""Sizes B, L, P that are always tried. They include B = 1, L = 1, L > P and L < P."""
 
 MOST = 20_000_000
-"""The most scores of one trial. What would take more is not tried, and so is not known."""
+"""The largest number of scores in a trial. A mask that needs more is not replaced."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MaskTrial:
-    """One choice of sizes.
+    """One choice of sizes, and the visible keys.
 
     Attributes:
-        sizes: Of every axis that an input has, by name.
+        sizes: The size of every named axis of the graph inputs.
         queries: L.
         keys: S.
-        past: The number of past keys of each row, `[B]`.
-        causal: The keys that are no later than the query, `[B, 1, L, S]`.
-        shown: Which keys the node shows without its mask, `[B, 1, L, S]`.
+        past: The number of past keys of each batch element, int64 `[B]`.
+        causal: Whether a key is not later than the query, bool `[B, 1, L, S]`.
+        shown: Whether the node shows a key without its mask, bool `[B, 1, L, S]`.
     """
 
     sizes: Mapping[str, int]
@@ -42,11 +42,11 @@ class MaskTrial:
 
 
 class MaskTrials:
-    """Maker of the trials of one node.
+    """Trials for the mask of one node.
 
     Args:
-        model: The model that has the node.
-        a: The node.
+        model: The graph.
+        a: The `Attention` node as plain values.
     """
 
     def __init__(self, model: ir.Model, a: AttentionNode) -> None:
@@ -68,7 +68,7 @@ class MaskTrials:
 
     @property
     def appends(self) -> bool:
-        """Return whether query i has the new key P + i, so that a causal mask is aligned to it."""
+        """Return whether there is one new key per query, so that the key of query i is P + i."""
         new = self._a.key if self.cache is None else self.cache.new_key
         one_per_query = bool(dims(new)) and known_equal(dims(new)[-2], dims(self._a.query)[-2])
         return one_per_query and (self.cache is not None or self._a.valid_keys is None)
@@ -80,16 +80,16 @@ class MaskTrials:
     def refuting(
         self, numbers: Iterable[int], reach: int, tables: Iterable[int]
     ) -> list[MaskTrial] | None:
-        """Return trials that could refute a rule with these numbers and tables.
+        """Return trials at sizes where a rule with these numbers and tables takes effect.
 
-        A window of n keys beside the query's own first hides a key at length n + 2. A rule for
-        lengths of n or more first has an effect at n or n + 1.
+        A window of n keys before the query's own hides a key from length n + 2 on. A rule for
+        lengths of n or more has an effect from n or n + 1 on.
 
         Args:
             numbers: The numbers that occur in the rule.
-            reach: Upper bound of the first length at which the rule has an effect: numbers that
-                are added have one at their sum, divisors at their product.
-            tables: The lengths of its tables. A table is read up to its end.
+            reach: An upper bound of the length from which the rule has an effect. Numbers that are
+                added take effect at their sum, divisors at their product.
+            tables: The lengths of the tables that the rule reads.
 
         Returns:
             The trials, or None if one of them needs more than `MOST` scores.
@@ -152,7 +152,7 @@ class MaskTrials:
             return False
 
     def axis_of_sizes(self, observed: Sequence[tuple[MaskTrial, int]]) -> Size:
-        """Return the name of the axis that has these sizes in these trials."""
+        """Return a size or symbol that has the observed size in each trial."""
         sizes = {size for _, size in observed}
         if len(sizes) == 1:
             return sizes.pop()
@@ -175,7 +175,7 @@ class MaskTrials:
         return list(trials.values())
 
     def _bind(self, B: int, L: int, P: int) -> dict[str, int]:
-        """Return a size for every name in the inputs; those without meaning here are arbitrary."""
+        """Return a size for every axis name of the inputs; other axes than B, L, P get any size."""
         a = self._a
         bound = {_symbol(dims(a.query)[0]): B, _symbol(dims(a.query)[-2]): L}
         if a.past_key is not None:
@@ -203,7 +203,7 @@ class MaskTrials:
         L, S = self._lengths(sizes)
         if a.past_key is not None:
             past = np.full(B, self.known_size(dims(a.past_key)[-2], sizes))
-        elif self.cache is not None:  # rows of different lengths
+        elif self.cache is not None:  # batch elements of different lengths
             past = np.maximum(P - np.arange(B), 0)
         else:
             past = np.zeros(B, np.int64)
@@ -217,7 +217,7 @@ class MaskTrials:
 
 
 def _totals(model: ir.Model) -> Iterator[tuple[str, tuple[Size, Size]]]:
-    """Yield names of the length of past and new keys together, and both lengths."""
+    """Yield the names of total lengths, each with the past length and the new length."""
     for node in nodes_of(model, "Attention"):
         past, new = node.inputs[4] if len(node.inputs) > 4 else None, node.inputs[1]
         present = node.outputs[1] if len(node.outputs) > 1 else None
@@ -230,6 +230,6 @@ def _totals(model: ir.Model) -> Iterator[tuple[str, tuple[Size, Size]]]:
 
 
 def _symbol(size: Size) -> str:
-    """Return the name of an axis, or ""."""
+    """Return the name of an axis; "" if it has none."""
     name = "" if isinstance(size, int) else str(size.value or "")
     return name if SYMBOL.fullmatch(name) else ""

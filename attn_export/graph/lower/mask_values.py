@@ -1,4 +1,4 @@
-"""Nodes that compute a mask, and their evaluation on sizes and artificial data."""
+"""Subgraph that computes a mask, and its evaluation on sizes and artificial data."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ Values = Mapping[ir.Value, Array]
 MOST_NODES = 300
 
 NEVER = frozenset({"Attention", "Bernoulli", "Multinomial"})
-"""Operators that are never part of a mask, or give other values each time, beside Random ones."""
+"""Operators, besides Random ones, that are no part of a mask or not deterministic."""
 
 SMALL = 16
-"""Constants of more elements are tables: their lengths are of interest, not their values."""
+"""Constants of more elements are tables, of which lengths matter and not values."""
 
 NO_LENGTH = 1_000_000
-"""Numbers from here on are no lengths, but ends of slices and values of masks."""
+"""Larger numbers are no lengths, but ends of slices or values of masks."""
 
 MOST_NUMBERS = 32
 
 CURVED = frozenset({
     "Acosh", "Asinh", "Atan", "Erf", "Log", "Pow", "Sigmoid", "Softsign", "Sqrt", "Tanh",
 })  # fmt: skip
-"""Operators by which a number in a rule acts at another length than its own, sum or product."""
+"""Nonlinear operators, by which a number may take effect at a length other than its own."""
 
 
 class MaskGraph:
-    """Everything that a mask is computed from.
+    """Subgraph that computes a mask.
 
     Args:
         mask: The mask.
-        lengths: A value with the number of keys of each row, if there is one.
-        trials: The sizes and inputs on which it is evaluated.
+        lengths: The value with the number of past keys of each batch element, if there is one.
+        trials: The sizes at which it is evaluated.
 
     Attributes:
-        nodes: In an order in which they can run.
-        data: All values that are neither computed from sizes nor constant.
-        data_dependent: The values that are computed from it.
+        nodes: The nodes, in an order in which they can run.
+        data: The inputs of the subgraph that are neither sizes nor constants.
+        data_dependent: `data`, and the values that are computed from it.
     """
 
     def __init__(self, mask: ir.Value, lengths: ir.Value | None, trials: MaskTrials) -> None:
@@ -60,7 +60,7 @@ class MaskGraph:
         self._find()
 
     def _find(self) -> None:
-        """Collect the nodes depth first: each comes after those that it reads."""
+        """Collect the nodes depth first, so that each comes after those that it reads."""
         done: set[ir.Value | ir.Node] = set()
         stack: list[ir.Value | ir.Node] = [self.mask]
         while stack:
@@ -75,7 +75,7 @@ class MaskGraph:
                     stack += [node, *(value for value in node.inputs if value is not None)]
 
     def _maker_of(self, value: ir.Value) -> ir.Node | None:
-        """Return the node to go on with; None if the value is an input of the evaluation."""
+        """Return the node that computes a value; None if the value is an input of the subgraph."""
         node, constant = value.producer(), ir.convenience.get_const_tensor(value)
         if value is self._lengths or (node is not None and self._is_size(node)):
             self._sized.add(value)
@@ -99,11 +99,11 @@ class MaskGraph:
         return source is not None and bool(dims(source)) and all(known)
 
     def trials(self) -> Iterator[MaskTrial]:
-        """Yield trials of small sizes first, then those that the numbers in the mask require.
+        """Yield trials of small sizes, then those that the numbers in the mask require.
 
         Raises:
-            ValueError: If those are too large, or too many, or if the mask has an operator by
-                which a number acts at another size than its own.
+            ValueError: If the required sizes are too large or too many, or cannot be bounded
+                because of a nonlinear operator.
         """
         small = self._trials.small()
         yield from small
@@ -118,7 +118,7 @@ class MaskGraph:
         yield from refuting
 
     def _known_values(self, trials: Sequence[MaskTrial]) -> dict[ir.Value, Array]:
-        """Return the values that do not follow from the sizes: constants and their results."""
+        """Return the values that do not depend on sizes or data: constants and values of them."""
         known = dict(self._constants)
         if len(trials) > 1:
             nodes = [x for node in self.nodes for x in node.outputs]
@@ -129,13 +129,13 @@ class MaskGraph:
         return known
 
     def _reach(self, known: Values) -> int:
-        """Return the length up to which the numbers of the mask may first change something.
+        """Return an upper bound of the length from which the numbers of the mask take effect.
 
-        Numbers that are added, or belong to several parts of a rule, act at their sum, and those
-        behind a division by n at n times themselves: ``(i - j) // 64 - 3 <= 4`` first hides a key
-        at distance 512.
+        Numbers that are added, or belong to several parts of a rule, take effect at their sum, and
+        those after a division by n at n times themselves: ``(i - j) // 64 - 3 <= 4`` hides keys
+        from distance 512 on.
         """
-        units: dict[ir.Value | None, float] = {}  # the length for which one of a value stands
+        units: dict[ir.Value | None, float] = {}  # the length that 1 stands for in each value
         reach = 0.0
         for node in self.nodes:
             if _is_known(node, known):
@@ -150,14 +150,14 @@ class MaskGraph:
         return math.ceil(min(reach, NO_LENGTH))
 
     def sizes(self, trial: MaskTrial) -> dict[ir.Value, Array]:
-        """Return the values that follow from the sizes of a trial."""
+        """Return the values that are sizes, in a trial."""
         return {
             value: trial.past if value is self._lengths else _size(value, self._trials, trial)
             for value in self._sized
         }
 
     def evaluator(self, outputs: Sequence[ir.Value], cut: Collection[ir.Value] = ()) -> Evaluator:
-        """Return a runner of the nodes that `outputs` need, with data and `cut` values as input."""
+        """Return an evaluator of `outputs`; data and `cut` values are its inputs."""
         wanted, nodes = set(outputs) - set(cut), list[ir.Node]()
         for node in reversed(self.nodes):
             if wanted.intersection(node.outputs):
@@ -171,7 +171,7 @@ class MaskGraph:
     def run_trial(
         self, evaluate: Evaluator, trial: MaskTrial, data: Values | None = None
     ) -> Values | None:
-        """Return the values made in a trial; None if the trial goes beyond a table."""
+        """Run the nodes in a trial, and return the outputs; None if a table is too short for it."""
         table_lengths = [
             n for x in self._constants.values() if x.size > SMALL for n in x.shape if n > 1
         ]
@@ -192,8 +192,8 @@ def _is_known(node: ir.Node, known: Values) -> bool:
 def _lengths_in(array: Array) -> list[float]:
     """Return the numbers of a small array that may be lengths.
 
-    A fraction f may be multiplied with a length, or be the part of a length that is seen: they act
-    at 1 / f and at 1 / (1 - f).
+    A fraction f may be a factor on a length, or the visible part of a length. It takes effect at
+    1 / f and at 1 / (1 - f).
     """
     if array.size > SMALL or array.dtype.kind not in "iuf":
         return []
@@ -204,7 +204,7 @@ def _lengths_in(array: Array) -> list[float]:
 
 
 def _divisor(node: ir.Node, known: Values) -> float:
-    """Return the divisor of a node: a constant, or the inverse of a factor."""
+    """Return the largest constant by which a node divides; 1 for other nodes."""
     if node.op_type not in ("Div", "Mul"):
         return 1.0
     operands = node.inputs[1:] if node.op_type == "Div" else node.inputs
@@ -217,13 +217,13 @@ def _divisor(node: ir.Node, known: Values) -> float:
 
 
 class Evaluator:
-    """Some nodes, ready to run.
+    """Evaluator of a subgraph.
 
     Args:
-        nodes: The nodes, in order.
-        inputs: Values that they read and none of them makes.
-        outputs: The wanted values.
-        constants: Inputs that are always the same.
+        nodes: The nodes, in an order in which they can run.
+        inputs: The values that they read and do not compute.
+        outputs: The values to return.
+        constants: The inputs that are constants, with their arrays.
     """
 
     def __init__(
@@ -243,11 +243,11 @@ class Evaluator:
         self._model = ReferenceEvaluator(helper.make_model(graph, opset_imports=[opset]))
 
     def __call__(self, sizes: Values, data: Values) -> dict[ir.Value, Array]:
-        """Return the outputs.
+        """Run the nodes, and return the outputs.
 
         Args:
-            sizes: The values that follow from the sizes of the trial.
-            data: The values of data, and of the cut values.
+            sizes: The inputs that are sizes.
+            data: The inputs that are data or cut values.
         """
         known = {**self._constants, **sizes, **data}
         feeds = {str(value.name): known[value] for value in self._inputs}
@@ -260,7 +260,7 @@ def broadcast_to_scores(mask: Array, trial: MaskTrial) -> Array:
     """Broadcast a mask to `[B, H or 1, L, S]`.
 
     Raises:
-        ValueError: If it does not fit.
+        ValueError: If its shape does not broadcast.
     """
     heads = mask.shape[-3] if mask.ndim > 2 else 1
     return np.broadcast_to(mask, (len(trial.past), heads, trial.queries, trial.keys))
@@ -274,7 +274,7 @@ def _can_run(node: ir.Node) -> bool:
 
 
 def _requested_sizes(node: ir.Node) -> tuple[Size, ...]:
-    """Return the axes that a Shape or Size reads."""
+    """Return the sizes of the axes that a Shape or Size reads."""
     source = node.inputs[0]
     assert source is not None
     whole = dims(source)

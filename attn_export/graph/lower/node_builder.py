@@ -1,4 +1,4 @@
-"""Builder of the nodes that replace one."""
+"""Builder of the nodes that replace a node of a graph."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import onnx_ir as ir
 from attn_export.graph.ir_helpers import constant, dims, ints
 
 NAMES = "attn_export.names"
-"""The key of a graph's metadata under which the names of its nodes are kept while it is lowered."""
+"""The key in `Graph.meta` of the set of node names, which is kept while a graph is lowered."""
 
 
 class Builder:
-    """Builder of consecutive nodes, in front of a node of a graph.
+    """Builder of consecutive nodes, which are inserted before an existing node.
 
     Args:
-        model: The model that has the graph.
-        before: The node in front of which they go, and after which they are named.
+        model: The graph.
+        before: The existing node. New nodes take its name as prefix, and its metadata.
     """
 
     def __init__(self, model: ir.Model, before: ir.Node) -> None:
         self._model, self._before = model, before
-        # To collect them for each of thousands of nodes takes longer than all else.
+        # Collected once per graph: with thousands of nodes it takes longer than all else.
         self._names: set[str] = model.graph.meta.get(NAMES) or {n.name or "" for n in model.graph}
         model.graph.meta[NAMES] = self._names
         self._add: Callable[[ir.Node], None] = lambda node: model.graph.insert_before(before, node)
@@ -69,13 +69,13 @@ class Builder:
         otherwise: Callable[[Builder], Sequence[ir.Value]],
         dtype: ir.DataType,
     ) -> Sequence[ir.Value]:
-        """Add an `If`: the results of `then` if a bool scalar is True, else those of `otherwise`.
+        """Add an `If`, and return its outputs.
 
         Args:
-            condition: The scalar.
-            then: Makes the nodes and gives the outputs.
-            otherwise: As many outputs.
-            dtype: Of all outputs.
+            condition: A bool scalar.
+            then: Builds the nodes of the branch for True, and returns its outputs.
+            otherwise: Builds those of the branch for False, with as many outputs.
+            dtype: The type of all outputs.
         """
         branches: dict[str, Any] = {}
         count = 0
@@ -95,13 +95,13 @@ class Builder:
         dtype: ir.DataType,
         axis: int,
     ) -> ir.Value:
-        """Add a `Loop`, and return its parts one behind the other.
+        """Add a `Loop`, and return the concatenated results of its iterations.
 
         Args:
-            count: The number of parts, an int64 scalar.
-            build: Makes the nodes of a part from its number, an int64 scalar.
-            dtype: Of the parts.
-            axis: The axis along which they are joined.
+            count: The number of iterations, an int64 scalar.
+            build: Builds the nodes of an iteration from its index, an int64 scalar.
+            dtype: The type of the results.
+            axis: The axis along which they are concatenated.
         """
         inner, nodes = self._inner()
         sequence_type = ir.SequenceType(ir.TensorType(dtype))
@@ -133,16 +133,16 @@ class Builder:
         shape: Sequence[int | str],
         dtype: ir.DataType,
     ) -> ir.Value:
-        """Add a `Scan` over the first axis, which takes its values apart without a copy.
+        """Add a `Scan` over the batch, which splits values without a copy.
 
         Args:
             values: The values, `[B, …]`.
-            build: Makes the nodes of a row from the values of that row, `[1, …]`.
-            shape: The shape of the result of a row, without the first axis.
-            dtype: Its type.
+            build: Builds the nodes of a batch element from its values, `[1, …]`.
+            shape: The shape of the result of a batch element, without the batch axis.
+            dtype: The type of the result.
 
         Returns:
-            The results of all rows, `[B, …]`.
+            The results of all batch elements, `[B, …]`.
         """
         inner, nodes = self._inner()
         rows = [ir.val(inner._fresh(f"/row_{number}")) for number in range(len(values))]
@@ -156,13 +156,13 @@ class Builder:
         return self("Scan", *values, body=body, num_scan_inputs=len(values))
 
     def _inner(self) -> tuple[Builder, list[ir.Node]]:
-        """Return a builder of a graph within this one, and the list that its nodes go to."""
+        """Return a builder of a subgraph, and the list to which it adds nodes."""
         inner, nodes = Builder(self._model, self._before), list[ir.Node]()
         inner._names, inner._add = self._names, nodes.append
         return inner, nodes
 
     def ints(self, *numbers: int) -> ir.Value:
-        """Return a constant int64 `[n]`."""
+        """Return a constant int64 vector, `[n]`."""
         return ints(self._model, *numbers)
 
     def scalar_int(self, number: int, dtype: ir.DataType = ir.DataType.INT64) -> ir.Value:
@@ -188,7 +188,7 @@ class Builder:
         return constant(self._model, array)
 
     def size(self, value: ir.Value, axis: int) -> ir.Value:
-        """Return the size of an axis, int64 `[1]`: constant if it is known.
+        """Return the size of an axis, int64 `[1]`; a constant if it is known.
 
         Args:
             value: The value.
@@ -209,7 +209,7 @@ class Builder:
 
 
 def take_over(old: ir.Value, new: ir.Value) -> None:
-    """Replace `old` by `new` for its readers; a graph output keeps its name.
+    """Replace `old` by `new` for all readers; a graph output keeps its name.
 
     Args:
         old: The value to replace.

@@ -1,7 +1,7 @@
-"""The form of each `Attention` node that is fastest in ONNX Runtime, for many queries or one.
+"""Lowering of `Attention` nodes to the fastest form in ONNX Runtime, for many queries or one.
 
-Where no form is better, the node stays: ONNX Runtime has the operator itself.
-docs/performance.md explains the choice of each form; `form_choice` has what depends on the machine.
+If no form is faster, the node stays, since ONNX Runtime implements the operator.
+docs/performance.md explains the choices; `form_choice` has those that depend on the machine.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def lower_for_one_query(model: ir.Model, node: ir.Node, form: Form = KERNELS) ->
     if dims(a.query)[-2] != 1 or not appends_to_cache(a) or a.packed or not _scores_unused(a):
         lower_for_any_length(model, node)
         return
-    # A single query is the last, and sees all keys that there are.
+    # A single query is the last one, and sees all keys.
     a = dataclasses.replace(a, causal=False)
     if cache is not None:
         if holds_values_transposed(a, cache):
@@ -125,7 +125,7 @@ def _read(node: ir.Node) -> AttentionNode:
 
 
 def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
-    """Return the cache of a node, its new keys and values in the type in which it reads them."""
+    """Return the in-place cache of a node, with new keys and values cast to the node's type."""
     cache = float16_cache(a)
     if cache is None:
         return in_place_cache(a)
@@ -136,7 +136,7 @@ def _cache(op: Builder, a: AttentionNode) -> InPlaceCache | None:
 
 
 def appends_to_cache(a: AttentionNode) -> bool:
-    """Return whether a node has a cache to which it appends one key for every query."""
+    """Return whether a node has a cache to which it appends one key per query."""
     integer_cache = quantised_cache(a)
     cache = (
         (in_place_cache(a) or float16_cache(a)) if integer_cache is None else integer_cache.cache
@@ -147,7 +147,7 @@ def appends_to_cache(a: AttentionNode) -> bool:
 
 
 def holds_values_transposed(a: AttentionNode, cache: InPlaceCache) -> bool:
-    """Return whether both graphs hold V as `[B, Hkv, Dv, capacity]`: shared heads gain by it.
+    """Return whether V is cached as `[B, Hkv, Dv, capacity]`, which is faster for shared heads.
 
     Args:
         a: The `Attention` node as plain values.
@@ -169,7 +169,7 @@ def _fits_full_kernel(a: AttentionNode) -> bool:
 
 
 def _fits_causal_kernel(a: AttentionNode, new_key: ir.Value) -> bool:
-    """Return whether the kernel fits: as many new keys as queries, of one width."""
+    """Return whether the causal kernel can compute the node, with one new key per query."""
     if not (
         a.causal and _kernel_takes_widths(a) and _scores_unused(a) and a.dtype in (FLOAT, FLOAT16)
     ):
@@ -180,7 +180,7 @@ def _fits_causal_kernel(a: AttentionNode, new_key: ir.Value) -> bool:
 
 
 def _mask_spans_all_keys(a: AttentionNode) -> bool:
-    """Return whether the mask's shape shows that it is as long as the keys."""
+    """Return whether the mask is known, from its shape, to be as long as the keys."""
     assert a.mask is not None
     keys = dims(a.mask)[-1] if len(dims(a.mask)) in (2, 4) else 1
     return keys != 1 and not mask_may_be_shorter(a, keys)
@@ -210,7 +210,7 @@ def _fits_unmasked(a: AttentionNode, cache: InPlaceCache, key: ir.Value, value: 
 def _attend_transposed_cache(
     op: Builder, a: AttentionNode, cache: InPlaceCache, value: ir.Value
 ) -> ir.Value:
-    """Compute the attention over a cache whose V is `[B, Hkv, Dv, capacity]`."""
+    """Add attention over a cache whose V is `[B, Hkv, Dv, capacity]`."""
 
     def whole(inner: Builder) -> list[ir.Value]:
         attended, _ = decompose(inner, a, a.query, a.key, value, transposed=True)
@@ -222,7 +222,7 @@ def _attend_transposed_cache(
 
 
 def _fits_causal_kernel_in_blocks(a: AttentionNode, cache: InPlaceCache | None) -> bool:
-    """Return whether the causal kernel can take a block of queries after the other."""
+    """Return whether the causal kernel can compute the node block by block."""
     if a.valid_keys is not None and cache is None:
         return False
     return _fits_causal_kernel(a, a.key if cache is None else cache.new_key)
@@ -231,7 +231,7 @@ def _fits_causal_kernel_in_blocks(a: AttentionNode, cache: InPlaceCache | None) 
 def _attend_blocks(
     op: Builder, a: AttentionNode, cache: InPlaceCache | None, form: Form
 ) -> Sequence[ir.Value]:
-    """Return the outputs of a node whose queries are taken in blocks."""
+    """Add attention over blocks of queries, and return the outputs of the node."""
     transposed = cache is not None and holds_values_transposed(a, cache)
     if cache is not None and transposed:
         query, key, value = a.query, a.key, transpose_value_cache(op, a, cache)
@@ -257,7 +257,7 @@ def _attend_blocks(
 def _if_cache_is_empty(
     op: Builder, a: AttentionNode, cache: InPlaceCache, otherwise: Branch
 ) -> ir.Value:
-    """Compute attention among new keys for an empty cache; use `otherwise` for a later chunk."""
+    """Add an If: attention among new tokens for an empty cache, else `otherwise`."""
 
     def attend_new_keys(inner: Builder) -> Sequence[ir.Value]:
         new = dataclasses.replace(a, key=cache.new_key, value=cache.new_value, valid_keys=None)
@@ -280,7 +280,7 @@ def _mask_of_new_keys(op: Builder, a: AttentionNode, mask: ir.Value) -> ir.Value
 
 
 def _attend_after_past(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
-    """Append to a past: the kernel takes several queries only in batches of one row."""
+    """Add an If: the causal kernel for an empty past or batch size 1, else no kernel."""
     assert a.past_key is not None
     is_empty = op("Equal", op.size(a.past_key, 2), op.ints(0))
     single = op("Equal", op.size(a.query, 0), op.ints(1))
@@ -293,9 +293,10 @@ def _attend_after_past(op: Builder, a: AttentionNode) -> Sequence[ir.Value]:
 
 
 def _runs_as_it_is(a: AttentionNode) -> bool:
-    """Return whether ONNX Runtime implements the node as the operator's text defines it.
+    """Return whether ONNX Runtime computes the node as the specification defines it.
 
-    It takes masks of all queries and keys, in 2 or 4 axes. It lets a single query see all new keys.
+    It requires masks of 2 or 4 axes with all queries and keys. With a past, `is_causal` is wrong
+    unless there is one new key per query.
     """
     if a.causal and a.past_key is not None and not appends_to_cache(a):
         return False
@@ -305,7 +306,7 @@ def _runs_as_it_is(a: AttentionNode) -> bool:
 
 
 def _without_kernel(op: Builder, a: AttentionNode, count: int) -> Sequence[ir.Value]:
-    """Return the outputs without a kernel: of the node as it is, or decomposed."""
+    """Return the outputs of a copy of the node if ONNX Runtime computes it, else of its parts."""
     if not _runs_as_it_is(a):
         return attend(op, a)[:count]
     attributes = {name: attribute.value for name, attribute in a.node.attributes.items()}

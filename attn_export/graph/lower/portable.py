@@ -1,7 +1,7 @@
-"""`Attention` in operators of opset 18 that every runtime has.
+"""Lowering of `Attention` to operators of opset 18 that every runtime supports.
 
-K/V heads are shared by a 5-D MatMul, never by Expand; rows that see nothing become 0 by a second
-Where. Legend: B, L, S, H, Hkv, D, Dv as everywhere, r = H // Hkv.
+K/V heads are shared by a 5-D MatMul, never by Expand. A second Where sets the results of queries
+without visible keys to 0. Legend: B, L, S, H, Hkv, D, Dv as everywhere, r = H // Hkv.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def lower_to_portable(model: ir.Model, node: ir.Node) -> None:
 
 
 def attend(op: Builder, a: AttentionNode) -> list[ir.Value]:
-    """Return the outputs of a node: attention, present key and value, and scores if in use.
+    """Add the nodes of attention, and return output, present key and value, and scores if read.
 
     Args:
         op: Builder of the nodes.
@@ -65,7 +65,7 @@ def decompose(
     *,
     transposed: bool = False,
 ) -> tuple[ir.Value, ir.Value]:
-    """Return the attention `[B, H, L, Dv]`, and the scores of the node's fourth output.
+    """Add the nodes of attention, and return it, `[B, H, L, Dv]`, and the fourth output.
 
     Args:
         op: Makes the nodes.
@@ -73,7 +73,7 @@ def decompose(
         query: `[B, H, L, D]`.
         key: `[B, Hkv, S, D]`, with the past.
         value: `[B, Hkv, S, Dv]`, with the past.
-        transposed: Whether it is `[B, Hkv, Dv, S]` instead.
+        transposed: Whether `value` is `[B, Hkv, Dv, S]` instead.
     """
     scores = _scores(op, a, query, key)  # [B, H, L, S] or [B, Hkv, r, L, S]
     stages = {RAW: scores}
@@ -86,7 +86,7 @@ def decompose(
 
 
 def apply_softcap(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
-    """Return the scores, or softcap · tanh(scores / softcap) if the node has a softcap.
+    """Add softcap · tanh(scores / softcap), if the node has a softcap.
 
     Args:
         op: Makes the nodes.
@@ -103,7 +103,7 @@ def _scores(op: Builder, a: AttentionNode, query: ir.Value, key: ir.Value) -> ir
     scaled = query if a.scale == 1 else op("Mul", query, op.number(a.scale, a.dtype))
     if a.q_per_kv == 1:
         return op("MatMul", scaled, op("Transpose", key, perm=[0, 1, 3, 2]))
-    # The query heads of one K/V head beside each other, and an axis of 1 for them in the keys.
+    # Group the query heads of each K/V head, and give the keys an axis of 1 to broadcast.
     grouped = op("Reshape", scaled, op.ints(0, a.num_kv_heads, a.q_per_kv, -1, a.head_dim))
     turned = op("Unsqueeze", op("Transpose", key, perm=[0, 1, 3, 2]), op.ints(2))
     return op("MatMul", grouped, turned)  # [B, Hkv, r, L, S]
@@ -126,7 +126,7 @@ def _softmax(op: Builder, a: AttentionNode, scores: ir.Value, allowed: VisibleKe
         weights = op("Cast", weights, to=a.dtype)
     if allowed.keys is None or not allowed.may_hide_all:
         return weights
-    # Softmax over nothing is 0/0.
+    # The softmax of a query without visible keys is 0/0.
     return op("Where", allowed.keys, weights, op.number(0.0, a.dtype))
 
 
@@ -135,7 +135,7 @@ def _weigh_values(
 ) -> ir.Value:
     if a.q_per_kv > 1:
         value = op("Unsqueeze", value, op.ints(2))
-    if transposed:  # right before MatMul, where runtimes read it in place
+    if transposed:  # directly before MatMul, into which runtimes fuse it
         value = op("Transpose", value, perm=[0, 1, 3, 2] if a.q_per_kv == 1 else [0, 1, 2, 4, 3])
     attended = op("MatMul", weights, value)
     if a.q_per_kv == 1:
@@ -144,7 +144,7 @@ def _weigh_values(
 
 
 def _ungroup(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
-    """Join the groups of scores to `[B, H, L, S]`; with heads last, Reshape can keep L and S."""
+    """Merge the groups of scores to `[B, H, L, S]`; with heads last, Reshape can keep L and S."""
     if a.q_per_kv == 1:
         return scores
     last = op("Transpose", scores, perm=[0, 3, 4, 1, 2])  # [B, L, S, Hkv, r]
@@ -153,5 +153,5 @@ def _ungroup(op: Builder, a: AttentionNode, scores: ir.Value) -> ir.Value:
 
 
 def _as_own_value(op: Builder, a: AttentionNode, present: ir.Value, new: ir.Value) -> ir.Value:
-    """Return a value that may be a graph output: a copy if another node owns it."""
+    """Return a value that may become a graph output: a copy if it is the node's input."""
     return op("Identity", present) if present is new and not a.packed else present

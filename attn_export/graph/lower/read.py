@@ -1,4 +1,4 @@
-"""An `Attention` node as plain values: the start of every dialect.
+"""Reader of `Attention` nodes, from which every dialect starts.
 
 https://onnx.ai/onnx/operators/onnx__Attention.html, opsets 23 and 24.
 """
@@ -14,23 +14,33 @@ from attn_export.errors import GraphError
 from attn_export.graph.ir_helpers import optional_input
 
 RAW, CAPPED, MASKED, WEIGHTS = range(4)
-"""`qk_matmul_output_mode`: which scores the fourth output is."""
+"""Values of `qk_matmul_output_mode`: the scores that the fourth output holds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class AttentionNode:
-    """One node.
+    """An `Attention` node with its inputs and attributes as plain values.
 
     Attributes:
+        node: The node.
+        query: `[B, H, L, D]`, or `[B, L, H·D]` if packed.
+        key: `[B, Hkv, S - P, D]`, or `[B, S - P, Hkv·D]` if packed.
+        value: `[B, Hkv, S - P, Dv]`, or `[B, S - P, Hkv·Dv]` if packed.
+        mask: The mask, of 2 to 4 axes.
+        past_key: `[B, Hkv, P, D]`.
+        past_value: `[B, Hkv, P, Dv]`.
+        valid_keys: `nonpad_kv_seqlen`, the number of keys of each batch element, `[B]`.
         packed: Whether queries, keys and values are 3-D, `[B, L, H·D]`.
         num_heads: H.
         num_kv_heads: Hkv.
         head_dim: D.
         v_head_dim: Dv.
-        softcap: 0 for none.
-        precision: The type that softmax computes in, or None.
-        mode: The meaning of `scores`.
-        merged: The replacement of the 4-D output, with the heads joined.
+        softcap: The softcap; 0 for none.
+        causal: The attribute `is_causal`.
+        precision: The type in which softmax computes; None for that of the query.
+        mode: The attribute `qk_matmul_output_mode`.
+        dtype: The type of the query.
+        merged: The value `[B, L, H·Dv]` that replaces the 4-D output, or None.
     """
 
     node: ir.Node
@@ -65,7 +75,7 @@ class AttentionNode:
         return self.num_heads // self.num_kv_heads
 
     def output(self, index: int) -> ir.Value | None:
-        """Return an output that is read: attention, present key and value, or scores."""
+        """Return the output if it is read: attention, present key, present value or scores."""
         if index >= len(self.node.outputs):
             return None
         value = self.node.outputs[index]
@@ -73,10 +83,10 @@ class AttentionNode:
 
 
 def read_attention(node: ir.Node) -> AttentionNode:
-    """Read a node.
+    """Read an `Attention` node.
 
     Raises:
-        GraphError: If heads or widths are not known, or it has something newer than opset 24.
+        GraphError: If heads or widths are not known, or an attribute is newer than opset 24.
     """
     known = {"is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode", "scale",
              "softcap", "softmax_precision"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Cleanup after nodes were replaced: each size is computed once, and only where it is needed."""
+"""Cleanup after lowering: each size is computed once, and only where it is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARED = frozenset(
         "Or", "Range", "ReduceMax", "Reshape", "Shape", "Squeeze", "Sub", "Unsqueeze", "Where",
     }
 )  # fmt: skip
-"""Operators of which one node is enough where inputs and attributes are the same."""
+"""Operators whose nodes are merged if inputs and attributes are the same."""
 
 
 def tidy(model: ir.Model) -> None:
@@ -30,7 +30,7 @@ def tidy(model: ir.Model) -> None:
 
 
 def merge_transposes(model: ir.Model) -> None:
-    """Merge a Transpose that moves only axes of 1 into the Reshape before it."""
+    """Replace a Transpose that moves only axes of 1, and a Reshape before it, by one Reshape."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type != "Transpose" or not _only_moves_ones(node):
             continue
@@ -66,7 +66,7 @@ def _target(source: ir.Value, made: ir.Value) -> list[int] | None:
 
 
 def take_sizes_from_inputs(model: ir.Model) -> None:
-    """Take sizes from inputs that have them, so that all nodes share them."""
+    """Compute sizes from graph inputs or constants if possible, so that nodes can share them."""
     for node in ir.traversal.RecursiveGraphIterator(model.graph):
         source = node.inputs[0] if node.op_type in ("Shape", "Squeeze") else None
         if source is None:
@@ -88,18 +88,18 @@ def take_sizes_from_inputs(model: ir.Model) -> None:
 
 
 def _replace_by_constant(model: ir.Model, node: ir.Node, array: np.ndarray) -> None:
-    """Replace the output of a node by a constant for its readers."""
+    """Replace the output of a node by a constant."""
     if node.outputs[0].is_graph_output() or len(node.inputs) > 1 or array.size > 1:
         return
     node.outputs[0].replace_all_uses_with(constant(model, array))
 
 
 def share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) -> None:
-    """Merge nodes that compute the same from sizes, also within branches.
+    """Merge equal nodes of `SHARED` operators, also within subgraphs.
 
     Args:
-        graph: A graph.
-        known: The values computed around it.
+        graph: The graph; changed in place.
+        known: The values of the enclosing graphs, by operator, inputs and attributes.
     """
     known = dict(known or {})
     for node in graph:
@@ -118,9 +118,9 @@ def share_sizes(graph: ir.Graph, known: dict[object, ir.Value] | None = None) ->
 
 
 def sink_into_branches(model: ir.Model) -> None:
-    """Move what only one branch of an `If` reads into that branch: the other does not need it."""
+    """Move nodes that only one branch of an `If` reads into that branch."""
     graph = model.graph
-    # The body of a Loop would do it again and again.
+    # Not into the body of a Loop, which would repeat them.
     branches = {x for node in graph if node.op_type == "If" for x in _branches(node)}
     for node in reversed(list(graph)):
         readers = {use.node.graph for value in node.outputs for use in value.uses()}

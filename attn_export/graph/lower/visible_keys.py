@@ -1,4 +1,4 @@
-"""Visibility of keys, in operators of opset 18."""
+"""Computation of the visible keys of each query, in operators of opset 18."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from attn_export.graph.lower.read import AttentionNode
 
 @dataclasses.dataclass(frozen=True)
 class VisibleKeys:
-    """Visibility that broadcasts to the scores, `[B, H, L, S]` or `[B, Hkv, r, L, S]`.
+    """Visible keys, which broadcast to the scores, `[B, H, L, S]` or `[B, Hkv, r, L, S]`.
 
     Attributes:
-        keys: Bool: which keys may be seen. None for all.
-        added: The float bias on the scores, or None.
-        may_hide_all: Whether a row may see nothing.
+        keys: Bool, True where a key is visible; None if all keys are visible.
+        added: The float mask, which is added to the scores; None if there is none.
+        may_hide_all: Whether a query may see no key.
     """
 
     keys: ir.Value | None
@@ -31,7 +31,7 @@ class VisibleKeys:
 
 @dataclasses.dataclass(frozen=True)
 class QueryBlock:
-    """A block of queries, `first` up to `end - 1` of `total`; all int64 `[1]`."""
+    """A block of queries, `first` to `end - 1` of `total`; each is int64 `[1]`."""
 
     first: ir.Value
     end: ir.Value
@@ -47,7 +47,7 @@ def allowed_keys(
     grouped: bool,
     rows: QueryBlock | None = None,
 ) -> VisibleKeys:
-    """Combine everything that hides keys.
+    """Combine the mask, the causal limit and the numbers of valid keys.
 
     Args:
         op: Makes the nodes.
@@ -55,7 +55,8 @@ def allowed_keys(
         L: The number of queries, int64 `[1]`.
         S: The number of keys, with those of the past, int64 `[1]`.
         grouped: Whether the scores are `[B, Hkv, r, L, S]`.
-        rows: The queries of the scores, and S the keys up to the last that they see; None for all.
+        rows: The block of queries of the scores; S is then the last key that they see, plus 1.
+            None for all queries.
     """
     grouped = grouped and a.q_per_kv > 1
     conditions: list[ir.Value] = []
@@ -76,7 +77,7 @@ def allowed_keys(
             conditions.append(
                 op("LessOrEqual", keys, _last_visible(op, a, L, rows, grouped=grouped))
             )
-        # The last query is the last valid key: causal says it too.
+        # The last query is at the last valid key, so the causal limit implies this one.
         if a.valid_keys is not None and (not a.causal or a.past_key is not None):
             conditions.append(op("Less", keys, _to_scores_rank(op, a.valid_keys, grouped=grouped)))
     combined = None
@@ -86,14 +87,14 @@ def allowed_keys(
 
 
 def as_bias(op: Builder, a: AttentionNode, allowed: VisibleKeys) -> ir.Value | None:
-    """Return the bias on the scores, in which -inf hides; None if all keys are visible.
+    """Return the bias on the scores, with -inf for hidden keys; None if all keys are visible.
 
-    A Where over all scores would take longer.
+    To add it is faster than a Where over all scores.
 
     Args:
         op: Makes the nodes.
         a: The node.
-        allowed: The combined masks.
+        allowed: The visible keys.
     """
     if allowed.keys is None:
         return None
@@ -102,12 +103,12 @@ def as_bias(op: Builder, a: AttentionNode, allowed: VisibleKeys) -> ir.Value | N
 
 
 def sees_any(op: Builder, a: AttentionNode, bias: ir.Value, *, keepdims: int = 1) -> ir.Value:
-    """Return whether each query sees a key, bool `[B or 1, H or 1, L, 1]`.
+    """Return whether each query sees any key, bool `[B or 1, H or 1, L, 1]`.
 
     Args:
         op: Makes the nodes.
         a: The node.
-        bias: The bias on the scores, as `as_bias` gives it.
+        bias: The bias on the scores, from `as_bias`.
         keepdims: 0 to drop the last axis.
     """
     best = op("ReduceMax", bias, op.ints(-1), keepdims=keepdims)
@@ -128,7 +129,7 @@ def _block_of_mask(op: Builder, mask: ir.Value, rows: QueryBlock, S: ir.Value) -
 def _last_visible(
     op: Builder, a: AttentionNode, L: ir.Value, rows: QueryBlock | None, *, grouped: bool
 ) -> ir.Value:
-    """Return the last visible key of each query: `[L, 1]`, or one for every row of the batch."""
+    """Return the last visible key of each query: `[L, 1]`, or with axes for the batch before it."""
     first = op.scalar_int(0) if rows is None else op("Squeeze", rows.first)
     numbers = op("Range", first, op("Squeeze", L if rows is None else rows.end), op.scalar_int(1))
     column = op("Unsqueeze", numbers, op.ints(1))  # [L, 1]
@@ -148,19 +149,19 @@ def _to_scores_rank(op: Builder, of_batch: ir.Value, *, grouped: bool) -> ir.Val
 
 
 def before_expand(mask: ir.Value) -> ir.Value:
-    """Return the input of an Expand: Where broadcasts, and some runtimes lack dynamic Expand."""
+    """Return the mask before an Expand; Where broadcasts, and some runtimes lack dynamic Expand."""
     producer = mask.producer()
     if producer is None or producer.op_type != "Expand" or producer.inputs[0] is None:
         return mask
     source = producer.inputs[0]
-    # The last axis has to be all keys already.
+    # The last axis must already have all keys.
     if source.shape is None or mask.shape is None or source.shape[-1] != mask.shape[-1]:
         return mask
     return source if len(source.shape) == len(mask.shape) else mask
 
 
 def _pad_to_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value) -> ir.Value:
-    """Pad the last axis of the mask to the length of the keys: a shorter mask hides the rest."""
+    """Pad a mask to the number of keys; a shorter mask hides the keys behind its end."""
     length = None if mask.shape is None else mask.shape[-1]
     if mask.shape is None:
         raise GraphError(f"{a.node.name}: the shape of {mask.name} is not known; declare it")
@@ -180,7 +181,7 @@ def _pad_to_all_keys(op: Builder, a: AttentionNode, mask: ir.Value, S: ir.Value)
 
 
 def mask_may_be_shorter(a: AttentionNode, length: Size | None) -> bool:
-    """Return whether a mask may end before the keys do: only if its length has another name.
+    """Return whether a mask may be shorter than the keys: if its length has another name.
 
     Args:
         a: The `Attention` node as plain values.

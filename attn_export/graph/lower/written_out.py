@@ -1,13 +1,13 @@
-"""Attention that is written out in operators, as one `Attention` node.
+"""Replacement of attention that is written out in operators by one `Attention` node.
 
-A `Softmax` over the last axis is the middle of it. Towards the inputs there are scales, masks that
-are added or filled in, a softcap and casts, up to the product of queries and keys; towards the
-outputs the product with the values. Each may be a `MatMul` or an `Einsum`, of rank 3 or 4. What
-is something else ends the search, and the nodes stay as they are.
+The search starts at a `Softmax` over the last axis. Before it there may be scales, masks that are
+added or filled in, a softcap and casts, up to the product of queries and keys; after it the product
+with the values. Products may be `MatMul` or `Einsum`, of rank 3 or 4. If anything else is found,
+the nodes stay.
 
-The node means the same but for rows of which all keys are hidden by -inf: those are NaN where they
-are written out. Callers must compare the graph with its source: `build` does so with all cases,
-`lower` with random inputs.
+The node is equivalent except for queries whose keys are all hidden by -inf, whose result is NaN if
+attention is written out. Callers must compare the graph with its source: `build` does so with all
+cases, `lower` with random inputs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def recognise_attention(model: ir.Model) -> int:
     """Replace attention that is written out by `Attention` nodes, in place.
 
     Returns:
-        Their number.
+        The number of new nodes.
     """
     return sum(_recognise(model, node) for node in nodes_of(model, "Softmax"))
 
@@ -62,7 +62,7 @@ def _recognise(model: ir.Model, softmax: ir.Node) -> bool:
     take_over(product.outputs[0], output)
     if weights_output is not None:
         take_over(softmax.outputs[0], weights_output)
-        model.graph.sort()  # others may read the weights before the values are there
+        model.graph.sort()  # readers of the weights may come before the values
     return True
 
 
@@ -70,7 +70,7 @@ def _recognise(model: ir.Model, softmax: ir.Node) -> bool:
 
 
 def _find_product(value: ir.Value) -> ir.Node:
-    """Return the only product that reads the weights, behind casts and the like."""
+    """Return the only product that reads the weights, directly or after Cast and Identity."""
     while True:
         products = [node for node, _ in value.uses() if node.op_type in ("MatMul", "Einsum")]
         if len(products) == 1:
@@ -96,7 +96,7 @@ def _comes_from(value: ir.Value | None, node: ir.Node) -> bool:
 
 
 def _values(op: Builder, product: ir.Node, weights: int) -> tuple[ir.Value, list[int]]:
-    """Return the values `[..., S, Dv]`, and the order of the product's axes in `[..., L, Dv]`."""
+    """Return the values `[..., S, Dv]`, and the axes of `[..., L, Dv]` in the product's order."""
     value = product.inputs[1 - weights]
     if value is None:
         raise NoMatchError
@@ -117,11 +117,11 @@ def _values(op: Builder, product: ir.Node, weights: int) -> tuple[ir.Value, list
 
 
 Outputs = tuple[ir.Value, ir.Value | None]
-"""The attention, and the weights where others than the product with the values read them."""
+"""The output of attention; and the weights, if other nodes than the product read them."""
 
 
 def _attention(op: Builder, scores: Scores, value: ir.Value, softmax: ir.Value) -> Outputs:
-    """Add the node, and return its outputs in the rank of the values."""
+    """Add the node, and return its outputs with the rank of the values."""
     parts = [scores.query, scores.key, value]
     ranks = {len(dims(part)) for part in parts}
     if ranks not in ({3}, {4}):
@@ -153,7 +153,7 @@ def _attention(op: Builder, scores: Scores, value: ir.Value, softmax: ir.Value) 
 
 
 def _source_with_heads(value: ir.Value) -> ir.Value | None:
-    """Return `[B, H, n, m]` of which a value `[B·H, n, m]` is a view, or None."""
+    """Return the `[B, H, n, m]` that a Reshape converts to `value` `[B·H, n, m]`, or None."""
     producer = value.producer()
     if producer is None or producer.op_type != "Reshape" or producer.inputs[0] is None:
         return None
@@ -162,12 +162,12 @@ def _source_with_heads(value: ir.Value) -> ir.Value | None:
 
 
 def _are_shared(masks: Sequence[Mask]) -> bool:
-    """Return whether masks of scores `[B·H, L, S]` are the same for all of them."""
+    """Return whether all masks are `[L, S]`, the same for all batch elements and heads."""
     return all(len(dims(mask)) == 2 for mask, *_ in masks)
 
 
 def _mask(op: Builder, masks: Sequence[Mask], like: ir.Value) -> ir.Value | None:
-    """Return all masks as one: bool if all of them hide by -inf, else added numbers."""
+    """Combine all masks: to a bool one if all of them hide by -inf, else to an added one."""
     if not masks:
         return None
     dtype = like.dtype
@@ -198,7 +198,7 @@ def _mask(op: Builder, masks: Sequence[Mask], like: ir.Value) -> ir.Value | None
 def _combine(
     op: Builder, op_type: str, one: ir.Value, other: ir.Value, dtype: ir.DataType
 ) -> ir.Value:
-    """Return two masks as one; each axis is that of the one that is not 1."""
+    """Combine two masks by an operator, and set the broadcast shape."""
     combined = op(op_type, one, other)
     rank = max(len(dims(one)), len(dims(other)))
     first, second = ((*(1,) * (rank - len(dims(x))), *dims(x)) for x in (one, other))

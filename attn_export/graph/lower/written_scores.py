@@ -1,4 +1,4 @@
-"""The scores of attention that is written out in operators, from the softmax to the inputs."""
+"""Reader of the scores of attention that is written out in operators."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from attn_export.graph.ir_helpers import dims
 from attn_export.graph.lower.node_builder import Builder
 
 ABSORBING = -1e9
-"""The largest finite number that hides a key whatever its score: added to a float32 score, it
-leaves nothing of it."""
+"""The largest finite number that hides a key: added to a float32 score, it absorbs the score."""
 
 
 Mask = tuple[ir.Value, bool, float]
-"""A mask that is added; or one that is filled in, True for visible keys, and the number for the
-others."""
+"""A mask, whether it is bool (True for visible keys), and the number filled in for hidden keys. A
+mask that is not bool is added."""
 
 
 INPUTS = {
     "Add": 2, "Cast": 1, "Div": 2, "Einsum": 2, "Identity": 1, "MatMul": 2, "Mul": 2, "Where": 3,
 }  # fmt: skip
-"""The number of inputs of the operators between a product and its softmax."""
+"""Operators that may lie between a product and its softmax, with their numbers of inputs."""
 
 MOST_DEPTH = 12
-"""The most nodes between a product and its softmax. Both sides of each sum are searched."""
+"""The largest number of nodes between a product and its softmax. The search follows both operands
+of each sum."""
 
 
 class NoMatchError(Exception):
-    """Something that no attention has."""
+    """Error for nodes that are not those of attention."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-    """Parts of the scores that a softmax is of.
+    """Parts of the scores that a softmax reads.
 
     Attributes:
         query: `[..., L, D]`.
         key: `[..., S, D]`.
-        scale: Factor on their product.
-        softcap: 0 for none.
-        masks: From the inside out.
+        scale: The factor on their product.
+        softcap: The softcap; 0 for none.
+        masks: The masks in the order in which they are applied.
     """
 
     query: ir.Value
@@ -55,15 +55,15 @@ class Scores:
 
 
 def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores:
-    """Return the parts of scores.
+    """Take the scores apart, from the input of the softmax to the product.
 
     Args:
-        op: Builder of the nodes that are needed in front of the product with the values.
+        op: Builder of the nodes that convert operands and masks.
         value: The input of the softmax.
-        depth: The number of nodes that may lie between it and the product.
+        depth: The largest number of nodes between the product and the softmax.
 
     Raises:
-        NoMatchError: If they are no scores of attention.
+        NoMatchError: If the nodes are not those of scores.
     """
     node = value.producer()
     if node is None or depth == 0:
@@ -86,7 +86,7 @@ def read_scores(op: Builder, value: ir.Value, depth: int = MOST_DEPTH) -> Scores
 
 
 def _transpose_keys(op: Builder, value: ir.Value) -> ir.Value:
-    """Return keys `[..., S, D]` of the second input of a product, `[..., D, S]`."""
+    """Convert the second operand of the product, `[..., D, S]`, to keys `[..., S, D]`."""
     if len(dims(value)) < 3:
         raise NoMatchError
     producer = value.producer()
@@ -149,7 +149,7 @@ def _read_added_mask(op: Builder, depth: int, one: ir.Value, other: ir.Value) ->
 
 
 def _is_zero(value: ir.Value) -> bool:
-    """Return whether a value is a product with 0, as of `torch.baddbmm` with beta 0."""
+    """Return whether a value is a product with 0, as `torch.baddbmm` with beta 0 exports it."""
     producer = value.producer()
     return (
         producer is not None and producer.op_type == "Mul" and 0.0 in map(_number, producer.inputs)
@@ -196,7 +196,7 @@ def equation(node: ir.Node, first: int = 0) -> tuple[str, str, str]:
         first: The index of the input whose letters come first.
 
     Raises:
-        NoMatchError: If it has another number of inputs, or letters that repeat.
+        NoMatchError: If it does not have two inputs, or if letters repeat within one.
     """
     text = node.attributes.get_string("equation", "").replace(" ", "")
     sides, arrow, out = text.partition("->")
@@ -207,16 +207,16 @@ def equation(node: ir.Node, first: int = 0) -> tuple[str, str, str]:
 
 
 def order_axes(op: Builder, value: ir.Value, have: str, want: Sequence[str]) -> ir.Value:
-    """Return a value with its axes in another order, and an axis of 1 for heads that it lacks.
+    """Transpose a value to an order of axes, and add an axis of 1 for heads if it has none.
 
     Args:
-        op: The builder.
+        op: Builder of the nodes.
         value: The value.
         have: A letter for each of its axes.
         want: The letters of the result: batch, heads and two more.
 
     Raises:
-        NoMatchError: If they are others.
+        NoMatchError: If the letters differ in more than the heads.
     """
     shared = [letter for letter in want if letter in have]
     if sorted(have) != sorted(shared) or (len(shared) < len(want) != 4):
@@ -228,10 +228,10 @@ def order_axes(op: Builder, value: ir.Value, have: str, want: Sequence[str]) -> 
 
 
 def permute(op: Builder, value: ir.Value, perm: Sequence[int]) -> ir.Value:
-    """Return a value with its axes in the order `perm`; itself where nothing moves.
+    """Transpose a value; return it unchanged if no axis moves.
 
     Args:
-        op: The builder.
+        op: Builder of the nodes.
         value: The value; its shape is known.
         perm: The axes of the value, in the order of the result.
     """
@@ -243,10 +243,10 @@ def permute(op: Builder, value: ir.Value, perm: Sequence[int]) -> ir.Value:
 
 
 def add_head_axis(op: Builder, value: ir.Value) -> ir.Value:
-    """Return a value with an axis of 1 for heads, after that of the batch.
+    """Insert an axis of size 1 for heads after the batch axis.
 
     Args:
-        op: The builder.
+        op: Builder of the nodes.
         value: The value; its shape is known.
     """
     result = op("Unsqueeze", value, op.ints(1))
