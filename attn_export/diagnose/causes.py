@@ -72,7 +72,7 @@ class Observations:
     Attributes:
         fault: The part that is at fault.
         runtime: The name of the runtime.
-        found: The known mistakes that explain the outputs.
+        known: The known mistakes that explain the outputs.
         first: The first wrong node; None if none was found.
         pattern: Common properties of the failing cases.
         stuck: The error of each case that neither float64 nor the runtime can compute.
@@ -82,7 +82,7 @@ class Observations:
 
     fault: Fault
     runtime: str
-    found: KnownMistakes
+    known: KnownMistakes
     first: Deviation | None
     pattern: Pattern
     stuck: Mapping[str, NotComputedError]
@@ -116,7 +116,7 @@ def causes(
     verdict = f"the graph is right, {observations.runtime} is not"
     if observations.fault == "unknown":
         verdict = f"the graph or {observations.runtime} is wrong, and float64 cannot tell which"
-    found = _runtime_causes(verdict, observations.found.matches, mending, observations.first, lines)
+    found = _runtime_causes(verdict, observations.known.matches, mending, observations.first, lines)
     unknown = f"{verdict}: no known mistake gives its numbers{observations.shown}"
     return found or [Cause(UNKNOWN, unknown)]
 
@@ -124,7 +124,7 @@ def causes(
 def _graph_causes(observations: Observations, lines: Lines) -> list[Cause]:
     """Return the causes in a wrong graph: known mistakes, then the first difference."""
     stuck = list(_uncomputed_causes(observations, lines))
-    known, first = observations.found, observations.first
+    known, first = observations.known, observations.first
     causes = [_cause(match, lines, in_right=known.in_right) for match in known.matches]
     if first is None:
         return [*stuck, *causes]

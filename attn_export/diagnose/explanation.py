@@ -136,9 +136,9 @@ class Explanation:
     @property
     def sentence(self) -> str:
         """The cause in one sentence."""
-        place = f"{self.runtime}, {self.graph}"
+        subject = f"{self.runtime}, {self.graph}"
         if self.fault == "none":
-            return f"{place}: nothing to explain, {counted(self.cases, 'case')} passed"
+            return f"{subject}: nothing to explain, {counted(self.cases, 'case')} passed"
         if self.causes:
-            return f"{place}: {self.causes[0].sentence}"
-        return f"{place}: no cause found for {len(self.failed)} of {counted(self.cases, 'case')}"
+            return f"{subject}: {self.causes[0].sentence}"
+        return f"{subject}: no cause found for {len(self.failed)} of {counted(self.cases, 'case')}"

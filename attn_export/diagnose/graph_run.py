@@ -40,7 +40,7 @@ class GraphRunner:
 
     Attributes:
         path: The graph's file.
-        form: Its differences from the inputs and outputs that the bundle states.
+        graph_file: Its differences from the inputs and outputs that the bundle states.
         runtime: The runtime.
         options: Options of the engine, as the user set them.
         limits: Limits of each process.

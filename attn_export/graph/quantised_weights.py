@@ -138,17 +138,17 @@ def _round_input(
 
 def _reorder_inputs(model: ir.Model, name: str, weight: ir.Value, order: np.ndarray) -> None:
     """Insert a Gather that puts the input of each product in the order of its weight's rows."""
-    places = _initializer(model, f"{name}{ORDER}", order, ir.DataType.INT64)
+    indices = _initializer(model, f"{name}{ORDER}", order, ir.DataType.INT64)
     for use in list(weight.uses()):
         product = use.node
         x = product.inputs[0]
         assert x is not None
         assert product.op_type == "MatMul", name
-        node = ir.node("Gather", [x, places], {"axis": -1}, name=f"{product.name}/Gather")
-        ordered = node.outputs[0]
-        ordered.name, ordered.shape = f"{node.name}.out", x.shape
-        ordered.dtype = ir.DataType.FLOAT
-        product.replace_input_with(0, ordered)
+        node = ir.node("Gather", [x, indices], {"axis": -1}, name=f"{product.name}/Gather")
+        gathered = node.outputs[0]
+        gathered.name, gathered.shape = f"{node.name}.out", x.shape
+        gathered.dtype = ir.DataType.FLOAT
+        product.replace_input_with(0, gathered)
         model.graph.insert_before(product, node)
 
 

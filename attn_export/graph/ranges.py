@@ -116,14 +116,14 @@ class _ValueReaders:
 
     def largest(self, name: str) -> tuple[int, str]:
         """Return the largest value that an integer input may have, and the reason."""
-        found = []
+        limits = []
         for node, index, _ in self._users(name):
             if node.op_type == "Gather" and index == 1 and node.input[0] in self._tensors:
                 axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
                 dims = self._tensors[node.input[0]].dims
                 if dims and -len(dims) <= axis < len(dims):
-                    found.append((dims[axis] - 1, f", the rows of {node.input[0]}"))
-        return min(found, default=(1, "; nothing in the graph says more: --range sets it"))
+                    limits.append((dims[axis] - 1, f", the rows of {node.input[0]}"))
+        return min(limits, default=(1, "; nothing in the graph says more: --range sets it"))
 
     def hides(self, name: str) -> bool | None:
         """Return whether True hides a key in a bool input; None if no node uses it as a mask."""
@@ -131,9 +131,9 @@ class _ValueReaders:
             if node.op_type == "Attention" and index == MASK_INPUT:
                 return flipped
             if node.op_type == "Where" and index == 0:
-                for place in (1, 2):
-                    if self._is_low(node.input[place]):
-                        return (place == 1) != flipped
+                for branch in (1, 2):
+                    if self._is_low(node.input[branch]):
+                        return (branch == 1) != flipped
         return None
 
     def is_added_mask(self, name: str) -> bool:

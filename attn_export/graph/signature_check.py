@@ -81,7 +81,7 @@ def inputs_of(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
 def matched_names(
     path: str,
     label: str,
-    found: Sequence[str],
+    graph_names: Sequence[str],
     wanted: Sequence[str],
     names: Mapping[str, str],
     whose: str,
@@ -93,7 +93,7 @@ def matched_names(
     Args:
         path: The name of the graph's file, for messages.
         label: ``"inputs"`` or ``"outputs"``.
-        found: The names in the graph, in order.
+        graph_names: The names in the graph, in order.
         wanted: The names in the reference, in order.
         names: Names in the graph by names in the reference, as the user set them.
         whose: The owner of `wanted`, for messages.
@@ -102,23 +102,25 @@ def matched_names(
         GraphError: If the numbers of names differ, or two names would match the same one.
     """
     chosen = {name: names[name] for name in wanted if name in names}
-    chosen |= {n: n for n in wanted if n not in chosen and n in found and n not in chosen.values()}
-    unused = [name for name in found if name not in chosen.values()]
+    chosen |= {
+        n: n for n in wanted if n not in chosen and n in graph_names and n not in chosen.values()
+    }
+    unused = [name for name in graph_names if name not in chosen.values()]
     unmatched = [name for name in wanted if name not in chosen]
-    if len(found) != len(wanted) or len(unused) != len(unmatched):
+    if len(graph_names) != len(wanted) or len(unused) != len(unmatched):
         raise GraphError(
-            f"{path} has the {label} {_listed(found)}; those of {whose} are {_listed(wanted)}"
+            f"{path} has the {label} {_listed(graph_names)}; those of {whose} are {_listed(wanted)}"
         )
     chosen |= dict(zip(unmatched, unused, strict=True))
     return {name: chosen[name] for name in wanted}
 
 
 def _refuse_other_names(
-    path: str, label: str, found: Sequence[str], wanted: Sequence[str], whose: str
+    path: str, label: str, graph_names: Sequence[str], wanted: Sequence[str], whose: str
 ) -> None:
-    if set(found) != set(wanted):
+    if set(graph_names) != set(wanted):
         raise GraphError(
-            f"{path} has the {label} {_listed(found)}; those of {whose} are {_listed(wanted)}"
+            f"{path} has the {label} {_listed(graph_names)}; those of {whose} are {_listed(wanted)}"
         )
 
 
@@ -134,9 +136,9 @@ def dtype_name(value: onnx.ValueInfoProto) -> str:
 
 
 def _refuse_other_type(path: str, value: onnx.ValueInfoProto, wanted: str, whose: str) -> None:
-    found = dtype_name(value)
-    if found != wanted:
-        raise GraphError(f"{path}: {_shown(value.name)} is {found}; in {whose} it is {wanted}")
+    dtype = dtype_name(value)
+    if dtype != wanted:
+        raise GraphError(f"{path}: {_shown(value.name)} is {dtype}; in {whose} it is {wanted}")
 
 
 def _fixed_axes(path: str, value: onnx.ValueInfoProto, wanted: Shape, whose: str) -> dict[str, int]:

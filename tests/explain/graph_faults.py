@@ -1,4 +1,4 @@
-"""Faults planted into the graphs of bundles, and what `explain` must call them."""
+"""Faults planted into the graphs of bundles, with the causes that `explain` must name."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def softcap_times(factor: float) -> Callable[[Graph], None]:
 
 
 def hidden_score(value: float) -> Callable[[Graph], None]:
-    """Replace -inf in the portable form, which writes it out."""
+    """Replace the -inf of masks in a portable graph."""
 
     def change(graph: Graph) -> None:
         names = [t.name for t in graph.model.graph.initializer if t.name.endswith("-inf")]

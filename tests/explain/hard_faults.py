@@ -1,4 +1,4 @@
-"""Faults that depend on sizes, sit in places, lose precision, or have names of their own."""
+"""Faults that depend on sizes, affect few elements, lose precision, or come with other names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def put(graph: Graph, before: onnx.NodeProto, *steps: Step, **attributes: Any) -
 
 
 def through(graph: Graph, name: str, *steps: Step, **attributes: Any) -> None:
-    """Send a value through nodes: they take it as `x`, and give `y`."""
+    """Insert nodes behind a value; they read it as `x`, and compute `y`."""
     (at, producer) = next((i, n) for i, n in enumerate(graph.nodes) if name in n.output)
     producer.output[list(producer.output).index(name)] = f"{name}.x"
     named = {"x": f"{name}.x", "y": name}
@@ -43,7 +43,7 @@ def through(graph: Graph, name: str, *steps: Step, **attributes: Any) -> None:
 
 
 def named_anew(change: Change) -> Change:
-    """Return a change with a fault, and with the names of another exporter."""
+    """Return a change that plants a fault, and renames values as another exporter would."""
 
     def of(graph: Graph) -> None:
         change(graph)
@@ -61,7 +61,7 @@ def named_anew(change: Change) -> Change:
 
 
 def where(of: str, axis: int, test: str, size: int, name: str, factor: float) -> Change:
-    """Multiply a value by a factor if a size of an input meets a condition."""
+    """Multiply a value by a factor if the size of an input meets a condition."""
 
     def change(graph: Graph) -> None:
         graph.constant(np.array(size), "bound")
@@ -120,7 +120,7 @@ def last_row_of(name: str) -> Change:
 
 
 def rounded_keys(graph: Graph) -> None:
-    """Round to 10 bits, by a split that rounds in float32 alone."""
+    """Round to 10 bits by Veltkamp's split; in float64 it keeps far more bits."""
     steps: list[Step] = [
         ("Mul", ["x", "split"], "large"), ("Sub", ["large", "x"], "rest"),
         ("Sub", ["large", "rest"], "y"),

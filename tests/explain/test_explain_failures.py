@@ -1,4 +1,4 @@
-"""A failure is explained where it is shown: command line, JSON, page, summary, tests."""
+"""Explanations of failures in every output: terminal, JSON, page, summary and tests."""
 
 from __future__ import annotations
 

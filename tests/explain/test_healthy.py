@@ -42,12 +42,12 @@ HEALTHY = {
     ),
 }
 IN_ALL_DIALECTS = {"gqa", "mha", "in-place"}
-"""Whose `ort` graphs have the contrib operators that there are."""
+"""Specs whose `ort` graphs together have all contrib operators."""
 
 DEFAULT = {"gqa", "in-place", "half"}
 """Bundles of the default tests."""
 RUNTIMES = ("ort-cpu", "onnx-reference", "openvino")
-"""One bundle runs in all of them, each other one in one of them; with `--all`, each in all."""
+"""Runtimes. One bundle runs in all, every other one in one of them; with `--all`, each in all."""
 
 
 @pytest.fixture(scope="module", params=extended(HEALTHY, lambda name: name in DEFAULT))
@@ -78,7 +78,7 @@ def test_a_healthy_bundle_is_not_blamed(healthy: Path, need, request: pytest.Fix
 
 
 def test_in_float64_every_graph_gives_the_truth_in_every_case(healthy: Path):
-    """The contrib operators of the `ort` dialect too."""
+    """The evaluation gives the truth for contrib operators of the `ort` dialect, too."""
     cases = known_cases(healthy, None)
     for form in graph_files_to_examine(read_manifest(healthy), None):
         runner = GraphRunner(healthy / form.name, form, runtime("ort-cpu"), {}, Limits.default())

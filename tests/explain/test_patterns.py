@@ -1,4 +1,4 @@
-"""Sizes are said only where they tell all cases that fail from all that pass."""
+"""Conditions on sizes, which must separate all failing from all passing cases."""
 
 from __future__ import annotations
 

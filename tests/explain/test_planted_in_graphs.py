@@ -30,7 +30,7 @@ def planted(fault: Planted, bundle: Path, folder: Path) -> Path:
 
 
 def of_each_kind(faults: Iterable[Planted]) -> set[str]:
-    """Return the names of the first fault of each kind, and of each form of the graph."""
+    """Return the names of the first fault of each kind, and of each dialect."""
     first: dict[object, str] = {}
     for fault in faults:
         first.setdefault(fault.kinds, fault.name)

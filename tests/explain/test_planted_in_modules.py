@@ -1,4 +1,4 @@
-"""Modules that are wrong, exported by torch alone, against the bundle of the right one."""
+"""Graphs of wrong modules, exported by torch alone, compared with the bundle of the right one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from attn_export.jobs.explain import explain
 
 B, L, E, H, HKV, D = 2, 5, 32, 4, 2, 8
 WRONG_LAYERS = {4: 2, 12: 7}
-"""The layer that is wrong in a stack of so many layers."""
+"""The index of the wrong layer, by the number of layers."""
 AXES = {"x": {0: "batch", 1: "query_len"}}
 
 
 class Layer(nn.Module):
-    """Grouped-query attention as people write it, with one thing that may be wrong."""
+    """Grouped-query attention in plain PyTorch, with an optional mistake."""
 
     def __init__(self, wrong: str = "") -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers on top of each other, with a norm before each; one of them may be wrong."""
+    """Stack of attention layers with a norm before each, one of which may be wrong."""
 
     def __init__(self, layers: int, wrong: str = "") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Runtimes that are wrong because of how they were set up: the graph is not blamed."""
+"""Faults of runtimes with wrong settings, which must not be attributed to the graph."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from attn_export.spec import AttentionSpec
 
 LOW = "INFERENCE_PRECISION_HINT"
 EXPLAINED: Mapping[str, str] = {"BF16": "bfloat16", "FP16": "10 bits"}
-"""Low precisions of processors, as OpenVINO calls them, and how an explanation names them."""
+"""Low precisions by their names in OpenVINO, with their names in explanations."""
 
 FAULTS: Mapping[str, tuple[str, ...]] = {"bf16": ("BF16",), "f16": ("FP16", "BF16")}
-"""For each hint the precisions that OpenVINO takes for it, the first that the processor has."""
+"""The precisions that each hint may select; OpenVINO takes the first that the processor has."""
 
 
 def computes_in(hint: str) -> str:
-    """Return the low precision that a hint leads to, or "" where the processor has none."""
+    """Return the low precision that a hint selects; "" if the processor has none."""
     import openvino
 
     found: list[str] = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

@@ -1,4 +1,4 @@
-"""`attn-export probe`: whatever a runtime does, a full table; JSON alone; codes."""
+"""`attn-export probe`: complete tables even if the runtime crashes, pure JSON, exit codes."""
 
 from __future__ import annotations
 

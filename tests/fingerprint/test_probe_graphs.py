@@ -1,4 +1,4 @@
-"""The graphs of probes: valid, and made for the inputs that they are given."""
+"""Validity of the graphs of probes, and of the inputs for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every probe tells its readings apart, and a result is read as what it is."""
+"""Readings of probes, which must differ from each other, and match the outputs that they name."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ FORMATS = [
 
 
 def rounding(step: str, to: Rounding) -> np.ndarray:
-    """Compute attention in which one step is rounded, or all."""
+    """Compute attention with one step rounded, or all steps."""
     at = {name: to if step in (name, "all") else lambda x: x for name in STEPS}
     inputs = bit_inputs()
     with np.errstate(invalid="ignore"):

@@ -1,4 +1,4 @@
-"""Meaning of attention in each runtime, measured: each difference from ONNX has a reason."""
+"""Measured readings of each runtime, with the reason for each difference from ONNX."""
 
 from __future__ import annotations
 
@@ -119,11 +119,11 @@ MORE = {
     },
 }  # fmt: skip
 OF_THE_PROCESSOR = {"small values", "small weights"}
-"""Kernels for one processor keep what those for another flush: either is right."""
+"""Probes of subnormal numbers: some processors keep them, others flush them to 0."""
 
 
 def told(row: ProbeRow) -> str:
-    """Return the readings, with the form in front of those that came second."""
+    """Return the readings as text, with the dialect in front of all but the first."""
     first, *others = row.here
     return "; ".join([first.reading, *(f"{each.dialect}: {each.reading}" for each in others)])
 

@@ -1,4 +1,4 @@
-"""`Attention` nodes in every form that others make, and what the reference evaluator gives."""
+"""`Attention` nodes with all combinations of inputs, and their reference outputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Form:
 
     @property
     def new(self) -> str:
-        """The length of K and V as they come in."""
+        """The length of the inputs K and V."""
         return "L" if self.own_keys or self.in_place else "N"
 
     @property

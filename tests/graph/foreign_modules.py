@@ -1,4 +1,4 @@
-"""Modules of others as `torch.onnx.export` leaves them, without a pass of ours."""
+"""Foreign modules, exported by `torch.onnx.export` without any pass of attn-export."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKENS = {0: "batch", 1: "query_len"}
 
 
 class MultiHead(nn.Module):
-    """PyTorch's own class, on itself."""
+    """Self-attention by PyTorch's `MultiheadAttention`."""
 
     def __init__(self) -> None:
         super().__init__()

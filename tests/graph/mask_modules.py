@@ -1,4 +1,4 @@
-"""A module of a user that computes masks itself: one attention for each of them."""
+"""Module with one attention for each of many masks that it computes itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The passes of the canonical form, each on a graph that has just what it is for."""
+"""Passes of the canonical form, each on a minimal graph."""
 
 from __future__ import annotations
 

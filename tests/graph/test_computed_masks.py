@@ -1,4 +1,4 @@
-"""Masks that a graph computes itself: what is causal is said so, and what only looks so stays."""
+"""Masks that a graph computes: causal ones become an attribute, similar ones stay."""
 
 from __future__ import annotations
 

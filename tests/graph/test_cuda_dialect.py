@@ -1,4 +1,4 @@
-"""The `cuda` dialect: one operator for one query, where it has the meaning of the graph."""
+"""The `cuda` dialect: one operator for one query, if it is equivalent to the graph."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ IN_PLACE = {"cache": "in-place", "attn_mask": "none"}
 
 PROJECTIONS = {"MatMul": 4, "Add": 4, "Reshape": 4, "Transpose": 4, "Attention": 1}
 SPREAD = {"Shape": 1, "Concat": 1, "Expand": 1}
-"""A mask with one row, written out for all L."""
+"""Operators that expand a mask of one query to all L."""
 CLAMP = {"Clip": 1, "Equal": 1, "Where": 1}
-"""A float mask's finite values, kept above -1e30."""
+"""Operators that clamp the finite values of a float mask to -1e30."""
 
 WRITTEN = {"TensorScatter": 2, "Shape": 1, "Squeeze": 1, "Add": 5}
-"""A cache that is written in place, and how many keys count: past_length + L."""
+"""Operators of a cache in place, and of the number of valid keys, past_length + L."""
 
 COUNTS = [
     ("gqa", {}, PROJECTIONS | SPREAD),

@@ -1,4 +1,4 @@
-"""Bringing a user's cache into the `Attention` node."""
+"""Fusion of a user's cache into the `Attention` node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharing heads that a user repeats, and slices of everything."""
+"""Passes that undo the repetition of K/V heads, and that remove slices of everything."""
 
 from __future__ import annotations
 

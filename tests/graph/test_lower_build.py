@@ -1,4 +1,4 @@
-"""The builder of nodes: constants once, and never one for another."""
+"""The builder of nodes: equal constants are shared, different ones are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operator counts of each variant's graph: a slower graph shows without a benchmark."""
+"""Operator counts of each variant's graphs, which reveal slower graphs without a benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that this project did not export, whole: what they gave before, in every dialect."""
+"""Whole foreign graphs, whose outputs must stay the same in every dialect."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_graph_without_attention_is_refused_in_one_line(tmp_path: Path, cli: C
 def node_model(
     node: onnx.NodeProto, inputs: dict[str, tuple[int, list[str | int]]], opset: int = 24
 ) -> onnx.ModelProto:
-    """Return a graph of one node, whose first input and whose output have one shape."""
+    """Return a graph of one node, whose first input and output have the same shape."""
     kind, shape = next(iter(inputs.values()))
     graph = helper.make_graph(
         [node], "g", [helper.make_tensor_value_info(name, *what) for name, what in inputs.items()],

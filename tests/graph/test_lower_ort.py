@@ -1,4 +1,4 @@
-"""`Attention` nodes in ONNX Runtime's own operators: what the reference evaluator gives."""
+"""`Attention` nodes lowered for ONNX Runtime, compared with the reference evaluator."""
 
 from __future__ import annotations
 

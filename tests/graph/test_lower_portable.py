@@ -1,4 +1,4 @@
-"""`Attention` nodes that others made, in opset 18: what the ONNX reference evaluator gives."""
+"""Foreign `Attention` nodes lowered to opset 18, compared with the ONNX reference evaluator."""
 
 from __future__ import annotations
 

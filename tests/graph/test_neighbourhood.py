@@ -1,4 +1,4 @@
-"""Content of a drawing of the attention part, on graphs as they are built."""
+"""Contents of the drawing of an attention node, for graphs that are built."""
 
 from __future__ import annotations
 

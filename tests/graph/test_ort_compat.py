@@ -1,4 +1,4 @@
-"""Mending masks that ONNX Runtime refuses or reads otherwise than PyTorch."""
+"""Passes on masks that ONNX Runtime refuses, or reads differently from PyTorch."""
 
 from __future__ import annotations
 

@@ -122,13 +122,13 @@ def _scatter(value: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value] | None:
     node = value.producer()
     if node is None or node.op_type != "TensorScatter" or len(dims(value)) != 4:
         return None
-    attributes, place = node.attributes, optional_input(node, 2)
+    attributes, start = node.attributes, optional_input(node, 2)
     if attributes.get_int("axis", -2) % 4 != LENGTH:
         return None
-    if attributes.get_string("mode", "linear") != "linear" or place is None:
+    if attributes.get_string("mode", "linear") != "linear" or start is None:
         return None
     past, new = node.inputs[0], node.inputs[1]
-    return None if past is None or new is None else (past, new, place)
+    return None if past is None or new is None else (past, new, start)
 
 
 def _is_sum(total: ir.Value, lengths: ir.Value, new: Size) -> bool:

@@ -84,14 +84,14 @@ def attend_blocks(
     count = op("Div", op("Add", length, op.ints(block - 1)), size)
     unseen = _last_key_offset(op, a, length)
 
-    def of_block(inner: Builder, index: ir.Value) -> ir.Value:
-        first = inner("Mul", inner("Reshape", index, inner.ints(1)), size)
-        rows = QueryBlock(first, inner("Min", inner("Add", first, size), length), length)
-        seen = None if unseen is None else inner("Add", rows.end, unseen)
-        return _attend_block(inner, a, rows, seen, (query, key, value), transposed=transposed)
+    def attend_block(block_op: Builder, index: ir.Value) -> ir.Value:
+        first = block_op("Mul", block_op("Reshape", index, block_op.ints(1)), size)
+        rows = QueryBlock(first, block_op("Min", block_op("Add", first, size), length), length)
+        seen = None if unseen is None else block_op("Add", rows.end, unseen)
+        return _attend_block(block_op, a, rows, seen, (query, key, value), transposed=transposed)
 
     axis = 1 if a.merges_heads else 2
-    return op.add_loop(op("Squeeze", count), of_block, a.dtype, axis)
+    return op.add_loop(op("Squeeze", count), attend_block, a.dtype, axis)
 
 
 def _last_key_offset(op: Builder, a: AttentionNode, length: ir.Value) -> ir.Value | None:
@@ -188,35 +188,35 @@ def attend_causal_blocks(
     mask = None if a.mask is None else _to_rank_4(op, before_expand(a.mask))
     mask_by_row = mask is not None and dims(mask)[0] != 1
 
-    def of_row(row: Builder, values: Sequence[ir.Value]) -> ir.Value:
+    def attend_element(element_op: Builder, values: Sequence[ir.Value]) -> ir.Value:
         queries, keys, cached, past_length, *masks = values
         for element_mask in masks:
             assert mask is not None
             element_mask.type, element_mask.shape = mask.type, ir.Shape([1, *dims(mask)[1:]])
-        valid = None if a.valid_keys is None else row("Add", past_length, length)
+        valid = None if a.valid_keys is None else element_op("Add", past_length, length)
         element = dataclasses.replace(a, mask=masks[0] if masks else mask, valid_keys=valid)
 
-        def of_block(inner: Builder, index: ir.Value) -> ir.Value:
-            first = inner("Mul", inner("Reshape", index, inner.ints(1)), size)
-            end = inner("Min", inner("Add", first, size), length)
-            block_query = inner("Slice", queries, first, end, inner.ints(1))
-            total = inner("Add", past_length, end)
-            bias = _bias(inner, element, QueryBlock(first, end, length), total)
-            total_length = inner("Cast", total, to=INT32)
-            last_index = inner("Sub", total_length, inner.array(np.ones(1, np.int32)))
+        def attend_block(block_op: Builder, index: ir.Value) -> ir.Value:
+            first = block_op("Mul", block_op("Reshape", index, block_op.ints(1)), size)
+            end = block_op("Min", block_op("Add", first, size), length)
+            block_query = block_op("Slice", queries, first, end, block_op.ints(1))
+            total = block_op("Add", past_length, end)
+            bias = _bias(block_op, element, QueryBlock(first, end, length), total)
+            total_length = block_op("Cast", total, to=INT32)
+            last_index = block_op("Sub", total_length, block_op.array(np.ones(1, np.int32)))
             optional = () if bias is None else (None, None, None, bias)
-            attended = inner(
+            attended = block_op(
                 "GroupQueryAttention", block_query, empty, empty, keys, cached,
                 last_index, total_length, *optional,
                 domain=MICROSOFT, **attributes_of(a),
             )  # fmt: skip
-            return attended if bias is None else _zero_masked_rows(inner, a, attended, bias)
+            return attended if bias is None else _zero_masked_rows(block_op, a, attended, bias)
 
-        return row.add_loop(count, of_block, a.dtype, 1)
+        return element_op.add_loop(count, attend_block, a.dtype, 1)
 
     values = (query, key, value, rows, *((mask,) if mask is not None and mask_by_row else ()))
     shape = ("", a.num_heads * a.head_dim)
-    return merged_to_output(op, a, op.add_scan(values, of_row, shape, a.dtype))
+    return merged_to_output(op, a, op.add_scan(values, attend_element, shape, a.dtype))
 
 
 def _to_rank_4(op: Builder, mask: ir.Value) -> ir.Value:
