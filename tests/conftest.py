@@ -152,14 +152,15 @@ IMPORT_TORCH = {"build", "compare", "--recompute", "--sizes", "--module"}
 
 
 def run_command(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line; one that imports torch is forked by a process that has done so.
+    """Run the command line, forked by a process that has imported what it needs.
 
     Args:
         arguments: The arguments.
         cwd: The folder in which it runs.
     """
-    if forking() and IMPORT_TORCH.intersection(arguments):
-        return run_forked(arguments, cwd)
+    if forking():
+        with_torch = not IMPORT_TORCH.isdisjoint(arguments)
+        return run_forked(arguments, cwd, with_torch=with_torch)
     return subprocess.run(command(arguments), cwd=cwd, capture_output=True, text=True)
 
 

@@ -25,13 +25,15 @@ LIGHT = "light"
 WITH_TORCH = "with torch"
 IMPORTED = {
     LIGHT: (
-        "attn_export.runtimes.worker", "attn_export.runtimes.child", "attn_export.jobs.check",
-        "attn_export.jobs.lower", "attn_export.graph.requirements", "onnx.reference",
-        "onnxruntime",
+        "forking", "attn_export.runtimes.worker", "attn_export.runtimes.child",
+        "attn_export.cli", "attn_export.jobs.check", "attn_export.jobs.explain",
+        "attn_export.jobs.lower", "attn_export.jobs.verify", "attn_export.graph.requirements",
+        "attn_export.report.html", "onnx.reference", "onnxruntime",
     ),
     WITH_TORCH: (
-        "exporter_once", "attn_export.cli", "attn_export.jobs.build", "attn_export.jobs.compare",
-        "attn_export.jobs.golden_vectors", "attn_export.runtimes.pytorch",
+        "forking", "exporter_once", "attn_export.cli", "attn_export.jobs.build",
+        "attn_export.jobs.compare", "attn_export.jobs.golden_vectors",
+        "attn_export.runtimes.pytorch",
     ),
 }  # fmt: skip
 """The modules that a server of each kind imports."""
@@ -126,6 +128,8 @@ def _become(job: dict[str, Any], files: list[int]) -> None:
     os.chdir(job["cwd"])
     sys.argv = ["", *job["words"]]
     sys.path[:0] = job["path"]
+    if job.get("forks"):
+        sys.modules["forking"].fork_by(socket.socket(fileno=files[4]))
     tempfile.tempdir = None  # it may be another one here
     random.seed()
     gc.enable()

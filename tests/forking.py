@@ -2,8 +2,8 @@
 
 Tests start thousands of Python processes, and each would import the same for a quarter of a second,
 with torch for four. They are processes of their own as ever, with their pipes, limits and signals.
-Those that the tests' own processes start are forked; the command line starts its own anew, and with
---all nothing is forked.
+Those that the tests' own processes start are forked, and those that a forked command line starts.
+With --all nothing is forked.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from attn_export.runtimes import child
 from attn_export.runtimes.ort_cpu import NO_TELEMETRY
 
 SERVER = Path(__file__).with_name("fork_server.py")
-SERVERS = {
-    "attn_export.runtimes.worker": LIGHT,
-    "attn_export.runtimes.child": LIGHT,
-    "attn_export.__main__": WITH_TORCH,
-}
-"""Modules that run as a process, and the kind of the server of each."""
+FORKED = {"attn_export.runtimes.worker", "attn_export.runtimes.child"}
+"""Modules that `Child` runs as processes."""
+
+COMMAND_LINE = "attn_export.__main__"
 
 DECIDED_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_")
 """Beginnings of environment variables that only a new process obeys."""
 
 _lock = threading.Lock()
+_servers: dict[str, socket.socket] = {}
+_started: list[subprocess.Popen[bytes]] = []
 
 
 class Forked:
@@ -48,9 +48,10 @@ class Forked:
     Args:
         job: The module, its words, and where it runs.
         files: Its stdin, stdout and stderr, and others that it keeps open.
+        kind: The kind of the server.
     """
 
-    def __init__(self, job: Mapping[str, Any], files: Sequence[int]) -> None:
+    def __init__(self, job: Mapping[str, Any], files: Sequence[int], kind: str = LIGHT) -> None:
         self.returncode: int | None = None
         self.stdin: IO[str] | None = None
         self.stdout: IO[str] | None = None
@@ -58,8 +59,7 @@ class Forked:
         self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         given = [*files[:3], theirs.fileno(), *files[3:]]
         with theirs, _lock:
-            server, _ = _server(SERVERS[job["module"]])
-            socket.send_fds(server, [json.dumps(job).encode()], given)
+            socket.send_fds(_server(kind), [json.dumps(job).encode()], given)
         self.pid = int(self._end.recv(32))
 
     def poll(self) -> int | None:
@@ -76,18 +76,23 @@ class Forked:
         return self.returncode
 
 
-@functools.cache
-def _server(kind: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start a server, which ends with this process."""
-    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        number = theirs.fileno()
-        process = subprocess.Popen(
-            [sys.executable, str(SERVER), str(number), kind],
-            stdin=subprocess.DEVNULL, pass_fds=[number], start_new_session=True,
-            env={**os.environ, **dict([NO_TELEMETRY])},
-        )  # fmt: skip
-    return own, process
+def _server(kind: str) -> socket.socket:
+    """Return the socket of a server, which is started at the first call.
+
+    The server ends with this process and those that it handed the socket to.
+    """
+    if kind not in _servers:
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            number = theirs.fileno()
+            process = subprocess.Popen(
+                [sys.executable, str(SERVER), str(number), kind],
+                stdin=subprocess.DEVNULL, pass_fds=[number], start_new_session=True,
+                env={**os.environ, **dict([NO_TELEMETRY])},
+            )  # fmt: skip
+        _servers[kind] = own
+        _started.append(process)
+    return _servers[kind]
 
 
 @functools.cache
@@ -95,12 +100,17 @@ def _decided() -> dict[str, str]:
     return {n: value for n, value in os.environ.items() if n.startswith(DECIDED_AT_START)}
 
 
-def _started(command: Sequence[str], *, env: Any, pass_fds: Sequence[int], **options: Any) -> Any:
+def _is_as_at_start() -> bool:
+    """Return whether the environment has the variables that servers were started with."""
+    return _decided.__wrapped__() == _decided()
+
+
+def _popen(command: Sequence[str], *, env: Any, pass_fds: Sequence[int], **options: Any) -> Any:
     """Start a process, forked if it is one of this package: `subprocess.Popen` for `Child`."""
     start, words = list(command[:3]), command[3:]
-    if env is not None or start != [sys.executable, "-P", "-m"] or words[0] not in SERVERS:
+    if env is not None or start != [sys.executable, "-P", "-m"] or words[0] not in FORKED:
         return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
-    if _decided.__wrapped__() != _decided():
+    if not _is_as_at_start():
         return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
     (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
     try:
@@ -113,7 +123,7 @@ def _started(command: Sequence[str], *, env: Any, pass_fds: Sequence[int], **opt
     return process
 
 
-FORKING = SimpleNamespace(Popen=_started, PIPE=subprocess.PIPE)
+FORKING = SimpleNamespace(Popen=_popen, PIPE=subprocess.PIPE)
 
 
 def fork_from_now_on() -> None:
@@ -123,9 +133,15 @@ def fork_from_now_on() -> None:
         child.subprocess = FORKING  # type: ignore[attr-defined]
 
 
+def fork_by(server: socket.socket) -> None:
+    """Have the processes that `Child` starts forked by the server of another process."""
+    _servers[LIGHT] = server
+    child.subprocess = FORKING  # type: ignore[attr-defined]
+
+
 def forking() -> bool:
     """Return whether processes are forked."""
-    return child.subprocess is FORKING  # type: ignore[attr-defined]
+    return child.subprocess is FORKING and _is_as_at_start()  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -138,22 +154,26 @@ def started_anew() -> Iterator[None]:
         child.subprocess = before  # type: ignore[attr-defined]
 
 
-def run_forked(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_forked(
+    arguments: Sequence[str], cwd: Path, *, with_torch: bool
+) -> subprocess.CompletedProcess[str]:
     """Run the command line in a forked process, as `subprocess.run` would with captured output.
 
     Args:
         arguments: The arguments.
         cwd: The folder in which it runs.
+        with_torch: Whether the process that is forked has imported torch.
     """
     with (
         Path(os.devnull).open() as nothing, tempfile.TemporaryFile("w+") as out,
         tempfile.TemporaryFile("w+") as err,
     ):  # fmt: skip
         job = {
-            "module": "attn_export.__main__", "words": list(arguments), "cwd": str(cwd),
-            "path": [str(cwd)],
+            "module": COMMAND_LINE, "words": list(arguments), "cwd": str(cwd), "path": [str(cwd)],
+            "forks": True,
         }  # fmt: skip
-        code = Forked(job, [file.fileno() for file in (nothing, out, err)]).wait()
+        files = [file.fileno() for file in (nothing, out, err, _server(LIGHT))]
+        code = Forked(job, files, WITH_TORCH if with_torch else LIGHT).wait()
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(arguments, code, out.read(), err.read())

@@ -21,14 +21,17 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="nothing i
 LIMITED = "attn_export.runtimes.child"
 
 
+@pytest.mark.parametrize("with_torch", [True, False])
 @pytest.mark.parametrize(
     "arguments",
     [("build", "--help"), ("compare", "no.onnx", "none.onnx"), ("build", "--variant", "mlp")],
     ids=str,
 )
-def test_a_forked_command_prints_and_ends_as_a_new_one(arguments: tuple[str, ...], tmp_path: Path):
+def test_a_forked_command_prints_and_ends_as_a_new_one(
+    arguments: tuple[str, ...], with_torch: bool, tmp_path: Path
+):
     new = subprocess.run(command(arguments), cwd=tmp_path, capture_output=True, text=True)
-    forked = run_forked(arguments, tmp_path)
+    forked = run_forked(arguments, tmp_path, with_torch=with_torch)
     assert (forked.returncode, forked.stdout, forked.stderr) == (
         new.returncode, new.stdout, new.stderr,
     )  # fmt: skip
