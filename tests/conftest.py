@@ -14,7 +14,7 @@ import pytest
 import shared
 import torch
 from default_share import default_share
-from exporter_once import read_once
+from exporter_once import read_once, reuse_memory
 from forking import fork_from_now_on, forking, run_forked, started_anew
 
 from attn_export.spec import AttentionSpec
@@ -26,6 +26,7 @@ torch.set_num_threads(1)
 # A second for each build, which only the tests of dry runs look at.
 os.environ["ATTN_EXPORT_DRY_RUN"] = "0"
 read_once()
+reuse_memory()
 # What PyTorch records for its own tools while it exports would stand under every failure.
 logging.getLogger("torch.__trace").addFilter(lambda _: False)
 

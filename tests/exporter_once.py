@@ -1,4 +1,4 @@
-"""Cache of data that torch's exporter reads for each export, per process of the tests.
+"""Savings for processes that export again and again: cached data of torch's exporter, and memory.
 
 The data are the sources of 500 operators of onnxscript, and PyTorch's list of composite operators,
 which an export asks for 56 times. Each takes an eighth of an export, and the tests make hundreds.
@@ -6,7 +6,9 @@ which an export asks for 56 times. Each takes an eighth of an export, and the te
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import platform
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +21,9 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 from attn_export import AttentionSpec, Subject
 from attn_export.export.export import export
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Constants of <malloc.h>."""
+
 _read = ONNXRegistry.from_torchlib
 _any_py_impl = OperatorBase.py_impl
 
@@ -30,6 +35,18 @@ def read_once() -> None:
     OperatorBase.py_impl = _py_impl
     # The tests define no composite operators, which would be missing in it.
     export_utils._materialize_cpp_cia_ops = functools.cache(export_utils._materialize_cpp_cia_ops)
+
+
+def reuse_memory() -> None:
+    """Have glibc keep freed memory for the next arrays.
+
+    It returns arrays of more than 32 MiB to the system, which clears their pages each time: half of
+    the time of a run that rounds at random over a thousand queries.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        if libc.mallopt(M_MMAP_THRESHOLD, 1 << 30):  # older releases refuse so much
+            libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
 
 
 def _py_impl(self: Any, key: Any) -> Callable[[Any], Any]:
@@ -67,5 +84,6 @@ def warm_up() -> None:
     """Cache the data, and export something small: the first export imports as much as torch."""
     torch.set_num_threads(1)  # its threads would be missing in processes that are forked
     read_once()
+    reuse_memory()
     with torch.random.fork_rng():
         export(Subject.from_spec(AttentionSpec(embed_dim=8, num_heads=1)))
