@@ -129,6 +129,8 @@ READINGS: Final[tuple[tuple[str, str, Reading], ...]] = (
      _map_scale(lambda s: s * 0 + s[..., :1])),
     (AXIS, "the scales of {} are read along the other axis",
      _map_scale(lambda s: s.T.reshape(s.shape))),
+    (AXIS, "the scales of {} are those of inputs, not outputs",
+     lambda w: dataclasses.replace(w, q=w.q * w.s.T, s=np.ones_like(w.s))),
     (AXIS, "each block of {} has the scale of the one before",
      _map_scale(lambda s: np.roll(s, 1, 0))),
     (AXIS, "each block of {} has the scale of the next", _map_scale(lambda s: np.roll(s, -1, 0))),

@@ -23,6 +23,7 @@ from attn_export.diagnose.in_attention import (
     swapped_heads,
 )
 from attn_export.diagnose.in_block_cache import block_mistakes
+from attn_export.diagnose.in_float16_cache import float16_cache_mistakes
 from attn_export.diagnose.in_graph import (
     input_mistakes,
     mask_mistakes,
@@ -30,6 +31,7 @@ from attn_export.diagnose.in_graph import (
     value_mistakes,
 )
 from attn_export.diagnose.in_integer_cache import cache_mistakes, stale_scales
+from attn_export.diagnose.in_integer_products import product_mistakes, wrong_input_scales
 from attn_export.diagnose.in_integers import fitted_weight_mistakes, weight_mistakes
 from attn_export.diagnose.mistake import Mistake
 from attn_export.parity.measures import eps
@@ -150,8 +152,10 @@ def _all_mistakes(evaluation: Evaluation, case: Evidence) -> Iterator[Mistake]:
         value_mistakes(evaluation),
         weight_mistakes(evaluation),
         activation_mistakes(evaluation),
+        product_mistakes(evaluation),
         cache_mistakes(evaluation),
         block_mistakes(evaluation),
+        float16_cache_mistakes(evaluation),
         mask_mistakes(evaluation, case.values),
         rotary_mistakes(evaluation),
         attention_mistakes(evaluation),
@@ -208,7 +212,7 @@ def _fitted_mistakes(
         makers.append(functools.partial(scale_mistake, evaluation, node))
         if softcap_of(node):
             makers.append(functools.partial(softcap_mistake, evaluation, node))
-    for make in (*makers, *stale_scales(evaluation)):
+    for make in (*makers, *stale_scales(evaluation), *wrong_input_scales(evaluation)):
         if late():
             return
 

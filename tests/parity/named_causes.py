@@ -64,6 +64,7 @@ def first_cause_of(
 
 def differs(evidence: Evidence) -> bool:
     return any(
-        np.abs(evidence.actual[name].astype(np.float64) - right).max(initial=0) > 1e-5
+        np.abs(evidence.actual[name].astype(np.float64) - right).max(initial=0)
+        > 1e-5 * max(np.abs(right).max(initial=0), 1.0)
         for name, right in evidence.right.items()
     )

@@ -10,10 +10,13 @@ import onnx
 import pytest
 from cache_faults import Fault, Graph, wrong_outputs
 from conftest import small_spec
+from named_causes import first_cause
 from onnx import TensorProto, helper
 from shared import once, passed_bundle
 
 from attn_export import build
+from attn_export.diagnose.in_float16_cache import ROUNDINGS
+from attn_export.graph.load import load_model
 from attn_export.results import StoredCase
 
 pytestmark = pytest.mark.xdist_group("test_planted_float16")  # its bundles are shared
@@ -137,3 +140,33 @@ def test_a_float16_cache_that_is_kept_rightly_passes(kind: str):
 @pytest.mark.every(3)
 def test_a_float16_cache_that_is_kept_wrongly_fails(kind: str, name: str):
     assert wrong_outputs(bundle_of(kind), FAULTS[name], chosen) > 0, name
+
+
+CAUSES = {
+    f"{name}, {part}": "cache rounding"
+    for name in ("new rows read before they are rounded", "rounded to bfloat16 first")
+    for part in ("keys", "values")
+} | {"keys and values exchanged": "keys and values exchanged"}
+
+
+@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.every(3)
+def test_the_cause_is_named_first(kind: str, name: str):
+    right = load_model(bundle_of(kind) / "model.onnx")
+    wrong = Graph(right)
+    FAULTS[name](wrong)
+    assert first_cause(bundle_of(kind), right, wrong.proto) == CAUSES[name]
+
+
+def test_known_roundings_give_the_neighbour_that_they_state():
+    x = np.random.default_rng(0).normal(size=(1, 1, 200, 8)) * 10.0 ** np.arange(-3, 5)
+    x[..., 0, :] = [0.0, 1.0, -1.0, 0.5, -0.5, 2.0, 65504.0, -65504.0]  # exact in float16
+    with np.errstate(over="ignore"):  # beyond the largest number is infinity
+        toward_zero, away, _ = (rounding(x).astype(np.float64) for _, rounding in ROUNDINGS)
+    assert (np.abs(toward_zero) <= np.abs(x)).all()
+    assert (np.abs(x) <= np.abs(away)).all()
+    exact = x == x.astype(np.float16)
+    assert (toward_zero[exact] == away[exact]).all()
+    assert (np.nextafter(np.abs(toward_zero[~exact]).astype(np.float16), np.float16(np.inf))
+            == np.abs(away[~exact]).astype(np.float16)).all()  # fmt: skip

@@ -1,0 +1,167 @@
+"""Known mistakes in rounding new keys and values to a cache in float16."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from attn_export.diagnose.in_integer_cache import scatter_into_cache
+from attn_export.diagnose.in_integers import round_to_bfloat16
+from attn_export.diagnose.mistake import Mistake
+from attn_export.tensorfile import Array
+
+if TYPE_CHECKING:
+    import onnx
+
+    from attn_export.diagnose.evaluate import Evaluation, Values
+
+Rounding = Callable[[Array], Array]
+"""Function that takes new keys or values `[B, Hkv, L, D]`, and returns them in float16."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _CachePart:
+    """The keys, or the values, of a cache in float16 in a graph.
+
+    Attributes:
+        new: The name of the new tokens before they are rounded, `[B, Hkv, L, D]`.
+        scatter: The node that writes them.
+        widened: The names of the cache cast to the type of the layer, `[B, Hkv, S, D]`.
+    """
+
+    new: str
+    scatter: onnx.NodeProto
+    widened: Sequence[str]
+
+
+def _to_nearest(x: Array) -> Array:
+    return x.astype(np.float16)
+
+
+def _toward(end: float) -> Rounding:
+    """Return a rounding toward 0 for `end` 0, and away from 0 for infinity."""
+
+    def rounded(x: Array) -> Array:
+        nearest = x.astype(np.float16)
+        is_beyond = np.abs(nearest.astype(np.float64)) > np.abs(x)
+        is_exact = nearest == x
+        steps = np.nextafter(nearest, np.copysign(np.float16(end), nearest))
+        return np.where(is_exact | (is_beyond != (end == 0)), nearest, steps)
+
+    return rounded
+
+
+def _through_bfloat16(x: Array) -> Array:
+    return round_to_bfloat16(x).astype(np.float16)
+
+
+KIND = "cache rounding"
+ROUNDINGS: Final[tuple[tuple[str, Rounding], ...]] = (
+    ("new {} are rounded to float16 toward 0, not to nearest", _toward(0.0)),
+    ("new {} are rounded to float16 away from 0, not to nearest", _toward(np.inf)),
+    ("new {} are rounded to bfloat16 before float16", _through_bfloat16),
+)
+"""Effect and rounding of each mistake; ``{}`` stands for keys, values or both."""
+
+
+def float16_cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
+    """Yield the mistakes of keeping keys, values and both.
+
+    Args:
+        evaluation: The right graph.
+    """
+    parts = _cache_parts(evaluation)
+    keys_and_values = len(parts) == 2
+    groups = [("keys and values", parts)] if parts else []
+    if keys_and_values:
+        groups += [("keys", parts[:1]), ("values", parts[1:])]
+    for name, group in groups:
+        for says, rounding in ROUNDINGS:
+            replaced = functools.partial(_write, evaluation, group, rounding)
+            yield Mistake(KIND, says.format(name), group[0].scatter.name, replaced)
+        yield Mistake(
+            KIND, f"attention reads new {name} that are not rounded to float16",
+            group[0].scatter.name, functools.partial(_read_unrounded, evaluation, group),
+        )  # fmt: skip
+    if keys_and_values:
+        yield Mistake(
+            "keys and values exchanged", "values are written as keys, and keys as values",
+            parts[0].scatter.name, functools.partial(_exchange, evaluation, parts),
+        )  # fmt: skip
+
+
+def _cache_parts(evaluation: Evaluation) -> list[_CachePart]:
+    """Return the parts of a cache in float16: keys, then values."""
+    parts = []
+    for node in evaluation.nodes:
+        cast = evaluation.producer.get(node.input[1]) if node.op_type == "TensorScatter" else None
+        if cast is None or cast.op_type != "Cast":
+            continue
+        output = node.output[0]
+        widened = [
+            reader.output[0]
+            for reader in evaluation.nodes
+            if reader.op_type == "Cast" and reader.input[0] == output
+        ]
+        parts.append(_CachePart(cast.input[0], node, widened))
+    return parts
+
+
+def _write(
+    evaluation: Evaluation, parts: Sequence[_CachePart], rounding: Rounding, values: Values
+) -> Mapping[str, Array]:
+    """Return the caches with new tokens that are rounded by `rounding`."""
+    return _written(evaluation, parts, [rounding(_new(part, values)) for part in parts], values)
+
+
+def _exchange(
+    evaluation: Evaluation, parts: Sequence[_CachePart], values: Values
+) -> Mapping[str, Array]:
+    new = [_to_nearest(_new(part, values)) for part in reversed(parts)]
+    return _written(evaluation, parts, new, values)
+
+
+def _read_unrounded(
+    evaluation: Evaluation, parts: Sequence[_CachePart], values: Values
+) -> Mapping[str, Array]:
+    """Return what attention reads if new tokens are written to a copy of the cache in float64."""
+    replacements: dict[str, Array] = {}
+    for part in parts:
+        past = values[part.scatter.input[0]]
+        assert past is not None
+        cache = scatter_into_cache(
+            part.scatter, evaluation, values, past.astype(np.float64), _new(part, values)
+        )
+        replacements |= dict.fromkeys(part.widened, cache)
+    return replacements
+
+
+def _written(
+    evaluation: Evaluation, parts: Sequence[_CachePart], new: Sequence[Array], values: Values
+) -> Mapping[str, Array]:
+    """Return the caches after new tokens in float16 are written to them.
+
+    Args:
+        evaluation: The right graph.
+        parts: The parts of the cache.
+        new: The new tokens of each, `[B, Hkv, L, D]`.
+        values: The values of the right graph.
+    """
+    replacements: dict[str, Array] = {}
+    for part, tokens in zip(parts, new, strict=True):
+        past = values[part.scatter.input[0]]
+        assert past is not None
+        cache = scatter_into_cache(part.scatter, evaluation, values, past, tokens)
+        replacements[part.scatter.output[0]] = cache
+        replacements |= dict.fromkeys(part.widened, cache.astype(np.float64))
+    return replacements
+
+
+def _new(part: _CachePart, values: Values) -> Array:
+    tokens = values[part.new]
+    assert tokens is not None
+    return tokens

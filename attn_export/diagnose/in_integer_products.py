@@ -1,0 +1,261 @@
+"""Known mistakes in products of integers, of inputs rounded by DynamicQuantizeLinear."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from attn_export.diagnose import in_integers
+from attn_export.diagnose.in_activations import INTEGERS, NOT_ROUNDED, SCALE
+from attn_export.diagnose.in_integers import StoredWeight, round_to_bfloat16
+from attn_export.diagnose.mistake import Mistake
+from attn_export.tensorfile import Array
+
+if TYPE_CHECKING:
+    from attn_export.diagnose.evaluate import Evaluation, Values
+
+Multiply = Callable[[Array, StoredWeight], Array]
+"""Function that takes an input `[…, K]` and a weight `[K, N]`, and returns their product."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product:
+    """A product of integers in a right graph.
+
+    Attributes:
+        x: The name of the input before rounding.
+        output: The name of the product, after both scales are applied.
+        node: The name of the node that computes `output`.
+        integers: The name of the weight's initialiser.
+        weight: The weight.
+    """
+
+    x: str
+    output: str
+    node: str
+    integers: str
+    weight: StoredWeight
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rounding:
+    """The steps of DynamicQuantizeLinear and of the product. The defaults are right.
+
+    Attributes:
+        axes: Axes of the input whose elements share a scale and a zero point; None for all axes.
+        symmetric: Whether the range is as large below 0 as above.
+        levels: The number of integers in the range, less one.
+        scale: Changes the scale.
+        scale_read: Changes the scale for dequantisation only.
+        zero_shift: Added to the zero point.
+        zero_read: Changes the zero point for dequantisation only.
+        rounding: Rounds the quotients.
+        low: The integer at which values are clipped from below.
+        high: The integer at which values are clipped from above.
+        wraps: Whether integers out of range lose their upper bits, instead of being clipped.
+        integers: Changes the integers before they are multiplied.
+        integer_product: Multiplies integers `[…, K]` and `[K, N]`.
+    """
+
+    axes: Sequence[int] | None = None
+    symmetric: bool = False
+    levels: float = 255.0
+    scale: Callable[[Array], Array] = lambda s: s
+    scale_read: Callable[[Array], Array] = lambda s: s
+    zero_shift: float = 0.0
+    zero_read: Callable[[Array], Array] = lambda z: z
+    rounding: Callable[[Array], Array] = np.rint
+    low: float = 0.0
+    high: float = 255.0
+    wraps: bool = False
+    integers: Callable[[Array], Array] = lambda q: q
+    integer_product: Callable[[Array, Array], Array] = np.matmul
+
+    def __call__(self, x: Array, weight: StoredWeight) -> Array:
+        axes = None if self.axes is None else tuple(self.axes)
+        least = np.minimum(x.min(axis=axes, keepdims=True), 0.0)
+        largest = np.maximum(x.max(axis=axes, keepdims=True), 0.0)
+        if self.symmetric:
+            largest = np.maximum(-least, largest)
+            least = -largest
+        scale = self.scale(np.where(largest > least, (largest - least) / self.levels, 1.0))
+        zero = np.rint(-least / scale) + self.zero_shift
+        q = self.rounding(x / scale) + zero
+        q = self.integers(q % 256 if self.wraps else np.clip(q, self.low, self.high))
+        zeros = np.broadcast_to(self.zero_read(zero), x.shape)
+        integers = weight.q - weight.z
+        product = self.integer_product(q, integers) - zeros @ integers
+        return np.asarray(product * self.scale_read(scale) * weight.s)
+
+
+def _without_rounding(x: Array, weight: StoredWeight) -> Array:
+    return x @ weight.dequantised
+
+
+def _next_batch_element(x: Array, weight: StoredWeight) -> Array:
+    return _Rounding()(np.roll(x, 1, 0), weight)
+
+
+def _saturate_pairs(q: Array, w: Array) -> Array:
+    """Add two products at a time in 16 bits with saturation, as x86 does without VNNI."""
+    pairs = q.reshape(*q.shape[:-1], -1, 2)[..., None] * w.reshape(-1, 2, w.shape[-1])
+    return np.asarray(np.clip(pairs.sum(-2), -(2**15), 2**15 - 1).sum(-2))
+
+
+def _signed(q: Array) -> Array:
+    return (q + 128) % 256 - 128
+
+
+ZERO, SUMS = "activation zero point", "sums of 16 bits"
+READINGS: Final[tuple[tuple[str, str, Multiply], ...]] = (
+    (NOT_ROUNDED, "{} is not rounded to 8 bits", _without_rounding),
+    (SCALE, "{} has a scale for each token, not one for all", _Rounding(axes=(-1,))),
+    (SCALE, "{} has a scale for each batch element, not one for all", _Rounding(axes=(-2, -1))),
+    (SCALE, "{} has the scale of its largest magnitude", _Rounding(symmetric=True)),
+    (SCALE, "the range of {} is divided by 127, not 255", _Rounding(levels=127)),
+    (SCALE, "the range of {} is divided by 254, not 255", _Rounding(levels=254)),
+    (SCALE, "the range of {} is divided by 256, not 255", _Rounding(levels=256)),
+    (SCALE, "the scale of {} is doubled", _Rounding(scale=lambda s: s * 2)),
+    (SCALE, "the scale of {} is halved", _Rounding(scale=lambda s: s / 2)),
+    (SCALE, "the scale of {} is squared", _Rounding(scale=np.square)),
+    (SCALE, "the scale of {} is rounded to bfloat16", _Rounding(scale=round_to_bfloat16)),
+    (SCALE, "the scale of {} is rounded to float16",
+     _Rounding(scale=lambda s: s.astype(np.float16).astype(np.float64))),
+    (SCALE, "the scale of {} is doubled where it is read", _Rounding(scale_read=lambda s: s * 2)),
+    (SCALE, "the scale of {} is halved where it is read", _Rounding(scale_read=lambda s: s / 2)),
+    (SCALE, "the scale of {} is rounded to bfloat16 where it is read",
+     _Rounding(scale_read=round_to_bfloat16)),
+    (ZERO, "the zero point of {} is one too high", _Rounding(zero_shift=1)),
+    (ZERO, "the zero point of {} is one too low", _Rounding(zero_shift=-1)),
+    (ZERO, "the zero point of {} is one too high, and integers wrap",
+     _Rounding(zero_shift=1, wraps=True)),
+    (ZERO, "the zero point that is subtracted from {} is one too high",
+     _Rounding(zero_read=lambda z: z + 1)),
+    (ZERO, "the zero point that is subtracted from {} is one too low",
+     _Rounding(zero_read=lambda z: z - 1)),
+    (ZERO, "no zero point is subtracted from {}", _Rounding(zero_read=np.zeros_like)),
+    (ZERO, "128 is subtracted from {}, not its zero point",
+     _Rounding(zero_read=lambda z: np.full_like(z, 128.0))),
+    (INTEGERS, "quotients of {} are rounded down", _Rounding(rounding=np.floor)),
+    (INTEGERS, "quotients of {} are rounded up", _Rounding(rounding=np.ceil)),
+    (INTEGERS, "quotients of {} are rounded to 0", _Rounding(rounding=np.trunc)),
+    (INTEGERS, "integers of {} are clipped at 254", _Rounding(high=254)),
+    (INTEGERS, "integers of {} are clipped at 1", _Rounding(low=1)),
+    (INTEGERS, "integers of {} are clipped at 127", _Rounding(high=127)),
+    (INTEGERS, "integers of {} are read as signed", _Rounding(integers=_signed)),
+    (INTEGERS, "integers of {} are read 128 too low", _Rounding(integers=lambda q: q - 128)),
+    (INTEGERS, "{} has 7 bits", _Rounding(integers=lambda q: np.floor(q / 2) * 2)),
+    (INTEGERS, "{} has 4 bits", _Rounding(integers=lambda q: np.floor(q / 16) * 16)),
+    (SUMS, "pairs of products of {} are added in 16 bits, which saturate",
+     _Rounding(integer_product=_saturate_pairs)),
+    ("wrong batch element", "{} has the tokens of the batch element before", _next_batch_element),
+)  # fmt: skip
+"""Kind, effect and product of each mistake; ``{}`` stands for the input."""
+
+
+def product_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
+    """Yield the mistakes of products of integers.
+
+    They are made in all products together, in the products of each input, and in each product
+    alone.
+
+    Args:
+        evaluation: The right graph, with DynamicQuantizeLinear and MatMulInteger.
+    """
+    products = list(_integer_products(evaluation))
+    weight_readings = [
+        (kind, says, functools.partial(_misread_weight, reading))
+        for kind, says, reading in in_integers.READINGS
+    ]
+    for readings, name in ((READINGS, _input_name), (weight_readings, _weight_name)):
+        for kind, says, multiply in readings:
+            for group in _groups(products):
+                replaced = functools.partial(_multiply, evaluation, group, multiply)
+                node = group[0].node if len(group) < len(products) else ""
+                yield Mistake(kind, says.format(name(group)), node, replaced)
+
+
+def wrong_input_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake]]:
+    """Return functions from a factor to the mistake of a scale that is wrong by this factor.
+
+    Args:
+        evaluation: The right graph.
+    """
+    products = list(_integer_products(evaluation))
+
+    def make(group: Sequence[_Product], read: bool, factor: float) -> Mistake:
+        change = functools.partial(np.multiply, factor)
+        multiply = _Rounding(scale_read=change) if read else _Rounding(scale=change)
+        says = f"the scale of {_input_name(group)} is {factor:.4g} times the right one"
+        return Mistake(
+            SCALE, f"{says} where it is read" if read else says, group[0].node,
+            functools.partial(_multiply, evaluation, group, multiply),
+        )  # fmt: skip
+
+    return [
+        functools.partial(make, group, read)
+        for group in _groups(products)
+        for read in (False, True)
+    ]
+
+
+def _groups(products: Sequence[_Product]) -> Iterator[Sequence[_Product]]:
+    """Yield the products that one mistake may concern: all, those of one input, and each alone."""
+    by_input: dict[str, list[_Product]] = {}
+    for product in products:
+        by_input.setdefault(product.x, []).append(product)
+    if len(by_input) > 1:
+        yield products
+    for group in by_input.values():
+        if len(group) > 1:
+            yield group
+        for product in group:
+            yield [product]
+
+
+def _input_name(group: Sequence[_Product]) -> str:
+    return f"the input of {' and '.join(product.node for product in group)}"
+
+
+def _weight_name(group: Sequence[_Product]) -> str:
+    return " and ".join(product.integers for product in group)
+
+
+def _integer_products(evaluation: Evaluation) -> Iterator[_Product]:
+    """Yield the products of integers from DynamicQuantizeLinear, in the order of the graph."""
+    producer = evaluation.producer
+    for node in evaluation.nodes:
+        cast = producer.get(node.input[0]) if node.op_type == "Mul" else None
+        product = producer.get(cast.input[0]) if cast and cast.op_type == "Cast" else None
+        if product is None or product.op_type != "MatMulInteger":
+            continue
+        rounded, factors = producer.get(product.input[0]), producer.get(node.input[1])
+        q = evaluation.initializers.get(product.input[1])
+        if rounded is None or rounded.op_type != "DynamicQuantizeLinear" or factors is None:
+            continue
+        scales = evaluation.initializers.get(factors.input[1])
+        if q is not None and scales is not None:
+            q, s = np.asarray(q, np.float64), np.atleast_2d(np.asarray(scales, np.float64))
+            weight = StoredWeight(q, s, np.zeros_like(s), 8)
+            yield _Product(rounded.input[0], node.output[0], node.name, product.input[1], weight)
+
+
+def _misread_weight(reading: in_integers.Reading, x: Array, weight: StoredWeight) -> Array:
+    return _Rounding()(x, reading(weight))
+
+
+def _multiply(
+    evaluation: Evaluation, products: Sequence[_Product], multiply: Multiply, values: Values
+) -> Mapping[str, Array]:
+    """Return products as they come out of a mistake; later ones depend on earlier ones."""
+    replacements: dict[str, Array] = {}
+    for product in products:
+        current = evaluation.recompute(values, replacements) if replacements else values
+        x = current[product.x]
+        assert x is not None
+        replacements[product.output] = multiply(x, product.weight)
+    return replacements
