@@ -14,7 +14,7 @@ from attn_export.errors import UsageError
 from attn_export.parity.golden import case_folders, read_golden, read_inputs
 from attn_export.parity.judge import judge
 from attn_export.results import DECODE, Arrays, Golden, GraphFile
-from attn_export.runtimes.axis_order import in_order, laid_out
+from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.process import RunResult, run_once
 from attn_export.runtimes.protocol import Limits, Options, Runtime
 
@@ -90,11 +90,11 @@ class GraphRunner:
 
     def fed(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Return inputs in the layout of the graph itself."""
-        return laid_out(inputs, self.form.layouts, self.form.dtypes)
+        return to_graph_layout(inputs, self.form.layouts, self.form.dtypes)
 
     def from_outputs(self, outputs: Arrays) -> dict[str, np.ndarray]:
         """Return outputs of the graph itself in the layout of the bundle."""
-        return in_order(outputs, self.form.layouts)
+        return to_case_layout(outputs, self.form.layouts)
 
 
 @dataclasses.dataclass(frozen=True)

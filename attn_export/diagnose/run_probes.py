@@ -119,7 +119,7 @@ def _listen(
     """Return the answers to the cases that this process reached."""
     found: dict[Path, Answer] = {}
     cases = iter(question.cases)
-    for served in server.served():
+    for served in server.results():
         name, _, folder = next(cases)
         assert name == served.case
         found[folder] = (

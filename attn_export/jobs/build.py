@@ -253,7 +253,7 @@ class _Work:
 
         def start(written: Sequence[StoredCase]) -> int:
             self.pool.start(self.folder, list(subject.inputs), axes, written, self.out)
-            return self.pool.expected()
+            return self.pool.total_cases()
 
         goldens, notes = golden_vectors(
             self.folder / GOLDEN, plan.cases, oracle, start, self.progress,

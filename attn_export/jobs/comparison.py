@@ -133,7 +133,7 @@ class Comparison:
         assert names is not None
         place = self.compared.path.parent.absolute()
         self.pool.start(place, list(names.inputs.values()), self.axes(), written, self.out)
-        return self.pool.expected()
+        return self.pool.total_cases()
 
     def axes(self) -> dict[str, tuple[str | int, ...]]:
         """Return the shape of every input and output of the graph, dynamic axes by name."""

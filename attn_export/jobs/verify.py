@@ -151,7 +151,7 @@ class _Replay:
                     stored, cases
                 )
             made_with = environment()
-            progress.expect(pool.expected())
+            progress.expect(pool.total_cases())
             from attn_export.parity.replay import judge_pool
 
             runs, verdicts = judge_pool(pool, goldens, axes, out, self.gate, progress.advance)

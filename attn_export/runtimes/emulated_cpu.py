@@ -95,15 +95,15 @@ class EmulatedCpu(OrtCpu):
         cpu: One of `cpus`.
 
     Attributes:
-        patience: Factor on the time limits: emulated instructions take longer.
-        own_mib: The memory of the emulator itself, in MiB.
+        time_factor: Factor on the time limits: emulated instructions take longer.
+        launcher_mib: The memory of the emulator itself, in MiB.
 
     Raises:
         UsageError: If there is no such processor.
     """
 
-    patience = 3.0
-    own_mib = 256
+    time_factor = 3.0
+    launcher_mib = 256
 
     def __init__(self, cpu: str) -> None:
         cpu = cpu.lower()
@@ -149,22 +149,22 @@ class EmulatedCpu(OrtCpu):
     def _emulator(self) -> Path:
         return home() / NAME / f"qemu-{self.cpu.machine}"
 
-    def launched(self, words: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
+    def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
         """Return a command, and its environment, that runs Python on this processor.
 
         Args:
-            words: The arguments after the path of the interpreter.
+            arguments: The arguments after the path of the interpreter.
         """
         command = [str(self._emulator()), "-cpu", self.cpu.model]
         if not self._needs_other_python:
-            return [*command, sys.executable, *words], {**os.environ, **OPENBLAS}
+            return [*command, sys.executable, *arguments], {**os.environ, **OPENBLAS}
         root = home() / NAME / self.cpu.machine
         of_host = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME")
         environment = {name: text for name, text in os.environ.items() if name not in of_host}
         package = Path(__file__).resolve().parents[2]
         environment["PYTHONPATH"] = os.pathsep.join(map(str, (root / "site", package)))
         environment |= ONE_THREAD
-        return [*command, "-L", str(root), str(root / PYTHON), "-S", *words], environment
+        return [*command, "-L", str(root), str(root / PYTHON), "-S", *arguments], environment
 
 
 @functools.cache

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -56,7 +56,7 @@ class Iree(PackagedRuntime):
         return IreeEngine(graph, threads)
 
 
-class IreeEngine(OwnOutputs):
+class IreeEngine(AllocatingEngine):
     """A compiled graph."""
 
     def __init__(self, graph: Path, threads: int) -> None:

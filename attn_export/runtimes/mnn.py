@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -55,7 +55,7 @@ class Mnn(PackagedRuntime):
         return MnnEngine(graph, threads)
 
 
-class MnnEngine(OwnOutputs):
+class MnnEngine(AllocatingEngine):
     """A converted graph."""
 
     def __init__(self, graph: Path, threads: int) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -46,7 +46,7 @@ class OnnxReference(PackagedRuntime):
         return ReferenceEngine(graph)
 
 
-class ReferenceEngine(OwnOutputs):
+class ReferenceEngine(AllocatingEngine):
     """A graph in the reference evaluator."""
 
     def __init__(self, graph: Path) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -72,7 +72,7 @@ class OpenCv(PackagedRuntime):
         return OpenCvEngine(graph, threads)
 
 
-class OpenCvEngine(OwnOutputs):
+class OpenCvEngine(AllocatingEngine):
     """A net."""
 
     def __init__(self, graph: Path, threads: int) -> None:

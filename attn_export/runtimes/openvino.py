@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import CUDA, DIALECTS
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
     Options,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -83,7 +83,7 @@ class OpenVino(PackagedRuntime):
         return OpenVinoEngine(graph, {**default_options(threads), **options})
 
 
-class OpenVinoEngine(OwnOutputs):
+class OpenVinoEngine(AllocatingEngine):
     """A compiled graph.
 
     Args:

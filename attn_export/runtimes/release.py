@@ -53,16 +53,16 @@ class Release:
 
     Attributes:
         name: ``"ort-cpu==1.25.1"``.
-        patience: Factor on the time limits.
-        own_mib: Memory for what starts it, in MiB.
+        time_factor: Factor on the time limits.
+        launcher_mib: Memory for what starts it, in MiB.
 
     Raises:
         UsageError: If the runtime has no releases that can be installed, or it is no version.
     """
 
     unsupported: Sequence[Unsupported] = ()
-    patience = 1.0
-    own_mib = 0
+    time_factor = 1.0
+    launcher_mib = 0
 
     def __init__(self, base: Runtime, version: str) -> None:
         if base.name not in {*WHEELS, *NPM}:
@@ -106,17 +106,17 @@ class Release:
             return f"it is not installed; run {setup_command(self.name)}"
         return self._base.unavailable() if self.npm_package else ""
 
-    def launched(self, words: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
+    def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
         """Return a command, and its environment, that finds this release first.
 
         Args:
-            words: The arguments after the path of the interpreter.
+            arguments: The arguments after the path of the interpreter.
         """
         if self.npm_package:
-            return [sys.executable, *words], None
+            return [sys.executable, *arguments], None
         before = os.environ.get("PYTHONPATH")
         path = os.pathsep.join([str(self.folder), *([before] if before else [])])
-        return [sys.executable, *words], {**os.environ, "PYTHONPATH": path}
+        return [sys.executable, *arguments], {**os.environ, "PYTHONPATH": path}
 
     def prepare(self) -> None:
         """Import its SDK."""

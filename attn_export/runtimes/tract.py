@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -71,7 +71,7 @@ class Tract(PackagedRuntime):
         return TractEngine(graph)
 
 
-class TractEngine(OwnOutputs):
+class TractEngine(AllocatingEngine):
     """A graph, ready to run."""
 
     def __init__(self, graph: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import one_line
-from attn_export.runtimes.axis_order import in_order, laid_out
+from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.ipc import (
     EventWriter,
@@ -240,8 +240,8 @@ def _outputs(
 ) -> ArrayDict:
     def run(inputs: ArrayDict) -> ArrayDict:
         layouts = job["layouts"]
-        taken = laid_out(inputs, layouts, job["dtypes"])
-        return in_order(engine.run(taken, job["bound"]), layouts)
+        taken = to_graph_layout(inputs, layouts, job["dtypes"])
+        return to_case_layout(engine.run(taken, job["bound"]), layouts)
 
     if not whole_decode:
         return run(inputs)

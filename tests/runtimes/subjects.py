@@ -183,7 +183,7 @@ def what_is_wrong(kind: Runtime, subject: Stored, form: GraphFile, out: Path) ->
     with Worker(kind, LIMITS) as worker:
         graph = subject.folder / form.name
         worker.send_job(graph, inputs, list(files.values()), form, subject.axes, decodes)
-        for served in worker.served():
+        for served in worker.results():
             count += 1
             if served.error:
                 problems.append(f"{served.case}: {served.error}")

@@ -135,7 +135,7 @@ VICTIMS = {
 @pytest.mark.every(2)
 def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own_tmp: Path):
     worker = running("node" if victim == "node" else "wasm")
-    served = worker.served()
+    served = worker.results()
     next(served)
     found = processes(own_tmp)
     pids = [pid for pid, command in found.items() if re.match(VICTIMS[victim], command)]
@@ -155,7 +155,7 @@ def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own
 @pytest.mark.every(2)
 def test_nothing_is_left_when_who_asked_is_gone(name: str, how: str, running, own_tmp: Path):
     worker = running(name)
-    next(worker.served())
+    next(worker.results())
     if how == "worker is killed":
         os.kill(worker.pid, signal.SIGKILL)
     elif how == "worker is closed":

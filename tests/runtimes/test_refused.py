@@ -182,8 +182,10 @@ def test_what_onnx_runtime_says_is_one_line(monkeypatch: pytest.MonkeyPatch):
         raise RuntimeError("it\nfailed")
 
     session.step(**TOKEN)
-    monkeypatch.setattr(session._ready, "_session", type("S", (), {"run_with_iobinding": fail})())
-    session._ready._session.run_with_iobinding = fail
+    monkeypatch.setattr(
+        session._bound_graph, "_session", type("S", (), {"run_with_iobinding": fail})()
+    )
+    session._bound_graph._session.run_with_iobinding = fail
     refused(RuntimeFailure, "RuntimeError: it failed", session.step, **SEQUENCE.piece(6, 7))
 
 
