@@ -1,4 +1,4 @@
-"""IREE: the graph is compiled for this processor, in memory, and run."""
+"""IREE, on the CPU. The graph is compiled for this CPU in memory first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Iree(PackagedRuntime):
         return ""
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Compile the graph: some seconds.
+        """Compile the graph, which takes some seconds.
 
         Args:
             graph: The file of the graph.
@@ -79,8 +79,8 @@ class IreeEngine(AllocatingEngine):
         self._main = iree.runtime.load_vm_module(module, config)[proto.graph.name]
 
     def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        given = self._main(*(inputs[name] for name in self._inputs))
-        outputs = given if isinstance(given, (tuple, list)) else [given]
+        result = self._main(*(inputs[name] for name in self._inputs))
+        outputs = result if isinstance(result, (tuple, list)) else [result]
         arrays = (output.to_host() for output in outputs)
         return dict(zip(self._outputs, arrays, strict=True))
 
@@ -90,7 +90,7 @@ class IreeEngine(AllocatingEngine):
 
 
 def _torch_dialect(proto: Any) -> bytes:
-    """Convert a graph to the form that the compiler reads."""
+    """Convert a graph to MLIR bytecode in the torch dialect, which the compiler reads."""
     import io
 
     from iree.compiler.extras import onnx_importer

@@ -1,4 +1,4 @@
-"""The ONNX reference evaluator: the specification, written out in numpy."""
+"""The reference evaluator of the package `onnx`, which computes in numpy."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class OnnxReference(PackagedRuntime):
 
 
 class ReferenceEngine(AllocatingEngine):
-    """A graph in the reference evaluator."""
+    """A graph that the reference evaluator has loaded."""
 
     def __init__(self, graph: Path) -> None:
         from onnx.reference import ReferenceEvaluator
@@ -57,7 +57,7 @@ class ReferenceEngine(AllocatingEngine):
         self._evaluator = ReferenceEvaluator(load_model(graph))
 
     def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        # Masked rows divide 0 by 0 inside; the result is what is judged.
+        # Fully masked rows divide 0 by 0, which would print warnings.
         import numpy as np
 
         with np.errstate(all="ignore"):

@@ -73,15 +73,15 @@ class OpenCv(PackagedRuntime):
 
 
 class OpenCvEngine(AllocatingEngine):
-    """A net."""
+    """A graph that OpenCV has read as a net."""
 
     def __init__(self, graph: Path, threads: int) -> None:
         import cv2
 
         cv2.setNumThreads(threads)
-        # The classic engine takes no dynamic axes; the default falls back to it silently.
+        # The default falls back to the classic engine, which has no dynamic axes, without an error.
         self._net = cv2.dnn.readNetFromONNX(str(graph), cv2.dnn.ENGINE_NEW)
-        if self._net.empty():  # what it cannot read it says in its log only
+        if self._net.empty():  # OpenCV raises no error for graphs that it cannot read
             raise RuntimeError("OpenCV's newer engine does not read the graph")
         self._outputs = list(self._net.getUnconnectedOutLayersNames())
 
@@ -93,5 +93,5 @@ class OpenCvEngine(AllocatingEngine):
         return dict(zip(self._outputs, arrays, strict=True))
 
     def facts(self) -> Facts:
-        """Return the facts: it runs on the CPU, with the newer engine."""
+        """Return the facts: it runs on the CPU, in OpenCV's newer engine."""
         return {"device": "CPU", "precision": "f32", "engine": "new"}

@@ -1,4 +1,4 @@
-"""tract, in Rust, through its Python package."""
+"""tract, an engine in Rust, through its Python package."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Tract(PackagedRuntime):
 
     def prepare(self) -> None:
         """Import the SDK."""
-        # Where RUST_BACKTRACE is set, errors come with their stack, which takes longer than a run.
+        # If RUST_BACKTRACE is set, errors contain a stack trace, which takes longer than a run.
         os.environ["RUST_LIB_BACKTRACE"] = "0"
         super().prepare()
 
@@ -72,15 +72,15 @@ class Tract(PackagedRuntime):
 
 
 class TractEngine(AllocatingEngine):
-    """A graph, ready to run."""
+    """A typed and optimised graph."""
 
     def __init__(self, graph: Path) -> None:
         import onnx
         import tract
 
-        # tract calls an output as the node that gives it.
-        ends = onnx.load(graph, load_external_data=False).graph
-        self._outputs = [value.name for value in ends.output]
+        # tract names an output after its node.
+        proto = onnx.load(graph, load_external_data=False).graph
+        self._outputs = [value.name for value in proto.output]
         model = tract.onnx().load(str(graph))
         self._inputs = [model.input_name(i) for i in range(model.input_count())]
         self._runnable = model.into_model().into_runnable()
