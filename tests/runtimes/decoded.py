@@ -76,7 +76,7 @@ def _built(name: str, folder: Path) -> Report:
         if not whole:
             patch.setattr(Cover, "chosen", lambda *_: [])
             patch.setattr(plan, "decode_case", lambda *_: (None, ""))
-            patch.setattr(jobs_build, "_settled", lambda *_: None)
+            patch.setattr(jobs_build, "_judge_in_float32", lambda *_: None)
         few = DIALECTS.get(name, ["standard", "ort"])
         report = build(
             SPECS[name], folder, dialects=["all"] if whole else few,
