@@ -33,10 +33,10 @@ def check_dialects(names: Iterable[str], *also: str) -> tuple[str, ...]:
     Raises:
         UsageError: If a dialect is unknown.
     """
-    names, known = tuple(dict.fromkeys(names)), (*DIALECTS, *also)
+    names, allowed = tuple(dict.fromkeys(names)), (*DIALECTS, *also)
     for name in names:
-        if name not in known:
-            raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(known)}")
+        if name not in allowed:
+            raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(allowed)}")
     return names
 
 

@@ -275,7 +275,7 @@ class _Work:
         from attn_export.parity.golden import fixed_note
         from attn_export.parity.notes import notes_of
 
-        shapes = {name: wanted.shape for name, wanted in subject.input_values().items()}
+        shapes = {name: described.shape for name, described in subject.input_values().items()}
         return (*fixed_note(shapes), *notes_of(oracle, base))
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:

@@ -104,18 +104,19 @@ class ComparedGraph:
 
 
 def _check_names(
-    path: Path, names: Mapping[str, str], reference: Reference, theirs: set[str]
+    path: Path, names: Mapping[str, str], reference: Reference, graph_names: set[str]
 ) -> None:
-    ours = {*reference.inputs, *reference.outputs}
-    for name, other in names.items():
-        if name not in ours or other not in theirs:
-            where, unknown, known = (
-                (reference.whose, name, ours) if name not in ours else (path, other, theirs)
-            )
-            raise UsageError(
-                f"names: {where} has no input or output {printable(unknown, 60)}; choose from "
-                f"{printable(', '.join(sorted(known)), 150)}"
-            )
+    reference_names = {*reference.inputs, *reference.outputs}
+    for name, graph_name in names.items():
+        for where, unknown, known in (
+            (reference.whose, name, reference_names),
+            (path, graph_name, graph_names),
+        ):
+            if unknown not in known:
+                raise UsageError(
+                    f"names: {where} has no input or output {printable(unknown, 60)}; choose from "
+                    f"{printable(', '.join(sorted(known)), 150)}"
+                )
 
 
 # -- the bundle of a comparison ----------------------------------------------------------------
@@ -178,10 +179,10 @@ def copy_graph(path: Path, model: onnx.ModelProto, target: Path) -> None:
     if not any(t.data_location == onnx.TensorProto.EXTERNAL for t in tensors_of(model)):
         shutil.copyfile(path, target)
         return
-    whole = load_model(path)
-    large = sum(len(t.raw_data) for t in tensors_of(whole)) >= EMBEDDED_BELOW
+    loaded = load_model(path)
+    large = sum(len(t.raw_data) for t in tensors_of(loaded)) >= EMBEDDED_BELOW
     onnx.save_model(
-        whole,
+        loaded,
         target,
         save_as_external_data=large,
         location=f"{target.name}.data" if large else None,

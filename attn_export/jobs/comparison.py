@@ -108,15 +108,15 @@ class Comparison:
         ref, fixed = self.reference, self.compared.file.fixed
         if not fixed:
             return plan_cases(ref.inputs, dict(ref.outputs), ref.spec, ref.sums, ref.takes)
-        known = solved(fixed, ref.sums)
-        outputs = {name: fixed_shape(shape, known) for name, shape in ref.outputs.items()}
-        inputs = fixed_inputs(ref.inputs, known)
+        fixed_sizes = solved(fixed, ref.sums)
+        outputs = {name: fixed_shape(shape, fixed_sizes) for name, shape in ref.outputs.items()}
+        inputs = fixed_inputs(ref.inputs, fixed_sizes)
         if isinstance(ref.inputs, FunctionInputs):
             draw = ref.inputs.function
-            inputs = FunctionInputs(inputs, lambda sizes, rng: draw({**known, **sizes}, rng))
+            inputs = FunctionInputs(inputs, lambda sizes, rng: draw({**fixed_sizes, **sizes}, rng))
         return plan_cases(
-            inputs, outputs, None, fixed_relations(ref.sums, known),
-            lambda sizes: ref.takes({**known, **sizes}),
+            inputs, outputs, None, fixed_relations(ref.sums, fixed_sizes),
+            lambda sizes: ref.takes({**fixed_sizes, **sizes}),
         )  # fmt: skip
 
     def _name_notes(self) -> Iterator[str]:
@@ -139,7 +139,8 @@ class Comparison:
         """Return the axes of every input and output of the graph, by name."""
         from attn_export.parity.draw import fixed_shape, solved
 
-        names, known = self.compared.names, solved(self.compared.file.fixed, self.reference.sums)
+        names = self.compared.names
+        fixed_sizes = solved(self.compared.file.fixed, self.reference.sums)
         assert names is not None
         shapes = {
             names.inputs[n]: described.shape for n, described in self.reference.inputs.items()
@@ -149,7 +150,7 @@ class Comparison:
         return {
             name: tuple(
                 f"{name}.{number}" if axis == "" else axis
-                for number, axis in enumerate(fixed_shape(shape, known))
+                for number, axis in enumerate(fixed_shape(shape, fixed_sizes))
             )
             for name, shape in shapes.items()
         }

@@ -231,7 +231,7 @@ class _ExplainJob:
                 fault, graph_meaning, self.bundled, trial, lines, self.witness
             )
         self.progress.phase("running it in other ways")
-        done = list(self._experiments(runner, trial, right, within=fault != "graph"))
+        results = list(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)
         stuck = {} if graph_meaning is None else graph_meaning.stuck
         seen = Observations(
@@ -241,9 +241,9 @@ class _ExplainJob:
         explained = dataclasses.replace(
             base,
             fault=fault,
-            causes=tuple(causes(seen, done, lines)),
+            causes=tuple(causes(seen, results, lines)),
             first=first,
-            experiments=tuple(result.experiment for result in done),
+            experiments=tuple(result.experiment for result in results),
             pattern=pattern.lines,
             notes=(reason,) if reason else (),
         )
@@ -251,10 +251,10 @@ class _ExplainJob:
 
     def _lines(self, graph: str) -> Mapping[str, str]:
         """Return the line of the module that each node came from; this graph's entries win."""
-        known: dict[str, str] = {}
+        lines: dict[str, str] = {}
         for name, entry in self.manifest["graphs"].items():
-            known = {**known, **entry["nodes"]} if name == graph else {**entry["nodes"], **known}
-        return known
+            lines = {**lines, **entry["nodes"]} if name == graph else {**entry["nodes"], **lines}
+        return lines
 
     def _run_in_other_runtime(self, runner: GraphRunner, trial: GraphRun) -> GraphRun | None:
         """Run a graph that cannot be evaluated in float64 in another runtime, if there is one."""

@@ -112,7 +112,7 @@ def manifest_entry(
     """
     from attn_export.graph.check_structure import expected_of
 
-    file, whole = graph.file, expected_of(graph.file, expected)
+    file, expected_here = graph.file, expected_of(graph.file, expected)
     needs: dict[str, object] = {
         "opset": graph.model.opset_imports[""],
         "ir_version": graph.model.ir_version,
@@ -128,8 +128,8 @@ def manifest_entry(
         "bound": dict(file.bound),
         "dtypes": dict(file.dtypes),
         "features": list(file.features),
-        "attentions": whole.attentions,
-        "ours": whole.ours,
+        "attentions": expected_here.attentions,
+        "ours": expected_here.ours,
         "nodes": {name: origin for name, origin in lines.items() if origin},
     }
 

@@ -130,8 +130,8 @@ def usable_cases(
         reader of a report.
     """
     delicate = narrow or oracle.has_short_rows
-    known: dict[str, Golden] = {}
-    kept: list[Case] = []
+    computed: dict[str, Golden] = {}
+    selected: list[Case] = []
     amplifying, undefined, scaled, tied, unsettled = [], [], [], [], []
     for planned in cases:
         case = oracle.settled(planned)
@@ -143,7 +143,7 @@ def usable_cases(
         elif not ours:
             golden = oracle.golden(case)
         else:
-            kept.append(case)
+            selected.append(case)
             continue
         if golden.tied and not golden.unusable and not _is_fixed(case):
             golden = oracle.usable(case)
@@ -156,15 +156,15 @@ def usable_cases(
         if not ours and _is_undefined(case, golden):
             undefined.append(case.name)
             continue
-        known[case.name] = golden
-        kept.append(golden.case)
+        computed[case.name] = golden
+        selected.append(golden.case)
         if golden.case.about != case.about:
             scaled.append(case.name)
     loud = "since the module overflows or amplifies rounding there"
     notes = [
-        f"{done}: {counted(len(names), 'case')}, {', '.join(names[:3])}"
+        f"{action}: {counted(len(names), 'case')}, {', '.join(names[:3])}"
         + (" …" if len(names) > 3 else "")
-        for done, names in (
+        for action, names in (
             (f"left out, {loud}", amplifying),
             ("left out, since equal or nearly equal values decide an output there", tied),
             ("left out, since the integers that values round to depend on the runtime", unsettled),
@@ -173,7 +173,7 @@ def usable_cases(
         )
         if names
     ]
-    return known, kept, notes
+    return computed, selected, notes
 
 
 def _is_fixed(case: Case) -> bool:

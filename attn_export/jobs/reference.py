@@ -130,7 +130,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     if not path.is_file():
         raise GraphError(f"cannot read {path}: no such file")
     model = load_model(path)
-    inputs, known, notes = described_inputs(model, ranges)
+    inputs, known_sums, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)
     declared = declared_outputs(model)
     evaluation, weights = Evaluation(model, str(path)), weights_of(model)
@@ -148,13 +148,13 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
             last = last or str(error)
             return False
 
-    axes = axis_names(inputs, known)
-    sums = find_sums(axes, known, runs)
+    axes = axis_names(inputs, known_sums)
+    sums = find_sums(axes, known_sums, runs)
     if sums is None:
         raise GraphError(f"{path} cannot be evaluated in float64 at any sizes: {last}")
-    if sums != known:
+    if sums != known_sums:
         relations = ", ".join(
-            f"{axis} = {terms}" for axis, terms in sums.items() if axis not in known
+            f"{axis} = {terms}" for axis, terms in sums.items() if axis not in known_sums
         )
         notes = (*notes, f"of the axes, {relations}: {path.name} runs at no other sizes")
 
@@ -191,8 +191,10 @@ def _check_ranges(
 ) -> None:
     for name in ranges:
         if name not in inputs or not inputs[name].dtype.startswith(("int", "uint")):
-            known = [n for n, one in inputs.items() if one.dtype.startswith(("int", "uint"))]
+            integer_inputs = [
+                n for n, described in inputs.items() if described.dtype.startswith(("int", "uint"))
+            ]
             raise UsageError(
                 f"--range {printable(name, 60)}: {path} has no such integer input; choose from "
-                f"{printable(', '.join(known) or 'none', 150)}"
+                f"{printable(', '.join(integer_inputs) or 'none', 150)}"
             )

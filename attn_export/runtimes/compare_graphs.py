@@ -94,6 +94,7 @@ def _agree(one: np.ndarray, other: np.ndarray) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     one, other = one.astype(np.float64), other.astype(np.float64)
-    known = ~np.isnan(one)  # fully masked rows may be NaN in the first graph; they are not compared
-    error = np.abs(one - other)[known].max(initial=0.0)
-    return bool(error <= MOST_ERROR * max(np.abs(one[known]).max(initial=0.0), 1e-30))
+    # Fully masked rows may be NaN in the first graph. They are not compared.
+    is_number = ~np.isnan(one)
+    error = np.abs(one - other)[is_number].max(initial=0.0)
+    return bool(error <= MOST_ERROR * max(np.abs(one[is_number]).max(initial=0.0), 1e-30))

@@ -65,25 +65,25 @@ def download_headers(folder: Path, say: Say) -> None:
         take_place(new, folder)
 
 
-def unpack(package: bytes, folder: Path, wanted: Callable[[str], bool]) -> None:
+def unpack(package: bytes, folder: Path, is_wanted: Callable[[str], bool]) -> None:
     """Unpack selected files and relative links of a package.
 
     Args:
         package: The content of the package.
         folder: The folder to write into.
-        wanted: A function that returns whether to unpack a path, such as
+        is_wanted: A function that returns whether to unpack a path, such as
             ``usr/bin/qemu-aarch64``.
     """
     with _open_data(package) as archive:
         for member in archive:
             member.name = member.name.removeprefix("./")
             allowed = member.isfile() or (member.issym() and not member.linkname.startswith("/"))
-            if allowed and wanted(member.name):
+            if allowed and is_wanted(member.name):
                 archive.extract(member, folder, filter="data")
 
 
 def unpack_pinned(
-    source: Mapping[str, Any], folder: Path, wanted: Callable[[str], bool], say: Say
+    source: Mapping[str, Any], folder: Path, is_wanted: Callable[[str], bool], say: Say
 ) -> None:
     """Download packages with known digests, and unpack selected files.
 
@@ -91,14 +91,14 @@ def unpack_pinned(
         source: A table with `release`, the name of the Debian release, and `packages`, the SHA-256
             of each package by its path in an archive.
         folder: The folder to write into.
-        wanted: A function that returns whether to unpack a path.
+        is_wanted: A function that returns whether to unpack a path.
         say: The receiver of progress messages.
 
     Raises:
         InstallError: If a package cannot be downloaded.
     """
     for path, sha256 in source["packages"].items():
-        unpack(fetch_pinned(path, sha256, source["release"], say), folder, wanted)
+        unpack(fetch_pinned(path, sha256, source["release"], say), folder, is_wanted)
 
 
 def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:

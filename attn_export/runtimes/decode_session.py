@@ -273,9 +273,9 @@ def _select_graphs(
     there = {file.dialect for file in files}
     if dialect is not None and dialect not in there:
         raise UsageError(f"{folder} has no {dialect} graphs; it has {', '.join(sorted(there))}")
-    wanted = dialect or next((name for name in preferred if name in there), "")
+    selected_dialect = dialect or next((name for name in preferred if name in there), "")
     chosen = sorted(
-        (file for file in files if file.dialect == wanted),
+        (file for file in files if file.dialect == selected_dialect),
         key=lambda file: (len(file.fixed), LENGTH in file.fixed),
     )
     if not chosen or chosen[0].fixed:

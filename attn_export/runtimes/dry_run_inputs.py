@@ -46,13 +46,13 @@ class Sizes:
     def of_axis(self, axis: str) -> int:
         """Return the size of an axis by its name; 1 if the name is unknown."""
         total = self.past_len + self.query_len
-        known = {
+        sizes = {
             "batch": self.batch, "query_len": self.query_len, "past_len": self.past_len,
             "total_len": total, "key_len": total, "capacity": -(-total // 64) * 64,
             "batch_size": self.batch, "sequence_length": self.query_len,
             "past_sequence_length": self.past_len, "total_sequence_length": total,
         }  # fmt: skip
-        return known.get(axis, 1)
+        return sizes.get(axis, 1)
 
 
 def steps_of(

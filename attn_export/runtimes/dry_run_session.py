@@ -208,10 +208,10 @@ def _finding(stopped: str, waits: Sequence[str]) -> str:
 def _libraries(steps: Sequence[Step]) -> tuple[str, ...]:
     """Return the NVIDIA libraries whose functions were called, or that a step lacked."""
     called = [event.name for step in steps for event in step.events if event.kind == "library"]
-    found = {"cuBLASLt" if name.startswith("cublasLt") else "cuBLAS" for name in called}
+    libraries = {"cuBLASLt" if name.startswith("cublasLt") else "cuBLAS" for name in called}
     if any("cuDNN is unavailable" in step.stopped for step in steps):
-        found.add("cuDNN")
-    return tuple(sorted(found))
+        libraries.add("cuDNN")
+    return tuple(sorted(libraries))
 
 
 def _code_note(library: ctypes.CDLL, card: Architecture) -> Any:

@@ -171,8 +171,8 @@ class EmulatedCpu(OrtCpu):
 
 @functools.cache
 def _missing_features(emulator: str, model: str) -> tuple[str, ...]:
-    done = subprocess.run(
+    completed = subprocess.run(
         [emulator, "-cpu", model, "/bin/true"],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    return tuple(dict.fromkeys(MATTERS.findall(done.stderr)))
+    return tuple(dict.fromkeys(MATTERS.findall(completed.stderr)))

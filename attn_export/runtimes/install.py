@@ -175,8 +175,8 @@ def pip(*arguments: str) -> None:
     Raises:
         InstallError: If pip fails.
     """
-    done = subprocess.run([*_pip_command(), *arguments], stdout=sys.stderr, check=False)
-    if done.returncode:
+    completed = subprocess.run([*_pip_command(), *arguments], stdout=sys.stderr, check=False)
+    if completed.returncode:
         raise InstallError(f"pip {' '.join(arguments)} failed; what it said is above")
 
 
@@ -187,13 +187,13 @@ def _pip_command() -> list[str]:
 
 def _output(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise InstallError(f"{command[0]} is not there: {error.strerror}") from error
-    if done.returncode:
-        message = next(iter(done.stderr.strip().splitlines()), "no message")
+    if completed.returncode:
+        message = next(iter(completed.stderr.strip().splitlines()), "no message")
         raise InstallError(f"{' '.join(command[-4:])} failed: {message[:200]}")
-    return done.stdout
+    return completed.stdout
 
 
 if __name__ == "__main__":

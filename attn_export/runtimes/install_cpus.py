@@ -77,8 +77,8 @@ def _install_wheels(wheels: Mapping[str, str], folder: Path) -> None:
         ]  # fmt: skip
         for name in PLATFORMS:
             command += ["--platform", f"{name}_{ARM}"]
-        done = subprocess.run(command, stdout=sys.stderr, check=False)
-        if done.returncode:
+        completed = subprocess.run(command, stdout=sys.stderr, check=False)
+        if completed.returncode:
             raise InstallError(f"pip could not download {' '.join(wheels)}; see its output above")
         for wheel in sorted(work.glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
@@ -89,9 +89,9 @@ def _check(folder: Path) -> None:
     """Raise InstallError unless Python starts on an emulated ARM CPU."""
     root = folder / ARM
     command = [str(folder / EMULATORS[0]), "-L", str(root), str(root / PYTHON), "-S", "-c", ""]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    if done.returncode:
-        lines = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if completed.returncode:
+        lines = completed.stderr.strip().splitlines()[-1:] or [f"exit code {completed.returncode}"]
         raise InstallError(f"Python for ARM does not start under qemu: {lines[0]}")
 
 

@@ -225,11 +225,11 @@ def _output(*command: str | Path) -> str:
 
 
 def _run(program: str, *command: str | Path) -> str:
-    done = subprocess.run(
+    completed = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, check=False, pass_fds=held_locks()
     )
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if completed.returncode:
+        lines = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
         errors = [line for line in lines if "rror" in line] or lines or ["it said nothing"]
         raise InstallError(f"{program} failed: {errors[0]}")
-    return done.stdout
+    return completed.stdout

@@ -48,11 +48,11 @@ def digest(sources: Iterable[Path]) -> str:
     """Return the SHA-256 of the names and contents of files."""
     import hashlib  # not above: it would delay the start of every runtime's process
 
-    whole = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path in sorted(sources):
-        whole.update(f"{path.name}\0".encode())
-        whole.update(path.read_bytes())
-    return whole.hexdigest()
+        sha256.update(f"{path.name}\0".encode())
+        sha256.update(path.read_bytes())
+    return sha256.hexdigest()
 
 
 def missing(name: str, program: Path, sources: Iterable[Path]) -> str:

@@ -201,20 +201,20 @@ def _install_versions(
 def _npm(command: str, folder: Path, name: str, say: Callable[[str], None]) -> None:
     say(f"npm {command} for {name}")
     # Without scripts: that of onnxruntime-node only downloads libraries for CUDA.
-    done = subprocess.run(
+    completed = subprocess.run(
         ["npm", command, "--ignore-scripts", "--no-audit", "--no-fund"],
         cwd=folder, capture_output=True, text=True, check=False,
         pass_fds=held_locks(),
     )  # fmt: skip
-    if done.returncode:
-        raise InstallError(f"npm {command} failed for {name}: {_first_error(done.stderr)}")
+    if completed.returncode:
+        raise InstallError(f"npm {command} failed for {name}: {_first_error(completed.stderr)}")
 
 
 def _check_node() -> None:
     if shutil.which("node") is None or shutil.which("npm") is None:
         raise InstallError(NODE_MISSING)
-    done = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
-    version = done.stdout.strip()
+    completed = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
+    version = completed.stdout.strip()
     major = version.removeprefix("v").partition(".")[0]
     if not major.isdecimal() or int(major) < OLDEST_NODE:
         raise InstallError(
@@ -231,9 +231,11 @@ def _install_chromium(say: Callable[[str], None], *, system_packages: bool) -> N
     say("apt-get install chromium")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (("apt-get", "update"), APT):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            error = _first_error(done.stderr)
+        completed = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+        if completed.returncode:
+            error = _first_error(completed.stderr)
             raise InstallError(f"{' '.join(command)} failed: {error}; {by_hand}")
 
 

@@ -167,13 +167,13 @@ def _build(name: str, folder: Path) -> None:
 
 
 def _run(*command: str | Path) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [*map(str, command)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         pass_fds=held_locks(),
     )  # fmt: skip
-    if done.returncode:
-        lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if completed.returncode:
+        lines = [line.strip() for line in completed.stdout.splitlines() if line.strip()]
         first = next((at for at, line in enumerate(lines) if _ERROR.search(line)), 0)
         raise InstallError(f"{command[0]} failed: {' '.join(lines[first : first + 2])}")
 

@@ -27,7 +27,7 @@ OPTIMIZATION = "graph_optimization_level"
 PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3
 DISTRIBUTIONS = frozenset(
-    f"onnxruntime{kind}" for kind in ("", "_gpu", "_directml", "_openvino", "_qnn", "_migraphx")
+    f"onnxruntime{suffix}" for suffix in ("", "_gpu", "_directml", "_openvino", "_qnn", "_migraphx")
 )
 """The distributions that install the module `onnxruntime`, as in the names of `.dist-info`
 folders."""

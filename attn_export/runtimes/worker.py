@@ -121,13 +121,13 @@ def _decode(run: Run, inputs: ArrayDict, axes: Axes, *, single: bool) -> ArrayDi
 
 def _counts(total: int, *, single: bool) -> Iterator[int]:
     """Yield the number of tokens of each step."""
-    done = 0
-    while done < total:
-        chunk = CHUNK if done % EVERY == PROMPT - CHUNK else 1
-        most = 1 if single else chunk if done else PROMPT
-        count = min(most, total - done)
+    fed = 0
+    while fed < total:
+        chunk = CHUNK if fed % EVERY == PROMPT - CHUNK else 1
+        most = 1 if single else chunk if fed else PROMPT
+        count = min(most, total - fed)
         yield count
-        done += count
+        fed += count
 
 
 def _step_inputs(
@@ -153,10 +153,10 @@ def _check_shapes(
     """Raise ValueError for an output of a wrong shape, which cutting and joining could hide."""
     for name, array in outputs.items():
         named = axes.get(name, array.shape)
-        wanted = [
+        expected = [
             sizes.get(str(axis), size) for axis, size in zip(named, array.shape, strict=False)
         ]
-        if len(named) != array.ndim or list(array.shape) != wanted:
+        if len(named) != array.ndim or list(array.shape) != expected:
             raise ValueError(
                 f"{name} is {list(array.shape)} where its axes are {list(named)}, after "
                 f"{cache_length} tokens, with {sizes[NEW]} new ones and room for "
@@ -180,8 +180,8 @@ def _fit(array: np.ndarray, axis: int, size: int) -> np.ndarray:
     shape = list(array.shape)
     shape[axis] = size
     fitted = np.zeros(shape, array.dtype)
-    kept = tuple(slice(min(sizes)) for sizes in zip(array.shape, shape, strict=True))
-    fitted[kept] = array[kept]
+    common = tuple(slice(min(sizes)) for sizes in zip(array.shape, shape, strict=True))
+    fitted[common] = array[common]
     return fitted
 
 
