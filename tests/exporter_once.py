@@ -1,4 +1,4 @@
-"""Cache of data that torch's exporter reads for each export, per process of the tests.
+"""Cache of data that torch's exporter would read for each export, in each test process.
 
 The data are the sources of 500 operators of onnxscript, and PyTorch's list of composite operators,
 which an export asks for 56 times. Each takes an eighth of an export, and the tests make hundreds.

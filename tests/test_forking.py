@@ -1,4 +1,4 @@
-"""Forked processes are what new ones are."""
+"""Forked processes behave as newly started ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Told to end, a process of ours does, wherever it is, and undoes what was under way."""
+"""A signal ends a process at any point, and unfinished work is undone."""
 
 from __future__ import annotations
 

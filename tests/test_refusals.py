@@ -1,4 +1,4 @@
-"""Modules that cannot be exported as they are: the construct, its line, and what to write."""
+"""Modules that cannot be exported: errors name the construct, its line and the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One bundle, several dialects: the same weights, the same golden vectors, each graph by itself."""
+"""Bundles with several dialects: the graphs share weights and golden vectors."""
 
 from __future__ import annotations
 

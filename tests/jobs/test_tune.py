@@ -1,4 +1,4 @@
-"""`attn-export tune`: forms are measured, the fastest is kept, and nothing passes unjudged."""
+"""`attn-export tune`: it measures forms, keeps the fastest ones, and verifies the bundle."""
 
 from __future__ import annotations
 

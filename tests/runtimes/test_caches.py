@@ -1,4 +1,4 @@
-"""The buffers of a session: written in place, grown, reordered, and its own."""
+"""The buffers of a `DecodeSession`: they are written in place, grown and reordered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files out of Debian's packages, from an archive, and the tools that `c` and `cpp` need."""
+"""Download and extraction of Debian packages, and the tools that `c` and `cpp` require."""
 
 from __future__ import annotations
 

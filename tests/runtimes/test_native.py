@@ -1,4 +1,4 @@
-"""The runtimes `c` and `cpp`: programs of ours, which can be killed, talk nonsense, or be gone."""
+"""The runtimes `c` and `cpp`, and programs that are killed, send invalid lines or are missing."""
 
 from __future__ import annotations
 
@@ -168,11 +168,11 @@ def start(worker: Worker, bundle: Path, out: Path) -> None:
 def test_a_program_that_is_killed_has_crashed(name: str, bundle: Path, tmp_path: Path):
     with Worker(runtime(name), LIMITS) as worker:
         start(worker, bundle, tmp_path)
-        served = worker.results()
-        next(served)  # it is in the midst of its cases
+        results = worker.results()
+        next(results)  # it is in the midst of its cases
         pid = program_under(worker)
         os.kill(pid, signal.SIGKILL)
-        list(served)
+        list(results)
         assert worker.outcome == "crashed"
         assert "signal 9" in worker.reason
         assert "serve" in worker.reason

@@ -1,4 +1,4 @@
-"""A runtime's process: however it ends, that is one result with one reason."""
+"""A runtime's process: each way in which it ends is one outcome with one reason."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def test_each_engine_runs_every_case_through_one_loaded_graph(bundle: Path, name
     files = [(case.name, case.folder, tmp_path / case.name) for case in cases]
     with Worker(runtime(name), LIMITS) as worker:
         worker.send_job(bundle / "model.onnx", inputs, files)
-        served = list(worker.results())
-    assert [s.case for s in served] == [case.name for case in cases]
+        results = list(worker.results())
+    assert [s.case for s in results] == [case.name for case in cases]
     assert (worker.outcome, worker.reason) == ("ran", "")
-    assert {s.outputs for s in served} == {3}
-    assert not any(s.error for s in served)
+    assert {s.outputs for s in results} == {3}
+    assert not any(s.error for s in results)
 
 
 def test_a_process_that_is_killed_has_crashed_with_its_signal(bundle: Path, tmp_path: Path):
@@ -98,10 +98,10 @@ def test_a_graph_that_the_engine_does_not_know_is_refused_in_its_words(name: str
     graph = model(tmp_path / "m.onnx", "NoSuchOperator", domain="com.nobody")
     with Worker(runtime(name), LIMITS) as worker:
         worker.send_job(graph, ["x"], [one_case(tmp_path, np.zeros(3, np.float32))])
-        served = list(worker.results())
+        results = list(worker.results())
     # The reference evaluator finds out at the first case, ONNX Runtime when it loads.
-    reason = worker.reason or served[0].error
-    assert worker.outcome == "refused" or served[0].error
+    reason = worker.reason or results[0].error
+    assert worker.outcome == "refused" or results[0].error
     assert "NoSuchOperator" in reason
     assert "\n" not in reason
 

@@ -1,4 +1,4 @@
-"""Every wrong use of a session is one line that says what to do, and leaves it as it was."""
+"""Wrong uses of a `DecodeSession`: the error states the remedy, and the session is unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other releases of runtimes: their names, their folders, and what runs in them."""
+"""Other releases of runtimes: their names, folders and runs."""
 
 from __future__ import annotations
 
