@@ -223,7 +223,7 @@ class Comparison:
         )
 
     def bundle(self, report: Report, goldens: Sequence[Golden]) -> Witness:
-        """Complete the bundle, and return what the graph's values are compared with.
+        """Complete the bundle, and return the source of correct values for `explain`.
 
         Args:
             report: The report.

@@ -78,7 +78,7 @@ def explain(
     progress = progress or Progress()
     if math.isnan(seconds):
         raise UsageError("seconds has to be a number; got nan")
-    engine = _available_runtime(runtime_name, options or {})
+    target = _available_runtime(runtime_name, options or {})
     folder, replacement = Path(bundle), Path(graph) if graph else None
     if replacement is not None:
         if not replacement.is_file():
@@ -89,8 +89,8 @@ def explain(
     manifest = read_bundle(folder).manifest
     cases = known_cases(folder, case)
     progress.phase(f"running {counted(len(cases), 'case')} in {runtime_name}")
-    runners = list(_runners(folder, manifest, replacement, engine, options or {}, limits))
-    bundled = list(_runners(folder, manifest, None, engine, options or {}, limits))
+    runners = list(_runners(folder, manifest, replacement, target, options or {}, limits))
+    bundled = list(_runners(folder, manifest, None, target, options or {}, limits))
     case_kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}
     job = _ExplainJob(
         manifest, cases, bundled, DECODE in case_kinds, seconds, progress, witness or Witness()
@@ -103,20 +103,20 @@ def explain(
 def _available_runtime(name: str, options: Options) -> Runtime:
     if name == ALL:
         raise UsageError("explain looks at one runtime at a time; name it")
-    engine = runtime(name)
-    if options and not isinstance(engine, Tunable):
+    target = runtime(name)
+    if options and not isinstance(target, Tunable):
         raise UsageError(f"{name} takes no options")
-    reason = engine.unavailable()
+    reason = target.unavailable()
     if reason:
         raise RuntimeFailure(f"{name} cannot run here: {reason}")
-    return engine
+    return target
 
 
 def _runners(
     folder: Path,
     manifest: Mapping[str, Any],
     graph: Path | None,
-    engine: Runtime,
+    target: Runtime,
     options: Options,
     limits: Limits | None,
 ) -> Iterator[GraphRunner]:
@@ -124,7 +124,7 @@ def _runners(
 
     parent = (graph.parent if graph else folder).absolute()
     for file in forms_of_bundle(manifest, graph):
-        yield GraphRunner(parent / file.name, file, engine, options, limits or Limits.default())
+        yield GraphRunner(parent / file.name, file, target, options, limits or Limits.default())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ class _ExplainJob:
     def explain_first_failure(
         self, runners: Sequence[GraphRunner], output: Path | None
     ) -> Explanation:
-        """Explain the first graph that fails; if none fails, return that."""
+        """Explain the first graph that fails, or state that none fails."""
         reasons, names, ran = [], [], 0
         for runner in runners:
             reason = known_limit(runner.runtime, runner.form, [other.form for other in runners])
@@ -176,12 +176,12 @@ class _ExplainJob:
                 return self._explain_run(runner, trial, output)
             ran += len(trial.passed)
             names.append(runner.form.name)
-        engine = runners[0].runtime
+        target = runners[0].runtime
         if not ran:
-            raise RuntimeFailure(f"{engine.name} runs no graph here: {'; '.join(reasons)}")
+            raise RuntimeFailure(f"{target.name} runs no graph here: {'; '.join(reasons)}")
         notes = (RULE, *((DECODES,) if self.has_decodes else ()), *reasons)
         tried = ", ".join(names)
-        return Explanation(engine.name, tried, runners[0].options, "none", cases=ran, notes=notes)
+        return Explanation(target.name, tried, runners[0].options, "none", cases=ran, notes=notes)
 
     def _explain_run(
         self, runner: GraphRunner, trial: GraphRun, output: Path | None

@@ -33,8 +33,8 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
         RuntimeFailure: If the runtime cannot run here.
     """
     progress = progress or Progress()
-    engine = _runtime_named(name)
-    reason = engine.unavailable()
+    target = _runtime_named(name)
+    reason = target.unavailable()
     if reason:
         raise RuntimeFailure(f"{name} cannot run here: {reason}")
     # These import numpy, which is not needed for the error that a runtime is missing.
@@ -43,8 +43,8 @@ def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
 
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
     with scratch() as folder:
-        rows = Comparison(engine, probes(), folder, limits, progress).rows()
-    return Fingerprint(name, engine.version() or "", rows, environment())
+        rows = Comparison(target, probes(), folder, limits, progress).rows()
+    return Fingerprint(name, target.version() or "", rows, environment())
 
 
 def _runtime_named(name: str) -> Runtime:

@@ -63,8 +63,8 @@ def runtime(name: str) -> Runtime:
     if name not in CLASSES | SINGLE_NODES:
         raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(CLASSES)}, all")
     module, class_name = (CLASSES | SINGLE_NODES)[name]
-    engine: Runtime = getattr(import_module(f"attn_export.runtimes.{module}"), class_name)()
-    return engine
+    instance: Runtime = getattr(import_module(f"attn_export.runtimes.{module}"), class_name)()
+    return instance
 
 
 def __getattr__(name: str) -> Any:

@@ -88,7 +88,7 @@ def emulated_runtimes(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class EmulatedCpu(OrtCpu):
-    """`ort-cpu@NAME`.
+    """The runtime `ort-cpu@NAME`: ONNX Runtime on an emulated CPU.
 
     The emulator starts the same worker process as for `ort-cpu`: on x86 with this Python and its
     packages, on ARM with Debian's Python and ONNX Runtime's wheel for ARM.

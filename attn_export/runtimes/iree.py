@@ -30,7 +30,7 @@ UNSUPPORTED = (
 
 
 class Iree(PackagedRuntime):
-    """`iree`."""
+    """The runtime `iree`."""
 
     name = "iree"
     packages = (COMPILER,)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """`node`.
+    """The runtime `node`.
 
     Args:
         folder: The name of the folder of its program and packages, within that of the runtimes.
@@ -79,7 +79,7 @@ NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CH
 
 
 class Wasm:
-    """`wasm`.
+    """The runtime `wasm`.
 
     Args:
         folder: The name of the folder of its program and packages, within that of the runtimes.
@@ -142,7 +142,7 @@ class Wasm:
 
 
 class WebGpu(Wasm):
-    """`webgpu`."""
+    """The runtime `webgpu`."""
 
     name = "webgpu"
     unsupported: Sequence[Unsupported] = (

@@ -37,7 +37,7 @@ size, with wrong results where heads share keys."""
 
 
 class Mnn(PackagedRuntime):
-    """`mnn`."""
+    """The runtime `mnn`."""
 
     name = "mnn"
     packages = ("MNN",)

@@ -182,7 +182,7 @@ def _run(*command: str | Path) -> None:
 
 
 class C:
-    """`c`."""
+    """The runtime `c`."""
 
     name = "c"
     device = "cpu"
@@ -215,6 +215,6 @@ class C:
 
 
 class Cpp(C):
-    """`cpp`."""
+    """The runtime `cpp`."""
 
     name = "cpp"

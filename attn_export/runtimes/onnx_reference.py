@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OnnxReference(PackagedRuntime):
-    """`onnx-reference`."""
+    """The runtime `onnx-reference`."""
 
     name = "onnx-reference"
     packages = ("onnx",)

@@ -47,7 +47,7 @@ UNSUPPORTED = (
 
 
 class OpenCv(PackagedRuntime):
-    """`opencv`."""
+    """The runtime `opencv`."""
 
     name = "opencv"
     packages = (

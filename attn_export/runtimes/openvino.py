@@ -46,7 +46,7 @@ UNSUPPORTED = (
 
 
 class OpenVino(PackagedRuntime):
-    """`openvino`."""
+    """The runtime `openvino`."""
 
     name = "openvino"
     packages = ("openvino",)

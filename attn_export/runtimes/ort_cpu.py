@@ -45,7 +45,7 @@ NO_BFLOAT16 = (
 
 
 class OrtCpu:
-    """`ort-cpu`."""
+    """The runtime `ort-cpu`."""
 
     name = "ort-cpu"
     device = "cpu"

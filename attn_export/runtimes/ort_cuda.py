@@ -56,7 +56,7 @@ Dry runs have no cuDNN: with cuDNN, some of these may run.
 
 
 class OrtCuda(OrtCpu):
-    """`ort-cuda`."""
+    """The runtime `ort-cuda`."""
 
     name = "ort-cuda"
     device = "cuda"

@@ -84,7 +84,9 @@ class Pool:
         self.workers: dict[tuple[str, str], Worker] = {}
         self._selection, self._limits = selection, limits
         # Called once for each runtime: some read files.
-        self._unavailable = {engine.name: engine.unavailable() for engine in selection.runtimes}
+        self._unavailable = {
+            selected.name: selected.unavailable() for selected in selection.runtimes
+        }
         self._reasons: dict[tuple[str, str], str] = {}
         self._graph_files: dict[str, GraphFile] = {}
         self._cases: dict[str, list[StoredCase]] = {}
@@ -106,8 +108,8 @@ class Pool:
         files = list(graphs)
         self._graph_files |= {file.name: file for file in files}
         for file in files:
-            for engine in self._selection.runtimes:
-                self._add(engine, file)
+            for selected in self._selection.runtimes:
+                self._add(selected, file)
 
     def _add(self, runtime: Runtime, file: GraphFile) -> None:
         key = runtime.name, file.name

@@ -19,7 +19,7 @@ SLOTS = ("query", "key", "value", "attn_mask", "past_key", "past_value")
 
 
 class PyTorch:
-    """`pytorch`."""
+    """The runtime `pytorch`."""
 
     name = "pytorch"
     device = "cpu"

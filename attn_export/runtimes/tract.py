@@ -46,7 +46,7 @@ UNSUPPORTED = (
 
 
 class Tract(PackagedRuntime):
-    """`tract`."""
+    """The runtime `tract`."""
 
     name = "tract"
     packages = ("tract",)

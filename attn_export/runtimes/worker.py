@@ -191,24 +191,24 @@ def main() -> None:
     send = EventWriter(private_stdout())
     jobs = jobs_from_stdin()
     limit_memory(memory_mib)
-    engine_runtime = runtime(name)
+    target = runtime(name)
     try:
-        engine_runtime.prepare()
+        target.prepare()
         send("ready")
         job = jobs.get()
         if job is None:
             return
-        _run_cases(_load(engine_runtime, job, threads), job, send)
+        _run_cases(_load(target, job, threads), job, send)
     except Exception as error:
         send("failed", outcome=outcome_of(error), reason=one_line(error))
 
 
-def _load(engine_runtime: Runtime, job: dict[str, Any], threads: int) -> Engine:
+def _load(target: Runtime, job: dict[str, Any], threads: int) -> Engine:
     graph, options = Path(job["graph"]), job["options"]
     if not options:
-        return engine_runtime.load(graph, threads)
-    assert isinstance(engine_runtime, Tunable)
-    return engine_runtime.load_with(graph, threads, options)
+        return target.load(graph, threads)
+    assert isinstance(target, Tunable)
+    return target.load_with(graph, threads, options)
 
 
 def _run_cases(engine: Any, job: dict[str, Any], send: EventWriter) -> None:

@@ -170,7 +170,7 @@ def _made(name: str, folder: Path) -> Stored:
     return Stored(folder, tuple(graph.file for graph in graphs), axes, tuple(written), named)
 
 
-def what_is_wrong(engine_runtime: Runtime, subject: Stored, form: GraphFile, out: Path) -> str:
+def what_is_wrong(target: Runtime, subject: Stored, form: GraphFile, out: Path) -> str:
     """Return the reason that a runtime cannot run a graph, or its wrong results; or "".
 
     The support table of the runtime is ignored.
@@ -180,7 +180,7 @@ def what_is_wrong(engine_runtime: Runtime, subject: Stored, form: GraphFile, out
     decodes = [case.name for case in cases if case.kind == DECODE]
     inputs = list(next(iter(subject.goldens.values())).case.inputs)
     problems, count = [], 0
-    with Worker(engine_runtime, LIMITS) as worker:
+    with Worker(target, LIMITS) as worker:
         graph = subject.folder / form.name
         worker.send_job(graph, inputs, list(files.values()), form, subject.axes, decodes)
         for result in worker.results():
@@ -189,7 +189,7 @@ def what_is_wrong(engine_runtime: Runtime, subject: Stored, form: GraphFile, out
                 problems.append(f"{result.case}: {result.error}")
                 continue
             outputs = read_outputs(files[result.case][2], result.outputs)
-            verdicts = judge(engine_runtime.name, form.name, subject.goldens[result.case], outputs)
+            verdicts = judge(target.name, form.name, subject.goldens[result.case], outputs)
             problems += list(_failures(verdicts))
     if worker.outcome != "ran":
         return f"{worker.outcome}: {worker.reason}"
