@@ -1,7 +1,7 @@
 """attn-export: PyTorch attention to ONNX, proven in every runtime it ships to.
 
 The names below are the public interface. They are imported at first use, so that
-`import attn_export` and everything that only replays a bundle work without torch.
+`import attn_export` and everything that needs no torch work without it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attn_export.runtimes.decode_session import DecodeSession
     from attn_export.spec import AttentionSpec
 
-_HOMES = {
+_MODULES = {
     "Attention": "attn_export.attention",
     "AttentionSpec": "attn_export.spec",
     "Axis": "attn_export.export.trees",
@@ -57,10 +57,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(_MODULES[name]), name)
     except ModuleNotFoundError as error:
         from attn_export.system_info import missing_package
 

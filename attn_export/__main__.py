@@ -1,4 +1,4 @@
-"""`attn-export` and `python -m attn_export`."""
+"""Entry point of `attn-export` and `python -m attn_export`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from attn_export.interruption import end_on_signal
 def main() -> None:
     """Run the command line and exit with its code."""
     end_on_signal()
-    # A short process: its memory is given back at its end, and walking through millions of
-    # objects that torch and the exporter keep alive takes a third of the time.
+    # The process is short, and traversing the millions of objects of torch and the exporter takes
+    # a third of the time.
     gc.disable()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -21,12 +21,12 @@ def main() -> None:
     from attn_export.cli import run
 
     code = run(sys.argv[1:])
-    # Whoever is impatient with the end of the process changes nothing about it.
+    # Ctrl-C must not change the exit code from here on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
-    # Where Ctrl-C came within an exec() of some library (`jobs/explain_failures.py` lets it raise),
-    # CPython remembers it and would end the process by the signal, whatever the code. The next
-    # exec() makes it forget.
+    # If Ctrl-C raised KeyboardInterrupt within an exec() of a library (`jobs/explain_failures.py`
+    # permits that), CPython sets a flag and would end the process by the signal, not with the code.
+    # Another exec() clears the flag.
     exec("")
     sys.exit(code)
 

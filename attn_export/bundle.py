@@ -1,4 +1,4 @@
-"""The bundle: the folder that ships. Written beside and renamed into place, read with digests."""
+"""Reading and writing of bundles. A bundle is replaced in one step, and checked when it is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from attn_export.untrusted_files import checked, parse_json, read_text
 
 MANIFEST = "manifest.json"
 SIGNATURE = "model.sig"
-"""The detached signature, which the manifest does not list. Tools of OpenSSF expect this name."""
+"""The file of the detached signature, which the manifest does not list. The tools of OpenSSF expect
+this name."""
+
 FORMAT = "attn-export-bundle/4"
 GOLDEN = "golden"
 REPORT, PAGE = "report.json", "report.html"
@@ -26,11 +28,11 @@ SPEC = "spec.toml"
 
 
 class Staging:
-    """A folder beside the output, which takes its place only when everything is in it.
+    """A new folder next to the output, which replaces the output when it is complete.
 
     Attributes:
         folder: The folder to write to.
-        output: The place where it goes.
+        output: The folder to replace.
     """
 
     def __init__(self, folder: Path, output: Path) -> None:
@@ -38,13 +40,16 @@ class Staging:
         self.output = output
 
     def publish(self, *, failed: bool = False) -> Path:
-        """Rename into place; a failed build goes to `OUTPUT.failed` and leaves `OUTPUT` alone.
+        """Replace the output by the new folder, or `OUTPUT.failed` after a failed build.
+
+        Args:
+            failed: Whether the build has failed.
 
         Returns:
             The final folder of the bundle.
 
         Raises:
-            OutputError: If another process has put a file there meanwhile.
+            OutputError: If another process has written other files there in the meantime.
         """
         target = _replaceable(_failed(self.output) if failed else self.output)
         take_place(self.folder, target)
@@ -57,7 +62,7 @@ def _failed(output: Path) -> Path:
 
 @contextlib.contextmanager
 def staging(output: Path) -> Iterator[Staging]:
-    """Yield a new folder beside `output`, removed at the end unless it was published.
+    """Yield a new folder next to `output`, which is removed at the end unless it was published.
 
     Raises:
         OutputError: If `output` cannot be written, or is a folder that is no bundle.
@@ -77,10 +82,10 @@ def _replaceable(output: Path) -> Path:
 
 
 def _digests(folder: Path) -> Digests | None:
-    """Return the digests of a bundle's files; None where it is none."""
+    """Return the digests of a bundle's files; None if the folder is no bundle."""
     try:
         digests = {**read_manifest(folder)["files"], MANIFEST: sha256(folder / MANIFEST)}
-        # A signature is of no use without its bundle.
+        # The signature may be removed with the bundle.
         signature = folder / SIGNATURE
         return digests | ({SIGNATURE: sha256(signature)} if signature.is_file() else {})
     except BundleError:
@@ -89,9 +94,10 @@ def _digests(folder: Path) -> Digests | None:
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """A bundle that was read, and whose every byte is the one that was written.
+    """A bundle whose files all have the digests in its manifest.
 
     Attributes:
+        folder: The folder of the bundle.
         manifest: The content of `manifest.json`.
     """
 
@@ -105,7 +111,7 @@ class Bundle:
 
 
 def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
-    """Return the graphs that a manifest names, with what is stated of each."""
+    """Return the descriptions of the graphs in a manifest."""
     return [
         GraphFile(
             name,
@@ -121,14 +127,14 @@ def graph_files(manifest: Mapping[str, Any]) -> list[GraphFile]:
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write `manifest.json` with the SHA-256 of every other file. The last file to write.
+    """Write `manifest.json` with the SHA-256 of every other file. It must be written last.
 
     Args:
         folder: The folder of the bundle.
-        content: The manifest without digests.
+        content: The manifest without its format and digests.
 
     Raises:
-        UsageError: If it holds what no manifest may hold, such as a name with control characters.
+        UsageError: If the content does not fit the schema, as a name with control characters.
     """
     from attn_export.schema import Manifest
 
@@ -146,10 +152,10 @@ def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Read `manifest.json` alone, without looking at the other files.
+    """Read `manifest.json` without checking the other files.
 
     Raises:
-        BundleError: If it is missing, of another format, or was changed.
+        BundleError: If the manifest is missing, of another format, or was changed.
     """
     from attn_export.schema import Manifest
 
@@ -169,11 +175,11 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         checked(manifest, Manifest)
     except ValueError as error:
         raise BundleError(f"{path} was changed: {error}; build the bundle again") from error
-    # Every byte counts: what is read has to be written again to the same text.
+    # The file must be byte for byte what `write_manifest` writes.
     if _to_text(manifest) != text:
         raise BundleError(f"{path} was changed after it was written; build the bundle again")
-    found: dict[str, Any] = manifest
-    return found
+    content: dict[str, Any] = manifest
+    return content
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -187,10 +193,10 @@ def read_bundle(folder: Path) -> Bundle:
     _refuse_links(folder, files)
     for name, digest in files.items():
         try:
-            found = sha256(folder / name)
+            actual = sha256(folder / name)
         except OSError as error:
             raise BundleError(f"{folder / name} cannot be read: {error.strerror}") from error
-        if found != digest:
+        if actual != digest:
             raise BundleError(
                 f"{folder / name} was changed after the bundle was written; move the bundle away "
                 "and build it again"
@@ -201,11 +207,11 @@ def read_bundle(folder: Path) -> Bundle:
 def dimensions(
     inputs: Mapping[str, Any], outputs: Mapping[str, Any], spec: str = ""
 ) -> dict[str, str]:
-    """Return the dimensions of a bundle for its report: of each input and output, and the spec.
+    """Return texts with the dtype and shape of each input and output, and the spec, for a report.
 
     Args:
-        inputs: Of the manifest: dtype and shape by name.
-        outputs: Likewise.
+        inputs: The manifest's entries of the inputs: dtype and shape, by name.
+        outputs: The manifest's entries of the outputs.
         spec: The text of the spec, if there is one.
     """
     unset = ("= false", '= "none"', "= 0")
@@ -221,7 +227,7 @@ def dimensions(
 
 
 def _refuse_links(folder: Path, names: Collection[str]) -> None:
-    """Raise BundleError if a file lies outside the bundle: behind a link."""
+    """Raise BundleError if a file, or a folder that contains one, is a symbolic link."""
     paths = set(names)
     for name in names:
         while "/" in name:

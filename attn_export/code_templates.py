@@ -1,7 +1,7 @@
-"""Templates of programs and documents into which only escaped values are written.
+"""Templates of programs and documents, into which only escaped values can be written.
 
-Names, paths and numbers come from files of anyone. A value reaches a template through one function
-for each language; a value that went through none is an error.
+Names, paths and numbers may come from untrusted files. Each language has one function that escapes
+values for it. Writing a text without one of these is an error.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from pathlib import Path
 from typing import Any
 
 PLAIN_CODE = re.compile(r"[\w./+ ,\[\]()-]+", re.ASCII)
-"""Text that a code span of Markdown shows as it is, in tables too."""
+"""A regular expression of texts that need no escape in a code span of Markdown, even in tables."""
 
 
 def render(template: Path, context: Mapping[str, Any]) -> str:
-    """Return a template with its values.
+    """Render a template.
 
     Args:
         template: The file of the template.
-        context: The escaped values, by name.
+        context: The values, by name.
 
     Raises:
-        TypeError: If it writes a text without one of the filters in `ESCAPES`.
+        TypeError: If the template writes a text without one of the filters in `ESCAPES`.
         ValueError: If a value cannot be written in the language.
     """
     import jinja2
     from markupsafe import Markup
 
     def escaped(value: object) -> object:
-        # What a filter or a macro gives is Markup; a whole number is the same in every language.
+        # Filters and macros return Markup. Integers are written alike in all languages.
         if isinstance(value, Markup) or type(value) is int:
             return value
         raise TypeError(f"{template.name} writes {value!r:.60} without an escape")
@@ -53,7 +53,7 @@ def render(template: Path, context: Mapping[str, Any]) -> str:
 
 
 def c_string(text: str) -> str:
-    """Return a literal of C and C++: what is not plain ASCII as the octal of its UTF-8 bytes."""
+    """Return a string literal of C and C++, with octal escapes for all but plain ASCII."""
     return f'"{"".join(map(_c_character, text.encode("utf-8", "replace")))}"'
 
 
@@ -61,10 +61,10 @@ def python(value: object) -> str:
     """Return a literal of Python, in ASCII.
 
     Args:
-        value: Texts, numbers, booleans and None, and lists, tuples and dicts of them.
+        value: A text, number, boolean or None, or a list, tuple or dict of such values.
 
     Raises:
-        ValueError: If it is of another type.
+        ValueError: If the value has another type.
     """
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
@@ -91,10 +91,10 @@ def to_json(value: object) -> str:
 
 
 def number(value: float) -> str:
-    """Return a finite number as C and C++ write it.
+    """Return a finite number as a literal of C and C++.
 
     Raises:
-        ValueError: If it is not finite.
+        ValueError: If the number is not finite.
     """
     if not math.isfinite(value):
         raise ValueError(f"{value!r:.60} is not a finite number")
@@ -102,17 +102,17 @@ def number(value: float) -> str:
 
 
 def identifier(name: str) -> str:
-    """Return a name as code has it; one that no language takes as a name becomes a string."""
+    """Return a name unchanged if it is an ASCII identifier, else as a JSON string."""
     return name if name.isascii() and name.isidentifier() else to_json(name)
 
 
 def markdown(text: str) -> str:
-    """Return text of Markdown that is shown as it is, on one line."""
+    """Return Markdown, on one line, that displays a text unchanged."""
     return "".join(map(_entity, "".join(c if c.isprintable() else " " for c in text)))
 
 
 def markdown_code(text: str) -> str:
-    """Return a code span of Markdown."""
+    """Return a code span of Markdown, or HTML code if the text needs escapes."""
     return f"`{text}`" if PLAIN_CODE.fullmatch(text) else f"<code>{markdown(text)}</code>"
 
 
@@ -130,7 +130,7 @@ ESCAPES: Mapping[str, Callable[[Any], str]] = {
 
 
 def _c_character(byte: int) -> str:
-    # Two question marks begin a trigraph.
+    # Two question marks start a trigraph.
     plain = 32 <= byte < 127 and chr(byte) not in '"\\?'
     return chr(byte) if plain else f"\\{byte:03o}"
 

@@ -7,35 +7,36 @@ from collections.abc import Iterable
 from attn_export.errors import UsageError
 
 STANDARD, PORTABLE, ORT, CUDA = DIALECTS = ("standard", "portable", "ort", "cuda")
-"""The dialects of graphs: ai.onnx with `Attention`, opset 18, and ONNX Runtime's own operators, as
-they are fastest on the CPU, and in half precision on CUDA."""
+"""The dialects of graphs: ai.onnx with `Attention`; opset 18 without it; ONNX Runtime's operators
+that are fastest on the CPU; and those that are fastest in half precision on CUDA."""
 
 MODEL = "model.onnx"
-"""The file name of the graph in the standard dialect; the names of the others follow from it."""
+"""The file name of the graph in the standard dialect. `graph_name` derives the other names from
+it."""
 
 ORT_NEEDED = "1.28"
-"""The first ONNX Runtime whose CPU `Attention` passes every case: measured on 1.22 to 1.31, of
-which 1.22 lacks the opset, and 1.23 to 1.27 give NaN or numbers out of nowhere for a fully masked
-row."""
+"""The first release of ONNX Runtime whose CPU kernel of `Attention` passes every case. Measured on
+1.22 to 1.31: 1.22 lacks the opset; 1.23 to 1.27 return NaN or uninitialised numbers for a fully
+masked row."""
 
 WEIGHTS = "weights.safetensors"
-"""The file with the weights that no graph holds itself."""
+"""The file of a bundle with the weights that are not embedded in a graph."""
 
 
 def check_dialects(names: Iterable[str], *also: str) -> tuple[str, ...]:
-    """Return the named dialects, each once.
+    """Return names of dialects without repetition, and refuse unknown ones.
 
     Args:
         names: The names.
-        also: Names to allow beside `DIALECTS`.
+        also: Names to allow in addition to `DIALECTS`.
 
     Raises:
-        UsageError: If there is no dialect of a name.
+        UsageError: If a dialect is unknown.
     """
-    names, known = tuple(dict.fromkeys(names)), (*DIALECTS, *also)
+    names, allowed = tuple(dict.fromkeys(names)), (*DIALECTS, *also)
     for name in names:
-        if name not in known:
-            raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(known)}")
+        if name not in allowed:
+            raise UsageError(f"unknown dialect {name!r}; choose from {', '.join(allowed)}")
     return names
 
 
@@ -51,5 +52,5 @@ def graph_name(dialect: str, phase: str = "") -> str:
 
 
 def phase_of(name: str) -> str:
-    """Return the phase in the file name of a graph of a bundle; "" for that of any phase."""
+    """Return the phase in the file name of a graph of a bundle; "" for a graph of any phase."""
     return next((part for part in name.split(".")[1:-1] if part not in DIALECTS), "")

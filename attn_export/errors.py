@@ -1,8 +1,7 @@
-"""The errors of attn-export: one tree, one exit code each.
+"""The errors of attn-export, with their exit codes.
 
-Every message is one line that names the problem, the value, and what
-to do. The command line prints it and exits with the code; it never shows a
-traceback for one of these.
+Every message is one line that states the problem, the value, and the remedy. The command line
+prints the message without a traceback, and exits with the code.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
 READER_GONE = 141
-"""The exit code where nobody reads the output any more: 128 + SIGPIPE, as of other tools."""
-
+"""The exit code if the reader of the output has closed it: 128 + SIGPIPE, as in other tools."""
 
 LINE = 300
 """The largest number of characters of a message."""
@@ -22,13 +20,13 @@ PARAGRAPH = 2000
 
 
 def printable(text: object, most: int = LINE) -> str:
-    r"""Return a text from elsewhere as one line that a terminal, or a CI system, only shows.
+    r"""Return an untrusted text as one line that is harmless in a terminal or CI log.
 
-    Line breaks and tabs become spaces, and other characters that are not printable their escapes:
-    ESC becomes ``\x1b``. A longer text loses its middle.
+    Line breaks and tabs become spaces. Other unprintable characters are escaped: ESC becomes
+    ``\x1b``. Of a longer text, the middle is left out.
 
     Args:
-        text: Anything that has a text, such as a name in a file.
+        text: Any object; its `str` is used.
         most: The largest number of characters to return.
     """
     words = " ".join(str(text).split())
@@ -42,10 +40,10 @@ def printable(text: object, most: int = LINE) -> str:
 
 
 class AttnExportError(Exception):
-    """Base of every error that attn-export raises on purpose.
+    """Base class of the errors of attn-export.
 
     Args:
-        message: The message. It is made printable.
+        message: The message, to which `printable` is applied.
     """
 
     exit_code = 1
@@ -62,13 +60,13 @@ class UsageError(AttnExportError):
 
 
 class SpecError(UsageError):
-    """A spec that describes no attention: the message names the rule and the values."""
+    """A spec that breaks a rule. The message states the rule and the values."""
 
 
 class WeightsError(UsageError):
-    """A checkpoint that cannot be read, or that lacks the wanted attention.
+    """A checkpoint that cannot be read, or that lacks the requested attention.
 
-    It lists several tensors with their shapes, or all layers that there are.
+    The message may list tensors with their shapes, or all layers.
     """
 
     most = PARAGRAPH
@@ -79,7 +77,7 @@ class OutputError(UsageError):
 
 
 class ExportError(AttnExportError):
-    """A module that cannot be exported, or whose export would not be the same function."""
+    """A module that cannot be exported, or whose export would compute something else."""
 
     exit_code = 3
 
@@ -91,13 +89,13 @@ class GraphError(AttnExportError):
 
 
 class RuntimeFailure(AttnExportError):  # noqa: N818 (RuntimeError means something else)
-    """A runtime that was named by the user and crashed, hung, refused or is missing."""
+    """A required runtime that crashed, hung, refused a graph, or is missing."""
 
     exit_code = 5
 
 
 class ParityError(AttnExportError):
-    """Outputs that are not the same attention."""
+    """Outputs that differ from the truth by more than the judge's rule allows."""
 
     exit_code = 6
 
@@ -114,10 +112,10 @@ def one_line(error: BaseException) -> str:
 
 
 def counted(number: int, name: str) -> str:
-    """Return a number of things as text: ``1 case``, ``2 cases``.
+    """Return a number with the singular or plural of a name: ``1 case``, ``2 cases``.
 
     Args:
         number: The number.
-        name: The name of one thing.
+        name: The singular of the name.
     """
     return f"{number} {name}" if number == 1 else f"{number} {name}s"

@@ -1,9 +1,9 @@
-"""Interruption of the command line: unfinished work is undone, and nothing else runs.
+"""Handling of Ctrl-C and other signals in the command line: undo unfinished work, then exit.
 
-A signal must not become an exception there. torch, onnx and others call Python from C++, where an
-exception that comes at the wrong moment ends the process with abort(), or comes back as an error of
-another kind, as if the module could not be exported. So the handler itself undoes what is under way
-and ends the process. A call of the jobs from Python keeps Python's own handlers.
+The handlers raise no exception. torch, onnx and others call Python from C++, where an unexpected
+exception ends the process with abort(), or is turned into another error, as if the module could not
+be exported. Therefore the handler itself calls the registered undo actions and ends the process.
+Jobs that are called from Python keep Python's own handlers.
 """
 
 from __future__ import annotations
@@ -18,56 +18,56 @@ from attn_export.errors import INTERRUPTED
 
 MESSAGE = "interrupted; nothing half-written is left"
 
-_under_way: dict[object, Callable[[], None]] = {}
-_asks = False
+_undo_actions: dict[object, Callable[[], None]] = {}
+_raises_on_ctrl_c = False
 
 
 def undo_if_ended(undo: Callable[[], None]) -> Callable[[], None]:
-    """Register an undo action for a signal that ends this process from here on.
+    """Register an action that must run if a signal ends this process.
 
     Args:
-        undo: May be called at any time, and more than once.
+        undo: The action. It may be called at any time, and more than once.
 
     Returns:
-        Forgets it.
+        A function that cancels the registration.
     """
     key = object()
-    _under_way[key] = undo
+    _undo_actions[key] = undo
 
-    def forget() -> None:
-        _under_way.pop(key, None)
+    def cancel() -> None:
+        _undo_actions.pop(key, None)
 
-    return forget
+    return cancel
 
 
 @contextlib.contextmanager
-def undone(undo: Callable[[], None]) -> Iterator[None]:
-    """Undo at the end of the block, however that ends.
+def undo_at_end(undo: Callable[[], None]) -> Iterator[None]:
+    """Call an undo action at the end of the block, even if a signal ends the process.
 
     Args:
-        undo: May be called at any time, and more than once.
+        undo: The action. It may be called at any time, and more than once.
     """
-    forget = undo_if_ended(undo)
+    cancel = undo_if_ended(undo)
     try:
         yield
     finally:
         undo()
-        forget()
+        cancel()
 
 
 @contextlib.contextmanager
 def ctrl_c_raises() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt within a block that can return partial results."""
-    global _asks
-    before, _asks = _asks, True
+    """Raise KeyboardInterrupt on Ctrl-C inside this block, which can return partial results."""
+    global _raises_on_ctrl_c
+    before, _raises_on_ctrl_c = _raises_on_ctrl_c, True
     try:
         yield
     finally:
-        _asks = before
+        _raises_on_ctrl_c = before
 
 
 def end_on_signal() -> None:
-    """Take over SIGINT, SIGTERM and SIGHUP, but those that are ignored: nohup stays nohup."""
+    """Install the handler for SIGINT, SIGTERM and SIGHUP, except for ignored ones, as by nohup."""
     for number in _signals():
         if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             signal.signal(number, _end)
@@ -79,11 +79,11 @@ def _signals() -> list[signal.Signals]:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    if number == signal.SIGINT and _asks:
+    if number == signal.SIGINT and _raises_on_ctrl_c:
         raise KeyboardInterrupt
-    for each in _signals():  # whoever is impatient does not keep us from tidying up
-        signal.signal(each, signal.SIG_IGN)
-    for undo in reversed(list(_under_way.values())):
+    for name in _signals():  # a second signal must not interrupt the undo actions
+        signal.signal(name, signal.SIG_IGN)
+    for undo in reversed(list(_undo_actions.values())):
         with contextlib.suppress(Exception):
             undo()
     with contextlib.suppress(OSError):

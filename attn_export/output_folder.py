@@ -1,7 +1,7 @@
-"""The rule by which commands replace an existing output folder: everything in it is their own.
+"""Replacement of output folders: only if nothing in them is a user's work, and in one step.
 
-What `build`, `kit` and `explain` write holds a list of its files with their digests. A folder with
-any other file, link or folder in it, or with a changed file, is a user's work.
+The folders that `build`, `kit` and `explain` write contain a list of their files with digests. A
+folder with another file, link or folder, or with a changed file, is not replaced.
 """
 
 from __future__ import annotations
@@ -17,35 +17,37 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from attn_export.errors import OutputError
-from attn_export.interruption import undone
+from attn_export.interruption import undo_at_end
 from attn_export.temp_folders import OLD, folder_beside, locked
 from attn_export.untrusted_files import regular_file
 
-# -- the rule by which commands replace an existing output folder -------------------------------
+# -- checks of an existing output folder --------------------------------------------------------
 
 LIST = "attn-export-files.json"
 FORMAT = "attn-export-files/1"
 
 Digests = Mapping[str, str]
-"""SHA-256 of files, by their names relative to the folder, with slashes."""
+"""The SHA-256 of files, by their names relative to the folder, with slashes."""
 
 
 def replaceable(
     output: Path, kind: str, listed: Callable[[Path], Digests | None] | None = None
 ) -> Path:
-    """Return where an output folder lies once links are followed, if it may be written.
+    """Check that an output folder may be replaced, and return its path with links resolved.
+
+    It must not exist, or be empty, or be an unchanged folder of the same kind.
 
     Args:
-        output: New, empty, or a folder of the same kind as it was written.
-        kind: Such as ``"kit"``.
-        listed: Reads the list of a folder; None where it is not of this kind. Default: the list
-            that `write_list` wrote.
+        output: The output folder.
+        kind: The kind of folder, such as ``"kit"``.
+        listed: A function that reads the list of files of a folder, or returns None if the folder
+            is not of this kind. Default: one that reads the list of `write_list`.
 
     Raises:
-        OutputError: If something else is there.
-        OSError: If it cannot be looked at.
+        OutputError: If the folder must not be replaced.
+        OSError: If the folder cannot be read.
     """
-    # A link stays, and what it points to is replaced.
+    # A link is kept; the folder to which it points is replaced.
     target = Path(os.path.realpath(output))
     check_utf8(target)
     if target in (here := Path.cwd(), *here.parents):
@@ -55,15 +57,15 @@ def replaceable(
     if not target.is_dir():
         raise OutputError(f"{target} exists and is no folder; choose another --output")
     if any(target.iterdir()):
-        _check_own(target, kind, listed(target) if listed else _read_list(target, kind))
+        _check_unchanged(target, kind, listed(target) if listed else _read_list(target, kind))
     return target
 
 
 def check_utf8(path: Path | str) -> None:
-    """Refuse a path that is no text: runtimes and file formats take UTF-8 alone.
+    """Refuse a path that is not UTF-8, which runtimes and file formats require.
 
     Raises:
-        OutputError: If so.
+        OutputError: If the path is not UTF-8.
     """
     try:
         str(path).encode("utf-8")
@@ -75,11 +77,11 @@ def check_utf8(path: Path | str) -> None:
 
 
 def write_list(folder: Path, kind: str) -> None:
-    """Write the list of all files in a folder. The last file to write.
+    """Write the list of all files in a folder. It must be written last.
 
     Args:
         folder: The folder.
-        kind: The kind of folder.
+        kind: The kind of folder, such as ``"kit"``.
     """
     names = sorted(name for name, is_file in entries(folder) if is_file)
     files = {name: sha256(folder / name) for name in names}
@@ -102,7 +104,7 @@ def _read_list(folder: Path, kind: str) -> Digests | None:
         files = {str(name): str(value) for name, value in content["files"].items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    # Every byte counts: a list to which something was added is not ours.
+    # The list must be byte for byte what `write_list` writes.
     return {**files, LIST: sha256(path)} if text == _to_text(kind, files) else None
 
 
@@ -111,7 +113,7 @@ def _to_text(kind: str, files: Digests) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def _check_own(target: Path, kind: str, listed: Digests | None) -> None:
+def _check_unchanged(target: Path, kind: str, listed: Digests | None) -> None:
     if listed is None:
         raise OutputError(f"{target} exists and is no {kind}; choose another --output or remove it")
     folders = {parent.as_posix() for name in listed for parent in Path(name).parents}
@@ -126,14 +128,16 @@ def _check_own(target: Path, kind: str, listed: Digests | None) -> None:
 
 
 def entries(folder: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the name of everything in a folder, and whether it is a file; of links, that alone.
+    """Yield the name of each file, folder and link in a folder, and whether it is no folder.
+
+    The names of links and special files have a suffix that says so.
 
     Raises:
         OSError: If a folder cannot be listed.
     """
-    for place, folders, files in os.walk(folder, onerror=_refuse):
+    for parent, folders, files in os.walk(folder, onerror=_raise):
         for name in (*folders, *files):
-            path = Path(place, name)
+            path = Path(parent, name)
             inside = path.relative_to(folder).as_posix()
             if path.is_symlink():
                 yield f"{inside} (a link)", True
@@ -143,33 +147,37 @@ def entries(folder: Path) -> Iterator[tuple[str, bool]]:
                 yield f"{inside} (no plain file)", True
 
 
-def _refuse(error: OSError) -> None:
-    raise error  # what cannot be listed could be anybody's
+def _raise(error: OSError) -> None:
+    raise error  # a folder that cannot be listed may contain a user's files
 
 
-# -- folders and files that take the place of others in one step: old or new, and whole ---------
+# -- replacement of folders and files in one step -----------------------------------------------
 
-# However the process ends, the old one or the new one is there. Remains beside it are removed
-# by the next run (`temp_folders.sweep`).
+# However the process ends, either the old or the new folder or file is complete. Temporary folders
+# that a killed process leaves are removed by the next run (`temp_folders.sweep`).
 
 RENAME_EXCHANGE = 2
 """Flag of Linux's `renameat2`: https://man7.org/linux/man-pages/man2/rename.2.html."""
 
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+"""The errors of `renameat2` on systems without it."""
+
 READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EBUSY)
+"""The errors for a file that cannot be replaced, but may be writable."""
+
 STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
-"""Names of open files: what reads them does not see a file that took their place."""
+"""Prefixes of paths that stand for open files, which must be written to and not replaced."""
 
 
 def take_place(new: Path, target: Path) -> None:
-    """Rename a folder to `target`; the old target is removed, and stays if that fails.
+    """Replace a folder by another one. If that fails, the old folder is kept.
 
     Args:
-        new: The folder that was written.
-        target: The folder to replace; it may be missing.
+        new: The new folder.
+        target: The folder to replace. It need not exist.
 
     Raises:
-        OSError: If it cannot be renamed.
+        OSError: If the new folder cannot be renamed.
     """
     if not os.path.lexists(target):
         new.rename(target)
@@ -180,7 +188,7 @@ def take_place(new: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Exchange the names of two folders in one step; return False where that is not supported.
+    """Exchange the names of two folders in one step; return False if that is not supported.
 
     Args:
         one: A folder.
@@ -196,8 +204,8 @@ def exchange(one: Path, other: Path) -> bool:
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
-    here = -100  # AT_FDCWD
-    if call(here, os.fsencode(one), here, os.fsencode(other), RENAME_EXCHANGE) == 0:
+    current = -100  # AT_FDCWD
+    if call(current, os.fsencode(one), current, os.fsencode(other), RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in UNSUPPORTED:
@@ -206,14 +214,14 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file, text in UTF-8; after a failure the old one is there. Links are followed.
+    """Write a file in one step. If that fails, the old file is kept. Links are followed.
 
     Args:
-        path: The file to replace; it may be missing.
-        content: Text or bytes.
+        path: The file to replace. It need not exist.
+        content: Bytes, or a text to write as UTF-8.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If the file cannot be written.
     """
     data = content.encode("utf-8", "replace") if isinstance(content, str) else content
     is_stream = os.path.abspath(path).startswith(STREAMS)  # noqa: PTH100 (links are kept)
@@ -229,7 +237,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
                 shutil.copymode(target, new)
             new.replace(target)
     except OSError as error:
-        # A file may be mounted, or be writable in a folder that is not.
+        # The file may be a mount point, or writable in a read-only folder.
         if error.errno not in READ_ONLY or not target.is_file():
             raise
         target.write_bytes(data)
@@ -238,15 +246,15 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def _take_place_in_two_steps(new: Path, target: Path) -> None:
     old = new.with_name(new.name + OLD)
 
-    def tidy() -> None:
+    def restore() -> None:
         if old.exists():
             if target.exists():
                 shutil.rmtree(old, ignore_errors=True)
             else:
                 old.rename(target)
 
-    with undone(tidy), contextlib.ExitStack() as stack:
-        # Otherwise another run could take the old one for what a killed process left.
+    with undo_at_end(restore), contextlib.ExitStack() as stack:
+        # Without the lock, another run could remove the old folder as that of a killed process.
         stack.enter_context(locked(target))
         target.rename(old)
         new.rename(target)

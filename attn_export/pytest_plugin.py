@@ -1,4 +1,4 @@
-"""The pytest plugin: a fixture `parity`, a marker, options. Installed with the package.
+"""The pytest plugin: the fixtures `parity` and `parity_case`, a marker, and options.
 
     def test_attention(parity):
         parity(module, {"query": torch.randn(2, 5, 64)}, {"query": {0: "batch", 1: "query_len"}})
@@ -10,7 +10,7 @@
     def test_bundle(parity_case):  # one test for each case of the bundle
         parity_case.check()
 
-pytest loads it in every session: what it needs is imported where it is used.
+pytest loads the plugin in every session, so the rest of the package is imported inside functions.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ if TYPE_CHECKING:
 
 MARKER = "parity(bundle, **options): run the test once for each case of a bundle, as `parity_case`"
 REPORTS = pytest.StashKey[dict[Any, Any]]()
+"""The reports of bundles, by bundle and options."""
+
 DAMAGED = "damaged"
-"""The one test of a bundle that was changed."""
+"""The name of the only test of a damaged bundle."""
+
 WRITTEN = pytest.StashKey[Counter[str]]()
+"""The number of reports that were written, by test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,7 +67,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Generate one test for each case of the marker's bundle."""
     marker = metafunc.definition.get_closest_marker("parity")
     if "parity_case" not in metafunc.fixturenames:
-        if marker is not None:  # it would pass, whatever the bundle is
+        if marker is not None:  # the test would always pass
             raise pytest.UsageError(
                 f"{metafunc.definition.nodeid} is marked with parity and does not use parity_case"
             )
@@ -76,7 +80,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from attn_export.errors import AttnExportError
     from attn_export.parity.golden import case_folders
 
-    bundle = _found(marker.args[0], metafunc.config)
+    bundle = _bundle_path(marker.args[0], metafunc.config)
     try:
         _, cases = case_folders(bundle / GOLDEN)
     except AttnExportError as error:
@@ -84,14 +88,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     names = [case.name for case in cases]
     try:
         read_bundle(bundle)
-    except AttnExportError:  # one error, which the fixture raises again
+    except AttnExportError:  # reported by one test: the fixture raises the error again
         names = [DAMAGED]
     metafunc.parametrize("parity_case", names, indirect=True)
 
 
 @pytest.fixture
 def parity(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """Return `assert_parity` with the runtimes of the command line."""
+    """Return `assert_parity` with the options of the command line."""
 
     def check(of: Any, *arguments: Any, **options: Any) -> Report:
         __tracebackhide__ = True
@@ -107,7 +111,7 @@ def parity(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
 @dataclasses.dataclass(frozen=True)
 class ParityCase:
-    """One case of a bundle, in all its graphs and runtimes.
+    """One case of a bundle, in all graphs and runtimes.
 
     Attributes:
         name: The name of the case.
@@ -123,7 +127,7 @@ class ParityCase:
         return [verdict for verdict in self.report.verdicts if verdict.case == self.name]
 
     def check(self) -> None:
-        """Fail the test unless every runtime that must run ran the case, and was right."""
+        """Fail the test unless all verdicts of the case passed and all required runtimes ran."""
         __tracebackhide__ = True
         wrong = [v for v in self.verdicts if v.status != "passed"]
         absent = [run for run in self.report.runs if run.required and run.outcome != "ran"]
@@ -134,16 +138,16 @@ class ParityCase:
         if not lines and not self.verdicts:
             lines = ["no graph of the bundle was run with it"]
         if lines:
-            why = self.report.explanations if wrong else ()
-            pytest.fail("\n".join([f"no parity in {self.name}", *why, *lines]), pytrace=False)
+            causes = self.report.explanations if wrong else ()
+            pytest.fail("\n".join([f"no parity in {self.name}", *causes, *lines]), pytrace=False)
 
 
 @pytest.fixture
 def parity_case(request: pytest.FixtureRequest) -> ParityCase:
-    """Return a case of the marker's bundle; the bundle is run once for all cases in a process."""
+    """Return a case of the marker's bundle. A process runs the bundle once for all cases."""
     __tracebackhide__ = True
     marker = request.node.get_closest_marker("parity")
-    bundle = _found(marker.args[0], request.config)
+    bundle = _bundle_path(marker.args[0], request.config)
     options = _with_runtimes(dict(marker.kwargs), request.config)
     reports = request.config.stash[REPORTS]
     key = (bundle, repr(sorted(options.items())))
@@ -153,27 +157,27 @@ def parity_case(request: pytest.FixtureRequest) -> ParityCase:
 
 
 def _report(request: pytest.FixtureRequest, of: Any, *arguments: Any, **options: Any) -> Report:
-    """Return `parity_report`, which is written too, or fail the test with the error's one line."""
+    """Return the report and write it if required; fail the test with the message of an error."""
     __tracebackhide__ = True
     from attn_export.errors import AttnExportError
     from attn_export.jobs.assert_parity import parity_report
 
-    place = _place(request)
-    if place is not None:
-        options["reproduction"] = place.with_name(f"{place.name}.explained")
+    stem = _report_stem(request)
+    if stem is not None:
+        options["reproduction"] = stem.with_name(f"{stem.name}.explained")
     try:
         report = parity_report(of, *arguments, **options)
     except AttnExportError as error:
-        said = str(error)
+        message = str(error)
     else:
-        _keep(report, place)
+        _write(report, stem)
         return report
-    # Outside of `except`: pytest would show the error once more, as the failure's context.
-    pytest.fail(said, pytrace=False)
+    # Not within `except`, where pytest would also show the error as the context of the failure.
+    pytest.fail(message, pytrace=False)
 
 
-def _found(bundle: Any, config: pytest.Config) -> Path:
-    """Return a bundle's path; a relative one is below pytest's root folder."""
+def _bundle_path(bundle: Any, config: pytest.Config) -> Path:
+    """Return the path of a bundle. A relative path starts at pytest's root folder."""
     return Path(config.rootpath, bundle)
 
 
@@ -187,25 +191,25 @@ def _with_runtimes(options: dict[str, Any], config: pytest.Config) -> dict[str, 
     }
 
 
-def _place(request: pytest.FixtureRequest) -> Path | None:
-    """Return the path of the test's next report, without the ending; None without a folder."""
+def _report_stem(request: pytest.FixtureRequest) -> Path | None:
+    """Return the path of the test's next report without suffix; None if none is to be written."""
     folder = request.config.getoption("--parity-report")
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^\w.-]+", "_", request.node.nodeid)
     written = request.config.stash[WRITTEN]
-    written[stem] += 1  # a test may ask for parity several times
+    written[stem] += 1  # a test may use the fixture several times
     number = f".{written[stem]}" if written[stem] > 1 else ""
     return Path(folder, f"{stem}{number}")
 
 
-def _keep(report: Report, place: Path | None) -> None:
-    if place is None:
+def _write(report: Report, stem: Path | None) -> None:
+    if stem is None:
         return
     from attn_export.output_folder import write_whole
     from attn_export.report.data import to_json
     from attn_export.report.html import to_html
 
-    write_whole(place.with_name(f"{place.name}.json"), to_json(report))
-    write_whole(place.with_name(f"{place.name}.html"), to_html(report, None))
+    write_whole(stem.with_name(f"{stem.name}.json"), to_json(report))
+    write_whole(stem.with_name(f"{stem.name}.html"), to_html(report, None))

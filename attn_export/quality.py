@@ -1,6 +1,6 @@
-"""Distance of a quantised model from the model with its own weights, and budgets for it.
+"""Distance of a quantised model from the float model, and budgets for it.
 
-This is never part of a verdict: verdicts are about the model that the integers stand for.
+It is no part of a verdict: verdicts compare runtimes with the truth of the quantised model.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from collections.abc import Iterable, Sequence
 from attn_export.errors import UsageError, printable
 
 MEASURES = {"sqnr": ">=", "cosine": ">=", "row": "<=", "kl": "<=", "top1": ">="}
-"""Measures of budgets with their signs: SQNR in dB, cosine, largest relative error of a row, and
-the two of `LogitDistance`."""
+"""The measures of budgets, with their relations to the limit: SQNR in dB, cosine, the largest
+relative error of a last-axis slice, and the two measures of `LogitDistance`."""
 
 OF_LOGITS = ("kl", "top1")
-"""The measures of an output that is read as logits."""
+"""The measures for outputs that are logits."""
 
 SHARES = ("cosine", "top1")
-"""The measures that are at most 1."""
+"""The measures whose limit is at most 1."""
 
 ATTENDED = "attention"
-"""The part before the output projection, in which the heads are still apart."""
+"""The name of the attention result before the output projection, which still has heads."""
 
 NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """Distance of one part of a quantised model from the same part with its own weights.
+    """Distance between values q of a quantised model and values f of the float model.
 
     Attributes:
-        part: An output, a head of it, or a weight that alone is quantised.
-        sqnr: Signal over noise, 10·log10(‖f‖² / ‖q − f‖²) in dB.
-        cosine: Of the angle between f and q, as vectors.
-        row: The largest ‖q_row − f_row‖ / ‖f_row‖ over rows of the last axis.
+        part: The name of the compared output or head, or of the only tensor that is quantised.
+        sqnr: The signal-to-noise ratio 10·log10(‖f‖² / ‖q − f‖²), in dB.
+        cosine: The cosine of the angle between f and q as vectors.
+        row: The largest ‖q_row − f_row‖ / ‖f_row‖ over the slices along the last axis.
     """
 
     part: str
@@ -47,14 +47,15 @@ class Distance:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Parts of what quantising one tensor alone changes in the first output.
+    """Error of the first output if one tensor is quantised, split by rounding and clipping.
 
     Attributes:
         part: The tensor: a weight, the keys or the values of the cache, or the activations.
-        rounding: SQNR in dB with the part of each error that is at most half a step; None where
-            there is none.
-        clipped: SQNR in dB with what lies beyond, of values outside the range of the integers.
-        share: The share of such values.
+        rounding: The SQNR in dB of rounding errors alone, which are at most half a step; None if
+            there are none.
+        clipped: The SQNR in dB of clipping errors alone, of values outside the integers' range;
+            None if there are none.
+        share: The share of clipped values.
     """
 
     part: str
@@ -73,12 +74,12 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class LogitDistance:
-    """Distance of the first output of a quantised model, where it is read as logits.
+    """Distance of the first output of a quantised model from the float model, as logits.
 
     Attributes:
-        part: The output.
-        kl: KL(softmax(f) ‖ softmax(q)) over the last axis, in nats, as a mean of rows.
-        top1: The share of rows whose largest element is the same in both.
+        part: The name of the output.
+        kl: The mean of KL(softmax(f) ‖ softmax(q)) over the slices along the last axis, in nats.
+        top1: The share of slices whose largest element is at the same index in both.
     """
 
     part: str
@@ -88,26 +89,26 @@ class LogitDistance:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """A limit on the distance of every output: ``sqnr>=30``."""
+    """A limit on the distance of every output, such as ``sqnr>=30``."""
 
     measure: str
     limit: float
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """Read a budget.
+        """Parse a budget such as ``sqnr>=30``.
 
         Raises:
-            UsageError: If it is something else.
+            UsageError: If the text is no budget.
         """
         for name, sign in MEASURES.items():
-            left, found, right = (word.strip() for word in text.partition(sign))
-            if left == name and found and NUMBER.fullmatch(right):
-                if name in SHARES and float(right) > 1:
-                    raise UsageError(f"{name} is at most 1, as in {name}>=0.99; got {right}")
-                return cls(name, float(right))
-        wanted = ", ".join(f"{name}{sign}NUMBER" for name, sign in MEASURES.items())
-        raise UsageError(f"a budget is {wanted}, as in sqnr>=30; got {printable(text, 40)!r}")
+            measure, relation, limit = (word.strip() for word in text.partition(sign))
+            if measure == name and relation and NUMBER.fullmatch(limit):
+                if name in SHARES and float(limit) > 1:
+                    raise UsageError(f"{name} is at most 1, as in {name}>=0.99; got {limit}")
+                return cls(name, float(limit))
+        formats = ", ".join(f"{name}{sign}NUMBER" for name, sign in MEASURES.items())
+        raise UsageError(f"a budget is {formats}, as in sqnr>=30; got {printable(text, 40)!r}")
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
@@ -121,16 +122,18 @@ class Budget:
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """Distances of a quantised model from its unquantised one.
+    """Distances of a quantised model from the float model.
 
     Attributes:
-        outputs: Of each output.
-        heads: Of each head: of outputs that have heads, and of the attention before `out_proj`.
-        weights: Of the first output, with one weight alone quantised, or the cache, its keys or its
-            values, or the activations.
+        outputs: The distance of each output.
+        heads: The distance of each head, for outputs that have heads and for the attention result
+            before `out_proj`.
+        weights: The distances of the first output if only one weight is quantised, or only the
+            cache, its keys, its values or the activations.
         budgets: The limits for outputs.
-        logits: Of the first output as logits, if a budget is about that.
-        splits: Of the first output, with one tensor alone quantised: rounding and clipped values.
+        logits: The distance of the first output as logits, if a budget limits it.
+        splits: The errors of the first output if only one tensor is quantised, split by rounding
+            and clipping.
     """
 
     outputs: tuple[Distance, ...]
@@ -142,7 +145,7 @@ class Quality:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """A sentence for each output and budget that it misses, with what matters most."""
+        """A sentence for each missed budget of an output, with the tensor that matters most."""
         return tuple(
             f"{part.part}: {budget.measure} {getattr(part, budget.measure):.4g}, budget {budget}"
             f"{self._worst(part)}"
@@ -152,21 +155,21 @@ class Quality:
         )
 
     def shown(self) -> list[tuple[str, Distance]]:
-        """Return the outputs, the worst head and the weights, each with words to put before it."""
+        """Return the distances for a table: a prefix for the name of the part, and the distance."""
         head = worst(self.heads)
         return [
-            *(("", each) for each in self.outputs),
+            *(("", distance) for distance in self.outputs),
             *((("worst head: ", head),) if head else ()),
-            *(("only ", each) for each in self.weights),
+            *(("only ", distance) for distance in self.weights),
         ]
 
     @property
     def logits_sentence(self) -> str:
-        """The figures of the first output as logits, if a budget is about that."""
-        found = self.logits
-        if found is None:
+        """The distance of the first output as logits in words, if a budget limits it; else ""."""
+        logits = self.logits
+        if logits is None:
             return ""
-        return f"{found.part} as logits: KL {found.kl:.3g} nats, top1 {found.top1:.2%}"
+        return f"{logits.part} as logits: KL {logits.kl:.3g} nats, top1 {logits.top1:.2%}"
 
     def _parts_of(self, budget: Budget) -> Sequence[Distance | LogitDistance]:
         if budget.measure in OF_LOGITS:
@@ -174,32 +177,36 @@ class Quality:
         return self.outputs
 
     def _worst(self, part: Distance | LogitDistance) -> str:
-        # heads of outputs that have none are those of the attention before it
-        names = (f"{part.part} head ", f"{ATTENDED} head ")
-        own = [[h for h in self.heads if h.part.startswith(name)] for name in names]
-        said = [
-            ("the worst head is", worst(own[0] or own[1])),
+        # For an output without heads, those of the attention result before it are used.
+        prefixes = (f"{part.part} head ", f"{ATTENDED} head ")
+        of_output, of_attention = (
+            [head for head in self.heads if head.part.startswith(prefix)] for prefix in prefixes
+        )
+        clauses = [
+            ("the worst head is", worst(of_output or of_attention)),
             ("most matters", worst(self.weights)),
         ]
         return "".join(
-            f"; {words} {each.part} ({each.sqnr:.1f} dB)" for words, each in said if each
+            f"; {words} {distance.part} ({distance.sqnr:.1f} dB)"
+            for words, distance in clauses
+            if distance
         )
 
 
 def worst(distances: Sequence[Distance]) -> Distance | None:
-    """Return the one of the least SQNR, or None of none."""
-    return min(distances, key=lambda each: each.sqnr, default=None)
+    """Return the distance with the smallest SQNR; None if there are no distances."""
+    return min(distances, key=lambda distance: distance.sqnr, default=None)
 
 
 def parse_budgets(texts: Iterable[str]) -> tuple[Budget, ...]:
-    """Read budgets.
+    """Parse budgets.
 
     Raises:
-        UsageError: If one is none.
+        UsageError: If a text is no budget.
     """
     return tuple(Budget.parse(text) for text in texts)
 
 
 def is_finite(distance: Distance) -> bool:
-    """Return whether all figures are numbers: a part without noise has no SQNR."""
+    """Return whether all figures are finite. The SQNR of a part without noise is not."""
     return all(map(math.isfinite, (distance.sqnr, distance.cosine, distance.row)))

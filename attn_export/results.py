@@ -1,4 +1,4 @@
-"""Results and cases that all floors share: frozen values without behaviour of their own."""
+"""Data classes of cases, graphs, verdicts and reports, which all parts of the package share."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """Signature of a bundle.
+    """The digital signature of a bundle.
 
     Attributes:
-        state: ``"not checked"``: it covers every file, and nobody said whose key to trust.
-        signer: A key or an identity: genuine if the state is ``"verified"``, else a claim.
+        state: ``"not checked"`` if every file is signed, but the user requires no signer.
+        signer: A key or an identity, which is only a claim unless the state is ``"verified"``.
     """
 
     state: Literal["unsigned", "not checked", "verified"]
     signer: str = ""
 
     def __str__(self) -> str:
-        """Return one line."""
+        """Return the state and the signer on one line."""
         if self.state == "not checked":
             return f"signature not checked ({self.signer}); --trust checks it"
         return self.state if self.state == "unsigned" else f"signed by {self.signer}"
@@ -40,17 +40,21 @@ class Signature:
 Arrays = Mapping[str, "np.ndarray"]
 
 Status = Literal["passed", "failed", "unusable", "error", "not run"]
-"""Status of a verdict. ``unusable``: the case is no evidence, as where the error allowed is beyond
-the limit, ties decide, or eager is not finite. ``error``: the runtime gave no output for it."""
+"""The status of a verdict. ``unusable``: the case is no evidence, because the error allowed exceeds
+its limit, ties decide the output, or eager is not finite. ``error``: there is no output."""
 
 DECODE, BASE, CHANGED = "decode", "base", "changed_"
-"""The kind of a case that is taken step by step, a name, and how names of its changes start."""
+"""The kind of whole decodes; the name of the base case; and the prefix of the names of cases that
+change one input of the base case."""
 
 Outcome = Literal["ran", "refused", "crashed", "hung", "out of memory", "not run"]
-"""Outcome of a runtime with a graph. ``refused``: it said that it cannot run the graph."""
-MOST_LINES = 20  # of a report as text
+"""The outcome of a graph in a runtime. ``refused``: the runtime reported that it cannot run it."""
+
+MOST_LINES = 20
+"""The largest number of lines of a report as text."""
+
 RelativeTo = Literal["row", "whole", "kind"]
-"""Norm by which an error is divided: of its row, of the whole output, or none."""
+"""The norm that divides an error: of its last-axis slice, of the output, or none (a wrong NaN)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,15 +62,14 @@ class Case:
     """One named set of inputs.
 
     Attributes:
-        name: Unique within a bundle.
-        kind: ``"shape"`` (plain random inputs of some sizes), ``"probe"`` (inputs made to show a
-            fault) or `DECODE`.
+        name: The name, unique within a bundle.
+        kind: ``"shape"`` (random inputs), ``"probe"`` (inputs made to show a fault) or `DECODE`.
         sizes: The size of every dynamic axis.
-        inputs: By name, in the order of the graph's inputs.
+        inputs: The inputs by name, in the order of the graph's inputs.
         about: The purpose of the case, in a few words.
-        is_loud: Whether its inputs may have to be scaled down.
-        contents: The names of the changes of random inputs.
-        ignored_rows: Rows of the batch that are not compared: their inputs are not finite.
+        is_loud: Whether the inputs are so large that they may have to be scaled down.
+        contents: The names of the changes that were made to random inputs.
+        ignored_rows: Indices of batch elements with non-finite inputs, which are not compared.
     """
 
     name: str
@@ -81,7 +84,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class StoredCase:
-    """A case as of `Case` whose inputs lie in a folder."""
+    """A case whose inputs are stored in a folder; see `Case`."""
 
     name: str
     folder: Path
@@ -91,16 +94,16 @@ class StoredCase:
 
 @dataclasses.dataclass(frozen=True)
 class GraphFile:
-    """A graph on disk, and how it differs from the signature that its bundle states.
+    """Description of a graph file: how its inputs and outputs differ from those of the cases.
 
     Attributes:
-        name: The file's name.
+        name: The file name.
         dialect: One of `DIALECTS`.
-        fixed: Dynamic axes that have one size in it: ``{"query_len": 1}``.
-        layouts: Inputs and outputs with axes in another order: ``{"past_value": (0, 1, 3, 2)}``.
-        bound: Outputs that may lie in the buffer of an input: ``{"present_key": "past_key"}``.
-        features: Its requirements on a runtime, as `graph.requirements.features` names them.
-        dtypes: Integer inputs of another type: ``{"past_length": "int32"}``.
+        fixed: Dynamic axes of the bundle that are static here: ``{"query_len": 1}``.
+        layouts: Axes of transposed inputs and outputs: ``{"past_value": (0, 1, 3, 2)}``.
+        bound: Outputs that may share the buffer of an input: ``{"present_key": "past_key"}``.
+        features: The features that a runtime must support; see `graph.requirements.features`.
+        dtypes: Integer inputs with another dtype than in the cases: ``{"past_length": "int32"}``.
     """
 
     name: str
@@ -112,13 +115,13 @@ class GraphFile:
     dtypes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def takes(self, sizes: Mapping[str, int]) -> bool:
-        """Return whether the graph is made for these sizes of the dynamic axes."""
+        """Return whether the graph accepts these sizes of the dynamic axes."""
         return all(sizes.get(axis, size) == size for axis, size in self.fixed.items())
 
 
 @dataclasses.dataclass(frozen=True)
 class Allowed:
-    """Allowed error of an output: relative L2 over the whole and over any row."""
+    """The allowed relative L2 error of an output: of the whole, and of any last-axis slice."""
 
     whole: float
     row: float
@@ -129,14 +132,14 @@ class Golden:
     """A case with its truth.
 
     Attributes:
-        case: The inputs.
+        case: The case.
         expected: The float64 truth, rounded to the outputs' dtypes.
-        eager: The outputs of the module itself, unchanged.
+        eager: The outputs of the module itself.
         allowed: The error allowed by output; None for integers and bools, which must be equal.
-        unusable: The reason for outputs that are no evidence, as infinities or ties.
-        tied: Masks of the elements that ties decide, where there are; not stored with the case.
-        rows_near_ties: The number of tokens of which activations, keys or values may be rounded
-            either way; not stored either.
+        unusable: The reasons that outputs are no evidence, such as infinities or ties.
+        tied: For outputs with ties, a boolean mask of the elements that ties decide. Not stored.
+        rows_near_ties: The number of tokens with activations, keys or values that may be rounded
+            either way. Not stored.
     """
 
     case: Case
@@ -150,16 +153,16 @@ class Golden:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """One runtime, graph, case and output: passed or not, with figures.
+    """The judgement of one output of one case, from one graph in one runtime.
 
     Attributes:
-        whole: Relative L2 error against the truth; None where it was not measured.
-        row: The largest relative L2 error of a row.
-        worst: The larger of both, each as a share of what is allowed. NaN where a NaN is wrong,
-            infinite where an infinity is or what must be 0 is not.
-        max_abs: The largest absolute difference from eager, where that is finite.
-        max_rel: The largest difference from eager relative to eager, where eager is not 0.
-        message: Why it did not pass; empty where it did.
+        message: The reason that the output did not pass; else empty.
+        whole: The relative L2 error against the truth; None if it was not measured.
+        row: The largest relative L2 error of a slice along the last axis.
+        worst: The larger of both, each divided by the error allowed. NaN for a wrong NaN, and
+            infinite for a wrong infinity, or if a value that must be 0 is not.
+        max_abs: The largest absolute difference from eager, over finite elements.
+        max_rel: The largest difference from eager relative to eager, over elements that are not 0.
     """
 
     runtime: str
@@ -177,14 +180,14 @@ class Verdict:
 
 @dataclasses.dataclass(frozen=True)
 class ErrorMapPanel:
-    """A picture of errors: each cell is the largest error of its elements.
+    """A heat map of errors, in which a cell is the largest error of its elements.
 
     Attributes:
-        rows: The meaning of the rows: ``"batch x head"``; empty where there is one.
-        columns: The meaning of the columns: ``"query_len"``.
+        rows: The axes along the rows, such as ``"batch x head"``; empty if there is one row.
+        columns: The axis along the columns, such as ``"query_len"``.
         sizes: The number of rows and columns before they were merged into cells.
-        worst: The cell of the worst element: row and column.
-        values: Rows of cells, in shares of the error allowed; None where it is wrong in kind.
+        worst: The row and column of the cell with the worst element.
+        values: Rows of errors, divided by the error allowed; None for a wrong NaN or zero.
     """
 
     rows: str
@@ -196,17 +199,17 @@ class ErrorMapPanel:
 
 @dataclasses.dataclass(frozen=True)
 class ErrorMap:
-    """Location of the error in an output.
+    """Locations of the errors in one output.
 
     Attributes:
-        axes: A name for each axis of the output.
-        shape: Its size on each.
+        axes: The names of the output's axes.
+        shape: The shape of the output.
         index: The index of the worst element.
-        actual: The value there, to nine digits; may be NaN or infinite.
-        expected: The right value there.
-        relative_to: The norm of errors; ``"kind"`` where a NaN, a zero row or an integer is wrong.
-        panels: The rows of the last axis, each by its norm; then the last two axes around the
-            worst element. One alone where the other has a single cell.
+        actual: The value of the worst element, to nine digits; it may be NaN or infinite.
+        expected: The correct value of that element.
+        relative_to: The norm by which errors are divided.
+        panels: A heat map with one element for each slice along the last axis, and one of the last
+            two axes at the worst element. A heat map with a single cell is left out.
     """
 
     case: str
@@ -222,15 +225,14 @@ class ErrorMap:
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeRun:
-    """Result of one graph in one runtime.
+    """The result of one graph in one runtime.
 
     Attributes:
-        outcome: ``"ran"``, or how it failed.
-        reason: Why it did not run, or how it failed; empty where it ran.
-        required: Whether anything but ``"ran"`` is a failure of the whole.
-        facts: Version, device, threads, limits, seconds: facts that the runtime reported.
-        worst: The place of the largest error of its worst verdict; None where nothing was measured.
-        seconds: The time of each case that ran, with reading its inputs and storing its outputs.
+        reason: The reason that the outcome is not ``"ran"``; else empty.
+        required: Whether the report fails unless the outcome is ``"ran"``.
+        facts: Facts that the runtime reported: version, device, threads, limits.
+        worst: The locations of the errors of the worst verdict; None if nothing was measured.
+        seconds: The time of each case that ran, including reading inputs and writing outputs.
     """
 
     runtime: str
@@ -245,17 +247,17 @@ class RuntimeRun:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Every verdict, the environment, one exit code.
+    """The result of a job: all verdicts, the environment, and an exit code.
 
     Attributes:
         notes: Notes for the reader.
-        model: The graph to draw beside the figures, as long as the file is there.
-        explanations: Causes of wrong numbers, a sentence for each explained runtime.
-        dimensions: Dtype and shape of each input and output, and the spec where there is one.
-        error: The error that ended the job before there was a verdict.
-        quality: Distance of a quantised model from the model in float.
-        signature: The bundle's signature, of a bundle that was verified.
-        dry_runs: What CUDA would do with the graphs. It is no evidence, and decides nothing.
+        model: The path of the graph, for links and drawings.
+        explanations: The causes of failures, with a sentence for each explained runtime.
+        dimensions: The dtype and shape of each input and output, and the spec if there is one.
+        error: The error that ended the job before there were verdicts.
+        quality: The distance of a quantised model from the float model.
+        signature: The digital signature of a verified bundle.
+        dry_runs: Dry runs of the graphs on CUDA. They do not affect the exit code.
     """
 
     name: str
@@ -273,46 +275,46 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 passed, 5 a required runtime did not run to its end, 6 wrong numbers; or `error`'s."""
+        """0 passed, 5 a required runtime did not run to its end, 6 wrong outputs; or `error`'s."""
         if self.error is not None:
             return self.error.exit_code
-        found = {verdict.status for verdict in self.verdicts}
-        if (self.quality and self.quality.missed) or found & {"failed", "unusable"}:
+        statuses = {verdict.status for verdict in self.verdicts}
+        if (self.quality and self.quality.missed) or statuses & {"failed", "unusable"}:
             return ParityError.exit_code
         missing = any(run.required and run.outcome != "ran" for run in self.runs)
-        missing |= "error" in found or "passed" not in found
+        missing |= "error" in statuses or "passed" not in statuses
         return RuntimeFailure.exit_code if missing else 0
 
     @property
     def passed(self) -> bool:
-        """Return whether everything required passed."""
+        """True if the exit code is 0."""
         return self.exit_code == 0
 
     def raise_if_failed(self) -> None:
-        """Raise the error of the exit code unless everything required passed.
+        """Raise the error of the exit code unless the report has passed.
 
         Raises:
-            AttnExportError: `error`, a `ParityError`, or else a `RuntimeFailure`.
+            AttnExportError: `error` if there is one, a `ParityError`, or a `RuntimeFailure`.
         """
         if not self.passed:
-            kind = ParityError if self.exit_code == ParityError.exit_code else RuntimeFailure
-            raise self.error or kind("; ".join(str(self).splitlines()))
+            error = ParityError if self.exit_code == ParityError.exit_code else RuntimeFailure
+            raise self.error or error("; ".join(str(self).splitlines()))
 
     def _repr_html_(self) -> str:
-        """Return the text for notebooks."""
+        """Return the report as HTML for notebooks."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
-        """Return the verdict, the causes, and a line for each runtime with a graph; 20 at most."""
+        """Return the state, the causes, and a line for each run, in at most `MOST_LINES` lines."""
         state = "passed" if self.passed else f"failed ({self.exit_code})"
-        lines = [f"{self.name}: {state}", *(f"why: {said}" for said in self.explanations)]
+        lines = [f"{self.name}: {state}", *(f"why: {cause}" for cause in self.explanations)]
         lines += [str(self.error)] if self.error is not None else []
         lines += self.quality.missed if self.quality else ()
         for run in [r for r in self.runs if r.required or r.outcome != "not run"] or self.runs:
-            own = [v for v in self.verdicts if (v.runtime, v.graph) == (run.runtime, run.graph)]
-            wrong = {v.case for v in own if v.status != "passed"}
-            said = f"{len(wrong)} of {counted(len({v.case for v in own}), 'case')} failed"
-            said = said if run.outcome == "ran" else f"{run.outcome}: {run.reason}"
-            lines.append(f"{run.runtime}, {run.graph}: {said}")
+            of_run = [v for v in self.verdicts if (v.runtime, v.graph) == (run.runtime, run.graph)]
+            wrong = {v.case for v in of_run if v.status != "passed"}
+            result = f"{len(wrong)} of {counted(len({v.case for v in of_run}), 'case')} failed"
+            result = result if run.outcome == "ran" else f"{run.outcome}: {run.reason}"
+            lines.append(f"{run.runtime}, {run.graph}: {result}")
         more = len(lines) - MOST_LINES
         return "\n".join(lines if more <= 0 else [*lines[: MOST_LINES - 1], f"… {more + 1} more"])

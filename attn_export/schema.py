@@ -1,4 +1,4 @@
-"""JSON files that are read, as types: each value has the range that everything else relies on."""
+"""Schemas of the JSON files that are read, with the ranges on which the rest of the code relies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _PART = rf"[^/\\:*?\"<>|'`${_CONTROL}]+"
 _ORDINARY = r"(?!\.{1,2}(?:/|\Z))"
 
 MOST_BYTES, MOST_ELEMENTS = 255, 2**31
-"""The longest name of a tensor in UTF-8, and the most elements of its fixed axes: kits in C have
-buffers for these."""
+"""The largest number of bytes of the name of a tensor, and of elements along its static axes. Kits
+in C have buffers of these sizes."""
 
 Text = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\Z")]
 Name = Annotated[str, Meta(min_length=1, max_length=500, pattern=rf"\A[^{_CONTROL}]*\Z")]
@@ -23,7 +23,7 @@ Reason = Annotated[str, Meta(max_length=2000, pattern=rf"\A[^{_CONTROL}]*\S[^{_C
 FileName = Annotated[
     str, Meta(max_length=500, pattern=rf"\A{_ORDINARY}{_PART}(?:/{_ORDINARY}{_PART})*\Z")
 ]
-"""A relative path with forward slashes, inside the bundle on every system."""
+"""A relative path with forward slashes, which cannot leave the folder on any system."""
 
 EndName = Annotated[str, Meta(min_length=1, max_length=MOST_BYTES, pattern=rf"\A[^{_CONTROL}]*\Z")]
 """The name of an input, an output or an axis."""
@@ -35,25 +35,26 @@ Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Dim = Annotated[int, Meta(ge=0, le=2**31 - 1)] | EndName
 Shape = Annotated[list[Dim], Meta(max_length=8)]
 OutputDim = Count | Annotated[str, Meta(max_length=MOST_BYTES, pattern=rf"\A[^{_CONTROL}]*\Z")]
-"""Size or name of an axis of an output; empty where a user's module has none for it."""
+"""The size or name of an axis of an output; the name is empty if a user's module has none for
+it."""
 
 
 class InputSignature(Struct, forbid_unknown_fields=True):
-    """An input."""
+    """The dtype and shape of an input."""
 
     dtype: Dtype
     shape: Shape
 
 
 class OutputSignature(Struct, forbid_unknown_fields=True):
-    """An output."""
+    """The dtype and shape of an output."""
 
     dtype: Dtype
     shape: Annotated[list[OutputDim], Meta(max_length=8)]
 
 
 class GraphEntry(Struct, forbid_unknown_fields=True):
-    """A graph of a manifest; see `GraphFile`."""
+    """The entry of a graph in a manifest; see `GraphFile`."""
 
     dialect: Name
     needs: dict[Name, Count | Name]
@@ -70,7 +71,7 @@ class GraphEntry(Struct, forbid_unknown_fields=True):
 
 
 class Tuning(Struct, forbid_unknown_fields=True):
-    """Times by which `tune` chose the forms of graphs, in milliseconds."""
+    """The times in milliseconds by which `tune` selected the forms of graphs."""
 
     processor: Text
     threads: Count
@@ -78,7 +79,7 @@ class Tuning(Struct, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, forbid_unknown_fields=True):
-    """Content of `manifest.json`."""
+    """The content of `manifest.json`."""
 
     format: Name
     name: Text
@@ -114,29 +115,29 @@ class Manifest(Struct, forbid_unknown_fields=True):
                 raise ValueError(f"{name} fixes an axis that is not there: {set(graph.fixed)}")
 
     def _check_ends(self, name: str, graph: GraphEntry) -> None:
-        """Check what a graph says of inputs and outputs; see `__post_init__`."""
+        """Check the inputs and outputs in the entry of a graph; see `__post_init__`."""
         ends: dict[str, InputSignature | OutputSignature] = {**self.inputs, **self.outputs}
         for end, order in graph.layouts.items():
             if end not in ends or sorted(order) != list(range(len(ends[end].shape))):
                 raise ValueError(f"{name} has a layout of {end} that is none: {order}")
-        for output, given in graph.bound.items():
-            is_cache = output.replace("present_", "past_", 1) == given != output
-            if not is_cache or output not in self.outputs or given not in self.inputs:
-                raise ValueError(f"{name} binds {output} to {given}, which is not its past")
+        for output, source in graph.bound.items():
+            is_cache = output.replace("present_", "past_", 1) == source != output
+            if not is_cache or output not in self.outputs or source not in self.inputs:
+                raise ValueError(f"{name} binds {output} to {source}, which is not its past")
         for end in graph.dtypes:
             if end not in self.inputs or self.inputs[end].dtype != "int64":
                 raise ValueError(f"{name} takes {end} as int32, which is no input of int64")
 
 
 class AllowedEntry(Struct, forbid_unknown_fields=True):
-    """The error allowed for one output; infinite where a build failed."""
+    """The error allowed for one output; infinite after some failed builds."""
 
     whole: Annotated[float, Meta(gt=0)]
     row: Annotated[float, Meta(gt=0)]
 
 
 class CaseEntry(Struct, forbid_unknown_fields=True):
-    """A case of the golden vectors."""
+    """The entry of a case of the golden vectors."""
 
     name: Name
     kind: Name
@@ -150,7 +151,7 @@ class CaseEntry(Struct, forbid_unknown_fields=True):
 
 
 class GoldenIndex(Struct, forbid_unknown_fields=True):
-    """Content of `golden/index.json`."""
+    """The content of `golden/index.json`."""
 
     inputs: list[Name]
     outputs: list[Name]
@@ -162,9 +163,9 @@ class GoldenIndex(Struct, forbid_unknown_fields=True):
         Raises:
             ValueError: If they contradict each other.
         """
-        for part in ("name", "folder"):
-            if len({getattr(case, part) for case in self.cases}) < len(self.cases):
-                raise ValueError(f"two cases have one {part}")
+        for field in ("name", "folder"):
+            if len({getattr(case, field) for case in self.cases}) < len(self.cases):
+                raise ValueError(f"two cases have one {field}")
         for case in self.cases:
             missing = set(self.outputs) - set(case.allowed)
             if missing:
@@ -174,7 +175,7 @@ class GoldenIndex(Struct, forbid_unknown_fields=True):
 
 
 class DistanceEntry(Struct, forbid_unknown_fields=True):
-    """Distance of a part of a quantised model."""
+    """The entry of a `quality.Distance`."""
 
     part: Name
     sqnr: float
@@ -183,7 +184,7 @@ class DistanceEntry(Struct, forbid_unknown_fields=True):
 
 
 class SplitEntry(Struct, forbid_unknown_fields=True):
-    """Rounding and clipped values of one tensor."""
+    """The entry of a `quality.Split`."""
 
     part: Name
     rounding: float | None
@@ -192,7 +193,7 @@ class SplitEntry(Struct, forbid_unknown_fields=True):
 
 
 class QualityFile(Struct, forbid_unknown_fields=True):
-    """Content of `golden/quality.json`."""
+    """The content of `golden/quality.json`."""
 
     cases: Annotated[list[Count], Meta(min_length=1, max_length=100)]
     heads: Annotated[list[DistanceEntry], Meta(max_length=100_000)]
@@ -202,7 +203,7 @@ class QualityFile(Struct, forbid_unknown_fields=True):
 
 
 class BaselineFile(Struct, forbid_unknown_fields=True):
-    """Content of a baseline."""
+    """The content of a baseline file."""
 
     format: Name
     versions: dict[Name, Text]
@@ -210,7 +211,7 @@ class BaselineFile(Struct, forbid_unknown_fields=True):
 
 
 class ReportedVerdict(Struct):
-    """A verdict of `report.json`; the errors are null where they were not measured."""
+    """The entry of a verdict in `report.json`. Errors are null if they were not measured."""
 
     runtime: Text
     graph: Text
@@ -224,7 +225,7 @@ class ReportedVerdict(Struct):
 
 
 class ReportFile(Struct):
-    """Content of `report.json`, as far as it is read again."""
+    """The part of `report.json` that is read again."""
 
     name: Text
     passed: bool

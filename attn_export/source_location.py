@@ -1,4 +1,4 @@
-"""Location of errors in the user's own files."""
+"""Locations of errors in the user's own files."""
 
 from __future__ import annotations
 
@@ -15,51 +15,56 @@ from types import FrameType
 from typing import Any
 
 Line = tuple[str, int]
+"""The path of a file and the number of a line."""
 
 STDLIB, OURS = Path(sysconfig.get_path("stdlib")).resolve(), Path(__file__).resolve().parent
 INSTALLED = ("site-packages", "dist-packages")
-"""Folders of packages: within the standard library's folder, but not of it."""
+"""Names of folders with installed packages, which may lie within that of the standard library."""
+
 TOOLS = (
     "torch", "onnxscript", "onnx_ir", "onnx", "numpy", "sympy",
     "einops", "einx", "opt_einsum", "torch_einops_utils", "jaxtyping", "beartype", "typeguard",
     "frozendict", "loguru", "packaging", "decorator", "wrapt", "typing_extensions",
 )  # fmt: skip
-"""Packages that only pass errors on: they compute what the line that calls them says."""
+"""Packages that are skipped, because the user's line that calls them is the cause of an error."""
+
 RAISED = ("", 0)
+"""The end of the lines of a run that raised an error."""
 
 
-@functools.cache  # asked for every frame, and to resolve a path asks the disk
-def is_theirs(file: str) -> bool:
-    """Return whether a file belongs to neither torch, nor Python, nor this package."""
+@functools.cache  # called for every frame, and resolving a path reads the disk
+def is_user_file(file: str) -> bool:
+    """Return whether a file belongs to neither Python, nor this package, nor one of `TOOLS`."""
     path = Path(file).resolve()
     if file.startswith("<") or path.is_relative_to(OURS):
         return False
-    packages = [after for part, after in pairwise(path.parts) if part in INSTALLED]
+    packages = [after for folder, after in pairwise(path.parts) if folder in INSTALLED]
     if packages:
         return packages[-1] not in TOOLS
     return not path.is_relative_to(STDLIB)
 
 
 def line_of(error: BaseException) -> str:
-    """Return the innermost user line that an error, or its cause, passed through.
+    """Return the innermost user line in the traceback of an error, or of its causes.
 
-    It reads ``file.py:12``, or "" if there is none.
+    Returns:
+        The line as ``file.py:12``; "" if there is none.
     """
-    found: list[Line] = []
-    at: BaseException | None = error
-    while at is not None:
-        frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(at.__traceback__)]
-        # What torch says of the code that it was translating.
-        frames += _frames_in(str(at))
-        found += [frame for frame in frames if is_theirs(frame[0])]
-        at = at.__cause__
-    return show(found[-1]) if found else ""
+    lines: list[Line] = []
+    current: BaseException | None = error
+    while current is not None:
+        frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(current.__traceback__)]
+        # torch states the line that it was translating in the message.
+        frames += _frames_in(str(current))
+        lines += [frame for frame in frames if is_user_file(frame[0])]
+        current = current.__cause__
+    return show(lines[-1]) if lines else ""
 
 
 def line_in(trace: str) -> str:
     """Return the innermost user line in the text of a stack trace, or ""."""
-    found = [frame for frame in _frames_in(trace) if is_theirs(frame[0])]
-    return show(found[-1]) if found else ""
+    lines = [frame for frame in _frames_in(trace) if is_user_file(frame[0])]
+    return show(lines[-1]) if lines else ""
 
 
 def _frames_in(text: str) -> list[Line]:
@@ -67,13 +72,14 @@ def _frames_in(text: str) -> list[Line]:
 
 
 def branching_line(one: Callable[[], object], other: Callable[[], object]) -> str:
-    """Return the user line after which two runs diverge.
+    """Return the last common user line of two runs, after which they diverge.
 
-    If only one of them raises, return the line of the error; "" if both take the same path.
+    If one of them raises an error, that is the line of the error. Return "" if both run the same
+    lines.
 
     Args:
-        one: A run of the user's code.
-        other: Another run of it.
+        one: A function that runs the user's code.
+        other: A function that runs it in another way.
     """
     first, second = _lines_of(one), _lines_of(other)
     last: Line | None = None
@@ -90,7 +96,7 @@ def show(line: Line) -> str:
 
 
 def _lines_of(run: Callable[[], object]) -> list[Line]:
-    """Return the user lines that a run passes, in order; an error ends them with `RAISED`."""
+    """Return the user lines that a function runs, in order; `RAISED` follows after an error."""
     lines: list[Line] = []
 
     def on_line(frame: FrameType, event: str, _: Any) -> Any:
@@ -99,7 +105,7 @@ def _lines_of(run: Callable[[], object]) -> list[Line]:
         return on_line
 
     def on_call(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ARG001
-        return on_line if is_theirs(frame.f_code.co_filename) else None
+        return on_line if is_user_file(frame.f_code.co_filename) else None
 
     with _tracing(on_call):
         try:
@@ -120,10 +126,10 @@ def _tracing(trace: Any) -> Iterator[None]:
 
 
 def user_line() -> str:
-    """Return the innermost line of the user's that is being run; "" if there is none."""
+    """Return the innermost user line on the call stack; "" if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if is_theirs(frame.f_code.co_filename):
+        if is_user_file(frame.f_code.co_filename):
             return show((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return ""

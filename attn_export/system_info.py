@@ -1,4 +1,4 @@
-"""Environment of a result, without paths or names of hosts; installation of missing packages."""
+"""The environment of a result, without paths or host names; messages for missing packages."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ PACKAGES = ("attn-export", "torch", "onnx", "onnx-ir", "onnxscript", "onnxruntim
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the installed packages that a result depends on."""
-    # Imported here: `verify` starts its runtimes' processes first.
+    """Return the versions of the installed packages that may affect a result."""
+    # Not imported above, so that `verify` starts its runtimes' processes early.
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {}
+    installed = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            installed[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, system, processor and date."""
+    """Return versions, system, number of cores and date."""
     return {
         "versions": versions(),
         "python": platform.python_version(),
@@ -45,14 +45,13 @@ def environment() -> dict[str, Any]:
 def processor() -> str:
     """Return the name of the machine's processor."""
     try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
     except OSError:
-        found = None
-    return found[1] if found else platform.processor() or platform.machine()
+        match = None
+    return match[1] if match else platform.processor() or platform.machine()
 
 
 # -- packages that are not installed ------------------------------------------------------------
-
 
 EXTRAS = {
     "onnxruntime": "cpu",
@@ -64,36 +63,37 @@ EXTRAS = {
     "cryptography": "sign",
     "distributed": "sweep",
 }
-"""The extra of this package that brings a package."""
+"""The extra of attn-export that includes a package."""
 
 
 def install_command(*requirements: str) -> str:
-    """Return the command that installs packages into this environment, which may have no pip."""
+    """Return a command that installs packages into this environment, even if it has no pip."""
     quoted = " ".join(f"'{name}'" if set(name) & set("[<>") else name for name in requirements)
     if find_spec("pip"):
         return f"pip install {quoted}"
-    place = Path(sys.prefix)
-    if place.is_relative_to(Path.cwd()):
-        place = place.relative_to(Path.cwd())
-    return f"python3 -m pip --python {place} install {quoted}"
+    prefix = Path(sys.prefix)
+    if prefix.is_relative_to(Path.cwd()):
+        prefix = prefix.relative_to(Path.cwd())
+    return f"python3 -m pip --python {prefix} install {quoted}"
 
 
 def missing_package(package: str, *requirements: str) -> str:
-    """Return the message for a package that is not installed, with the command that brings it.
+    """Return a message that a package is not installed, with the command that installs it.
 
     Args:
         package: The name of the package.
-        requirements: The arguments of pip. Default: the extra with it, or else the package.
+        requirements: The arguments of pip. Default: the extra that includes the package, or else
+            the package.
     """
     extra = [f"attn-export[{EXTRAS[package]}]"] if package in EXTRAS else [package]
     return f"{package} is not installed; {install_command(*(requirements or extra))}"
 
 
 def check_installed(package: str) -> None:
-    """Refuse early what needs a package of an extra that was not installed.
+    """Raise an error if a package is not installed, before it is needed.
 
     Raises:
-        UsageError: If it is not installed.
+        UsageError: If the package is not installed.
     """
     if find_spec(package) is None:
         raise UsageError(missing_package(package))

@@ -1,10 +1,9 @@
-"""Temporary folders: in memory if it has space, or beside their targets.
+"""Temporary folders, in memory if it has space, or next to an output.
 
-On disk, making the files of a small case takes longer than computing it.
+Memory is used because writing the files of a small case to a disk takes longer than computing it.
 
-Each folder is locked as long as a process uses it, and a killed process loses its locks: the next
-run removes folders of ours that nobody has locked. A lock, unlike a process id, also says so for
-processes in other containers.
+A process locks its folders while it uses them, and loses the locks when it is killed. The next run
+removes folders without a lock. Unlike process ids, locks also work across containers.
 """
 
 from __future__ import annotations
@@ -19,70 +18,71 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from attn_export.interruption import undone
+from attn_export.interruption import undo_at_end
 
 if sys.platform != "win32":
     import fcntl
 
 MEMORY = Path("/dev/shm")
 MIN_FREE_BYTES = 1 << 30
-"""Bytes that have to be free there; containers often have 64 MiB."""
+"""The number of bytes that must be free in `MEMORY`. Containers often have 64 MiB."""
 
 OLD = ".old"
-"""End of the name under which a folder waits until another has taken its place."""
+"""The suffix of the name of an old folder while a new one replaces it."""
 
-# Versions that locked nothing called their folders otherwise: those are left alone.
+# Older releases without locks used other names. Their folders are not removed.
 _SCRATCH = re.compile(r"attn-export\.[0-9a-f]{16}")
 _BESIDE = re.compile(r"\.(?P<target>.+)\.attn-export-[0-9a-f]{16}(?P<old>\.old)?", re.DOTALL)
 
-_held: set[int] = set()
+_locks: set[int] = set()
 
 
 @contextlib.contextmanager
 def scratch(*, in_memory: bool = True) -> Iterator[Path]:
-    """Make a new folder, removed at the end. `TMPDIR` is honoured where it is set.
+    """Create a temporary folder, which is removed at the end. `TMPDIR` is used if it is set.
 
     Args:
-        in_memory: Whether it may lie in memory; false for copies of large files.
+        in_memory: Whether the folder may be in memory. It must not be for copies of large files.
     """
-    for place in (MEMORY, Path(tempfile.gettempdir())):
-        _sweep_once(place)
-    place = _place() if in_memory else Path(tempfile.gettempdir())
-    with _new_folder(place, "attn-export.", mode=0o700) as folder:
+    for parent in (MEMORY, Path(tempfile.gettempdir())):
+        _sweep_once(parent)
+    parent = _fastest_parent() if in_memory else Path(tempfile.gettempdir())
+    with _new_folder(parent, "attn-export.", mode=0o700) as folder:
         yield folder
 
 
 @contextlib.contextmanager
 def folder_beside(output: Path) -> Iterator[Path]:
-    """Make a new folder beside `output`, removed at the end unless it was moved.
-
-    Its name starts with a dot, so that an incomplete folder stays hidden.
+    """Create a hidden folder next to `output`, which is removed at the end unless it was moved.
 
     Raises:
-        OSError: If it cannot be made.
+        OSError: If the folder cannot be created.
     """
     sweep(output.parent)
     with _new_folder(output.parent, f".{output.name}.attn-export-") as folder:
         yield folder
 
 
-def sweep(place: Path) -> None:
-    """Remove the remains of killed processes in a folder; restore their targets."""
-    with contextlib.suppress(OSError), os.scandir(place) as entries:
+def sweep(parent: Path) -> None:
+    """Remove the temporary folders of killed processes, and restore old folders."""
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in list(entries):
-            left = _BESIDE.fullmatch(entry.name) or _SCRATCH.fullmatch(entry.name)
-            if left and entry.is_dir(follow_symlinks=False):
-                _sweep_folder(Path(entry.path), left)
+            name = _BESIDE.fullmatch(entry.name) or _SCRATCH.fullmatch(entry.name)
+            if name and entry.is_dir(follow_symlinks=False):
+                _sweep_folder(Path(entry.path), name)
 
 
 def held_locks() -> tuple[int, ...]:
-    """Return file descriptors for a child process: while it lives, its folders are in use."""
-    return tuple(_held)
+    """Return the descriptors of all locks, for a child process that must keep the locks, too."""
+    return tuple(_locks)
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from sweeping a folder, under any name; it may be in use."""
+    """Lock a folder in this block, so that no other process removes it, even if it is renamed.
+
+    It is no error if another process has locked it.
+    """
     try:
         lock = _lock(folder)
     except OSError:
@@ -94,27 +94,27 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _new_folder(place: Path, prefix: str, mode: int = 0o777) -> Iterator[Path]:
+def _new_folder(parent: Path, prefix: str, mode: int = 0o777) -> Iterator[Path]:
     locks: list[int | None] = []
     with contextlib.ExitStack() as stack:
-        stack.callback(lambda: _release(*locks))  # the last thing to do
+        stack.callback(lambda: _release(*locks))  # runs last
         while not locks:
-            folder = place / f"{prefix}{os.urandom(8).hex()}"
+            folder = parent / f"{prefix}{os.urandom(8).hex()}"
             remove = functools.partial(shutil.rmtree, folder, ignore_errors=True)
-            stack.enter_context(undone(remove))
+            stack.enter_context(undo_at_end(remove))
             folder.mkdir(mode=mode)
-            # Another process may come between, and sweep it.
+            # Another process may remove the folder before it is locked.
             with contextlib.suppress(BlockingIOError, FileNotFoundError):
                 locks.append(_lock(folder))
         yield folder
 
 
 def _lock(folder: Path) -> int | None:
-    """Lock a folder until the descriptor is closed; None where the file system has no locks.
+    """Lock a folder until the descriptor is closed; return None if locks are not supported.
 
     Raises:
-        BlockingIOError: If another process has locked it.
-        FileNotFoundError: If it is not there, or no longer.
+        BlockingIOError: If another process has locked the folder.
+        FileNotFoundError: If the folder does not exist, or was replaced.
     """
     if sys.platform == "win32":
         return None
@@ -129,26 +129,26 @@ def _lock(folder: Path) -> int | None:
     except OSError:
         os.close(number)
         return None
-    _held.add(number)
+    _locks.add(number)
     return number
 
 
 def _release(*locks: int | None) -> None:
     for lock in locks:
         if lock is not None:
-            _held.discard(lock)
+            _locks.discard(lock)
             os.close(lock)
 
 
-def _sweep_folder(folder: Path, left: re.Match[str]) -> None:
+def _sweep_folder(folder: Path, name: re.Match[str]) -> None:
     try:
         lock = _lock(folder)
     except OSError:
-        return  # in use, or swept by another
+        return  # in use, or removed by another process
     try:
         if lock is None or os.fstat(lock).st_uid != os.geteuid():
             return
-        groups = left.groupdict()
+        groups = name.groupdict()
         target = folder.with_name(groups.get("target") or folder.name)
         if groups.get("old") and not os.path.lexists(target):
             folder.rename(target)
@@ -159,11 +159,11 @@ def _sweep_folder(folder: Path, left: re.Match[str]) -> None:
 
 
 @functools.cache
-def _sweep_once(place: Path) -> None:
-    sweep(place)
+def _sweep_once(parent: Path) -> None:
+    sweep(parent)
 
 
-def _place() -> Path:
+def _fastest_parent() -> Path:
     if "TMPDIR" in os.environ or not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK):
         return Path(tempfile.gettempdir())
     enough = shutil.disk_usage(MEMORY).free >= MIN_FREE_BYTES

@@ -1,7 +1,7 @@
-"""Tensors as files: ONNX TensorProto, read and written without importing onnx.
+"""Reading and writing of tensor files (ONNX TensorProto) without importing onnx.
 
-`import onnx` takes longer than a runtime needs for all cases of a small model, and both
-`verify` and every runtime's process would pay for it.
+`import onnx` takes longer than a runtime needs for all cases of a small model. It would delay
+`verify` and every runtime's process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from attn_export.tensorproto import CODES, TensorMessage, parse, serialise
 from attn_export.untrusted_files import read_bytes
 
 Array = np.ndarray[Any, Any]
-"""An array of any type and shape."""
+"""An array of any dtype and shape."""
+
 ArrayDict = dict[str, Array]
 """Arrays by the names of inputs or outputs."""
 
@@ -27,12 +28,12 @@ def write_tensor(path: Path, name: str, array: np.ndarray) -> None:
     """Write one tensor.
 
     Args:
-        path: The file.
+        path: The file to write.
         name: The name of the tensor.
-        array: Its values.
+        array: The values, of any shape.
 
     Raises:
-        ValueError: If there is no ONNX type for the array's dtype.
+        ValueError: If ONNX has no type for the array's dtype.
     """
     if array.dtype.name not in CODES:
         raise ValueError(f"{name} is of type {array.dtype}, which has no ONNX type")
@@ -43,62 +44,62 @@ def write_tensor(path: Path, name: str, array: np.ndarray) -> None:
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray]:
-    """Read one tensor: its name and its values.
+    """Read one tensor; return its name and its values.
 
     Raises:
-        ValueError: If the file holds no tensor with raw data.
+        ValueError: If the file is no tensor with raw data, or the size of the data is wrong.
     """
     data = read_bytes(path)
     try:
         message = parse(data)
     except ValueError as error:
         raise ValueError(f"{path.name} holds {error}") from error
-    kind = numpy_dtype(message.dtype)
-    expected = math.prod(message.dims) * kind.itemsize
+    dtype = numpy_dtype(message.dtype)
+    expected = math.prod(message.dims) * dtype.itemsize
     if len(message.raw) != expected:
         raise ValueError(
             f"{path.name} holds {len(message.raw)} bytes, and {message.dims} of {message.dtype} "
             f"take {expected}"
         )
-    array = np.frombuffer(message.raw, kind)
+    array = np.frombuffer(message.raw, dtype)
     little = array if sys.byteorder == "little" else array.byteswap()
     return message.name, little.reshape(message.dims)
 
 
 def write_tensors(folder: Path, stem: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays as `STEM_0.pb`, `STEM_1.pb` …, in their order.
+    """Write arrays to `STEM_0.pb`, `STEM_1.pb` …, in their order.
 
     Args:
         folder: An existing folder.
-        stem: STEM.
-        arrays: The arrays by name.
+        stem: The start of the file names.
+        arrays: The arrays, by name.
     """
     for number, (name, array) in enumerate(arrays.items()):
         write_tensor(folder / f"{stem}_{number}.pb", name, array)
 
 
 def read_tensors(folder: Path, stem: str, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Read `STEM_0.pb`, `STEM_1.pb` … under these names.
+    """Read the tensors with expected names from `STEM_0.pb`, `STEM_1.pb` ….
 
     Args:
-        folder: The folder.
-        stem: STEM.
-        names: The expected names, in the order of the files.
+        folder: The folder of the files.
+        stem: The start of the file names.
+        names: The expected names of the tensors, in the order of the files.
 
     Raises:
-        ValueError: If a file is no tensor, or a tensor of another name.
+        ValueError: If a file is no tensor, or a tensor has another name.
     """
     arrays = {}
     for number, name in enumerate(names):
         path = folder / f"{stem}_{number}.pb"
-        found, arrays[name] = read_tensor(path)
-        if found != name:
-            raise ValueError(f"{path.name} holds {found!r}, expected {name!r}")
+        actual, arrays[name] = read_tensor(path)
+        if actual != name:
+            raise ValueError(f"{path.name} holds {actual!r}, expected {name!r}")
     return arrays
 
 
 def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
-    """Read `output_0.pb` … of a runtime, under the names that they carry.
+    """Read the outputs of a runtime from `output_0.pb` …, with the names in the files.
 
     Args:
         folder: The folder of the files.
@@ -108,7 +109,7 @@ def read_outputs(folder: Path, count: int) -> dict[str, np.ndarray]:
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """Return the numpy dtype of this name, bfloat16 included."""
+    """Return the numpy dtype of a name, with that of ml_dtypes for bfloat16."""
     if name == "bfloat16":
         import ml_dtypes
 

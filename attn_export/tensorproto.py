@@ -1,8 +1,10 @@
-"""ONNX TensorProto messages as bytes, read and written without numpy or onnx.
+"""Parser and serialiser of ONNX TensorProto messages, without numpy or onnx.
 
-Of the protobuf message (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto, `TensorProto`) four
-fields are used: dims (1), data_type (2), name (8) and raw_data (9), which is what
-`onnx.numpy_helper` writes. The Python kit ships this file: it imports nothing of this package.
+Four fields of the protobuf message `TensorProto` are used: dims (1), data_type (2), name (8) and
+raw_data (9). These are the fields that `onnx.numpy_helper` writes; see
+https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
+
+The Python kit ships this file, so it must not import other files of this package.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64",
     9: "bool", 10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
 }  # fmt: skip
-"""TensorProto.DataType."""
+"""The supported dtypes, by their numbers in `TensorProto.DataType`."""
 
 CODES = {name: code for code, name in DTYPES.items()}
-"""The same by the names of types."""
+"""The numbers in `TensorProto.DataType`, by dtype."""
 
 DIMS, DATA_TYPE, NAME, RAW_DATA = 1, 2, 8, 9
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
@@ -29,10 +31,10 @@ class TensorMessage:
     """A tensor with raw data.
 
     Attributes:
-        name: Its name.
-        dtype: The name of its type, as in `DTYPES`.
-        dims: Its shape.
-        raw: Its values, little-endian.
+        name: The name of the tensor.
+        dtype: The dtype, as in `DTYPES`.
+        dims: The shape.
+        raw: The values in C order, little-endian.
     """
 
     name: str
@@ -42,7 +44,7 @@ class TensorMessage:
 
 
 def parse(data: bytes) -> TensorMessage:
-    """Return the tensor of a message.
+    """Parse a message.
 
     Raises:
         ValueError: If the bytes are no tensor with raw data.
@@ -52,7 +54,7 @@ def parse(data: bytes) -> TensorMessage:
     for field, value in _fields(data):
         if field == DIMS and isinstance(value, int):
             dims.append(value)
-        elif field == DIMS and isinstance(value, bytes):  # packed, as other writers may do
+        elif field == DIMS and isinstance(value, bytes):  # packed, as some writers do
             dims += _packed(value)
         elif field == DATA_TYPE and isinstance(value, int):
             dtype = DTYPES.get(value)
@@ -60,7 +62,9 @@ def parse(data: bytes) -> TensorMessage:
             name = value.decode()
         elif field == RAW_DATA and isinstance(value, bytes):
             raw = value
-    if dtype is None or (raw is None and 0 not in dims):  # without elements there is no data
+    if dtype is None or (
+        raw is None and 0 not in dims
+    ):  # tensors without elements may have no data
         raise ValueError("no tensor with raw data")
     if len(dims) > MOST_DIMS or max(dims, default=0) > LARGEST_DIM:
         raise ValueError(f"the dims {str(dims)[:80]}, which no tensor has")
@@ -68,7 +72,7 @@ def parse(data: bytes) -> TensorMessage:
 
 
 def serialise(message: TensorMessage) -> bytes:
-    """Return a tensor as a message."""
+    """Serialise a tensor."""
     code = CODES[message.dtype]
     return (
         b"".join(_key(DIMS, VARINT) + _varint(size) for size in message.dims)
@@ -80,23 +84,23 @@ def serialise(message: TensorMessage) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield field numbers and values of a protobuf message.
+    """Yield the number and value of each field of a protobuf message.
 
     Raises:
-        ValueError: If the bytes are no message.
+        ValueError: If the bytes are no valid message.
     """
     at = 0
     while at < len(data):
         key, at = _read_varint(data, at)
-        field, kind = key >> 3, key & 7
-        if kind == VARINT:
+        field, wire_type = key >> 3, key & 7
+        if wire_type == VARINT:
             value, at = _read_varint(data, at)
             yield field, value
             continue
-        if kind == BYTES:
+        if wire_type == BYTES:
             length, at = _read_varint(data, at)
-        elif kind in (FIXED64, FIXED32):
-            length = 8 if kind == FIXED64 else 4
+        elif wire_type in (FIXED64, FIXED32):
+            length = 8 if wire_type == FIXED64 else 4
         else:
             raise ValueError("no protobuf message")
         if at + length > len(data):
@@ -134,8 +138,8 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _key(field: int, kind: int) -> bytes:
-    return _varint(field << 3 | kind)
+def _key(field: int, wire_type: int) -> bytes:
+    return _varint(field << 3 | wire_type)
 
 
 def _bytes(field: int, value: bytes) -> bytes:

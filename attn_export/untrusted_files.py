@@ -1,4 +1,4 @@
-"""Files from outside: regular ones, of a size that is known before they are read."""
+"""Reading of untrusted files: only regular files of limited size, and JSON that fits a schema."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from typing import Any, TypeVar
 from attn_export.errors import printable
 
 MOST_TEXT = 64 * 2**20
-"""The largest size of a text file, in bytes: the manifest of 10,000 cases takes less."""
+"""The largest size of a text file, in bytes. The manifest of 10,000 cases is smaller."""
 
 T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def regular_file(path: Path) -> Iterator[FileIO]:
-    """Open a regular file for reading; a FIFO or a device would block, or never end.
+    """Open a regular file for reading. Refuse a FIFO or device, which could block or be endless.
 
     Raises:
-        OSError: If it cannot be opened, or is something else.
+        OSError: If the file cannot be opened, or is no regular file.
     """
-    # Without O_NONBLOCK a FIFO is opened only when somebody writes to it.
+    # Without O_NONBLOCK, opening a FIFO blocks until a writer opens it.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with FileIO(os.open(path, flags), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -39,34 +39,34 @@ def regular_file(path: Path) -> Iterator[FileIO]:
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Return the contents of a regular file.
+    """Return the content of a regular file.
 
     Args:
-        path: The file.
-        most: The largest size in bytes, if there is one.
+        path: The path of the file.
+        most: The largest allowed size in bytes; None for no limit.
 
     Raises:
-        OSError: If it cannot be read, is larger, or is no regular file.
+        OSError: If the file cannot be read, is larger, or is no regular file.
     """
     with regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
             message = f"it has {size} bytes, and {most} is the most"
             raise OSError(errno.EFBIG, message, str(path))
-        # One read of a system call gives 2 GiB at most.
-        parts = []
-        while size > 0 and (part := file.read(size)):
-            parts.append(part)
-            size -= len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        # A single system call reads at most 2 GiB.
+        chunks = []
+        while size > 0 and (chunk := file.read(size)):
+            chunks.append(chunk)
+            size -= len(chunk)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def read_text(path: Path) -> str:
     """Return the text of a regular file of at most `MOST_TEXT` bytes.
 
     Raises:
-        OSError: If it cannot be read, is larger, or is no regular file.
-        ValueError: If it is not UTF-8.
+        OSError: If the file cannot be read, is larger, or is no regular file.
+        ValueError: If the content is not UTF-8.
     """
     return read_bytes(path, MOST_TEXT).decode("utf-8")
 
@@ -75,7 +75,7 @@ def parse_json(text: str) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: If it is no JSON, or is nested too deep.
+        ValueError: If the text is no JSON, or is nested too deep.
     """
     try:
         return json.loads(text)
@@ -84,32 +84,32 @@ def parse_json(text: str) -> Any:
 
 
 def checked(value: object, schema: type[T]) -> T:
-    """Return a value as an object of a schema.
+    """Check that a value fits a schema, and convert it.
 
     Args:
         value: A value from JSON or TOML.
-        schema: A class of `msgspec`, or another type.
+        schema: A subclass of `msgspec.Struct`, or another type that `msgspec` supports.
 
     Raises:
-        ValueError: If it does not fit; the message names the field and its value.
+        ValueError: If the value does not fit. The message names the field and its value.
     """
     import msgspec
 
     try:
         return msgspec.convert(value, schema)
     except (msgspec.ValidationError, OverflowError, RecursionError) as error:
-        said, _, place = str(error).rpartition(" - at ")
+        problem, _, path = str(error).rpartition(" - at ")
         try:
-            field, found = _locate(value, place, partial(_same_error, value, schema, str(error)))
-        except (LookupError, TypeError):  # No path, or a value that looks like one.
-            said, field, found = str(error), "", shortened(value)
-        # Patterns are long, and for nobody's eyes.
-        said, pattern, _ = said.partition(" matching regex ")
-        said = f"{said} without such characters" if pattern else printable(said, 120)
+            field, actual = _locate(value, path, partial(_same_error, value, schema, str(error)))
+        except (LookupError, TypeError):  # no path, or a value that looks like one
+            problem, field, actual = str(error), "", shortened(value)
+        # Regular expressions are left out: they are long and no help to the user.
+        problem, pattern, _ = problem.partition(" matching regex ")
+        problem = f"{problem} without such characters" if pattern else printable(problem, 120)
         where = f" - at `{field}`" if field else ""
-        # An object whose fields are wrong is too large to show.
-        is_shown = (field and not said.startswith("Object ")) or not isinstance(value, dict)
-        raise ValueError(f"{said}{where}{f', which is {found}' * is_shown}") from error
+        # Whole objects with wrong fields are too large to show.
+        is_shown = (field and not problem.startswith("Object ")) or not isinstance(value, dict)
+        raise ValueError(f"{problem}{where}{f', which is {actual}' * is_shown}") from error
 
 
 def _same_error(value: object, schema: type[T], message: str) -> bool:
@@ -122,25 +122,26 @@ def _same_error(value: object, schema: type[T], message: str) -> bool:
     return False
 
 
-def _locate(value: Any, place: str, fails: Callable[[], bool]) -> tuple[str, str]:
-    """Return the full path and the shortened value of the field that an error of msgspec means.
+def _locate(value: Any, path: str, fails: Callable[[], bool]) -> tuple[str, str]:
+    """Return the full path and the shortened value of the field in an error of msgspec.
 
-    msgspec writes `[...]` for any key of a mapping. The key is the last one of the shortest
-    beginning of the mapping that still fails.
+    msgspec writes `[...]` for any key of a mapping. The key is found by bisection: it is the last
+    one of the shortest prefix of the mapping with the same error.
 
     Args:
-        value: The value that was converted. It is as before afterwards.
-        place: Its path as msgspec writes it, such as "`key` in `$.files`".
-        fails: Converts the value again, and returns whether the error is the same.
+        value: The value that was converted. It is changed temporarily.
+        path: The path in the message, such as "`key` in `$.files`".
+        fails: A function that converts the value again, and returns whether the error is the same.
 
     Raises:
-        LookupError: If it is no path of this value. (TypeError likewise.)
+        LookupError: If the value has no such path.
+        TypeError: If the value has no such path.
     """
-    if not re.fullmatch(r"(`key` in )?`\$[^`]*`", place):
-        raise LookupError(place)
-    of_key = place.startswith("`key` in ")
+    if not re.fullmatch(r"(`key` in )?`\$[^`]*`", path):
+        raise LookupError(path)
+    is_key = path.startswith("`key` in ")
     field = "$"
-    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", place):
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", path):
         if name or index.isdigit():
             value = value[name or int(index)]
             field += f".{name}" if name else f"[{index}]"
@@ -148,7 +149,7 @@ def _locate(value: Any, place: str, fails: Callable[[], bool]) -> tuple[str, str
             key = _first_wrong_key(value, fails)
             value = value[key]
             field += f"[{shortened(key)}]"
-    return field, shortened(_first_wrong_key(value, fails) if of_key else value)
+    return field, shortened(_first_wrong_key(value, fails) if is_key else value)
 
 
 def _first_wrong_key(mapping: dict[str, Any], fails: Callable[[], bool]) -> str:
@@ -166,7 +167,7 @@ def _first_wrong_key(mapping: dict[str, Any], fails: Callable[[], bool]) -> str:
 
 
 def shortened(value: object) -> str:
-    """Return a value of a file in at most 60 characters, and an array by its length."""
+    """Return a value as at most 60 characters; objects and long arrays by their length."""
     if isinstance(value, list | dict) and (isinstance(value, dict) or len(value) > 8):
         return f"{'an object' if isinstance(value, dict) else 'an array'} of {len(value)}"
     return printable(repr(value), 60)

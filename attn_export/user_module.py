@@ -1,4 +1,4 @@
-"""`--module PATH.py:FUNCTION`: a subject from a user's own file."""
+"""Loading of a subject from a user's own file, for `--module PATH.py:FUNCTION`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from attn_export.source_location import line_of
 
 
 def load_subject(reference: str) -> Subject:
-    """Call a function of a file, which returns the subject.
+    """Call a function in a user's file, which must return a subject.
 
     Args:
         reference: ``PATH.py:FUNCTION``.
 
     Raises:
-        UsageError: If there is no such file or function, or it returns something else.
-        ExportError: If the file or the function raises; names the line.
+        UsageError: If the file or function does not exist, or it returns something else.
+        ExportError: If the file or the function raises an error. The message names the line.
     """
     path_text, colon, name = reference.rpartition(":")
     path = Path(path_text)
@@ -36,7 +36,7 @@ def load_subject(reference: str) -> Subject:
         subject = function()
     except (AttnExportError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # sys.exit in a user's file is not ours to obey
+    except BaseException as error:  # also sys.exit in the user's file
         where = line_of(error) or path.name
         if isinstance(error, SyntaxError) and error.filename:
             where = f"{Path(error.filename).name}:{error.lineno}"
@@ -49,8 +49,8 @@ def load_subject(reference: str) -> Subject:
 
 
 def _run(path: Path) -> ModuleType:
-    """Run the file as a module, which may import files beside it."""
-    # A name of its own, and what lies beside it found last: a file may be called json.py.
+    """Run a file as a module, which may import other files of its folder."""
+    # The module has a special name, and its folder is last in the path: it may be called json.py.
     name = f"attn_export_user_module_{path.stem}"
     loader = _SourceLoader(name, str(path))
     spec = importlib.util.spec_from_loader(name, loader)
@@ -63,9 +63,9 @@ def _run(path: Path) -> ModuleType:
 
 
 class _SourceLoader(SourceFileLoader):
-    """A loader without cached bytecode, which a change within a second need not outdate."""
+    """A loader without cached bytecode, which may be outdated if a file changes within a second."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return the code of the file as it is now."""
+        """Compile the current content of the file."""
         path = self.get_filename(fullname)
         return self.source_to_code(self.get_data(path), path)

@@ -1,4 +1,4 @@
-"""Server of processes that are forked with their imports done: `python fork_server.py FD KIND`.
+"""Server that forks processes after its imports: `python fork_server.py FD KIND`.
 
 A message on the socket FD holds a job as JSON, and the files of its process: stdin, stdout, stderr,
 a socket for its pid and its end, and others that it keeps open. Only after the client has closed

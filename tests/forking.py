@@ -1,4 +1,4 @@
-"""Processes of this package that are forked by a server which has imported what they need.
+"""Processes of this package that are forked by a server, so that their imports are done.
 
 Tests start thousands of Python processes, and each would import the same for a quarter of a second,
 with torch for four. They are processes of their own as ever, with their pipes, limits and signals.

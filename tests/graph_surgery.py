@@ -1,4 +1,4 @@
-"""Small changes of ONNX graphs, made with onnx alone: faults are planted with them."""
+"""Small changes of ONNX graphs with onnx alone, to plant faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start of processes in the tests, and their end."""
+"""Start and end of processes in the tests."""
 
 from __future__ import annotations
 

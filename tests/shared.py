@@ -1,4 +1,4 @@
-"""Results that are made once in a run of the tests, by the first process that needs them."""
+"""Results that are computed once in a test run, by the first process that needs them."""
 
 from __future__ import annotations
 

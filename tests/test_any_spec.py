@@ -1,4 +1,4 @@
-"""Whatever the values: a spec or a mask is right and survives being written, or is refused."""
+"""Random specs and masks: each is either refused, or correct and the same after a round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: codes, one line, nothing left behind."""
+"""The command line: exit codes, one-line errors, and no files left after failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values in generated programs and documents: each is one literal, whatever it holds."""
+"""Values in generated programs and documents: any value is escaped to one literal."""
 
 from __future__ import annotations
 

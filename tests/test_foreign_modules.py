@@ -1,4 +1,4 @@
-"""Modules of users, through the public interface: mended, fused, and proven."""
+"""Modules of users through the public interface: graphs are adapted, fused and judged."""
 
 from __future__ import annotations
 

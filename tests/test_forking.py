@@ -1,4 +1,4 @@
-"""Forked processes are what new ones are."""
+"""Forked processes behave as newly started ones."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_it_ends_by_a_signal_as_a_new_one():
             child = Child(module_command(LIMITED, 0))
         assert isinstance(child._process, Forked) == (forking() and not anew)
         os.killpg(child.pid, signal.SIGTERM)
-        ends.append(child.how_it_died())
+        ends.append(child.describe_exit())
         child.close()
         assert gone(child.pid)
     assert ends == ["ended with signal SIGTERM"] * 2

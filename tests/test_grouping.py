@@ -1,4 +1,4 @@
-"""Tests that share what they make run in one process, or it is made several times."""
+"""Tests that share a result run in one process, so that it is computed once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Told to end, a process of ours does, wherever it is, and undoes what was under way."""
+"""A signal ends a process at any point, and unfinished work is undone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attn_export.output_folder import take_place
 HEAD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from attn_export.interruption import ctrl_c_raises, end_on_signal, undone
+from attn_export.interruption import ctrl_c_raises, end_on_signal, undo_at_end
 from attn_export.output_folder import take_place
 from attn_export.temp_folders import folder_beside, scratch
 end_on_signal()
@@ -78,7 +78,7 @@ def test_an_impatient_user_does_not_keep_it_from_tidying_up(tmp_path: Path):
     slow = """
 def slowly(): time.sleep(0.5); (here / "left").unlink(missing_ok=True)
 (here / "left").touch()
-with undone(slowly):
+with undo_at_end(slowly):
     ready(); wait()
 """
     assert end(slow, tmp_path, signal.SIGINT, times=5).returncode == 130
@@ -88,7 +88,7 @@ with undone(slowly):
 def test_what_cannot_be_undone_does_not_keep_the_rest_from_it(tmp_path: Path):
     two = """
 (here / "left").touch()
-with undone((here / "left").unlink), undone(lambda: 1 / 0):
+with undo_at_end((here / "left").unlink), undo_at_end(lambda: 1 / 0):
     ready(); wait()
 """
     assert end(two, tmp_path, signal.SIGTERM).returncode == 143

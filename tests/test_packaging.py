@@ -1,4 +1,4 @@
-"""The wheel: built, installed elsewhere, used there."""
+"""The wheel is built, installed in another environment, and used there."""
 
 from __future__ import annotations
 

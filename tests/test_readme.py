@@ -1,4 +1,4 @@
-"""The README: short, complete, and its figures are those that were measured."""
+"""The README is short and complete, and has the measured figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that cannot be exported as they are: the construct, its line, and what to write."""
+"""Modules that cannot be exported: errors name the construct, its line and the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from attn_export import Attention, AttentionSpec, Subject, build
 from attn_export.errors import ExportError
-from attn_export.source_location import is_theirs
+from attn_export.source_location import is_user_file
 
 # fmt: off
 
@@ -190,4 +190,4 @@ def test_a_refusal_names_the_construct_its_line_and_what_to_write(function, tmp_
     ],
 )  # fmt: skip
 def test_lines_of_tools_are_nobodys(file: str, theirs: bool):
-    assert is_theirs(file) == theirs
+    assert is_user_file(file) == theirs

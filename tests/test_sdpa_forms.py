@@ -1,4 +1,4 @@
-"""Every way to call `F.scaled_dot_product_attention` becomes one `Attention` node that is right."""
+"""Every way to call `F.scaled_dot_product_attention` becomes one correct `Attention` node."""
 
 from __future__ import annotations
 

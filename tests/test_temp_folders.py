@@ -1,4 +1,4 @@
-"""Removal of the remains of killed processes; files in use by a living process stay."""
+"""Folders of killed processes are removed, and folders in use are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report is written whole, or the one before stays."""
+"""A report is written completely, or the old one is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint of two small Llama layers, as one is downloaded."""
+"""A checkpoint of two small Llama layers, in the layout of a downloaded one."""
 
 from __future__ import annotations
 

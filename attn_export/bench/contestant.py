@@ -105,7 +105,7 @@ class Contestant:
             if event is not None and event["event"] != "failed":
                 return event
             if event is None:
-                self._outcome, self._reason = "crashed", self._child.how_it_died()
+                self._outcome, self._reason = "crashed", self._child.describe_exit()
             else:
                 self._outcome, self._reason = event["outcome"], event["reason"]
         self.close()

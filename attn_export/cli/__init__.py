@@ -205,7 +205,7 @@ def verify_command(
     with wanted.refusals(bundle.name), progress(quiet=quiet) as bar:
         report = verify(bundle, graph=graph, progress=bar, **options)
         if any(verdict.status != "passed" for verdict in report.verdicts):
-            from attn_export.jobs.explain_failures import explained
+            from attn_export.jobs.explain_failures import explain_failures
 
-            report = explained(report, bundle, graph, progress=bar)
+            report = explain_failures(report, bundle, graph, progress=bar)
     return wanted.render(report, place=None)

@@ -137,9 +137,9 @@ def build_command(
         if tune and report.passed:
             report = tuned(place, report, bar)
         if any(verdict.status != "passed" for verdict in report.verdicts):
-            from attn_export.jobs.explain_failures import explained
+            from attn_export.jobs.explain_failures import explain_failures
 
-            report = explained(report, place, progress=bar)
+            report = explain_failures(report, place, progress=bar)
     return wanted.render(report, place)
 
 

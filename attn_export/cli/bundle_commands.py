@@ -16,7 +16,7 @@ from attn_export.cli.output import STDOUT, check_folders, write_file
 from attn_export.errors import PARAGRAPH, UsageError, printable
 
 if TYPE_CHECKING:
-    from attn_export.jobs.tune import Tuned
+    from attn_export.jobs.tune import TuningResult
 
 
 # -- tune ---------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ def tune_command(
     return tuned.exit_code
 
 
-def to_json(tuned: Tuned) -> str:
+def to_json(tuned: TuningResult) -> str:
     """Return times, forms and verdicts as JSON text, with a newline at the end."""
     from attn_export.report.data import bench_to_dict
     from attn_export.report.data import to_json as report_to_json
@@ -82,7 +82,7 @@ def to_json(tuned: Tuned) -> str:
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def print_tuned(tuned: Tuned, *, quiet: bool) -> None:
+def print_tuned(tuned: TuningResult, *, quiet: bool) -> None:
     """Print the times of all forms, the form of each graph, and the result of verifying.
 
     Args:

@@ -28,9 +28,9 @@ def runtime_options(command: Command) -> Command:
     @functools.wraps(command)
     def merged(*, runtimes: tuple[str, ...], cpus: tuple[str, ...], **given: Any) -> Any:
         if cpus:
-            from attn_export.runtimes.emulated_cpu import BASE, emulated
+            from attn_export.runtimes.emulated_cpu import BASE, emulated_runtimes
 
-            runtimes = (*(runtimes or (BASE,)), *emulated(cpus))
+            runtimes = (*(runtimes or (BASE,)), *emulated_runtimes(cpus))
         return command(runtimes=runtimes, **given)
 
     for option in (

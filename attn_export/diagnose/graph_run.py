@@ -14,7 +14,7 @@ from attn_export.errors import UsageError
 from attn_export.parity.golden import case_folders, read_golden, read_inputs
 from attn_export.parity.judge import judge
 from attn_export.results import DECODE, Arrays, Golden, GraphFile
-from attn_export.runtimes.axis_order import in_order, laid_out
+from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.process import RunResult, run_once
 from attn_export.runtimes.protocol import Limits, Options, Runtime
 
@@ -90,11 +90,11 @@ class GraphRunner:
 
     def to_graph_layout(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Convert inputs from the bundle's axis order and types to those of the graph file."""
-        return laid_out(inputs, self.graph_file.layouts, self.graph_file.dtypes)
+        return to_graph_layout(inputs, self.graph_file.layouts, self.graph_file.dtypes)
 
     def to_bundle_layout(self, outputs: Arrays) -> dict[str, np.ndarray]:
         """Convert outputs from the axis order of the graph file to the bundle's."""
-        return in_order(outputs, self.graph_file.layouts)
+        return to_case_layout(outputs, self.graph_file.layouts)
 
 
 @dataclasses.dataclass(frozen=True)

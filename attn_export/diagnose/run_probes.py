@@ -37,7 +37,7 @@ AT_ONCE = 2
 
 
 @dataclasses.dataclass(frozen=True)
-class CaseResult:
+class ProbeResult:
     """Result of one case.
 
     Attributes:
@@ -83,7 +83,7 @@ def start_worker(
 
 def run_batches(
     batches: Iterable[ProbeBatch], advance: Callable[[str], None] = lambda _: None
-) -> dict[Path, CaseResult]:
+) -> dict[Path, ProbeResult]:
     """Run batches of cases, and return the results by the output folders of the cases.
 
     If a process crashes or hangs within a case, that is the result of the case, and the remaining
@@ -94,7 +94,7 @@ def run_batches(
         batches: The batches, of which at most `AT_ONCE` run at a time, in their order.
         advance: Called with the name of each case that has a result.
     """
-    results: dict[Path, CaseResult] = {}
+    results: dict[Path, ProbeResult] = {}
     waiting = deque(batches)
     running: deque[tuple[ProbeBatch, Worker]] = deque()
     with ExitStack() as stack:
@@ -116,22 +116,22 @@ def run_batches(
 
 def _collect(
     batch: ProbeBatch, worker: Worker, advance: Callable[[str], None]
-) -> dict[Path, CaseResult]:
+) -> dict[Path, ProbeResult]:
     """Return the results of the cases that this process reached."""
-    results: dict[Path, CaseResult] = {}
+    results: dict[Path, ProbeResult] = {}
     cases = iter(batch.cases)
-    for answer in worker.served():
+    for answer in worker.results():
         name, _, folder = next(cases)
         assert name == answer.case
         results[folder] = (
-            CaseResult("refused", answer.error)
+            ProbeResult("refused", answer.error)
             if answer.error
-            else CaseResult(RAN, outputs=read_outputs(folder, answer.outputs))
+            else ProbeResult(RAN, outputs=read_outputs(folder, answer.outputs))
         )
         advance(name)
     if worker.outcome == RAN:
         return results
-    failure = CaseResult(worker.outcome, worker.reason)
+    failure = ProbeResult(worker.outcome, worker.reason)
     remaining = list(cases)
     if not remaining:  # it refused its results at the end, or crashed after all of them
         return dict.fromkeys(results, failure) if worker.outcome == "refused" else results
@@ -194,7 +194,7 @@ class Comparison:
         self._runtime, self._probes = runtime, {probe.name: probe for probe in probes}
         self._folder, self._limits, self._progress = folder, limits, progress
         self._numbers = {name: str(number) for number, name in enumerate(self._probes)}
-        self._results: dict[Path, CaseResult] = {}
+        self._results: dict[Path, ProbeResult] = {}
         for probe in probes:
             self._inputs_of(probe).mkdir(parents=True)
             write_tensors(self._inputs_of(probe), "input", probe.inputs)

@@ -1,4 +1,4 @@
-"""Parity as an assertion: in a test of the user's own."""
+"""Assertion of parity for the user's own tests."""
 
 from __future__ import annotations
 
@@ -33,38 +33,39 @@ def assert_parity(
     atol: float | None = None,
     rtol: float | None = None,
 ) -> Report:
-    """Build a module, compare a graph with it, or verify a bundle; assert that all is the same.
+    """Assert that graphs compute the same as a module, another graph or a bundle.
 
     Args:
-        of: A `torch.nn.Module`, with its inputs; a `Subject`; an `AttentionSpec`; or the path of
-            a bundle, or of an ONNX file that `graph` is compared with.
-        inputs: Of a module: example tensors by name, or a function that draws them; see `Subject`.
-        axes: Of a module: the dynamic axes of each input, as of `Subject`.
-        graph: An ONNX file of any origin, which is judged by the module. Default: the module is
-            exported.
-        names: The names of inputs and outputs in `graph` by those of the module. What is not
-            named has the same name, or else the same place among the rest.
-        outputs: Of a module: names of its outputs, as of `Subject`.
-        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda where there is a GPU.
-        require: Names of runtimes that must run.
-        dialects: Forms of the graph; of a bundle all that it has.
-        atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
+        of: The reference: a `torch.nn.Module` with its inputs, a `Subject`, an `AttentionSpec`,
+            the path of a bundle, or the path of an ONNX file to compare `graph` with.
+        inputs: Example tensors of a module by name, or a function that draws them; see `Subject`.
+        axes: The dynamic axes of each input of a module; see `Subject`.
+        graph: An ONNX file of any origin to judge. Default: the graphs that a module is exported
+            to, or those of a bundle.
+        names: The names of inputs and outputs in `graph`, by the names in the reference. Others
+            are matched by equal names, and the remaining ones by position.
+        outputs: The names of the outputs of a module; see `Subject`.
+        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda if there is a GPU.
+        require: Names of runtimes that must run at least one graph.
+        dialects: The dialects to export a module to. A bundle is run in all that it has.
+        atol: An additional limit: |r − eager| ≤ atol + rtol·|eager|, where r is a runtime's output.
         rtol: See `atol`.
 
     Returns:
-        The report, of which everything passed.
+        The report, which has passed.
 
     Raises:
-        AssertionError: If not; with the table, the failures and their reasons.
-        AttnExportError: If it cannot be built or read at all.
+        AssertionError: If the report has not passed. The message has its table, the failures and
+            their reasons.
+        AttnExportError: If a module cannot be exported, or a file cannot be read.
     """
-    __tracebackhide__ = True  # pytest shows the line of the test, not this function and its arrays
+    __tracebackhide__ = True  # pytest shows the line of the test instead of this function
     try:
         report = parity_report(
             of, inputs, axes, graph=graph, names=names, outputs=outputs, runtimes=runtimes,
             require=require, dialects=dialects, atol=atol, rtol=rtol,
         )  # fmt: skip
-    except AttnExportError as error:  # its one line says it all
+    except AttnExportError as error:  # without a traceback: the message is complete
         raise error.with_traceback(None) from None
     if not report.passed:
         raise AssertionError(failure(report))
@@ -83,21 +84,21 @@ def parity_report(
     reproduction: Path | None = None,
     **options: Any,
 ) -> Report:
-    """Return the report of `assert_parity`, passed or failed; with the cause of wrong numbers.
+    """Return the report of `assert_parity`, passed or failed, with the causes of failures.
 
     Args:
-        of: A module, subject, spec or bundle.
+        of: The reference; see `assert_parity`.
         inputs: Example inputs of a module by name, or a function that draws them.
         axes: Dynamic axes of a module: names by input and index.
-        graph: An ONNX file that the module is compared with.
-        names: Names in `graph` by those of the module.
-        outputs: Names of the outputs of a module.
-        dialects: The dialects to check.
-        reproduction: The folder that reproduces a failure. None writes none.
+        graph: An ONNX file to judge.
+        names: The names in `graph`, by those in the reference.
+        outputs: The names of the outputs of a module.
+        dialects: The dialects to export a module to.
+        reproduction: The folder to write a reproduction of a failure to; None for none.
         **options: Further options of `build` or `verify`.
     """
     __tracebackhide__ = True
-    from attn_export.jobs.explain_failures import explained
+    from attn_export.jobs.explain_failures import explain_failures
 
     if names is not None and graph is None:
         raise UsageError("names are those of a graph; give graph=FILE too")
@@ -108,9 +109,9 @@ def parity_report(
             return compare(Path(of), graph, names=names, reproduction=reproduction, **options)
         from attn_export.jobs.verify import verify
 
-        other = None if graph is None else Path(graph)
-        report = verify(Path(of), graph=other, **options)
-        return explained(report, Path(of), other, reproduction=reproduction)
+        replacement = None if graph is None else Path(graph)
+        report = verify(Path(of), graph=replacement, **options)
+        return explain_failures(report, Path(of), replacement, reproduction=reproduction)
     subject, name = _subject(of, inputs, axes, outputs)
     if graph is not None:
         from attn_export.jobs.compare import compare
@@ -118,9 +119,9 @@ def parity_report(
         return compare(subject, graph, names=names, reproduction=reproduction, **options)
     from attn_export.jobs.build import build
 
-    with scratch() as folder, _without_traces():
+    with scratch() as folder, _trace_log_muted():
         report = build(subject, folder / BUNDLE, name=name, dialects=dialects, **options)
-        return explained(report, folder / f"{BUNDLE}.failed", reproduction=reproduction)
+        return explain_failures(report, folder / f"{BUNDLE}.failed", reproduction=reproduction)
 
 
 def failure(report: Report) -> str:
@@ -128,30 +129,30 @@ def failure(report: Report) -> str:
     from attn_export.report.tables import matrix
     from attn_export.report.terminal import to_text
 
-    wrong = "; ".join(
+    reasons = "; ".join(
         f"{reason} ({', '.join(graphs)})"
         for reason, graphs in matrix(report).reasons("red").items()
     )
-    wrong = "; ".join(report.explanations) or wrong
-    headline = f"no parity: {wrong}" if wrong else "no parity: no runtime ran a case"
+    causes = "; ".join(report.explanations) or reasons
+    headline = f"no parity: {causes}" if causes else "no parity: no runtime ran a case"
     return f"{headline}\n\n{to_text(report, '--parity-report DIR')}"
 
 
 @contextlib.contextmanager
-def _without_traces() -> Iterator[None]:
-    """Keep PyTorch's records for its own tools out of the log that pytest shows for a failure."""
-    if "TORCH_TRACE" in os.environ:  # somebody wants them
+def _trace_log_muted() -> Iterator[None]:
+    """Drop the records of PyTorch's trace log, which pytest would show with a failed test."""
+    if "TORCH_TRACE" in os.environ:  # the user has enabled the log
         yield
         return
     log = logging.getLogger("torch.__trace")
-    log.addFilter(_nothing)  # that it hands on what it gets is set anew while PyTorch exports
+    log.addFilter(_reject)  # setting `propagate` has no effect: PyTorch sets it while exporting
     try:
         yield
     finally:
-        log.removeFilter(_nothing)
+        log.removeFilter(_reject)
 
 
-def _nothing(_: logging.LogRecord) -> bool:
+def _reject(_: logging.LogRecord) -> bool:
     return False
 
 

@@ -20,38 +20,38 @@ from attn_export.spec import AttentionSpec
 from attn_export.system_info import environment, processor
 from attn_export.temp_folders import scratch
 
-# -- the machine and the libraries that were measured -------------------------------------------
+# -- the machine and its libraries --------------------------------------------------------------
 
 OTHERS = ("openvino",)
-"""Packages that take part where they are installed."""
+"""Packages whose versions are reported if they are installed."""
 
 
 def machine() -> dict[str, Any]:
-    """Return `system_info`, the processor, and the versions of engines beside our own."""
+    """Return the environment, the processor, and the versions of other engines."""
     from importlib.metadata import PackageNotFoundError, version
 
-    made = environment()
+    facts = environment()
     for name in OTHERS:
         try:
-            made["versions"][name] = version(name)
+            facts["versions"][name] = version(name)
         except PackageNotFoundError:
             continue
-    return {**made, "processor": processor()}
+    return {**facts, "processor": processor()}
 
 
-# -- benchmark of a bundle's own graphs against PyTorch and the bare exporter's graph -----------
+# -- benchmark of a bundle ----------------------------------------------------------------------
 
 BATCH, PREFILL, DECODE = (1,), (512,), (2048,)
 ROUNDS = 5
 TURN_SECONDS = 0.2
 HUNG_AFTER = 300.0
-"""Seconds: torch.compile may take a minute or two."""
+"""The time limit of a candidate in seconds. torch.compile may take a minute or two."""
 
 Planned = Sequence[tuple[str, Mapping[str, int], Sequence[Candidate]]]
-"""The name of each contest, the sizes of the work, and who takes part."""
+"""The name of each contest, the size of every axis, and the candidates."""
 
 KEYS = ("past_len", "capacity", "key_len")
-"""Axes that let one new token look at many."""
+"""Axes of keys that a graph has if one new token can attend to many keys."""
 
 
 def bench(
@@ -65,21 +65,21 @@ def bench(
     turn_seconds: float = TURN_SECONDS,
     progress: Progress | None = None,
 ) -> BenchReport:
-    """Measure every graph of a bundle beside its peers and the machine's rooflines.
+    """Measure every graph of a bundle, its peers, and the rooflines of the machine.
 
     Args:
         bundle: The bundle's folder.
-        batch: B; default 1.
-        prefill: L, new tokens without a past; default 512, unless only `decode` is given.
-        decode: S, keys that one new token sees; default 2048 where the graphs allow it, unless
-            only `prefill` is given.
-        rounds: Turns of each candidate.
-        threads: For computing, on all sides; default all cores.
+        batch: Batch sizes B. Default: 1.
+        prefill: Numbers L of new tokens without a past. Default: 512, unless `decode` is given.
+        decode: Numbers S of keys for one new token. Default: 2048 if the graphs have an axis of
+            keys, unless `prefill` is given.
+        rounds: The number of turns of each candidate.
+        threads: The number of threads for every candidate. Default: all cores.
         turn_seconds: The approximate length of a turn, in seconds.
         progress: Receiver of progress.
 
     Raises:
-        UsageError: If the graphs lack an axis for the request.
+        UsageError: If `decode` is given and the graphs have no axis of keys.
         RuntimeFailure: If ONNX Runtime is not installed.
         BundleError: If a file of the bundle is missing or was changed.
     """
@@ -91,18 +91,18 @@ def bench(
     spec = spec_of(opened.folder, opened.manifest)
     with scratch() as folder:
         entrants = Entrants(opened.folder, folder, opened.manifest, spec)
-        rows = phases(opened.manifest, spec, batch, prefill, decode)
+        contests = phases(opened.manifest, spec, batch, prefill, decode)
         planned = [
             (name, sizes, entrants.at(sizes, decode=sizes["query_len"] == 1))
-            for name, sizes in rows
+            for name, sizes in contests
         ]
-        return measured(
+        return measure_contests(
             opened.manifest["name"], planned, rounds=rounds, threads=threads,
             turn_seconds=turn_seconds, progress=progress,
         )  # fmt: skip
 
 
-def measured(
+def measure_contests(
     name: str,
     planned: Planned,
     *,
@@ -116,8 +116,8 @@ def measured(
     Args:
         name: The name of the report.
         planned: The contests.
-        rounds: Turns of each candidate.
-        threads: For computing; None for all cores.
+        rounds: The number of turns of each candidate.
+        threads: The number of threads for every candidate; None for all cores.
         turn_seconds: The approximate length of a turn, in seconds.
         progress: Receiver of progress.
     """
@@ -159,11 +159,12 @@ def phases(
         spec: Its spec, if it has one.
         batch: Batch sizes; empty for the default.
         prefill: Numbers of new tokens without a past.
-        decode: Numbers of keys that one new token sees. If both are empty, there are defaults.
-        default: That of `prefill`.
+        decode: Numbers of keys for one new token. If `prefill` and `decode` are empty, both have
+            defaults.
+        default: The default of `prefill`.
 
     Raises:
-        UsageError: If `decode` is given and the graphs have no cache.
+        UsageError: If `decode` is given and the graphs have no axis of keys.
     """
     axes = {axis for entry in manifest["inputs"].values() for axis in entry["shape"]}
     can_decode = any(axis in axes for axis in KEYS)
@@ -171,13 +172,13 @@ def phases(
         raise UsageError("--decode: the graphs have no cache; leave it out")
     if not prefill and not decode:
         prefill, decode = default, DECODE if can_decode else ()
-    found = []
+    contests = []
     for B in batch or BATCH:
         for L in prefill:
-            found.append((f"prefill, B {B}, L {L}", _sizes(spec, B, L, L)))
+            contests.append((f"prefill, B {B}, L {L}", _sizes(spec, B, L, L)))
         for S in decode:
-            found.append((f"decode, B {B}, S {S}", _sizes(spec, B, 1, S)))
-    return found
+            contests.append((f"decode, B {B}, S {S}", _sizes(spec, B, 1, S)))
+    return contests
 
 
 def _sizes(spec: AttentionSpec | None, B: int, L: int, S: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The main job: spec or subject → graph → checks → cases → runtimes → bundle."""
+"""The job behind `build`: export a subject, check the graphs, run them, and write the bundle."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from attn_export.results import Case, Golden, RuntimeRun, StoredCase, Verdict
 
 WIDE = "in float32"
+"""The name in the report of the graph that a subject of few bits gives in float32."""
 
 
 def build(
@@ -52,39 +53,39 @@ def build(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Export, check, run, judge, and write the bundle.
+    """Export a subject, check and run its graphs, judge the outputs, and write the bundle.
 
     Args:
-        subject: A spec, whose module gets seeded weights, or a subject.
-        output: The bundle's folder. Default `models/NAME`.
-        name: Its name in the report.
-        dialects: Forms of the graph, or ``"all"``.
-        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda where there is a GPU.
-        require: Names of runtimes that must run; one that cannot is a failure.
-        atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
+        subject: A subject, or a spec, whose module gets seeded weights.
+        output: The bundle's folder. Default: `models/NAME`.
+        name: The name of the bundle in the report.
+        dialects: The dialects of the graphs, or ``"all"`` for those that fit.
+        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda if there is a GPU.
+        require: Names of runtimes that must run at least one graph.
+        atol: An additional limit: |r − eager| ≤ atol + rtol·|eager|, where r is a runtime's output.
         rtol: See `atol`.
-        budgets: Limits for a quantised model's distance from the model in float: ``sqnr>=30``.
-        seed: For the weights of a spec's module.
-        evidence: Whether to write statements for other tools, in `evidence/`.
-        dry_run: Whether the report has a section on what CUDA would do with the graphs; None for
-            a section where the libraries of a dry run are built.
+        budgets: Limits for the error of a quantised model against the float model: ``sqnr>=30``.
+        seed: The seed for the weights of a spec's module.
+        evidence: Whether to write statements for other tools to `evidence/`.
+        dry_run: Whether to add a dry run of CUDA to the report; None for a dry run if its
+            libraries are built.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
     Returns:
-        The report. The bundle lies in `output` if it passed, else in `OUTPUT.failed`.
+        The report. The bundle is in `output` if the report passed, else in `OUTPUT.failed`.
 
     Raises:
         UsageError: If a name or budget is unknown, torch is missing or `output` cannot be written.
         ExportError: If the module cannot be exported as it is.
-        GraphError: If a check refuses the graph.
-        RuntimeFailure: If the libraries of a dry run are not built here.
+        GraphError: If a check refuses a graph.
+        RuntimeFailure: If a dry run is required, and its libraries are not built.
     """
     if name != printable(name):
         raise UsageError(
             f"the name {printable(name, 80)} must be one printable line; choose another"
         )
-    selection, limited = Selection.of(runtimes, require), parse_budgets(budgets)
+    selection, given_budgets = Selection.of(runtimes, require), parse_budgets(budgets)
     dialects = check_dialects(dialects, forms.ALL)
     check_installed("torch")
     if dry_run or (dry_run is None and (home() / CUDA_STAND_IN).is_dir()):
@@ -96,22 +97,24 @@ def build(
         # The runtimes' processes import their SDKs while this one imports torch.
         with scratch() as out, Pool(selection, forms.first_graphs(dialects), limits) as pool:
             progress.phase("importing torch")
-            from attn_export.jobs.golden_vectors import limits_of
+            from attn_export.jobs.golden_vectors import budgets_of
 
             subject = _subject_of(subject, seed)
-            limited = limits_of(subject, limited)
-            settled = _settled(subject, selection, limits, progress)
-            gate = Gate(atol, rtol)
-            work = _Work(stage.folder, out, pool, gate, progress, dialects, limited, evidence)
+            checked_budgets = budgets_of(subject, given_budgets)
+            in_float32 = _judge_in_float32(subject, selection, limits, progress)
+            work = _Work(
+                stage.folder, out, pool, Gate(atol, rtol), progress, dialects, checked_budgets,
+                evidence,
+            )  # fmt: skip
             judged = work.judge(subject)
-            report = _report(name, settled, judged, subject)
+            report = _report(name, in_float32, judged, subject)
             if dry_run:
                 files = [graph.file for graph in judged.graphs]
                 seen = observe_all(stage.folder, files, limits, progress, for_report=True)
                 report = dataclasses.replace(report, dry_runs=seen)
             work.write(subject, judged, report)
-        place = stage.publish(failed=not report.passed)
-    return dataclasses.replace(report, model=place / MODEL)
+        folder = stage.publish(failed=not report.passed)
+    return dataclasses.replace(report, model=folder / MODEL)
 
 
 def _subject_of(subject: Subject | AttentionSpec, seed: int) -> Subject:
@@ -120,30 +123,26 @@ def _subject_of(subject: Subject | AttentionSpec, seed: int) -> Subject:
     return subject if isinstance(subject, Subject) else Subject.from_spec(subject, seed=seed)
 
 
-def _settled(
+def _judge_in_float32(
     subject: Subject, selection: Selection, limits: Limits, progress: Progress
 ) -> _Judged | None:
-    """Judge the same module in float32, if it has narrower types.
-
-    Rounding to 8 or 11 bits hides a wrong scale.
-    """
+    """Judge a subject of narrower types in float32 too: rounding could hide a wrong scale."""
     if not subject.narrow_dtypes():
         return None
     from attn_export.export.export import in_float32
 
-    one = (STANDARD,)
     with scratch() as folder, scratch() as out, Pool(selection, [GraphFile(MODEL)], limits) as pool:
-        judged = _Work(folder, out, pool, Gate(), progress, one).judge(in_float32(subject))
-    return judged.under(WIDE)
+        judged = _Work(folder, out, pool, Gate(), progress, (STANDARD,)).judge(in_float32(subject))
+    return judged.renamed(WIDE)
 
 
-def _report(name: str, settled: _Judged | None, judged: _Judged, subject: Subject) -> Report:
-    before = settled.runs if settled else ()
+def _report(name: str, wide: _Judged | None, judged: _Judged, subject: Subject) -> Report:
+    wide_runs = wide.runs if wide else ()
     spec = subject.spec.to_toml() if subject.spec else ""
     return Report(
         name,
-        (*(run for run in before if run.outcome != "not run"), *judged.runs),
-        (*(settled.verdicts if settled else ()), *judged.verdicts),
+        (*(run for run in wide_runs if run.outcome != "not run"), *judged.runs),
+        (*(wide.verdicts if wide else ()), *judged.verdicts),
         environment(),
         judged.notes,
         dimensions=dimensions(
@@ -155,7 +154,7 @@ def _report(name: str, settled: _Judged | None, judged: _Judged, subject: Subjec
 
 @dataclasses.dataclass(frozen=True)
 class _Judged:
-    """Result of one subject."""
+    """The graphs of a subject with their verdicts."""
 
     exported: Exported
     graphs: tuple[Lowered, ...]
@@ -165,8 +164,8 @@ class _Judged:
     dtypes: Mapping[str, str]
     quality: Quality | None = None
 
-    def under(self, graph: str) -> _Judged:
-        """Return the same result, with another name for the graph."""
+    def renamed(self, graph: str) -> _Judged:
+        """Return the same result with another name for the graph."""
         runs = tuple(dataclasses.replace(run, graph=graph) for run in self.runs)
         verdicts = tuple(dataclasses.replace(v, graph=graph) for v in self.verdicts)
         return _Judged(self.exported, self.graphs, runs, verdicts, self.notes, self.dtypes)
@@ -174,6 +173,8 @@ class _Judged:
 
 @dataclasses.dataclass(frozen=True)
 class _Work:
+    """One build: its folders, processes and options."""
+
     folder: Path
     out: Path
     pool: Pool
@@ -184,19 +185,19 @@ class _Work:
     evidence: bool = False
 
     def judge(self, subject: Subject) -> _Judged:
-        """Export, check, run all cases, and compare."""
-        from attn_export.jobs.golden_vectors import write_measured
+        """Export and check the graphs of a subject, run all cases, and judge the outputs."""
+        from attn_export.jobs.golden_vectors import write_quality_of
         from attn_export.parity.replay import judge_pool
 
         exported = self._export(subject)
         graphs, left_out = self._lower(exported, subject)
         goldens, notes = self._golden(subject)
-        quality = write_measured(self.folder / GOLDEN, subject, goldens, self.budgets)
+        quality = write_quality_of(self.folder / GOLDEN, subject, goldens, self.budgets)
         axes = subject.expected().outputs
         runs, verdicts = judge_pool(
             self.pool, goldens, axes, self.out, self.gate, self.progress.advance
         )
-        refuted = self._refuted(graphs, verdicts)
+        refuted = self._remove_refuted(graphs, verdicts)
         if refuted:
             left_out = (*left_out, *refuted.values())
             graphs = [graph for graph in graphs if graph.file.name not in refuted]
@@ -210,23 +211,27 @@ class _Work:
             exported, tuple(graphs), runs, verdicts, (*notes, *left_out), dtypes, quality
         )
 
-    def _refuted(self, graphs: Sequence[Lowered], verdicts: Sequence[Verdict]) -> dict[str, str]:
-        """Remove the files of graphs whose recognised attention is not what the module computes.
+    def _remove_refuted(
+        self, graphs: Sequence[Lowered], verdicts: Sequence[Verdict]
+    ) -> dict[str, str]:
+        """Remove graphs in which attention was recognised that the module does not compute.
+
+        Graphs of a dialect that the user named are kept, so that the build fails.
 
         Returns:
-            The names of the graphs, with a note on each. A dialect that was named stays, and fails.
+            A note on each removed graph, by its file name.
         """
-        found: dict[str, str] = {}
+        notes: dict[str, str] = {}
         for graph in graphs:
             name = graph.file.name
             wrong = [v for v in verdicts if v.graph == name and v.status != "passed"]
             if graph.recognised and wrong and graph.file.dialect not in self.dialects:
                 (self.folder / name).unlink()
-                found[name] = (
+                notes[name] = (
                     f"not in the {graph.file.dialect} dialect: as one node, the attention that the "
                     f"module writes out gives other numbers in {wrong[0].case}"
                 )
-        return found
+        return notes
 
     def _export(self, subject: Subject) -> Exported:
         self.progress.phase("exporting")
@@ -248,12 +253,12 @@ class _Work:
         from attn_export.parity.oracle import Oracle
 
         plan, oracle = subject.plan(), Oracle(subject)
-        spec = subject.spec  # only ours has cases that are decoded, for which axes are needed
+        spec = subject.spec  # only our own layers have whole decodes, which need the axes
         axes = {**spec.input_shapes(), **spec.output_shapes()} if spec else {}
 
         def start(written: Sequence[StoredCase]) -> int:
             self.pool.start(self.folder, list(subject.inputs), axes, written, self.out)
-            return self.pool.expected()
+            return self.pool.total_cases()
 
         goldens, notes = golden_vectors(
             self.folder / GOLDEN, plan.cases, oracle, start, self.progress,
@@ -261,20 +266,20 @@ class _Work:
         )  # fmt: skip
         cases = [golden.case for golden in goldens]
         base = next(case for case in cases if case.name == BASE)
-        theirs = () if spec else self._notes_on_theirs(subject, oracle, base)
-        return goldens, (*subject.notes, *theirs, *plan.notes, *notes, tried_note(cases))
+        on_module = () if spec else self._notes_on_module(subject, oracle, base)
+        return goldens, (*subject.notes, *on_module, *plan.notes, *notes, tried_note(cases))
 
     @staticmethod
-    def _notes_on_theirs(subject: Subject, oracle: Oracle, base: Case) -> tuple[str, ...]:
-        """Return notes for the reader on a module of the user's, and on its truth."""
+    def _notes_on_module(subject: Subject, oracle: Oracle, base: Case) -> tuple[str, ...]:
+        """Return notes on a user's module and on its truth."""
         from attn_export.parity.golden import fixed_note
         from attn_export.parity.notes import notes_of
 
-        shapes = {name: wanted.shape for name, wanted in subject.input_values().items()}
+        shapes = {name: described.shape for name, described in subject.input_values().items()}
         return (*fixed_note(shapes), *notes_of(oracle, base))
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
-        """Write the other files of the bundle, beside the graphs and the golden vectors."""
+        """Write the files of the bundle other than the graphs and the golden vectors."""
         from attn_export.graph.neighbourhood import neighbourhood
 
         folder = self.folder

@@ -1,4 +1,4 @@
-"""Job that runs the graph checks on any ONNX file; all of them beside a manifest."""
+"""The job behind `check`: run the graph checks on any ONNX file."""
 
 from __future__ import annotations
 
@@ -14,35 +14,37 @@ from attn_export.runtimes.protocol import Limits
 
 
 def check(path: Path | str, limits: Limits | None = None) -> list[CheckFinding]:
-    """Check an ONNX file. A `manifest.json` beside it that names it is compared too.
+    """Check an ONNX file, in a child process.
+
+    If a `manifest.json` in the same folder names the file, the checks against it run too.
 
     Args:
         path: The file.
-        limits: The time and memory of the process that reads it.
+        limits: The limits of the process that reads the file.
 
     Returns:
         The findings; empty if there are none.
 
     Raises:
         GraphError: If the file cannot be read within `limits`.
-        BundleError: If there is a manifest and it was changed.
+        BundleError: If the manifest was changed.
     """
-    found = limited(f"{__name__}:checked", str(path), limits, path=str(path))
-    return [CheckFinding(*finding) for finding in found]
+    findings = limited(f"{__name__}:check_here", str(path), limits, path=str(path))
+    return [CheckFinding(*fields) for fields in findings]
 
 
-def checked(path: str) -> list[tuple[str, str, bool]]:
-    """Return the findings in an ONNX file, in this process: the fields of each `CheckFinding`."""
+def check_here(path: str) -> list[tuple[str, str, bool]]:
+    """Check an ONNX file in this process; return the fields of each `CheckFinding`."""
     return [(f.check, f.message, f.is_warning) for f in _findings(Path(path))]
 
 
 def grouped(findings: Sequence[CheckFinding]) -> list[tuple[CheckFinding, int]]:
-    """Return the first of all findings with one check and one remedy, and how many there are."""
-    found: dict[tuple[str, str], list[CheckFinding]] = {}
+    """Group findings by check and remedy; return the first of each group, and the group's size."""
+    groups: dict[tuple[str, str], list[CheckFinding]] = {}
     for finding in findings:
         remedy = finding.message.rpartition(";")[2]
-        found.setdefault((finding.check, remedy), []).append(finding)
-    return [(alike[0], len(alike)) for alike in found.values()]
+        groups.setdefault((finding.check, remedy), []).append(finding)
+    return [(group[0], len(group)) for group in groups.values()]
 
 
 def _findings(path: Path) -> list[CheckFinding]:
@@ -50,14 +52,14 @@ def _findings(path: Path) -> list[CheckFinding]:
     if (path.parent / MANIFEST).is_file():
         manifest = read_manifest(path.parent)
         entry = manifest["graphs"].get(path.name)
-        # The graphs of a comparison are as others made them.
+        # Graphs of a comparison have any origin: only the checks without a manifest apply.
         if entry is not None and not entry.get("foreign"):
-            expected = expected_by(manifest, path.name)
+            expected = expected_in(manifest, path.name)
     return check_graph(path, expected)
 
 
-def expected_by(manifest: dict[str, Any], name: str) -> Expected:
-    """Return a manifest's expected properties of one of its graphs.
+def expected_in(manifest: dict[str, Any], name: str) -> Expected:
+    """Return the properties that a manifest states for one of its graphs.
 
     Args:
         manifest: The manifest.

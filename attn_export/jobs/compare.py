@@ -1,4 +1,4 @@
-"""Job that compares a graph of any origin with a module, or with another graph."""
+"""The job behind `compare`: compare a graph of any origin with a module or another graph."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ def compare(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Run a graph in runtimes, and judge it by the float64 truth of a module or another graph.
+    """Run a graph in runtimes, and judge the outputs by the truth of a module or another graph.
 
     Args:
         reference: The module with its inputs, a spec, or an ONNX file.
         graph: The ONNX file to judge.
-        names: The graph's names of inputs and outputs by those of the reference. What is not
-            named has the same name, or else the same place among the rest.
-        ranges: The least and the largest value of integer inputs of an ONNX file as reference.
+        names: The names of inputs and outputs in the graph, by the names in the reference. Others
+            are matched by equal names, and the remaining ones by position.
+        ranges: The smallest and largest value of integer inputs, if the reference is a graph.
         output: The folder for a bundle of the graph, the cases and the truth. Default: none.
-        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda where there is a GPU.
-        require: Names of runtimes that must run; one that cannot is a failure.
-        atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
+        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda if there is a GPU.
+        require: Names of runtimes that must run at least one graph.
+        atol: An additional limit: |r − eager| ≤ atol + rtol·|eager|, where r is a runtime's output.
         rtol: See `atol`.
-        seed: For the weights of a spec's module.
-        reproduction: The folder that reproduces a failure. None writes none.
+        seed: The seed for the weights of a spec's module.
+        reproduction: The folder to write a reproduction of a failure to; None for none.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
     Returns:
-        The report, with the causes of wrong numbers. The bundle lies in `output` if it passed,
+        The report, with the causes of failures. The bundle is in `output` if the report passed,
         else in `OUTPUT.failed`.
 
     Raises:
@@ -84,9 +84,9 @@ def compare(
             goldens, notes = work.golden()
             report = work.report(goldens, notes, Gate(atol, rtol))
         if output is not None or not report.passed:
-            report = work.explained(report, goldens, reproduction, required=output is not None)
-        place = publish(report)
-    return dataclasses.replace(report, model=place or path)
+            report = work.explain(report, goldens, reproduction, required=output is not None)
+        bundle = publish(report)
+    return dataclasses.replace(report, model=bundle or path)
 
 
 def explain_graph(
@@ -99,19 +99,19 @@ def explain_graph(
     progress: Progress | None = None,
     **options: Any,
 ) -> Explanation:
-    """Explain why a runtime gives other numbers for a graph than a module.
+    """Explain why a runtime's outputs for a graph differ from those of a module.
 
     Args:
         module: The module with its inputs, or a spec.
         graph: The ONNX file.
         runtime_name: The runtime.
-        names: The graph's names of inputs and outputs by those of the module.
+        names: The names of inputs and outputs in the graph, by those of the module.
         limits: The limits of each process.
         progress: Receiver of progress.
         **options: Further options of `explain`.
 
     Raises:
-        AttnExportError: As of `compare` and of `explain`.
+        AttnExportError: The errors of `compare` and `explain`.
     """
     from attn_export.jobs.explain import explain
     from attn_export.jobs.reference import of_module
@@ -136,7 +136,7 @@ def explain_graph(
 
 @contextlib.contextmanager
 def _folder(output: Path | str | None) -> Iterator[tuple[Path, Any]]:
-    """Yield the folder to write to, and the function that puts it into place."""
+    """Yield the folder to write to, and a function that publishes it and returns its final path."""
     if output is None:
         with scratch() as folder:
             yield folder, lambda _: None

@@ -1,4 +1,4 @@
-"""The graph that a comparison judges: its file, its form, its names, and its bundle."""
+"""The graph that a comparison judges, and the bundle of a comparison."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class ComparedGraph:
-    """The graph that is judged.
+    """The graph that a comparison judges.
 
     Attributes:
-        path: Its file.
-        model: Its content, without external data.
-        file: The description of the graph: layouts, bound buffers, sizes.
-        names: Its names of inputs and outputs.
+        path: The path of the file.
+        model: The content of the file without external data.
+        file: The description of the graph: dialect, features, axes of fixed sizes.
+        names: The names of inputs and outputs in the graph, by those of the reference; None
+            before `match`.
     """
 
     path: Path
@@ -46,11 +47,11 @@ class ComparedGraph:
         """Read a graph.
 
         Args:
-            path: The file.
-            limits: The limits of the process that reads it.
+            path: The path of the file.
+            limits: The limits of the process that analyses the graph.
 
         Raises:
-            GraphError: If it cannot be read.
+            GraphError: If the file cannot be read.
         """
         from attn_export.graph.load import load_proto, refuse_bad_data
         from attn_export.graph.requirements import dialect_of
@@ -59,20 +60,20 @@ class ComparedGraph:
             raise GraphError(f"cannot read {path}: no such file")
         model = load_proto(path)
         refuse_bad_data(model, path)
-        module = "attn_export.graph.requirements:foreign_features"
-        found = tuple(limited(module, str(path), limits, path=str(path)))
-        return cls(path, model, GraphFile(path.name, dialect_of(found), features=found))
+        function = "attn_export.graph.requirements:foreign_features"
+        features = tuple(limited(function, str(path), limits, path=str(path)))
+        return cls(path, model, GraphFile(path.name, dialect_of(features), features=features))
 
-    def matched_to(self, reference: Reference, names: Mapping[str, str]) -> ComparedGraph:
-        """Return the graph with its names, and the axes that have one size in it.
+    def match(self, reference: Reference, names: Mapping[str, str]) -> ComparedGraph:
+        """Match inputs and outputs to those of a reference; return the graph with names and axes.
 
         Args:
-            reference: The module or graph that it is compared with.
-            names: Its names by those of the reference, as the user gave them.
+            reference: The module or graph to compare with.
+            names: The names in the graph by those of the reference, as the user states them.
 
         Raises:
-            UsageError: If `names` names what is not there.
-            GraphError: If its inputs or outputs are not those of the reference.
+            UsageError: If `names` has an unknown name.
+            GraphError: If the inputs or outputs do not fit the reference.
         """
         from attn_export.graph.signature_check import (
             TensorNames,
@@ -86,46 +87,47 @@ class ComparedGraph:
         outputs = [value.name for value in self.model.graph.output]
         _check_names(self.path, names, reference, {*inputs, *outputs})
         shown, whose = str(self.path), reference.whose
-        found = TensorNames(
+        matched = TensorNames(
             matched_names(shown, "inputs", inputs, list(reference.inputs), names, whose),
             matched_names(shown, "outputs", outputs, list(reference.outputs), names, whose),
         )
-        wanted_inputs = {
-            found.inputs[n]: TensorSpec(wanted.shape, wanted.dtype)
-            for n, wanted in reference.inputs.items()
+        expected_inputs = {
+            matched.inputs[n]: TensorSpec(expected.shape, expected.dtype)
+            for n, expected in reference.inputs.items()
         }
-        wanted_outputs = {
-            found.outputs[n]: TensorSpec(shape, reference.dtypes[n])
+        expected_outputs = {
+            matched.outputs[n]: TensorSpec(shape, reference.dtypes[n])
             for n, shape in reference.outputs.items()
         }
         file = match_graph_file(
-            self.model, shown, self.file, wanted_inputs, wanted_outputs, reference.whose
+            self.model, shown, self.file, expected_inputs, expected_outputs, whose
         )
-        return dataclasses.replace(self, file=file, names=found)
+        return dataclasses.replace(self, file=file, names=matched)
 
 
 def _check_names(
-    path: Path, names: Mapping[str, str], reference: Reference, theirs: set[str]
+    path: Path, names: Mapping[str, str], reference: Reference, graph_names: set[str]
 ) -> None:
-    ours = {*reference.inputs, *reference.outputs}
-    for name, other in names.items():
-        if name not in ours or other not in theirs:
-            where, unknown, known = (
-                (reference.whose, name, ours) if name not in ours else (path, other, theirs)
-            )
-            raise UsageError(
-                f"names: {where} has no input or output {printable(unknown, 60)}; choose from "
-                f"{printable(', '.join(sorted(known)), 150)}"
-            )
+    reference_names = {*reference.inputs, *reference.outputs}
+    for name, graph_name in names.items():
+        for where, unknown, known in (
+            (reference.whose, name, reference_names),
+            (path, graph_name, graph_names),
+        ):
+            if unknown not in known:
+                raise UsageError(
+                    f"names: {where} has no input or output {printable(unknown, 60)}; choose from "
+                    f"{printable(', '.join(sorted(known)), 150)}"
+                )
 
 
-# -- the bundle of a comparison: the graph as it is, its cases, their truth, and the report -----
+# -- the bundle of a comparison ----------------------------------------------------------------
 
 STACK_TRACE = "pkg.torch.onnx.stack_trace"
-"""The metadata in which PyTorch's exporter keeps the lines that a node came from."""
+"""The key of a node's metadata in which PyTorch's exporter stores a stack trace."""
 
 EMBEDDED_BELOW = 2**30
-"""Graphs whose weights take fewer bytes are written in one file."""
+"""The size of weights in bytes from which a graph is written with external data."""
 
 
 def write_bundle(
@@ -134,17 +136,17 @@ def write_bundle(
     ends: tuple[dict[str, Any], dict[str, Any]],
     report: Report,
 ) -> None:
-    """Write the graphs, the report and the manifest beside golden vectors that are there.
+    """Write the graphs, the report and the manifest into a folder that has the golden vectors.
 
     Args:
         folder: The folder of the bundle.
-        graphs: By the name in the bundle: the file, its content without external data, and how
-            it is run.
-        ends: Dtype and shape of every input, and of every output, by name.
+        graphs: For each file name in the bundle: the path of the graph, its content without
+            external data, and its description.
+        ends: The manifest's entries of the inputs and of the outputs, by name.
         report: The report.
 
     Raises:
-        UsageError: If a name of the graph is none that a manifest may hold.
+        UsageError: If a manifest may not hold a name of the graph.
         GraphError: If the external data of a graph cannot be read.
     """
     for name, (path, model, _) in graphs.items():
@@ -165,12 +167,12 @@ def write_bundle(
 
 
 def copy_graph(path: Path, model: onnx.ModelProto, target: Path) -> None:
-    """Copy a graph; one with external data gets that within it, or in one file beside it.
+    """Copy a graph. External data is embedded, or written to one file if it is large.
 
     Args:
-        path: The file.
-        model: Its content, without external data.
-        target: The file to write.
+        path: The path of the graph.
+        model: The content of the graph without external data.
+        target: The path to write to.
     """
     import onnx
 
@@ -179,10 +181,10 @@ def copy_graph(path: Path, model: onnx.ModelProto, target: Path) -> None:
     if not any(t.data_location == onnx.TensorProto.EXTERNAL for t in tensors_of(model)):
         shutil.copyfile(path, target)
         return
-    whole = load_model(path)
-    large = sum(len(t.raw_data) for t in tensors_of(whole)) >= EMBEDDED_BELOW
+    loaded = load_model(path)
+    large = sum(len(t.raw_data) for t in tensors_of(loaded)) >= EMBEDDED_BELOW
     onnx.save_model(
-        whole,
+        loaded,
         target,
         save_as_external_data=large,
         location=f"{target.name}.data" if large else None,
@@ -194,7 +196,7 @@ def _entry(model: onnx.ModelProto, file: GraphFile, nodes: Mapping[str, str]) ->
     return {
         "dialect": file.dialect,
         "needs": {"opset": opsets.get("ai.onnx", 0), "ir_version": model.ir_version},
-        "fixed": {},  # the axes have these sizes in the whole bundle
+        "fixed": {},  # axes of fixed sizes are static in the whole bundle
         "layouts": {},
         "dtypes": {},
         "bound": {},
@@ -207,11 +209,11 @@ def _entry(model: onnx.ModelProto, file: GraphFile, nodes: Mapping[str, str]) ->
 
 
 def origins(model: onnx.ModelProto) -> dict[str, str]:
-    """Return where in the exported module each node came from, as PyTorch's exporter states it."""
-    found = {}
+    """Return the line of the exported module that each node came from, by PyTorch's metadata."""
+    lines = {}
     for node in model.graph.node:
         trace = next((p.value for p in node.metadata_props if p.key == STACK_TRACE), "")
         line = line_in(trace)
         if node.name and line:
-            found[printable(node.name, 500)] = printable(line, 500)
-    return found
+            lines[printable(node.name, 500)] = printable(line, 500)
+    return lines

@@ -1,4 +1,4 @@
-"""A graph of any origin beside its reference: cases, truth, verdicts and bundle."""
+"""Comparison of a graph of any origin with its reference: cases, truth, verdicts and bundle."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from attn_export.parity.plan import Plan
 
 OTHER = "reference.onnx"
-"""The name of the first of two graphs in the bundle of their comparison."""
+"""The file name of the reference in the bundle of a comparison of two graphs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A graph, its reference, and the folder of the bundle of both.
+    """A graph, its reference, and the folder for the bundle of the comparison.
 
     Attributes:
         folder: The folder of the bundle.
         out: The folder for the outputs of runtimes.
         pool: The processes of the runtimes.
         progress: Receiver of progress.
-        compared: The graph.
-        reference: The module or the graph that it is compared with.
+        compared: The graph to judge.
+        reference: The module or graph to compare with.
     """
 
     folder: Path
@@ -63,13 +63,13 @@ class Comparison:
             out: The folder for the outputs of runtimes.
             pool: The processes of the runtimes.
             progress: Receiver of progress.
-            compared: The graph.
-            read: The function that returns the reference.
-            names: The graph's names of inputs and outputs by those of the reference.
+            compared: The graph to judge.
+            read: A function that returns the reference.
+            names: The names of inputs and outputs in the graph, by those of the reference.
         """
         progress.phase("importing torch")
         reference = read()
-        compared = compared.matched_to(reference, names)
+        compared = compared.match(reference, names)
         pool.add([compared.file])
         progress.phase("choosing the cases")
         return cls(folder, out, pool, progress, compared, reference)
@@ -90,12 +90,12 @@ class Comparison:
         tried = [golden.case for golden in goldens]
         base = next(case for case in cases if case.name == BASE)
         return goldens, (
-            *reference.notes, *self._named(), *precision_notes(model), *left_out, *plan.notes,
+            *reference.notes, *self._name_notes(), *precision_notes(model), *left_out, *plan.notes,
             *notes, *reference.notes_on(oracle, base), tried_note(tried),
         )  # fmt: skip
 
     def plan(self) -> Plan:
-        """Return the cases that the graph takes."""
+        """Plan the cases, with the sizes that the graph has fixed."""
         from attn_export.parity.draw import (
             FunctionInputs,
             fixed_inputs,
@@ -105,22 +105,22 @@ class Comparison:
         )
         from attn_export.parity.plan import plan_cases
 
-        of, fixed = self.reference, self.compared.file.fixed
+        ref, fixed = self.reference, self.compared.file.fixed
         if not fixed:
-            return plan_cases(of.inputs, dict(of.outputs), of.spec, of.sums, of.takes)
-        known = solved(fixed, of.sums)
-        outputs = {name: fixed_shape(shape, known) for name, shape in of.outputs.items()}
-        inputs = fixed_inputs(of.inputs, known)
-        if isinstance(of.inputs, FunctionInputs):
-            drawn = of.inputs.function
-            inputs = FunctionInputs(inputs, lambda sizes, rng: drawn({**known, **sizes}, rng))
+            return plan_cases(ref.inputs, dict(ref.outputs), ref.spec, ref.sums, ref.takes)
+        fixed_sizes = solved(fixed, ref.sums)
+        outputs = {name: fixed_shape(shape, fixed_sizes) for name, shape in ref.outputs.items()}
+        inputs = fixed_inputs(ref.inputs, fixed_sizes)
+        if isinstance(ref.inputs, FunctionInputs):
+            draw = ref.inputs.function
+            inputs = FunctionInputs(inputs, lambda sizes, rng: draw({**fixed_sizes, **sizes}, rng))
         return plan_cases(
-            inputs, outputs, None, fixed_relations(of.sums, known),
-            lambda sizes: of.takes({**known, **sizes}),
+            inputs, outputs, None, fixed_relations(ref.sums, fixed_sizes),
+            lambda sizes: ref.takes({**fixed_sizes, **sizes}),
         )  # fmt: skip
 
-    def _named(self) -> Iterator[str]:
-        """Yield notes on other names, and on axes of one size."""
+    def _name_notes(self) -> Iterator[str]:
+        """Yield notes on names that differ from the reference, and on axes of fixed sizes."""
         names, fixed = self.compared.names, self.compared.file.fixed
         if names and names.note():
             yield names.note()
@@ -131,34 +131,37 @@ class Comparison:
     def _start(self, written: Sequence[StoredCase]) -> int:
         names = self.compared.names
         assert names is not None
-        place = self.compared.path.parent.absolute()
-        self.pool.start(place, list(names.inputs.values()), self.axes(), written, self.out)
-        return self.pool.expected()
+        folder = self.compared.path.parent.absolute()
+        self.pool.start(folder, list(names.inputs.values()), self.axes(), written, self.out)
+        return self.pool.total_cases()
 
     def axes(self) -> dict[str, tuple[str | int, ...]]:
-        """Return the shape of every input and output of the graph, dynamic axes by name."""
+        """Return the axes of every input and output of the graph, by name."""
         from attn_export.parity.draw import fixed_shape, solved
 
-        names, known = self.compared.names, solved(self.compared.file.fixed, self.reference.sums)
+        names = self.compared.names
+        fixed_sizes = solved(self.compared.file.fixed, self.reference.sums)
         assert names is not None
-        shapes = {names.inputs[n]: wanted.shape for n, wanted in self.reference.inputs.items()}
+        shapes = {
+            names.inputs[n]: described.shape for n, described in self.reference.inputs.items()
+        }
         shapes |= {names.outputs[n]: shape for n, shape in self.reference.outputs.items()}
-        # An axis that is none of the inputs' has a name of its own.
+        # A dynamic axis of an output that is no axis of an input has the name "".
         return {
             name: tuple(
                 f"{name}.{number}" if axis == "" else axis
-                for number, axis in enumerate(fixed_shape(shape, known))
+                for number, axis in enumerate(fixed_shape(shape, fixed_sizes))
             )
             for name, shape in shapes.items()
         }
 
     def report(self, goldens: Sequence[Golden], notes: tuple[str, ...], gate: Gate) -> Report:
-        """Return the verdicts on the graph in every runtime.
+        """Judge the outputs of every runtime, and return the report.
 
         Args:
             goldens: The cases with their truth.
             notes: Notes for the reader of the report.
-            gate: The user's own tolerances.
+            gate: The additional tolerances of the user.
         """
         from attn_export.parity.replay import judge_pool
 
@@ -174,7 +177,7 @@ class Comparison:
         )  # fmt: skip
 
     def _ends(self, golden: Golden) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return dtype and shape of the inputs and of the outputs, by name."""
+        """Return the manifest's entries of the inputs and of the outputs, by name."""
         axes = self.axes()
         inputs, outputs = (
             {n: {"dtype": a.dtype.name, "shape": list(axes[n])} for n, a in arrays.items()}
@@ -182,7 +185,7 @@ class Comparison:
         )
         return inputs, outputs
 
-    def explained(
+    def explain(
         self,
         report: Report,
         goldens: Sequence[Golden],
@@ -190,18 +193,18 @@ class Comparison:
         *,
         required: bool,
     ) -> Report:
-        """Complete the bundle, and return the report with the causes of wrong numbers.
+        """Complete the bundle, and return the report with the causes of failures.
 
         Args:
             report: The report.
             goldens: The cases with their truth.
-            reproduction: The folder that reproduces a failure. None writes none.
-            required: Whether the bundle must be complete.
+            reproduction: The folder to write a reproduction of a failure to; None for none.
+            required: Whether to raise an error if the bundle cannot be completed.
 
         Raises:
-            UsageError: If the bundle is `required` and cannot be one.
+            AttnExportError: If the bundle is `required` and cannot be completed.
         """
-        from attn_export.jobs.explain_failures import explained
+        from attn_export.jobs.explain_failures import explain_failures
 
         path = self.compared.path
         try:
@@ -210,7 +213,7 @@ class Comparison:
             if required:
                 raise
             return dataclasses.replace(report, notes=(*report.notes, f"not explained: {error}"))
-        return explained(
+        return explain_failures(
             report,
             self.folder,
             self.folder / path.name,
@@ -220,35 +223,35 @@ class Comparison:
         )
 
     def bundle(self, report: Report, goldens: Sequence[Golden]) -> Witness:
-        """Complete the bundle, and return what the graph's values are compared with.
+        """Complete the bundle, and return the source of correct values for `explain`.
 
         Args:
             report: The report.
             goldens: The cases with their truth.
 
         Raises:
-            UsageError: If a name of the graph is none that a bundle may hold.
+            UsageError: If a manifest may not hold a name of the graph.
         """
         from attn_export.diagnose.eager_values import Witness
         from attn_export.graph.load import load_proto
 
-        one, path, of = self.compared, self.compared.path, self.reference
-        graphs = {path.name: (path, one.model, one.file)}
-        if of.path is not None and not self._named_otherwise():
-            # A right graph of the same names: what is wrong is found by comparing the two.
-            file = dataclasses.replace(one.file, name=OTHER)
-            graphs = {OTHER: (of.path, load_proto(of.path), file), **graphs}
+        compared, path, reference = self.compared, self.compared.path, self.reference
+        graphs = {path.name: (path, compared.model, compared.file)}
+        if reference.path is not None and not self._names_differ():
+            # `explain` uses a correct graph of the same names to find the first wrong value.
+            file = dataclasses.replace(compared.file, name=OTHER)
+            graphs = {OTHER: (reference.path, load_proto(reference.path), file), **graphs}
         write_bundle(self.folder, graphs, self._ends(goldens[0]), report)
-        return Witness(of.whose, self._steps)
+        return Witness(reference.whose, self._steps)
 
-    def _named_otherwise(self) -> bool:
+    def _names_differ(self) -> bool:
         names = self.compared.names
         return names is None or bool(names.note()) or self.compared.path.name == OTHER
 
     def _steps(self, inputs: Mapping[str, Any]) -> Any:
-        """Return the operations of the reference for inputs that are named as in the graph."""
+        """Return the reference's operations on inputs, which have the names in the graph."""
         names = self.compared.names
         assert names is not None
         return self.reference.oracle(0.0).steps(
-            {n: inputs[o].copy() for n, o in names.inputs.items()}  # torch asks for writable ones
+            {n: inputs[o].copy() for n, o in names.inputs.items()}  # torch requires writable arrays
         )

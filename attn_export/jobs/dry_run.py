@@ -1,4 +1,4 @@
-"""Job that runs graphs in the CUDA provider without a GPU: placement and kernels, no numbers."""
+"""The job behind `dry-run`: run graphs in the CUDA provider without a GPU or numbers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from attn_export.runtimes.protocol import Limits
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 Sizes = tuple[int, int | None, int | None]
+"""B, L and P of a dry run; None for the defaults of `dry_run`."""
 
 
 def dry_run(
@@ -32,23 +33,24 @@ def dry_run(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> list[Observation]:
-    """Load and run graphs in the CUDA provider over stand-in libraries.
+    """Load and run graphs in the CUDA provider over stand-in libraries, which compute nothing.
 
-    Each graph and architecture has a process of its own. Nothing is computed.
+    Each combination of graph and architecture has a process of its own.
 
     Args:
         path: An ONNX file, or the folder of a bundle.
-        architectures: Such as ``"sm_80"``, or ``"all"``. Default: sm_80 and sm_90.
-        dialects: Of a bundle: those graphs only.
+        architectures: Names such as ``"sm_80"``, or ``"all"``. Default: sm_80 and sm_90.
+        dialects: The dialects of a bundle's graphs to run. Default: all.
         batch: The batch size.
-        query_len: The query length. Default: a prefill of 512, and a decode of one query.
-        past_len: The length of the cache. Default: 1023 in the decode.
+        query_len: The query length. Default, without `past_len`: a prefill of 512 tokens, and a
+            decode of one token.
+        past_len: The number of cached keys. Default: 1023 in the decode.
         limits: The limits of each process.
         progress: Receiver of progress.
 
     Raises:
-        UsageError: If there is no such architecture or dialect.
-        RuntimeFailure: If the stand-in libraries are not built here.
+        UsageError: If an architecture or dialect is unknown, or the bundle has no such graph.
+        RuntimeFailure: If the stand-in libraries are not built.
         GraphError: If the file cannot be read.
         BundleError: If a file of the bundle is missing or was changed.
     """
@@ -60,13 +62,13 @@ def dry_run(
 
 
 def can_dry_run(*, required: bool | None) -> bool:
-    """Return whether to run graphs in a dry run.
+    """Return whether to make a dry run.
 
     Args:
-        required: The wish of the caller; None for a dry run where its libraries are built.
+        required: Whether the caller requires one; None for one if the libraries are built.
 
     Raises:
-        RuntimeFailure: If it is required, and the libraries are not built here.
+        RuntimeFailure: If a dry run is required and the libraries are not built.
     """
     if required is False:
         return False
@@ -86,7 +88,7 @@ def observe_all(
     *,
     for_report: bool = False,
 ) -> tuple[Observation, ...]:
-    """Return the dry runs of several graphs.
+    """Make dry runs of several graphs.
 
     Args:
         folder: The folder of the graphs.
@@ -94,29 +96,29 @@ def observe_all(
         limits: The limits of each process.
         progress: Receiver of progress.
         cards: The architectures. Default: sm_80 and sm_90.
-        sizes: B, L and P, as `observed` takes them.
-        for_report: Whether a process that ends early is a refusal in the result, and no error.
+        sizes: B, L and P.
+        for_report: Whether to return an error of a graph as its observation, and not to raise it.
 
     Raises:
         GraphError: If a graph cannot be read, or a process ended, unless `for_report`.
     """
     cards = cards or architectures_named(())
     progress.expect(len(files) * len(cards))
-    found = []
+    observations = []
     for file in files:
         for card in cards:
             try:
-                found.append(observed(folder, file, card, sizes, limits))
+                observations.append(observe(folder, file, card, sizes, limits))
             except GraphError as error:
                 if not for_report:
                     raise
-                found.append(Observation(file.name, card.name, refused=str(error)))
+                observations.append(Observation(file.name, card.name, refused=str(error)))
             progress.advance(f"{file.name} on {card.name}")
-    return tuple(found)
+    return tuple(observations)
 
 
 def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile]]:
-    """Return the folder, and how the graphs in it are run."""
+    """Return the folder of the graphs, and their descriptions."""
     if path.is_dir():
         bundle = read_bundle(path)
         files = graph_files(dict(bundle.manifest))
@@ -136,25 +138,25 @@ def _graphs(path: Path, dialects: Sequence[str]) -> tuple[Path, list[GraphFile]]
     return path.parent, [GraphFile(path.name)]
 
 
-def observed(
+def observe(
     folder: Path,
     file: GraphFile,
     card: Architecture,
     sizes: Sizes,
     limits: Limits | None = None,
 ) -> Observation:
-    """Return the dry run of one graph.
+    """Make a dry run of one graph in a child process.
 
     Args:
         folder: The folder of the graph.
         file: The description of the graph: layouts, bound buffers, sizes.
         card: The architecture.
-        sizes: B, L and P; the defaults of `dry_run` where L and P are None.
+        sizes: B, L and P.
         limits: The limits of the process.
 
     Raises:
-        UsageError: If there are no such sizes.
-        GraphError: If the graph cannot be read, or the process ended.
+        UsageError: If a size is out of range.
+        GraphError: If the graph cannot be read, or the process crashed.
     """
     import msgspec
 
@@ -162,11 +164,11 @@ def observed(
     if batch < 1 or (query_len is not None and query_len < 1) or (past_len or 0) < 0:
         raise UsageError(f"sizes of a dry run are at least 1 (past_len 0); got {sizes}")
     batch = file.fixed.get("batch", batch)
-    if query_len is not None:  # a graph for decoding takes one query
+    if query_len is not None:  # 1 in a graph for one query
         query_len = file.fixed.get("query_len", query_len)
     values = limited(
         "attn_export.runtimes.dry_run_session:observe", str(folder / file.name), limits,
-        # What the provider opens by name later must not be a library of this machine.
+        # The provider opens some libraries by name later: they must not be those of this machine.
         {LIBRARY_PATH: str(home() / NAME)},
         graph=str(folder / file.name), architecture=card.name, bound=dict(file.bound),
         batch=batch, query_len=query_len, past_len=past_len,

@@ -1,11 +1,11 @@
-"""Explanation of numeric differences: runs the counter-experiments and names the cause."""
+"""The job behind `explain`: find the cause of wrong outputs by evaluation and experiments."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from attn_export.diagnose.pattern import Pattern
 
 SECONDS = 45.0
-"""After which no further experiment is begun."""
+"""The default time after which no further experiment is started."""
 
 RULE = "by the judge's rule alone: --atol, --rtol and baselines are not applied"
 DECODES = "whole decodes were not looked at: verify runs them"
 ELSEWHERE = ("ort-cpu", "onnx-reference")
+"""Other runtimes in which a failing graph is run for comparison."""
 
 
 def explain(
@@ -51,22 +52,22 @@ def explain(
 
     Args:
         bundle: The bundle's folder, or the `.failed` one that a build left.
-        runtime_name: The runtime.
-        case: The only case to look at. Default: all, whole decodes apart.
-        graph: An ONNX file that replaces the bundle's own.
-        options: Options of the engine, as set by the program that shows the fault.
-        output: The folder of the reproduction. None writes none.
-        seconds: After which no further experiment is begun.
-        witness: What the values of a wrong graph are compared with, where the bundle has no right
-            graph.
+        runtime_name: The name of the runtime.
+        case: The name of the only case to examine. Default: all cases but whole decodes.
+        graph: An ONNX file to run instead of the bundle's own graphs.
+        options: Options of the engine, for failures of a program that sets them.
+        output: The folder to write a reproduction to; None for none.
+        seconds: The time after which no further experiment is started.
+        witness: A source of correct values to compare a wrong graph with, for bundles without a
+            correct graph.
         limits: The limits of each process.
         progress: Receiver of progress.
 
     Raises:
-        UsageError: If there is no such runtime, option or case, `seconds` is NaN, or `output`
+        UsageError: If the runtime, an option or the case is unknown, `seconds` is NaN, or `output`
             cannot be written.
-        RuntimeFailure: If the runtime is not here, or can run none of the graphs.
-        GraphError: If `graph` is no file.
+        RuntimeFailure: If the runtime cannot run here, or runs none of the graphs.
+        GraphError: If `graph` cannot be read.
         BundleError: If a file of the bundle is missing or was changed.
     """
     from attn_export.diagnose.graph_run import known_cases
@@ -77,59 +78,75 @@ def explain(
     progress = progress or Progress()
     if math.isnan(seconds):
         raise UsageError("seconds has to be a number; got nan")
-    kind = _usable(runtime_name, options or {})
-    folder, other = Path(bundle), Path(graph) if graph else None
-    if other is not None:
-        if not other.is_file():
-            raise GraphError(f"cannot read {other}: no such file")
-        load_proto(other)
+    target = _available_runtime(runtime_name, options or {})
+    folder, replacement = Path(bundle), Path(graph) if graph else None
+    if replacement is not None:
+        if not replacement.is_file():
+            raise GraphError(f"cannot read {replacement}: no such file")
+        load_proto(replacement)
     if output is not None:
         check_folder(Path(output))
     manifest = read_bundle(folder).manifest
     cases = known_cases(folder, case)
     progress.phase(f"running {counted(len(cases), 'case')} in {runtime_name}")
-    runners = list(_settings(folder, manifest, other, kind, options or {}, limits))
-    own = _settings(folder, manifest, None, kind, options or {}, limits)
-    kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}
-    job = _ExplainJob(manifest, cases, list(own), kinds, seconds, progress, witness or Witness())
-    found = job.explanation(runners, Path(output) if output else None)
+    runners = list(_runners(folder, manifest, replacement, target, options or {}, limits))
+    bundled = list(_runners(folder, manifest, None, target, options or {}, limits))
+    case_kinds = {stored.kind for stored in case_folders(folder / GOLDEN)[1]}
+    job = _ExplainJob(
+        manifest, cases, bundled, DECODE in case_kinds, seconds, progress, witness or Witness()
+    )
+    explanation = job.explain_first_failure(runners, Path(output) if output else None)
     distance = quality_lines(folder, job.runs)
-    return dataclasses.replace(found, seconds=job.elapsed(), distance=distance)
+    return dataclasses.replace(explanation, seconds=job.elapsed(), distance=distance)
 
 
-def _usable(name: str, options: Options) -> Runtime:
+def _available_runtime(name: str, options: Options) -> Runtime:
     if name == ALL:
         raise UsageError("explain looks at one runtime at a time; name it")
-    kind = runtime(name)
-    if options and not isinstance(kind, Tunable):
+    target = runtime(name)
+    if options and not isinstance(target, Tunable):
         raise UsageError(f"{name} takes no options")
-    reason = kind.unavailable()
+    reason = target.unavailable()
     if reason:
         raise RuntimeFailure(f"{name} cannot run here: {reason}")
-    return kind
+    return target
 
 
-def _settings(
+def _runners(
     folder: Path,
     manifest: Mapping[str, Any],
     graph: Path | None,
-    kind: Runtime,
+    target: Runtime,
     options: Options,
     limits: Limits | None,
 ) -> Iterator[GraphRunner]:
     from attn_export.diagnose.graph_run import GraphRunner, graph_files_to_examine
 
-    place = (graph.parent if graph else folder).absolute()
-    for form in graph_files_to_examine(manifest, graph):
-        yield GraphRunner(place / form.name, form, kind, options, limits or Limits.default())
+    parent = (graph.parent if graph else folder).absolute()
+    for file in graph_files_to_examine(manifest, graph):
+        yield GraphRunner(parent / file.name, file, target, options, limits or Limits.default())
 
 
 @dataclasses.dataclass(frozen=True)
 class _ExplainJob:
+    """One call of `explain`.
+
+    Attributes:
+        manifest: The manifest of the bundle.
+        cases: The cases to examine, with their truth.
+        bundled: The graphs of the bundle, in the runtime.
+        has_decodes: Whether the bundle has whole decodes, which are not examined.
+        seconds: The time after which no further experiment is started.
+        progress: Receiver of progress.
+        witness: A source of correct values, for bundles without a correct graph.
+        started: The start of the job, by `time.monotonic`.
+        runs: The runs of graphs, by the name of the graph.
+    """
+
     manifest: Mapping[str, Any]
     cases: Sequence[KnownCase]
-    own: Sequence[GraphRunner]
-    kinds: Collection[str]
+    bundled: Sequence[GraphRunner]
+    has_decodes: bool
     seconds: float
     progress: Progress
     witness: Witness
@@ -137,34 +154,41 @@ class _ExplainJob:
     runs: dict[str, GraphRun] = dataclasses.field(default_factory=dict)
 
     def elapsed(self) -> float:
-        """Return the seconds since the inquiry began."""
+        """Return the seconds since the start of the job."""
         return time.monotonic() - self.started
 
     def late(self) -> bool:
-        """Return whether the time for further experiments is over."""
+        """Return whether the time limit for starting experiments has passed."""
         return self.elapsed() > self.seconds
 
-    def explanation(self, runners: Sequence[GraphRunner], output: Path | None) -> Explanation:
-        """Return the explanation of the first graph that fails."""
+    def explain_first_failure(
+        self, runners: Sequence[GraphRunner], output: Path | None
+    ) -> Explanation:
+        """Explain the first graph that fails, or state that none fails."""
         reasons, names, ran = [], [], 0
         for runner in runners:
-            reason = known_limit(runner.runtime, runner.graph_file, [s.graph_file for s in runners])
+            reason = known_limit(
+                runner.runtime, runner.graph_file, [other.graph_file for other in runners]
+            )
             if reason:
                 reasons.append(reason)
                 continue
             trial = self.runs[runner.graph_file.name] = runner.trial(self.cases)
             if not trial.all_passed:
-                return self._explained(runner, trial, output)
+                return self._explain_run(runner, trial, output)
             ran += len(trial.passed)
             names.append(runner.graph_file.name)
-        kind = runners[0].runtime
+        target = runners[0].runtime
         if not ran:
-            raise RuntimeFailure(f"{kind.name} runs no graph here: {'; '.join(reasons)}")
-        notes = (RULE, *((DECODES,) if DECODE in self.kinds else ()), *reasons)
+            raise RuntimeFailure(f"{target.name} runs no graph here: {'; '.join(reasons)}")
+        notes = (RULE, *((DECODES,) if self.has_decodes else ()), *reasons)
         tried = ", ".join(names)
-        return Explanation(kind.name, tried, runners[0].options, "none", cases=ran, notes=notes)
+        return Explanation(target.name, tried, runners[0].options, "none", cases=ran, notes=notes)
 
-    def _explained(self, runner: GraphRunner, trial: GraphRun, output: Path | None) -> Explanation:
+    def _explain_run(
+        self, runner: GraphRunner, trial: GraphRun, output: Path | None
+    ) -> Explanation:
+        """Explain a failing run: no outputs, outputs of other names or shapes, or wrong values."""
         from attn_export.diagnose.causes import wrong_signature
 
         base = Explanation(
@@ -176,72 +200,66 @@ class _ExplainJob:
             outcome = "refused" if trial.ran.outcome == "ran" else trial.ran.outcome
             says = f"it gives no numbers: {outcome}: {reason}"
             return dataclasses.replace(base, causes=(Cause(outcome, says),))
-        other_outputs = wrong_signature(trial)
-        if other_outputs:
+        signature_causes = wrong_signature(trial)
+        if signature_causes:
             pattern = self._pattern(trial).lines
             base = dataclasses.replace(
-                base, fault="graph", causes=tuple(other_outputs), pattern=pattern
+                base, fault="graph", causes=tuple(signature_causes), pattern=pattern
             )
-            return self._reproduced(base, runner, trial, None, output)
-        return self._compared(base, runner, trial, output)
+            return self._with_reproduction(base, runner, trial, None, output)
+        return self._explain_values(base, runner, trial, output)
 
-    def _compared(
+    def _explain_values(
         self, base: Explanation, runner: GraphRunner, trial: GraphRun, output: Path | None
     ) -> Explanation:
-        """Determine the fault from the graph's float64 meaning and the runtime's outputs."""
+        """Explain wrong values, by evaluating the graph in float64 and by experiments."""
         from attn_export.diagnose import fault_attribution, meaning
         from attn_export.diagnose.causes import Observations, causes
 
         self.progress.phase("evaluating the graphs in float64")
         cases = meaning.choose_cases(trial)
-        own, reason = meaning.evaluable_meaning(runner, cases, trial)
-        right = meaning.right_meaning(self.own, cases)
-        lossy = meaning.loses_precision(own, right, cases)
-        other = self._foreign(runner, trial) if own is None else None
-        fault = fault_attribution.fault_of(own, other, lossy=lossy)
+        graph_meaning, reason = meaning.evaluable_meaning(runner, cases, trial)
+        right = meaning.right_meaning(self.bundled, cases)
+        lossy = meaning.loses_precision(graph_meaning, right, cases)
+        other = self._run_in_other_runtime(runner, trial) if graph_meaning is None else None
+        fault = fault_attribution.fault_of(graph_meaning, other, lossy=lossy)
         self.progress.phase("trying known mistakes")
         lines = self._lines(runner.graph_file.name)
-        found = fault_attribution.known_mistakes(own, right, trial, cases, self.late)
-        if own is not None and lossy:
-            first = fault_attribution.first_lossy(own, cases, lines)
+        mistakes = fault_attribution.known_mistakes(graph_meaning, right, trial, cases, self.late)
+        if graph_meaning is not None and lossy:
+            first = fault_attribution.first_lossy(graph_meaning, cases, lines)
         else:
             first = fault_attribution.first_deviation(
-                fault, own, self.own, trial, lines, self.witness
+                fault, graph_meaning, self.bundled, trial, lines, self.witness
             )
         self.progress.phase("running it in other ways")
-        done = list(self._experiments(runner, trial, right, within=fault != "graph"))
+        results = list(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)
-        stuck = {} if own is None else own.stuck
+        stuck = {} if graph_meaning is None else graph_meaning.stuck
         seen = Observations(
-            fault,
-            runner.runtime.name,
-            found,
-            first,
-            pattern,
-            stuck,
-            self.witness.name,
+            fault, runner.runtime.name, mistakes, first, pattern, stuck, self.witness.name,
             lossy=lossy,
-        )
+        )  # fmt: skip
         explained = dataclasses.replace(
             base,
             fault=fault,
-            causes=tuple(causes(seen, done, lines)),
+            causes=tuple(causes(seen, results, lines)),
             first=first,
-            experiments=tuple(d.experiment for d in done),
+            experiments=tuple(result.experiment for result in results),
             pattern=pattern.lines,
             notes=(reason,) if reason else (),
         )
-        return self._reproduced(explained, runner, trial, right or own, output)
+        return self._with_reproduction(explained, runner, trial, right or graph_meaning, output)
 
     def _lines(self, graph: str) -> Mapping[str, str]:
-        """Return the origins of nodes in the module, from this graph and from the others."""
-        known: dict[str, str] = {}
+        """Return the line of the module that each node came from; this graph's entries win."""
+        lines: dict[str, str] = {}
         for name, entry in self.manifest["graphs"].items():
-            known = {**known, **entry["nodes"]} if name == graph else {**entry["nodes"], **known}
-        return known
+            lines = {**lines, **entry["nodes"]} if name == graph else {**entry["nodes"], **lines}
+        return lines
 
-    def _foreign(self, runner: GraphRunner, trial: GraphRun) -> GraphRun | None:
-        """Return another runtime's result for a graph whose meaning float64 cannot determine."""
+    def _run_in_other_runtime(self, runner: GraphRunner, trial: GraphRun) -> GraphRun | None:
+        """Run a graph that cannot be evaluated in float64 in another runtime, if there is one."""
         other = runtime(ELSEWHERE[0])
         if runner.runtime.name == other.name or other.unavailable():
             return None
@@ -260,8 +278,12 @@ class _ExplainJob:
             yield from rerun_in_runtime(runner, trial, self.cases, self.late)
             if right is not None and not self.late():
                 yield run_smaller_inputs(runner, trial, right)
-        others = [other for other in self.own if not known_limit(other.runtime, other.graph_file)]
-        yield from run_elsewhere(runner, trial, others, [runtime(n) for n in ELSEWHERE], self.late)
+        others = [
+            other for other in self.bundled if not known_limit(other.runtime, other.graph_file)
+        ]
+        yield from run_elsewhere(
+            runner, trial, others, [runtime(name) for name in ELSEWHERE], self.late
+        )
 
     def _pattern(self, trial: GraphRun) -> Pattern:
         from attn_export.diagnose.pattern import pattern_of
@@ -269,7 +291,7 @@ class _ExplainJob:
         axes = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
         return pattern_of(trial, axes)
 
-    def _reproduced(
+    def _with_reproduction(
         self,
         explained: Explanation,
         runner: GraphRunner,
@@ -277,7 +299,7 @@ class _ExplainJob:
         base: Meaning | None,
         output: Path | None,
     ) -> Explanation:
-        """Add the smallest case that still fails, and write its folder."""
+        """Add the smallest case that still fails, and write the reproduction to `output`."""
         from attn_export.diagnose.experiments import shrink_case
         from attn_export.diagnose.reproduce import write_folder
 

@@ -1,4 +1,4 @@
-"""Job that adds the causes to a failed report, within a limit of time."""
+"""Explanations of the failures in a report, within a time limit."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from attn_export.diagnose.eager_values import Witness
 
 SECONDS = 20.0
-"""After which no further experiment is begun: a failed test has to end too."""
+"""The time after which no further experiment is started, so that failed tests end soon."""
 
 RUNTIMES = 2
-"""Number of runtimes whose failure is explained: others mostly fail for the same reason."""
+"""The number of runtimes whose failures are explained: most often, others have the same cause."""
 
 
-def explained(
+def explain_failures(
     report: Report,
     bundle: Path,
     graph: Path | None = None,
@@ -34,59 +34,60 @@ def explained(
     reproduction: Path | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Return the report, with a sentence on each runtime whose numbers are wrong.
+    """Return the report with a sentence on the cause for runtimes whose outputs are wrong.
 
     Args:
-        report: Of a build or of `verify`.
-        bundle: The bundle that ran; of a failed build, the folder that it left.
-        graph: The file that was run in its place.
-        seconds: After which no further experiment is begun.
-        witness: What the values of a wrong graph are compared with; see `explain`.
-        reproduction: The folder that reproduces the failure of the first runtime. None writes none.
+        report: The report of a build or of `verify`.
+        bundle: The bundle of the report; after a failed build, its `.failed` folder.
+        graph: The graph that ran instead of those of the bundle.
+        seconds: The time after which no further experiment is started.
+        witness: A source of correct values to compare a wrong graph with; see `explain`.
+        reproduction: The folder to write a reproduction of the first failure to; None for none.
         progress: Receiver of progress.
     """
-    # Of a runtime that ended early there is no more to find out; of one that went on there is.
+    # Errors of single cases are explained if the runtime ran to its end. Otherwise the reason of
+    # its end is in the report.
     ran = {(run.runtime, run.graph) for run in report.runs if run.outcome == "ran"}
     failed = dict.fromkeys(
         v.runtime
         for v in report.verdicts
         if v.status == "failed" or (v.status == "error" and (v.runtime, v.graph) in ran)
     )
-    sentences = ties_explained(report.verdicts)
+    sentences = tie_sentences(report.verdicts)
     if not failed:
         return dataclasses.replace(report, explanations=(*sentences,)) if sentences else report
     from attn_export.jobs.explain import explain
 
     started = time.monotonic()
     for number, name in enumerate(list(failed)[:RUNTIMES]):
-        left = seconds - (time.monotonic() - started)
-        if left <= 0:
+        remaining = seconds - (time.monotonic() - started)
+        if remaining <= 0:
             break
         try:
             with ctrl_c_raises():
-                found = explain(
-                    bundle, name, graph=graph, seconds=left, witness=witness,
+                explanation = explain(
+                    bundle, name, graph=graph, seconds=remaining, witness=witness,
                     progress=progress, output=None if number else reproduction,
                 )  # fmt: skip
         except AttnExportError as error:
             sentences.append(f"{name}: not explained: {error}")
             continue
-        except KeyboardInterrupt:  # enough explained: the report is what was asked for
+        except KeyboardInterrupt:  # the report must be printed nevertheless
             sentences.append(f"{name}: not explained: interrupted")
             break
-        if found.fault != "none":  # a gate or a baseline can fail what the rule lets pass
-            sentences.append(found.sentence)
+        if explanation.fault != "none":  # "none" if only a gate or a baseline fails
+            sentences.append(explanation.sentence)
     return dataclasses.replace(report, explanations=(*sentences,))
 
 
-def ties_explained(verdicts: Sequence[Verdict]) -> list[str]:
+def tie_sentences(verdicts: Sequence[Verdict]) -> list[str]:
     """Return a sentence on each output that the order of equal values decides."""
     cases: dict[str, set[str]] = {}
     for verdict in verdicts:
         if verdict.status == "unusable" and verdict.message.startswith(f"{TIES}:"):
             cases.setdefault(verdict.output, set()).add(verdict.case)
     return [
-        f"{TIES}: in {counted(len(found), 'case')}, the order of equal values decides {output}; "
+        f"{TIES}: in {counted(len(names), 'case')}, the order of equal values decides {output}; "
         f"{TIES_ADVICE}"
-        for output, found in cases.items()
+        for output, names in cases.items()
     ]

@@ -1,4 +1,4 @@
-"""The graphs of a bundle: one in every dialect that fits, of the same weights, each checked."""
+"""Lowering, checks and manifest entries of the graphs of a bundle."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ CUDA_NOTE = "the graphs in the cuda dialect compute in bfloat16: only a GPU can 
 
 
 def first_graphs(dialects: Sequence[str]) -> list[GraphFile]:
-    """Return the graph that every export produces: its runtimes can start early."""
+    """Return the graph that every build has, so that runtimes can start before the export."""
     first = DIALECTS[0] if ALL in dialects else dialects[0]
     return [GraphFile(graph_name(first), first)]
 
 
 def lower_all(exported: Exported, dialects: Sequence[str]) -> tuple[list[Lowered], tuple[str, ...]]:
-    """Return the graph in every dialect.
+    """Lower the canonical graph to dialects.
 
     Args:
         exported: The canonical graph.
-        dialects: Names, of which ``"all"`` stands for those that fit.
+        dialects: The names of dialects; ``"all"`` adds those that fit.
 
     Returns:
         The graphs, and notes on the dialects that do not fit.
 
     Raises:
-        ExportError: If the graph in bfloat16 that a named dialect needs cannot be exported.
-        GraphError: If a dialect that is named does not fit.
+        ExportError: If a named dialect needs a graph in bfloat16, which cannot be exported.
+        GraphError: If a named dialect does not fit.
     """
     graphs: list[Lowered] = []
     notes: list[str] = []
@@ -52,14 +52,14 @@ def lower_all(exported: Exported, dialects: Sequence[str]) -> tuple[list[Lowered
         except (ExportError, GraphError) as error:
             if dialect in dialects:
                 raise
-            if dialect == CUDA and isinstance(error, GraphError):  # most graphs have no such form
+            if dialect == CUDA and isinstance(error, GraphError):  # most graphs do not fit it
                 continue
             notes.append(f"not in the {dialect} dialect: {error}")
     return graphs, tuple(notes)
 
 
 def _lowered(exported: Exported, dialect: str) -> Iterable[Lowered]:
-    """Return the graphs of a dialect; for `CUDA`, those that compute in bfloat16 where they can."""
+    """Return the graphs of a dialect. Those of `CUDA` compute in bfloat16 if the subject has it."""
     from attn_export.graph.lower import NotInHalfError, lower
 
     try:
@@ -71,7 +71,7 @@ def _lowered(exported: Exported, dialect: str) -> Iterable[Lowered]:
 
 
 def bfloat16_notes(graphs: Sequence[Lowered]) -> tuple[str, ...]:
-    """Return notes on the types in which the graphs of a bfloat16 subject compute."""
+    """Return notes on the dtypes in which the graphs of a bfloat16 subject compute."""
     on_cuda = any(graph.file.dialect == CUDA for graph in graphs)
     return (CAST_NOTE, CUDA_NOTE) if on_cuda else (CAST_NOTE,)
 
@@ -85,7 +85,7 @@ def save_checked(graphs: Sequence[Lowered], expected: Expected, folder: Path) ->
         folder: The folder of the bundle.
 
     Raises:
-        GraphError: If a check refuses one.
+        GraphError: If a check refuses a graph.
     """
     from attn_export.graph.check_structure import expected_of
     from attn_export.graph.checks import check_graph
@@ -108,18 +108,18 @@ def manifest_entry(
     Args:
         graph: The graph.
         expected: The expected properties of the graph in the standard dialect.
-        origins: Where each node of the canonical graph came from.
+        origins: The line of the module that each node of the canonical graph came from.
     """
     from attn_export.graph.check_structure import expected_of
 
-    file, whole = graph.file, expected_of(graph.file, expected)
+    file, expected_here = graph.file, expected_of(graph.file, expected)
     needs: dict[str, object] = {
         "opset": graph.model.opset_imports[""],
         "ir_version": graph.model.ir_version,
     }
     if file.dialect != PORTABLE:
         needs["onnxruntime"] = ORT_NEEDED
-    named = {str(node.name): origin_of(str(node.name), origins) for node in graph.model.graph}
+    lines = {str(node.name): origin_of(str(node.name), origins) for node in graph.model.graph}
     return {
         "dialect": file.dialect,
         "needs": needs,
@@ -128,18 +128,18 @@ def manifest_entry(
         "bound": dict(file.bound),
         "dtypes": dict(file.dtypes),
         "features": list(file.features),
-        "attentions": whole.attentions,
-        "ours": whole.ours,
-        "nodes": {name: origin for name, origin in named.items() if origin},
+        "attentions": expected_here.attentions,
+        "ours": expected_here.ours,
+        "nodes": {name: origin for name, origin in lines.items() if origin},
     }
 
 
 def origin_of(name: str, origins: Mapping[str, str]) -> str:
-    """Return the origin of a node, or of the node that it replaces: ``Attention/MatMul``.
+    """Return the origin of a node, or of the node that it was lowered from, or "".
 
     Args:
-        name: The name of the node.
-        origins: Where each node of the canonical graph came from.
+        name: The name of the node. ``Attention/MatMul`` was lowered from ``Attention``.
+        origins: The line of the module that each node of the canonical graph came from.
     """
     while name and name not in origins:
         name = name.rpartition("/")[0]
@@ -149,14 +149,14 @@ def origin_of(name: str, origins: Mapping[str, str]) -> str:
 def input_entries(subject: Subject) -> dict[str, dict[str, Any]]:
     """Return the manifest's entries of the inputs: dtype and shape by name."""
     values = subject.input_values().items()
-    return {name: {"dtype": end.dtype, "shape": list(end.shape)} for name, end in values}
+    return {name: {"dtype": value.dtype, "shape": list(value.shape)} for name, value in values}
 
 
 def output_entries(subject: Subject, dtypes: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return the manifest's entries of the outputs.
 
     Args:
-        subject: The subject, whose outputs have shapes.
+        subject: The subject, for the shapes.
         dtypes: The dtype of each output.
     """
     return {

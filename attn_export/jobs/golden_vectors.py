@@ -1,6 +1,6 @@
-"""The golden vectors of a job: the cases that are evidence, written, run and computed.
+"""Computation of the golden vectors of a job, while runtimes already run the cases.
 
-Of a quantised subject also how far it is from what it was before, and what verifies that.
+For a quantised subject, its distance from the float model is measured and stored, too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from attn_export.graph.signature_check import TensorNames
     from attn_export.results import Golden
 
-# -- the golden vectors of a job: written, run and computed at the same time --------------------
+# -- golden vectors -----------------------------------------------------------------------------
 
 Start = Callable[[Sequence[StoredCase]], int]
-"""Starts the runtimes on stored cases; returns how many they run in all."""
+"""A function that starts the runtimes on stored cases, and returns the number of all their runs."""
 
 
 def golden_vectors(
@@ -46,31 +46,31 @@ def golden_vectors(
 
     Args:
         folder: The folder to write to.
-        cases: The cases that were planned.
-        oracle: Computes their truth.
-        start: Starts the runtimes.
+        cases: The planned cases.
+        oracle: The source of the truth.
+        start: The function that starts the runtimes.
         progress: Receiver of progress.
-        ours: Whether the truth is of a layer of ours.
-        narrow: Whether its types are narrower than float32.
-        names: The names of inputs and outputs in the graph, where they differ.
+        ours: Whether the truth is that of one of our own layers.
+        narrow: Whether the subject has types narrower than float32.
+        names: The names of inputs and outputs in the graph, if they differ from the subject's.
 
     Returns:
-        The cases with their truth, as the graph names them; and notes for the reader.
+        The cases with their truth, under the graph's names; and notes for the reader of a report.
 
     Raises:
-        ExportError: If an input changes no output, or an output reacts to no input.
+        ExportError: If an input changes no output, or no input changes an output.
     """
     from attn_export.parity.golden import write_golden, write_inputs
 
-    known, usable, notes = usable_cases(cases, oracle, ours=ours, narrow=narrow)
-    shown = [names.case(case) for case in usable] if names else usable
-    expected = start([write_inputs(folder, number, case) for number, case in enumerate(shown)])
-    progress.expect(len(usable) + expected)
+    computed, usable, notes = usable_cases(cases, oracle, ours=ours, narrow=narrow)
+    renamed = [names.case(case) for case in usable] if names else usable
+    runs = start([write_inputs(folder, number, case) for number, case in enumerate(renamed)])
+    progress.expect(len(usable) + runs)
     goldens = []
     for case in usable:
-        goldens.append(known.get(case.name) or oracle.golden(case))
+        goldens.append(computed.get(case.name) or oracle.golden(case))
         progress.advance(f"float64 truth: {case.name}")
-    # In few bits the allowed error is a large part of all: the wide run has settled it.
+    # With narrow types the allowed error is large; the check was also made in float32.
     check_influence(goldens, *([1.0] if narrow else []))
     if names:
         goldens = [names.golden(golden) for golden in goldens]
@@ -79,58 +79,59 @@ def golden_vectors(
 
 
 def near_ties_note(goldens: Sequence[Golden]) -> tuple[str, ...]:
-    """Return a note for the reader on cases in which rounding decides what is kept of values."""
-    found = [golden.rows_near_ties for golden in goldens if golden.rows_near_ties]
-    if not found:
+    """Return a note on the tokens with values so near a tie that they may be rounded either way."""
+    counts = [golden.rows_near_ties for golden in goldens if golden.rows_near_ties]
+    if not counts:
         return ()
-    rows = sum(math.prod(next(iter(g.expected.values())).shape[:-1]) for g in goldens)
+    tokens = sum(math.prod(next(iter(g.expected.values())).shape[:-1]) for g in goldens)
     return (
-        f"in {counted(len(found), 'case')} of {len(goldens)}, values of {sum(found)} of {rows} "
+        f"in {counted(len(counts), 'case')} of {len(goldens)}, values of {sum(counts)} of {tokens} "
         "tokens lie so near a tie that either neighbour is right: the error allowed is larger by "
         "that",
     )
 
 
-# -- the planned cases that are evidence for a subject ------------------------------------------
+# -- the planned cases that are usable as evidence ----------------------------------------------
 
 
 class TruthSource(Protocol):
-    """Computation of the truth of cases: of a module, or of a graph."""
+    """A source of the truth of cases: a module or a graph."""
 
     @property
     def has_short_rows(self) -> bool:
-        """Return whether an output has rows so short that they may nearly vanish."""
+        """True if an output has last-axis slices so short that their norm may be close to 0."""
 
     def golden(self, case: Case) -> Golden:
         """Return a case with its truth."""
 
     def usable(self, case: Case) -> Golden:
-        """Return a case with its truth, its inputs changed as far as evidence requires."""
+        """Return a case with its truth; change its inputs if it would be no evidence otherwise."""
 
     def settled(self, case: Case) -> Case | None:
-        """Return a case whose integers are certain; None if there is none near it."""
+        """Move inputs away from ties of rounding to integers; return None if impossible."""
 
 
 def usable_cases(
     cases: Sequence[Case], oracle: TruthSource, *, ours: bool, narrow: bool
 ) -> tuple[dict[str, Golden], list[Case], list[str]]:
-    """Return the truth of cases that may be no evidence, all cases that are, and notes.
+    """Select the planned cases that are usable as evidence, before they are run.
 
-    It must be known before they are run: loud inputs are scaled down where they must be, and
-    contents that a module does not take are left out.
+    Large inputs with which the module overflows are scaled down. Cases with contents that the
+    module does not support are left out. This needs the truth of the cases in question.
 
     Args:
-        cases: The cases that were planned.
-        oracle: Computes their truth.
-        ours: Whether it is of a layer of ours.
-        narrow: Whether its types are narrower than float32.
+        cases: The planned cases.
+        oracle: The source of the truth.
+        ours: Whether the truth is that of one of our own layers.
+        narrow: Whether the subject has types narrower than float32.
 
     Returns:
-        The truth by name, of some cases; the cases to run; and notes for the reader of a report.
+        The truth computed so far, by the names of cases; the cases to run; and notes for the
+        reader of a report.
     """
     delicate = narrow or oracle.has_short_rows
-    known: dict[str, Golden] = {}
-    kept: list[Case] = []
+    computed: dict[str, Golden] = {}
+    selected: list[Case] = []
     amplifying, undefined, scaled, tied, unsettled = [], [], [], [], []
     for planned in cases:
         case = oracle.settled(planned)
@@ -142,7 +143,7 @@ def usable_cases(
         elif not ours:
             golden = oracle.golden(case)
         else:
-            kept.append(case)
+            selected.append(case)
             continue
         if golden.tied and not golden.unusable and not _is_fixed(case):
             golden = oracle.usable(case)
@@ -155,15 +156,15 @@ def usable_cases(
         if not ours and _is_undefined(case, golden):
             undefined.append(case.name)
             continue
-        known[case.name] = golden
-        kept.append(golden.case)
+        computed[case.name] = golden
+        selected.append(golden.case)
         if golden.case.about != case.about:
             scaled.append(case.name)
     loud = "since the module overflows or amplifies rounding there"
     notes = [
-        f"{done}: {counted(len(names), 'case')}, {', '.join(names[:3])}"
+        f"{action}: {counted(len(names), 'case')}, {', '.join(names[:3])}"
         + (" …" if len(names) > 3 else "")
-        for done, names in (
+        for action, names in (
             (f"left out, {loud}", amplifying),
             ("left out, since equal or nearly equal values decide an output there", tied),
             ("left out, since the integers that values round to depend on the runtime", unsettled),
@@ -172,40 +173,42 @@ def usable_cases(
         )
         if names
     ]
-    return known, kept, notes
+    return computed, selected, notes
 
 
 def _is_fixed(case: Case) -> bool:
-    """Return whether golden vectors must have the case, as it is."""
+    """Return whether golden vectors must contain the case unchanged."""
     return case.name == BASE or case.name.startswith(CHANGED)
 
 
 def _is_undefined(case: Case, golden: Golden) -> bool:
-    """Return whether a user's module gives NaN for finite inputs with other masks."""
+    """Return whether a user's module gives NaN in a case that changes only masks."""
     masked = {content.name for content in MASKS} & set(case.contents)
     return bool(masked) and any(
         bool(np.isnan(t.astype(np.float64)).any()) for t in golden.expected.values()
     )
 
 
-# -- every input must matter: a case that cannot tell two inputs apart proves nothing -----------
+# -- influence of every input: without it, the cases could not show a mistake -------------------
 
 CLEARLY = 100
-"""Change of an output, in allowed errors, from which an input matters to it."""
+"""The change of an output, as a multiple of its allowed error, that shows an input's influence."""
 
 ENOUGH = 0.1
-"""Share of the output that is enough where `CLEARLY` would require more."""
+"""The change of an output, relative to the output, that is enough if `CLEARLY` requires more."""
 
 
 def check_influence(goldens: Sequence[Golden], clearly: float = CLEARLY) -> None:
-    """Compare the truth of the base case with that of the cases that change one input.
+    """Raise an error unless each input changes an output, and each output is changed by an input.
+
+    The base case is compared with the cases that change one input of it.
 
     Args:
         goldens: All cases with their truth.
-        clearly: The least change of an output, as a multiple of the allowed error.
+        clearly: The required change of an output, as a multiple of the allowed error.
 
     Raises:
-        ExportError: If an input changes no output, or an output reacts to no input.
+        ExportError: If an input changes no output, or no input changes an output.
     """
     by_name = {golden.case.name: golden for golden in goldens}
     base = by_name[BASE]
@@ -240,31 +243,32 @@ def _moves(base: Golden, changed: Golden, output: str, clearly: float) -> bool:
         return bool((before != after).any())
     if not before.any():
         return bool(after.any())
-    # No output moves by much more than all of itself.
+    # A change is seldom much larger than the output itself.
     enough = min(clearly * allowed.whole, max(ENOUGH, allowed.whole))
     return measure(after, before).whole > enough
 
 
-# -- of a quantised subject: its distance from the float model, and budgets for it --------------
+# -- quantised subjects: distance from the float model, and budgets -----------------------------
 
 LEAST_SQNR = {"int8": 30.0, "int4": 12.0}
-"""The default budget in dB by the narrowest type. docs/low-precision.md has the measured ones."""
+"""The default budget in dB by the dtype of weights. docs/low-precision.md has measured values."""
 
 LEAST_SQNR_OF_CACHE = {
     "none": math.inf, FLOAT16: 60.0, "int8": 30.0, "int4": 12.0, BY_BLOCK: 16.0,
 }  # fmt: skip
-"""The same by the type of a cache, or by its scales; the smaller of the two holds."""
+"""The default budget in dB by the dtype of a cache, or for block scales. The smallest applies."""
 
 
-def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
-    """Return the budgets of a build: as given, or the default where something is quantised.
+def budgets_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]:
+    """Return the budgets of a build: those of the user, or the default for a quantised subject.
 
     Args:
         subject: The subject.
-        budgets: As given.
+        budgets: The budgets of the user.
 
     Raises:
-        UsageError: If there are budgets, and nothing is quantised or no weights in float are known.
+        UsageError: If the user has budgets, but the subject is not quantised or its float weights
+            are unknown.
     """
     spec = subject.spec
     if budgets and not (spec and (spec.quantised_weights or spec.kv_dtype != "none")):
@@ -272,12 +276,12 @@ def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]
             f"a budget of {budgets[0]} without quantised weights or cache, which it is about; "
             "leave it out, or set weights_dtype or kv_dtype"
         )
-    if budgets and not _has_both(subject):
+    if budgets and not _has_float_model(subject):
         raise UsageError(
             f"a budget of {budgets[0]}, and the checkpoint holds integers only: there are no "
             "weights in float to compare with; leave it out"
         )
-    if budgets or not _has_both(subject):
+    if budgets or not _has_float_model(subject):
         return tuple(budgets)
     assert spec is not None
     least = [LEAST_SQNR[dtype] for dtype in spec.quantised_weights.values()]
@@ -285,18 +289,18 @@ def limits_of(subject: Subject, budgets: Sequence[Budget]) -> tuple[Budget, ...]
     return (Budget("sqnr", min([*least, of_cache])),)
 
 
-def write_measured(
+def write_quality_of(
     folder: Path, subject: Subject, goldens: Sequence[Golden], budgets: Sequence[Budget]
 ) -> Quality | None:
-    """Measure a quantised subject against what it was before, and write what verifies it.
+    """Measure a quantised subject against its float model, and store data for `verify`.
 
     Args:
         folder: The folder `golden/`.
-        subject: The subject; nothing is done if it is not quantised.
+        subject: The subject. Nothing is done if it is not quantised.
         goldens: All golden vectors.
-        budgets: The limits.
+        budgets: The budgets.
     """
-    if not _has_both(subject):
+    if not _has_float_model(subject):
         return None
     from attn_export.parity.quality_oracle import measure_quality
     from attn_export.parity.quality_vectors import quality_cases, write_quality
@@ -309,8 +313,8 @@ def write_measured(
     return quality
 
 
-def _has_both(subject: Subject) -> bool:
-    """Return whether a subject is quantised, and what it was before is known."""
+def _has_float_model(subject: Subject) -> bool:
+    """Return whether a subject is quantised, and its float model is known."""
     module = subject.module
     keeps_integers = getattr(module, "kv_scales", None) is not None
     return keeps_integers or bool(getattr(module, "float_weights", None))

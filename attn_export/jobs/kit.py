@@ -1,4 +1,4 @@
-"""Job that writes a program in another language that loads, runs and tests a bundle."""
+"""The job behind `kit`: write a program that loads, runs and tests a bundle in some language."""
 
 from __future__ import annotations
 
@@ -27,35 +27,36 @@ def write_kit(
     dialect: str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Write a kit.
+    """Write a kit: a project with a copy of the bundle.
 
     Args:
         language: One of `LANGUAGES`.
         bundle: The bundle's folder. It is copied into the kit.
-        output: The kit's folder: new, empty, or a kit in which nothing was changed.
-        dialect: The dialect of the graph that it runs. Default: the fastest that its engine runs.
+        output: The kit's folder. It must not exist, or be empty, or be an unchanged kit.
+        dialect: The dialect of the graph that the kit runs. Default: the fastest that its engine
+            runs.
         progress: Receiver of progress.
 
     Returns:
         The kit's folder.
 
     Raises:
-        UsageError: If there is no such language, or it cannot run the bundle.
+        UsageError: If the language is unknown, or its kit cannot run the bundle.
         BundleError: If the bundle was changed.
         OutputError: If `output` cannot be written, or holds something else.
     """
-    kind, progress = language_of(language), progress or Progress()
+    project, progress = language_of(language), progress or Progress()
     _target(output)
     progress.phase("reading the bundle")
     manifest = read_bundle(bundle).manifest
-    _refuse_dtypes(language, kind, manifest)
+    _refuse_dtypes(language, project, manifest)
     graphs = graph_files(manifest)
-    graph = graph_for(graphs, kind.dialects, dialect)
+    graph = graph_for(graphs, project.dialects, dialect)
     decode = decode_graph_for(graphs, graph)
     context = facts(manifest, read_index(bundle / GOLDEN), _spec(bundle), graph, decode)
     progress.phase("writing the kit")
     try:
-        _publish(kind, context, bundle, manifest, output)
+        _publish(project, context, bundle, manifest, output)
     except OSError as error:
         raise _unwritable(output, error) from error
     return output
@@ -72,10 +73,10 @@ def _unwritable(output: Path, error: OSError) -> OutputError:
     return OutputError(f"cannot write {output}: {error.strerror or error}")
 
 
-def _refuse_dtypes(name: str, kind: Language, manifest: Mapping[str, Any]) -> None:
+def _refuse_dtypes(name: str, project: Language, manifest: Mapping[str, Any]) -> None:
     ends = {**manifest["inputs"], **manifest["outputs"]}
     for end, entry in ends.items():
-        if entry["dtype"] in kind.without:
+        if entry["dtype"] in project.without:
             raise UsageError(
                 f"{end} is {entry['dtype']}, which the {name} kit cannot hold; the c and cpp kits "
                 "can, or build the bundle in float32 or float16"
@@ -88,17 +89,17 @@ def _spec(bundle: Path) -> AttentionSpec | None:
 
 
 def _publish(
-    kind: Language,
+    project: Language,
     context: Mapping[str, Any],
     bundle: Path,
     manifest: Mapping[str, Any],
     output: Path,
 ) -> None:
-    """Write beside the output and rename, so that nothing half-written is left."""
+    """Write the kit into a new folder, and replace the output by it in one step."""
     target = _target(output)
     target.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(target) as folder:
-        write_project(kind, context, folder)
+        write_project(project, context, folder)
         for name in (*manifest["files"], MANIFEST):
             (folder / BUNDLE / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(bundle / name, folder / BUNDLE / name)

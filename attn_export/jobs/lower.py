@@ -1,4 +1,4 @@
-"""Job that rewrites the `Attention` nodes of any ONNX file into a dialect."""
+"""The job behind `lower`: rewrite the `Attention` nodes of any ONNX file into a dialect."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from attn_export.temp_folders import scratch
 def lower_file(
     model: Path | str, output: Path | str, dialect: str, limits: Limits | None = None
 ) -> dict[Path, dict[str, int]]:
-    """Write a graph in a dialect.
+    """Lower a graph to a dialect, in a child process.
 
-    External data is pointed to where `output` lies beside `model`, and copied elsewhere.
+    If `output` is in the folder of `model`, both share the external data; else it is copied.
 
     Args:
-        model: Any ONNX file with ai.onnx `Attention` nodes, of any origin.
-        output: The file to write. In the dialect ``ort``, where there is a KV cache, the graph
-            for a single query goes to ``OUTPUT.decode.onnx``.
+        model: An ONNX file of any origin.
+        output: The file to write. In the dialect ``ort``, a graph with a KV cache gets a second
+            graph for single queries, in ``OUTPUT.decode.onnx``.
         dialect: One of `DIALECTS`.
-        limits: The time and memory of the process that does it.
+        limits: The limits of the child process.
 
     Returns:
-        The number of each operator, for every file.
+        The number of nodes of each operator, for every written file.
 
     Raises:
         UsageError: If the dialect is unknown, or `output` is `model` or holds its weights.
-        GraphError: If the file cannot be read, or the dialect cannot express it.
-        OutputError: If `output` cannot be written, or is there and is no ONNX model.
+        GraphError: If the file cannot be read, or the dialect does not fit it.
+        OutputError: If `output` cannot be written, or exists and is no ONNX model.
     """
     check_utf8(Path(output))
     check_dialects([dialect])
-    found = limited(
-        f"{__name__}:lowered", str(model), limits,
+    operators = limited(
+        f"{__name__}:lower_here", str(model), limits,
         model=str(model), output=str(output), dialect=dialect,
     )  # fmt: skip
-    return {Path(path): counts for path, counts in found.items()}
+    return {Path(path): counts for path, counts in operators.items()}
 
 
 def has_attention(model: Path) -> bool:
@@ -59,56 +59,59 @@ def has_attention(model: Path) -> bool:
     return any(node.op_type == "Attention" for node in load_proto(model).graph.node)
 
 
-def lowered(model: str, output: str, dialect: str) -> dict[str, dict[str, int]]:
-    """Write a graph in a dialect, in this process; see `lower_file`.
+def lower_here(model: str, output: str, dialect: str) -> dict[str, dict[str, int]]:
+    """Lower a graph to a dialect in this process; see `lower_file`.
 
     Args:
         model: The input file.
         output: The output file.
-        dialect: The dialect to write.
+        dialect: The dialect.
+
+    Returns:
+        The number of nodes of each operator, for every written file.
     """
     source, target = Path(model), Path(output)
     graph = load_graph(source)
     weights = {path for path in external_files(graph) if path.exists()}
     if dialect == STANDARD and not has_attention(source):
         raise GraphError(NOTHING_TO_LOWER.format(dialect=dialect))
-    forms = lower(graph, dialect)
-    if any(form.recognised for form in forms.values()):
-        _prove(source, forms)
-    files = {_named(target, phase): form.model for phase, form in forms.items()}
+    graphs = lower(graph, dialect)
+    if any(result.recognised for result in graphs.values()):
+        _compare_with_source(source, graphs)
+    models = {_output_path(target, phase): result.model for phase, result in graphs.items()}
     try:
-        for path in files:
+        for path in models:
             _check_replaceable(path, source, weights)
         beside = target.absolute().parent == source.absolute().parent
-        for path, form in files.items():
-            replace_graph(form, path, beside=beside, kept=weights)
+        for path, result in models.items():
+            replace_graph(result, path, beside=beside, kept=weights)
     except OSError as error:
         raise OutputError(f"cannot write {output}: {error.strerror or error}") from error
     return {
-        str(path): dict(Counter(node.op_type for node in form.graph))
-        for path, form in files.items()
+        str(path): dict(Counter(node.op_type for node in result.graph))
+        for path, result in models.items()
     }
 
 
-def _prove(source: Path, forms: Mapping[str, Lowered]) -> None:
+def _compare_with_source(source: Path, graphs: Mapping[str, Lowered]) -> None:
     """Compare graphs in which attention was recognised with their source, in ONNX Runtime.
 
-    Inputs are random numbers; of masks, rows that hide nothing, some keys, and all keys.
+    The inputs are random. Boolean masks hide some keys, and all keys in some rows.
 
     Raises:
-        GraphError: If a graph gives other numbers, or cannot be run.
+        GraphError: If the outputs of a graph differ, or it cannot be run.
     """
     from attn_export.runtimes.compare_graphs import difference
 
     with scratch() as folder:
-        for phase, form in forms.items():
+        for phase, graph in graphs.items():
             path = folder / f"{phase or 'whole'}.onnx"
-            replace_graph(form.model, path, beside=False, kept=())
-            found = difference(source, path, form.file.fixed)
-            if found:
+            replace_graph(graph.model, path, beside=False, kept=())
+            problem = difference(source, path, graph.file.fixed)
+            if problem:
                 raise GraphError(
-                    f"{source}: attention is written out in it, and as one node {found}; keep the "
-                    "graph as it is"
+                    f"{source}: attention is written out in it, and as one node {problem}; keep "
+                    "the graph as it is"
                 )
 
 
@@ -135,5 +138,5 @@ def _is_graph_or_empty(path: Path) -> bool:
         return False
 
 
-def _named(output: Path, phase: str) -> Path:
+def _output_path(output: Path, phase: str) -> Path:
     return output.with_suffix(f".{phase}{output.suffix}") if phase else output

@@ -1,4 +1,4 @@
-"""Job that finds the meaning of attention in a runtime."""
+"""The job behind `probe`: find how a runtime interprets attention."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ if TYPE_CHECKING:
     from attn_export.diagnose.findings import Fingerprint
 
 HUNG_AFTER = 60.0
-"""Seconds: graphs and cases are tiny; what takes longest is to compile one."""
+"""The time limit of a graph or case in seconds. All are tiny; compiling one takes longest."""
 
 
 def probe(name: str, *, progress: Progress | None = None) -> Fingerprint:
-    """Probe a runtime where runtimes differ, and find those that agree with it.
+    """Run graphs on which runtimes differ in one runtime, and compare the outputs with others.
 
-    Crashes, hangs and refusals are part of the answer.
+    Crashes, hangs and refusals are part of the result.
 
     Args:
-        name: The runtime.
+        name: The name of the runtime.
         progress: Receiver of progress.
 
     Raises:
-        UsageError: If there is no such runtime.
-        RuntimeFailure: If it cannot run here.
+        UsageError: If the runtime is unknown.
+        RuntimeFailure: If the runtime cannot run here.
     """
     progress = progress or Progress()
-    kind = _named(name)
-    reason = kind.unavailable()
+    target = _runtime_named(name)
+    reason = target.unavailable()
     if reason:
         raise RuntimeFailure(f"{name} cannot run here: {reason}")
-    # numpy, which is not needed to find out that a runtime is missing.
+    # These import numpy, which is not needed for the error that a runtime is missing.
     from attn_export.diagnose.findings import Fingerprint
     from attn_export.diagnose.run_probes import Comparison, probes
 
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
     with scratch() as folder:
-        rows = Comparison(kind, probes(), folder, limits, progress).rows()
-    return Fingerprint(name, kind.version() or "", rows, environment())
+        rows = Comparison(target, probes(), folder, limits, progress).rows()
+    return Fingerprint(name, target.version() or "", rows, environment())
 
 
-def _named(name: str) -> Runtime:
+def _runtime_named(name: str) -> Runtime:
     try:
         return runtime(name)
     except UsageError as error:
-        # One at a time.
+        # "all" is no choice here.
         raise UsageError(str(error).removesuffix(", all")) from error

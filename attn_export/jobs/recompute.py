@@ -1,4 +1,4 @@
-"""The truth of a bundle, computed anew from its spec and weights, or from the user's module."""
+"""Recomputation of a bundle's truth, from its spec and weights or from the user's module."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from attn_export.export.subject import Subject
 
 STORED = "golden vectors"
-"""The name under which the stored truth is judged, as a runtime is."""
+"""The runtime name in the report under which the stored truth is judged."""
 
 MOST_ELEMENTS = 2**30
-"""The most elements that one input or output of a case of `--sizes` may have."""
+"""The largest number of elements of an input or output in a case of `--sizes`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Truth:
-    """New computation of the truth of cases.
+    """A source of newly computed truths.
 
     Attributes:
-        subject: The module.
+        subject: The module of the bundle.
         progress: Receiver of progress.
     """
 
@@ -46,14 +46,14 @@ class Truth:
         """Load the module that a bundle was built from.
 
         Args:
-            folder: The bundle.
-            manifest: Its manifest.
-            module: ``PATH.py:FUNCTION`` of a module of the user's.
+            folder: The bundle's folder.
+            manifest: The manifest of the bundle.
+            module: ``PATH.py:FUNCTION`` of the user's module; None for the spec of the bundle.
             progress: Receiver of progress.
 
         Raises:
-            UsageError: If torch is missing; if the bundle is not of a layer of ours, and `module`
-                is None; or if `module` has other inputs or outputs.
+            UsageError: If torch is missing; if the bundle has no spec and `module` is None; or if
+                `module` has other inputs or outputs.
             BundleError: If the graph lacks a weight that the spec requires.
         """
         check_installed("torch")
@@ -71,42 +71,43 @@ class Truth:
                 f"{folder} is of a module of your own: give --module PATH.py:FUNCTION, which the "
                 "truth is computed from"
             )
-        _refuse_other_signature(subject, manifest, module)
+        _check_names(subject, manifest, module)
         return cls(subject, progress)
 
-    def recomputed(self, goldens: Sequence[Golden], stored: Sequence[StoredCase]) -> list[Golden]:
-        """Return the cases with a truth that is computed anew from their stored inputs.
+    def recompute(self, goldens: Sequence[Golden], stored: Sequence[StoredCase]) -> list[Golden]:
+        """Compute the truth of cases anew from their stored inputs.
 
         Args:
-            goldens: The cases, with their inputs.
+            goldens: The cases to compute.
             stored: The golden vectors of the bundle.
         """
         inputs = list(self.subject.inputs)
         cases = []
         for golden, case in zip(goldens, stored, strict=True):
-            read = read_inputs(case, inputs)
-            # What was read cannot be written, which torch asks for.
-            arrays = {name: array.copy() for name, array in read.items()}
+            # Copies, because torch requires writable arrays.
+            arrays = {name: array.copy() for name, array in read_inputs(case, inputs).items()}
             cases.append(dataclasses.replace(golden.case, inputs=arrays))
         return self._truths(cases)
 
-    def at(self, sizes: Sequence[str], folder: Path) -> tuple[list[Golden], list[StoredCase]]:
-        """Return random cases of other sizes with their truth, and write their inputs.
+    def random_cases(
+        self, sizes: Sequence[str], folder: Path
+    ) -> tuple[list[Golden], list[StoredCase]]:
+        """Draw random cases of other sizes, write their inputs, and compute their truth.
 
         Args:
-            sizes: Texts such as ``"batch=4,query_len=2048"``. Other axes have the sizes of the
-                example.
+            sizes: Texts such as ``"batch=4,query_len=2048"``. Unnamed axes have the sizes of the
+                example inputs.
             folder: The folder to write the inputs to.
 
         Raises:
-            UsageError: If a text names no axis, or a size that is too large.
-            ExportError: If the module does not take such sizes.
+            UsageError: If a text is malformed, or a size is out of range.
+            ExportError: If the module does not run at such sizes.
         """
         from attn_export.parity.oracle import Oracle
 
-        named = {case.name: case for case in map(self._case, sizes)}
+        drawn = {case.name: case for case in map(self._case, sizes)}
         settled = Oracle(self.subject).settled
-        cases = [settled(case) or case for case in named.values()]
+        cases = [settled(case) or case for case in drawn.values()]
         stored = [write_inputs(folder, number, case) for number, case in enumerate(cases)]
         return self._truths(cases), stored
 
@@ -114,23 +115,23 @@ class Truth:
         from attn_export.parity.oracle import Oracle
 
         oracle = Oracle(self.subject)
-        found = []
+        goldens = []
         self.progress.expect(len(cases))
         for case in cases:
-            found.append(oracle.golden(case))
+            goldens.append(oracle.golden(case))
             self.progress.advance(f"float64 truth: {case.name}")
-        return found
+        return goldens
 
     def _case(self, text: str) -> Case:
         from attn_export.parity.draw import concrete
         from attn_export.parity.plan import random_case
 
-        changed = sizes_of(text, list(self.subject.example_sizes), self.subject.sums)
+        changed = parse_sizes(text, list(self.subject.example_sizes), self.subject.sums)
         sizes = self.subject.sizes_with(changed)
         for name, (low, high) in self.subject.bounds.items():
             if not low <= sizes[name] <= high:
                 raise UsageError(f"--sizes {text}: {name} is {low} to {high}; got {sizes[name]}")
-        shapes = [wanted.shape for wanted in self.subject.input_values().values()]
+        shapes = [described.shape for described in self.subject.input_values().values()]
         for shape in (*shapes, *self.subject.output_shapes().values()):
             elements = math.prod(concrete(shape, sizes))
             if elements > MOST_ELEMENTS:
@@ -138,19 +139,19 @@ class Truth:
         return random_case(sizes, self.subject.input_values(), self.subject.sums)
 
 
-def sizes_of(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[str, int]:
-    """Return the sizes that a text names.
+def parse_sizes(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[str, int]:
+    """Parse the sizes of axes from a text.
 
     Args:
-        text: ``"batch=4,query_len=2048"``.
-        axes: The axes that there are.
-        sums: The sizes that are sums of others, which cannot be given.
+        text: A text such as ``"batch=4,query_len=2048"``.
+        axes: The names of the axes.
+        sums: Axes whose sizes are sums of others, and which the text must not name.
 
     Raises:
-        UsageError: If it is something else.
+        UsageError: If the text is malformed.
     """
     free = [axis for axis in axes if axis not in sums]
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition("="))
         least = 0 if name == "past_len" else 1
@@ -158,16 +159,16 @@ def sizes_of(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[st
             raise UsageError(f"--sizes {text}: {name!r} is no axis; choose from {', '.join(free)}")
         if not size.isascii() or not size.isdigit() or int(size) < least:
             raise UsageError(f"--sizes {text}: {name} must be {least} or more; got {size!r}")
-        if name in found:
+        if name in sizes:
             raise UsageError(f"--sizes {text}: {name} is given twice")
-        found[name] = int(size)
-    return found
+        sizes[name] = int(size)
+    return sizes
 
 
 def judge_stored(
     recomputed: Sequence[Golden], stored: Sequence[Golden]
 ) -> tuple[RuntimeRun, list[Verdict]]:
-    """Judge the stored truth, as if it were a runtime's output.
+    """Judge the stored truth as if it were the output of a runtime.
 
     Args:
         recomputed: The cases with the new truth.
@@ -183,15 +184,13 @@ def judge_stored(
     ]
 
 
-def _refuse_other_signature(
-    subject: Subject, manifest: Mapping[str, Any], module: str | None
-) -> None:
-    for what, found, wanted in (
+def _check_names(subject: Subject, manifest: Mapping[str, Any], module: str | None) -> None:
+    for end, names, expected in (
         ("inputs", list(subject.inputs), list(manifest["inputs"])),
         ("outputs", list(subject.outputs), list(manifest["outputs"])),
     ):
-        if found != wanted:
-            message = f"has the {what} {', '.join(found)}, and the bundle {', '.join(wanted)}"
+        if names != expected:
+            message = f"has the {end} {', '.join(names)}, and the bundle {', '.join(expected)}"
             if module is None:
                 raise BundleError(f"the spec of the bundle {message}; build it again")
             raise UsageError(f"--module {module} {message}")

@@ -1,4 +1,4 @@
-"""The module or graph whose float64 run is the truth of a comparison."""
+"""The reference of a comparison: a module or graph, whose float64 run is the truth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Notes = tuple[str, ...]
 
 MOST_WORK = 2**30
-"""The most products of a weight and a row that a case next to a block of kernels may need."""
+"""The largest number of weights times the product of all sizes at which a graph is evaluated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,19 +28,20 @@ class Reference:
     """The module or graph that another graph is compared with.
 
     Attributes:
-        whose: Its description in messages: ``"the module"``.
-        inputs: Every input by name.
-        outputs: The shape of every output; dynamic axes by name.
+        whose: The description in messages, such as ``"the module"``.
+        inputs: The description of every input, by name.
+        outputs: The shape of every output, with names for dynamic axes.
         dtypes: The dtype of every output.
         sums: Axes that are sums of others.
-        takes: Whether it runs at some sizes of its dynamic axes, and soon enough.
-        oracle: Returns the source of its truth, for a graph of at least this eps.
+        takes: A function that returns whether the reference runs at some sizes in reasonable time.
+        oracle: A function that returns the source of the truth. Its argument is the least eps of
+            the dtypes in the graph to judge.
         notes: Notes for the reader of the report.
-        notes_on: Returns further notes, from the truth of a case.
-        narrow: Whether its types are narrower than float32.
-        spec: The spec of a layer of ours.
+        notes_on: A function that returns further notes from the source of the truth and a case.
+        narrow: Whether the reference has types narrower than float32.
+        spec: The spec, if the reference is one of our own layers.
         module: The subject; None for a graph.
-        path: The file of a graph.
+        path: The path of a graph; None for a module.
     """
 
     whose: str
@@ -58,13 +59,14 @@ class Reference:
     path: Path | None = None
 
     def computable(self, oracle: Any, cases: Sequence[Case]) -> tuple[Sequence[Case], Notes]:
-        """Return the cases of which the truth can be computed, and notes on the others.
+        """Return the cases whose truth can be computed, and notes on the others.
 
-        A module has to run at all sizes; a graph may have tables that end somewhere.
+        A module must run at all sizes. A graph may have tables, such as those of rotary
+        embeddings, that are too short for some cases.
 
         Args:
             oracle: The source of the truth.
-            cases: The cases that were planned.
+            cases: The planned cases.
         """
         return (cases, ()) if self.path is None else oracle.computable(cases)
 
@@ -74,11 +76,11 @@ def of_module(module: Any, seed: int) -> Reference:
 
     Args:
         module: A `Subject` or an `AttentionSpec`.
-        seed: For the weights of a spec's module.
+        seed: The seed for the weights of a spec's module.
 
     Raises:
-        UsageError: If it is neither.
-        ExportError: If it does not run.
+        UsageError: If `module` is neither.
+        ExportError: If the module does not run.
     """
     from attn_export.export.subject import Subject
     from attn_export.export.subject_checks import output_dtypes
@@ -104,11 +106,11 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     """Return the reference for a graph.
 
     Args:
-        path: Its file.
-        ranges: The least and the largest value of integer inputs, as the user gave them.
+        path: The path of the graph.
+        ranges: The smallest and largest value of integer inputs, as the user states them.
 
     Raises:
-        UsageError: If `ranges` names no integer input.
+        UsageError: If `ranges` has a name that is no integer input.
         GraphError: If the file cannot be read, or cannot be evaluated in float64.
     """
     from attn_export.diagnose.evaluate import Evaluation, NotComputedError
@@ -128,7 +130,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
     if not path.is_file():
         raise GraphError(f"cannot read {path}: no such file")
     model = load_model(path)
-    inputs, known, notes = described_inputs(model, ranges)
+    inputs, known_sums, notes = described_inputs(model, ranges)
     _check_ranges(path, inputs, ranges)
     declared = declared_outputs(model)
     evaluation, weights = Evaluation(model, str(path)), weights_of(model)
@@ -146,17 +148,19 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
             last = last or str(error)
             return False
 
-    axes = axis_names(inputs, known)
-    sums = find_sums(axes, known, runs)
+    axes = axis_names(inputs, known_sums)
+    sums = find_sums(axes, known_sums, runs)
     if sums is None:
         raise GraphError(f"{path} cannot be evaluated in float64 at any sizes: {last}")
-    if sums != known:
-        said = ", ".join(f"{axis} = {terms}" for axis, terms in sums.items() if axis not in known)
-        notes = (*notes, f"of the axes, {said}: {path.name} runs at no other sizes")
+    if sums != known_sums:
+        relations = ", ".join(
+            f"{axis} = {terms}" for axis, terms in sums.items() if axis not in known_sums
+        )
+        notes = (*notes, f"of the axes, {relations}: {path.name} runs at no other sizes")
 
     def takes(sizes: Sizes) -> bool:
-        every = with_sums({**dict.fromkeys(axes, 2), **sizes}, sums)
-        return weights * math.prod(sizes.values()) <= MOST_WORK and runs(every)
+        all_sizes = with_sums({**dict.fromkeys(axes, 2), **sizes}, sums)
+        return weights * math.prod(sizes.values()) <= MOST_WORK and runs(all_sizes)
 
     def shapes_at(sizes: Sizes) -> dict[str, tuple[int, ...]]:
         return {name: array.shape for name, array in run(sizes).items()}
@@ -173,7 +177,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
 def _are_as_declared(
     outputs: Mapping[str, Any], declared: Mapping[str, Shape], sizes: Sizes
 ) -> bool:
-    """Return whether the axes of outputs have the sizes of the inputs' axes that they name."""
+    """Return whether the shapes of outputs fit the named axes that the graph declares."""
     return all(
         sizes.get(str(axis), size) == size
         for name, shape in declared.items()
@@ -187,8 +191,10 @@ def _check_ranges(
 ) -> None:
     for name in ranges:
         if name not in inputs or not inputs[name].dtype.startswith(("int", "uint")):
-            known = [n for n, wanted in inputs.items() if wanted.dtype.startswith(("int", "uint"))]
+            integer_inputs = [
+                n for n, described in inputs.items() if described.dtype.startswith(("int", "uint"))
+            ]
             raise UsageError(
                 f"--range {printable(name, 60)}: {path} has no such integer input; choose from "
-                f"{printable(', '.join(known) or 'none', 150)}"
+                f"{printable(', '.join(integer_inputs) or 'none', 150)}"
             )

@@ -1,4 +1,4 @@
-"""Signatures of bundles: made, and checked before anything of a bundle is used."""
+"""The job behind `sign`, and checks of a signature before anything of a bundle is used."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ def sign(
     key: Path | str | None = None,
     passphrase: Callable[[], bytes] | None = None,
 ) -> Signature:
-    """Sign every file of a bundle, into `model.sig` within it.
+    """Sign every file of a bundle, and write the signature to `model.sig` in it.
 
     Args:
-        bundle: The bundle's folder. A signature that is there is replaced.
-        key: A PEM file with a private key on an elliptic curve. Default: an identity of sigstore,
-            which needs a network.
-        passphrase: Returns the passphrase of the key; called if it has one.
+        bundle: The bundle's folder. An existing signature is replaced.
+        key: A PEM file with a private key on an elliptic curve. Default: a sigstore identity,
+            which requires a network.
+        passphrase: A function that returns the passphrase of the key. It is called if the key has
+            one.
 
     Raises:
-        UsageError: If the key is of no use, or the SDK is not installed.
-        BundleError: If the bundle is damaged, or holds what is not its own.
+        UsageError: If the key cannot be used, or the SDK is not installed.
+        BundleError: If the bundle is damaged, or contains other files.
         OutputError: If the signature cannot be written.
     """
     check_installed(SDK)
@@ -71,8 +72,8 @@ class Trust:
     """The signer whom the user trusts.
 
     Attributes:
-        signer: A PEM file with a public key, or an identity of sigstore.
-        issuer: URL of the OpenID Connect issuer of an identity; None for keys.
+        signer: The path of a PEM file with a public key, or a sigstore identity.
+        issuer: The URL of the OpenID Connect issuer of an identity; None for a key.
     """
 
     signer: str
@@ -80,14 +81,14 @@ class Trust:
 
     @classmethod
     def of(cls, signer: Path | str | None, issuer: str | None) -> Trust | None:
-        """Return the signer to require, or None if any will do.
+        """Return the required signer, or None if the user requires none.
 
         Args:
             signer: See `Trust`.
             issuer: See `Trust`.
 
         Raises:
-            UsageError: If there is an issuer and no identity.
+            UsageError: If there is an issuer without an identity.
         """
         if signer is None and issuer is not None:
             raise UsageError(f"--oidc-issuer {issuer} needs --trust IDENTITY, such as you@host")
@@ -95,13 +96,13 @@ class Trust:
 
 
 def state_of(bundle: Path) -> Signature:
-    """Return whether a bundle has a signature. It covers every file, and is not checked.
+    """Return the signer whom a bundle's signature claims, without checking that it is genuine.
 
     Args:
         bundle: The bundle's folder.
 
     Raises:
-        BundleError: If there is one, and a file is not the one that was signed.
+        BundleError: If there is a signature, and a file differs from the signed one.
     """
     signature = read_signature(bundle)
     if signature is None:
@@ -111,15 +112,15 @@ def state_of(bundle: Path) -> Signature:
 
 
 @contextlib.contextmanager
-def opened(bundle: Path, trust: Trust | None) -> Iterator[tuple[Path, Signature | None]]:
-    """Give the folder of a bundle to read from: itself, or a private copy of what was signed.
+def signed_files(bundle: Path, trust: Trust | None) -> Iterator[tuple[Path, Signature | None]]:
+    """Yield the folder to read a bundle from: itself, or a private copy of the signed files.
 
     Args:
         bundle: The bundle's folder.
-        trust: The signer that is required, if one is.
+        trust: The required signer, if any.
 
     Yields:
-        The folder, and its signature if it was checked.
+        The folder, and the signature if it was checked.
 
     Raises:
         UsageError: See `trusted_copy`.
@@ -128,26 +129,26 @@ def opened(bundle: Path, trust: Trust | None) -> Iterator[tuple[Path, Signature 
     if trust is None:
         yield bundle, None
     else:
-        with trusted_copy(bundle, trust) as found:
-            yield found
+        with trusted_copy(bundle, trust) as copy_and_signature:
+            yield copy_and_signature
 
 
 @contextlib.contextmanager
 def trusted_copy(bundle: Path, trust: Trust) -> Iterator[tuple[Path, Signature]]:
-    """Check a bundle's signature and give a private copy of the signed files, until the end.
+    """Check a bundle's signature, and yield a private copy of the signed files.
 
-    Whatever happens to the bundle meanwhile, the copy is what was signed.
+    Later changes of the bundle do not affect the copy.
 
     Args:
         bundle: The bundle's folder.
-        trust: The signer that is required.
+        trust: The required signer.
 
     Yields:
-        The copy, and the signer.
+        The folder of the copy, and the signature.
 
     Raises:
-        UsageError: If the key is of no use, or the SDK is not installed.
-        BundleError: If the bundle is unsigned, signed by another, or not as it was signed.
+        UsageError: If the key cannot be used, or the SDK is not installed.
+        BundleError: If the bundle is unsigned, signed by another signer, or was changed.
     """
     check_installed(SDK)
     signature = read_signature(bundle)
@@ -159,7 +160,7 @@ def trusted_copy(bundle: Path, trust: Trust) -> Iterator[tuple[Path, Signature]]
         signer = check_key(bundle, signature, Path(trust.signer))
     else:
         signer = check_identity(bundle, signature, trust.signer, trust.issuer)
-    # First in place: what is not signed could be too large to copy.
+    # Checked before the copy, too: files that are not signed could be too large to copy.
     check_covers(bundle, signature)
     with scratch(in_memory=False) as folder:
         for name in signature.digests:

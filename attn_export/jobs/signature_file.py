@@ -1,6 +1,6 @@
-"""A bundle's detached signature in the format of OpenSSF Model Signing, read without its SDK.
+"""Reader of a bundle's detached signature in the format of OpenSSF Model Signing, without its SDK.
 
-The signature is a DSSE envelope around an in-toto statement, which lists files with their digests.
+The file holds a DSSE envelope around an in-toto statement, which lists files with their digests:
 https://github.com/ossf/model-signing-spec
 """
 
@@ -21,18 +21,18 @@ from attn_export.output_folder import entries, sha256
 from attn_export.schema import Digest, FileName, Text
 from attn_export.untrusted_files import MOST_TEXT, checked, parse_json, read_bytes
 
-# -- contents of the file and of the statement in it ---------------------------------------------
+# -- schema of the file and of the statement in it -----------------------------------------------
 
 
 class EnvelopeSignature(Struct, forbid_unknown_fields=True):
-    """The signature proper."""
+    """The signature of an envelope, in base64."""
 
     sig: str
     keyid: Literal[""] = ""
 
 
 class Envelope(Struct, forbid_unknown_fields=True):
-    """A DSSE envelope."""
+    """A DSSE envelope, whose payload is a statement in base64."""
 
     payload: str
     payloadType: Literal["application/vnd.in-toto+json"]  # noqa: N815 (names of the format)
@@ -40,20 +40,20 @@ class Envelope(Struct, forbid_unknown_fields=True):
 
 
 class PublicKey(Struct, forbid_unknown_fields=True):
-    """The key of a signature: the SHA-256 of its PEM file."""
+    """The public key of a signature, as the SHA-256 of its PEM file."""
 
     hint: Digest
 
 
 class KeyMaterial(Struct, forbid_unknown_fields=True):
-    """Verification material of a signature by a key."""
+    """The verification material of a signature with a key."""
 
     publicKey: PublicKey  # noqa: N815
     tlogEntries: Annotated[list[Any], Meta(max_length=0)]  # noqa: N815
 
 
 class SigstoreBundle(Struct, forbid_unknown_fields=True):
-    """Content of the file."""
+    """The content of the file."""
 
     mediaType: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"]  # noqa: N815
     verificationMaterial: dict[str, Any]  # noqa: N815
@@ -61,14 +61,14 @@ class SigstoreBundle(Struct, forbid_unknown_fields=True):
 
 
 class SignedSubject(Struct, forbid_unknown_fields=True):
-    """The folder that was signed; its digest is made of those of the files."""
+    """The signed folder, whose digest is computed from those of the files."""
 
     name: Text
     digest: dict[Text, Digest]
 
 
 class SignedFile(Struct, forbid_unknown_fields=True):
-    """A file that was signed."""
+    """A signed file."""
 
     name: FileName
     algorithm: Literal["sha256"]
@@ -76,7 +76,7 @@ class SignedFile(Struct, forbid_unknown_fields=True):
 
 
 class Serialization(Struct, forbid_unknown_fields=True):
-    """Options of the signer. The ignored paths are not heeded: every file must be signed."""
+    """The options of the signer. `ignore_paths` has no effect here: every file must be signed."""
 
     method: Literal["files"]
     hash_type: Literal["sha256"]
@@ -85,7 +85,7 @@ class Serialization(Struct, forbid_unknown_fields=True):
 
 
 class Predicate(Struct, forbid_unknown_fields=True):
-    """The files that were signed."""
+    """The signed files, and the options of the signer."""
 
     resources: Annotated[list[SignedFile], Meta(min_length=1, max_length=100_000)]
     serialization: Serialization
@@ -105,12 +105,12 @@ class SignedStatement(Struct, forbid_unknown_fields=True):
 
 @dataclasses.dataclass(frozen=True)
 class SignatureFile:
-    """A signature that was read; nothing says yet that it is genuine.
+    """A signature that was read and parsed, but not verified.
 
     Attributes:
         content: The bytes of the file.
-        digests: SHA-256 of the signed files, by name.
-        key: SHA-256 of the signer's public key as a PEM file; empty of a sigstore identity.
+        digests: The SHA-256 of each signed file, by name.
+        key: The SHA-256 of the PEM file of the signer's public key; empty for a sigstore identity.
     """
 
     content: bytes
@@ -124,13 +124,13 @@ class SignatureFile:
 
 
 def read_signature(bundle: Path) -> SignatureFile | None:
-    """Read the signature of a bundle, and check its form.
+    """Read and parse the signature of a bundle.
 
     Returns:
         The signature; None if there is none.
 
     Raises:
-        BundleError: If the file is a link, too large, or not as a signer wrote it.
+        BundleError: If the file is a link, too large, or not in the format.
     """
     path = bundle / SIGNATURE
     if path.is_symlink():
@@ -152,7 +152,7 @@ def read_signature(bundle: Path) -> SignatureFile | None:
 def _parse(content: bytes) -> SignatureFile:
     text = content.decode("utf-8")
     value = parse_json(text)
-    # Every byte counts: spaces and doubled keys are in no file that the SDK writes.
+    # The file must be byte for byte what the SDK writes, without spaces and repeated keys.
     if json.dumps(value, separators=(",", ":"), ensure_ascii=False) != text:
         raise ValueError("it was changed after it was written")
     bundle = checked(value, SigstoreBundle)
@@ -170,21 +170,21 @@ def _parse(content: bytes) -> SignatureFile:
 
 def _decoded(text: str) -> bytes:
     data = base64.b64decode(text, validate=True)
-    # The last character may hold bits that count for nothing.
+    # The last character may have unused bits, which could be changed without another result.
     if base64.b64encode(data).decode() != text:
         raise ValueError("its base64 was changed after it was written")
     return data
 
 
-# -- the files that it covers -------------------------------------------------------------------
+# -- the signed files ---------------------------------------------------------------------------
 
 
 def check_covers(bundle: Path, signature: SignatureFile) -> None:
-    """Refuse a bundle in which a file is not the one that was signed, or was not signed at all.
+    """Refuse a bundle in which a file differs from the signed one, or is not signed.
 
     Args:
-        bundle: The folder.
-        signature: Its signature.
+        bundle: The bundle's folder.
+        signature: The signature of the bundle.
 
     Raises:
         BundleError: If a file was added, removed, renamed or changed, or a folder was added.
@@ -199,15 +199,15 @@ def check_covers(bundle: Path, signature: SignatureFile) -> None:
 
 
 def check_names(bundle: Path, files: set[str], complaint: str) -> None:
-    """Refuse a bundle that holds anything beside these files and their folders.
+    """Refuse a bundle that contains other files or folders than expected.
 
     Args:
-        bundle: The folder.
-        files: Names relative to it.
+        bundle: The bundle's folder.
+        files: The names of the expected files, relative to the folder.
         complaint: The end of the error message.
 
     Raises:
-        BundleError: If so.
+        BundleError: If there is another file or folder.
     """
     folders = {parent.as_posix() for name in files for parent in Path(name).parents}
     try:
@@ -222,11 +222,11 @@ def digest_of(bundle: Path, name: str) -> str:
     """Return the SHA-256 of a file of a bundle.
 
     Args:
-        bundle: The folder.
-        name: The name of the file, relative to it.
+        bundle: The bundle's folder.
+        name: The name of the file, relative to the folder.
 
     Raises:
-        BundleError: If it is missing or no regular file.
+        BundleError: If the file is missing or no regular file.
     """
     try:
         return sha256(bundle / name)

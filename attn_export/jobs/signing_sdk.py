@@ -1,6 +1,6 @@
 """Signing and verifying with OpenSSF Model Signing: keys offline, sigstore identities online.
 
-The SDK gets the digests that were computed here, so that each file is read once, by one reader.
+The SDK receives digests that were computed here, so that all files are read by our own reader.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 from model_signing import hashing, manifest, signing, verifying
-from model_signing._hashing.hashing import Digest  # the pin in pyproject.toml keeps it there
+from model_signing._hashing.hashing import Digest  # private: pyproject.toml pins the version
 
 from attn_export.bundle import SIGNATURE
 from attn_export.errors import BundleError, UsageError, one_line, printable
@@ -27,16 +27,17 @@ from attn_export.temp_folders import scratch
 from attn_export.untrusted_files import read_bytes
 
 CURVES = {"secp256r1": "P-256", "secp384r1": "P-384", "secp521r1": "P-521"}
-"""Curves that the SDK signs with, and their names by NIST."""
+"""The curves that the SDK supports, and their names by NIST."""
 
 MOST_KEY = 64 * 2**10
 """The largest size of a file with a key, in bytes."""
 
 Passphrase = Callable[[], bytes]
+"""A function that returns the passphrase of a key."""
 
 
 class KnownDigests(hashing.Config):
-    """Digests of a bundle that were computed before, as the SDK takes them."""
+    """A hashing configuration of the SDK that returns known digests."""
 
     def __init__(self, digests: Mapping[str, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -48,14 +49,16 @@ class KnownDigests(hashing.Config):
         *,
         files_to_hash: Iterable[hashing.PathLike] | None = None,  # noqa: ARG002 (of the SDK)
     ) -> manifest.Manifest:
-        """Return the digests.
+        """Return the digests as a manifest of the SDK.
 
         Args:
-            model_path: The folder, which gives the signed statement its name.
-            files_to_hash: Ignored: all are given.
+            model_path: The bundle's folder, whose name becomes that of the manifest.
+            files_to_hash: Not used: the digests of all files are known.
         """
         options = {"method": "files", "hash_type": "sha256", "allow_symlinks": False}
-        kind = manifest.SerializationType.from_args({**options, "ignore_paths": [SIGNATURE]})
+        serialization = manifest.SerializationType.from_args(
+            {**options, "ignore_paths": [SIGNATURE]}
+        )
         items = [
             manifest.FileManifestItem(
                 path=PurePosixPath(name),
@@ -63,7 +66,7 @@ class KnownDigests(hashing.Config):
             )
             for name, digest in self._digests.items()
         ]
-        return manifest.Manifest(Path(str(model_path)).name, items, kind)
+        return manifest.Manifest(Path(str(model_path)).name, items, serialization)
 
 
 # -- signing ------------------------------------------------------------------------------------
@@ -75,13 +78,13 @@ def sign_with_key(
     """Sign the digests of a bundle with a private key.
 
     Args:
-        bundle: The folder; only its name is signed.
-        digests: SHA-256 of every file of it.
-        key: A PEM file with a private key on one of the curves `CURVES`.
-        passphrase: Returns the passphrase of the key; called if it has one.
+        bundle: The bundle's folder, of which only the name is signed.
+        digests: The SHA-256 of every file, by name.
+        key: A PEM file with a private key on one of the curves in `CURVES`.
+        passphrase: A function that returns the passphrase. It is called if the key has one.
 
     Raises:
-        UsageError: If the key cannot be read, is of another kind, or the passphrase is wrong.
+        UsageError: If the key cannot be read or is on another curve, or the passphrase is wrong.
     """
     secret = passphrase() if b"ENCRYPTED" in (pem := _read_key(key)) else None
     try:
@@ -93,24 +96,24 @@ def sign_with_key(
     _check_curve(key, loaded.public_key())
     config = signing.Config().use_elliptic_key_signer(
         private_key=key,
-        password=secret,  # type: ignore[arg-type]  # it is given on to what takes bytes
+        password=secret,  # type: ignore[arg-type]  # the SDK passes it to a function that requires bytes
     )
-    return _signed(config, bundle, digests)
+    return _sign(config, bundle, digests)
 
 
 def sign_with_sigstore(bundle: Path, digests: Mapping[str, str]) -> SignatureFile:
-    """Sign the digests of a bundle with the identity of a CI job or of a person; needs a network.
+    """Sign the digests of a bundle with a sigstore identity, which requires a network.
 
     Args:
-        bundle: The folder; only its name is signed.
-        digests: SHA-256 of every file of it.
+        bundle: The bundle's folder, of which only the name is signed.
+        digests: The SHA-256 of every file, by name.
 
     Raises:
         UsageError: If there is no network or no identity.
     """
     try:
         config = signing.Config().use_sigstore_signer(use_ambient_credentials=True)
-        return _signed(config, bundle, digests)
+        return _sign(config, bundle, digests)
     except Exception as error:
         raise UsageError(
             f"cannot sign with sigstore: {printable(one_line(error), 160)}; it needs a network and "
@@ -118,7 +121,7 @@ def sign_with_sigstore(bundle: Path, digests: Mapping[str, str]) -> SignatureFil
         ) from error
 
 
-def _signed(config: signing.Config, bundle: Path, digests: Mapping[str, str]) -> SignatureFile:
+def _sign(config: signing.Config, bundle: Path, digests: Mapping[str, str]) -> SignatureFile:
     config.set_hashing_config(KnownDigests(digests))
     with scratch() as folder:
         config.sign(bundle.absolute(), folder / SIGNATURE)
@@ -132,47 +135,47 @@ def _signed(config: signing.Config, bundle: Path, digests: Mapping[str, str]) ->
 
 
 def check_key(bundle: Path, signature: SignatureFile, key: Path) -> str:
-    """Check that a signature was made with a key; the name of the key.
+    """Check that a signature was made with a key; return the name of the key for reports.
 
     Args:
-        bundle: The folder.
-        signature: Its signature.
+        bundle: The bundle's folder.
+        signature: The signature of the bundle.
         key: A PEM file with the public key.
 
     Raises:
-        UsageError: If the key cannot be read or is of another kind.
-        BundleError: If the signature is not by this key.
+        UsageError: If the file is no public key on one of the curves in `CURVES`.
+        BundleError: If the signature was not made with this key.
     """
     try:
         loaded = load_pem_public_key(pem := _read_key(key))
     except (ValueError, UnsupportedAlgorithm) as error:
-        kind = "a private key" if b"PRIVATE KEY" in pem else "no public key in PEM"
+        content = "a private key" if b"PRIVATE KEY" in pem else "no public key in PEM"
         raise UsageError(
-            f"{key} holds {kind}; --trust takes what `openssl pkey -in KEY.pem -pubout` writes"
+            f"{key} holds {content}; --trust takes what `openssl pkey -in KEY.pem -pubout` writes"
         ) from error
     _check_curve(key, loaded)
-    own = hashlib.sha256(
+    digest = hashlib.sha256(
         loaded.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     ).hexdigest()
-    if signature.key != own:
-        raise BundleError(f"{bundle} is signed by {signature.signer}, and {key} is key {own}")
+    if signature.key != digest:
+        raise BundleError(f"{bundle} is signed by {signature.signer}, and {key} is key {digest}")
     config = verifying.Config().use_elliptic_key_verifier(public_key=key)
     _verify(config, bundle, signature)
-    return f"key {own}"
+    return f"key {digest}"
 
 
 def check_identity(bundle: Path, signature: SignatureFile, identity: str, issuer: str) -> str:
-    """Check that a signature was made by a sigstore identity; the name of the identity.
+    """Check that a signature was made by a sigstore identity; return its name for reports.
 
     Args:
-        bundle: The folder.
-        signature: Its signature.
-        identity: Such as an address of e-mail, or the URL of a workflow.
-        issuer: The URL of the OpenID Connect issuer that vouches for it.
+        bundle: The bundle's folder.
+        signature: The signature of the bundle.
+        identity: The identity, such as an e-mail address or the URL of a workflow.
+        issuer: The URL of the OpenID Connect issuer of the identity.
 
     Raises:
         UsageError: If sigstore's root of trust cannot be fetched.
-        BundleError: If the signature is not by this identity.
+        BundleError: If the signature was not made by this identity.
     """
     if signature.key:
         raise BundleError(
@@ -192,12 +195,12 @@ def check_identity(bundle: Path, signature: SignatureFile, identity: str, issuer
 def _verify(config: verifying.Config, bundle: Path, signature: SignatureFile) -> None:
     config.set_hashing_config(KnownDigests(signature.digests))
     with scratch() as folder:
-        # The bytes that were read, whatever the file holds by now.
+        # The bytes that were parsed: the file may have been changed since.
         copy = folder / SIGNATURE
         copy.write_bytes(signature.content)
         try:
             config.verify(bundle.absolute(), copy)
-        except Exception as error:  # each kind of signature has errors of its own
+        except Exception as error:  # the SDK raises different errors for keys and identities
             raise BundleError(
                 f"{bundle / SIGNATURE} is not genuine: {printable(one_line(error), 160)}; get the "
                 "signed bundle again"
@@ -214,9 +217,9 @@ def _read_key(path: Path) -> bytes:
 def _check_curve(path: Path, key: object) -> None:
     curve = key.curve.name if isinstance(key, ec.EllipticCurvePublicKey) else type(key).__name__
     if curve not in CURVES:
-        kind = curve.strip("_").removesuffix("PublicKey")
+        name = curve.strip("_").removesuffix("PublicKey")
         raise UsageError(
-            f"{path} is a key of {kind}; the format takes elliptic curves "
+            f"{path} is a key of {name}; the format takes elliptic curves "
             f"{', '.join(CURVES.values())}: openssl genpkey -algorithm EC -pkeyopt "
             "ec_paramgen_curve:P-256"
         )

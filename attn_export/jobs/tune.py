@@ -1,4 +1,4 @@
-"""Job that measures the forms of a bundle's `ort` graphs here, and keeps the fastest of each."""
+"""The job behind `tune`: measure the forms of a bundle's `ort` graphs, and keep the fastest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attn_export.bundle import (
 )
 from attn_export.dialect_names import MODEL, ORT
 from attn_export.errors import RuntimeFailure, UsageError, printable
-from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measured, phases, spec_of
+from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measure_contests, phases, spec_of
 from attn_export.jobs.forms import origin_of
 from attn_export.jobs.verify import verify
 from attn_export.report.progress import Progress
@@ -35,25 +35,26 @@ from attn_export.runtimes.pool import Selection
 from attn_export.temp_folders import scratch
 
 FORMS = "attn_export.graph.ort_forms"
-"""The functions that lower, in a process with limits."""
+"""The module with the functions that lower graphs to forms. They are called in a child process."""
 
 FASTER = 0.97
-"""A form takes the place of another if its times are this part of the other's, or less."""
+"""The ratio of times up to which a form replaces the default form."""
 
 PREFILL = (512, 2048)
+"""The default numbers of new tokens without a past."""
 
 GENERATED = ("format", "files", "digest")
-"""Keys of a manifest that follow from the others."""
+"""The keys of a manifest that `write_manifest` adds."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuned:
-    """Result of the job.
+class TuningResult:
+    """The result of `tune`.
 
     Attributes:
         bench: The times of every form, by graph and sizes.
-        forms: The form that each graph has now, by the graph's file name.
-        report: What the judge says of the bundle with these graphs; None if none changed.
+        forms: The selected form of each graph, by the graph's file name.
+        report: The report of the bundle with the selected forms; None if no form changed.
     """
 
     bench: BenchReport
@@ -62,7 +63,7 @@ class Tuned:
 
     @property
     def exit_code(self) -> int:
-        """0, or that of the report."""
+        """The exit code of the report; 0 without one."""
         return 0 if self.report is None else self.report.exit_code
 
 
@@ -77,22 +78,22 @@ def tune(
     runtimes: Sequence[str] = (),
     turn_seconds: float = TURN_SECONDS,
     progress: Progress | None = None,
-) -> Tuned:
+) -> TuningResult:
     """Measure the forms of a bundle's `ort` graphs on this machine, and keep the fastest of each.
 
-    The graphs are lowered anew from `model.onnx`. The bundle with the new ones is verified before
-    it takes the place of the old one, which stays if a verdict is not "passed". A signature is
-    removed.
+    The graphs are lowered from `model.onnx` again. The bundle with the selected forms is verified,
+    and replaces the old one if the report passes. It has no signature.
 
     Args:
         bundle: The bundle's folder.
         batch: Batch sizes. Default: 1.
         prefill: Numbers of new tokens without a past. Default: 512 and 2048.
-        decode: Numbers of keys that one new token sees. Default: 2048, with a cache.
-        rounds: Turns of each form.
-        threads: For computing. Default: all cores.
-        runtimes: Names of the runtimes that verify. Default: those of the bundle's report.
-        turn_seconds: The length of a turn in seconds; one run at least.
+        decode: Numbers of keys for one new token. Default: 2048, if the graphs have an axis of
+            keys.
+        rounds: The number of turns of each form.
+        threads: The number of threads for computing. Default: all cores.
+        runtimes: Names of the runtimes for `verify`. Default: those of the bundle's report.
+        turn_seconds: The length of a turn, in seconds. A turn has at least one run.
         progress: Receiver of progress.
 
     Raises:
@@ -102,7 +103,7 @@ def tune(
         OutputError: If the bundle cannot be replaced.
     """
     folder, progress = Path(bundle), progress or Progress()
-    Selection.of(runtimes, ())  # a wrong name is an error before anything is measured
+    Selection.of(runtimes, ())  # raises an error for unknown names before anything is measured
     manifest = dict(read_bundle(folder).manifest)
     files = [file for file in graph_files(manifest) if file.dialect == ORT]
     if not files or MODEL not in manifest["graphs"]:
@@ -111,104 +112,105 @@ def tune(
     if reason:
         raise RuntimeFailure(f"tune needs ONNX Runtime: {reason}")
     spec = spec_of(folder, manifest)
-    rows = phases(manifest, spec, batch, prefill, decode, PREFILL)
+    contests = phases(manifest, spec, batch, prefill, decode, PREFILL)
     with staging(folder) as stage, scratch() as out:
         progress.phase("lowering")
-        made = _lowered(folder, files, out)
+        forms = _lower_forms(folder, files, out)
         entrants = Entrants(folder, out, manifest, spec)
         planned = [
-            (f"{file.name}: {name}", sizes, _forms(entrants, out, file, made[file.name], sizes))
-            for file in files if file.name in made
-            for name, sizes in rows if _is_for(file, files, sizes)
+            (f"{f.name}: {name}", sizes, _candidates(entrants, out, f, forms[f.name], sizes))
+            for f in files if f.name in forms
+            for name, sizes in contests if _is_for(f, files, sizes)
         ]  # fmt: skip
-        bench = measured(
+        bench = measure_contests(
             manifest["name"], planned, rounds=rounds, threads=threads,
             turn_seconds=turn_seconds, progress=progress,
         )  # fmt: skip
         fastest = {file.name: _fastest(file.name, bench.contests) for file in files}
-        now = {name: entry.get("form", "kernels") for name, entry in manifest["graphs"].items()}
-        changed = {n: form for n, form in fastest.items() if form and form != now[n]}
-        forms = {file.name: changed.get(file.name, now[file.name]) for file in files}
+        current = {name: entry.get("form", "kernels") for name, entry in manifest["graphs"].items()}
+        changed = {name: form for name, form in fastest.items() if form and form != current[name]}
+        selected = {file.name: changed.get(file.name, current[file.name]) for file in files}
         if not changed:
-            return Tuned(bench, forms, None)
-        report = _judged(stage, folder, changed, bench, runtimes, progress)
+            return TuningResult(bench, selected, None)
+        report = _write_and_verify(stage, folder, changed, bench, runtimes, progress)
         if report.passed:
             stage.publish()
-    return Tuned(bench, forms, report)
+    return TuningResult(bench, selected, report)
 
 
 # -- the forms of each graph --------------------------------------------------------------------
 
 
-def _lowered(folder: Path, files: Sequence[GraphFile], out: Path) -> dict[str, dict[str, str]]:
-    """Write the forms of graphs that have several to `out`, in a process with limits.
+def _lower_forms(folder: Path, files: Sequence[GraphFile], out: Path) -> dict[str, dict[str, str]]:
+    """Lower the graphs that have several forms to each of these, in a child process.
 
     Returns:
-        The names of the files, by the name of the graph and that of the form.
+        The file names in `out`, by the names of the graph and the form.
 
     Raises:
         GraphError: If `model.onnx` cannot be lowered.
     """
     source = str(folder / MODEL)
-    made: dict[str, dict[str, str]] = limited(
+    form_files: dict[str, dict[str, str]] = limited(
         f"{FORMS}:write_forms", source,
         model=source, output=str(out), names=[file.name for file in files],
     )  # fmt: skip
-    return made
+    return form_files
 
 
-# -- choice, by times ---------------------------------------------------------------------------
+# -- selection of the fastest form --------------------------------------------------------------
 
 
 def _is_for(file: GraphFile, files: Sequence[GraphFile], sizes: Mapping[str, int]) -> bool:
-    """Return whether a graph runs these sizes: one for a single query runs no others."""
+    """Return whether a graph is used at these sizes: one with fixed sizes is preferred."""
     if not file.takes(sizes):
         return False
     return bool(file.fixed) or not any(f.fixed and f.takes(sizes) for f in files)
 
 
-def _forms(
+def _candidates(
     entrants: Entrants,
     out: Path,
     file: GraphFile,
-    made: Mapping[str, str],
+    form_files: Mapping[str, str],
     sizes: Mapping[str, int],
 ) -> list[Candidate]:
     return [
         entrants.own(form, out, dataclasses.replace(file, name=name), sizes)
-        for form, name in made.items()
+        for form, name in form_files.items()
     ]
 
 
 def _fastest(name: str, contests: Sequence[Contest]) -> str:
-    """Return the form of a graph with the least times, their geometric mean over all sizes.
+    """Return the form of a graph with the smallest geometric mean of its times over all sizes.
 
-    The first form, that of every build, stays unless another is faster by more than `FASTER`.
+    The first form, which `build` uses, is kept unless another takes at most `FASTER` of its time.
+    Return "" for a graph that was not measured.
 
     Raises:
         RuntimeFailure: If no form ran at all sizes.
     """
-    of_graph = [contest for contest in contests if contest.name.startswith(f"{name}: ")]
-    if not of_graph:
+    graph_contests = [contest for contest in contests if contest.name.startswith(f"{name}: ")]
+    if not graph_contests:
         return ""
-    forms = [m.name for m in of_graph[0].measured]
+    forms = [m.name for m in graph_contests[0].measured]
     times = {
-        form: statistics.geometric_mean(m.median for m in found if m is not None)
+        form: statistics.geometric_mean(m.median for m in measured if m is not None)
         for form in forms
-        if all(found := [contest.named(form) for contest in of_graph])
+        if all(measured := [contest.named(form) for contest in graph_contests])
     }
     if not times:
-        reason = next((m.reason for c in of_graph for m in c.measured if not m.ran), "")
+        reason = next((m.reason for c in graph_contests for m in c.measured if not m.ran), "")
         raise RuntimeFailure(f"{name}: no form of it ran: {printable(reason, 200)}")
     best = min(times, key=lambda form: times[form])
     first = times.get(forms[0])
     return forms[0] if first is not None and times[best] > FASTER * first else best
 
 
-# -- the bundle with other graphs ---------------------------------------------------------------
+# -- the bundle with the selected forms ---------------------------------------------------------
 
 
-def _judged(
+def _write_and_verify(
     stage: Staging,
     source: Path,
     forms: Mapping[str, str],
@@ -219,11 +221,11 @@ def _judged(
     """Write the bundle with other forms of its graphs, and verify it.
 
     Args:
-        stage: Where to write it.
-        source: The bundle as it is.
-        forms: The form of each graph that changes.
-        bench: The times behind the choice.
-        runtimes: Names of the runtimes that verify.
+        stage: The folder to write the new bundle to.
+        source: The folder of the old bundle.
+        forms: The new form of each graph that changes.
+        bench: The measured times.
+        runtimes: Names of the runtimes for `verify`.
         progress: Receiver of progress.
     """
     from attn_export.graph.neighbourhood import read_neighbourhood
@@ -234,16 +236,16 @@ def _judged(
     manifest = {k: v for k, v in read_bundle(source).manifest.items() if k not in GENERATED}
     before = read_report(source)
     for path in source.iterdir():
-        if path.name in (EVIDENCE, SIGNATURE):  # they are about the old graphs
+        if path.name in (EVIDENCE, SIGNATURE):  # these describe the old graphs
             continue
         copy = shutil.copytree if path.is_dir() else shutil.copyfile
         copy(path, folder / path.name)
-    made = limited(
+    replaced = limited(
         f"{FORMS}:replace_forms", str(source / MODEL),
         model=str(source / MODEL), output=str(folder), forms=dict(forms),
     )  # fmt: skip
     graphs, origins = dict(manifest["graphs"]), manifest["graphs"][MODEL]["nodes"]
-    for name, new in made.items():
+    for name, new in replaced.items():
         nodes = {node: origin_of(node, origins) for node in new["nodes"]}
         graphs[name] = {
             **graphs[name],
@@ -262,8 +264,8 @@ def _judged(
         },
     }
     write_manifest(folder, manifest)
-    ran = {verdict.runtime for verdict in before.verdicts if verdict.status != NOT_RUN}
-    report = verify(folder, runtimes=runtimes or sorted(ran), progress=progress)
+    verified = {verdict.runtime for verdict in before.verdicts if verdict.status != NOT_RUN}
+    report = verify(folder, runtimes=runtimes or sorted(verified), progress=progress)
     tuned = (_note(name, form, bench) for name, form in forms.items())
     notes = dict.fromkeys((*before.notes, *report.notes, *tuned))
     report = dataclasses.replace(report, notes=tuple(notes))
@@ -279,8 +281,8 @@ def _judged(
 def _note(name: str, form: str, bench: BenchReport) -> str:
     times = [
         f"{contest.name.partition(': ')[2]}: {contest.measured[0].median * 1e3:.3g} -> "
-        f"{found.median * 1e3:.3g} ms"
+        f"{measured.median * 1e3:.3g} ms"
         for contest in bench.contests
-        if contest.name.startswith(f"{name}: ") and (found := contest.named(form))
+        if contest.name.startswith(f"{name}: ") and (measured := contest.named(form))
     ]
     return f"{name} is tuned for {bench.environment['processor']}: {form} ({'; '.join(times)})"

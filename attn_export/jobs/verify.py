@@ -1,4 +1,4 @@
-"""Replay of a bundle's golden vectors in runtimes, on a machine that need not have torch."""
+"""The job behind `verify`: run a bundle's golden vectors in runtimes, without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attn_export.bundle import (
 )
 from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError
-from attn_export.jobs.sign import Trust, opened, state_of
+from attn_export.jobs.sign import Trust, signed_files, state_of
 from attn_export.parity.gate import Gate, against, cpu_notes, read_baseline, write_baseline
 from attn_export.parity.golden import case_folders, check_evidence, read_golden, tried_note
 from attn_export.parity.quality_vectors import read_quality
@@ -51,50 +51,50 @@ def verify(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Report:
-    """Run a bundle's graphs, or another one in their place, against its golden vectors.
+    """Run a bundle's graphs, or another graph, and judge the outputs by its golden vectors.
 
     Args:
         bundle: The bundle's folder.
-        graph: An ONNX file to run instead of the bundle's own; one that is called as one of
-            these is run as that is.
-        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda where there is a GPU.
-        require: Names of runtimes that must run; one that cannot is a failure.
-        atol: A gate beside the judge's rule: |r − eager| ≤ atol + rtol·|eager|.
+        graph: An ONNX file to run instead of the bundle's own graphs. If it has the file name of
+            one of these, it is run with the same layouts, dtypes and shared buffers.
+        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda if there is a GPU.
+        require: Names of runtimes that must run at least one graph.
+        atol: An additional limit: |r − eager| ≤ atol + rtol·|eager|, where r is a runtime's output.
         rtol: See `atol`.
-        budgets: Limits for a quantised model's distance from the model in float, in place of those
-            of the bundle: ``sqnr>=30``.
-        recompute: Compute the truth anew from the stored inputs, and judge by that; the stored
-            truth must agree with it. Needs torch.
-        module: The user's module that the truth is computed from, as ``PATH.py:FUNCTION``. Of
-            bundles of specs it is the spec, with the weights of `model.onnx`.
-        sizes: Run random cases of these sizes in place of the golden ones:
-            ``["batch=4,query_len=2048"]``. Needs torch.
-        baseline: A file that remembers errors: an output that is much worse than there fails.
-        update: Write this run's errors into `baseline`, if it passed, and compare nothing.
+        budgets: Limits for the error of a quantised model against the float model, which replace
+            those of the bundle: ``sqnr>=30``.
+        recompute: Compute the truth anew from the stored inputs, and judge by it. The stored truth
+            must agree with it. Requires torch.
+        module: The user's module from which to compute the truth, as ``PATH.py:FUNCTION``.
+            Default: the spec of the bundle with the weights of `model.onnx`.
+        sizes: Sizes of random cases to run instead of the golden vectors:
+            ``["batch=4,query_len=2048"]``. Requires torch.
+        baseline: A file with errors of an earlier run. Outputs with much larger errors fail.
+        update: Write the errors of this run to `baseline`, if it passes, and do not compare.
         trust: A PEM file with the public key of the required signer, or a sigstore identity. The
-            files that were signed are copied, and the copy is what runs.
-        oidc_issuer: The URL of the issuer that vouches for an identity; None for a key.
+            signed files are copied, and the copy is run.
+        oidc_issuer: The URL of the issuer of a sigstore identity; None for a key.
         limits: The limits of each runtime's process.
         progress: Receiver of progress.
 
     Raises:
-        UsageError: If a name is unknown, or there is no `baseline` to compare with.
+        UsageError: If a name is unknown, or `baseline` does not exist.
         GraphError: If `graph` cannot be read, or has other inputs or outputs.
-        BundleError: If a file of the bundle is missing or was changed, or if `trust` did not sign.
+        BundleError: If a file of the bundle is missing or was changed, or `trust` did not sign it.
     """
-    selection, limited = Selection.of(runtimes, require), parse_budgets(budgets)
+    selection, parsed = Selection.of(runtimes, require), parse_budgets(budgets)
     _check_options(recompute=recompute, module=module, sizes=sizes)
-    before = read_baseline(Path(baseline)) if baseline and not update else None
-    other = Path(graph) if graph else None
-    with opened(Path(bundle), Trust.of(trust, oidc_issuer)) as (folder, signature):
+    earlier = read_baseline(Path(baseline)) if baseline and not update else None
+    replacement = Path(graph) if graph else None
+    with signed_files(Path(bundle), Trust.of(trust, oidc_issuer)) as (folder, signature):
         report = _Replay(
-            folder, other, selection, limited, Gate(atol, rtol), recompute, module, sizes,
+            folder, replacement, selection, parsed, Gate(atol, rtol), recompute, module, sizes,
             limits or Limits.default(), progress or Progress(), signature,
         ).report()  # fmt: skip
-    # A copy is gone by now.
-    report = dataclasses.replace(report, model=other or Path(bundle) / MODEL)
-    if before is not None:
-        return against(report, before)
+    # Not the path in `folder`, which may have been a temporary copy.
+    report = dataclasses.replace(report, model=replacement or Path(bundle) / MODEL)
+    if earlier is not None:
+        return against(report, earlier)
     if baseline and report.passed:
         write_baseline(Path(baseline), report)
     return report
@@ -102,6 +102,8 @@ def verify(
 
 @dataclasses.dataclass(frozen=True)
 class _Replay:
+    """One call of `verify`, with a folder whose signature was checked if it had to be."""
+
     folder: Path
     graph: Path | None
     selection: Selection
@@ -115,15 +117,15 @@ class _Replay:
     signature: Signature | None
 
     def report(self) -> Report:
-        """Run the golden vectors, and judge what comes out."""
+        """Run the cases, judge the outputs, and return the report."""
         folder, manifest = self.folder, read_manifest(self.folder)
-        other, progress = self.graph, self.progress
-        forms = graph_files(manifest) if other is None else [_form_of(other, manifest)]
-        with scratch() as out, Pool(self.selection, forms, self.limits) as pool:
+        replacement, progress = self.graph, self.progress
+        files = [_described(replacement, manifest)] if replacement else graph_files(manifest)
+        with scratch() as out, Pool(self.selection, files, self.limits) as pool:
             inputs, cases = case_folders(folder / GOLDEN)
             ends = {**manifest["inputs"], **manifest["outputs"]}
             axes = {name: entry["shape"] for name, entry in ends.items()}
-            graphs = (other.parent if other else folder).absolute()
+            graphs = (replacement.parent if replacement else folder).absolute()
             goldens: list[Golden] = []
             quality: Quality | None = None
             if self.sizes:
@@ -131,10 +133,10 @@ class _Replay:
 
                 read_bundle(folder)
                 truth = Truth.of(folder, manifest, self.module, progress)
-                goldens, cases = truth.at(self.sizes, out / GOLDEN)
+                goldens, cases = truth.random_cases(self.sizes, out / GOLDEN)
             pool.start(graphs, inputs, axes, cases, out)
-            # While the runtimes start and run (numpy is imported only from here on): is everything
-            # in the bundle as it was written?
+            # The files of the bundle are checked while the runtimes start and run. numpy is only
+            # imported from here on.
             if not self.sizes:
                 read_bundle(folder)
                 goldens = read_golden(folder / GOLDEN)
@@ -147,19 +149,18 @@ class _Replay:
             if self.recompute:
                 from attn_export.jobs.recompute import Truth
 
-                goldens = Truth.of(folder, manifest, self.module, progress).recomputed(
-                    stored, cases
-                )
-            made_with = environment()
-            progress.expect(pool.expected())
+                truth = Truth.of(folder, manifest, self.module, progress)
+                goldens = truth.recompute(stored, cases)
+            facts = environment()
+            progress.expect(pool.total_cases())
             from attn_export.parity.replay import judge_pool
 
             runs, verdicts = judge_pool(pool, goldens, axes, out, self.gate, progress.advance)
         if self.recompute:
             from attn_export.jobs.recompute import judge_stored
 
-            run, of_truth = judge_stored(goldens, stored)
-            runs, verdicts = (run, *runs), (*of_truth, *verdicts)
+            run, stored_verdicts = judge_stored(goldens, stored)
+            runs, verdicts = (run, *runs), (*stored_verdicts, *verdicts)
         notes = (tried_note([golden.case for golden in goldens]), *cpu_notes(verdicts, goldens))
         spec = read_text(folder / SPEC) if SPEC in manifest["files"] else ""
         if self.budgets and quality is None:
@@ -168,7 +169,7 @@ class _Replay:
                 "quantised weights, or --sizes is given; leave it out"
             )
         return Report(
-            manifest["name"], runs, verdicts, made_with, notes,
+            manifest["name"], runs, verdicts, facts, notes,
             dimensions=dimensions(manifest["inputs"], manifest["outputs"], spec),
             quality=quality, signature=signature,
         )  # fmt: skip
@@ -181,21 +182,22 @@ def _check_options(*, recompute: bool, module: str | None, sizes: Sequence[str])
         raise UsageError(f"--module {module} needs --recompute or --sizes")
 
 
-def _form_of(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
-    """Return how to run a graph in place of those of a bundle.
+def _described(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
+    """Return the description of a graph that replaces those of a bundle.
 
-    One that is called as one of the bundle's is run as that is, with all cases that it takes.
+    If the bundle has a graph of the same file name, the description is derived from that graph's.
 
     Raises:
-        GraphError: If it cannot be read, or has other inputs or outputs than the bundle.
+        GraphError: If the graph cannot be read, or does not have the inputs and outputs of the
+            bundle.
     """
     if not path.is_file():
         raise GraphError(f"cannot read {path}: no such file")
     from attn_export.graph.load import load_proto
     from attn_export.graph.signature_check import TensorSpec, match_graph_file
 
-    named = [form for form in graph_files(manifest) if form.name == path.name]
-    form = named[0] if named else GraphFile(path.name)
+    same_name = [file for file in graph_files(manifest) if file.name == path.name]
+    file = same_name[0] if same_name else GraphFile(path.name)
     inputs, outputs = (
         {
             name: TensorSpec(tuple(entry["shape"]), entry["dtype"])
@@ -203,4 +205,4 @@ def _form_of(path: Path, manifest: Mapping[str, Any]) -> GraphFile:
         }
         for end in ("inputs", "outputs")
     )
-    return match_graph_file(load_proto(path), path.name, form, inputs, outputs)
+    return match_graph_file(load_proto(path), path.name, file, inputs, outputs)

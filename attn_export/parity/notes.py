@@ -15,7 +15,7 @@ from attn_export.parity.draw import generator
 from attn_export.parity.measures import eps, measure
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Case
-from attn_export.source_location import is_theirs, show
+from attn_export.source_location import is_user_file, show
 from attn_export.tensorfile import is_floating
 
 # -- places where a module tests whether it is being exported or compiled -----------------------
@@ -43,7 +43,7 @@ def places_of_export_tests(run: Callable[[], Any]) -> list[str]:
         caller = frame.f_back
         if event == "call" and frame.f_code in names and caller is not None:
             file = caller.f_code.co_filename
-            if is_theirs(file):
+            if is_user_file(file):
                 found[f"{names[frame.f_code]}() at {show((file, caller.f_lineno))}"] = None
 
     before: Any = sys.getprofile()

@@ -225,7 +225,7 @@ def judge_pool(
     numbered = {golden.case.name: (i, golden) for i, golden in enumerate(goldens)}
     assert len(numbered) == len(goldens), "two cases of one name"
     for (name, graph), worker in pool.workers.items():
-        given = pool.expected_of(graph)
+        given = pool.cases_of(graph)
         worst = Worst()
         seconds: dict[str, float] = {}
         verdicts += _judge_worker(
@@ -255,7 +255,7 @@ def _judge_worker(
     name = worker.runtime.name
     verdicts: list[Verdict] = []
     served_count = 0
-    for served in worker.served():
+    for served in worker.results():
         served_count += 1
         if served.seconds is not None:
             seconds[served.case] = round(served.seconds, 6)

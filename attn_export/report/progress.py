@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from attn_export.interruption import undone
+from attn_export.interruption import undo_at_end
 
 
 class Progress:
@@ -61,7 +61,7 @@ def progress(*, quiet: bool) -> Iterator[Progress]:
     # The stream as it is now: while exporting, what the exporter prints goes elsewhere.
     columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description:.48}"))
     with (
-        undone(_show_cursor),
+        undo_at_end(_show_cursor),
         Bar(*columns, console=Console(file=sys.stderr), transient=True) as bar,
     ):
         yield BarProgress(bar)

@@ -1,4 +1,4 @@
-"""Inputs and outputs in the order of axes and the types of a graph, and back."""
+"""Conversion of inputs and outputs between the layout of the cases and that of a graph."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 Layouts = Mapping[str, Sequence[int]]
-"""Axis orders by name, as in `GraphFile`."""
+"""The permutation of axes of each input or output that a graph has transposed; see `GraphFile`."""
 
 
-def laid_out(
+def to_graph_layout(
     inputs: Mapping[str, np.ndarray], layouts: Layouts, dtypes: Mapping[str, str]
 ) -> dict[str, np.ndarray]:
-    """Return inputs in the graph's order of axes, and of its types.
+    """Transpose and cast inputs to the layout and dtypes of a graph.
 
     Args:
-        inputs: The inputs, by name.
-        layouts: The order of axes, for each name that differs.
-        dtypes: The type of integers, for each name that differs.
+        inputs: The inputs by name, in the layout of the cases.
+        layouts: For each name whose layout differs: the permutation of axes.
+        dtypes: For each integer input whose dtype differs: the dtype in the graph.
     """
-    turned = {
+    transposed = {
         name: np.ascontiguousarray(inputs[name].transpose(order))
         for name, order in layouts.items()
         if name in inputs
     }
     cast = {name: inputs[name].astype(dtype) for name, dtype in dtypes.items() if name in inputs}
-    return {**inputs, **turned, **cast}
+    return {**inputs, **transposed, **cast}
 
 
-def in_order(outputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
-    """Return outputs in their usual order of axes.
+def to_case_layout(outputs: Mapping[str, np.ndarray], layouts: Layouts) -> dict[str, np.ndarray]:
+    """Transpose outputs of a graph back to the layout of the cases.
 
     Args:
-        outputs: The outputs, by name.
-        layouts: The order of axes, for each name that differs.
+        outputs: The outputs by name, in the layout of the graph.
+        layouts: For each name whose layout differs: the permutation of axes.
     """
     return {**outputs} | {
         name: outputs[name].transpose(np.argsort(order))

@@ -28,14 +28,15 @@ CLASSES = {
     "iree": ("iree", "Iree"),
     "mnn": ("mnn", "Mnn"),
 }
-"""The module and the class of each. A process imports those that it runs: all of them take a tenth
-of the time of `verify`."""
+"""The module and the class of each runtime, by name. A module is imported when its runtime is first
+used: importing all of them takes a tenth of the time of `verify`."""
 
 SINGLE_NODES = {"pytorch": ("pytorch", "PyTorch")}
-"""The same of runtimes for graphs of one node, to compare others with: `all` leaves them out."""
+"""Runtimes that only run graphs of a single node, as a reference for `probe`. The name `all` does
+not include them."""
 
 DEFAULT = ("ort-cpu", "ort-cuda")
-"""Runtimes of a job that names none; without a GPU, ort-cuda is reported as not run."""
+"""The runtimes of a job that names none. Without a GPU, ort-cuda is reported as not run."""
 
 
 @functools.cache
@@ -47,7 +48,7 @@ def runtime(name: str) -> Runtime:
             ``ort-cpu==VERSION`` for another release than the installed one.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If there is no such runtime.
     """
     base, at, cpu = name.partition("@")
     if at and base == "ort-cpu":
@@ -59,15 +60,14 @@ def runtime(name: str) -> Runtime:
         from attn_export.runtimes.release import Release
 
         return Release(runtime(base), version)
-    place = (CLASSES | SINGLE_NODES).get(name)
-    if place is None:
+    if name not in CLASSES | SINGLE_NODES:
         raise UsageError(f"unknown runtime {name!r}; choose from {', '.join(CLASSES)}, all")
-    module, kind = place
-    found: Runtime = getattr(import_module(f"attn_export.runtimes.{module}"), kind)()
-    return found
+    module, class_name = (CLASSES | SINGLE_NODES)[name]
+    instance: Runtime = getattr(import_module(f"attn_export.runtimes.{module}"), class_name)()
+    return instance
 
 
 def __getattr__(name: str) -> Any:
     if name == "RUNTIMES":
-        return tuple(runtime(each) for each in CLASSES)
+        return tuple(runtime(known) for known in CLASSES)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,9 @@
-"""Child process and its protocol: JSON, one object a line, over pipes.
+"""Child processes that exchange JSON objects, one per line, over pipes.
 
-`limited` runs one function in such a process, with limits: parsers in C++ run for ever on some
-files, or crash. They do not let go of the interpreter either, so that no signal is handled until
-they end.
-`python -m attn_export.runtimes.child MEMORY_MIB` is that process.
+`limited` calls one function in a child process with limits on time and memory, because C++ parsers
+crash or never return on some files. They also keep the interpreter's lock, so that Python handles
+no signal until they return.
+`python -m attn_export.runtimes.child MEMORY_MIB` is the command of that child process.
 """
 
 from __future__ import annotations
@@ -29,72 +29,74 @@ from attn_export.runtimes.protocol import Limits
 from attn_export.temp_folders import held_locks
 
 TAIL = 300
-"""Number of characters kept of the output of a crashed process."""
+"""Number of characters of the last line of stderr that a message about a crash quotes."""
 
 
 class Child:
-    """One process. Waiting for it does not spin: a thread blocks on its pipe.
+    """A child process, with a thread that reads its messages.
 
     Args:
         command: The command line.
-        environment: Its environment; this process's own where None.
+        environment: Its environment; that of this process if None.
     """
 
     def __init__(
         self, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            # Ctrl-C is for the process that the user started; it ends this one.
+            # Ctrl-C must reach only the process that the user started; that one ends this child.
             start_new_session=True,
             text=True,
             env=environment,
             pass_fds=held_locks(),
         )
-        self._forget = undo_if_ended(self._kill)
-        threading.Thread(target=self._listen, args=(self._process.stdout,), daemon=True).start()
+        self._cancel_undo = undo_if_ended(self._kill)
+        threading.Thread(
+            target=self._read_messages, args=(self._process.stdout,), daemon=True
+        ).start()
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id."""
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one object; if the process has ended, `receive` reports it."""
+        """Send one object. If the process has ended, raise nothing: `receive` returns None then."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
 
     def receive(self, seconds: float) -> dict[str, Any] | None:
-        """Return the next object that the child sends; None after its end.
+        """Return the next object that the child sends; None if it has ended.
 
         Raises:
-            TimeoutError: If nothing comes for so long.
+            TimeoutError: If the child sends nothing for this long.
         """
         try:
-            return self._said.get(timeout=seconds)
+            return self._messages.get(timeout=seconds)
         except queue.Empty as error:
             raise TimeoutError(f"gave no sign of life for {seconds:g} s") from error
 
-    def how_it_died(self) -> str:
-        """Wait for its end; return exit code or signal, and its last line on stderr."""
+    def describe_exit(self) -> str:
+        """Wait until the process ends; return its exit status and its last line on stderr."""
         code = self._process.wait()
         self._stderr.seek(0)
-        said = self._stderr.read().decode(errors="replace").strip().splitlines()
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return f"ended with {how}" + (f": {said[-1][-TAIL:]}" if said else "")
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        status = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"ended with {status}" + (f": {lines[-1][-TAIL:]}" if lines else "")
 
     def close(self) -> None:
         """End the process and its children."""
         self._kill()
         self._process.wait()
-        self._forget()
+        self._cancel_undo()
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -108,25 +110,25 @@ class Child:
         else:
             self._process.kill()
 
-    def _listen(self, stream: IO[str]) -> None:
+    def _read_messages(self, stream: IO[str]) -> None:
         try:
             for line in stream:
-                self._said.put(json.loads(line))
+                self._messages.put(json.loads(line))
         except ValueError:
-            pass  # It printed garbage, or the stream was closed: both end the conversation.
-        self._said.put(None)
+            pass  # The line is no JSON, or the stream was closed: no more messages will follow.
+        self._messages.put(None)
 
 
-def module_command(module: str, *words: str | int) -> list[str]:
+def module_command(module: str, *arguments: str | int) -> list[str]:
     """Return the command that runs a module of this package in another process."""
-    # -P: what lies in the current folder, a numpy.py say, is not for that process.
-    return [sys.executable, "-P", "-m", module, *map(str, words)]
+    # -P: the process must not import files of the current folder, such as a numpy.py.
+    return [sys.executable, "-P", "-m", module, *map(str, arguments)]
 
 
 # -- one function in a process with limits ------------------------------------------------------
 
 PR_SET_PDEATHSIG = 1
-"""Constant of <linux/prctl.h>. The thread that started the process waits for it."""
+"""Option of prctl(2), from <linux/prctl.h>: the signal to send when the parent thread ends."""
 
 
 def limited(
@@ -136,21 +138,21 @@ def limited(
     environment: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> Any:
-    """Call a function of this package in a process of its own.
+    """Call a function of this package in a child process with limits.
 
     Args:
         function: ``"MODULE:FUNCTION"``, within `attn_export`.
-        about: The file that it looks at, for messages.
-        limits: Its time and memory. Default: `Limits.default`.
-        environment: Environment variables of its process beside those of this one.
-        arguments: Its keyword arguments, as JSON holds them.
+        about: The file that the function reads, for messages.
+        limits: The limits on time and memory. Default: `Limits.default`.
+        environment: Environment variables of the child, in addition to those of this process.
+        arguments: The keyword arguments of the function, as JSON values.
 
     Returns:
-        The result of the function, as JSON holds it.
+        The result of the function, as a JSON value.
 
     Raises:
-        AttnExportError: The error of the function; GraphError if the process ended before it did,
-            or took longer than `limits.seconds`.
+        AttnExportError: The error that the function raised; GraphError if the process crashed or
+            took longer than `limits.seconds`.
     """
     limits = limits or Limits.default()
     child = Child(
@@ -162,7 +164,7 @@ def limited(
         answer = child.receive(limits.seconds)
         if answer is None:
             raise GraphError(
-                f"{about} cannot be read: a process that tried it {child.how_it_died()}"
+                f"{about} cannot be read: a process that tried it {child.describe_exit()}"
             )
     except TimeoutError as error:
         raise GraphError(
@@ -177,16 +179,17 @@ def limited(
 
 
 def _die_with_parent() -> None:
-    """Request the end of this process with its parent.
+    """Ask the kernel to kill this process when its parent ends.
 
-    A parser in C++ does not let the thread run that would notice.
+    The thread that reads stdin would notice, but a C++ parser that keeps the interpreter's lock
+    does not let it run.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main() -> None:
-    """Serve one call, then end."""
+    """Call the one function that the parent requests, and send its result."""
     from attn_export.runtimes.ipc import (
         EventWriter,
         jobs_from_stdin,
@@ -205,8 +208,8 @@ def main() -> None:
     try:
         value = getattr(importlib.import_module(module), name)(**job["arguments"])
     except AttnExportError as error:
-        kind = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
-        send("raised", kind=kind.__name__, message=str(error))
+        base = next(c for c in type(error).__mro__ if c.__module__ == errors.__name__)
+        send("raised", kind=base.__name__, message=str(error))
     except Exception as error:
         send("raised", kind=GraphError.__name__, message=f"{job['about']}: {one_line(error)}")
     else:

@@ -1,4 +1,4 @@
-"""Two graphs on the same random inputs, in ONNX Runtime on the CPU."""
+"""Comparison of two graphs on the same random inputs, in ONNX Runtime on the CPU."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ import numpy as np
 from attn_export.errors import one_line
 
 ROUNDS = ("random numbers", "rows of which all keys are masked")
+"""The two comparisons, in the words of messages. In the second, the first slice of axis 0 of each
+boolean mask is all False."""
+
 MOST_ERROR = 1e-3
-"""The largest error, relative to the largest output, that rounding in another order explains; a
-wrong mask or scale exceeds it by far."""
+"""The largest difference, relative to the largest output, that passes: sums in another order differ
+by less, and a wrong mask or scale by far more."""
 
 SIZES = (2, 5, 7, 3, 4, 6)
-"""The sizes of dynamic axes, by turns."""
+"""The sizes of the dynamic axes: the first size for the first axis, and so on, in a cycle."""
 
 INTEGERS = frozenset({"tensor(int32)", "tensor(int64)"})
 
 
 def difference(one: Path, other: Path, fixed: Mapping[str, int]) -> str:
-    """Return how the second graph differs from the first; empty if it does not.
+    """Describe how the outputs of two graphs differ; return "" if they agree.
 
     Args:
         one: An ONNX file.
-        other: Another one, of the same inputs and outputs.
-        fixed: Axes that have one size in the other.
+        other: An ONNX file with the same inputs and outputs.
+        fixed: The sizes of the axes that are static in the second graph, by name.
     """
     try:
         sessions = [_session(path) for path in (one, other)]
         sizes = _sizes(sessions[0], fixed)
-        for number, what in enumerate(ROUNDS):
-            feed = _inputs(sessions[0], sizes, np.random.default_rng(number), hidden=number == 1)
+        for number, contents in enumerate(ROUNDS):
+            feed = _inputs(sessions[0], sizes, np.random.default_rng(number), hide_keys=number == 1)
             first, second = (session.run(None, feed) for session in sessions)
             if not all(_agree(a, b) for a, b in zip(first, second, strict=True)):
-                return f"it gives other numbers, for {what}"
-    except Exception as error:  # of the engine: it has no class of its own
+                return f"it gives other numbers, for {contents}"
+    except Exception as error:  # ONNX Runtime's errors have no common base class
         return f"it could not be compared ({one_line(error)})"
     return ""
 
@@ -55,34 +58,34 @@ def _sizes(session: Any, fixed: Mapping[str, int]) -> dict[str, int]:
     names = dict.fromkeys(
         size for node in session.get_inputs() for size in node.shape if isinstance(size, str)
     )
-    found = {name: SIZES[index % len(SIZES)] for index, name in enumerate(names)}
-    if {"past_len", "query_len", "total_len"} <= found.keys():
-        found["total_len"] = found["past_len"] + fixed.get("query_len", found["query_len"])
-    return found | dict(fixed)
+    sizes = {name: SIZES[index % len(SIZES)] for index, name in enumerate(names)}
+    if {"past_len", "query_len", "total_len"} <= sizes.keys():
+        sizes["total_len"] = sizes["past_len"] + fixed.get("query_len", sizes["query_len"])
+    return sizes | dict(fixed)
 
 
 def _inputs(
-    session: Any, sizes: Mapping[str, int], rng: np.random.Generator, *, hidden: bool
+    session: Any, sizes: Mapping[str, int], rng: np.random.Generator, *, hide_keys: bool
 ) -> dict[str, np.ndarray]:
-    found = {}
+    inputs = {}
     for node in session.get_inputs():
         shape = [sizes[size] if isinstance(size, str) else size for size in node.shape]
         if node.type == "tensor(bool)":
-            found[node.name] = _mask(shape, rng, hidden=hidden)
+            inputs[node.name] = _mask(shape, rng, hide_keys=hide_keys)
         elif node.type in INTEGERS:
             dtype = np.int32 if node.type == "tensor(int32)" else np.int64
-            found[node.name] = np.ones(shape, dtype)
+            inputs[node.name] = np.ones(shape, dtype)
         else:
-            narrow = np.float16 if node.type == "tensor(float16)" else np.float32
-            found[node.name] = rng.standard_normal(shape).astype(narrow)
-    return found
+            floating = np.float16 if node.type == "tensor(float16)" else np.float32
+            inputs[node.name] = rng.standard_normal(shape).astype(floating)
+    return inputs
 
 
-def _mask(shape: Sequence[int], rng: np.random.Generator, *, hidden: bool) -> np.ndarray:
+def _mask(shape: Sequence[int], rng: np.random.Generator, *, hide_keys: bool) -> np.ndarray:
     mask = rng.random(shape) < 0.7
     if mask.ndim:
         mask[..., 0] = True
-        if hidden:
+        if hide_keys:
             mask[:1] = False
     return mask
 
@@ -91,6 +94,7 @@ def _agree(one: np.ndarray, other: np.ndarray) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     one, other = one.astype(np.float64), other.astype(np.float64)
-    known = ~np.isnan(one)  # NaN, as of a row that sees no key, is no number to compare with
-    error = np.abs(one - other)[known].max(initial=0.0)
-    return bool(error <= MOST_ERROR * max(np.abs(one[known]).max(initial=0.0), 1e-30))
+    # Fully masked rows may be NaN in the first graph. They are not compared.
+    is_number = ~np.isnan(one)
+    error = np.abs(one - other)[is_number].max(initial=0.0)
+    return bool(error <= MOST_ERROR * max(np.abs(one[is_number]).max(initial=0.0), 1e-30))

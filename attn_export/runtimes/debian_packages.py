@@ -1,4 +1,4 @@
-"""Files out of packages of Debian, of any release and architecture, without installing them."""
+"""Download of Debian packages of any release and architecture, and extraction of their files."""
 
 from __future__ import annotations
 
@@ -20,22 +20,25 @@ from attn_export.temp_folders import folder_beside
 
 ARCHIVE = "https://deb.debian.org/debian"
 HEADERS = "libonnxruntime-dev"
-"""The package with ONNX Runtime's headers. They are all that is used of it: its library needs a
-newer system than the wheel's."""
+"""The package with ONNX Runtime's headers. Its library is not used, because it needs a newer system
+than the library in the wheel."""
 
 SNAPSHOT = "https://snapshot.debian.org/archive/debian/20261122T000000Z"
-"""The archive that keeps what Debian has replaced."""
+"""The archive of packages that Debian has replaced."""
 
 SECONDS = 120
+"""The time limit of a download."""
 
 _MAGIC, _HEADER = b"!<arch>\n", 60
-"""First bytes of an `ar` archive (a Debian package is one), and length of a file's header."""
+"""The first bytes of an `ar` archive, which a Debian package is, and the length of a file
+header."""
 
 Say = Callable[[str], None]
+"""A receiver of progress messages."""
 
 
-def bring_headers(folder: Path, say: Say) -> None:
-    """Download ONNX Runtime's headers into a folder: all or none.
+def download_headers(folder: Path, say: Say) -> None:
+    """Download ONNX Runtime's headers into a folder, in one step.
 
     Args:
         folder: The folder to write.
@@ -53,7 +56,7 @@ def bring_headers(folder: Path, say: Say) -> None:
             f"include/*.h) into {folder}"
         ) from error
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder_beside(folder) as new, _files(package) as archive:
+    with folder_beside(folder) as new, _open_data(package) as archive:
         for member in archive:
             is_header = member.isfile() and member.name.endswith(".h")
             content = archive.extractfile(member) if is_header else None
@@ -62,46 +65,48 @@ def bring_headers(folder: Path, say: Say) -> None:
         take_place(new, folder)
 
 
-def unpack(package: bytes, folder: Path, wanted: Callable[[str], bool]) -> None:
-    """Unpack files, folders and relative links of a package.
+def unpack(package: bytes, folder: Path, is_wanted: Callable[[str], bool]) -> None:
+    """Unpack selected files and relative links of a package.
 
     Args:
-        package: The package.
+        package: The content of the package.
         folder: The folder to write into.
-        wanted: Whether to unpack a path, such as ``usr/bin/qemu-aarch64``.
+        is_wanted: A function that returns whether to unpack a path, such as
+            ``usr/bin/qemu-aarch64``.
     """
-    with _files(package) as archive:
+    with _open_data(package) as archive:
         for member in archive:
             member.name = member.name.removeprefix("./")
-            kept = member.isfile() or (member.issym() and not member.linkname.startswith("/"))
-            if kept and wanted(member.name):
+            allowed = member.isfile() or (member.issym() and not member.linkname.startswith("/"))
+            if allowed and is_wanted(member.name):
                 archive.extract(member, folder, filter="data")
 
 
 def unpack_pinned(
-    source: Mapping[str, Any], folder: Path, wanted: Callable[[str], bool], say: Say
+    source: Mapping[str, Any], folder: Path, is_wanted: Callable[[str], bool], say: Say
 ) -> None:
-    """Download packages of known digests, and unpack files of them.
+    """Download packages with known digests, and unpack selected files.
 
     Args:
-        source: `release`, and `packages`: their paths in an archive, with their digests.
+        source: A table with `release`, the name of the Debian release, and `packages`, the SHA-256
+            of each package by its path in an archive.
         folder: The folder to write into.
-        wanted: Whether to unpack a path.
+        is_wanted: A function that returns whether to unpack a path.
         say: The receiver of progress messages.
 
     Raises:
-        InstallError: If one cannot be downloaded.
+        InstallError: If a package cannot be downloaded.
     """
     for path, sha256 in source["packages"].items():
-        unpack(fetch_pinned(path, sha256, source["release"], say), folder, wanted)
+        unpack(fetch_pinned(path, sha256, source["release"], say), folder, is_wanted)
 
 
 def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
-    """Return a package of a known digest, or the release's newer one where Debian replaced it.
+    """Download a package with a known digest; if Debian has replaced it, the newer one.
 
     Args:
-        path: Its path in an archive: ``pool/main/z/zlib/zlib1g_1.2.13.dfsg-1_arm64.deb``.
-        sha256: Its digest.
+        path: The path in an archive: ``pool/main/z/zlib/zlib1g_1.2.13.dfsg-1_arm64.deb``.
+        sha256: The SHA-256 of the package.
         release: The name of the release.
         say: The receiver of progress messages.
 
@@ -113,7 +118,8 @@ def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
         try:
             package = _fetch(f"{archive}/{path}")
         except OSError as error:
-            # Where Debian itself has it no more, the archive of old packages need not answer.
+            # It is no error if mirrors no longer have the package, or if the snapshot archive
+            # does not answer.
             gone = isinstance(error, HTTPError) and error.code == HTTPStatus.NOT_FOUND
             if not gone and archive != SNAPSHOT:
                 errors.append(f"{archive}: {error}")
@@ -129,7 +135,7 @@ def fetch_pinned(path: str, sha256: str, release: str, say: Say) -> bytes:
 
 
 def fetch_package(release: str, architecture: str, name: str) -> bytes:
-    """Return the package of a release; its digest must be that of the archive's index.
+    """Download a package of a release. Its digest must match the index of the archive.
 
     Args:
         release: The name of the release: ``"trixie"``.
@@ -149,14 +155,14 @@ def fetch_package(release: str, architecture: str, name: str) -> bytes:
 
 
 def _archives() -> tuple[str, ...]:
-    """Return the archives, also those of apt: a mirror may be the only one within reach."""
-    found = {ARCHIVE: None}
+    """Return the URLs of archives: Debian's, and the mirrors that apt is configured to use."""
+    archives = {ARCHIVE: None}
     apt = Path("/etc/apt")
     for path in (apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))):
         if path.is_file():
             text = path.read_text(errors="replace")
-            found |= dict.fromkeys(re.findall(r"https?://\S+/debian(?=/?\s)", text))
-    return tuple(found)
+            archives |= dict.fromkeys(re.findall(r"https?://\S+/debian(?=/?\s)", text))
+    return tuple(archives)
 
 
 def _package(archive: str, release: str, architecture: str, name: str) -> bytes:
@@ -179,11 +185,11 @@ def _fetch(url: str) -> bytes:
     return content
 
 
-def _files(package: bytes) -> tarfile.TarFile:
-    """Open the archive of the files of a Debian package.
+def _open_data(package: bytes) -> tarfile.TarFile:
+    """Open the tar archive with the files of a Debian package.
 
     Raises:
-        InstallError: If it is no Debian package.
+        InstallError: If the content is no Debian package.
     """
     try:
         for name, content in _members(package):
@@ -195,7 +201,10 @@ def _files(package: bytes) -> tarfile.TarFile:
 
 
 def _members(package: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of an `ar` archive: a header of fixed width each, content padded to even."""
+    """Yield the name and content of each file of an `ar` archive.
+
+    Each file has a header of fixed length, and its content is padded to an even length.
+    """
     if not package.startswith(_MAGIC):
         raise ValueError("it has another start")
     at = len(_MAGIC)

@@ -1,4 +1,4 @@
-"""Buffers of keys and values that stay, and a graph in ONNX Runtime that reads and writes them."""
+"""Preallocated KV caches, and ONNX Runtime sessions with fixed buffers for inputs and outputs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from attn_export.runtimes.ort_cuda import CudaEngine, OrtCuda, cuda_session
 from attn_export.system_info import missing_package
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
-# -- buffers of keys and values with more capacity than keys ------------------------------------
-
+# -- preallocated KV caches ---------------------------------------------------------------------
 
 CAPACITY = "capacity"
 """Name of the axis along which a cache is preallocated."""
@@ -25,20 +24,19 @@ Axes = tuple[str | int, ...]
 
 
 class Caches:
-    """One buffer for each cache of a graph, in the graph's order of axes.
+    """One preallocated buffer for each cache of a graph, in the graph's order of axes.
 
     Args:
-        axes: The axes of each, by name: ``("batch", 2, "capacity", 64)``.
-        dtype: Of their elements.
-        batch: Rows.
-        capacity: The number of keys that fit.
-        device: ``"cpu"`` or ``"cuda"``: where the buffers lie.
+        axes: The axes of each buffer, by input: ``("batch", 2, "capacity", 64)``.
+        dtype: The dtype of the elements.
+        batch: The batch size.
+        capacity: The number of keys for which there is memory.
+        device: The device of the buffers, ``"cpu"`` or ``"cuda"``.
 
     Attributes:
-        values: The buffers as values of ONNX Runtime, by the names of the graph's inputs.
-            Unwritten elements are 0.
-        batch: Rows.
-        capacity: The number of keys that fit.
+        values: The buffers as an `OrtValue` each, by input. Unwritten elements are 0.
+        batch: The batch size.
+        capacity: The number of keys for which there is memory.
     """
 
     def __init__(
@@ -51,33 +49,33 @@ class Caches:
     ) -> None:
         self._axes, self._dtype, self._device = dict(axes), dtype, device
         self.batch, self.capacity = batch, capacity
-        self._put({name: self._empty(name) for name in axes})
+        self._put({name: self._zeros(name) for name in axes})
 
     def grow(self, capacity: int) -> None:
-        """Grow to the given capacity; keep the held keys."""
-        held, self.capacity = self._held(), max(capacity, self.capacity)
-        arrays = {name: self._empty(name) for name in held}
-        for name, array in held.items():
+        """Grow to at least this capacity and keep the cached keys and values."""
+        old_arrays, self.capacity = self._current_arrays(), max(capacity, self.capacity)
+        arrays = {name: self._zeros(name) for name in old_arrays}
+        for name, array in old_arrays.items():
             arrays[name][tuple(slice(size) for size in array.shape)] = array
         self._put(arrays)
 
     def reorder(self, rows: np.ndarray) -> None:
-        """Let row i hold what row ``rows[i]`` held; there may be more rows then, or fewer."""
+        """Replace the caches of batch element i by those of ``rows[i]``: int64 `[new batch]`."""
         self.batch = len(rows)
-        places = {name: axes.index("batch") for name, axes in self._axes.items()}
+        batch_axes = {name: axes.index("batch") for name, axes in self._axes.items()}
         self._put(
             {
-                name: np.ascontiguousarray(np.take(array, rows, axis=places[name]))
-                for name, array in self._held().items()
+                name: np.ascontiguousarray(np.take(array, rows, axis=batch_axes[name]))
+                for name, array in self._current_arrays().items()
             }
         )
 
     def write(self, name: str, array: np.ndarray) -> None:
-        """Replace what a buffer holds.
+        """Replace the contents of a buffer.
 
         Args:
             name: The input of the graph.
-            array: Of the buffer's shape and type.
+            array: The new contents, of the buffer's shape and dtype.
         """
         if self._device == "cpu":
             self._arrays[name][...] = array
@@ -86,26 +84,26 @@ class Caches:
 
     def _put(self, arrays: dict[str, np.ndarray]) -> None:
         self.values = {name: value_on(array, self._device) for name, array in arrays.items()}
-        # Values on the CPU do not own their memory: these arrays have to live as long.
+        # An OrtValue on the CPU uses the memory of its array: the arrays must live as long.
         self._arrays = arrays if self._device == "cpu" else {}
 
-    def _held(self) -> dict[str, np.ndarray]:
+    def _current_arrays(self) -> dict[str, np.ndarray]:
         if self._device == "cpu":
             return self._arrays
         return {name: array_of(value) for name, value in self.values.items()}
 
-    def _empty(self, name: str) -> np.ndarray:
+    def _zeros(self, name: str) -> np.ndarray:
         sizes = {"batch": self.batch, CAPACITY: self.capacity}
-        # Not np.empty: unwritten values get weight 0, and 0 * NaN is NaN.
+        # Not np.empty: unwritten values get the weight 0, and 0 * NaN is NaN.
         shape = [sizes[axis] if isinstance(axis, str) else axis for axis in self._axes[name]]
         return np.zeros(shape, self._dtype)
 
 
-# -- A graph in ONNX Runtime whose inputs and outputs lie in buffers that stay ------------------
+# -- an ONNX Runtime session with fixed buffers -------------------------------------------------
 
 
 def load_session(graph: Path, threads: int | None, device: str = "cpu") -> Any:
-    """Return an ONNX Runtime session. Its threads spin, as steps follow closely.
+    """Return an ONNX Runtime session whose threads spin between runs, as steps follow closely.
 
     Args:
         graph: The file of the graph.
@@ -138,16 +136,16 @@ class BoundGraph:
     """A session with a buffer for every input and output.
 
     Args:
-        session: Of ONNX Runtime.
-        manifest: The bundle's, for shapes and types.
-        sizes: Of every dynamic axis.
-        caches: The buffers of the caches, by input; values of ONNX Runtime.
-        form: Outputs that lie in the buffer of an input, and types of inputs.
+        session: The ONNX Runtime session.
+        manifest: The bundle's manifest.
+        sizes: The size of every dynamic axis.
+        caches: The buffers of the caches as an `OrtValue` each, by input.
+        graph_file: The outputs that share the buffer of an input, and dtypes of inputs.
 
     Attributes:
-        sizes: Of every dynamic axis.
-        inputs: The buffers to write into, but for the caches.
-        outputs: The buffers to read from, but for those of inputs; the next run overwrites them.
+        sizes: The size of every dynamic axis.
+        inputs: The buffers of the inputs without the caches.
+        outputs: The buffers of the other outputs, which the next `run` overwrites.
     """
 
     def __init__(
@@ -156,15 +154,15 @@ class BoundGraph:
         manifest: Mapping[str, Any],
         sizes: Mapping[str, int],
         caches: Mapping[str, Any],
-        form: GraphFile,
+        graph_file: GraphFile,
     ) -> None:
-        bound = form.bound
+        bound = graph_file.bound
         self.sizes = dict(sizes)
         self._session, self._binding = session, session.io_binding()
-        held = {name: entry for name, entry in manifest["inputs"].items() if name not in caches}
         self.inputs = {
-            name: self._buffer(entry["shape"], form.dtypes.get(name, entry["dtype"]))
-            for name, entry in held.items()
+            name: self._buffer(entry["shape"], graph_file.dtypes.get(name, entry["dtype"]))
+            for name, entry in manifest["inputs"].items()
+            if name not in caches
         }
         self.outputs = {
             name: self._buffer(entry["shape"], entry["dtype"])
@@ -176,11 +174,11 @@ class BoundGraph:
             self._binding.bind_ortvalue_input(name, value)
         for name, source in bound.items():
             self._binding.bind_ortvalue_output(name, values[source])
-        self._order = [*bound, *self.outputs]  # a binding has its outputs as they were bound
-        # ONNX Runtime infers 0 keys for the weights that `Attention` returns, and refuses larger
-        # buffers.
-        believed = {output.name: output.shape for output in session.get_outputs()}
-        self._copied = [n for n, a in self.outputs.items() if not _fits(a.shape, believed[n])]
+        self._order = [*bound, *self.outputs]  # the order in which outputs are bound
+        # ONNX Runtime infers 0 keys for the weights that `Attention` returns, and refuses buffers
+        # of other shapes. Such outputs are copied after each run.
+        inferred = {output.name: output.shape for output in session.get_outputs()}
+        self._copied = [n for n, a in self.outputs.items() if not _matches(a.shape, inferred[n])]
         for name, array in self.outputs.items():
             if name in self._copied:
                 self._binding.bind_output(name)
@@ -191,70 +189,70 @@ class BoundGraph:
         """Run once.
 
         Raises:
-            RuntimeFailure: If ONNX Runtime does not.
+            RuntimeFailure: If ONNX Runtime raises an error.
         """
-        for name in self._copied:  # or the last result would be its buffer
+        for name in self._copied:  # else ONNX Runtime would reuse the result of the last run
             self._binding.bind_output(name)
         try:
             self._session.run_with_iobinding(self._binding)
         except Exception as error:
             raise RuntimeFailure(f"ONNX Runtime failed: {one_line(error)}") from error
         if self._copied:
-            made = dict(zip(self._order, self._binding.get_outputs(), strict=True))
+            results = dict(zip(self._order, self._binding.get_outputs(), strict=True))
             for name in self._copied:
-                self.outputs[name][...] = array_of(made[name])
+                self.outputs[name][...] = array_of(results[name])
 
     def _buffer(self, axes: list[str | int], dtype: str) -> np.ndarray:
         shape = [self.sizes[axis] if isinstance(axis, str) else axis for axis in axes]
         return np.zeros(shape, numpy_dtype(dtype))
 
 
-def _fits(shape: tuple[int, ...], believed: list[int | str | None]) -> bool:
-    return all(not isinstance(b, int) or b == size for size, b in zip(shape, believed, strict=True))
+def _matches(shape: tuple[int, ...], inferred: list[int | str | None]) -> bool:
+    return all(not isinstance(dim, int) or dim == n for n, dim in zip(shape, inferred, strict=True))
 
 
 # -- checks of inputs ---------------------------------------------------------------------------
 
 SHOWN = 60
-"""Number of characters of a wrong value in a message."""
+"""The number of characters of a wrong value that a message quotes."""
 
 
 def arrays_of(inputs: Mapping[str, object]) -> ArrayDict:
     """Return the inputs as arrays.
 
     Raises:
-        UsageError: If something is no array, or the queries are no `[B, L, E]` with L ≥ 1.
+        UsageError: If an input is no array, or `query` is not `[B, L, E]` with B ≥ 1 and L ≥ 1.
     """
     try:
-        given = {name: np.asarray(array) for name, array in inputs.items()}
+        arrays = {name: np.asarray(array) for name, array in inputs.items()}
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(f"an input is no array: {one_line(error)}") from error
-    query = given["query"]
+    query = arrays["query"]
     if query.ndim != 3:
         raise UsageError(f"query is {list(query.shape)}; give [batch, query_len, embed_dim]")
     if not query.shape[0] or not query.shape[1]:
         raise UsageError(f"query is {list(query.shape)}, which is empty; give one token or more")
-    return given
+    return arrays
 
 
 def check_inputs(
-    given: ArrayDict,
+    arrays: ArrayDict,
     described: Mapping[str, Mapping[str, Any]],
     sizes: Mapping[str, int],
     keys: int,
 ) -> None:
-    """Raise UsageError unless these are the inputs that are wanted.
+    """Raise UsageError unless the inputs have the names, shapes and dtypes of the manifest.
 
     Args:
-        given: By name.
-        described: The dtype and the shape of each that is wanted, as a manifest has them.
-        sizes: Of the batch and of the new tokens.
-        keys: The number of keys of the longest row, with its new ones.
+        arrays: The inputs of a step, by name.
+        described: The dtype and shape of each required input, as in the manifest.
+        sizes: The sizes of the axes `batch` and `query_len`.
+        keys: The largest number of keys of a batch element after the step.
     """
-    for name in sorted(set(described) ^ set(given)):
+    for name in sorted(set(described) ^ set(arrays)):
         problem = "is missing" if name in described else "is not wanted"
         raise UsageError(f"{name} {problem}; give {', '.join(described)}")
-    for name, array in given.items():
+    for name, array in arrays.items():
         shape = [{**sizes, CAPACITY: keys}.get(axis, axis) for axis in described[name]["shape"]]
         if list(array.shape) != shape:
             raise UsageError(f"{name} is {list(array.shape)}, but should be {shape}")
@@ -264,36 +262,36 @@ def check_inputs(
 
 
 def lengths_of(lengths: Sequence[int] | None, rows: int, tokens: int) -> np.ndarray:
-    """Return the number of own tokens of each row: int64 `[B]`; all of them by default.
+    """Return the number of tokens of each prompt without its padding, int64 `[B]`.
 
     Args:
-        lengths: The number of own tokens of each row, or None for all.
-        rows: The number of rows.
-        tokens: The number of tokens of the longest row.
+        lengths: The number of tokens of each prompt; None if no prompt is padded.
+        rows: B.
+        tokens: The number of tokens of the longest prompt.
 
     Raises:
-        UsageError: If there is not one number for each row, or one is out of range.
+        UsageError: If there is not one number for each prompt, or one is out of range.
     """
     if lengths is None:
         return np.full(rows, tokens, np.int64)
-    own = _whole_numbers(lengths)
-    if own is None or own.shape != (rows,) or (own < 1).any() or (own > tokens).any():
+    counts = _whole_numbers(lengths)
+    if counts is None or counts.shape != (rows,) or counts.min() < 1 or counts.max() > tokens:
         raise UsageError(
             f"lengths are {_shown(lengths)}; give {rows} whole numbers from 1 to {tokens}, one for "
             "each row"
         )
-    return own
+    return counts
 
 
 def rows_of(rows: Sequence[int], batch: int) -> np.ndarray:
-    """Return row numbers: int64, one or more.
+    """Return the indices of batch elements as an int64 array `[N]` with N ≥ 1.
 
     Args:
-        rows: The rows to keep, in order.
-        batch: The number of rows of the cache.
+        rows: The indices.
+        batch: The batch size of the cache.
 
     Raises:
-        UsageError: If there is no such row.
+        UsageError: If they are no list of integers, or one is out of range.
     """
     chosen = _whole_numbers(rows)
     if chosen is None or chosen.ndim != 1 or not chosen.size:
@@ -304,7 +302,7 @@ def rows_of(rows: Sequence[int], batch: int) -> np.ndarray:
 
 
 def _whole_numbers(values: object) -> np.ndarray | None:
-    """Return the values as int64; None if they are not integers."""
+    """Return the values as an int64 array; None if they are not integers."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError):

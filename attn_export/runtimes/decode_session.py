@@ -1,7 +1,7 @@
 """`DecodeSession`: drives a bundle whose KV cache is written in place.
 
-Every step writes its keys and values into the session's own buffers, which ONNX Runtime is given
-both as input and as output: nothing of the cache is copied but when it grows.
+The session allocates the buffers of the cache and binds each both as an input and as an output of
+the graph. A step writes its keys and values there; the cache is only copied when it grows.
 """
 
 from __future__ import annotations
@@ -35,32 +35,35 @@ from attn_export.tensorfile import ArrayDict, numpy_dtype
 LENGTH, LENGTHS = "query_len", "past_length"
 CACHES = {"present_key": "past_key", "present_value": "past_value"}
 PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, PORTABLE)}
-"""The dialects by device, the fastest first."""
+"""The dialects to choose from on each device, the fastest first."""
+
 BLOCK = 512
 
 
 class DecodeSession:
     """Decoding with one attention layer, in ONNX Runtime.
 
-    Where a graph cannot write into its input (with sinks, learned keys or bfloat16), the cache is
-    copied at every step.
+    Some graphs cannot write a cache into the buffer of their input: those with sinks, learned keys
+    or bfloat16. For them the session copies the cache at every step.
 
     Args:
         bundle: The folder of a bundle with ``cache = "in-place"``.
         dialect: The dialect of the graphs. Default: the first of
             `PREFERRED[device]` that the bundle has.
         block: The number of keys by which a full cache grows.
-        threads: For computing. Default: as many as ONNX Runtime chooses, all cores.
-        device: ``"cpu"``, or ``"cuda"``: the cache stays in the memory of the GPU.
+        threads: The number of threads for computing. Default: the choice of ONNX Runtime, all
+            cores.
+        device: ``"cpu"``, or ``"cuda"``, which keeps the cache in the memory of the GPU.
 
     Attributes:
-        lengths: The number of keys of each row of the batch, int64 `[B]`.
+        lengths: The number of cached keys of each batch element, int64 `[B]`.
 
     Raises:
-        UsageError: If the bundle has no such cache, or not the dialect, or there is no such device.
-        BundleError: If it is damaged.
+        UsageError: If the bundle has no such cache or no graph of the dialect, or the device is
+            unknown.
+        BundleError: If the bundle is damaged.
         RuntimeFailure: If ONNX Runtime is missing or refuses a graph, there is no GPU, or the
-            attention does not run there.
+            attention does not run on it.
     """
 
     def __init__(
@@ -73,139 +76,151 @@ class DecodeSession:
         device: str = "cpu",
     ) -> None:
         _check_device(device)
-        found = read_bundle(Path(bundle))
-        self._manifest: Mapping[str, Any] = found.manifest
-        self._spec = _spec_of(found.folder)
-        forms = _chosen(graph_files(found.manifest), dialect, found.folder, PREFERRED[device])
-        self._bound = dict(forms[0].bound)
-        self._layouts = forms[0].layouts
+        checked = read_bundle(Path(bundle))
+        self._manifest: Mapping[str, Any] = checked.manifest
+        self._spec = _spec_of(checked.folder)
+        files = _select_graphs(
+            graph_files(checked.manifest), dialect, checked.folder, PREFERRED[device]
+        )
+        self._bound = dict(files[0].bound)
+        self._layouts = files[0].layouts
         if block < 1:
             raise UsageError(f"a cache cannot grow by blocks of {block}; give 1 or more")
         self._block, self._device = block, device
         self._sessions = [
-            (form, load_session(found.folder / form.name, threads, device)) for form in forms
+            (file, load_session(checked.folder / file.name, threads, device)) for file in files
         ]
         self._caches: Caches | None = None
-        self._ready: BoundGraph | None = None
+        self._bound_graph: BoundGraph | None = None
         self.lengths = np.zeros(0, np.int64)
 
     @property
     def capacity(self) -> int:
-        """The number of keys that each row can hold before the cache grows."""
+        """The number of keys of a batch element for which there is memory; 0 before `prefill`."""
         return 0 if self._caches is None else self._caches.capacity
 
     def prefill(
         self, query: np.ndarray, *, lengths: Sequence[int] | None = None, **inputs: np.ndarray
     ) -> ArrayDict:
-        """Start anew with a prompt.
+        """Discard the cache, and run the prompts of a new batch.
 
         Args:
             query: `[B, L, E]`.
-            lengths: How many of a row's L tokens are its own, where prompts are of different
-                lengths and padded on the right. Needs causal attention, in which no token sees
-                the padding after it. Outputs for padding are meaningless.
-            inputs: The bundle's other inputs but for the cache: `attn_mask`, whose axis of keys
-                is as long as the longest row, `position_ids`.
+            lengths: The number of tokens of each prompt, `[B]`, where prompts of different
+                lengths are padded on the right to L tokens. Requires causal attention, in which
+                no token attends to the padding after it. Outputs at padding are meaningless.
+                Default: L for each.
+            inputs: The other inputs of the bundle without the caches, such as `position_ids`.
+                The axis of keys of `attn_mask` has the size L.
 
         Returns:
-            The outputs by name, but for the cache: `output [B, L, E]`, and `attn_weights` if
-            the bundle has them, over as many keys as the mask.
+            The outputs by name, without the caches: `output [B, L, E]`, and `attn_weights` if
+            the bundle has them, with as many keys as the mask.
 
         Raises:
-            UsageError: If an input is missing, unknown, or of another shape or type; what the
-                session held it still holds.
+            UsageError: If an input is missing, unknown, or of another shape or type. The cache is
+                unchanged then.
         """
-        given = arrays_of({"query": query, **inputs})
-        B, L, _ = given["query"].shape
-        self._check(given, np.zeros(B, np.int64))
-        own = lengths_of(lengths, B, L)
-        if not self._spec.causal and (own < L).any():
+        arrays = arrays_of({"query": query, **inputs})
+        B, L, _ = arrays["query"].shape
+        self._check(arrays, np.zeros(B, np.int64))
+        counts = lengths_of(lengths, B, L)
+        if not self._spec.causal and (counts < L).any():
             raise UsageError(
                 "without causal attention tokens see the padding after them; leave lengths out "
                 "and give prompts of one length"
             )
-        self._caches = self._ready = None
+        self._caches = self._bound_graph = None
         self.lengths = np.zeros(B, np.int64)
-        return self._run(given, own)
+        return self._run(arrays, counts)
 
     def step(self, query: np.ndarray, **inputs: np.ndarray) -> ArrayDict:
-        """Decode one token for every row, or a few.
+        """Run L new tokens, usually one, for every batch element.
 
         Args:
-            query: `[B, L, E]`; the batch is that of the prompt.
-            inputs: As for `prefill`; a mask's axis of keys is as long as the longest row will be.
+            query: `[B, L, E]`, with the batch size of the cache.
+            inputs: As for `prefill`. The axis of keys of `attn_mask` has the size
+                ``lengths.max() + L``.
 
         Returns:
-            As `prefill`.
+            The same outputs as `prefill`.
 
         Raises:
-            UsageError: If there was no prompt, or an input is missing, unknown, or of another
+            UsageError: If `prefill` was not called, or an input is missing, unknown, or of another
                 shape or type.
         """
         if self._caches is None:
             raise UsageError("a step without a prompt; call prefill first")
-        given = arrays_of({"query": query, **inputs})
-        B, L, _ = given["query"].shape
+        arrays = arrays_of({"query": query, **inputs})
+        B, L, _ = arrays["query"].shape
         if len(self.lengths) != B:
             raise UsageError(
                 f"query has {B} rows, the cache {len(self.lengths)}; give as many, or call prefill"
             )
-        self._check(given, self.lengths)
-        return self._run(given, np.full(B, L, np.int64))
+        self._check(arrays, self.lengths)
+        return self._run(arrays, np.full(B, L, np.int64))
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Let row i go on from what row ``rows[i]`` has seen, as beam search does.
+        """Let batch element i continue from the cache of element ``rows[i]``, as in beam search.
 
         Args:
-            rows: Any number of them.
+            rows: Indices of batch elements, `[N]` with N ≥ 1. The batch size becomes N.
 
         Raises:
-            UsageError: If there is no such row.
+            UsageError: If `prefill` was not called, or an index is out of range.
         """
         if self._caches is None:
             raise UsageError("nothing to reorder; call prefill first")
         chosen = rows_of(rows, len(self.lengths))
         self._caches.reorder(chosen)
         self.lengths = self.lengths[chosen]
-        self._ready = None
+        self._bound_graph = None
 
     # -- one run -------------------------------------------------------------------------
 
-    def _check(self, given: ArrayDict, held: np.ndarray) -> None:
+    def _check(self, arrays: ArrayDict, cached: np.ndarray) -> None:
         described = {
             name: entry
             for name, entry in self._manifest["inputs"].items()
             if name not in (*CACHES.values(), LENGTHS)
         }
-        B, L, _ = given["query"].shape
-        check_inputs(given, described, {"batch": B, "query_len": L}, int(held.max()) + L)
+        B, L, _ = arrays["query"].shape
+        check_inputs(arrays, described, {"batch": B, "query_len": L}, int(cached.max()) + L)
 
-    def _run(self, given: ArrayDict, own: np.ndarray) -> ArrayDict:
-        """Run once. `own`: the number of new tokens that each row keeps."""
-        B, L, _ = given["query"].shape
+    def _run(self, arrays: ArrayDict, counts: np.ndarray) -> ArrayDict:
+        """Run the graph once.
+
+        Args:
+            arrays: The checked inputs.
+            counts: The number of new tokens of each batch element that are no padding, `[B]`.
+        """
+        B, L, _ = arrays["query"].shape
         keys = int(self.lengths.max()) + L
-        caches = self._with_capacity(B, keys)
+        caches = self._caches_for(B, keys)
         graph = self._graph({"batch": B, "query_len": L, CAPACITY: caches.capacity}, caches)
-        for name, array in given.items():
+        for name, array in arrays.items():
             graph.inputs[name][tuple(slice(size) for size in array.shape)] = array
         graph.inputs[LENGTHS][...] = self.lengths
         graph.run()
         for present, past in CACHES.items():
             if present not in self._bound:
                 caches.write(past, graph.outputs[present])
-        self.lengths = self.lengths + own
-        seen = (name for name in graph.outputs if name not in CACHES)
-        return {name: self._seen(name, graph.outputs[name], keys) for name in seen}
+        self.lengths = self.lengths + counts
+        return {
+            name: self._without_spare_keys(name, array, keys)
+            for name, array in graph.outputs.items()
+            if name not in CACHES
+        }
 
-    def _seen(self, name: str, array: np.ndarray, keys: int) -> np.ndarray:
-        """Return a copy of an output, without unused capacity for keys."""
+    def _without_spare_keys(self, name: str, array: np.ndarray, keys: int) -> np.ndarray:
+        """Return a copy of an output whose axis of keys is cut from the capacity to `keys`."""
         last = self._manifest["outputs"][name]["shape"][-1]
         if not isinstance(last, str):
             return array.copy()
-        # Beyond the capacity there may be learned keys.
+        # Learned keys, if the layer has them, come after the capacity.
         return np.concatenate([array[..., :keys], array[..., self.capacity :]], axis=-1)
 
-    def _with_capacity(self, batch: int, keys: int) -> Caches:
+    def _caches_for(self, batch: int, keys: int) -> Caches:
         capacity = -(-keys // self._block) * self._block
         if self._caches is None:
             self._caches = self._new_caches(batch, capacity)
@@ -223,15 +238,15 @@ class DecodeSession:
         return Caches(axes, numpy_dtype(dtype), batch, capacity, self._device)
 
     def _graph(self, sizes: Mapping[str, int], caches: Caches) -> BoundGraph:
-        """Return the graph for these sizes, bound to the buffers; reused while the sizes stay.
+        """Return a graph for these sizes, bound to buffers; reuse the last one if it has the sizes.
 
-        One of them is the capacity: with it the buffers change.
+        `capacity` is one of the sizes, so that a grown cache gets a new graph with new buffers.
         """
         sizes = with_sums(sizes, self._spec.relations)
-        if self._ready is None or self._ready.sizes != sizes:
-            form, session = next(each for each in reversed(self._sessions) if each[0].takes(sizes))
-            self._ready = BoundGraph(session, self._manifest, sizes, caches.values, form)
-        return self._ready
+        if self._bound_graph is None or self._bound_graph.sizes != sizes:
+            file, session = next(pair for pair in reversed(self._sessions) if pair[0].takes(sizes))
+            self._bound_graph = BoundGraph(session, self._manifest, sizes, caches.values, file)
+        return self._bound_graph
 
 
 def _spec_of(folder: Path) -> AttentionSpec:
@@ -251,17 +266,17 @@ def _check_device(device: str) -> None:
         raise RuntimeFailure(f"no decoding on CUDA here: {reason}")
 
 
-def _chosen(
-    forms: Sequence[GraphFile], dialect: str | None, folder: Path, preferred: Sequence[str]
+def _select_graphs(
+    files: Sequence[GraphFile], dialect: str | None, folder: Path, preferred: Sequence[str]
 ) -> list[GraphFile]:
-    """Return the graphs of one dialect, the best for one query last; the first takes all sizes."""
-    there = {form.dialect for form in forms}
+    """Return the graphs of one dialect. The first takes all sizes, later ones are faster."""
+    there = {file.dialect for file in files}
     if dialect is not None and dialect not in there:
         raise UsageError(f"{folder} has no {dialect} graphs; it has {', '.join(sorted(there))}")
-    wanted = dialect or next((name for name in preferred if name in there), "")
+    selected_dialect = dialect or next((name for name in preferred if name in there), "")
     chosen = sorted(
-        (form for form in forms if form.dialect == wanted),
-        key=lambda form: (len(form.fixed), LENGTH in form.fixed),
+        (file for file in files if file.dialect == selected_dialect),
+        key=lambda file: (len(file.fixed), LENGTH in file.fixed),
     )
     if not chosen or chosen[0].fixed:
         raise BundleError(f"{folder} has no graph for any number of queries; build it again")

@@ -1,4 +1,4 @@
-"""Inputs of a dry run: sizes by the names of axes, contents that mean a past of that length."""
+"""Inputs of a dry run: sizes from the names of axes, and lengths that fit these sizes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ if TYPE_CHECKING:
     import onnx
 
 MOST_BYTES = 2 << 30
-"""Largest size of all inputs together."""
+"""The largest size of all inputs of a step together, in bytes."""
 
 LENGTHS = {"seqlens_k": -1, "total_sequence_length": 0}
-"""Integer inputs of GroupQueryAttention, and what is to be added to the total length."""
+"""Integer inputs of GroupQueryAttention, with the value to add to the total length for each."""
 
 PASTS = (("present", "past"), ("present", "past_key_values"))
-"""The starts of the names of caches after and before a step."""
+"""Prefixes of the names of a cache after a step and before it."""
 
-ENDS_OF_GQA = {5: "seqlens_k", 6: "total_sequence_length"}
+LENGTH_INPUTS = {5: "seqlens_k", 6: "total_sequence_length"}
+"""The indices of inputs of GroupQueryAttention that are lengths."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The sizes of a step.
+    """The sizes of a step of a dry run.
 
     Attributes:
         name: The name of the step.
@@ -43,27 +44,27 @@ class Sizes:
     past_len: int
 
     def of_axis(self, axis: str) -> int:
-        """Return the size of an axis by its name; 1 of one that is unknown."""
+        """Return the size of an axis by its name; 1 if the name is unknown."""
         total = self.past_len + self.query_len
-        known = {
+        sizes = {
             "batch": self.batch, "query_len": self.query_len, "past_len": self.past_len,
             "total_len": total, "key_len": total, "capacity": -(-total // 64) * 64,
             "batch_size": self.batch, "sequence_length": self.query_len,
             "past_sequence_length": self.past_len, "total_sequence_length": total,
         }  # fmt: skip
-        return known.get(axis, 1)
+        return sizes.get(axis, 1)
 
 
 def steps_of(
     shapes: Sequence[Sequence[Any]], batch: int, query_len: int | None, past_len: int | None
 ) -> list[Sizes]:
-    """Return the steps to run: the sizes that were given, or a prefill and a decode.
+    """Return the steps to run: one of the requested sizes, or else a prefill and a decode.
 
     Args:
-        shapes: The shape of each input; dynamic axes by name.
+        shapes: The shape of each input, with names for dynamic axes.
         batch: B.
-        query_len: L, if it was given.
-        past_len: P, if it was given.
+        query_len: L, if requested.
+        past_len: P, if requested.
     """
     axes = {axis for shape in shapes for axis in shape if isinstance(axis, str)}
     has_past = bool(axes & {"past_len", "capacity", "past_sequence_length"})
@@ -79,29 +80,30 @@ def inputs_of(ends: Sequence[Any], sizes: Sizes, meanings: Mapping[str, str]) ->
     """Return arrays for the inputs of a session.
 
     Args:
-        ends: The session's description of its inputs: name, type, shape.
-        sizes: The sizes of axes.
-        meanings: Which inputs are lengths of GroupQueryAttention.
+        ends: The session's descriptions of its inputs: name, type, shape.
+        sizes: The sizes of the step.
+        meanings: Inputs that are lengths for GroupQueryAttention, with their names there.
 
     Raises:
-        GraphError: If an input has no tensor type that is known here, or they are too large.
+        GraphError: If the type of an input is not supported, or all inputs together take more
+            than `MOST_BYTES`.
     """
     import numpy as np
 
-    made: dict[str, np.ndarray] = {}
-    left = MOST_BYTES
+    arrays: dict[str, np.ndarray] = {}
+    remaining = MOST_BYTES
     for end in ends:
         dtype = _dtype(end)
         shape = [axis if isinstance(axis, int) else sizes.of_axis(str(axis)) for axis in end.shape]
         if min(shape, default=0) < 0:
             raise GraphError(f"input {printable(end.name, 60)} has the shape {shape}")
-        left -= _bytes(shape, dtype.itemsize)
-        if left < 0:
+        remaining -= _bytes(shape, dtype.itemsize)
+        if remaining < 0:
             raise GraphError(
                 f"inputs of {sizes} take more than {MOST_BYTES >> 30} GiB; choose smaller sizes"
             )
-        made[end.name] = np.full(shape, _content(end.name, dtype, sizes, meanings), dtype)
-    return made
+        arrays[end.name] = np.full(shape, _content(end.name, dtype, sizes, meanings), dtype)
+    return arrays
 
 
 def _bytes(shape: Sequence[int], itemsize: int) -> int:
@@ -125,32 +127,35 @@ def _content(name: str, dtype: Any, sizes: Sizes, meanings: Mapping[str, str]) -
     if dtype.kind == "b":
         return True
     if dtype.kind not in "iu" or dtype.itemsize < 4:
-        return 0  # integers of fewer bits are those of a cache, not lengths
+        return 0  # integers of fewer bits are elements of a cache, not lengths
     total = sizes.past_len + sizes.query_len
     return total + LENGTHS[meanings[name]] if name in meanings else sizes.past_len
 
 
 def lengths_in(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the inputs of a graph that are lengths for GroupQueryAttention, with which."""
-    found = {}
+    """Return the graph's inputs that are lengths for GroupQueryAttention, and their names there."""
+    meanings = {}
     for node in model.graph.node:
         if node.op_type == "GroupQueryAttention":
-            for place, meaning in ENDS_OF_GQA.items():
-                if place < len(node.input):
-                    found[node.input[place]] = meaning
-    return found
+            for index, meaning in LENGTH_INPUTS.items():
+                if index < len(node.input):
+                    meanings[node.input[index]] = meaning
+    return meanings
 
 
 def caches_in_place(model: onnx.ModelProto) -> dict[str, str]:
-    """Return the outputs that are an input's buffer in a decoding loop, with that input.
+    """Return the outputs that a decoding loop may write into the buffer of an input.
 
-    They are caches of one shape before and after: ``present_key`` and ``past_key``.
+    They are caches whose shape a step does not change, such as ``present_key`` for ``past_key``.
+
+    Returns:
+        The name of the input, by the name of the output.
     """
-    given = {end.name: end for end in model.graph.input}
-    found = {}
+    inputs = {end.name: end for end in model.graph.input}
+    bound = {}
     for end in model.graph.output:
         for now, before in PASTS:
-            past = given.get(end.name.replace(now, before, 1))
+            past = inputs.get(end.name.replace(now, before, 1))
             if end.name.startswith(now) and past is not None and past.type == end.type:
-                found[end.name] = past.name
-    return found
+                bound[end.name] = past.name
+    return bound

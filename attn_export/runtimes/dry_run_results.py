@@ -1,4 +1,4 @@
-"""Architectures of NVIDIA GPUs, and what a dry run saw on one: no numbers, and no verdict."""
+"""GPU architectures for dry runs, and the observations of a dry run, which has no verdicts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from attn_export.errors import UsageError
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-    """The properties of a card by which ONNX Runtime chooses kernels.
+    """The properties of a GPU by which ONNX Runtime chooses kernels.
 
     Attributes:
-        name: As in NVIDIA's documentation: ``"sm_80"``.
-        card: A card of it.
-        multiprocessors: The number that the card has.
-        shared_per_block: The most bytes of shared memory that a block may ask for.
-        shared_per_multiprocessor: The bytes of shared memory of a multiprocessor.
-        memory: The card's memory in GiB.
+        name: The name in NVIDIA's documentation, such as ``"sm_80"``.
+        card: A GPU of this architecture.
+        multiprocessors: The number of multiprocessors of this GPU.
+        shared_per_block: The largest shared memory of a block, in bytes.
+        shared_per_multiprocessor: The shared memory of a multiprocessor, in bytes.
+        memory: The memory of this GPU, in GiB.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Architecture:
 
     @property
     def capability(self) -> int:
-        """The compute capability, times ten."""
+        """The compute capability times ten: 80 for 8.0."""
         return int(self.name.removeprefix("sm_"))
 
 
@@ -45,31 +45,32 @@ ARCHITECTURES = (
     Architecture("sm_90", "H100", 132, 227 * KIB, 228 * KIB, 80),
     Architecture("sm_100", "B200", 148, 227 * KIB, 228 * KIB, 180),
 )
-"""Figures of the CUDA C++ Programming Guide, "Compute Capabilities", and of data sheets."""
+"""The known architectures. The figures are those of the CUDA C++ Programming Guide, section
+"Compute Capabilities", and of data sheets."""
 
 DEFAULT = ("sm_80", "sm_90")
 ALL = "all"
 
 
 def architectures_named(names: Iterable[str]) -> tuple[Architecture, ...]:
-    """Return the architectures of these names, each once; `DEFAULT` where there are none.
+    """Return the architectures of these names without repetition; those of `DEFAULT` for no names.
 
     Raises:
-        UsageError: If there is no such architecture.
+        UsageError: If an architecture is unknown.
     """
-    known = {one.name: one for one in ARCHITECTURES}
-    wanted = tuple(dict.fromkeys(names)) or DEFAULT
-    if ALL in wanted:
+    known = {architecture.name: architecture for architecture in ARCHITECTURES}
+    selected = tuple(dict.fromkeys(names)) or DEFAULT
+    if ALL in selected:
         return ARCHITECTURES
-    for name in wanted:
+    for name in selected:
         if name not in known:
             raise UsageError(
                 f"unknown architecture {name!r}; choose from {', '.join(known)}, {ALL}"
             )
-    return tuple(known[name] for name in wanted)
+    return tuple(known[name] for name in selected)
 
 
-# -- what was seen ------------------------------------------------------------------------------
+# -- observations -------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +78,11 @@ class NodeElsewhere:
     """A node that the CUDA provider does not run.
 
     Attributes:
-        name: Its name in the graph.
-        operator: Its operator.
-        provider: The execution provider that runs it.
-        reason: Why, in the provider's words where it has any.
-        is_attention: Whether it computes attention or a projection, not only shapes.
+        name: The name of the node.
+        operator: The operator of the node.
+        provider: The execution provider that runs the node.
+        reason: The reason that CUDA does not run it, as ONNX Runtime logs it.
+        is_attention: Whether the node computes attention or a projection, and not only shapes.
     """
 
     name: str
@@ -98,9 +99,10 @@ class Event:
     Attributes:
         kind: ``"launch"``, ``"library"``, ``"to device"``, ``"to host"``, ``"on device"``,
             ``"fill"`` or ``"wait"``.
-        name: The kernel or function, readable.
-        bytes: Of a copy; of a launch, those of keys or values that it writes to another place.
-        node: The node that made it; empty for inputs and outputs.
+        name: The readable name of the kernel or function.
+        bytes: The bytes of a copy. For a launch: the bytes of keys and values that the kernel
+            copies.
+        node: The node that made the call; empty for calls for inputs and outputs.
     """
 
     kind: str
@@ -111,18 +113,18 @@ class Event:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One run of the graph, after another of the same sizes.
+    """One run of the graph, after a first run with the same sizes.
 
     Attributes:
         name: ``"prefill"``, ``"decode"`` or ``"step"``.
         sizes: The size of each axis.
-        events: In order.
-        attention: The kernels that compute attention, classified.
-        cache_copies: The kernels that copy keys and values, with how often.
-        waits: The nodes that wait for the device, or copy from it to the host.
+        events: The calls to the device, in order.
+        attention: The kinds of attention that the kernels compute.
+        cache_copies: The number of launches of each kernel that copies keys or values.
+        waits: The nodes that wait for the device, or copy from the device to the host.
         stopped: The error that ended the run; empty if there was none.
-        finding: The meaning of `stopped`.
-        peak_bytes: The most device memory that was reserved at once while it ran.
+        finding: An explanation of `stopped`.
+        peak_bytes: The largest device memory that was allocated at once during the run.
     """
 
     name: str
@@ -142,14 +144,14 @@ class Step:
 
     @property
     def cache_bytes(self) -> int:
-        """The bytes of keys and values that kernels repeat or write anew."""
+        """The bytes of keys and values that kernels repeat or copy."""
         return sum(event.bytes for event in self.events if event.kind == "launch")
 
     def copied(self, *, by_nodes: bool) -> int:
         """Return the number of copies between host and device.
 
         Args:
-            by_nodes: Those that nodes ask for; else those of inputs and outputs.
+            by_nodes: Count the copies that nodes make; else those of inputs and outputs.
         """
         between = [event for event in self.events if event.kind in ("to device", "to host")]
         return sum(bool(event.node) == by_nodes for event in between)
@@ -157,18 +159,18 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """A graph on one architecture.
+    """The observations of a dry run of one graph on one architecture.
 
     Attributes:
         graph: The file name of the graph.
-        architecture: Its name.
+        architecture: The name of the architecture.
         on_cuda: The number of nodes of each operator on CUDA.
         elsewhere: The nodes that CUDA does not run.
         steps: The runs.
-        peak_bytes: The most device memory that was reserved at once, from loading on.
-        libraries: The libraries of NVIDIA that it needs beside the CUDA runtime.
-        refused: The error by which the graph was refused, in the provider's words, or "".
-        notes: Limits of what was seen.
+        peak_bytes: The largest device memory that was allocated at once since loading.
+        libraries: The NVIDIA libraries that the graph needs besides the CUDA runtime.
+        refused: The provider's error if it refused the graph, or "".
+        notes: Limitations of the dry run.
     """
 
     graph: str
@@ -183,10 +185,10 @@ class Observation:
 
     @property
     def problem(self) -> str:
-        """The reason that the graph cannot run on CUDA; "" where none was seen.
+        """The reason that the graph cannot run on CUDA, or "".
 
-        A step that stopped for lack of cuDNN, or for a number that the device computes, is no
-        problem: the dry run cannot go on, and a GPU can.
+        A step that needs cuDNN, or a number that the device computes, stops the dry run. That is
+        no problem of the graph: a GPU can run it.
         """
         on_the_cpu = dict.fromkeys(node.operator for node in self.elsewhere if node.is_attention)
         if self.refused or on_the_cpu:
@@ -198,7 +200,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True)
 class BestGraph:
-    """A graph of a bundle that serves an architecture best in one step, by count.
+    """A graph of a bundle that is best for one architecture and step by its figures.
 
     Attributes:
         architecture: The name of the architecture.
@@ -216,32 +218,33 @@ class BestGraph:
 
 
 def best_graphs(observations: Sequence[Observation]) -> list[BestGraph]:
-    """Return the graphs that serve each architecture best in each step, where several were run.
+    """Return the best graphs for each architecture and step, if several graphs were run.
 
-    They run on CUDA to their end, and no other graph copies as few bytes of keys and values in as
-    few launches. Of equals the first is returned; of several, that with the fewest launches comes
-    first. A step that waits for a number that a dry run does not have is left out: on a GPU it may
+    A graph is best if no other is as good in both figures and better in one: the bytes of keys and
+    values that it copies, and the number of launches. Of graphs with equal figures the first is
+    returned. The result is sorted by launches. Graphs that do not run on CUDA to the end are left
+    out, and so are steps that wait for a number which a dry run does not have: on a GPU they may
     launch other kernels.
 
     Args:
-        observations: Of the graphs of one bundle.
+        observations: The observations of the graphs of one bundle.
     """
-    if len({one.graph for one in observations}) < 2:
+    if len({observation.graph for observation in observations}) < 2:
         return []
-    found: dict[tuple[str, str], list[BestGraph]] = {}
-    for one in observations:
-        for step in one.steps:
-            if one.problem or step.stopped or step.waits:
+    candidates: dict[tuple[str, str], list[BestGraph]] = {}
+    for observation in observations:
+        for step in observation.steps:
+            if observation.problem or step.stopped or step.waits:
                 continue
-            place = (one.architecture, step.name)
-            new = BestGraph(*place, one.graph, step.cache_bytes, step.launches)
-            found.setdefault(place, []).append(new)
-    return [best for graphs in found.values() for best in _not_beaten(graphs)]
+            key = (observation.architecture, step.name)
+            candidate = BestGraph(*key, observation.graph, step.cache_bytes, step.launches)
+            candidates.setdefault(key, []).append(candidate)
+    return [best for graphs in candidates.values() for best in _pareto_front(graphs)]
 
 
-def _not_beaten(graphs: Sequence[BestGraph]) -> list[BestGraph]:
-    kept: list[BestGraph] = []
-    for graph in sorted(graphs, key=lambda one: (one.launches, one.cache_bytes)):
-        if not kept or graph.cache_bytes < kept[-1].cache_bytes:
-            kept.append(graph)
-    return kept
+def _pareto_front(graphs: Sequence[BestGraph]) -> list[BestGraph]:
+    best: list[BestGraph] = []
+    for graph in sorted(graphs, key=lambda graph: (graph.launches, graph.cache_bytes)):
+        if not best or graph.cache_bytes < best[-1].cache_bytes:
+            best.append(graph)
+    return best

@@ -1,6 +1,6 @@
-"""One graph in the CUDA provider over the stand-in libraries, in this process.
+"""A dry run of one graph, by the CUDA provider over the stand-in libraries, in this process.
 
-Only `jobs/dry_run.py` starts it, in a process with limits: nothing else may run there.
+Only `jobs/dry_run.py` starts it, in a child process with limits that does nothing else.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from attn_export.runtimes.dry_run_results import Architecture
 
 OF_NVIDIA = re.compile(r"lib(cuda|cudart|cudnn|cublas|cublasLt|curand|nvidia)\b.*\.so")
+"""A regular expression for the file names of NVIDIA's libraries."""
 
 INFO = 1
 """The severity of ONNX Runtime's messages about nodes without a CUDA kernel."""
@@ -60,18 +61,20 @@ def observe(
     query_len: int | None,
     past_len: int | None,
 ) -> dict[str, Any]:
-    """Return an `Observation` as plain values.
+    """Run a graph on the stand-in libraries, and return an `Observation` as plain values.
 
     Args:
-        graph: The file.
+        graph: The file of the graph.
         architecture: The name of an architecture.
-        bound: Names of outputs that share the buffer of an input, with that input.
+        bound: Names of outputs that share the buffer of an input, with that input. If empty,
+            they are those of `caches_in_place`.
         batch: B.
-        query_len: L; None for a prefill and a decode.
-        past_len: P.
+        query_len: L, or None. If both lengths are None, a prefill and a decode are run.
+        past_len: P, or None.
 
     Raises:
-        GraphError: If the graph cannot be read, or its inputs cannot be made.
+        GraphError: If the graph cannot be read, its inputs cannot be created, or a real library of
+            NVIDIA was loaded.
     """
     from attn_export.graph.load import load_proto, refuse_bad_data
 
@@ -84,17 +87,20 @@ def observe(
         library = load_stand_in(card, record)
         run = _DryRun(path, folder, record, bound or caches_in_place(model), lengths_in(model))
         sizes = (batch, query_len, past_len)
-        found = run.observation(card, sizes, _code_note(library, card))
+        observation = run.observe(card, sizes, _code_note(library, card))
     _refuse_other_libraries()
-    return dataclasses.asdict(found)
+    return dataclasses.asdict(observation)
 
 
 def load_stand_in(card: Architecture, record: Path) -> ctypes.CDLL:
-    """Load the stand-in libraries, before ONNX Runtime looks for libraries of these names.
+    """Load the stand-in libraries, so that ONNX Runtime finds them under NVIDIA's names.
 
     Args:
-        card: The architecture that they claim to be.
-        record: The file that they write their record to.
+        card: The architecture that they report.
+        record: The file to which they write their record.
+
+    Returns:
+        The library that holds the record and its settings.
     """
     folder = home() / NAME
     first, *_ = [ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL) for name in LIBRARIES]
@@ -107,16 +113,26 @@ def load_stand_in(card: Architecture, record: Path) -> ctypes.CDLL:
 
 @dataclasses.dataclass(frozen=True)
 class _DryRun:
+    """A graph with the files of a dry run.
+
+    Attributes:
+        graph: The file of the graph.
+        folder: A folder for the profile and the log.
+        record: The file of the stand-in libraries' record.
+        bound: Names of outputs that share the buffer of an input, with that input.
+        lengths: Inputs that are lengths for GroupQueryAttention, with their names there.
+    """
+
     graph: Path
     folder: Path
     record: Path
     bound: Mapping[str, str]
     lengths: Mapping[str, str]
 
-    def observation(
+    def observe(
         self, card: Architecture, sizes: tuple[int, int | None, int | None], note: Any
     ) -> Observation:
-        """Load the graph and run its steps."""
+        """Load the graph, run its steps, and return the observations; `note` returns the notes."""
         options, providers = cuda_session(1, {})
         options.enable_profiling = True
         options.profile_file_prefix = str(self.folder / "profile")
@@ -128,22 +144,22 @@ class _DryRun:
                 return Observation(
                     self.graph.name, card.name, refused=one_line(error), notes=note()
                 )
-            placed = engine.session.get_provider_graph_assignment_info()
+            subgraphs = engine.session.get_provider_graph_assignment_info()
             ends = engine.session.get_inputs()
-            wanted = steps_of([end.shape for end in ends], *sizes)
-            steps = self._steps(engine, ends, wanted)
-        on_cuda, elsewhere = not_on_cuda(placed, reasons_in(log()), PROVIDER)
+            step_sizes = steps_of([end.shape for end in ends], *sizes)
+            steps = self._run_steps(engine, ends, step_sizes)
+        on_cuda, elsewhere = split_by_provider(subgraphs, reasons_in(log()), PROVIDER)
         return Observation(
             self.graph.name, card.name, on_cuda, elsewhere, steps,
             peak_bytes(read_record(self.record)), _libraries(steps), notes=note(),
         )  # fmt: skip
 
-    def _steps(
-        self, engine: CudaEngine, ends: Sequence[Any], wanted: Sequence[Sizes]
+    def _run_steps(
+        self, engine: CudaEngine, ends: Sequence[Any], step_sizes: Sequence[Sizes]
     ) -> tuple[Step, ...]:
-        """Run each step twice, and return the events of the second run."""
-        ran = []
-        for sizes in wanted:
+        """Run each step twice, and return the second runs with their events."""
+        runs = []
+        for sizes in step_sizes:
             inputs = inputs_of(ends, sizes, self.lengths)
             start, stopped = 0, ""
             for _ in range(2):
@@ -151,17 +167,17 @@ class _DryRun:
                 try:
                     engine.run(inputs, self.bound)
                 except Exception as error:
-                    # What follows is about the file that stands in cuDNN's place.
+                    # The text after it is about the file that replaces cuDNN.
                     stopped = printable(str(error).partition(": dlopen failed")[0])
                     break
-            ran.append((sizes, start, self.record.stat().st_size, stopped))
+            runs.append((sizes, start, self.record.stat().st_size, stopped))
         started = engine.session.get_profiling_start_time_ns()
         profile = json.loads(Path(engine.session.end_profiling()).read_text(encoding="utf-8"))
         steps = []
-        for sizes, start, end, stopped in ran:
-            found = read_record(self.record, start, end)
-            peak = peak_bytes(found, read_record(self.record, 0, start))
-            steps.append(_step(sizes, events_of_step(found, profile, started), stopped, peak))
+        for sizes, start, end, stopped in runs:
+            recorded = read_record(self.record, start, end)
+            peak = peak_bytes(recorded, read_record(self.record, 0, start))
+            steps.append(_step(sizes, events_of_step(recorded, profile, started), stopped, peak))
         return tuple(steps)
 
 
@@ -176,7 +192,7 @@ def _step(sizes: Sizes, events: tuple[Event, ...], stopped: str, peak: int) -> S
 
 
 def _finding(stopped: str, waits: Sequence[str]) -> str:
-    """Return what the end of a run means, in a sentence; "" for one that did not end early."""
+    """Explain the error that stopped a run, in a sentence; return "" if there was none."""
     if not stopped:
         return ""
     if "cuDNN is unavailable" in stopped:
@@ -190,16 +206,16 @@ def _finding(stopped: str, waits: Sequence[str]) -> str:
 
 
 def _libraries(steps: Sequence[Step]) -> tuple[str, ...]:
-    """Return the libraries whose functions were called, or are missing."""
+    """Return the NVIDIA libraries whose functions were called, or that a step lacked."""
     called = [event.name for step in steps for event in step.events if event.kind == "library"]
-    found = {"cuBLASLt" if name.startswith("cublasLt") else "cuBLAS" for name in called}
+    libraries = {"cuBLASLt" if name.startswith("cublasLt") else "cuBLAS" for name in called}
     if any("cuDNN is unavailable" in step.stopped for step in steps):
-        found.add("cuDNN")
-    return tuple(sorted(found))
+        libraries.add("cuDNN")
+    return tuple(sorted(libraries))
 
 
 def _code_note(library: ctypes.CDLL, card: Architecture) -> Any:
-    """Return a function that says whether the wheel has kernels for an architecture."""
+    """Return a function for the notes on missing code, to be called after the run."""
 
     def note() -> tuple[str, ...]:
         major = card.capability // 10 * 10
@@ -216,19 +232,18 @@ def _code_note(library: ctypes.CDLL, card: Architecture) -> Any:
 
 
 def _refuse_other_libraries() -> None:
-    """Raise GraphError if a library of NVIDIA that is no stand-in was loaded."""
+    """Raise GraphError if this process has loaded a real library of NVIDIA."""
     ours = os.path.realpath(home() / NAME)
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        place = "/" + line.partition("/")[2]
-        if OF_NVIDIA.match(Path(place).name) and not place.startswith(ours + "/"):
+        library = "/" + line.partition("/")[2]
+        if OF_NVIDIA.match(Path(library).name) and not library.startswith(ours + "/"):
             raise GraphError(
-                f"not a dry run: the process loaded {printable(place, 120)}, which is no "
+                f"not a dry run: the process loaded {printable(library, 120)}, which is no "
                 "stand-in; remove it from LD_PRELOAD"
             )
 
 
-# -- nodes that the provider does not run, and why ----------------------------------------------
-
+# -- nodes that the provider does not run, with reasons -----------------------------------------
 
 NO_KERNEL = re.compile(r"CUDA kernel not found in registries for Op type: (\S+) node name: (\S*)")
 FORCED = re.compile(r"Force fallback to CPU execution for node: (\S+) because")
@@ -241,10 +256,10 @@ MOST_LOG = 16 << 20
 
 @contextlib.contextmanager
 def captured_stderr(path: Path) -> Iterator[Callable[[], str]]:
-    """Write what this process says on stderr to a file.
+    """Redirect this process's stderr to a file.
 
     Yields:
-        A function that returns what was said so far, or in the block, after its end.
+        A function that returns the text written so far. It may be called after the block, too.
     """
     sys.stderr.flush()
     before = os.dup(2)
@@ -258,32 +273,31 @@ def captured_stderr(path: Path) -> Iterator[Callable[[], str]]:
 
 
 def reasons_in(log: str) -> dict[str, str]:
-    """Return the reason of each node that the log names."""
-    found = dict.fromkeys(FORCED.findall(log), SHAPES)
-    found |= {name: NONE_FITS for _, name in NO_KERNEL.findall(log)}
-    return found
+    """Return the reason that CUDA does not run a node, for each node that the log names."""
+    reasons = dict.fromkeys(FORCED.findall(log), SHAPES)
+    return reasons | {name: NONE_FITS for _, name in NO_KERNEL.findall(log)}
 
 
-def not_on_cuda(
-    placed: Sequence[Any], reasons: Mapping[str, str], cuda: str
+def split_by_provider(
+    subgraphs: Sequence[Any], reasons: Mapping[str, str], cuda: str
 ) -> tuple[dict[str, int], tuple[NodeElsewhere, ...]]:
-    """Return how many nodes of each operator are on CUDA, and the nodes that are not.
+    """Return the number of nodes of each operator on CUDA, and the nodes that are not on CUDA.
 
     Args:
-        placed: What the session says of the parts of its graph.
-        reasons: The reasons by the names of nodes.
+        subgraphs: The session's assignment of subgraphs to execution providers.
+        reasons: The reasons that CUDA does not run nodes, by the names of the nodes.
         cuda: The name of the CUDA provider.
     """
     on_cuda: dict[str, int] = {}
     elsewhere = []
-    for part in placed:
-        for node in part.get_nodes():
-            if part.ep_name == cuda:
+    for subgraph in subgraphs:
+        for node in subgraph.get_nodes():
+            if subgraph.ep_name == cuda:
                 on_cuda[node.op_type] = on_cuda.get(node.op_type, 0) + 1
                 continue
             elsewhere.append(
                 NodeElsewhere(
-                    printable(node.name, 120), printable(node.op_type, 60), part.ep_name,
+                    printable(node.name, 120), printable(node.op_type, 60), subgraph.ep_name,
                     reasons.get(node.name, UNSAID), node.op_type in COMPUTING,
                 )
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Events of the stand-in libraries, and the nodes whose run caused them."""
+"""The record of the stand-in libraries, assigned to the nodes whose runs caused its events."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,7 @@ from attn_export.errors import printable
 from attn_export.runtimes.dry_run_results import Event
 from attn_export.tensorfile import numpy_dtype
 
-# -- readable names of kernels, and the kinds of those that compute attention -------------------
-
+# -- readable names of kernels, and kinds of attention ------------------------------------------
 
 UNFUSED = "unfused: products and softmax"
 
@@ -30,15 +30,17 @@ ATTENTION: Mapping[str, str] = {
     r"\bmasked_multihead_attention_kernel\b": "decoder masked attention",
     r"\bfmha_\w+": "TensorRT fused attention",
 }
-"""Regular expressions of kernels that are a whole attention, with the name of their kind."""
+"""Regular expressions for the names of fused attention kernels, with the kind of attention."""
 
 SOFTMAX = re.compile(r"[Ss]oft[Mm]ax|softmax_warp_forward")
+"""A regular expression for the names of softmax kernels, which mean attention that is not fused."""
 
 COPIES = re.compile(
     r"\bUngroup\w*|ConcatNewToPastKV|ConcatTensorToTensor|ConcatPastToPresent|ConcatKV"
     r"|AppendPastPresent|CopyKVCache"
 )
-"""Kernels that copy past keys and values, or repeat them for each query head."""
+"""A regular expression for the names of kernels that copy past keys and values, or repeat them for
+each query head."""
 
 _NAMESPACES = re.compile(
     r"\b(?:onnxruntime|contrib|cuda|attention_softmax|flash|cutlass|detail|std)::"
@@ -48,7 +50,7 @@ _NAMESPACES = re.compile(
 
 def readable(symbol: str) -> str:
     """Return the name of a kernel without types, arguments and common namespaces."""
-    name = without_templates(demangled(symbol))
+    name = remove_template_arguments(demangled(symbol))
     name = _NAMESPACES.sub("", name.replace("(anonymous namespace)::", ""))
     name = name.partition("(")[0].strip()
     return name.removeprefix("void ").strip() or symbol[:80]
@@ -56,22 +58,22 @@ def readable(symbol: str) -> str:
 
 @functools.cache
 def demangled(symbol: str) -> str:
-    """Return a symbol of C++ as it was written; itself where it is none."""
+    """Return the declaration of a mangled C++ symbol; other symbols unchanged."""
     if not symbol.startswith("_Z"):
         return symbol
     library = ctypes.CDLL("libstdc++.so.6")
     library.__cxa_demangle.restype = ctypes.c_void_p
     status = ctypes.c_int(0)
-    made = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))
-    if not made:
+    result = library.__cxa_demangle(symbol.encode(), None, None, ctypes.byref(status))
+    if not result:
         return symbol
-    text = ctypes.string_at(made).decode(errors="replace")
-    ctypes.CDLL(None).free(ctypes.c_void_p(made))
+    text = ctypes.string_at(result).decode(errors="replace")
+    ctypes.CDLL(None).free(ctypes.c_void_p(result))
     return text
 
 
-def without_templates(text: str) -> str:
-    """Return a declaration without what is between angle brackets."""
+def remove_template_arguments(text: str) -> str:
+    """Return a declaration without the text in angle brackets."""
     kept, depth = [], 0
     for char in text:
         depth += char == "<"
@@ -82,44 +84,46 @@ def without_templates(text: str) -> str:
 
 
 def kinds_of_attention(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds of attention among readable names of kernels, each once, in order."""
+    """Return the kinds of attention of kernels, without repetition, by their readable names."""
     names = list(names)
-    found = [
+    kinds = [
         kind for name in names for pattern, kind in ATTENTION.items() if re.search(pattern, name)
     ]
-    if not found and any(SOFTMAX.search(name) for name in names):
-        found = [UNFUSED]
-    return tuple(dict.fromkeys(found))
+    if not kinds and any(SOFTMAX.search(name) for name in names):
+        kinds = [UNFUSED]
+    return tuple(dict.fromkeys(kinds))
 
 
 def copies_of_cache(names: Iterable[str]) -> dict[str, int]:
-    """Return the kernels that copy keys and values, with how often each is launched."""
-    found: dict[str, int] = {}
-    for name in names:
-        if COPIES.search(name):
-            found[name] = found.get(name, 0) + 1
-    return found
+    """Return the number of launches of each kernel that copies or repeats keys and values."""
+    return dict(Counter(name for name in names if COPIES.search(name)))
 
 
 # -- the events of a step -----------------------------------------------------------------------
 
 
 KEPT = ("launch", "library", "to device", "to host", "on device", "fill", "wait")
-MOST_EVENTS = 20_000
-TIMED = "_kernel_time"
-DEEPEST = 1000
-"""The most nodes of a branch for which the node around it is found."""
+"""The kinds of recorded events that an observation keeps."""
 
+MOST_EVENTS = 20_000
+"""The largest number of events of a step that an observation keeps."""
+
+TIMED = "_kernel_time"
+"""The suffix of the profiler's name for the run of a node."""
+
+DEEPEST = 1000
+"""The number of preceding spans among which the span of an enclosing node is searched."""
 
 Typed = tuple[str, Sequence[int]]
-"""The type of a tensor, as ONNX Runtime's profiler names it, and its shape."""
+"""The dtype of a tensor, in the words of ONNX Runtime's profiler, and its shape."""
 
 ONNX_NAMES = {"float": "float32", "double": "float64"}
+"""ONNX Runtime's names of dtypes, where they differ from those of numpy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Span:
-    """The time in which a node ran, in nanoseconds."""
+    """The time span of the run of a node, in nanoseconds, with the node's inputs and outputs."""
 
     start: int
     end: int
@@ -133,13 +137,13 @@ NO_NODE = _Span(0, 0, "")
 
 @dataclasses.dataclass(frozen=True)
 class Recorded:
-    """A line of the stand-in's record.
+    """An event in the record of the stand-in libraries.
 
     Attributes:
-        time: In nanoseconds, of the clock that ONNX Runtime's profiler reads.
-        kind: The kind of the event.
-        bytes: Of memory.
-        name: A kernel or a function.
+        time: The time in nanoseconds, by the clock of ONNX Runtime's profiler.
+        kind: The kind of the event, as in `Event`, or ``"malloc"`` or ``"free"``.
+        bytes: The size of the copied or allocated memory.
+        name: The name of the kernel or function.
     """
 
     time: int
@@ -152,9 +156,9 @@ def read_record(path: Path, start: int = 0, end: int = -1) -> list[Recorded]:
     """Return the events recorded between two positions in the file.
 
     Args:
-        path: The record.
-        start: The first byte.
-        end: The byte after the last; -1 for all.
+        path: The file of the record.
+        start: The position of the first byte.
+        end: The position after the last byte; -1 for the end of the file.
     """
     text = path.read_bytes()[start : end if end >= 0 else None].decode(errors="replace")
     lines = [line.split("\t") for line in text.splitlines()]
@@ -162,10 +166,10 @@ def read_record(path: Path, start: int = 0, end: int = -1) -> list[Recorded]:
 
 
 def peak_bytes(events: Sequence[Recorded], before: Sequence[Recorded] = ()) -> int:
-    """Return the most device memory that was allocated at once.
+    """Return the largest device memory in bytes that was allocated at once during some events.
 
     Args:
-        events: The events of that time.
+        events: The events.
         before: All events before them.
     """
     most = used = sum(map(_allocated, before))
@@ -182,17 +186,18 @@ def _allocated(event: Recorded) -> int:
 def events_of_step(
     events: Sequence[Recorded], profile: Sequence[Mapping[str, Any]], started: int
 ) -> tuple[Event, ...]:
-    """Return the events of a step, each with the node within whose time it lies.
+    """Return the events of a step, each with the node that ran at its time.
 
     Args:
         events: The events of the step.
         profile: The events of ONNX Runtime's profiler.
         started: The time at which the profiler started, in nanoseconds.
     """
-    # A node may lie within another, such as a branch of an `If`: the later start is the inner one.
+    # Spans may be nested: a node in a branch of an `If` runs within the span of the `If`. The
+    # innermost span starts last.
     spans = sorted(_spans(profile, started), key=lambda span: span.start)
     starts = [span.start for span in spans]
-    found = []
+    result = []
     for event in events:
         if event.kind in KEPT:
             span = _span_at(event.time, starts, spans)
@@ -200,20 +205,20 @@ def events_of_step(
             if event.kind == "launch":
                 name = readable(event.name)
                 size = bytes_copied(name, span.inputs, span.outputs)
-            found.append(Event(event.kind, printable(name, 120), size, printable(span.node, 120)))
-    return tuple(found[:MOST_EVENTS])
+            result.append(Event(event.kind, printable(name, 120), size, printable(span.node, 120)))
+    return tuple(result[:MOST_EVENTS])
 
 
 def bytes_copied(kernel: str, inputs: Sequence[Typed], outputs: Sequence[Typed]) -> int:
-    """Return the bytes of keys or values that a kernel writes to another place; 0 of any other.
+    """Return the bytes of keys and values that a kernel copies; 0 for kernels that copy none.
 
-    A stand-in does not see what a kernel writes: they follow from shapes. `Ungroup` repeats keys,
-    or values, for each query head; the others write caches anew.
+    The stand-in libraries do not run kernels, so the bytes are computed from shapes. `Ungroup`
+    repeats keys, or values, for each query head; the other kernels copy a cache.
 
     Args:
-        kernel: Its readable name.
-        inputs: Type and shape of each input of its node: query, key, …
-        outputs: Likewise: attention, and present key where there is one.
+        kernel: The readable name of the kernel.
+        inputs: The dtype and shape of each input of its node: query, key, …
+        outputs: The dtype and shape of each output: attention, and present key if there is one.
     """
     if not copies_of_cache([kernel]) or not outputs or len(inputs) < 2:
         return 0
@@ -221,7 +226,7 @@ def bytes_copied(kernel: str, inputs: Sequence[Typed], outputs: Sequence[Typed])
     size = numpy_dtype(ONNX_NAMES.get(dtype, dtype)).itemsize * math.prod(cache)
     if "Ungroup" in kernel:
         size = size * _width(outputs[0][1]) // max(_width(cache), 1)
-    return size * (2 if "Fused" in kernel else 1)  # keys and values by one launch
+    return size * (2 if "Fused" in kernel else 1)  # a fused kernel copies keys and values
 
 
 def _width(shape: Sequence[int]) -> int:
@@ -233,11 +238,11 @@ def _spans(profile: Sequence[Mapping[str, Any]], started: int) -> Iterator[_Span
     for event in profile:
         name = str(event.get("name"))
         if event.get("cat") == "Node" and name.endswith(TIMED):
-            # The profiler counts whole microseconds.
+            # The profiler truncates start and duration to whole microseconds.
             end = started + (event["ts"] + event["dur"] + 2) * 1000
             args = event.get("args", {})
             inputs, outputs = (
-                [one for each in args.get(key, ()) for one in each.items()]
+                [pair for tensor in args.get(key, ()) for pair in tensor.items()]
                 for key in ("input_type_shape", "output_type_shape")
             )
             node = name.removesuffix(TIMED) or args.get("op_name", "")
@@ -246,7 +251,7 @@ def _spans(profile: Sequence[Mapping[str, Any]], started: int) -> Iterator[_Span
 
 def _span_at(time: int, starts: list[int], spans: Sequence[_Span]) -> _Span:
     latest = bisect.bisect_right(starts, time) - 1
-    # Before it others may have started that last longer: nodes around a branch.
+    # That span may have ended; enclosing ones started earlier and end later.
     for span in reversed(spans[max(latest - DEEPEST, 0) : latest + 1]):
         if time < span.end:
             return span

@@ -1,4 +1,4 @@
-"""ONNX Runtime on processors that this machine does not have, run by qemu's user emulation."""
+"""ONNX Runtime on CPUs that this machine does not have, emulated by qemu in user mode."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attn_export.runtimes.install_folder import home, missing
 from attn_export.runtimes.ort_cpu import OrtCpu
 
 NAME = "cpus"
-"""The folder below that of the runtimes, and the name by which it is set up."""
+"""The folder of the emulators within that of the runtimes, and the name for installing them."""
 
 TABLE = Path(__file__).with_name("emulated_cpus.toml")
 BASE = "ort-cpu"
@@ -28,24 +28,24 @@ PYTHON = "usr/bin/python3.11"
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 OPENBLAS = {**ONE_THREAD, "OPENBLAS_CORETYPE": "Nehalem"}
-"""The environment of numpy, which is not what is tested, on x86: OpenBLAS does not know qemu's
-Nehalem and Westmere, and runs instructions there that they do not have."""
+"""Environment variables for numpy's OpenBLAS on emulated x86. It does not recognise qemu's Nehalem
+and Westmere, and would run instructions that they do not have."""
 
 MATTERS = re.compile(r"requested feature: \S+?\.((?:avx|amx|fma|f16c|sse|ssse)[\w-]*)")
-"""A feature of qemu's warnings that decides which kernels run. Others, such as transactional
-memory, do not."""
+"""A regular expression of the CPU features in qemu's warnings by which libraries choose kernels.
+Other features, such as transactional memory, do not matter."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cpu:
-    """A processor.
+    """A CPU model.
 
     Attributes:
-        machine: Its architecture, as `platform.machine` names it.
-        model: Its name in qemu.
-        float16: The products of float16 matrices that ONNX Runtime adds in half precision there:
+        machine: The architecture, as in `platform.machine`.
+        model: The name of the CPU in qemu.
+        float16: The float16 matrix products that ONNX Runtime accumulates in float16 on this CPU:
             ``"all"``, ``"some"`` or ``"none"``.
-        about: Its instructions, and machines that have it.
+        about: The instruction sets, and machines with this CPU.
     """
 
     machine: str
@@ -56,54 +56,56 @@ class Cpu:
 
 @functools.cache
 def table() -> Mapping[str, Any]:
-    """Return the processors, and the packages and wheels that emulating them takes."""
+    """Return the content of `TABLE`: CPUs, and the packages and wheels for emulating them."""
     return tomllib.loads(TABLE.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def cpus() -> Mapping[str, Cpu]:
-    """Return the processors by name."""
+    """Return the CPUs, by name."""
     return {name: Cpu(**fields) for name, fields in table()["cpu"].items()}
 
 
-def emulated(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the runtimes of processors: ``ort-cpu@haswell``.
+def emulated_runtimes(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the runtimes of emulated CPUs, such as ``ort-cpu@haswell``.
 
     Args:
-        names: Processors, or ``"all"`` for those that the emulator has.
+        names: Names of CPUs, or ``"all"`` for those that qemu emulates with all their features.
 
     Raises:
-        UsageError: If there is no processor of a name.
+        UsageError: If a CPU is unknown.
     """
-    found: dict[str, None] = {}
+    selected: dict[str, None] = {}
     for name in names:
         if name == ALL:
-            kinds = [EmulatedCpu(each) for each in cpus()]
-            found |= {kind.name: None for kind in kinds if not kind.dropped()}
+            runtimes = [EmulatedCpu(cpu) for cpu in cpus()]
+            selected |= {
+                runtime.name: None for runtime in runtimes if not runtime.missing_features()
+            }
         else:
-            found[EmulatedCpu(name).name] = None
-    return tuple(found)
+            selected[EmulatedCpu(name).name] = None
+    return tuple(selected)
 
 
 class EmulatedCpu(OrtCpu):
-    """`ort-cpu@NAME`.
+    """The runtime `ort-cpu@NAME`: ONNX Runtime on an emulated CPU.
 
-    Its process is the one of `ort-cpu`, started by the emulator: for x86 with this Python and its
-    packages, for ARM with Debian's Python and ONNX Runtime's wheel for that architecture.
+    The emulator starts the same worker process as for `ort-cpu`: on x86 with this Python and its
+    packages, on ARM with Debian's Python and ONNX Runtime's wheel for ARM.
 
     Args:
         cpu: One of `cpus`.
 
     Attributes:
-        patience: Factor on the time limits: emulated instructions take longer.
-        own_mib: The memory of the emulator itself, in MiB.
+        time_factor: The factor on the time limits, as emulated instructions take longer.
+        launcher_mib: The memory of the emulator itself, in MiB.
 
     Raises:
-        UsageError: If there is no such processor.
+        UsageError: If the CPU is unknown.
     """
 
-    patience = 3.0
-    own_mib = 256
+    time_factor = 3.0
+    launcher_mib = 256
 
     def __init__(self, cpu: str) -> None:
         cpu = cpu.lower()
@@ -118,7 +120,7 @@ class EmulatedCpu(OrtCpu):
         return self.cpu.machine != platform.machine()
 
     def version(self) -> str | None:
-        """Return the version of ONNX Runtime for the processor's architecture."""
+        """Return the version of ONNX Runtime for the CPU's architecture; None if not installed."""
         if not self._needs_other_python:
             return super().version()
         pinned = table()[self.cpu.machine]["wheels"]
@@ -127,18 +129,18 @@ class EmulatedCpu(OrtCpu):
 
     def unavailable(self) -> str:
         """Return the reason that it cannot be emulated here."""
-        return self._not_installed() or self.dropped() or super().unavailable()
+        return self._not_installed() or self.missing_features() or super().unavailable()
 
     def _not_installed(self) -> str:
         if (sys.platform, platform.machine()) != ("linux", "x86_64"):
             return "CPUs are emulated on x86-64 Linux only"
         return missing(NAME, self._emulator(), [TABLE])
 
-    def dropped(self) -> str:
-        """Return the features that the emulator leaves out of the processor, as a reason, or ""."""
+    def missing_features(self) -> str:
+        """Return a reason that names the CPU features which qemu does not emulate, or ""."""
         if self.cpu.machine != "x86_64" or self._not_installed():
             return ""
-        features = _dropped(str(self._emulator()), self.cpu.model)
+        features = _missing_features(str(self._emulator()), self.cpu.model)
         if not features:
             return ""
         return (
@@ -149,28 +151,28 @@ class EmulatedCpu(OrtCpu):
     def _emulator(self) -> Path:
         return home() / NAME / f"qemu-{self.cpu.machine}"
 
-    def launched(self, words: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
-        """Return a command, and its environment, that runs Python on this processor.
+    def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
+        """Return the command that runs Python on this CPU, and its environment.
 
         Args:
-            words: The arguments after the path of the interpreter.
+            arguments: The arguments after the path of the interpreter.
         """
         command = [str(self._emulator()), "-cpu", self.cpu.model]
         if not self._needs_other_python:
-            return [*command, sys.executable, *words], {**os.environ, **OPENBLAS}
+            return [*command, sys.executable, *arguments], {**os.environ, **OPENBLAS}
         root = home() / NAME / self.cpu.machine
-        of_host = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME")
-        environment = {name: text for name, text in os.environ.items() if name not in of_host}
+        host_only = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME")
+        environment = {name: text for name, text in os.environ.items() if name not in host_only}
         package = Path(__file__).resolve().parents[2]
         environment["PYTHONPATH"] = os.pathsep.join(map(str, (root / "site", package)))
         environment |= ONE_THREAD
-        return [*command, "-L", str(root), str(root / PYTHON), "-S", *words], environment
+        return [*command, "-L", str(root), str(root / PYTHON), "-S", *arguments], environment
 
 
 @functools.cache
-def _dropped(emulator: str, model: str) -> tuple[str, ...]:
-    done = subprocess.run(
+def _missing_features(emulator: str, model: str) -> tuple[str, ...]:
+    completed = subprocess.run(
         [emulator, "-cpu", model, "/bin/true"],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
-    return tuple(dict.fromkeys(MATTERS.findall(done.stderr)))
+    return tuple(dict.fromkeys(MATTERS.findall(completed.stderr)))

@@ -1,7 +1,7 @@
-"""`python -m attn_export.runtimes.install [--system-packages] [NAME …]`: runtimes beyond pip.
+"""Installation of runtimes: `python -m attn_export.runtimes.install [--system-packages] [NAME …]`.
 
-Debian 12 is what it is tried on. Without names: the runtimes that the tests need. Only with
-`--system-packages` does it use the rights of root.
+Without names, it installs the runtimes that the tests need. Only with `--system-packages` may it
+change the system, as root. It is tested on Debian 12.
 """
 
 from __future__ import annotations
@@ -31,9 +31,12 @@ NATIVE, JAVASCRIPT = ("c", "cpp"), ("node", "wasm", "webgpu")
 ARM64_COMPILER = install_cpus.COMPILER
 DRY_RUN = install_cuda_stand_in.NAME
 RELEASES = ("ort-cpu==1.27.0", "ort-cpu==1.28.0")
-"""The last release of ONNX Runtime that computes fully masked rows wrong, and the first that does
-not: sweeps over releases are tried on them."""
+"""The releases of ONNX Runtime that tests of sweeps need: the last one that computes fully masked
+rows wrong, and the first one that does not."""
+
 REQUIRED = ("openvino", "tract", *NATIVE, "node", "wasm", CPUS, DRY_RUN, *RELEASES)
+"""The names that are installed by default."""
+
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "openvino": ("openvino",),
     "tract": ("tract",),
@@ -41,6 +44,8 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "iree": ("iree-base-compiler[onnx]", "iree-base-runtime"),
     "mnn": ("MNN",),
 }
+"""The PyPI packages of the runtimes that pip installs."""
+
 ALL = "all"
 SYSTEM_PACKAGES = "--system-packages"
 EVERY = (*PACKAGES, *NATIVE, *JAVASCRIPT, CPUS, ARM64_COMPILER, DRY_RUN)
@@ -67,14 +72,14 @@ def main() -> int:
 
 
 def install(names: Collection[str], *, system_packages: bool = False) -> None:
-    """Install runtimes; quick where they are there.
+    """Install runtimes that are missing or outdated.
 
     Args:
-        names: Of the runtimes.
-        system_packages: Let apt-get install Chromium, as root, where there is none.
+        names: The names of the runtimes.
+        system_packages: Whether apt-get may install Chromium, as root, if there is none.
 
     Raises:
-        InstallError: If one cannot be installed; the message gives the remedy.
+        InstallError: If a runtime cannot be installed. The message states the remedy.
         UsageError: If a name is no release of a runtime.
     """
     wheels = [
@@ -112,15 +117,15 @@ def say(text: str) -> None:
 
 
 def install_release(name: str, say: Callable[[str], None]) -> None:
-    """Install a release; quick where it is there.
+    """Install a release if it is missing.
 
     Args:
-        name: The release: ``ort-cpu==1.25.1``.
+        name: The name of the release, such as ``ort-cpu==1.25.1``.
         say: Receives a message before each long step.
 
     Raises:
         InstallError: If it cannot be installed.
-        UsageError: If it is no release.
+        UsageError: If the name is no name of a release.
     """
     release = runtime(name)
     if not isinstance(release, Release):
@@ -135,7 +140,7 @@ def install_release(name: str, say: Callable[[str], None]) -> None:
     say(f"installing {', '.join(wheels)} …")
     release.folder.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(release.folder) as new:
-        # Without what they depend on: numpy and others are those of this environment.
+        # Without dependencies: numpy and others are those of this environment.
         options = ("--quiet", "--target", str(new), "--no-deps", "--only-binary=:all:")
         pip("install", *options, *wheels)
         (new / STAMP).write_text(" ".join(wheels))
@@ -143,34 +148,35 @@ def install_release(name: str, say: Callable[[str], None]) -> None:
 
 
 def published(base: str) -> list[str]:
-    """Return the releases of a runtime that its registry has, the oldest first: no previews.
+    """Return the published releases of a runtime without previews, the oldest first.
 
     Args:
-        base: The runtime.
+        base: The name of the runtime.
 
     Raises:
         InstallError: If the registry does not answer.
         UsageError: If the runtime has no releases.
     """
     if base in NPM:
-        found = json.loads(_output(["npm", "view", NPM[base], "versions", "--json"]))
+        versions = json.loads(_output(["npm", "view", NPM[base], "versions", "--json"]))
     elif base in WHEELS:
-        said = _output([*_pip_command(), "index", "versions", WHEELS[base][0]])
-        found = re.findall(r"[^\s,]+", said.partition("Available versions:")[2].partition("\n")[0])
+        text = _output([*_pip_command(), "index", "versions", WHEELS[base][0]])
+        listed = text.partition("Available versions:")[2].partition("\n")[0]
+        versions = re.findall(r"[^\s,]+", listed)
     else:
         raise UsageError(f"{base} has no releases; choose from {', '.join([*WHEELS, *NPM])}")
-    names = [f"{base}{MARK}{version}" for version in found if VERSION.fullmatch(version)]
+    names = [f"{base}{MARK}{version}" for version in versions if VERSION.fullmatch(version)]
     return sorted(names, key=release_of)
 
 
 def pip(*arguments: str) -> None:
-    """Run pip for this environment, which may have no pip of its own.
+    """Run pip of the base interpreter for this environment, which may have no pip.
 
     Raises:
-        InstallError: If it fails.
+        InstallError: If pip fails.
     """
-    done = subprocess.run([*_pip_command(), *arguments], stdout=sys.stderr, check=False)
-    if done.returncode:
+    completed = subprocess.run([*_pip_command(), *arguments], stdout=sys.stderr, check=False)
+    if completed.returncode:
         raise InstallError(f"pip {' '.join(arguments)} failed; what it said is above")
 
 
@@ -181,13 +187,13 @@ def _pip_command() -> list[str]:
 
 def _output(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        completed = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
         raise InstallError(f"{command[0]} is not there: {error.strerror}") from error
-    if done.returncode:
-        said = next(iter(done.stderr.strip().splitlines()), "no message")
-        raise InstallError(f"{' '.join(command[-4:])} failed: {said[:200]}")
-    return done.stdout
+    if completed.returncode:
+        message = next(iter(completed.stderr.strip().splitlines()), "no message")
+        raise InstallError(f"{' '.join(command[-4:])} failed: {message[:200]}")
+    return completed.stdout
 
 
 if __name__ == "__main__":

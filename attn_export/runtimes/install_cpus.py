@@ -1,6 +1,7 @@
-"""Installation of what emulated CPUs take: qemu, Python with ONNX Runtime for ARM, a compiler.
+"""Installation for emulated CPUs: qemu, Python with ONNX Runtime for ARM, and a compiler for ARM.
 
-CTest runs what the compiler built on an emulated CPU, with ONNX Runtime's library of the wheel.
+The compiler builds kits for arm64. CTest runs these on an emulated CPU, with the library in ONNX
+Runtime's wheel.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from attn_export.output_folder import take_place
-from attn_export.runtimes.debian_packages import Say, bring_headers, unpack_pinned
+from attn_export.runtimes.debian_packages import Say, download_headers, unpack_pinned
 from attn_export.runtimes.emulated_cpu import NAME, PYTHON, TABLE, table
 from attn_export.runtimes.install_folder import STAMP, InstallError, digest, home, missing
 from attn_export.runtimes.native import HEADER, LIBRARY, LINKS, ORT
@@ -28,9 +29,9 @@ PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux201
 
 
 def install(folder: Path, say: Say) -> None:
-    """Download and unpack; quick where it is there.
+    """Download and unpack qemu, and Python with ONNX Runtime for ARM, unless they are up to date.
 
-    Nothing goes into the system, and no root is needed.
+    All files are written below `folder`, and root is not needed.
 
     Args:
         folder: The folder of all runtimes.
@@ -52,7 +53,7 @@ def install(folder: Path, say: Say) -> None:
         shutil.rmtree(new / "usr")
         root = new / ARM
         unpack_pinned(table()[ARM], root, _is_needed, say)
-        _bring_wheels(table()[ARM]["wheels"], root / "site")
+        _install_wheels(table()[ARM]["wheels"], root / "site")
         _check(new)
         (new / STAMP).write_text(digest([TABLE]))
         take_place(new, target)
@@ -64,7 +65,7 @@ def _is_needed(path: str) -> bool:
     return path.startswith(("lib/", "usr/lib/", "usr/bin/python"))
 
 
-def _bring_wheels(wheels: Mapping[str, str], folder: Path) -> None:
+def _install_wheels(wheels: Mapping[str, str], folder: Path) -> None:
     with scratch() as work:
         pins = work / "requirements.txt"
         pins.write_text("".join(f"{w} --hash=sha256:{sha}\n" for w, sha in wheels.items()))
@@ -76,8 +77,8 @@ def _bring_wheels(wheels: Mapping[str, str], folder: Path) -> None:
         ]  # fmt: skip
         for name in PLATFORMS:
             command += ["--platform", f"{name}_{ARM}"]
-        done = subprocess.run(command, stdout=sys.stderr, check=False)
-        if done.returncode:
+        completed = subprocess.run(command, stdout=sys.stderr, check=False)
+        if completed.returncode:
             raise InstallError(f"pip could not download {' '.join(wheels)}; see its output above")
         for wheel in sorted(work.glob("*.whl")):
             with zipfile.ZipFile(wheel) as archive:
@@ -85,32 +86,32 @@ def _bring_wheels(wheels: Mapping[str, str], folder: Path) -> None:
 
 
 def _check(folder: Path) -> None:
-    """Run Python on an emulated ARM processor once."""
+    """Raise InstallError unless Python starts on an emulated ARM CPU."""
     root = folder / ARM
     command = [str(folder / EMULATORS[0]), "-L", str(root), str(root / PYTHON), "-S", "-c", ""]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise InstallError(f"Python for ARM does not start under qemu: {said[0]}")
+    completed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    if completed.returncode:
+        lines = completed.stderr.strip().splitlines()[-1:] or [f"exit code {completed.returncode}"]
+        raise InstallError(f"Python for ARM does not start under qemu: {lines[0]}")
 
 
 # -- Debian's C and C++ compiler for arm64, with a toolchain file for CMake ---------------------
 
 COMPILER = "arm64-compiler"
-"""The folder below that of the runtimes, and the name by which it is set up."""
+"""The folder of the compiler within that of the runtimes, and the name for installing it."""
 
 SOURCES = Path(__file__).resolve().parent / "arm64_compiler"
 PACKAGES, TOOLCHAIN, TOOL = "packages.toml", "toolchain.cmake", "tool"
 TOOLS = ("gcc", "g++", "ar", "ranlib")
 PREFIX = "aarch64-linux-gnu-"
 UNUSED = ("lto1", "lto-", "san.", "gcov", "doc/", "share/")
-"""Parts of the paths of files that nothing here uses: half of all bytes."""
+"""Parts of the paths of files that are not needed, which are half of all bytes."""
 
 
 def install_compiler(folder: Path, say: Say) -> None:
-    """Download and unpack; quick where it is there.
+    """Download and unpack the compiler and the emulated CPUs, unless they are up to date.
 
-    Nothing goes into the system, and no root is needed. Emulated CPUs are installed as well.
+    All files are written below `folder`, and root is not needed.
 
     Args:
         folder: The folder of all runtimes.
@@ -124,12 +125,12 @@ def install_compiler(folder: Path, say: Say) -> None:
         return
     headers = folder / ORT / HEADER.parent
     if not (folder / ORT / HEADER).is_file():
-        bring_headers(headers, say)
+        download_headers(headers, say)
     target = folder / COMPILER
     with folder_beside(target) as new:
         say("downloading Debian's compiler for arm64 (50 MB)")
         packages = tomllib.loads((SOURCES / PACKAGES).read_text(encoding="utf-8"))
-        unpack_pinned(packages, new, _is_of_compiler, say)
+        unpack_pinned(packages, new, _is_compiler_file, say)
         shutil.copyfile(SOURCES / TOOLCHAIN, new / TOOLCHAIN)
         _link_tools(new / "bin")
         shutil.copytree(headers, new / ORT / HEADER.parent)
@@ -139,7 +140,7 @@ def install_compiler(folder: Path, say: Say) -> None:
 
 
 def not_ready(folder: Path | None = None) -> str:
-    """Return the reason that nothing can be compiled for arm64 here, or "".
+    """Return the reason that the compiler for arm64 is not installed, or "".
 
     Args:
         folder: The folder of all runtimes. Default: `home`.
@@ -147,7 +148,7 @@ def not_ready(folder: Path | None = None) -> str:
     return missing(COMPILER, (folder or home()) / COMPILER / TOOLCHAIN, SOURCES.iterdir())
 
 
-def _is_of_compiler(path: str) -> bool:
+def _is_compiler_file(path: str) -> bool:
     return not any(part in path for part in UNUSED)
 
 
@@ -160,11 +161,11 @@ def _link_tools(folder: Path) -> None:
 
 
 def _link_library(runtimes: Path, folder: Path) -> None:
-    """Link the library of the wheel for ARM, so that the folder of all runtimes may be moved."""
+    """Link the library in the wheel for ARM by relative paths, so that `runtimes` may be moved."""
     capi = Path(NAME, ARM, "site", "onnxruntime", "capi")
-    found = sorted((runtimes / capi).glob(f"{LIBRARY}.*"))
-    if not found:
+    libraries = sorted((runtimes / capi).glob(f"{LIBRARY}.*"))
+    if not libraries:
         raise InstallError(f"{runtimes / capi} has no {LIBRARY}; remove {runtimes / NAME}")
     folder.mkdir()
     for name in LINKS:
-        (folder / name).symlink_to(Path("..", "..", "..", capi, found[-1].name))
+        (folder / name).symlink_to(Path("..", "..", "..", capi, libraries[-1].name))

@@ -1,7 +1,7 @@
-"""Build of the stand-in libraries over which the CUDA provider loads on a machine without a GPU.
+"""Build of stand-in libraries, with which the CUDA provider loads on a machine without a GPU.
 
-They are built for the provider of the wheel that is installed: each function that it links to must
-be there, in the version of the library that it names.
+They must fit the provider in the installed wheel: they must define each function to which it links,
+in libraries of the same names and versions.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ LIBRARIES: Mapping[str, str] = {
     "libcurand.so.10": "curand.c",
     "libcuda.so.1": "cuda.c",
 }
-"""The source file of each library. The first is what the others write their record to."""
+"""The source file of each library. The first library holds the record to which the others write."""
 
 REFUSED = ("libcudnn.so", "libcudnn.so.9")
-"""Files that are no libraries: cuDNN is opened by name, and one of the machine must not be."""
+"""File names of cuDNN. Files that are no libraries are written under these names, so that the
+provider does not load a real cuDNN of the machine."""
 
 HEADERS: Mapping[str, str] = {
     "nvidia-cuda-runtime==13.0.88": (
@@ -53,7 +54,7 @@ HEADERS: Mapping[str, str] = {
     ),
     "nvidia-cuda-crt==13.0.88": "2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4",
 }
-"""Packages of PyPI that hold the headers, with the SHA-256 of their wheels."""
+"""The PyPI packages with CUDA's headers, and the SHA-256 of their wheels."""
 
 INCLUDE = "nvidia/cu13/include/"
 MOST_BYTES = 64 << 20
@@ -63,7 +64,7 @@ _SYMBOL = re.compile(r"(?P<name>(?:__)?cu\w+)(?:@+(?P<version>\S+))?\Z")
 
 
 def install(folder: Path, say: Callable[[str], None]) -> None:
-    """Build the libraries; quick where nothing has changed.
+    """Build the libraries, unless they are up to date.
 
     Args:
         folder: The folder of built runtimes.
@@ -71,7 +72,7 @@ def install(folder: Path, say: Callable[[str], None]) -> None:
 
     Raises:
         InstallError: If something is missing, or the installed provider asks for a function or a
-            library without a stand-in; the message names it.
+            library without a stand-in. The message names it.
     """
     if not not_ready(folder):
         return
@@ -81,15 +82,15 @@ def install(folder: Path, say: Callable[[str], None]) -> None:
     for program in (_compiler(), "nm", "readelf"):
         if shutil.which(program) is None:
             raise InstallError(f"there is no {program}; {APT}")
-    _check_libraries(_linked(provider))
-    wanted = _wanted(provider)
+    _check_libraries(_linked_libraries(provider))
+    required = _required_symbols(provider)
     with folder_beside(folder / NAME) as new, scratch() as work:
         say("downloading CUDA's headers")
-        _bring_headers(work)
+        _download_headers(work)
         say("building the stand-in libraries of CUDA")
         for library, source in LIBRARIES.items():
             _build(new, library, source, work)
-            _check_symbols(library, wanted, _defined(new / library))
+            _check_symbols(library, required, _defined_symbols(new / library))
         for name in REFUSED:
             (new / name).write_text("no library: a dry run has no cuDNN\n")
         (new / STAMP).write_text(_stamp(provider))
@@ -117,12 +118,12 @@ def _provider() -> Path | None:
     spec = find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         return None
-    found = Path(spec.origin).parent / "capi" / PROVIDER
-    return found if found.is_file() else None
+    provider = Path(spec.origin).parent / "capi" / PROVIDER
+    return provider if provider.is_file() else None
 
 
 def _stamp(provider: Path) -> str:
-    """Return what the libraries depend on: their sources, and the provider."""
+    """Return a text that identifies the sources of the libraries, and the provider."""
     version = installed_version("onnxruntime-gpu", "onnxruntime")
     return f"{digest(SOURCES.iterdir())} {version} {provider.stat().st_size}"
 
@@ -131,17 +132,17 @@ def _compiler() -> str:
     return os.environ.get("CC", "cc").split()[0]
 
 
-def _linked(provider: Path) -> list[str]:
-    """Return the libraries of CUDA that the provider is linked to."""
-    found = re.findall(r"\(NEEDED\).*\[(\S+)\]", _said("readelf", "-d", provider))
-    return [name for name in found if _OF_CUDA.match(name)]
+def _linked_libraries(provider: Path) -> list[str]:
+    """Return the CUDA libraries to which the provider is linked."""
+    names = re.findall(r"\(NEEDED\).*\[(\S+)\]", _output("readelf", "-d", provider))
+    return [name for name in names if _OF_CUDA.match(name)]
 
 
 def _check_libraries(linked: list[str]) -> None:
-    """Refuse a provider of another release of CUDA.
+    """Refuse a provider for another release of CUDA.
 
     Raises:
-        InstallError: If it is linked to a library without a stand-in.
+        InstallError: If the provider is linked to a library without a stand-in.
     """
     for name in linked:
         if name not in LIBRARIES:
@@ -152,28 +153,28 @@ def _check_libraries(linked: list[str]) -> None:
             )
 
 
-def _wanted(provider: Path) -> dict[str, str]:
-    """Return the functions of CUDA that the provider asks for, with the library that has each."""
-    wanted = {}
-    for line in _said("nm", "-D", "--undefined-only", provider).splitlines():
+def _required_symbols(provider: Path) -> dict[str, str]:
+    """Return the library of each CUDA function to which the provider links, by function."""
+    required = {}
+    for line in _output("nm", "-D", "--undefined-only", provider).splitlines():
         symbol = _SYMBOL.match(line.split()[-1]) if line.split() else None
         if symbol:
-            wanted[symbol["name"]] = symbol["version"] or "libcuda.so.1"
-    return wanted
+            required[symbol["name"]] = symbol["version"] or "libcuda.so.1"
+    return required
 
 
-def _defined(library: Path) -> set[str]:
-    said = _said("nm", "-D", "--defined-only", library)
-    return {line.split()[-1].partition("@")[0] for line in said.splitlines() if line.split()}
+def _defined_symbols(library: Path) -> set[str]:
+    lines = _output("nm", "-D", "--defined-only", library).splitlines()
+    return {line.split()[-1].partition("@")[0] for line in lines if line.split()}
 
 
-def _check_symbols(library: str, wanted: Mapping[str, str], defined: set[str]) -> None:
-    """Refuse a provider that asks for a function that a stand-in lacks.
+def _check_symbols(library: str, required: Mapping[str, str], defined: set[str]) -> None:
+    """Refuse a provider that requires a function which a stand-in lacks.
 
     Raises:
-        InstallError: If there is one.
+        InstallError: If there is such a function.
     """
-    missing = sorted({name for name, of in wanted.items() if of == library} - defined)
+    missing = sorted({name for name, source in required.items() if source == library} - defined)
     if missing:
         raise InstallError(
             f"the stand-in for {library} lacks {missing[0]}"
@@ -183,20 +184,18 @@ def _check_symbols(library: str, wanted: Mapping[str, str], defined: set[str]) -
         )
 
 
-def _bring_headers(folder: Path) -> None:
-    """Download the headers into `folder`/include; each wheel must have its digest.
+def _download_headers(folder: Path) -> None:
+    """Download CUDA's headers into `folder`, below `INCLUDE`. Each wheel must have its digest.
 
     Raises:
-        InstallError: If one cannot be downloaded, or is another file.
+        InstallError: If a wheel cannot be downloaded, or has another digest.
     """
-    wanted = folder / "wanted.txt"
-    wanted.write_text(
-        "".join(f"{package} --hash=sha256:{sha}\n" for package, sha in HEADERS.items())
-    )
+    pins = folder / "wanted.txt"
+    pins.write_text("".join(f"{package} --hash=sha256:{sha}\n" for package, sha in HEADERS.items()))
     base = getattr(sys, "_base_executable", sys.executable)
     _run(
         "pip", base, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
-        "--platform", "manylinux2014_x86_64", "--require-hashes", "--dest", folder, "-r", wanted,
+        "--platform", "manylinux2014_x86_64", "--require-hashes", "--dest", folder, "-r", pins,
     )  # fmt: skip
     for wheel in folder.glob("*.whl"):
         if hashlib.sha256(wheel.read_bytes()).hexdigest() not in HEADERS.values():
@@ -212,7 +211,7 @@ def _build(new: Path, library: str, source: str, work: Path) -> None:
     versions = work / "versions.map"
     versions.write_text(f"{library} {{ global: *; }};\n")
     record, *_ = LIBRARIES
-    # The driver's functions have no version.
+    # The functions of the driver library have no version.
     versioned = [] if source == "cuda.c" else [f"-Wl,--version-script={versions}"]
     needed = [new / record] if library != record else []
     _run(
@@ -221,16 +220,16 @@ def _build(new: Path, library: str, source: str, work: Path) -> None:
     )  # fmt: skip
 
 
-def _said(*command: str | Path) -> str:
+def _output(*command: str | Path) -> str:
     return _run(str(command[0]), *command)
 
 
-def _run(what: str, *command: str | Path) -> str:
-    done = subprocess.run(
+def _run(program: str, *command: str | Path) -> str:
+    completed = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, check=False, pass_fds=held_locks()
     )
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        wrong = [line for line in lines if "rror" in line] or lines or ["it said nothing"]
-        raise InstallError(f"{what} failed: {wrong[0]}")
-    return done.stdout
+    if completed.returncode:
+        lines = [line.strip() for line in completed.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if "rror" in line] or lines or ["it said nothing"]
+        raise InstallError(f"{program} failed: {errors[0]}")
+    return completed.stdout

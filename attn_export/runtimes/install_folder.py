@@ -1,4 +1,4 @@
-"""Location of built programs in other languages and of their packages."""
+"""Location of installed runtimes: programs in other languages, packages, and other releases."""
 
 from __future__ import annotations
 
@@ -9,21 +9,27 @@ from pathlib import Path
 
 VARIABLE = "ATTN_EXPORT_RUNTIMES"
 STAMP = "made-from"
+"""The file in the folder of a runtime that identifies the sources of the installation."""
+
 SETUP = "scripts/setup_runtimes"
 
 CUDA_STAND_IN = "cuda-dry-run"
-"""The folder of the libraries for dry runs of CUDA, and the name by which they are set up."""
+"""The folder of the libraries for dry runs of CUDA, and the name for installing them."""
 
 
 class InstallError(Exception):
-    """Failed installation; the message is one line with the remedy."""
+    """Failed installation. The message is one line with the remedy."""
 
 
 def home() -> Path:
-    """Return the folder: `$ATTN_EXPORT_RUNTIMES`; a checkout's `.runtimes`; the user's cache."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named)
+    """Return the folder of all runtimes.
+
+    It is `$ATTN_EXPORT_RUNTIMES` if set, `.runtimes` in a checkout, or else a folder in the user's
+    cache.
+    """
+    from_environment = os.environ.get(VARIABLE)
+    if from_environment:
+        return Path(from_environment)
     checkout = Path(__file__).resolve().parents[2]
     if (checkout / SETUP).is_file():
         return checkout / ".runtimes"
@@ -32,28 +38,28 @@ def home() -> Path:
 
 
 def setup_command(name: str) -> str:
-    """Return the command that builds a runtime's program, in a checkout or an installed package."""
+    """Return the command with which the user installs a runtime."""
     checkout = Path(__file__).resolve().parents[2]
     in_checkout = (checkout / SETUP).is_file() and Path(sys.prefix).parent == checkout
     return f"{SETUP} {name}" if in_checkout else f"python -m attn_export.runtimes.install {name}"
 
 
 def digest(sources: Iterable[Path]) -> str:
-    """Return the SHA-256 of files, names and bytes."""
-    import hashlib  # costs every start of a runtime's process, and few need it
+    """Return the SHA-256 of the names and contents of files."""
+    import hashlib  # not above: it would delay the start of every runtime's process
 
-    whole = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path in sorted(sources):
-        whole.update(f"{path.name}\0".encode())
-        whole.update(path.read_bytes())
-    return whole.hexdigest()
+        sha256.update(f"{path.name}\0".encode())
+        sha256.update(path.read_bytes())
+    return sha256.hexdigest()
 
 
 def missing(name: str, program: Path, sources: Iterable[Path]) -> str:
-    """Return the reason that a program cannot be run, or "": it is missing or outdated.
+    """Return the reason that a program is missing or outdated, or "".
 
     Args:
-        name: The runtime.
+        name: The name of the runtime.
         program: The path of the program.
         sources: The files that it is built from.
     """

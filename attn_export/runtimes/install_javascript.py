@@ -1,7 +1,7 @@
-"""Installation of the JavaScript runtimes: npm packages, programs of ours, Chromium.
+"""Installation of the JavaScript runtimes: npm packages, our own programs, and Chromium.
 
-A folder for each is made like the kit of the same name, whose modules the programs use: what is
-shipped is what was tested.
+Each folder is laid out as the kit of the same name, because the programs use the modules of the
+kits: so the tests of the runtimes also test the kits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RUNTIMES = Path(__file__).resolve().parent
 HARNESS, KITS = RUNTIMES / "harness", RUNTIMES.parent / "kits"
 
 Files = dict[str, Path]
-"""Sources by their place in the folder where they are installed."""
+"""The source file of each file of an installation, by its path there."""
 
 
 def install(
@@ -42,13 +42,13 @@ def install(
     *,
     system_packages: bool = False,
 ) -> None:
-    """Install runtimes; quick where nothing has changed.
+    """Install runtimes, unless they are up to date.
 
     Args:
         folder: The folder of installed programs.
-        names: Of node, wasm and webgpu.
+        names: Names out of node, wasm and webgpu.
         say: Receives a message before each long step.
-        system_packages: Let apt-get install Chromium, as root, where there is none.
+        system_packages: Whether apt-get may install Chromium, as root, if there is none.
 
     Raises:
         InstallError: If something is missing that must be installed by hand.
@@ -63,10 +63,10 @@ def install(
 
 
 def install_release(folder: Path, package: str, version: str, say: Callable[[str], None]) -> None:
-    """Install another release of a package, with the program that serves it.
+    """Install another release of a package, with the program of the runtime.
 
     Args:
-        folder: Its folder.
+        folder: The folder of the release.
         package: `NODE_PACKAGE` or `WEB_PACKAGE`.
         version: The release.
         say: Receives a message before each long step.
@@ -77,16 +77,16 @@ def install_release(folder: Path, package: str, version: str, say: Callable[[str
     _check_node()
     files = _node_files() if package == NODE_PACKAGE else _web_files()
     _install(folder, files, say, {package: version})
-    for other in (folder / "node_modules" / package / "bin").glob("*/*"):
-        if other.name != sys.platform:  # libraries of other systems, 200 MB
-            shutil.rmtree(other)
+    for libraries in (folder / "node_modules" / package / "bin").glob("*/*"):
+        if libraries.name != sys.platform:  # 200 MB for other systems
+            shutil.rmtree(libraries)
 
 
 def chromium() -> str | None:
-    """Return the browser's program: from `CHROME_PATH`, or from the path; None without one."""
-    named = os.environ.get("CHROME_PATH")
-    found = (shutil.which(name) for name in ([named] if named else BROWSERS))
-    return next(filter(None, found), None)
+    """Return the path of the browser: `CHROME_PATH` if set, else one on PATH; None without one."""
+    configured = os.environ.get("CHROME_PATH")
+    paths = (shutil.which(name) for name in ([configured] if configured else BROWSERS))
+    return next(filter(None, paths), None)
 
 
 def node_sources() -> Iterable[Path]:
@@ -108,29 +108,29 @@ def package_version(folder: Path, package: str) -> str | None:
     """
     path = folder / "node_modules" / package / "package.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["version"]
+        version = json.loads(path.read_text(encoding="utf-8"))["version"]
     except (OSError, ValueError, KeyError):
         return None
-    return str(found)
+    return str(version)
 
 
 def _node_files() -> Files:
     kit = KITS / "node"
-    own = {name: kit / name for name in ("package.json", LOCK, "src/engine.mjs")}
-    return own | _shared("src") | _harness("serve.mjs")
+    kit_files = {name: kit / name for name in ("package.json", LOCK, "src/engine.mjs")}
+    return kit_files | _shared("src") | _harness("serve.mjs")
 
 
 def _web_files() -> Files:
     names = ("package.json", LOCK, "engine.mjs", "server.mjs")
-    own = {name: KITS / "web" / name for name in names}
+    kit_files = {name: KITS / "web" / name for name in names}
     page = ("serve_web.mjs", "browser.mjs", "harness.mjs", "harness.html")
-    return own | _shared("lib") | _harness(*page)
+    return kit_files | _shared("lib") | _harness(*page)
 
 
-def _shared(place: str) -> Files:
-    """Return the modules that both kits share, and the frames of the programs' protocol."""
+def _shared(subfolder: str) -> Files:
+    """Return the modules that both kits share, and the module of the programs' protocol."""
     modules = [*sorted((KITS / "js").glob("*.mjs")), HARNESS / "frames.mjs"]
-    return {f"{place}/{path.name}": path for path in modules}
+    return {f"{subfolder}/{path.name}": path for path in modules}
 
 
 def _harness(*names: str) -> Files:
@@ -143,45 +143,46 @@ def _install(
     say: Callable[[str], None],
     versions: Mapping[str, str] | None = None,
 ) -> None:
-    """Make a new folder beside the old one, and replace the old one.
+    """Install into a new folder, and replace the old folder by it, unless that is up to date.
 
     Args:
-        folder: The folder.
-        files: Its files.
+        folder: The folder of the installation.
+        files: The files to copy.
         say: Receives a message before each long step.
-        versions: Packages of other versions than those of the lock file.
+        versions: The versions of packages that differ from the lock file.
     """
     stamp = folder / STAMP
-    wanted = digest(files.values())
-    if stamp.is_file() and stamp.read_text() == wanted:
+    sources = digest(files.values())
+    if stamp.is_file() and stamp.read_text() == sources:
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder_beside(folder) as new:
-        for place, source in files.items():
-            (new / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, new / place)
+        for name, source in files.items():
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, new / name)
         if versions:
-            _bring_versions(new, folder.name, versions, say)
+            _install_versions(new, folder.name, versions, say)
         else:
-            _bring_packages(new, folder, say)
-        (new / STAMP).write_text(wanted)
+            _install_packages(new, folder, say)
+        (new / STAMP).write_text(sources)
         take_place(new, folder)
 
 
-def _bring_packages(new: Path, old: Path, say: Callable[[str], None]) -> None:
-    """Copy the packages of the lock file from the old folder, or install them."""
-    held, packages = old / LOCK, old / "node_modules"
-    if packages.is_dir() and held.is_file() and held.read_bytes() == (new / LOCK).read_bytes():
-        # Linked: moved packages would be gone from the old folder if this process were killed.
+def _install_packages(new: Path, old: Path, say: Callable[[str], None]) -> None:
+    """Install the packages of the lock file; take them from the old folder if it has the same."""
+    old_lock, packages = old / LOCK, old / "node_modules"
+    is_same = old_lock.is_file() and old_lock.read_bytes() == (new / LOCK).read_bytes()
+    if packages.is_dir() and is_same:
+        # Hard links, not moved files: the old folder must stay whole if this process is killed.
         shutil.copytree(packages, new / packages.name, symlinks=True, copy_function=os.link)
         return
     _npm("ci", new, old.name, say)
 
 
-def _bring_versions(
+def _install_versions(
     folder: Path, name: str, versions: Mapping[str, str], say: Callable[[str], None]
 ) -> None:
-    """Install packages of the given versions, without a lock file.
+    """Install packages of other versions, without a lock file.
 
     Args:
         folder: The folder of `package.json`, which is changed.
@@ -199,24 +200,25 @@ def _bring_versions(
 
 def _npm(command: str, folder: Path, name: str, say: Callable[[str], None]) -> None:
     say(f"npm {command} for {name}")
-    # Without scripts: that of onnxruntime-node would only fetch libraries for CUDA.
-    done = subprocess.run(
+    # Without scripts: that of onnxruntime-node only downloads libraries for CUDA.
+    completed = subprocess.run(
         ["npm", command, "--ignore-scripts", "--no-audit", "--no-fund"],
         cwd=folder, capture_output=True, text=True, check=False,
         pass_fds=held_locks(),
     )  # fmt: skip
-    if done.returncode:
-        raise InstallError(f"npm {command} failed for {name}: {_first_error(done.stderr)}")
+    if completed.returncode:
+        raise InstallError(f"npm {command} failed for {name}: {_first_error(completed.stderr)}")
 
 
 def _check_node() -> None:
     if shutil.which("node") is None or shutil.which("npm") is None:
         raise InstallError(NODE_MISSING)
-    said = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False).stdout
-    major = said.strip().removeprefix("v").partition(".")[0]
+    completed = subprocess.run(["node", "--version"], capture_output=True, text=True, check=False)
+    version = completed.stdout.strip()
+    major = version.removeprefix("v").partition(".")[0]
     if not major.isdecimal() or int(major) < OLDEST_NODE:
         raise InstallError(
-            f"node is {said.strip() or 'broken'}; version {OLDEST_NODE} or newer is needed"
+            f"node is {version or 'broken'}; version {OLDEST_NODE} or newer is needed"
         )
 
 
@@ -229,14 +231,16 @@ def _install_chromium(say: Callable[[str], None], *, system_packages: bool) -> N
     say("apt-get install chromium")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (("apt-get", "update"), APT):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            why = _first_error(done.stderr)
-            raise InstallError(f"{' '.join(command)} failed: {why}; {by_hand}")
+        completed = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False
+        )
+        if completed.returncode:
+            error = _first_error(completed.stderr)
+            raise InstallError(f"{' '.join(command)} failed: {error}; {by_hand}")
 
 
-def _first_error(said: str) -> str:
-    """Return the first line that states an error: npm and apt end with the path of a log."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _first_error(stderr: str) -> str:
+    """Return the first line that states an error; the last lines only name a log file."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith(("npm error", "npm ERR!", "E:"))]
     return (errors or lines or ["no message"])[0]

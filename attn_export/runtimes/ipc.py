@@ -1,4 +1,4 @@
-"""Other end of `Child`: the input and output of a started process."""
+"""The child's side of the protocol of `child.Child`: its input, output and memory limit."""
 
 from __future__ import annotations
 
@@ -14,43 +14,47 @@ from typing import Any, TextIO
 from attn_export.runtimes.protocol import EngineDiedError
 
 OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
+"""Parts of error messages that report a lack of memory."""
 
 
 class EventWriter:
-    """Channel of events to the parent process."""
+    """A writer of events to the parent process, one JSON object per line."""
 
     def __init__(self, channel: TextIO) -> None:
         self._channel = channel
 
     def __call__(self, event: str, **values: Any) -> None:
-        """Send one event."""
+        """Send one event with its values."""
         self._channel.write(json.dumps({"event": event, **values}) + "\n")
         self._channel.flush()
 
 
 def private_stdout() -> TextIO:
-    """Return the pipe to the other process; redirect the engines' stdout to stderr."""
+    """Return the pipe to the parent process, and redirect this process's stdout to stderr.
+
+    Engines print to stdout, which would disturb the protocol.
+    """
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return channel
 
 
 def jobs_from_stdin() -> queue.Queue[dict[str, Any] | None]:
-    """Return a queue of jobs. When the other process ends, this one ends at any point.
+    """Return a queue of the jobs from stdin, which a thread reads.
 
-    The programs that this process started end too, if it is the first of its group, as `Child`
-    makes it.
+    When the parent ends, the thread ends this process at once. It also ends the programs that this
+    process started, if this process leads its process group, as a `Child` does.
     """
     jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
-    def listen() -> None:
+    def read_jobs() -> None:
         for line in sys.stdin:
             jobs.put(json.loads(line))
         if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
             os.killpg(os.getpgrp(), signal.SIGKILL)
         os._exit(0)
 
-    threading.Thread(target=listen, daemon=True).start()
+    threading.Thread(target=read_jobs, daemon=True).start()
     return jobs
 
 
@@ -65,7 +69,7 @@ def limit_memory(mib: int, pid: int | None = None) -> None:
         return
     import resource
 
-    # RLIMIT_DATA counts what is allocated, not mapped files; RLIMIT_AS would refuse CUDA, which
+    # RLIMIT_DATA counts allocated memory, not mapped files. RLIMIT_AS would stop CUDA, which
     # reserves far more address space than it uses.
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = mib << 20 if hard == resource.RLIM_INFINITY else min(mib << 20, hard)
@@ -77,7 +81,7 @@ def limit_memory(mib: int, pid: int | None = None) -> None:
 
 
 def outcome_of(error: Exception) -> str:
-    """Return whether an engine refused, died, or had too little memory."""
+    """Return the outcome of an error: ``"crashed"``, ``"out of memory"`` or ``"refused"``."""
     if isinstance(error, EngineDiedError):
         return "crashed"
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):

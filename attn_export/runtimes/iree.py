@@ -1,4 +1,4 @@
-"""IREE: the graph is compiled for this processor, in memory, and run."""
+"""IREE, on the CPU. The graph is compiled for this CPU in memory first."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -30,7 +30,7 @@ UNSUPPORTED = (
 
 
 class Iree(PackagedRuntime):
-    """`iree`."""
+    """The runtime `iree`."""
 
     name = "iree"
     packages = (COMPILER,)
@@ -47,7 +47,7 @@ class Iree(PackagedRuntime):
         return ""
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Compile the graph: some seconds.
+        """Compile the graph, which takes some seconds.
 
         Args:
             graph: The file of the graph.
@@ -56,7 +56,7 @@ class Iree(PackagedRuntime):
         return IreeEngine(graph, threads)
 
 
-class IreeEngine(OwnOutputs):
+class IreeEngine(AllocatingEngine):
     """A compiled graph."""
 
     def __init__(self, graph: Path, threads: int) -> None:
@@ -79,8 +79,8 @@ class IreeEngine(OwnOutputs):
         self._main = iree.runtime.load_vm_module(module, config)[proto.graph.name]
 
     def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        given = self._main(*(inputs[name] for name in self._inputs))
-        outputs = given if isinstance(given, (tuple, list)) else [given]
+        result = self._main(*(inputs[name] for name in self._inputs))
+        outputs = result if isinstance(result, (tuple, list)) else [result]
         arrays = (output.to_host() for output in outputs)
         return dict(zip(self._outputs, arrays, strict=True))
 
@@ -90,7 +90,7 @@ class IreeEngine(OwnOutputs):
 
 
 def _torch_dialect(proto: Any) -> bytes:
-    """Convert a graph to the form that the compiler reads."""
+    """Convert a graph to MLIR bytecode in the torch dialect, which the compiler reads."""
     import io
 
     from iree.compiler.extras import onnx_importer

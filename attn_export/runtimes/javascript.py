@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """`node`.
+    """The runtime `node`.
 
     Args:
-        place: The folder of its program and packages, below that of the runtimes.
+        folder: The name of the folder of its program and packages, within that of the runtimes.
     """
 
     name = "node"
@@ -43,12 +43,12 @@ class Node:
     measured = "1.30.0"
     unsupported: Sequence[Unsupported] = ()
 
-    def __init__(self, place: str = NODE) -> None:
-        self._place = place
+    def __init__(self, folder: str = NODE) -> None:
+        self._folder = folder
 
     def version(self) -> str | None:
         """Return the version of onnxruntime-node."""
-        return package_version(home() / self._place, NODE_PACKAGE)
+        return package_version(home() / self._folder, NODE_PACKAGE)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
@@ -57,10 +57,10 @@ class Node:
         return missing(self.name, self._program(), node_sources())
 
     def prepare(self) -> None:
-        """Do nothing: the program is started with its graph."""
+        """Do nothing: `load` starts the program."""
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Start the program.
+        """Start the program with the graph.
 
         Args:
             graph: The file of the graph.
@@ -69,7 +69,7 @@ class Node:
         return ProgramEngine(["node", self._program()], graph, threads)
 
     def _program(self) -> Path:
-        return home() / self._place / "serve.mjs"
+        return home() / self._folder / "serve.mjs"
 
 
 # -- ONNX Runtime in a browser's WebAssembly: onnxruntime-web in headless Chromium --------------
@@ -79,10 +79,10 @@ NO_CHROMIUM = "there is no Chromium; apt-get install chromium, or name one in CH
 
 
 class Wasm:
-    """`wasm`.
+    """The runtime `wasm`.
 
     Args:
-        place: The folder of its program and packages, below that of the runtimes.
+        folder: The name of the folder of its program and packages, within that of the runtimes.
     """
 
     name = "wasm"
@@ -90,8 +90,8 @@ class Wasm:
     dialects = frozenset(DIALECTS) - {CUDA}
     measured = "1.30.0"
     unsupported: Sequence[Unsupported] = (
-        # Opset 24 is that of caches in place. The decode form relies on a shared buffer, and an
-        # output cannot be put into that of an input: see `lib/model.mjs`.
+        # Opset 24 means a cache in place. The graph for one query needs a buffer that an output
+        # shares with an input, which is impossible here: see `lib/model.mjs`.
         unsupported(
             "com.microsoft.GroupQueryAttention",
             "opset 24",
@@ -103,12 +103,12 @@ class Wasm:
         ),
     )
 
-    def __init__(self, place: str = WEB) -> None:
-        self._place = place
+    def __init__(self, folder: str = WEB) -> None:
+        self._folder = folder
 
     def version(self) -> str | None:
         """Return the version of onnxruntime-web."""
-        return package_version(home() / self._place, WEB_PACKAGE)
+        return package_version(home() / self._folder, WEB_PACKAGE)
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
@@ -119,10 +119,10 @@ class Wasm:
         return missing(self.name, self._program(), web_sources())
 
     def prepare(self) -> None:
-        """Do nothing: the browser is started with its graph."""
+        """Do nothing: `load` starts the browser."""
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Start a page that holds the graph.
+        """Start a browser with a page that loads the graph.
 
         Args:
             graph: The file of the graph.
@@ -133,16 +133,16 @@ class Wasm:
         return ProgramEngine(command, graph, threads)
 
     def _program(self) -> Path:
-        return home() / self._place / "serve_web.mjs"
+        return home() / self._folder / "serve_web.mjs"
 
 
 # -- ONNX Runtime on a browser's WebGPU: onnxruntime-web in headless Chromium -------------------
 
-# Where there is no GPU, SwiftShader computes in software, which the facts of a run say.
+# Without a GPU, SwiftShader emulates one in software; the facts of a run state it.
 
 
 class WebGpu(Wasm):
-    """`webgpu`."""
+    """The runtime `webgpu`."""
 
     name = "webgpu"
     unsupported: Sequence[Unsupported] = (

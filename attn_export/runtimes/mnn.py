@@ -1,4 +1,4 @@
-"""MNN: the graph is converted to its own format and run on the CPU."""
+"""MNN, on the CPU. The graph is converted to MNN's own format first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import PORTABLE
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -32,11 +32,12 @@ UNSUPPORTED = (
 )
 
 DYNAMIC = True
-"""Otherwise plans for another batch are used again: wrong where heads share keys."""
+"""The option that makes MNN plan each run anew. Without it, MNN reuses plans made for another batch
+size, with wrong results where heads share keys."""
 
 
 class Mnn(PackagedRuntime):
-    """`mnn`."""
+    """The runtime `mnn`."""
 
     name = "mnn"
     packages = ("MNN",)
@@ -55,7 +56,7 @@ class Mnn(PackagedRuntime):
         return MnnEngine(graph, threads)
 
 
-class MnnEngine(OwnOutputs):
+class MnnEngine(AllocatingEngine):
     """A converted graph."""
 
     def __init__(self, graph: Path, threads: int) -> None:
@@ -65,7 +66,7 @@ class MnnEngine(OwnOutputs):
         proto = onnx.load(graph, load_external_data=False)
         self._inputs = [value.name for value in proto.graph.input]
         self._outputs = [value.name for value in proto.graph.output]
-        with _file() as converted:
+        with _temporary_file() as converted:
             _convert(graph, converted)
             self._module = MNN.nn.load_module_from_file(
                 str(converted), self._inputs, self._outputs,
@@ -73,9 +74,9 @@ class MnnEngine(OwnOutputs):
             )  # fmt: skip
 
     def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        given = self._module.forward([_var_of(inputs[name]) for name in self._inputs])
-        outputs = given if isinstance(given, list) else [given]
-        # Copies: what is read is the memory of a variable that ends here.
+        result = self._module.forward([_var_of(inputs[name]) for name in self._inputs])
+        outputs = result if isinstance(result, list) else [result]
+        # Copies: an array from `read` is a view of the variable, which is freed here.
         arrays = (output.read().copy() for output in outputs)
         return dict(zip(self._outputs, arrays, strict=True))
 
@@ -85,16 +86,16 @@ class MnnEngine(OwnOutputs):
 
 
 @contextlib.contextmanager
-def _file() -> Iterator[Path]:
-    """Yield an empty file, removed at the end."""
+def _temporary_file() -> Iterator[Path]:
+    """Yield the path of an empty file, which is removed at the end."""
     if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryDirectory(prefix="attn-export-") as folder:
             converted = Path(folder) / "graph.mnn"
             converted.touch()
             yield converted
         return
-    # In memory, without a name: nothing is left of it if this process is killed, and no folder
-    # is too full for it. The converter says nothing where that is so, and leaves zeros.
+    # A file in memory: nothing is left of it if this process is killed. Nor can a disk be full,
+    # in which case the converter reports no error and writes zeros.
     number = os.memfd_create("graph.mnn")
     try:
         yield Path(f"/proc/self/fd/{number}")
@@ -103,7 +104,7 @@ def _file() -> Iterator[Path]:
 
 
 def _convert(graph: Path, converted: Path) -> None:
-    # Not by the program `mnnconvert`, which installs a package for telemetry and uses it.
+    # Not the program `mnnconvert`: it installs and uses a package for telemetry.
     import _tools
 
     _tools.mnnconvert(
@@ -118,8 +119,8 @@ def _var_of(array: np.ndarray) -> Any:
     import MNN
     import numpy as np
 
-    # Its only integers are of 32 bits, and bool is one of them.
-    whole = array.dtype.kind in "biu"
-    given = np.ascontiguousarray(array, np.int32) if whole else array
-    kind = MNN.expr.int if whole else MNN.expr.float
-    return MNN.expr.const(given, list(array.shape), MNN.expr.NCHW, kind)
+    # MNN has only int32 for integers and bools.
+    is_integer = array.dtype.kind in "biu"
+    data = np.ascontiguousarray(array, np.int32) if is_integer else array
+    dtype = MNN.expr.int if is_integer else MNN.expr.float
+    return MNN.expr.const(data, list(array.shape), MNN.expr.NCHW, dtype)

@@ -1,7 +1,7 @@
-"""ONNX Runtime in C and C++: programs over its APIs, those of the kits `c` and `cpp`.
+"""ONNX Runtime through its C and C++ APIs: programs that use the code of the kits `c` and `cpp`.
 
-ONNX Runtime's library is the one in its wheel, which has no headers; those come from Debian's
-package. The C API is stable: a library runs what was built with headers older than itself.
+The programs link to ONNX Runtime's library in the wheel. The wheel has no headers; they come from
+Debian's package, which may be older: the C API is stable, so that a newer library works with them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ORT = "onnxruntime"
 HEADER = Path("include", "onnxruntime_cxx_api.h")
 LIBRARY = "libonnxruntime.so"
 LINKS = (LIBRARY, f"{LIBRARY}.1")
-"""Names under which the library is looked for: when a program is linked, and when it runs."""
+"""The names of the library for the linker, and for the loader when a program starts."""
 
 RUNTIMES = Path(__file__).resolve().parent
 HARNESS, KITS = RUNTIMES / "harness", RUNTIMES.parent / "kits"
@@ -52,7 +52,7 @@ _ERROR = re.compile(r"error:|^CMake Error", re.IGNORECASE)
 
 
 def install(folder: Path, say: Say) -> None:
-    """Build both programs; quick where nothing has changed.
+    """Build both programs. Programs that are up to date are not built again.
 
     Args:
         folder: The folder of installed programs.
@@ -63,15 +63,15 @@ def install(folder: Path, say: Say) -> None:
     """
     ort = folder / ORT
     _link_library(ort / "lib")
-    waiting = [name for name in NATIVE if not_ready(name, folder)]
-    if not waiting:
+    outdated = [name for name in NATIVE if not_ready(name, folder)]
+    if not outdated:
         return
     _check_tools()
     if not (ort / HEADER).is_file():
-        from attn_export.runtimes.debian_packages import bring_headers
+        from attn_export.runtimes.debian_packages import download_headers
 
-        bring_headers(ort / "include", say)
-    for name in waiting:
+        download_headers(ort / "include", say)
+    for name in outdated:
         say(f"building the program of {name}")
         _build(name, folder)
 
@@ -132,31 +132,31 @@ def _library() -> Path:
     spec = find_spec("onnxruntime")
     if spec is None or spec.origin is None:
         raise InstallError(missing_package(ORT))
-    found = sorted((Path(spec.origin).parent / "capi").glob(f"{LIBRARY}*"))
-    if not found:
+    libraries = sorted((Path(spec.origin).parent / "capi").glob(f"{LIBRARY}*"))
+    if not libraries:
         raise InstallError(f"the onnxruntime that is installed has no {LIBRARY}; this needs Linux")
-    return found[-1]
+    return libraries[-1]
 
 
 def _check_tools() -> None:
-    wanted = {
+    tools = {
         "C compiler": os.environ.get("CC", "cc"),
         "C++ compiler": os.environ.get("CXX", "c++"),
         "cmake": "cmake",
         "make": "make",
     }
-    for what, program in wanted.items():
+    for tool, program in tools.items():
         if shutil.which(program.split()[0]) is None:
-            raise InstallError(f"there is no {what} ({program}); {APT}")
+            raise InstallError(f"there is no {tool} ({program}); {APT}")
 
 
 def _build(name: str, folder: Path) -> None:
-    """Build beside the old program, and put the new one in its place."""
+    """Build a program, and replace the old one in one step."""
     with scratch() as build:
         _run(
             "cmake", "-G", "Unix Makefiles", "-S", HARNESS, "-B", build, f"-DLANGUAGE={name}",
             "-DCMAKE_BUILD_TYPE=Release", f"-DONNXRUNTIME_ROOT={folder / ORT}",
-            # So that the folder may be moved.
+            # A relative path, so that the folder may be moved.
             f"-DCMAKE_BUILD_RPATH=$ORIGIN/../{ORT}/lib",
         )  # fmt: skip
         _run("cmake", "--build", build)
@@ -167,13 +167,13 @@ def _build(name: str, folder: Path) -> None:
 
 
 def _run(*command: str | Path) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [*map(str, command)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         pass_fds=held_locks(),
     )  # fmt: skip
-    if done.returncode:
-        lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    if completed.returncode:
+        lines = [line.strip() for line in completed.stdout.splitlines() if line.strip()]
         first = next((at for at, line in enumerate(lines) if _ERROR.search(line)), 0)
         raise InstallError(f"{command[0]} failed: {' '.join(lines[first : first + 2])}")
 
@@ -182,7 +182,7 @@ def _run(*command: str | Path) -> None:
 
 
 class C:
-    """`c`."""
+    """The runtime `c`."""
 
     name = "c"
     device = "cpu"
@@ -199,10 +199,10 @@ class C:
         return not_ready(self.name, home())
 
     def prepare(self) -> None:
-        """Do nothing: the program is started with its graph."""
+        """Do nothing: `load` starts the program."""
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Start the program.
+        """Start the program with the graph.
 
         Args:
             graph: The file of the graph.
@@ -215,6 +215,6 @@ class C:
 
 
 class Cpp(C):
-    """`cpp`."""
+    """The runtime `cpp`."""
 
     name = "cpp"

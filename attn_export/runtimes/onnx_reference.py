@@ -1,4 +1,4 @@
-"""The ONNX reference evaluator: the specification, written out in numpy."""
+"""The reference evaluator of the package `onnx`, which computes in numpy."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OnnxReference(PackagedRuntime):
-    """`onnx-reference`."""
+    """The runtime `onnx-reference`."""
 
     name = "onnx-reference"
     packages = ("onnx",)
@@ -46,8 +46,8 @@ class OnnxReference(PackagedRuntime):
         return ReferenceEngine(graph)
 
 
-class ReferenceEngine(OwnOutputs):
-    """A graph in the reference evaluator."""
+class ReferenceEngine(AllocatingEngine):
+    """A graph that the reference evaluator has loaded."""
 
     def __init__(self, graph: Path) -> None:
         from onnx.reference import ReferenceEvaluator
@@ -57,7 +57,7 @@ class ReferenceEngine(OwnOutputs):
         self._evaluator = ReferenceEvaluator(load_model(graph))
 
     def _run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        # Masked rows divide 0 by 0 inside; the result is what is judged.
+        # Fully masked rows divide 0 by 0, which would print warnings.
         import numpy as np
 
         with np.errstate(all="ignore"):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -47,7 +47,7 @@ UNSUPPORTED = (
 
 
 class OpenCv(PackagedRuntime):
-    """`opencv`."""
+    """The runtime `opencv`."""
 
     name = "opencv"
     packages = (
@@ -72,16 +72,16 @@ class OpenCv(PackagedRuntime):
         return OpenCvEngine(graph, threads)
 
 
-class OpenCvEngine(OwnOutputs):
-    """A net."""
+class OpenCvEngine(AllocatingEngine):
+    """A graph that OpenCV has read as a net."""
 
     def __init__(self, graph: Path, threads: int) -> None:
         import cv2
 
         cv2.setNumThreads(threads)
-        # The classic engine takes no dynamic axes; the default falls back to it silently.
+        # The default falls back to the classic engine, which has no dynamic axes, without an error.
         self._net = cv2.dnn.readNetFromONNX(str(graph), cv2.dnn.ENGINE_NEW)
-        if self._net.empty():  # what it cannot read it says in its log only
+        if self._net.empty():  # OpenCV raises no error for graphs that it cannot read
             raise RuntimeError("OpenCV's newer engine does not read the graph")
         self._outputs = list(self._net.getUnconnectedOutLayersNames())
 
@@ -93,5 +93,5 @@ class OpenCvEngine(OwnOutputs):
         return dict(zip(self._outputs, arrays, strict=True))
 
     def facts(self) -> Facts:
-        """Return the facts: it runs on the CPU, with the newer engine."""
+        """Return the facts: it runs on the CPU, in OpenCV's newer engine."""
         return {"device": "CPU", "precision": "f32", "engine": "new"}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from attn_export.dialect_names import CUDA, DIALECTS
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
     Options,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -46,7 +46,7 @@ UNSUPPORTED = (
 
 
 class OpenVino(PackagedRuntime):
-    """`openvino`."""
+    """The runtime `openvino`."""
 
     name = "openvino"
     packages = ("openvino",)
@@ -83,12 +83,12 @@ class OpenVino(PackagedRuntime):
         return OpenVinoEngine(graph, {**default_options(threads), **options})
 
 
-class OpenVinoEngine(OwnOutputs):
+class OpenVinoEngine(AllocatingEngine):
     """A compiled graph.
 
     Args:
-        graph: The file.
-        config: Properties of the device.
+        graph: The file of the graph.
+        config: Properties of the device, by name.
     """
 
     def __init__(self, graph: Path, config: Mapping[str, Any]) -> None:
@@ -107,7 +107,7 @@ class OpenVinoEngine(OwnOutputs):
         return {name: _array_of(self._request.get_output_tensor(i)) for i, name in outputs}
 
     def facts(self) -> Facts:
-        """Return the device, and the precision that it chose."""
+        """Return the device, and the precision that OpenVINO chose for it."""
         return {
             "build": sdk().get_version(),
             "device": DEVICE,
@@ -116,10 +116,10 @@ class OpenVinoEngine(OwnOutputs):
 
 
 def sdk() -> Any:
-    """Import and return the package, without its telemetry."""
-    # Importing openvino sends an event to Google Analytics, and leaves files in the user's home,
-    # unless `openvino_telemetry` cannot be imported: it is optional, and has no switch that is
-    # not such a file.
+    """Import and return `openvino` without its telemetry."""
+    # Importing openvino sends an event to Google Analytics and writes files in the user's home,
+    # unless the optional package `openvino_telemetry` cannot be imported. Its only other switch is
+    # one of those files.
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
 
@@ -127,25 +127,25 @@ def sdk() -> Any:
 
 
 def default_options(threads: int) -> dict[str, Any]:
-    """Return device properties for right results and limited use of the machine."""
+    """Return device properties for correct results and limited use of the machine."""
     return {
-        # By default it computes in bfloat16 where the processor can: errors of 2e-2.
+        # By default OpenVINO computes in bfloat16 on CPUs that can, with errors of 2e-2.
         PRECISION: "f32",
-        # The kernel of unmasked attention that it generates for one query is used again for 16
-        # and more, with errors of 1 to 100.
+        # OpenVINO uses the kernel that it generates for unmasked attention with one query also for
+        # 16 queries and more, with errors of 1 to 100.
         SNIPPETS: "DISABLE",
-        # By default products with dequantised weights round their inputs to 8 bits: errors of 7e-3.
+        # By default, products with dequantised weights round inputs to 8 bits: errors of 7e-3.
         ACTIVATION_GROUPS: 0,
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads,
         "NUM_STREAMS": 1,
-        # Several processes run at once, and would all claim the same cores.
+        # Several processes run at once; pinned, they would all use the same cores.
         "ENABLE_CPU_PINNING": False,
     }
 
 
 def _name_of(port: Any) -> str:
-    """Return the ONNX name of an output. The port has the names of its aliases too."""
+    """Return the ONNX name of an output, whose port may also have names of other values."""
     name: str = port.get_node().get_friendly_name().split("/sink_port_")[0]
     return name if name in port.get_names() else port.get_any_name()
 
@@ -156,7 +156,7 @@ def _tensor_of(array: np.ndarray) -> Any:
         return openvino.Tensor(array)
     import numpy as np
 
-    shape = openvino.Shape(array.shape)  # numpy has no bfloat16: its bits
+    shape = openvino.Shape(array.shape)  # passed as bits, as numpy has no bfloat16
     return openvino.Tensor(array.view(np.uint16), shape, openvino.Type.bf16)
 
 

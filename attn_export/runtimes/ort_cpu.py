@@ -27,13 +27,14 @@ OPTIMIZATION = "graph_optimization_level"
 PROVIDER = "CPUExecutionProvider"
 ERRORS_ONLY = 3
 DISTRIBUTIONS = frozenset(
-    f"onnxruntime{kind}" for kind in ("", "_gpu", "_directml", "_openvino", "_qnn", "_migraphx")
+    f"onnxruntime{suffix}" for suffix in ("", "_gpu", "_directml", "_openvino", "_qnn", "_migraphx")
 )
-"""The packages that install the module `onnxruntime`, as their folders are named."""
+"""The distributions that install the module `onnxruntime`, as in the names of `.dist-info`
+folders."""
 
 PREPACK_UP_TO = 2**30
-"""The largest size in bytes of a graph's folder at which sessions copy weights into the order that
-kernels read fastest."""
+"""The size in bytes of a graph's folder above which sessions do not prepack weights. Prepacking
+copies weights into the layout that kernels read fastest, and so takes as much memory again."""
 
 NO_TELEMETRY = ("ORT_DISABLE_TELEMETRY", "1")
 BFLOAT16, ONNX_BFLOAT16 = "tensor(bfloat16)", 16
@@ -44,7 +45,7 @@ NO_BFLOAT16 = (
 
 
 class OrtCpu:
-    """`ort-cpu`."""
+    """The runtime `ort-cpu`."""
 
     name = "ort-cpu"
     device = "cpu"
@@ -71,7 +72,7 @@ class OrtCpu:
 
     def unavailable(self) -> str:
         """Return the reason that it cannot run here."""
-        # Not by `version()`: reading metadata takes as long as starting a session.
+        # `version()` is not used: reading metadata takes as long as creating a session.
         spec = find_spec("onnxruntime")
         if spec is None or spec.origin is None:
             return missing_package("onnxruntime")
@@ -82,7 +83,7 @@ class OrtCpu:
         sdk()
 
     def load(self, graph: Path, threads: int) -> Engine:
-        """Make a session.
+        """Create a session.
 
         Args:
             graph: The file of the graph.
@@ -91,24 +92,25 @@ class OrtCpu:
         return self.load_with(graph, threads, {})
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Make a session with entries of its configuration, or `OPTIMIZATION`: disable_all, ….
+        """Create a session with options.
 
         Args:
             graph: The file of the graph.
             threads: The number of threads.
-            options: Entries of the configuration, by name.
+            options: `OPTIMIZATION`, with values such as disable_all, and entries of the session's
+                configuration, by name.
         """
-        made = session_options(threads, graph)
+        settings = session_options(threads, graph)
         if _folder_bytes(graph) > PREPACK_UP_TO:
-            # Packed weights are a copy for each session; else sessions share those in the file.
-            made.add_session_config_entry("session.disable_prepacking", "1")
-        return OrtEngine(graph, with_options(made, options), [PROVIDER])
+            # Each session has its own prepacked copy; without, sessions share the mapped file.
+            settings.add_session_config_entry("session.disable_prepacking", "1")
+        return OrtEngine(graph, with_options(settings, options), [PROVIDER])
 
 
 def _conflict(site: Path) -> str:
-    """Return what to do where several packages wrote the files of ONNX Runtime, or ""."""
-    found = {path.name.partition("-")[0] for path in site.glob("onnxruntime*-*.dist-info")}
-    several = sorted(name.replace("_", "-") for name in found & DISTRIBUTIONS)
+    """Return the remedy if several distributions installed the module `onnxruntime`, or ""."""
+    installed = {path.name.partition("-")[0] for path in site.glob("onnxruntime*-*.dist-info")}
+    several = sorted(name.replace("_", "-") for name in installed & DISTRIBUTIONS)
     if len(several) < 2:
         return ""
     names = " and ".join(several)
@@ -133,7 +135,7 @@ class OrtEngine(Engine):
     def run(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Run once.
+        """Run the graph once.
 
         Args:
             inputs: The inputs, by name.
@@ -141,22 +143,22 @@ class OrtEngine(Engine):
         """
         if bound:
             return self._run_in_place(inputs, bound)
-        if any(kind == BFLOAT16 for kind in self._types):
+        if BFLOAT16 in self._types:
             return self._run_with_bfloat16(inputs)
         outputs = self.session.run(self._names, dict(inputs))
         return dict(zip(self._names, outputs, strict=True))
 
     def _run_with_bfloat16(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run once, with bits in and out: its interface to numpy lacks bfloat16."""
-        fed = {name: value_on(array) for name, array in inputs.items()}
-        outputs = self.session.run_with_ort_values(self._names, fed)
+        """Run once with `OrtValue` inputs and outputs: the numpy interface has no bfloat16."""
+        values = {name: value_on(array) for name, array in inputs.items()}
+        outputs = self.session.run_with_ort_values(self._names, values)
         return {name: array_of(out) for name, out in zip(self._names, outputs, strict=True)}
 
     def _run_in_place(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Run once, some outputs in the buffers of inputs, as a decoding loop does."""
-        # A value on the CPU shares the memory of its array, which may be a file's.
+        """Run once with some outputs in the buffers of inputs, as in a decoding loop."""
+        # Copies: an OrtValue on the CPU shares the memory of its array, which may be a mapped file.
         values = {name: value_on(array.copy(), self.device) for name, array in inputs.items()}
         binding = self.session.io_binding()
         for name, value in values.items():
@@ -167,7 +169,7 @@ class OrtEngine(Engine):
             else:
                 binding.bind_output(name)
         self.session.run_with_iobinding(binding)
-        # Copies: an array of a value on the CPU, as those of bfloat16 are, is a view of its memory.
+        # Copies: the arrays may be views of the memory of the values.
         outputs = [array_of(value).copy() for value in binding.get_outputs()]
         return dict(zip(self._names, outputs, strict=True))
 
@@ -181,8 +183,8 @@ def _folder_bytes(graph: Path) -> int:
 
 
 def sdk() -> Any:
-    """Import and return the package, without its telemetry, unless the user enables it."""
-    # Importing it collects events in the user's home, and sends them to its maker.
+    """Import and return `onnxruntime` with telemetry off, unless the user sets the variable."""
+    # With telemetry, importing it stores events in the user's home and sends them to the vendor.
     os.environ.setdefault(*NO_TELEMETRY)
     import onnxruntime
 
@@ -190,29 +192,29 @@ def sdk() -> Any:
 
 
 def value_on(array: np.ndarray, device: str = "cpu") -> Any:
-    """Return a value of ONNX Runtime.
+    """Convert an array to an `OrtValue`.
 
-    On the CPU it shares the memory of the array, which must live as long.
+    On the CPU the value shares the memory of the array, which must live as long.
 
     Args:
-        array: Of any type and shape.
+        array: An array of any dtype and shape.
         device: ``"cpu"`` or ``"cuda"``.
     """
-    if array.dtype.name == "bfloat16":  # its interface to numpy knows none
+    if array.dtype.name == "bfloat16":  # the numpy interface has none
         import numpy as np
 
         values = sdk().OrtValue
         on_host = values.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), ONNX_BFLOAT16)
         if device == "cpu":
             return on_host
-        made = values.ortvalue_from_shape_and_type(list(array.shape), ONNX_BFLOAT16, device)
-        made.update_inplace(on_host)
-        return made
+        on_device = values.ortvalue_from_shape_and_type(list(array.shape), ONNX_BFLOAT16, device)
+        on_device.update_inplace(on_host)
+        return on_device
     return sdk().OrtValue.ortvalue_from_numpy(array, device)
 
 
 def array_of(value: Any) -> np.ndarray:
-    """Return the array of a value; it may be a view of the memory of a value on the CPU."""
+    """Convert an `OrtValue` to an array, which may be a view of a value on the CPU."""
     if value.data_type() != BFLOAT16:
         array: np.ndarray = value.numpy()
         return array
@@ -231,12 +233,13 @@ def array_of(value: Any) -> np.ndarray:
 
 
 def session_options(threads: int, graph: Path | None = None, *, spin: bool = False) -> Any:
-    """Return the options of every session: errors only in the log.
+    """Return the session options that all sessions have in common.
 
     Args:
-        threads: For computing; 0 for as many as ONNX Runtime chooses.
-        graph: The file of the graph, if it runs on the CPU.
-        spin: Whether waiting threads spin, as is best where runs follow each other closely.
+        threads: The number of threads for computing; 0 for the choice of ONNX Runtime.
+        graph: The file of the graph if it runs on the CPU. Some graphs need options for exact
+            products of integers there.
+        spin: Whether idle threads spin, which is faster if runs follow each other closely.
     """
     options = sdk().SessionOptions()
     options.intra_op_num_threads = threads
@@ -250,24 +253,24 @@ def session_options(threads: int, graph: Path | None = None, *, spin: bool = Fal
         for entry in entries_for(graph).items():
             options.add_session_config_entry(*entry)
     if not spin:
-        # They would take the cores from the process that computes the truth.
+        # Spinning threads would take the cores from the process that computes the truth.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 
 
 def with_options(session: Any, options: Options) -> Any:
-    """Add options to session options: `OPTIMIZATION`, or entries of the configuration.
+    """Set options in session options, and return these.
 
     Args:
         session: Session options of ONNX Runtime; changed in place.
-        options: The options, by name.
+        options: `OPTIMIZATION`, and entries of the session's configuration, by name.
 
     Raises:
-        ValueError: If there is no such level, or a name is certainly no entry.
+        ValueError: If an optimisation level or the name of an entry is invalid.
     """
     for name, value in options.items():
         if name != OPTIMIZATION:
-            # ONNX Runtime takes any name, and acts by those that it knows: all have a dot.
+            # ONNX Runtime ignores names that it does not know. All that it knows have a dot.
             if "." not in name:
                 raise ValueError(
                     f"there is no option {name!r}; it takes {OPTIMIZATION}, and entries of a "

@@ -1,8 +1,8 @@
 """ONNX Runtime, CUDA execution provider, with proof that attention ran there.
 
-A session that asks for CUDA only is built on the CPU, without an error, when CUDA is missing or
-broken; `get_available_providers()` and `get_device()` still say CUDA. What is trusted is the
-session's own list of which provider runs which node.
+If CUDA is missing or broken, ONNX Runtime raises no error and creates a session on the CPU, even if
+only CUDA was requested; `get_available_providers()` and `get_device()` still report CUDA. Therefore
+the engine reads the session's own list of the nodes that each provider runs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ COMPUTING = frozenset(
         "Softmax",
     }
 )  # fmt: skip
-"""Operators that do the work of attention. What computes shapes may stay on the CPU."""
+"""The operators that compute attention or projections, which must run on CUDA. Nodes that compute
+shapes may run on the CPU."""
 
 
 ROUNDED_INPUTS = "com.microsoft.MatMulNBits(accuracy_level 4)"
 
 UNSUPPORTED = (
-    # By its source (onnxruntime/contrib_ops/cuda/quantization/matmul_nbits.h), which does not read
-    # the attribute: a dry run computes no numbers.
+    # Known from the source (onnxruntime/contrib_ops/cuda/quantization/matmul_nbits.h), which does
+    # not read the attribute. It cannot be measured: a dry run computes no numbers.
     unsupported(ROUNDED_INPUTS, says="CUDA's kernel does not round inputs of products to 8 bits"),
     unsupported(
         "com.microsoft.GroupQueryAttention(FLOAT)",
@@ -47,15 +48,15 @@ UNSUPPORTED = (
         says="Only kNone and kQK output modes are supported in unified unfused attention",
     ),
 )  # fmt: skip
-"""All but the first are measured in dry runs, on every architecture alike
-(docs/results/cuda_limits.md).
+"""The known limits. All but the first were measured in dry runs, with the same result on every
+architecture (docs/results/cuda_limits.md).
 
-They have no cuDNN: what needs it may run where that is installed.
+Dry runs have no cuDNN: with cuDNN, some of these may run.
 """
 
 
 class OrtCuda(OrtCpu):
-    """`ort-cuda`."""
+    """The runtime `ort-cuda`."""
 
     name = "ort-cuda"
     device = "cuda"
@@ -67,31 +68,30 @@ class OrtCuda(OrtCpu):
         return super().unavailable() or no_cuda_device()
 
     def prepare(self) -> None:
-        """Import the SDK, and the CUDA libraries that PyTorch's packages bring."""
+        """Import the SDK, and load the CUDA libraries from the packages of PyTorch or NVIDIA."""
         onnxruntime = sdk()
         if hasattr(onnxruntime, "preload_dlls"):
             onnxruntime.preload_dlls()
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
-        """Make a session in full float32: TF32, CUDA's default, has 10 bits of precision.
-
-        `options` may hold `TF32`: "1" or "0".
+        """Create a session without TF32, which is CUDA's default and has 10 bits of precision.
 
         Args:
             graph: The file of the graph.
             threads: The number of threads.
-            options: Entries of the configuration, by name.
+            options: `TF32` ("1" or "0"), `OPTIMIZATION`, and entries of the session's
+                configuration, by name.
         """
         return CudaEngine(graph, *cuda_session(threads, options))
 
 
 class CudaEngine(OrtEngine):
-    """A session with a record of the provider of each node."""
+    """An ONNX Runtime session that records the execution provider of each node."""
 
     device = "cuda"
 
     def facts(self) -> Facts:
-        """Return the providers, and the number of nodes of each operator on each."""
+        """Return the providers, the use of TF32, and node counts by provider and operator."""
         return super().facts() | {"tf32": self._uses_tf32(), "nodes": self._operators_by_provider()}
 
     def objection(self) -> str:
@@ -109,24 +109,24 @@ class CudaEngine(OrtEngine):
         return "" if on_cuda else "attention did not run on CUDA: no node of it was placed there"
 
     def _uses_tf32(self) -> bool:
-        of_cuda = self.session.get_provider_options().get(PROVIDER, {})
-        return bool(of_cuda.get(TF32) != "0")
+        cuda_options = self.session.get_provider_options().get(PROVIDER, {})
+        return bool(cuda_options.get(TF32) != "0")
 
     def _operators_by_provider(self) -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = {}
-        for part in self.session.get_provider_graph_assignment_info():
-            operators = found.setdefault(part.ep_name, {})
-            for node in part.get_nodes():
+        counts: dict[str, dict[str, int]] = {}
+        for subgraph in self.session.get_provider_graph_assignment_info():
+            operators = counts.setdefault(subgraph.ep_name, {})
+            for node in subgraph.get_nodes():
                 operators[node.op_type] = operators.get(node.op_type, 0) + 1
-        return found
+        return counts
 
 
 def cuda_session(threads: int, options: Options) -> tuple[Any, list[Any]]:
-    """Return the options of a session on CUDA, and its execution providers.
+    """Return the session options and the execution providers of a session on CUDA.
 
     Args:
         threads: The number of threads.
-        options: Entries of the configuration, by name, and `TF32`.
+        options: `TF32`, `OPTIMIZATION`, and entries of the session's configuration, by name.
     """
     others = {name: value for name, value in options.items() if name != TF32}
     session = with_options(session_options(threads), others)
@@ -135,7 +135,7 @@ def cuda_session(threads: int, options: Options) -> tuple[Any, list[Any]]:
 
 
 def no_cuda_device() -> str:
-    """Return the reason that there is no CUDA device, from the driver itself; or ""."""
+    """Ask the driver for CUDA devices; return the reason that there is none, or ""."""
     for library in ("libcuda.so.1", "nvcuda.dll"):
         try:
             driver = ctypes.CDLL(library)

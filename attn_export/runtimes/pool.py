@@ -1,4 +1,4 @@
-"""The processes of one job: every runtime with every graph, started before anything else."""
+"""The worker processes of one job: one for each runtime and graph, started as early as possible."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Self
 from attn_export.results import DECODE, GraphFile, StoredCase
 from attn_export.runtimes.catalogue import CLASSES, DEFAULT, runtime
 from attn_export.runtimes.process import Worker
-from attn_export.runtimes.protocol import Launched, Limits, Runtime, known_limit
+from attn_export.runtimes.protocol import CustomLaunch, Limits, Runtime, known_limit
 
 ALWAYS_REQUIRED = "ort-cpu"
 ALL = "all"
@@ -20,11 +20,11 @@ ALL = "all"
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """Selection of the runtimes to run, and of the required ones.
+    """The runtimes of a job, and those that are required.
 
     Attributes:
-        runtimes: In order.
-        required: Names of those whose absence is a failure.
+        runtimes: The runtimes to run, in order.
+        required: The names of the runtimes that must run at least one graph.
     """
 
     runtimes: tuple[Runtime, ...]
@@ -35,26 +35,32 @@ class Selection:
         """Return the selection of the command line's --runtime and --require.
 
         Args:
-            named: Names, or ``"all"``, of which those that are not here are not missed;
-                ``"-NAME"`` leaves one of them out.
-            require: Names of those that must run, besides.
+            named: The values of --runtime: names of required runtimes; ``"all"`` for every known
+                runtime, none of them required; ``"-NAME"`` to leave one out of ``"all"``.
+            require: The values of --require: names of further required runtimes.
 
         Raises:
-            UsageError: If there is no runtime of a name.
+            UsageError: If a runtime is unknown.
         """
-        # Of the default ones, ort-cuda may be missing: most machines have no GPU. Of all, any.
-        without = [runtime(name[1:]).name for name in named if name.startswith("-")]
-        every = [name for name in CLASSES if name not in without]
-        every = every if ALL in named else []
+        # Runtimes that `DEFAULT` or "all" adds may be missing: most machines have no GPU.
+        excluded = [runtime(name[1:]).name for name in named if name.startswith("-")]
+        known = [name for name in CLASSES if name not in excluded] if ALL in named else []
         named = [name for name in named if name != ALL and not name.startswith("-")]
-        chosen = dict.fromkeys([*every, *(named or (() if every else DEFAULT)), *require])
+        chosen = dict.fromkeys([*known, *(named or (() if known else DEFAULT)), *require])
         runtimes = tuple(runtime(name) for name in chosen)
         return cls(runtimes, frozenset([*named, *require, ALWAYS_REQUIRED]))
 
 
 @dataclasses.dataclass(frozen=True)
 class Absent:
-    """A runtime that does not run a graph."""
+    """A combination of runtime and graph that does not run.
+
+    Attributes:
+        runtime: The name of the runtime.
+        graph: The file name of the graph.
+        reason: The reason that it does not run.
+        required: Whether the runtime is required and runs no other graph either.
+    """
 
     runtime: str
     graph: str
@@ -63,24 +69,26 @@ class Absent:
 
 
 class Pool:
-    """Processes that import their SDKs while the job imports its own, and then wait for graphs.
+    """Worker processes, which import their SDKs while the job itself still prepares the graphs.
 
     Args:
         selection: The runtimes.
-        graphs: The graphs that are known by now.
-        limits: For each process.
+        graphs: The graphs that are known at the start; `add` adds others.
+        limits: The limits of each process.
 
     Attributes:
-        workers: The processes, by runtime and graph.
+        workers: The processes, by the names of runtime and graph.
     """
 
     def __init__(self, selection: Selection, graphs: Iterable[GraphFile], limits: Limits) -> None:
         self.workers: dict[tuple[str, str], Worker] = {}
         self._selection, self._limits = selection, limits
-        # Asked once: some look into files.
-        self._unavailable = {kind.name: kind.unavailable() for kind in selection.runtimes}
+        # Called once for each runtime: some read files.
+        self._unavailable = {
+            selected.name: selected.unavailable() for selected in selection.runtimes
+        }
         self._reasons: dict[tuple[str, str], str] = {}
-        self._forms: dict[str, GraphFile] = {}
+        self._graph_files: dict[str, GraphFile] = {}
         self._cases: dict[str, list[StoredCase]] = {}
         self._stack = ExitStack()
         self.add(graphs)
@@ -92,31 +100,36 @@ class Pool:
         self._stack.close()
 
     def add(self, graphs: Iterable[GraphFile]) -> None:
-        """Start processes for graphs that turned out later; of those known, note the form."""
-        forms = list(graphs)
-        self._forms |= {form.name: form for form in forms}
-        for form in forms:
-            for kind in self._selection.runtimes:
-                self._add(kind, form)
+        """Start processes for new graphs.
 
-    def _add(self, kind: Runtime, form: GraphFile) -> None:
-        place = kind.name, form.name
-        if place in self._reasons:
+        Update the descriptions of known graphs, and end the processes of runtimes that turn out
+        not to support them.
+        """
+        files = list(graphs)
+        self._graph_files |= {file.name: file for file in files}
+        for file in files:
+            for selected in self._selection.runtimes:
+                self._add(selected, file)
+
+    def _add(self, runtime: Runtime, file: GraphFile) -> None:
+        key = runtime.name, file.name
+        if key in self._reasons:
             return
-        reason = self._unavailable[kind.name] or known_limit(kind, form, self._forms.values())
+        others = self._graph_files.values()
+        reason = self._unavailable[runtime.name] or known_limit(runtime, file, others)
         if reason:
-            self._reasons[place] = reason
-            if place in self.workers:  # started before the form was known
-                self.workers.pop(place).close()
-        elif place not in self.workers:
-            worker = Worker(kind, self._limits, lazy=isinstance(kind, Launched))
-            self.workers[place] = self._stack.enter_context(worker)
+            self._reasons[key] = reason
+            if key in self.workers:  # started before the features of the graph were known
+                self.workers.pop(key).close()
+        elif key not in self.workers:
+            worker = Worker(runtime, self._limits, lazy=isinstance(runtime, CustomLaunch))
+            self.workers[key] = self._stack.enter_context(worker)
 
     @property
     def absent(self) -> list[Absent]:
         """The combinations that do not run, with the reason.
 
-        It is a failure if a required runtime runs no graph.
+        A required runtime must run at least one graph.
         """
         missed = self._selection.required - {name for name, _ in self.workers}
         return [
@@ -138,46 +151,48 @@ class Pool:
             folder: The folder of the graphs.
             inputs: The names of the inputs, in the order of their files.
             axes: The axes of every input and output, by name.
-            cases: Of which a graph gets those whose sizes it takes.
-            out: A folder for the outputs, which `outputs_of` finds there.
+            cases: The cases; each graph gets those whose sizes it accepts.
+            out: The folder for all outputs, of which `outputs_of` gives each case one.
         """
-        listed = list(cases)
-        for name, form in self._forms.items():
-            self._cases[name] = [case for case in listed if _takes(form, case)]
-        numbers = {case.name: number for number, case in enumerate(listed)}
+        all_cases = list(cases)
+        for name, file in self._graph_files.items():
+            self._cases[name] = [case for case in all_cases if _accepts(file, case)]
+        numbers = {case.name: number for number, case in enumerate(all_cases)}
         for (name, graph), worker in self.workers.items():
             files = [
                 (case.name, case.folder, outputs_of(out, name, graph, numbers[case.name]))
                 for case in self._cases[graph]
             ]
             decodes = [case.name for case in self._cases[graph] if case.kind == DECODE]
-            worker.send_job(folder / graph, inputs, files, self._forms[graph], axes, decodes)
-        self._line_up()
+            worker.send_job(folder / graph, inputs, files, self._graph_files[graph], axes, decodes)
+        self._chain_emulators()
 
-    def _line_up(self) -> None:
-        """Let emulated processes run one after the other: dozens at once would fill the memory."""
-        waiting = [w for w in self.workers.values() if isinstance(w.runtime, Launched)]
-        for worker, next_worker in itertools.pairwise(waiting):
+    def _chain_emulators(self) -> None:
+        """Let each emulated process start the next one: dozens at once would fill the memory."""
+        emulated = [w for w in self.workers.values() if isinstance(w.runtime, CustomLaunch)]
+        for worker, next_worker in itertools.pairwise(emulated):
             worker.next_worker = next_worker
-        if waiting:
-            waiting[0].launch()
+        if emulated:
+            emulated[0].launch()
 
-    def expected_of(self, graph: str) -> int:
+    def cases_of(self, graph: str) -> int:
         """Return the number of cases that each runtime received for a graph."""
         return len(self._cases[graph])
 
-    def expected(self) -> int:
+    def total_cases(self) -> int:
         """Return the number of cases of all processes together."""
-        return sum(self.expected_of(graph) for _, graph in self.workers)
+        return sum(self.cases_of(graph) for _, graph in self.workers)
 
 
-def _takes(form: GraphFile, case: StoredCase) -> bool:
-    # A decode is run in steps of as many tokens as the graph takes.
-    return case.kind == DECODE or form.takes(case.sizes)
+def _accepts(file: GraphFile, case: StoredCase) -> bool:
+    # A whole decode is run in steps, whose sizes the worker chooses to fit the graph.
+    return case.kind == DECODE or file.takes(case.sizes)
 
 
 def outputs_of(out: Path, runtime_name: str, graph: str, number: int) -> Path:
-    """Return the folder for the outputs of one case: by number, as names come from a file.
+    """Return the folder for the outputs of one case.
+
+    It is named by the number of the case, as names of cases come from files of others.
 
     Args:
         out: The folder of all outputs.

@@ -1,4 +1,4 @@
-"""Execution of a runtime in a process of its own, within limits."""
+"""Execution of a graph by a runtime in a worker process with limits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from attn_export.results import GraphFile, Outcome
 from attn_export.runtimes.child import Child, module_command
-from attn_export.runtimes.protocol import Facts, Launched, Limits, Options, Runtime
+from attn_export.runtimes.protocol import CustomLaunch, Facts, Limits, Options, Runtime
 from attn_export.temp_folders import scratch
 
 if TYPE_CHECKING:
@@ -24,11 +24,12 @@ CaseFiles = tuple[str, Path, Path]
 
 @dataclasses.dataclass(frozen=True)
 class CaseResult:
-    """A case that a process is done with.
+    """The result of one case, as the process reports it.
 
     Attributes:
+        case: The name of the case.
         outputs: The number of output files.
-        error: The error; empty if there was none.
+        error: The error message; empty if the case ran.
         seconds: The time that it took, if it was measured.
     """
 
@@ -39,19 +40,19 @@ class CaseResult:
 
 
 class Worker:
-    """One process for one graph. Started early, it imports its SDK while others work.
+    """A process that runs one graph. Started before its graph exists, it imports the SDK meanwhile.
 
     Args:
         runtime: The runtime.
-        limits: For the process.
-        lazy: Whether `launch` starts the process, and not the constructor.
+        limits: The limits of the process.
+        lazy: Whether to leave the start of the process to `launch`.
 
     Attributes:
-        outcome: The way in which it ended; `"ran"` only when every case was served.
-        reason: Why it did not run to its end; empty where it did.
-        loaded: Whether it came as far as its first case.
-        facts: Facts that it reported.
-        next_worker: A process to launch once results of this one are awaited, if any.
+        outcome: The outcome of the process; `"ran"` only if it answered every case.
+        reason: The reason that the outcome is not `"ran"`; else empty.
+        loaded: Whether the runtime loaded the graph.
+        facts: The limits, and the facts that the runtime reported.
+        next_worker: The process to launch when the results of this one are read, if any.
     """
 
     def __init__(self, runtime: Runtime, limits: Limits, *, lazy: bool = False) -> None:
@@ -62,9 +63,9 @@ class Worker:
         self.next_worker: Worker | None = None
         self._command = worker_command(runtime.name, limits.memory_mib or 0, limits.threads)
         self._environment: Mapping[str, str] | None = None
-        if isinstance(runtime, Launched):
-            self._command, self._environment = runtime.launched(self._command[1:])
-            limits = dataclasses.replace(limits, seconds=limits.seconds * runtime.patience)
+        if isinstance(runtime, CustomLaunch):
+            self._command, self._environment = runtime.launch_command(self._command[1:])
+            limits = dataclasses.replace(limits, seconds=limits.seconds * runtime.time_factor)
         self.limits = limits
         self.facts: Facts = {
             "threads": limits.threads,
@@ -84,30 +85,30 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """The process."""
+        """The process id; starts the process if it is not running."""
         return self.launch().pid
 
     def launch(self) -> Child:
-        """Start the process and send it its job, if there is one, unless it was started."""
+        """Start the process, unless it was started, and send it the job if there is one."""
         if self._child is not None:
             return self._child
         self._child = child = Child(self._command, self._environment)
-        if isinstance(self.runtime, Launched) and self.limits.memory_mib:
+        if isinstance(self.runtime, CustomLaunch) and self.limits.memory_mib:
             from attn_export.runtimes.ipc import limit_memory
 
-            # An emulator does not pass on the limit that the process sets itself.
-            limit_memory(self.limits.memory_mib + self.runtime.own_mib, child.pid)
+            # The limit that an emulated process sets for itself has no effect on the emulator.
+            limit_memory(self.limits.memory_mib + self.runtime.launcher_mib, child.pid)
         if self._job is not None:
             child.send(self._job)
         return child
 
-    def served(self) -> Iterator[CaseResult]:
-        """Yield the cases after they are served. Afterwards `outcome` and `reason` are set."""
+    def results(self) -> Iterator[CaseResult]:
+        """Yield the result of each case as it arrives. After the last, `outcome` is final."""
         child = self.launch()
         if self.next_worker is not None:
             self.next_worker.launch()
         yield from self._results_from(child)
-        self.close()  # its memory is for the next ones
+        self.close()  # to free its memory for the next process
 
     def _results_from(self, child: Child) -> Iterator[CaseResult]:
         while True:
@@ -117,7 +118,7 @@ class Worker:
                 self.outcome, self.reason = "hung", str(error)
                 return
             if event is None:
-                self.outcome, self.reason = "crashed", child.how_it_died()
+                self.outcome, self.reason = "crashed", child.describe_exit()
                 return
             if event["event"] == "case":
                 yield CaseResult(
@@ -134,31 +135,31 @@ class Worker:
         graph: Path,
         inputs: Sequence[str],
         cases: Sequence[CaseFiles],
-        form: GraphFile | None = None,
+        graph_file: GraphFile | None = None,
         axes: Mapping[str, Sequence[str | int]] | None = None,
         decodes: Collection[str] = (),
         options: Options | None = None,
     ) -> None:
-        """Send its graph and cases to the process; the inputs must be on disk by now.
+        """Send the graph and the cases to the process. The files of inputs must exist.
 
         Args:
             graph: The file.
             inputs: The names of the inputs, in the order of their files.
             cases: The cases to run.
-            form: The order of axes and the types in which it takes inputs and gives outputs, and
-                which of these share a buffer. Default: as the cases have them.
-            axes: The axes of every input and output, by name, if any case is decoded.
-            decodes: The names of cases that are run step by step.
-            options: Of the engine; the runtime must be `Tunable`.
+            graph_file: The layouts, dtypes and shared buffers of the graph. Default: those of the
+                cases.
+            axes: The axes of every input and output, by name. Required if there are `decodes`.
+            decodes: The names of the cases that are run as whole decodes, step by step.
+            options: Options of the engine. The runtime must be `Tunable`.
         """
-        form = form or GraphFile(graph.name)
+        graph_file = graph_file or GraphFile(graph.name)
         job = {
             "graph": str(graph),
             "options": dict(options or {}),
-            "layouts": {name: list(order) for name, order in form.layouts.items()},
-            "dtypes": dict(form.dtypes),
-            "bound": dict(form.bound),
-            "fixed": dict(form.fixed),
+            "layouts": {name: list(order) for name, order in graph_file.layouts.items()},
+            "dtypes": dict(graph_file.dtypes),
+            "bound": dict(graph_file.bound),
+            "fixed": dict(graph_file.fixed),
             "axes": {name: list(names) for name, names in (axes or {}).items()},
             "inputs": list(inputs),
             "cases": [
@@ -173,7 +174,7 @@ class Worker:
         }
         self._job = job
         if self._child is not None:
-            self._child.send(job)  # If it has ended by now, `served` reports how.
+            self._child.send(job)  # If the process has ended, `results` reports it.
 
     def close(self) -> None:
         """End the process and its children."""
@@ -181,7 +182,7 @@ class Worker:
             self._child.close()
 
     def _note(self, event: dict[str, Any]) -> bool:
-        """Keep a reported fact, and return whether it was the last event."""
+        """Store the content of an event, and return whether it was the last one."""
         match event["event"]:
             case "loaded":
                 self.loaded = True
@@ -200,26 +201,26 @@ def worker_command(name: str, memory_mib: int, threads: int) -> list[str]:
     """Return the command that starts a runtime's process.
 
     Args:
-        name: The runtime.
-        memory_mib: Its memory limit, in MiB.
-        threads: Threads for computing.
+        name: The name of the runtime.
+        memory_mib: The memory limit in MiB; 0 for none.
+        threads: The number of threads for computing.
     """
     return module_command("attn_export.runtimes.worker", name, memory_mib, threads)
 
 
-# -- a graph run once, on arrays, in a process of its own ---------------------------------------
+# -- runs on arrays, in a worker process that ends afterwards -----------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class RunResult:
-    """Result of a run.
+    """The result of `run_once`.
 
     Attributes:
-        outcome: `"ran"` if every case was served.
-        reason: Why not; empty where it ran.
-        outputs: Of each case that gave some, by name.
-        errors: The message with which a case was refused.
-        facts: Facts that the runtime reported.
+        outcome: `"ran"` if the process answered every case.
+        reason: The reason that the outcome is not `"ran"`; else empty.
+        outputs: The outputs by name, of each case that ran.
+        errors: The error message of each case that did not run.
+        facts: The facts that the runtime reported.
     """
 
     outcome: Outcome
@@ -230,7 +231,7 @@ class RunResult:
 
     @property
     def complaint(self) -> str:
-        """The reason that it ended, or the refusal of the first case; empty without either."""
+        """The reason of the outcome, or else the first error of a case; "" if there is neither."""
         return self.reason or next(iter(self.errors.values()), "")
 
 
@@ -239,17 +240,19 @@ def run_once(
     graph: Path,
     cases: Mapping[str, Arrays],
     limits: Limits,
-    form: GraphFile | None = None,
+    graph_file: GraphFile | None = None,
     options: Options | None = None,
 ) -> RunResult:
-    """Run cases in their order through one loaded graph.
+    """Load a graph in a worker process, run cases through it in order, and end the process.
 
     Args:
         runtime: The runtime; it must be `Tunable` if there are `options`.
         graph: The file.
-        cases: Inputs by name, under the name of each case; all of the same names.
-        limits: For the process.
-        form: The differences of the graph from the signature of the cases.
+        cases: The inputs of each case, by the name of the case; all cases must have the same
+            inputs.
+        limits: The limits of the process.
+        graph_file: The layouts, dtypes and shared buffers of the graph. Default: those of the
+            cases.
         options: Options of the engine.
     """
     from attn_export.tensorfile import read_outputs, write_tensors
@@ -262,12 +265,12 @@ def run_once(
             write_tensors(source, "input", inputs)
             files.append((name, source, folder / f"out_{number}"))
         names = list(next(iter(cases.values()), {}))
-        worker.send_job(graph.absolute(), names, files, form, options=options)
-        places = {name: target for name, _, target in files}
+        worker.send_job(graph.absolute(), names, files, graph_file, options=options)
+        folders = {name: target for name, _, target in files}
         outputs, errors = {}, {}
-        for served in worker.served():
-            if served.error:
-                errors[served.case] = served.error
+        for result in worker.results():
+            if result.error:
+                errors[result.case] = result.error
             else:
-                outputs[served.case] = read_outputs(places[served.case], served.outputs)
+                outputs[result.case] = read_outputs(folders[result.case], result.outputs)
         return RunResult(worker.outcome, worker.reason, outputs, errors, worker.facts)

@@ -1,17 +1,18 @@
-"""An engine in another language: a program that holds a graph and is fed over its pipes.
+"""Engines in other languages: programs that load a graph and run it on inputs from a pipe.
 
-The runtime's own process starts the program and stays between it and the job: it reads and writes
-tensor files, lays caches out and takes decodes step by step, so that a program has three things to
-do: load, run, answer. Its input and output (lines end with a newline; numbers are decimal; bytes
-are the elements in C order, little-endian; DTYPE is ONNX's `TensorProto.DataType`):
+The runtime's worker process starts the program. The worker reads and writes tensor files, converts
+layouts and decodes step by step, so that the program only loads the graph, runs it and sends the
+outputs. The protocol (lines end with a newline; numbers are decimal; bytes are the elements in C
+order, little-endian; DTYPE is ONNX's `TensorProto.DataType`):
 
     program:  loaded {"version": …, …}         once, a JSON object of facts; or `error TEXT`
-    us:       run INPUTS BOUND                 then so many tensors, then so many bound outputs
-              DTYPE RANK DIM … NAME            a tensor, its bytes follow
-              OUTPUT<tab>INPUT                 an output to put into an input's buffer, if it can
-    program:  outputs COUNT                    then so many tensors; or `error TEXT`
+    worker:   run INPUTS BOUND                 followed by INPUTS tensors, and BOUND bound outputs
+              DTYPE RANK DIM … NAME            a tensor, followed by its bytes
+              OUTPUT<tab>INPUT                 an output to write to an input's buffer, if possible
+    program:  outputs COUNT                    followed by COUNT tensors; or `error TEXT`
 
-At the end of its input the program ends. Its stderr is kept for the error message if it dies.
+The program ends when its input ends. Its stderr is that of the worker process, whose last line
+becomes part of the error message if the worker ends too.
 """
 
 from __future__ import annotations
@@ -27,27 +28,29 @@ from typing import IO, TYPE_CHECKING, Any
 
 from attn_export.runtimes.protocol import Engine, EngineDiedError, Facts
 
-# numpy comes in with the methods: `verify` starts its runtimes' processes first.
+# Methods import numpy, so that importing this module is fast.
 if TYPE_CHECKING:
     import numpy as np
 
 LONGEST_LINE = 1 << 16
+"""The largest number of bytes of a line of the protocol."""
+
 PATIENCE = 0.5
-"""Seconds that a program has to end by itself."""
+"""The number of seconds after which a program that does not end by itself is killed."""
 
 
 class ProgramEngine(Engine):
-    """A program that holds a graph.
+    """A program that has loaded a graph.
 
     Args:
-        command: The command line; the graph and the threads follow.
-        graph: The file.
-        threads: For computing.
-        environment: Additions to this process's environment.
+        command: The command line, to which the graph and the number of threads are appended.
+        graph: The file of the graph.
+        threads: The number of threads for computing.
+        environment: Variables to add to this process's environment.
 
     Raises:
-        EngineDiedError: If it ends before the graph is loaded, or sends an unexpected line.
-        RuntimeError: If it refuses the graph.
+        EngineDiedError: If the program ends before the graph is loaded, or sends an invalid line.
+        RuntimeError: If the program refuses the graph.
     """
 
     def __init__(
@@ -69,20 +72,24 @@ class ProgramEngine(Engine):
         assert self._process.stdout is not None
         self._in: IO[bytes] = self._process.stdin
         self._out: IO[bytes] = self._process.stdout
-        found = self._answer("loaded")
+        facts = self._expect("loaded")
         try:
-            self._facts: dict[str, Any] = json.loads(found)
+            self._facts: dict[str, Any] = json.loads(facts)
         except ValueError as error:
-            raise self._died(f"said {found[:80]!r} of itself") from error
+            raise self._died(f"said {facts[:80]!r} of itself") from error
 
     def run(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Run once.
+        """Run the graph once.
 
         Args:
             inputs: The inputs, by name.
             bound: Names of outputs that share the buffer of an input, with that input.
+
+        Raises:
+            EngineDiedError: If the program ends, or sends an invalid line.
+            RuntimeError: If the program reports an error.
         """
         try:
             self._in.write(f"run {len(inputs)} {len(bound)}\n".encode())
@@ -93,8 +100,8 @@ class ProgramEngine(Engine):
             self._in.flush()
         except BrokenPipeError as error:
             raise self._died("closed its input") from error
-        count = self._number(self._answer("outputs"))
-        return dict(self._received() for _ in range(count))
+        count = self._number(self._expect("outputs"))
+        return dict(self._receive() for _ in range(count))
 
     def facts(self) -> Facts:
         """Return the facts that the program sent when it loaded the graph."""
@@ -109,10 +116,10 @@ class ProgramEngine(Engine):
             raise ValueError(f"the name {name!r} holds a newline or a tab; rename it")
         dims = "".join(f" {size}" for size in array.shape)
         self._in.write(f"{CODES[array.dtype.name]} {array.ndim}{dims} {name}\n".encode())
-        # Its memory as bytes: `tobytes` would copy a cache of hundreds of MiB.
+        # The memory of the array itself: `tobytes` would copy a cache of hundreds of MiB.
         self._in.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
-    def _received(self) -> tuple[str, np.ndarray]:
+    def _receive(self) -> tuple[str, np.ndarray]:
         import numpy as np
 
         from attn_export.tensorfile import numpy_dtype
@@ -120,27 +127,27 @@ class ProgramEngine(Engine):
 
         line = self._line()
         try:
-            dtype, rank, rest = line.split(" ", 2)
-            *dims, name = rest.split(" ", int(rank))
+            code, rank, dims_and_name = line.split(" ", 2)
+            *dims, name = dims_and_name.split(" ", int(rank))
             shape = tuple(map(int, dims))
-            kind = numpy_dtype(DTYPES[int(dtype)])
+            dtype = numpy_dtype(DTYPES[int(code)])
         except (ValueError, KeyError) as error:
             raise self._died(f"said {line[:80]!r} where a tensor was due") from error
-        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         data = self._out.read(size)
         if len(data) < size:
             raise self._died(f"stopped within {name}")
-        return name, np.frombuffer(data, kind).reshape(shape)
+        return name, np.frombuffer(data, dtype).reshape(shape)
 
-    def _answer(self, wanted: str) -> str:
-        """Return the rest of a line that starts with the expected word."""
+    def _expect(self, expected: str) -> str:
+        """Read a line that must start with the expected word, and return the text after it."""
         line = self._line()
-        word, _, rest = line.partition(" ")
+        word, _, text = line.partition(" ")
         if word == "error":
-            raise RuntimeError(rest)
-        if word != wanted:
-            raise self._died(f"said {line[:80]!r} where {wanted!r} was due")
-        return rest
+            raise RuntimeError(text)
+        if word != expected:
+            raise self._died(f"said {line[:80]!r} where {expected!r} was due")
+        return text
 
     def _number(self, text: str) -> int:
         if not text.isdecimal():
@@ -153,17 +160,17 @@ class ProgramEngine(Engine):
             raise self._died("ended" if not line else f"said {line[:80]!r} without an end")
         return line[:-1].decode(errors="replace")
 
-    def _died(self, what: str) -> EngineDiedError:
-        """End the program, and return the error to raise; its reason includes the exit."""
+    def _died(self, problem: str) -> EngineDiedError:
+        """End the program, and return an error with the problem and the exit status."""
         code = self._end()
         if code is None:
-            return EngineDiedError(f"{self._name} {what}")
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return EngineDiedError(f"{self._name} {what}: {how}")
+            return EngineDiedError(f"{self._name} {problem}")
+        status = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return EngineDiedError(f"{self._name} {problem}: {status}")
 
 
 def _end(process: subprocess.Popen[bytes]) -> int | None:
-    """End a program; its exit code, or None if it had to be killed."""
+    """End a program; return its exit code, or None if it had to be killed."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):

@@ -1,6 +1,6 @@
 """Interface of a runtime, for the calling process and the process that runs it.
 
-To add one, write one file with a class that meets `Runtime`, and name it in `CLASSES`
+To add a runtime, write one file with a class that meets `Runtime`, and name it in `CLASSES`
 (`catalogue.py`). Its SDK is imported within its methods only.
 """
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# -- known limits: the rows of the tables in the runtimes' files --------------------------------
+# -- known limits: the entries of the tables in the runtimes' files -----------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Unsupported:
-    """Something that a runtime was seen not to do.
+    """A combination of graph features that a runtime was measured not to support.
 
     Attributes:
-        features: A graph that has all of them is concerned; `graph.requirements.features` names
-            them.
+        features: Names of features, as `graph.requirements.features` returns them. The entry
+            applies to every graph that has all of them.
         says: The runtime's message, or a description of its error.
     """
 
@@ -39,13 +39,15 @@ class Unsupported:
 
 
 def unsupported(*features: str, says: str) -> Unsupported:
-    """Return a row of a runtime's table."""
+    """Return an entry for a runtime's table of known limits."""
     return Unsupported(frozenset(features), says)
 
 
 Facts = dict[str, object]
+"""Facts about a run for the report, as JSON values: device, version, execution providers."""
+
 Options = Mapping[str, str]
-"""Options of an engine, named as in its documentation; they replace those that the runtime sets."""
+"""Options of an engine, named as in its documentation. They override those of the runtime."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +55,10 @@ class Limits:
     """Limits of a runtime's process.
 
     Attributes:
-        threads: Threads for computing.
-        seconds: Time without a sign of life (a loaded graph, a finished case) until the process
-            counts as hung.
-        memory_mib: Memory of the process beside mapped files; None where there is no limit.
+        threads: The number of threads for computing.
+        seconds: The time without a message (a loaded graph, a finished case) after which the
+            process counts as hung.
+        memory_mib: The memory of the process without mapped files, in MiB; None for no limit.
     """
 
     threads: int
@@ -65,7 +67,7 @@ class Limits:
 
     @classmethod
     def default(cls) -> Limits:
-        """Return all cores, 120 s, and three quarters of the machine's memory."""
+        """Return limits of all cores, 120 s, and three quarters of the machine's memory."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         memory = None
         if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
@@ -75,28 +77,32 @@ class Limits:
 
 
 class EngineDiedError(Exception):
-    """The end of the engine's program, or an invalid line from it: it sends nothing more."""
+    """The engine's program ended or sent an invalid line, so that it can run no further case."""
 
 
 class Engine(Protocol):
-    """A graph, loaded. Lives in the runtime's own process. Engines derive from it."""
+    """A loaded graph in the runtime's own process. Classes of engines derive from it."""
 
     def run(
         self, inputs: Mapping[str, np.ndarray], bound: Mapping[str, str]
     ) -> dict[str, np.ndarray]:
-        """Run once; the outputs by the graph's own names, in its order.
+        """Run the graph once.
 
         Args:
-            inputs: By name.
-            bound: Outputs to put into the buffer of an input, where the engine can.
+            inputs: The inputs, by name.
+            bound: The outputs to write into the buffer of an input, each with that input. An engine
+                that cannot do so allocates them instead.
+
+        Returns:
+            The outputs by the graph's own names, in its order.
 
         Raises:
-            Exception: Any error of the engine; it becomes this case's error.
+            Exception: Any error of the engine. It is reported as the error of this case.
         """
         ...
 
     def facts(self) -> Facts:
-        """Return the facts of the run: device, execution providers."""
+        """Return the facts of the run, such as device and execution providers."""
         ...
 
     def objection(self) -> str:
@@ -104,19 +110,22 @@ class Engine(Protocol):
         return ""
 
 
-class OwnOutputs(Engine, Protocol):
-    """An engine that allocates its outputs at every run."""
+class AllocatingEngine(Engine, Protocol):
+    """An engine that allocates its outputs at every run, and so ignores `bound`."""
 
     def run(
         self,
         inputs: Mapping[str, np.ndarray],
         bound: Mapping[str, str],  # noqa: ARG002 (no output shares a buffer)
     ) -> dict[str, np.ndarray]:
-        """Run once; the outputs by the graph's own names, in its order.
+        """Run the graph once.
 
         Args:
-            inputs: By name.
+            inputs: The inputs, by name.
             bound: Not used: no output shares the buffer of an input.
+
+        Returns:
+            The outputs by the graph's own names, in its order.
         """
         return self._run(inputs)
 
@@ -130,11 +139,11 @@ class Runtime(Protocol):
     device: str
     """Name of the device that it computes on: ``"cpu"``, ``"cuda"``, ``"browser"``."""
     dialects: frozenset[str]
-    """The forms of a graph that it can be given."""
+    """The dialects of the graphs that it can run."""
     measured: str
     """The version that `unsupported` was measured on."""
     unsupported: Sequence[Unsupported]
-    """Features that it lacks, of the dialects that it accepts."""
+    """The known limits within the dialects that it accepts."""
 
     def version(self) -> str | None:
         """Return the installed version, or None, without importing the SDK."""
@@ -145,7 +154,7 @@ class Runtime(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Import the SDK: called in the runtime's own process while it waits for its graph."""
+        """Import the SDK. The runtime's own process calls this before its graph is there."""
         ...
 
     def load(self, graph: Path, threads: int) -> Engine:
@@ -156,7 +165,7 @@ class Runtime(Protocol):
             threads: The number of threads.
 
         Raises:
-            Exception: Any error of the engine; it means a refusal of the graph.
+            Exception: Any error of the engine. It means that the engine refuses the graph.
         """
         ...
 
@@ -166,9 +175,9 @@ class PackagedRuntime(Runtime, Protocol):
 
     device: str = "cpu"
     packages: Sequence[str]
-    """The packages that may bring it; the first is the one to install."""
+    """The distributions that contain it; the first is the one to install."""
     modules: Sequence[str]
-    """The modules of the SDK; without the first it cannot run."""
+    """The modules of the SDK, which `prepare` imports; without the first it cannot run."""
 
     def version(self) -> str | None:
         """Return the installed version of the package."""
@@ -186,10 +195,11 @@ class PackagedRuntime(Runtime, Protocol):
 
 @runtime_checkable
 class Tunable(Protocol):
-    """A runtime whose results depend on options that a program may set in another way."""
+    """A runtime with options that change its results."""
 
     counter_options: Mapping[str, Options]
-    """Options for `explain`, each of which removes a source of differences, by their effect."""
+    """Options that `explain` tries, by a description of their effect. Each removes one possible
+    cause of differences."""
 
     def load_with(self, graph: Path, threads: int, options: Options) -> Engine:
         """Load a graph with options, in the runtime's own process.
@@ -206,19 +216,19 @@ class Tunable(Protocol):
 
 
 @runtime_checkable
-class Launched(Protocol):
-    """A runtime whose process is started by another program, such as an emulator."""
+class CustomLaunch(Protocol):
+    """A runtime whose process is started by a command of its own, such as that of an emulator."""
 
-    patience: float
-    """Factor on the time limits."""
-    own_mib: int
-    """Memory that the other program takes for itself, in MiB."""
+    time_factor: float
+    """The factor on the time limits."""
+    launcher_mib: int
+    """The memory that the emulator takes for itself, in MiB; 0 without one."""
 
-    def launched(self, words: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
-        """Return the command that runs Python, and its environment; None for this process's own.
+    def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
+        """Return the command that runs Python, and its environment; None for that of this process.
 
         Args:
-            words: The arguments after the path of the interpreter.
+            arguments: The arguments after the path of the interpreter.
         """
         ...
 
@@ -238,26 +248,28 @@ def installed_version(*distributions: str) -> str | None:
 # -- known limits, reported before a graph is tried ---------------------------------------------
 
 
-def known_limit(kind: Runtime, form: GraphFile, others: Iterable[GraphFile] = ()) -> str:
-    """Return the reason not to run a graph in a runtime, with the forms that fit; or "".
+def known_limit(runtime: Runtime, graph_file: GraphFile, others: Iterable[GraphFile] = ()) -> str:
+    """Return the reason that a runtime cannot run a graph and the dialects that fit, or "".
 
     Args:
-        kind: The runtime.
-        form: The graph.
-        others: Further forms of the same graph.
+        runtime: The runtime.
+        graph_file: The graph.
+        others: The graphs of the same bundle, from which the dialects that fit are taken.
     """
-    reason = _reason(kind, form)
+    reason = _reason(runtime, graph_file)
     if not reason:
         return ""
-    fitting = dict.fromkeys(o.dialect for o in others if o != form and not _reason(kind, o))
+    fitting = dict.fromkeys(
+        other.dialect for other in others if other != graph_file and not _reason(runtime, other)
+    )
     return reason + (f"; it runs {' and '.join(fitting)}" if fitting else "")
 
 
-def _reason(kind: Runtime, form: GraphFile) -> str:
-    if form.dialect not in kind.dialects:
-        return f"it is not for the {form.dialect} dialect"
-    for row in kind.unsupported:
-        if row.features <= set(form.features):
-            named = " with ".join(sorted(row.features))
-            return f"{kind.name} {kind.measured} does not do {named}: {row.says}"
+def _reason(runtime: Runtime, graph_file: GraphFile) -> str:
+    if graph_file.dialect not in runtime.dialects:
+        return f"it is not for the {graph_file.dialect} dialect"
+    for limit in runtime.unsupported:
+        if limit.features <= set(graph_file.features):
+            features = " with ".join(sorted(limit.features))
+            return f"{runtime.name} {runtime.measured} does not do {features}: {limit.says}"
     return ""

@@ -1,4 +1,4 @@
-"""PyTorch's `scaled_dot_product_attention`: graphs of one node Attention, as probes have them."""
+"""PyTorch's `scaled_dot_product_attention`, for graphs of one `Attention` node, as `probe` uses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     import onnx
 
 SLOTS = ("query", "key", "value", "attn_mask", "past_key", "past_value")
-"""The inputs of Attention that PyTorch's function has, too, or that are put before its keys."""
+"""The inputs of `Attention`, in order, that this engine supports."""
 
 
 class PyTorch:
-    """`pytorch`."""
+    """The runtime `pytorch`."""
 
     name = "pytorch"
     device = "cpu"
@@ -47,7 +47,7 @@ class PyTorch:
             threads: The number of threads.
 
         Raises:
-            ValueError: If the graph is not one node that the function can stand for.
+            ValueError: If the graph is not one `Attention` node, or uses what the function lacks.
         """
         import torch
 
@@ -58,17 +58,20 @@ class PyTorch:
 
 
 class SdpaEngine(Engine):
-    """A node Attention, run by the kernel that PyTorch chooses."""
+    """An `Attention` node, computed by the kernel that PyTorch chooses."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         operators = [node.op_type for node in graph.node]
         if operators != ["Attention"]:
             raise ValueError(f"PyTorch's function is one node Attention, not {operators}")
         node = graph.node[0]
-        attributes = {each.name: each.i for each in node.attribute}
-        others = [*(attributes.keys() - {"is_causal"}), *filter(None, node.input[len(SLOTS) :])]
-        if others:
-            raise ValueError(f"PyTorch's function has no {others[0]}")
+        attributes = {attribute.name: attribute.i for attribute in node.attribute}
+        unsupported = [
+            *(attributes.keys() - {"is_causal"}),
+            *filter(None, node.input[len(SLOTS) :]),
+        ]
+        if unsupported:
+            raise ValueError(f"PyTorch's function has no {unsupported[0]}")
         self._causal = bool(attributes.get("is_causal"))
         self._inputs = dict(zip(SLOTS, node.input, strict=False))
         self._outputs = list(node.output)
@@ -76,34 +79,34 @@ class SdpaEngine(Engine):
     def run(
         self,
         inputs: Mapping[str, np.ndarray],
-        bound: Mapping[str, str],  # noqa: ARG002 (torch gives new arrays)
+        bound: Mapping[str, str],  # noqa: ARG002 (torch allocates new outputs)
     ) -> dict[str, np.ndarray]:
-        """Run once. Past keys are put before the new ones, as in every layer with a cache.
+        """Run the node once, with past keys and values concatenated before the new ones.
 
         Args:
             inputs: The inputs, by name.
-            bound: Names of outputs that share the buffer of an input, with that input.
+            bound: Not used: no output shares the buffer of an input.
         """
         import torch
         from torch.nn.functional import scaled_dot_product_attention
 
-        given = {
+        tensors = {
             slot: torch.from_numpy(inputs[name].copy())
             for slot, name in self._inputs.items() if name
         }  # fmt: skip
 
-        def whole(name: str) -> Any:
-            past = given.get(f"past_{name}")
-            return given[name] if past is None else torch.cat([past, given[name]], dim=2)
+        def with_past(name: str) -> Any:
+            past = tensors.get(f"past_{name}")  # [B, Hkv, P, D]
+            return tensors[name] if past is None else torch.cat([past, tensors[name]], dim=2)
 
-        keys, values = whole("key"), whole("value")
+        keys, values = with_past("key"), with_past("value")
         with torch.inference_mode():
             output = scaled_dot_product_attention(
-                given["query"], keys, values, given.get("attn_mask"),
+                tensors["query"], keys, values, tensors.get("attn_mask"),
                 is_causal=self._causal, enable_gqa=True,
             )  # fmt: skip
-        found = (output, keys, values)
-        return {name: x.numpy() for name, x in zip(self._outputs, found, strict=False) if name}
+        outputs = (output, keys, values)
+        return {name: x.numpy() for name, x in zip(self._outputs, outputs, strict=False) if name}
 
     def facts(self) -> Facts:
         """Return the facts: it runs on the CPU."""

@@ -1,6 +1,7 @@
-"""Other releases of a runtime than the one that is installed: ``ort-cpu==1.25.1``.
+"""Releases of a runtime other than the installed one, such as ``ort-cpu==1.25.1``.
 
-A release lies in a folder of its own, and runs in a process that finds it there first.
+Each release is installed in a folder of its own. Its worker process has that folder first in
+Python's path.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ WHEELS: Final[Mapping[str, Sequence[str]]] = {
     "iree": ("iree-base-compiler", "iree-base-runtime"),
     "mnn": ("MNN",),
 }
-"""The packages on PyPI of each runtime that has releases there."""
+"""The PyPI packages of each runtime whose releases can be installed with pip."""
 
 NPM: Final[Mapping[str, str]] = {
     "node": "onnxruntime-node",
     "wasm": "onnxruntime-web",
     "webgpu": "onnxruntime-web",
 }
-"""The package on npm of each runtime that has releases there."""
+"""The npm package of each runtime whose releases can be installed with npm."""
 
 VERSION: Final = re.compile(r"\d{1,5}(\.\d{1,5}){1,3}")
 
@@ -45,24 +46,24 @@ VERSION: Final = re.compile(r"\d{1,5}(\.\d{1,5}){1,3}")
 class Release:
     """One release of a runtime.
 
-    Nothing is known of it beforehand: what it does is found out by running it.
+    It has no table of known limits: every graph is tried.
 
     Args:
         base: The runtime.
-        version: The release.
+        version: The version of the release.
 
     Attributes:
         name: ``"ort-cpu==1.25.1"``.
-        patience: Factor on the time limits.
-        own_mib: Memory for what starts it, in MiB.
+        time_factor: The factor on the time limits.
+        launcher_mib: 0, as no emulator starts it.
 
     Raises:
-        UsageError: If the runtime has no releases that can be installed, or it is no version.
+        UsageError: If releases of the runtime cannot be installed, or the version is malformed.
     """
 
     unsupported: Sequence[Unsupported] = ()
-    patience = 1.0
-    own_mib = 0
+    time_factor = 1.0
+    launcher_mib = 0
 
     def __init__(self, base: Runtime, version: str) -> None:
         if base.name not in {*WHEELS, *NPM}:
@@ -73,31 +74,31 @@ class Release:
         if not VERSION.fullmatch(version):
             raise UsageError(f"{version[:40]!r} is no version of {base.name}; give 1.25.1")
         self.measured = version
-        self._base = _placed(base, self._place(base.name)) if base.name in NPM else base
+        self._base = _in_folder(base, self._folder_name(base.name)) if base.name in NPM else base
         self.name = f"{base.name}{MARK}{version}"
         self.device, self.dialects = base.device, base.dialects
         self.counter_options = base.counter_options if isinstance(base, Tunable) else {}
 
-    def _place(self, base: str) -> str:
+    def _folder_name(self, base: str) -> str:
         return f"{FOLDER}/{NPM.get(base, base)}-{self.measured}"
 
     @property
     def folder(self) -> Path:
-        """The folder of its packages."""
-        return home() / self._place(self._base.name)
+        """The folder of the installed packages."""
+        return home() / self._folder_name(self._base.name)
 
     @property
     def npm_package(self) -> str:
-        """Its package on npm, or ""."""
+        """The npm package, or ""."""
         return NPM.get(self._base.name, "")
 
     @property
     def wheels(self) -> Sequence[str]:
-        """Its packages on PyPI."""
+        """The PyPI packages, if it has any."""
         return WHEELS.get(self._base.name, ())
 
     def version(self) -> str | None:
-        """Return its version, or None if it is not installed."""
+        """Return the version of the release, or None if it is not installed."""
         return self.measured if (self.folder / STAMP).is_file() else None
 
     def unavailable(self) -> str:
@@ -106,20 +107,20 @@ class Release:
             return f"it is not installed; run {setup_command(self.name)}"
         return self._base.unavailable() if self.npm_package else ""
 
-    def launched(self, words: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
-        """Return a command, and its environment, that finds this release first.
+    def launch_command(self, arguments: Sequence[str]) -> tuple[list[str], dict[str, str] | None]:
+        """Return the command that runs Python, and an environment that puts this release first.
 
         Args:
-            words: The arguments after the path of the interpreter.
+            arguments: The arguments after the path of the interpreter.
         """
         if self.npm_package:
-            return [sys.executable, *words], None
-        before = os.environ.get("PYTHONPATH")
-        path = os.pathsep.join([str(self.folder), *([before] if before else [])])
-        return [sys.executable, *words], {**os.environ, "PYTHONPATH": path}
+            return [sys.executable, *arguments], None
+        inherited = os.environ.get("PYTHONPATH")
+        path = os.pathsep.join([str(self.folder), *([inherited] if inherited else [])])
+        return [sys.executable, *arguments], {**os.environ, "PYTHONPATH": path}
 
     def prepare(self) -> None:
-        """Import its SDK."""
+        """Import the SDK of the release."""
         self._base.prepare()
 
     def load(self, graph: Path, threads: int) -> Engine:
@@ -147,27 +148,27 @@ class Release:
         return self._base.load_with(graph, threads, options)
 
 
-def _placed(base: Runtime, place: str) -> Runtime:
-    """Return a runtime in JavaScript whose packages are in another folder."""
+def _in_folder(base: Runtime, folder: str) -> Runtime:
+    """Return a JavaScript runtime whose packages are in another folder."""
     from attn_export.runtimes.javascript import Node, Wasm
 
     assert isinstance(base, Node | Wasm)
-    return type(base)(place)
+    return type(base)(folder)
 
 
 def installed() -> list[str]:
-    """Return the names of the releases that are installed, in order."""
-    found = []
+    """Return the names of the installed releases, sorted by runtime and version."""
+    names = []
     for base in (*WHEELS, *NPM):
-        start = f"{NPM.get(base, base)}-"
-        for path in (home() / FOLDER).glob(f"{start}*/{STAMP}"):
-            version = path.parent.name.removeprefix(start)
+        prefix = f"{NPM.get(base, base)}-"
+        for path in (home() / FOLDER).glob(f"{prefix}*/{STAMP}"):
+            version = path.parent.name.removeprefix(prefix)
             if VERSION.fullmatch(version):
-                found.append((base, version))
-    return sorted((f"{base}{MARK}{version}" for base, version in found), key=release_of)
+                names.append(f"{base}{MARK}{version}")
+    return sorted(names, key=release_of)
 
 
 def release_of(name: str) -> tuple[str, tuple[int, ...]]:
-    """Return the name of a runtime without its release, and the release as numbers, or none."""
+    """Split the name of a release into the runtime and the version; the version may be ()."""
     base, mark, version = name.partition(MARK)
     return base, tuple(map(int, version.split("."))) if mark else ()

@@ -1,4 +1,4 @@
-"""tract, in Rust, through its Python package."""
+"""tract, an engine in Rust, through its Python package."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from attn_export.dialect_names import PORTABLE, STANDARD
 from attn_export.runtimes.protocol import (
+    AllocatingEngine,
     Engine,
     Facts,
-    OwnOutputs,
     PackagedRuntime,
     Unsupported,
     unsupported,
@@ -46,7 +46,7 @@ UNSUPPORTED = (
 
 
 class Tract(PackagedRuntime):
-    """`tract`."""
+    """The runtime `tract`."""
 
     name = "tract"
     packages = ("tract",)
@@ -57,7 +57,7 @@ class Tract(PackagedRuntime):
 
     def prepare(self) -> None:
         """Import the SDK."""
-        # Where RUST_BACKTRACE is set, errors come with their stack, which takes longer than a run.
+        # If RUST_BACKTRACE is set, errors contain a stack trace, which takes longer than a run.
         os.environ["RUST_LIB_BACKTRACE"] = "0"
         super().prepare()
 
@@ -71,16 +71,16 @@ class Tract(PackagedRuntime):
         return TractEngine(graph)
 
 
-class TractEngine(OwnOutputs):
-    """A graph, ready to run."""
+class TractEngine(AllocatingEngine):
+    """A typed and optimised graph."""
 
     def __init__(self, graph: Path) -> None:
         import onnx
         import tract
 
-        # tract calls an output as the node that gives it.
-        ends = onnx.load(graph, load_external_data=False).graph
-        self._outputs = [value.name for value in ends.output]
+        # tract names an output after its node.
+        proto = onnx.load(graph, load_external_data=False).graph
+        self._outputs = [value.name for value in proto.output]
         model = tract.onnx().load(str(graph))
         self._inputs = [model.input_name(i) for i in range(model.input_count())]
         self._runnable = model.into_model().into_runnable()

@@ -1,8 +1,8 @@
-"""The runtime's own process: `python -m attn_export.runtimes.worker NAME LIMITS`.
+"""Main module of a runtime's process: `python -m attn_export.runtimes.worker NAME MIB THREADS`.
 
-Exchanges JSON, one object a line. It sends `ready`; it receives a graph and cases as files; it
-sends `loaded`, then `case` for each, then `done`, or `failed`. Tensors travel as ONNX TensorProto
-files, so that a runner in any language can do the same.
+The process exchanges JSON objects with its parent, one per line. It sends `ready` when the SDK is
+imported. Then it receives one job: paths of a graph and of the cases. It sends `loaded`, a `case`
+for each case, and `done`; or `failed` at any point. Tensors are passed as ONNX TensorProto files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from attn_export.errors import one_line
-from attn_export.runtimes.axis_order import in_order, laid_out
+from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.ipc import (
     EventWriter,
@@ -30,64 +30,71 @@ from attn_export.tensorfile import ArrayDict, read_tensors, write_tensors
 
 # -- whole decodes, step by step ----------------------------------------------------------------
 
-# One sequence is fed step by step into buffers that grow. The outputs of the steps are joined, and
-# compared with the truth of one run on the whole sequence.
+# A sequence is decoded step by step, in buffers that grow. The outputs of the steps are joined to
+# those that one run on the whole sequence should give.
 
 Axes = Mapping[str, Sequence[str | int]]
+"""The axes of every input and output by name, as in a manifest."""
 
 BATCH, NEW, CAPACITY_AXIS = "batch", "query_len", "capacity"
 PAST, PRESENT, LENGTHS = "past_", "present_", "past_length"
 
 BLOCK = 64
-"""Number of keys by which the buffers grow."""
+"""The number of keys by which the buffers grow."""
 
 PROMPT, CHUNK, EVERY = 5, 3, 10
-"""The tokens of the first step; later steps take one, but `CHUNK` at once every `EVERY` tokens."""
+"""The number of tokens of the first step, and of a larger step that comes once in `EVERY` tokens.
+All other steps have one token."""
 
 
 Run = Callable[[ArrayDict], ArrayDict]
+"""A function that runs the graph once."""
 
 
 def decode(run: Run, inputs: ArrayDict, axes: Axes, fixed: Mapping[str, int]) -> ArrayDict:
-    """Decode sequences: all rows together, or one after the other where the graph takes one row.
+    """Decode the sequences of a case step by step.
+
+    A graph with a fixed batch size of 1 gets one batch element after the other.
 
     Args:
-        run: Runs the graph once.
-        inputs: Of the whole sequences; the caches among them are empty, and as long.
-        axes: The names of the axes of every input and output.
-        fixed: The axes that have one size in the graph, as in `GraphFile`.
+        run: A function that runs the graph once.
+        inputs: The inputs of one run on the whole sequences, with empty caches.
+        axes: The axes of every input and output, by name.
+        fixed: The axes with a fixed size in the graph, as in `GraphFile`.
 
     Returns:
-        The outputs that one run on `inputs` should give.
+        The joined outputs, which must equal those of one run on `inputs`.
 
     Raises:
-        ValueError: If an output of a step has not the sizes of the step.
+        ValueError: If an output of a step does not have the sizes of the step.
         Exception: Any error of `run`.
     """
     single = fixed.get(NEW) == 1
     if fixed.get(BATCH) != 1:
         return _decode(run, inputs, axes, single=single)
-    batch = {name: axes[name].index(BATCH) for name in axes if BATCH in axes[name]}
-    rows = []
-    for row in range(inputs["query"].shape[batch["query"]]):
-        own = {
-            name: array.take([row], axis=batch[name]) if name in batch else array
+    batch_axes = {name: axes[name].index(BATCH) for name in axes if BATCH in axes[name]}
+    decoded = []
+    for index in range(inputs["query"].shape[batch_axes["query"]]):
+        element = {
+            name: array.take([index], axis=batch_axes[name]) if name in batch_axes else array
             for name, array in inputs.items()
         }
-        rows.append(_decode(run, own, axes, single=single))
+        decoded.append(_decode(run, element, axes, single=single))
     return {
-        name: np.concatenate([row[name] for row in rows], batch[name]) if name in batch else array
-        for name, array in rows[0].items()
+        name: np.concatenate([outputs[name] for outputs in decoded], batch_axes[name])
+        if name in batch_axes
+        else array
+        for name, array in decoded[0].items()
     }
 
 
 def _decode(run: Run, inputs: ArrayDict, axes: Axes, *, single: bool) -> ArrayDict:
-    """Decode all rows together; see `decode`."""
+    """Decode all batch elements together; `single` limits steps to one token."""
     total = inputs["query"].shape[axes["query"].index(NEW)]
     capacity_axes = {
-        n: axes[n].index(CAPACITY_AXIS)
-        for n in inputs
-        if n.startswith(PAST) and CAPACITY_AXIS in axes[n]
+        name: axes[name].index(CAPACITY_AXIS)
+        for name in inputs
+        if name.startswith(PAST) and CAPACITY_AXIS in axes[name]
     }
     caches = {name: _fit(inputs[name], at, 0) for name, at in capacity_axes.items()}
     cache_length = capacity = 0
@@ -96,39 +103,39 @@ def _decode(run: Run, inputs: ArrayDict, axes: Axes, *, single: bool) -> ArrayDi
         if cache_length + count > capacity:
             capacity += BLOCK
             caches = {name: _fit(caches[name], at, capacity) for name, at in capacity_axes.items()}
-        outputs = run(_piece(inputs, axes, cache_length, count, capacity) | caches)
-        _check(outputs, axes, {NEW: count, CAPACITY_AXIS: capacity}, cache_length)
+        outputs = run(_step_inputs(inputs, axes, cache_length, count, capacity) | caches)
+        _check_shapes(outputs, axes, {NEW: count, CAPACITY_AXIS: capacity}, cache_length)
         for name, array in outputs.items():
             if NEW in axes.get(name, ()):
-                part = _keys_as_whole(array, axes[name], capacity, total)
-                steps.setdefault(name, []).append(part)
+                resized = _resize_keys(array, axes[name], capacity, total)
+                steps.setdefault(name, []).append(resized)
         caches = {name: outputs[PRESENT + name.removeprefix(PAST)] for name in capacity_axes}
         cache_length += count
     return {
         name: np.concatenate(steps[name], axes[name].index(NEW))
         if name in steps
-        else _keys_as_whole(last, axes.get(name, ()), capacity, total)
-        for name, last in outputs.items()
+        else _resize_keys(array, axes.get(name, ()), capacity, total)
+        for name, array in outputs.items()
     }
 
 
 def _counts(total: int, *, single: bool) -> Iterator[int]:
     """Yield the number of tokens of each step."""
-    done = 0
-    while done < total:
-        chunk = CHUNK if done % EVERY == PROMPT - CHUNK else 1
-        wanted = 1 if single else chunk if done else PROMPT
-        count = min(wanted, total - done)
+    fed = 0
+    while fed < total:
+        chunk = CHUNK if fed % EVERY == PROMPT - CHUNK else 1
+        most = 1 if single else chunk if fed else PROMPT
+        count = min(most, total - fed)
         yield count
-        done += count
+        fed += count
 
 
-def _piece(
+def _step_inputs(
     inputs: ArrayDict, axes: Axes, cache_length: int, count: int, capacity: int
 ) -> ArrayDict:
-    """Return the inputs of some new tokens, without the caches; masks cover `capacity` keys."""
+    """Return the inputs of a step without its caches; masks are padded to `capacity` keys."""
     keys = cache_length + count
-    piece = {}
+    step = {}
     for name, array in inputs.items():
         part = array
         for at, axis in enumerate(axes[name]):
@@ -136,18 +143,20 @@ def _piece(
                 part = part.take(range(cache_length, keys), axis=at)
             elif axis == CAPACITY_AXIS:
                 part = _fit(_fit(part, at, keys), at, capacity)
-        piece[name] = part
-    return piece | {LENGTHS: np.full_like(inputs[LENGTHS], cache_length)}
+        step[name] = part
+    return step | {LENGTHS: np.full_like(inputs[LENGTHS], cache_length)}
 
 
-def _check(outputs: ArrayDict, axes: Axes, sizes: Mapping[str, int], cache_length: int) -> None:
-    """Raise ValueError for an output of other sizes: cut and put together it might look right."""
+def _check_shapes(
+    outputs: ArrayDict, axes: Axes, sizes: Mapping[str, int], cache_length: int
+) -> None:
+    """Raise ValueError for an output of a wrong shape, which cutting and joining could hide."""
     for name, array in outputs.items():
         named = axes.get(name, array.shape)
-        wanted = [
+        expected = [
             sizes.get(str(axis), size) for axis, size in zip(named, array.shape, strict=False)
         ]
-        if len(named) != array.ndim or list(array.shape) != wanted:
+        if len(named) != array.ndim or list(array.shape) != expected:
             raise ValueError(
                 f"{name} is {list(array.shape)} where its axes are {list(named)}, after "
                 f"{cache_length} tokens, with {sizes[NEW]} new ones and room for "
@@ -155,10 +164,10 @@ def _check(outputs: ArrayDict, axes: Axes, sizes: Mapping[str, int], cache_lengt
             )
 
 
-def _keys_as_whole(
+def _resize_keys(
     array: np.ndarray, axes: Sequence[str | int], capacity: int, total: int
 ) -> np.ndarray:
-    """Return an output whose axis of keys is cut to `total`; learned keys stay last."""
+    """Resize the axes of keys from `capacity` to `total` keys; learned keys stay at the end."""
     for at, axis in enumerate(axes):
         if isinstance(axis, str) and axis not in (BATCH, NEW):
             keys, learned = np.split(array, [capacity], axis=at)
@@ -167,42 +176,42 @@ def _keys_as_whole(
 
 
 def _fit(array: np.ndarray, axis: int, size: int) -> np.ndarray:
-    """Return an array of another size along an axis: cut, or padded with zeros."""
+    """Cut an axis of an array to a size, or pad it with zeros."""
     shape = list(array.shape)
     shape[axis] = size
     fitted = np.zeros(shape, array.dtype)
-    kept = tuple(slice(min(sizes)) for sizes in zip(array.shape, shape, strict=True))
-    fitted[kept] = array[kept]
+    common = tuple(slice(min(sizes)) for sizes in zip(array.shape, shape, strict=True))
+    fitted[common] = array[common]
     return fitted
 
 
 def main() -> None:
-    """Serve one graph, then end."""
+    """Load and run the graph of one job, then end."""
     name, memory_mib, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     send = EventWriter(private_stdout())
     jobs = jobs_from_stdin()
     limit_memory(memory_mib)
-    engine_kind = runtime(name)
+    target = runtime(name)
     try:
-        engine_kind.prepare()
+        target.prepare()
         send("ready")
         job = jobs.get()
         if job is None:
             return
-        _serve(_loaded(engine_kind, job, threads), job, send)
+        _run_cases(_load(target, job, threads), job, send)
     except Exception as error:
         send("failed", outcome=outcome_of(error), reason=one_line(error))
 
 
-def _loaded(kind: Runtime, job: dict[str, Any], threads: int) -> Engine:
+def _load(target: Runtime, job: dict[str, Any], threads: int) -> Engine:
     graph, options = Path(job["graph"]), job["options"]
     if not options:
-        return kind.load(graph, threads)
-    assert isinstance(kind, Tunable)
-    return kind.load_with(graph, threads, options)
+        return target.load(graph, threads)
+    assert isinstance(target, Tunable)
+    return target.load_with(graph, threads, options)
 
 
-def _serve(engine: Any, job: dict[str, Any], send: EventWriter) -> None:
+def _run_cases(engine: Any, job: dict[str, Any], send: EventWriter) -> None:
     send("loaded", facts=engine.facts())
     for case in job["cases"]:
         started = time.perf_counter()
@@ -211,7 +220,7 @@ def _serve(engine: Any, job: dict[str, Any], send: EventWriter) -> None:
             outputs = _outputs(engine, inputs, job, whole_decode=case["decode"])
         except Exception as error:
             if outcome_of(error) != "refused":
-                raise  # nothing more will come from this engine
+                raise  # the engine can run no further case
             send("case", name=case["name"], error=one_line(error))
             continue
         _store(outputs, Path(case["outputs"]))
@@ -240,8 +249,8 @@ def _outputs(
 ) -> ArrayDict:
     def run(inputs: ArrayDict) -> ArrayDict:
         layouts = job["layouts"]
-        taken = laid_out(inputs, layouts, job["dtypes"])
-        return in_order(engine.run(taken, job["bound"]), layouts)
+        converted = to_graph_layout(inputs, layouts, job["dtypes"])
+        return to_case_layout(engine.run(converted, job["bound"]), layouts)
 
     if not whole_decode:
         return run(inputs)

@@ -205,10 +205,10 @@ def verified(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, O
         runtime: The runtime.
         dialects: The dialects that are wanted, of those that the bundle has.
     """
-    from attn_export.jobs.explain_failures import explained
+    from attn_export.jobs.explain_failures import explain_failures
     from attn_export.jobs.verify import verify
 
-    report = explained(verify(folder, runtimes=[runtime]), folder)
+    report = explain_failures(verify(folder, runtimes=[runtime]), folder)
     graphs = {file.name: file.dialect for file in graph_files(read_manifest(folder))}
     return {
         name: _outcome(report, {g for g, dialect in graphs.items() if dialect == name}, folder)

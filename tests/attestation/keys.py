@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from attn_export.bundle import read_manifest, write_manifest
-from attn_export.jobs.sign import Trust, opened, sign
+from attn_export.jobs.sign import Trust, sign, signed_files
 
 PASSPHRASE = b"a passphrase"
 
@@ -71,5 +71,5 @@ def with_digests(bundle: Path) -> None:
 
 def signer_of(bundle: Path, key: Path) -> str:
     """Check the signature as `verify --trust` does, and return the signer."""
-    with opened(bundle, Trust(str(key))) as (_, signature):
+    with signed_files(bundle, Trust(str(key))) as (_, signature):
         return str(signature)

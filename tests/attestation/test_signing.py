@@ -16,7 +16,7 @@ from conftest import Cli, command
 from attn_export import verify
 from attn_export.bundle import MANIFEST, SIGNATURE, staging
 from attn_export.errors import BundleError, UsageError
-from attn_export.jobs.sign import Trust, opened, sign
+from attn_export.jobs.sign import Trust, sign, signed_files
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_verify_states_the_signature_in_every_output(bundle, keys, cli: Cli, tmp
 
 def test_what_runs_is_what_was_signed(signed, keys):
     trust = Trust(str(keys / "own.pub.pem"))
-    with opened(signed, trust) as (folder, _):
+    with signed_files(signed, trust) as (folder, _):
         before = (folder / "model.onnx").read_bytes()
         (signed / "model.onnx").write_bytes(b"changed after the check")
         assert not folder.is_relative_to(signed)

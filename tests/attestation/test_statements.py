@@ -22,7 +22,7 @@ from in_toto_attestation.v1.statement import Statement
 from attn_export import build, verify
 from attn_export.bundle import MANIFEST, REPORT, read_manifest, write_manifest
 from attn_export.errors import BundleError
-from attn_export.jobs.sign import Trust, opened, sign
+from attn_export.jobs.sign import Trust, sign, signed_files
 from attn_export.output_folder import sha256
 from attn_export.report.statements import BOM, STATEMENT, check_statements
 from attn_export.report.statements import test_result as statement_of
@@ -201,5 +201,5 @@ def test_a_bundle_with_statements_is_verified_signed_and_built_again(stated, cli
     assert done.returncode == 0, done.stderr
     assert build(small_spec(), copy, name="stated", evidence=True, **OPTIONS).passed
     assert (copy / STATEMENT).read_bytes() == before[STATEMENT]
-    with pytest.raises(BundleError, match="unsigned"), opened(copy, Trust("unused")):
+    with pytest.raises(BundleError, match="unsigned"), signed_files(copy, Trust("unused")):
         pass

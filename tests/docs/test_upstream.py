@@ -71,7 +71,7 @@ def test_a_script_prints_what_its_file_shows(name: str, need, tmp_path: Path):
     for release in releases(name):
         need(release)
     for release, shown in zip(releases(name), seen, strict=True):
-        command, environment = runtime(release).launched(["-c", script])
+        command, environment = runtime(release).launch_command(["-c", script])
         done = subprocess.run(
             command, cwd=tmp_path, env=environment or os.environ, capture_output=True, text=True,
         )  # fmt: skip

@@ -11,7 +11,7 @@ from conftest import small_spec
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.save import save_graphs
-from attn_export.jobs.dry_run import observed
+from attn_export.jobs.dry_run import observe
 from attn_export.jobs.forms import lower_all
 from attn_export.report.dry_run_report import best_lines
 from attn_export.runtimes.dry_run_results import (
@@ -107,7 +107,7 @@ def test_shared_heads_are_best_left_as_they_are_before_sm_80(tmp_path: Path):
     graphs, _ = lower_all(export(Subject.from_spec(spec)), ("standard", "ort", "cuda"))
     save_graphs({graph.file.name: graph.model for graph in graphs}, tmp_path)
     seen = [
-        observed(tmp_path, graph.file, card, (1, None, None))
+        observe(tmp_path, graph.file, card, (1, None, None))
         for graph in graphs if "decode" in graph.file.name
         for card in architectures_named(["sm_75", "sm_80"])
     ]  # fmt: skip

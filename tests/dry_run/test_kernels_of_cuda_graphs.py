@@ -15,7 +15,7 @@ from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.lower import DECODE, PREFILL, Lowered, lower
 from attn_export.graph.save import save_graphs
-from attn_export.jobs.dry_run import observed
+from attn_export.jobs.dry_run import observe
 from attn_export.runtimes.dry_run_results import Step, architectures_named
 
 pytestmark = pytest.mark.usefixtures("need_dry_run")
@@ -66,7 +66,7 @@ say(launches)
 
 def ran(graph: Lowered, folder: Path, arch: str, sizes: tuple[int, int, int]) -> Step:
     (card,) = architectures_named([arch])
-    found = observed(folder, graph.file, card, sizes)
+    found = observe(folder, graph.file, card, sizes)
     assert not found.refused
     assert not [node for node in found.elsewhere if node.is_attention]
     (step,) = found.steps

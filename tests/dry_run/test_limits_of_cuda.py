@@ -15,7 +15,7 @@ from shared import extended
 sys.path.append(str(ROOT / "tests" / "runtimes"))
 from subjects import SUBJECTS, shared_folder, stored
 
-from attn_export.jobs.dry_run import observed
+from attn_export.jobs.dry_run import observe
 from attn_export.runtimes.dry_run_results import architectures_named
 from attn_export.runtimes.ort_cuda import ROUNDED_INPUTS, OrtCuda
 from attn_export.runtimes.protocol import known_limit
@@ -37,7 +37,7 @@ def test_cuda_does_what_its_table_says(
         if ROUNDED_INPUTS in form.features:
             continue  # a dry run computes no numbers
         said = known_limit(OrtCuda(), form)
-        found = observed(Path(subject.folder), form, card, SIZES).problem
+        found = observe(Path(subject.folder), form, card, SIZES).problem
         assert bool(said) == bool(found), (
             f"{form.name} of {name}: the table says {said or 'that it runs'!r}, "
             f"but {found or 'it is placed on CUDA'}; {', '.join(form.features)}"

@@ -20,9 +20,9 @@ def set_up(need_dry_run):
 
 @pytest.mark.parametrize("library", stand_in.LIBRARIES)
 def test_every_function_that_the_provider_asks_for_has_a_stand_in(set_up, library):
-    wanted = stand_in._wanted(stand_in._provider())
+    wanted = stand_in._required_symbols(stand_in._provider())
     assert len(wanted) > 100
-    stand_in._check_symbols(library, wanted, stand_in._defined(BUILT / library))
+    stand_in._check_symbols(library, wanted, stand_in._defined_symbols(BUILT / library))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_provider_of_another_release_of_cuda_is_refused_by_its_library(tmp_pat
     provider = tmp_path / "provider.so"
     _compile("", provider, "-Wl,--no-as-needed", library)
     with pytest.raises(InstallError, match=r"is linked to libcudart\.so\.14, and there are"):
-        stand_in._check_libraries(stand_in._linked(provider))
+        stand_in._check_libraries(stand_in._linked_libraries(provider))
 
 
 def _compile(code, path, *arguments):

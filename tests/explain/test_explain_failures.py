@@ -53,13 +53,13 @@ def test_verify_says_why_everywhere(bundle: Path, wrong: Path, tmp_path: Path):
 def test_a_gate_that_the_rule_would_let_pass_is_not_explained(bundle: Path):
     report = verify(bundle, runtimes=["ort-cpu"], atol=0.0, rtol=0.0)
     assert not report.passed
-    assert explain_failures.explained(report, bundle).explanations == ()
+    assert explain_failures.explain_failures(report, bundle).explanations == ()
 
 
 def test_an_explanation_ends_when_its_time_is_over(bundle: Path, wrong: Path):
     report = verify(bundle, graph=wrong, runtimes=["ort-cpu"])
-    assert len(explain_failures.explained(report, bundle, wrong).explanations) == 1
-    assert explain_failures.explained(report, bundle, wrong, seconds=0.0).explanations == ()
+    assert len(explain_failures.explain_failures(report, bundle, wrong).explanations) == 1
+    assert explain_failures.explain_failures(report, bundle, wrong, seconds=0.0).explanations == ()
 
 
 def test_who_interrupts_an_explanation_has_the_report(
@@ -70,14 +70,14 @@ def test_who_interrupts_an_explanation_has_the_report(
 
     report = verify(bundle, graph=wrong, runtimes=["ort-cpu"])
     monkeypatch.setattr(job, "explain", interrupted)
-    said = explain_failures.explained(report, bundle, wrong)
+    said = explain_failures.explain_failures(report, bundle, wrong)
     assert said.explanations == ("ort-cpu: not explained: interrupted",)
     assert said.verdicts == report.verdicts
 
 
 def test_what_an_assertion_says_begins_with_the_cause(bundle: Path, wrong: Path):
     report = verify(bundle, graph=wrong, runtimes=["ort-cpu"])
-    said = failure(explain_failures.explained(report, bundle, wrong))
+    said = failure(explain_failures.explain_failures(report, bundle, wrong))
     assert said.startswith(f"no parity: ort-cpu, wrong.onnx: {CAUSE}")
     assert "array(" not in said
 
@@ -111,7 +111,7 @@ def test_a_node_that_nothing_can_compute_is_a_cause_with_code_and_json(cli: Cli,
     assert cause["node"] == "planted_row"
     assert "index 3 is out of bounds" in content["sentence"]
     report = verify(bundle_of("gqa"), graph=tmp_path / "changed.onnx", runtimes=["ort-cpu"])
-    (sentence,) = explain_failures.explained(
+    (sentence,) = explain_failures.explain_failures(
         report, bundle_of("gqa"), tmp_path / "changed.onnx"
     ).explanations
     assert "Gather planted_row cannot be computed" in sentence

@@ -21,7 +21,7 @@ from attn_export.graph.lower import written_out
 from attn_export.graph.lower.node_builder import Builder
 from attn_export.graph.lower.written_out import recognise_attention
 from attn_export.graph.lower.written_scores import Scores, read_scores
-from attn_export.jobs.lower import lower_file, lowered
+from attn_export.jobs.lower import lower_file, lower_here
 
 E, H, D = 32, 4, 8
 ORT = "model.ort.onnx"
@@ -165,7 +165,7 @@ def test_a_node_that_computes_something_else_is_taken_back(
     assert any("as one node, the attention that the module writes out" in n for n in report.notes)
     assert ORT not in json.loads((tmp_path / "b" / "manifest.json").read_text())["graphs"]
     with pytest.raises(GraphError, match="gives other numbers, for random numbers"):
-        lowered(str(tmp_path / "b" / "model.onnx"), str(tmp_path / "alone.onnx"), "ort")
+        lower_here(str(tmp_path / "b" / "model.onnx"), str(tmp_path / "alone.onnx"), "ort")
     assert not (tmp_path / "alone.onnx").exists()
 
 

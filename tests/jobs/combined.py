@@ -1,4 +1,4 @@
-"""Feature × cache × mask: what is built by a test, and listed in docs/spec.md."""
+"""Combinations of features, caches and masks, which a test builds and docs/spec.md lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cross-attention as others export it: a module, right and wrong graphs of it."""
+"""A cross-attention module of a user, with correct and wrong graphs of it."""
 
 from __future__ import annotations
 

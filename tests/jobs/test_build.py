@@ -1,4 +1,4 @@
-"""The main job, end to end, on real runtimes."""
+"""`build` from end to end, with real runtimes."""
 
 from __future__ import annotations
 

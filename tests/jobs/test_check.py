@@ -1,4 +1,4 @@
-"""`check` on graphs that others exported: what the ONNX standard allows is a warning."""
+"""`check` on graphs of any origin: it only warns of properties that the ONNX standard allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs that others made, judged by a module."""
+"""`compare`: graphs of any origin, judged by a module."""
 
 from __future__ import annotations
 

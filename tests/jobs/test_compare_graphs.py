@@ -1,4 +1,4 @@
-"""Graphs that others made, judged by another graph, and the command line of `compare`."""
+"""`compare`: graphs of any origin, judged by another graph; and its command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One bundle, several dialects: the same weights, the same golden vectors, each graph by itself."""
+"""Bundles with several dialects: the graphs share weights and golden vectors."""
 
 from __future__ import annotations
 
@@ -201,13 +201,13 @@ def test_outputs_in_another_order_of_axes_would_be_seen(
 
 def test_a_case_in_another_layout_is_the_same_case(tmp_path: Path):
     """Check that the runtime receives the transposed array, contiguous."""
-    from attn_export.runtimes.axis_order import in_order, laid_out
+    from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 
     array = np.arange(24.0, dtype=np.float32).reshape(1, 2, 3, 4)
     write_tensors(tmp_path, "input", {"v": array})
     job = {"layouts": {"v": [0, 2, 3, 1]}}
     read = read_tensors(tmp_path, "input", ["v"])
-    turned = laid_out(read, job["layouts"], {})
+    turned = to_graph_layout(read, job["layouts"], {})
     assert turned["v"].shape == (1, 3, 4, 2)
     assert turned["v"].flags.c_contiguous
-    assert np.array_equal(in_order(turned, job["layouts"])["v"], array)
+    assert np.array_equal(to_case_layout(turned, job["layouts"])["v"], array)

@@ -1,4 +1,4 @@
-"""float16 and bfloat16: judged in their own precision, and settled in float32."""
+"""float16 and bfloat16: judged in their own precision, and in float32 first."""
 
 from __future__ import annotations
 

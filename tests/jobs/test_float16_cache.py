@@ -1,4 +1,4 @@
-"""A cache in float16 beside a layer in float32: build, verify, decode, refusals."""
+"""A float16 cache of a float32 layer: build, verify, decode and refusals."""
 
 from __future__ import annotations
 

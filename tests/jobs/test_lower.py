@@ -14,7 +14,7 @@ from shared import extended, once
 from attn_export import AttentionSpec, build, verify
 from attn_export.cli import run
 from attn_export.graph import save
-from attn_export.jobs.lower import lowered
+from attn_export.jobs.lower import lower_here
 
 FEATURES: dict[str, dict[str, object]] = {
     "plain": {},
@@ -161,7 +161,7 @@ def test_large_weights_have_the_name_of_their_content_and_old_ones_go(
         with monkeypatch.context() as patch:
             patch.setattr(save, "EXTERNAL_ABOVE", 1)
             source = str(bundle / "model.onnx")
-            lowered(source, str(output), "portable")
+            lower_here(source, str(output), "portable")
         (data,) = set(output.parent.iterdir()) - {output, theirs}
         assert save.sha256(data).startswith(data.name.split(".")[2])
         assert verify(bundle, graph=output, runtimes=["ort-cpu"]).passed

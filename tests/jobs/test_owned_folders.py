@@ -1,4 +1,4 @@
-"""One rule for `build`, `kit` and `explain`: a folder is replaced only as they wrote it."""
+"""`build`, `kit` and `explain` replace a folder only if it is unchanged since they wrote it."""
 
 from __future__ import annotations
 

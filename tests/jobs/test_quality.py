@@ -1,4 +1,4 @@
-"""Budgets of quantised models: measured apart from the verdicts, stored, and judged again."""
+"""Budgets of quantised models: measured by `build`, stored, and judged again by `verify`."""
 
 from __future__ import annotations
 

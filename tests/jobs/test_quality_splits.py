@@ -1,4 +1,4 @@
-"""The distance of a quantised model by tensor, in rounding and clipping, and what explain says."""
+"""The distance of a quantised model by tensor, split by rounding and clipping, and `explain`."""
 
 from __future__ import annotations
 

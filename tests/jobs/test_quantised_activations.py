@@ -1,4 +1,4 @@
-"""Bundles whose activations are quantised: their graphs, their truth, and what is refused."""
+"""Bundles whose activations are quantised: graphs, truth and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`attn-export tune`: forms are measured, the fastest is kept, and nothing passes unjudged."""
+"""`attn-export tune`: it measures forms, keeps the fastest ones, and verifies the bundle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attn_export.bundle import MANIFEST, PAGE, SIGNATURE, read_manifest, write_m
 from attn_export.cli.bundle_commands import print_tuned
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.jobs import tune as job
-from attn_export.jobs.tune import Tuned, tune
+from attn_export.jobs.tune import TuningResult, tune
 
 PREFILL, DECODE = "model.ort.onnx", "model.ort.decode.onnx"
 BLOCKS, KERNEL_BLOCKS = "blocks of 64 queries", "kernels in blocks of 64 queries"
@@ -35,7 +35,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, **forms: str) -> None:
     monkeypatch.setattr(job, "_fastest", lambda name, _: chosen[name])
 
 
-def quickly(folder: Path) -> Tuned:
+def quickly(folder: Path) -> TuningResult:
     return tune(folder, prefill=[5], decode=[9], rounds=1, threads=1, turn_seconds=0.001)
 
 

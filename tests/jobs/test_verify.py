@@ -1,4 +1,4 @@
-"""Replaying a bundle: on other graphs, after damage, without torch."""
+"""`verify`: with other graphs, with damaged bundles, and without torch."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from attn_export.parity.golden import case_folders, read_golden
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.results import DECODE, Arrays, Golden, GraphFile
-from attn_export.runtimes.axis_order import in_order, laid_out
+from attn_export.runtimes.axis_order import to_case_layout, to_graph_layout
 from attn_export.runtimes.ort_cpu import OrtCpu
 from attn_export.runtimes.worker import decode
 from attn_export.spec import AttentionSpec
@@ -139,8 +139,8 @@ class Trials:
 
     def _run(self, engine, form: GraphFile, golden: Golden) -> Arrays:
         def run(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            outputs = engine.run(laid_out(inputs, form.layouts, form.dtypes), form.bound)
-            return in_order(outputs, form.layouts)
+            outputs = engine.run(to_graph_layout(inputs, form.layouts, form.dtypes), form.bound)
+            return to_case_layout(outputs, form.layouts)
 
         inputs = dict(golden.case.inputs)
         if golden.case.kind != DECODE:
@@ -167,8 +167,8 @@ class Trials:
 
     @staticmethod
     def _evaluated(evaluation: Evaluation, form: GraphFile, golden: Golden) -> Arrays:
-        values = evaluation.values(laid_out(golden.case.inputs, form.layouts, form.dtypes))
-        outputs = in_order(evaluation.outputs_of(values), form.layouts)
+        values = evaluation.values(to_graph_layout(golden.case.inputs, form.layouts, form.dtypes))
+        outputs = to_case_layout(evaluation.outputs_of(values), form.layouts)
         wanted = golden.expected
         return {
             name: narrowed(array, wanted[name].dtype) if is_floating(array.dtype) else array

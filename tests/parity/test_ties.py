@@ -11,7 +11,7 @@ from parity.made_golden import made_golden
 from torch import Tensor, nn
 
 from attn_export import Subject, build
-from attn_export.jobs.explain_failures import explained
+from attn_export.jobs.explain_failures import explain_failures
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.parity.ties import ORDERS, TieOrder
@@ -118,6 +118,6 @@ def test_only_what_is_tied_may_differ(got: list[int], status: str, says: str):
 def test_a_build_says_ties_and_passes_without(how: str, equal: bool, says: str, tmp_path):
     report = build(subject(how, equal=equal), tmp_path / "b", dialects=["standard"])
     assert report.passed == (not says)
-    explanations = explained(report, tmp_path / "b.failed").explanations
+    explanations = explain_failures(report, tmp_path / "b.failed").explanations
     assert len(explanations) == bool(says)
     assert all(said.startswith("ties: in ") and says in said for said in explanations)

@@ -1,4 +1,4 @@
-"""Bundles to decode with, and what their modules give in float64 for whole sequences."""
+"""Bundles for tests of decoding, and the float64 outputs of their modules for whole sequences."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SPECS: dict[str, AttentionSpec] = {
 
 DIALECTS = {"gqa, window, float16": ["standard", "cuda"]}
 JUDGED = ("gqa, rotary, mask", "mqa, window, positions", "mha, weights, float mask")
-"""Those that are built with a whole decode, in two runtimes; the others are only decoded with."""
+"""The specs whose bundles are built with a whole decode, in two runtimes."""
 
 
 def bundle_of(name: str) -> Path:
@@ -64,19 +64,19 @@ def bundle_of(name: str) -> Path:
 
 
 def report_of(name: str) -> Report:
-    """Return the report of its build."""
+    """Return the report of the build of a bundle."""
     report: Report = pickle.loads(Path(f"{bundle_of(name)}.report").read_bytes())
     return report
 
 
 def _built(name: str, folder: Path) -> Report:
-    """Build it; where it is only decoded with, with few cases."""
+    """Build a bundle; with few cases if it has no whole decode."""
     whole = name in JUDGED
     with pytest.MonkeyPatch.context() as patch:
         if not whole:
             patch.setattr(Cover, "chosen", lambda *_: [])
             patch.setattr(plan, "decode_case", lambda *_: (None, ""))
-            patch.setattr(jobs_build, "_settled", lambda *_: None)
+            patch.setattr(jobs_build, "_judge_in_float32", lambda *_: None)
         few = DIALECTS.get(name, ["standard", "ort"])
         report = build(
             SPECS[name], folder, dialects=["all"] if whole else few,
@@ -115,7 +115,7 @@ def _precise(name: str) -> torch.nn.Module:
 
 @dataclasses.dataclass(frozen=True)
 class Sequence:
-    """Random sequences of a batch, and pieces of them."""
+    """A batch of random sequences, from which pieces can be taken."""
 
     name: str
     inputs: Arrays
@@ -137,7 +137,7 @@ class Sequence:
         return cls(name, inputs)
 
     def piece(self, start: int, stop: int) -> Arrays:
-        """Return the inputs of some tokens, whose keys reach up to the last of them."""
+        """Return the inputs of some tokens; masks cover the keys up to the last token."""
         piece = {n: x[:, start:stop] for n, x in self.inputs.items() if n != "attn_mask"}
         if "attn_mask" in self.inputs:
             mask = self.inputs["attn_mask"][..., :stop]

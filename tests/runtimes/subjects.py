@@ -1,4 +1,4 @@
-"""Small subjects, one for each thing that a runtime may not do, and what runtimes make of them."""
+"""Small subjects, one for each feature that a runtime may not support, and runs of them."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _made(name: str, folder: Path) -> Stored:
     return Stored(folder, tuple(graph.file for graph in graphs), axes, tuple(written), named)
 
 
-def what_is_wrong(kind: Runtime, subject: Stored, form: GraphFile, out: Path) -> str:
+def what_is_wrong(target: Runtime, subject: Stored, form: GraphFile, out: Path) -> str:
     """Return the reason that a runtime cannot run a graph, or its wrong results; or "".
 
     The support table of the runtime is ignored.
@@ -180,16 +180,16 @@ def what_is_wrong(kind: Runtime, subject: Stored, form: GraphFile, out: Path) ->
     decodes = [case.name for case in cases if case.kind == DECODE]
     inputs = list(next(iter(subject.goldens.values())).case.inputs)
     problems, count = [], 0
-    with Worker(kind, LIMITS) as worker:
+    with Worker(target, LIMITS) as worker:
         graph = subject.folder / form.name
         worker.send_job(graph, inputs, list(files.values()), form, subject.axes, decodes)
-        for served in worker.served():
+        for result in worker.results():
             count += 1
-            if served.error:
-                problems.append(f"{served.case}: {served.error}")
+            if result.error:
+                problems.append(f"{result.case}: {result.error}")
                 continue
-            outputs = read_outputs(files[served.case][2], served.outputs)
-            verdicts = judge(kind.name, form.name, subject.goldens[served.case], outputs)
+            outputs = read_outputs(files[result.case][2], result.outputs)
+            verdicts = judge(target.name, form.name, subject.goldens[result.case], outputs)
             problems += list(_failures(verdicts))
     if worker.outcome != "ran":
         return f"{worker.outcome}: {worker.reason}"

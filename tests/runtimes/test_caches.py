@@ -1,4 +1,4 @@
-"""The buffers of a session: written in place, grown, reordered, and its own."""
+"""The buffers of a `DecodeSession`: they are written in place, grown and reordered."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_step_copies_the_cache_and_each_writes_into_it(name: str, dialect: st
         else:
             assert addresses(session) != at
             at, moves = addresses(session), moves + 1
-        assert not session._ready.outputs.keys() & {"present_key", "present_value"}
+        assert not session._bound_graph.outputs.keys() & {"present_key", "present_value"}
         for past, held in before.items():
             written = usual(session, past, buffers(session)[past])
             close(name, written[:, :, start], wanted[past.replace("past", "present")][:, :, start])
@@ -83,7 +83,7 @@ def test_what_a_step_gave_stays_as_it_was_and_what_was_given_is_the_callers(name
     kept = {n: array.copy() for n, array in given.items()}
     first = session.step(**given)
     copies = {n: array.copy() for n, array in first.items()}
-    own = [*session._ready.inputs.values(), *session._ready.outputs.values()]
+    own = [*session._bound_graph.inputs.values(), *session._bound_graph.outputs.values()]
     for array in (*first.values(), *given.values()):
         assert not any(np.shares_memory(array, buffer) for buffer in own)
     for n, array in given.items():

@@ -1,4 +1,4 @@
-"""No silent CUDA: a session that asked for CUDA and ran on the CPU does not count."""
+"""Proof of CUDA: a session that requests CUDA and runs on the CPU does not count."""
 
 from __future__ import annotations
 

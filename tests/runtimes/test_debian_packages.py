@@ -1,4 +1,4 @@
-"""Files out of Debian's packages, from an archive, and the tools that `c` and `cpp` need."""
+"""Download and extraction of Debian packages, and the tools that `c` and `cpp` require."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_the_headers_of_the_package_are_put_into_the_folder(archive: Path, tmp_path: Path):
     said: list[str] = []
-    debian_packages.bring_headers(tmp_path / "ort" / "include", said.append)
+    debian_packages.download_headers(tmp_path / "ort" / "include", said.append)
     found = {path.name: path.read_bytes() for path in (tmp_path / "ort" / "include").iterdir()}
     assert found == HEADERS
     assert said == ["downloading libonnxruntime-dev"]
@@ -76,14 +76,14 @@ def test_a_package_that_is_not_the_one_of_the_index_is_refused(archive: Path, tm
     with pytest.raises(
         InstallError, match=r"dev.deb has not the digest .* put ONNX Runtime's headers of a release"
     ):
-        debian_packages.bring_headers(tmp_path / "ort" / "include", lambda _: None)
+        debian_packages.download_headers(tmp_path / "ort" / "include", lambda _: None)
     assert not (tmp_path / "ort").exists()
 
 
 def test_an_archive_that_cannot_be_reached_is_one_line(archive: Path, tmp_path: Path):
     (archive / "dev.deb").unlink()
     with pytest.raises(InstallError, match="404") as refused:
-        debian_packages.bring_headers(tmp_path / "ort" / "include", lambda _: None)
+        debian_packages.download_headers(tmp_path / "ort" / "include", lambda _: None)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "ort").exists()
 

@@ -19,7 +19,7 @@ from attn_export.parity.golden import case_folders
 from attn_export.report.progress import Progress
 from attn_export.results import Case, Golden, Verdict
 from attn_export.runtimes.catalogue import runtime
-from attn_export.runtimes.emulated_cpu import cpus, emulated
+from attn_export.runtimes.emulated_cpu import cpus, emulated_runtimes
 from attn_export.runtimes.install_folder import VARIABLE
 from attn_export.runtimes.process import run_once
 from attn_export.runtimes.protocol import Limits
@@ -131,14 +131,14 @@ def test_a_processor_whose_instructions_are_not_emulated_is_refused(need):
     need(X86)
     reason = runtime("ort-cpu@icelake-server").unavailable()
     assert reason.startswith("the emulator has no avx512f, ")
-    assert "ort-cpu@icelake-server" not in emulated(["all"])
-    assert {ARM, X86, NO_HALF} <= set(emulated(["all"]))
+    assert "ort-cpu@icelake-server" not in emulated_runtimes(["all"])
+    assert {ARM, X86, NO_HALF} <= set(emulated_runtimes(["all"]))
 
 
 @pytest.mark.parametrize("name", ["pentium", "", "../haswell"])
 def test_an_unknown_processor_is_refused_with_the_list(name: str):
     with pytest.raises(UsageError, match=r"unknown CPU .*; choose from cortex-a72, "):
-        emulated([name])
+        emulated_runtimes([name])
     with pytest.raises(UsageError, match="unknown CPU"):
         runtime(f"ort-cpu@{name}")
 

@@ -1,4 +1,4 @@
-"""One bundle in all runtimes: what is right is green in each, what is wrong is red in each."""
+"""One bundle in all runtimes: correct graphs pass in each, and wrong graphs fail in each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wrong(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the same graphs, with the softmax scale of a head dimension one larger."""
+    """Return the same graphs with a wrong softmax scale, that of a head dimension larger by 1."""
     folder = tmp_path_factory.mktemp("wrong")
     model = load_graph(bundle / "model.onnx")
     for node in model.graph:
@@ -70,7 +70,7 @@ def test_it_passes_in_every_form_that_it_runs(name: str, bundle: Path, need: Nee
 FORMS = ("model.onnx", "model.portable.onnx", "model.ort.onnx")
 PAIRS = [(name, form) for name in sorted(ALWAYS) for form in FORMS]
 SLOW = {("wasm", "model.portable.onnx"), ("wasm", "model.ort.onnx")}
-"""Forms that `--all` tries in a browser: Node.js runs each of them by the same code."""
+"""Graphs that only `--all` runs in a browser: Node.js runs all of them with the same code."""
 
 
 @pytest.mark.parametrize("pair", extended(PAIRS, lambda pair: pair not in SLOW), ids="-".join)

@@ -1,4 +1,4 @@
-"""node, wasm and webgpu: right in every dialect that fits, and gone when they are ended."""
+"""node, wasm and webgpu: they pass in every dialect that fits, and leave no process."""
 
 from __future__ import annotations
 
@@ -135,14 +135,14 @@ VICTIMS = {
 @pytest.mark.every(2)
 def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own_tmp: Path):
     worker = running("node" if victim == "node" else "wasm")
-    served = worker.served()
-    next(served)
+    results = worker.results()
+    next(results)
     found = processes(own_tmp)
     pids = [pid for pid, command in found.items() if re.match(VICTIMS[victim], command)]
     assert pids, found
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
-    assert not [case for case in served if case.error]
+    assert not [case for case in results if case.error]
     assert worker.outcome == "crashed", worker.reason
     assert worker.reason.startswith("EngineDiedError: node ")
     assert "\n" not in worker.reason
@@ -155,7 +155,7 @@ def test_what_is_killed_has_crashed_and_leaves_nothing(victim: str, running, own
 @pytest.mark.every(2)
 def test_nothing_is_left_when_who_asked_is_gone(name: str, how: str, running, own_tmp: Path):
     worker = running(name)
-    next(worker.served())
+    next(worker.results())
     if how == "worker is killed":
         os.kill(worker.pid, signal.SIGKILL)
     elif how == "worker is closed":

@@ -1,4 +1,4 @@
-"""Wrong answers that runtimes give without an error, each with and without what avoids it.
+"""Wrong outputs of runtimes without an error, each with and without the option that avoids it.
 
 That a fault is still there is shown by a test that is expected to fail: when a runtime mends it,
 that test passes, which pytest reports, and what avoids the fault can go.

@@ -1,4 +1,4 @@
-"""The runtimes `c` and `cpp`: programs of ours, which can be killed, talk nonsense, or be gone."""
+"""The runtimes `c` and `cpp`, and programs that are killed, send invalid lines or are missing."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_it_refuses_is_said_in_its_words_and_on_one_line(name: str, tmp_pat
     (tmp_path / "m.onnx").write_bytes(b"no graph")
     with Worker(runtime(name), LIMITS) as worker:
         worker.send_job(tmp_path / "m.onnx", ["x"], [])
-        assert not list(worker.served())
+        assert not list(worker.results())
     assert worker.outcome == "refused"
     assert "m.onnx" in worker.reason
     assert "\n" not in worker.reason
@@ -168,11 +168,11 @@ def start(worker: Worker, bundle: Path, out: Path) -> None:
 def test_a_program_that_is_killed_has_crashed(name: str, bundle: Path, tmp_path: Path):
     with Worker(runtime(name), LIMITS) as worker:
         start(worker, bundle, tmp_path)
-        served = worker.served()
-        next(served)  # it is in the midst of its cases
+        results = worker.results()
+        next(results)  # it is in the midst of its cases
         pid = program_under(worker)
         os.kill(pid, signal.SIGKILL)
-        list(served)
+        list(results)
         assert worker.outcome == "crashed"
         assert "signal 9" in worker.reason
         assert "serve" in worker.reason
@@ -193,7 +193,7 @@ def test_a_program_that_stands_still_has_hung_and_is_ended(name: str, bundle: Pa
         start(worker, bundle, tmp_path)
         pid = program_under(worker)
         os.kill(pid, signal.SIGSTOP)
-        list(worker.served())
+        list(worker.results())
         assert worker.outcome == "hung"
     wait_until_gone(pid)
 
@@ -220,7 +220,7 @@ def test_a_program_that_talks_nonsense_has_crashed(
     monkeypatch.setenv(install_folder.VARIABLE, str(tmp_path / "home"))
     with Worker(runtime(name), LIMITS) as worker:
         start(worker, bundle, tmp_path / "out")
-        list(worker.served())
+        list(worker.results())
         assert worker.outcome == "crashed"
         assert says in worker.reason
         assert "\n" not in worker.reason

@@ -1,4 +1,4 @@
-"""Graphs that cannot run: reported before they are tried, with the forms that can run."""
+"""Graphs that a runtime cannot run: reported before they run, with the dialects that fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runtime's process: however it ends, that is one result with one reason."""
+"""A runtime's process: each way in which it ends is one outcome with one reason."""
 
 from __future__ import annotations
 
@@ -54,18 +54,18 @@ def test_each_engine_runs_every_case_through_one_loaded_graph(bundle: Path, name
     files = [(case.name, case.folder, tmp_path / case.name) for case in cases]
     with Worker(runtime(name), LIMITS) as worker:
         worker.send_job(bundle / "model.onnx", inputs, files)
-        served = list(worker.served())
-    assert [s.case for s in served] == [case.name for case in cases]
+        results = list(worker.results())
+    assert [s.case for s in results] == [case.name for case in cases]
     assert (worker.outcome, worker.reason) == ("ran", "")
-    assert {s.outputs for s in served} == {3}
-    assert not any(s.error for s in served)
+    assert {s.outputs for s in results} == {3}
+    assert not any(s.error for s in results)
 
 
 def test_a_process_that_is_killed_has_crashed_with_its_signal(bundle: Path, tmp_path: Path):
     with Worker(runtime("ort-cpu"), LIMITS) as worker:
         os.kill(worker.pid, signal.SIGKILL)
         worker.send_job(bundle / "model.onnx", [], [])
-        assert list(worker.served()) == []
+        assert list(worker.results()) == []
     assert worker.outcome == "crashed"
     assert "SIGKILL" in worker.reason
 
@@ -74,7 +74,7 @@ def test_a_process_that_stands_still_has_hung_and_is_ended(bundle: Path):
     with Worker(runtime("ort-cpu"), Limits(threads=1, seconds=1.5, memory_mib=None)) as worker:
         os.kill(worker.pid, signal.SIGSTOP)
         worker.send_job(bundle / "model.onnx", [], [])
-        assert list(worker.served()) == []
+        assert list(worker.results()) == []
         pid = worker.pid
     assert worker.outcome == "hung"
     assert "1.5 s" in worker.reason
@@ -88,7 +88,7 @@ def test_a_process_over_its_memory_is_out_of_memory_not_crashed(name: str, tmp_p
     case = one_case(tmp_path, big)
     with Worker(runtime(name), Limits(threads=1, seconds=60, memory_mib=300)) as worker:
         worker.send_job(model(tmp_path / "m.onnx", "Exp"), ["x"], [case])
-        list(worker.served())
+        list(worker.results())
     assert worker.outcome == "out of memory"
     assert worker.facts["memory_limit_mib"] == 300
 
@@ -98,10 +98,10 @@ def test_a_graph_that_the_engine_does_not_know_is_refused_in_its_words(name: str
     graph = model(tmp_path / "m.onnx", "NoSuchOperator", domain="com.nobody")
     with Worker(runtime(name), LIMITS) as worker:
         worker.send_job(graph, ["x"], [one_case(tmp_path, np.zeros(3, np.float32))])
-        served = list(worker.served())
+        results = list(worker.results())
     # The reference evaluator finds out at the first case, ONNX Runtime when it loads.
-    reason = worker.reason or served[0].error
-    assert worker.outcome == "refused" or served[0].error
+    reason = worker.reason or results[0].error
+    assert worker.outcome == "refused" or results[0].error
     assert "NoSuchOperator" in reason
     assert "\n" not in reason
 
@@ -120,7 +120,7 @@ def test_a_case_that_fails_does_not_take_the_next_one_with_it(bundle: Path, tmp_
     files = [("wrong", broken, tmp_path / "a"), (cases[0].name, cases[0].folder, tmp_path / "b")]
     with Worker(runtime("ort-cpu"), LIMITS) as worker:
         worker.send_job(bundle / "model.onnx", inputs, files)
-        wrong, right = worker.served()
+        wrong, right = worker.results()
     assert "31" in wrong.error
     assert "\n" not in wrong.error
     assert not right.error
@@ -140,7 +140,7 @@ def test_an_engine_that_prints_garbage_or_ends_is_a_crash_with_its_last_words(
     monkeypatch.setattr(process, "worker_command", lambda *_: [sys.executable, "-c", program])
     with Worker(runtime("ort-cpu"), LIMITS) as worker:
         worker.send_job(bundle / "model.onnx", [], [])
-        assert list(worker.served()) == []
+        assert list(worker.results()) == []
     assert worker.outcome == "crashed"
     assert said in worker.reason
     assert "\n" not in worker.reason
@@ -161,7 +161,7 @@ def test_what_an_engine_prints_to_stdout_does_not_disturb_the_conversation(
         worker.send_job(
             bundle / "model.onnx", inputs, [(cases[0].name, cases[0].folder, tmp_path / "out")]
         )
-        assert len(list(worker.served())) == 1
+        assert len(list(worker.results())) == 1
     assert worker.outcome == "ran"
 
 

@@ -1,4 +1,4 @@
-"""Output of programs in other languages, valid or not, and its treatment."""
+"""Valid and invalid output of programs in other languages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every wrong use of a session is one line that says what to do, and leaves it as it was."""
+"""Wrong uses of a `DecodeSession`: the error states the remedy, and the session is unchanged."""
 
 from __future__ import annotations
 
@@ -182,8 +182,10 @@ def test_what_onnx_runtime_says_is_one_line(monkeypatch: pytest.MonkeyPatch):
         raise RuntimeError("it\nfailed")
 
     session.step(**TOKEN)
-    monkeypatch.setattr(session._ready, "_session", type("S", (), {"run_with_iobinding": fail})())
-    session._ready._session.run_with_iobinding = fail
+    monkeypatch.setattr(
+        session._bound_graph, "_session", type("S", (), {"run_with_iobinding": fail})()
+    )
+    session._bound_graph._session.run_with_iobinding = fail
     refused(RuntimeFailure, "RuntimeError: it failed", session.step, **SEQUENCE.piece(6, 7))
 
 

@@ -1,4 +1,4 @@
-"""Other releases of runtimes: their names, their folders, and what runs in them."""
+"""Other releases of runtimes: their names, folders and runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attn_export.errors import UsageError
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.install import install_release, published
 from attn_export.runtimes.install_folder import STAMP, VARIABLE
-from attn_export.runtimes.protocol import Launched
+from attn_export.runtimes.protocol import CustomLaunch
 from attn_export.runtimes.release import FOLDER, installed, release_of
 
 BAD = [
@@ -68,7 +68,7 @@ def test_a_release_has_the_dialects_of_its_runtime_and_no_known_limits():
     assert base.unsupported
     assert not kind.unsupported
     assert kind.measured == "2025.1.0"
-    assert isinstance(kind, Launched)
+    assert isinstance(kind, CustomLaunch)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Step by step a session gives what the module gives for the whole sequence in float64."""
+"""The steps of a `DecodeSession` equal one float64 run of the module on the whole sequence."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_step_is_that_of_the_whole_sequence(name: str, dialect: str, rows:
 
 
 def weights_at(name: str, wanted: Arrays, start: int, stop: int) -> np.ndarray:
-    """Return the weights of some tokens, over the keys so far and the learned ones."""
+    """Return the attention weights of some tokens, over the keys so far and the learned keys."""
     rows = wanted["attn_weights"][:, :, start:stop]
     learned = rows.shape[-1] - SPECS[name].added_keys
     return np.concatenate([rows[..., :stop], rows[..., learned:]], axis=-1)
@@ -96,7 +96,7 @@ def alone(sequence: Sequence, row: int) -> np.ndarray:
 
 
 def of_rows(sequence: Sequence, held: np.ndarray) -> Arrays:
-    """Return the next token of each row; the mask is as long as the longest of them."""
+    """Return the next token of each batch element, with a mask for the largest number of keys."""
     rows = np.arange(len(held))
     found = {n: x[rows, held][:, None] for n, x in sequence.inputs.items() if n != "attn_mask"}
     if "attn_mask" in sequence.inputs:

@@ -1,4 +1,4 @@
-"""A sequence is fed step by step, and what comes out is put together again."""
+"""Whole decodes: a sequence is run step by step, and the outputs are joined."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def inputs_of(tokens: int) -> Arrays:
 
 
 class Steps:
-    """Sums up what it is given, writes queries into the buffer, and remembers the steps."""
+    """A graph that sums its inputs, writes queries into the cache, and records the steps."""
 
     def __init__(self) -> None:
         self.seen: list[Arrays] = []

@@ -1,4 +1,4 @@
-"""No runtime calls home, or leaves files in the user's home."""
+"""Runtimes send no telemetry, and leave no files in the user's home."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge replays whole decodes: each graph, each runtime, and what only they can find."""
+"""Whole decodes in each graph and runtime, and the faults that only they find."""
 
 from __future__ import annotations
 
