@@ -107,7 +107,7 @@ class TruthSource(Protocol):
     def usable(self, case: Case) -> Golden:
         """Return a case with its truth, its inputs changed as far as evidence requires."""
 
-    def settled(self, case: Case) -> Case | None:
+    def move_off_ties(self, case: Case) -> Case | None:
         """Return a case whose integers are certain; None if there is none near it."""
 
 
@@ -133,7 +133,7 @@ def usable_cases(
     kept: list[Case] = []
     amplifying, undefined, scaled, tied, unsettled = [], [], [], [], []
     for planned in cases:
-        case = oracle.settled(planned)
+        case = oracle.move_off_ties(planned)
         if case is None:
             unsettled.append(planned.name)
             continue

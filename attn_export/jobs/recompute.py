@@ -105,8 +105,8 @@ class Truth:
         from attn_export.parity.oracle import Oracle
 
         named = {case.name: case for case in map(self._case, sizes)}
-        settled = Oracle(self.subject).settled
-        cases = [settled(case) or case for case in named.values()]
+        move_off_ties = Oracle(self.subject).move_off_ties
+        cases = [move_off_ties(case) or case for case in named.values()]
         stored = [write_inputs(folder, number, case) for number, case in enumerate(cases)]
         return self._truths(cases), stored
 
