@@ -64,7 +64,7 @@ class Case:
         sizes: The size of every dynamic axis.
         inputs: By name, in the order of the graph's inputs.
         about: The purpose of the case, in a few words.
-        is_loud: Whether its inputs may have to be scaled down.
+        may_overflow: Whether inputs may have to be scaled down because the module overflows.
         contents: The names of the changes of random inputs.
         ignored_rows: Rows of the batch that are not compared: their inputs are not finite.
     """
@@ -74,7 +74,7 @@ class Case:
     sizes: Mapping[str, int]
     inputs: Arrays
     about: str
-    is_loud: bool = False
+    may_overflow: bool = False
     contents: tuple[str, ...] = ()
     ignored_rows: tuple[int, ...] = ()
 

@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
-from attn_export.parity.draw import MOST, Sizes, is_within, with_sums
+from attn_export.parity.draw import MAX_SIZE, Sizes, add_sums, is_within
 from attn_export.parity.plan import covering_sizes
 
 # -- conditions on sizes under which a captured program is the module ---------------------------
@@ -127,7 +127,7 @@ def _check_ranges(
     subject: Subject, program: ExportedProgram, runnable: Callable[[], torch.nn.Module]
 ) -> None:
     settled: set[tuple[str, str]] = set()
-    minima = with_sums(dict.fromkeys(subject.example_sizes, TRACE_MINIMUM), subject.relations)
+    minima = add_sums(dict.fromkeys(subject.example_sizes, TRACE_MINIMUM), subject.relations)
     for name, axis, label, size in _dynamic_axes(subject, program):
         if not isinstance(size, torch.SymInt):
             from attn_export.export.advice import fixed_axis
@@ -140,7 +140,7 @@ def _check_ranges(
         settled.add((label, str(allowed)))
         # A sum of axes, such as total_len, has the sum of their minima, be it known to be that
         # sum or only to be no less.
-        low, high = subject.bounds.get(label, (1, MOST))
+        low, high = subject.bounds.get(label, (1, MAX_SIZE))
         lowest = max(low, minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
         narrow = int(allowed.lower) > lowest
         bounded = not _is_unbounded(allowed.upper) and int(allowed.upper) < high

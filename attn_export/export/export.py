@@ -31,7 +31,7 @@ from attn_export.export.translations import complex_in_pairs, translations
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import narrow
-from attn_export.parity.draw import MOST
+from attn_export.parity.draw import MAX_SIZE
 
 if TYPE_CHECKING:
     from attn_export.export.kept_state import Kept
@@ -178,9 +178,9 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
 
 def _dynamic(subject: Subject, label: str) -> Any:
     """Return the hint for a dynamic axis; bounds that tracing needs are passed on."""
-    low, high = subject.bounds.get(label, (1, MOST))
+    low, high = subject.bounds.get(label, (1, MAX_SIZE))
     limits = {"min": low} if low > TRACE_MINIMUM else {}
-    return Dim.DYNAMIC(**limits, **({"max": high} if high < MOST else {}))
+    return Dim.DYNAMIC(**limits, **({"max": high} if high < MAX_SIZE else {}))
 
 
 def _name_shared_weights(model: ir.Model, subject: Subject) -> None:

@@ -19,10 +19,10 @@ from attn_export.parity.draw import (
     TRACED_SIZES,
     Bounds,
     Sizes,
+    add_sums,
+    clamp_sizes,
     generator,
-    into_bounds,
     seed_of,
-    with_sums,
 )
 from attn_export.source_location import line_of
 from attn_export.tensorfile import ArrayDict
@@ -65,7 +65,7 @@ def _example_sizes(labels: list[str], relations: Mapping[str, str], bounds: Boun
                 n for n in range(FIRST_SIZE, len(taken) + 2 + FIRST_SIZE) if n not in taken
             )
             sizes[name] = TRACED_SIZES.get(name, unused)
-    return with_sums(into_bounds(sizes, bounds), relations)
+    return add_sums(clamp_sizes(sizes, bounds), relations)
 
 
 def draw_by(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attn_export.export.module_state import preserved
 from attn_export.export.subject import MOST_WORK, Subject
-from attn_export.parity.draw import into_bounds
+from attn_export.parity.draw import clamp_sizes
 
 Kept = list[tuple[nn.Module, str]]
 """Parts of a module, and names of their tensors."""
@@ -28,7 +28,7 @@ def kept_between_calls(subject: Subject) -> Kept:
     weights = sum(parameter.numel() for parameter in subject.module.parameters())
     found: Kept = []
     for label, size in subject.example_sizes.items():
-        sizes = subject.sizes_with(into_bounds({label: max(most, size) + 1}, subject.bounds))
+        sizes = subject.sizes_with(clamp_sizes({label: max(most, size) + 1}, subject.bounds))
         too_much = weights * math.prod(sizes.values()) > MOST_WORK
         if label in subject.sums or not most or too_much:
             continue

@@ -40,7 +40,7 @@ from attn_export.export.trees import (
     to_torch,
 )
 from attn_export.graph.check_structure import Expected
-from attn_export.parity.draw import TRACED_SIZES, FunctionInputs, bounds, draw_inputs, with_sums
+from attn_export.parity.draw import TRACED_SIZES, FunctionInputs, add_sums, bounds, draw_inputs
 from attn_export.parity.plan import Plan, plan_cases
 from attn_export.spec import AttentionSpec, Input, Shape
 
@@ -118,7 +118,7 @@ class Subject:
         if spec is not None:  # whose example has the traced sizes, also of what is no axis
             sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
         free = {label: size for label, size in sizes.items() if label not in self.sums}
-        self.example_sizes = with_sums(free, self.sums)
+        self.example_sizes = add_sums(free, self.sums)
         if spec is None and not self.function:  # which say what integers may be
             check_integers(self.inputs)
         refuse_train_mode(module)
@@ -205,7 +205,7 @@ class Subject:
     @classmethod
     def _of(cls, module: Attention, notes: tuple[str, ...] = ()) -> Self:
         spec = module.spec
-        inputs, sizes = spec.inputs(), with_sums(TRACED_SIZES, spec.sums)
+        inputs, sizes = spec.inputs(), add_sums(TRACED_SIZES, spec.sums)
         return cls(
             module,
             to_torch(draw_inputs(inputs, sizes, seed_words=("example",))),
@@ -229,7 +229,7 @@ class Subject:
 
     def sizes_with(self, changed: Sizes) -> dict[str, int]:
         """Return the example's sizes with some changed, and the sums that follow."""
-        return with_sums({**self.example_sizes, **changed}, self.sums)
+        return add_sums({**self.example_sizes, **changed}, self.sums)
 
     def draw(self, sizes: Sizes, *seed_words: str | int) -> dict[str, Tensor]:
         """Return random inputs of these sizes; the same seed words give the same inputs.

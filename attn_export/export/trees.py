@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from attn_export.errors import UsageError, counted
-from attn_export.parity.draw import MOST, Bounds, Sizes, with_sums
+from attn_export.parity.draw import MAX_SIZE, Bounds, Sizes, add_sums
 from attn_export.spec import Shape
 from attn_export.tensorfile import numpy_dtype
 
@@ -172,9 +172,9 @@ def infer_output_shapes(
     for base in (2, 3):
         sizes = {name: base * 2 + 1 + 5 * index * base for index, name in enumerate(free)}
         for name, size in sizes.items():
-            low, high = limits.get(name, (1, MOST))
+            low, high = limits.get(name, (1, MAX_SIZE))
             sizes[name] = low + (size - low) % (high - low + 1)
-        rounds.append(with_sums(sizes, relations))
+        rounds.append(add_sums(sizes, relations))
         found.append(run(rounds[-1]))
     by_sizes = {(rounds[0][name], rounds[1][name]): name for name in rounds[0]}
     return {
@@ -261,7 +261,7 @@ def read_axes(axes: Any) -> tuple[Any, Bounds]:
         names[name] = dynamic
         if isinstance(dynamic, Mapping):
             names[name] = {number: _name_of(axis, bounds) for number, axis in dynamic.items()}
-    return names, {label: limits for label, limits in bounds.items() if limits != (1, MOST)}
+    return names, {label: limits for label, limits in bounds.items() if limits != (1, MAX_SIZE)}
 
 
 def _name_of(axis: Any, bounds: dict[str, tuple[int, int]]) -> object:
@@ -271,7 +271,7 @@ def _name_of(axis: Any, bounds: dict[str, tuple[int, int]]) -> object:
     # Dim has an infinity of its own for no bound above, and 0 for none below.
     high = high if isinstance(high, int) else None
     name, low = (axis.name, low) if isinstance(axis, Axis) else (axis.__name__, low or 1)
-    limits = (low, MOST if high is None else high)
+    limits = (low, MAX_SIZE if high is None else high)
     if not isinstance(low, int) or not 1 <= low < limits[1]:
         raise UsageError(f"Axis({name!r}) must have 1 <= min < max; got min {low} and max {high}")
     if bounds.setdefault(name, limits) != limits:

@@ -301,11 +301,11 @@ class _Work:
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         if subject.bounds:
-            from attn_export.parity.draw import MOST
+            from attn_export.parity.draw import MAX_SIZE
 
             ends = subject.bounds.items()
             manifest["bounds"] = {
-                n: [low, None if high == MOST else high] for n, (low, high) in ends
+                n: [low, None if high == MAX_SIZE else high] for n, (low, high) in ends
             }
         if self.evidence:
             from attn_export.report.statements import write_statements

@@ -101,14 +101,14 @@ class Comparison:
             fixed_inputs,
             fixed_relations,
             fixed_shape,
-            solved,
+            solve_sizes,
         )
         from attn_export.parity.plan import plan_cases
 
         of, fixed = self.reference, self.compared.file.fixed
         if not fixed:
             return plan_cases(of.inputs, dict(of.outputs), of.spec, of.sums, of.takes)
-        known = solved(fixed, of.sums)
+        known = solve_sizes(fixed, of.sums)
         outputs = {name: fixed_shape(shape, known) for name, shape in of.outputs.items()}
         inputs = fixed_inputs(of.inputs, known)
         if isinstance(of.inputs, FunctionInputs):
@@ -137,9 +137,12 @@ class Comparison:
 
     def axes(self) -> dict[str, tuple[str | int, ...]]:
         """Return the shape of every input and output of the graph, dynamic axes by name."""
-        from attn_export.parity.draw import fixed_shape, solved
+        from attn_export.parity.draw import fixed_shape, solve_sizes
 
-        names, known = self.compared.names, solved(self.compared.file.fixed, self.reference.sums)
+        names, known = (
+            self.compared.names,
+            solve_sizes(self.compared.file.fixed, self.reference.sums),
+        )
         assert names is not None
         shapes = {names.inputs[n]: wanted.shape for n, wanted in self.reference.inputs.items()}
         shapes |= {names.outputs[n]: shape for n, shape in self.reference.outputs.items()}

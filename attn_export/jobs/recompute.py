@@ -122,7 +122,7 @@ class Truth:
         return found
 
     def _case(self, text: str) -> Case:
-        from attn_export.parity.draw import concrete
+        from attn_export.parity.draw import concrete_shape
         from attn_export.parity.plan import random_case
 
         changed = sizes_of(text, list(self.subject.example_sizes), self.subject.sums)
@@ -132,7 +132,7 @@ class Truth:
                 raise UsageError(f"--sizes {text}: {name} is {low} to {high}; got {sizes[name]}")
         shapes = [wanted.shape for wanted in self.subject.input_values().values()]
         for shape in (*shapes, *self.subject.output_shapes().values()):
-            elements = math.prod(concrete(shape, sizes))
+            elements = math.prod(concrete_shape(shape, sizes))
             if elements > MOST_ELEMENTS:
                 raise UsageError(f"--sizes {text}: {list(shape)} would have {elements} elements")
         return random_case(sizes, self.subject.input_values(), self.subject.sums)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, UsageError, printable
-from attn_export.parity.draw import with_sums
+from attn_export.parity.draw import add_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 
@@ -155,7 +155,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
         notes = (*notes, f"of the axes, {said}: {path.name} runs at no other sizes")
 
     def takes(sizes: Sizes) -> bool:
-        every = with_sums({**dict.fromkeys(axes, 2), **sizes}, sums)
+        every = add_sums({**dict.fromkeys(axes, 2), **sizes}, sums)
         return weights * math.prod(sizes.values()) <= MOST_WORK and runs(every)
 
     def shapes_at(sizes: Sizes) -> dict[str, tuple[int, ...]]:

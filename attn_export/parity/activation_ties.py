@@ -284,7 +284,7 @@ def widen_allowed_error(golden: Golden, ties: Ties) -> Golden:
 
 def _shows_other_faults(case: Case) -> bool:
     """Return whether a case is evidence even if a graph without rounding would pass it."""
-    return case.is_loud or (case.kind == "probe" and not case.contents)
+    return case.may_overflow or (case.kind == "probe" and not case.contents)
 
 
 def _shrink(past: np.ndarray, channel: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 
-from attn_export.parity.draw import scaled_case, with_other_signs
+from attn_export.parity.draw import redraw_signs, scale_case
 from attn_export.parity.measures import (
     Measures,
     beyond_limit,
@@ -199,7 +199,7 @@ def usable_golden(case: Case, golden_of: Callable[[Case], Golden], *, short_rows
         if not (golden.unusable or golden.tied) or golden.tied.keys() & golden.unusable.keys():
             break  # equal values stay equal
         if golden.tied or (short_rows and not case.contents):
-            golden = golden_of(with_other_signs(case, power))
+            golden = golden_of(redraw_signs(case, power))
         else:
-            golden = golden_of(scaled_case(case, 0.25**power))
+            golden = golden_of(scale_case(case, 0.25**power))
     return golden

@@ -15,7 +15,7 @@ import numpy as np
 from attn_export.bundle import SPEC, graph_files, read_bundle
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError
-from attn_export.parity.draw import with_sums
+from attn_export.parity.draw import add_sums
 from attn_export.results import GraphFile
 from attn_export.runtimes.decode_buffers import (
     CAPACITY,
@@ -227,7 +227,7 @@ class DecodeSession:
 
         One of them is the capacity: with it the buffers change.
         """
-        sizes = with_sums(sizes, self._spec.relations)
+        sizes = add_sums(sizes, self._spec.relations)
         if self._ready is None or self._ready.sizes != sizes:
             form, session = next(each for each in reversed(self._sessions) if each[0].takes(sizes))
             self._ready = BoundGraph(session, self._manifest, sizes, caches.values, form)
