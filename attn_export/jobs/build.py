@@ -268,10 +268,10 @@ class _Work:
     def _notes_on_theirs(subject: Subject, oracle: Oracle, base: Case) -> tuple[str, ...]:
         """Return notes for the reader on a module of the user's, and on its truth."""
         from attn_export.parity.golden import fixed_note
-        from attn_export.parity.notes import notes_of
+        from attn_export.parity.notes import truth_notes
 
         shapes = {name: wanted.shape for name, wanted in subject.input_values().items()}
-        return (*fixed_note(shapes), *notes_of(oracle, base))
+        return (*fixed_note(shapes), *truth_notes(oracle, base))
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
         """Write the other files of the bundle, beside the graphs and the golden vectors."""

@@ -82,7 +82,7 @@ def of_module(module: Any, seed: int) -> Reference:
     """
     from attn_export.export.subject import Subject
     from attn_export.export.subject_checks import output_dtypes
-    from attn_export.parity.notes import notes_of
+    from attn_export.parity.notes import truth_notes
     from attn_export.parity.oracle import Oracle
 
     subject = Subject.from_spec(module, seed=seed) if isinstance(module, AttentionSpec) else module
@@ -95,7 +95,7 @@ def of_module(module: Any, seed: int) -> Reference:
         "the module", subject.input_values(), subject.output_shapes(),
         output_dtypes(lambda: subject.call(subject.module, subject.inputs)),
         subject.sums, subject.takes,
-        lambda least_eps: Oracle(subject, least_eps), subject.notes, notes_of,
+        lambda least_eps: Oracle(subject, least_eps), subject.notes, truth_notes,
         bool(subject.narrow_dtypes()), subject.spec, subject,
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from attn_export.diagnose.attention_steps import Change
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float, wide
 from attn_export.diagnose.explanation import Step
 from attn_export.errors import GraphError
-from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
+from attn_export.parity.allowed import build_golden, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
 from attn_export.parity.measures import eps
 from attn_export.parity.oracle import threads
@@ -101,7 +101,7 @@ class GraphOracle:
         }
         _, count = run_count(eager)
         runs = [self._run(case, number) for number in range(count)]
-        return judged_by(case, eager, truth, runs, in_float32=self._in_float32)
+        return build_golden(case, eager, truth, runs, in_float32=self._in_float32)
 
     def move_off_ties(self, case: Case) -> Case | None:
         """Return the case itself, or None if DynamicQuantizeLinear makes it meaningless.

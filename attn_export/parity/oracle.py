@@ -22,7 +22,7 @@ from attn_export.attention import Attention
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
-from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
+from attn_export.parity.allowed import build_golden, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
 from attn_export.parity.float64_mode import (
     ComputeInFloat64,
@@ -146,7 +146,7 @@ class Oracle:
         if self.subject.spec is not None and self.subject.spec.kv_dtype == FLOAT16:
             return self._with_float16_cache(case, eager, truth)
         rounded = self._noisy_runs(case, eager)
-        golden = judged_by(
+        golden = build_golden(
             case, eager, truth, rounded,
             in_float32=self._computes_in_float32 and case.kind != DECODE,
         )  # fmt: skip
@@ -159,7 +159,7 @@ class Oracle:
         modules = [m for m in (self.precise, self.subject.module) if isinstance(m, Attention)]
         with force_integers(ties.integers, *modules):
             rounded, forced = self._noisy_runs(case, eager), self.eager(case.inputs)
-        golden = judged_by(case, forced, truth, rounded, in_float32=False)
+        golden = build_golden(case, forced, truth, rounded, in_float32=False)
         golden = dataclasses.replace(golden, eager=eager)
         return widen_allowed_error(golden, ties) if ties.near.any() else golden
 
@@ -172,7 +172,7 @@ class Oracle:
         cached = round_to_float16(self.precise, case)
         with force_cache_values(cached.nearest, self.subject.module):
             forced = self.eager(case.inputs)
-        golden = judged_by(
+        golden = build_golden(
             case, forced, truth, self._noisy_runs(case, eager, cached=cached), in_float32=False,
             exactly=("present_key", "present_value"),
         )  # fmt: skip

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attn_export.errors import counted
 from attn_export.parity.judge import TIES, TIES_ADVICE
-from attn_export.parity.measures import distance, without_rows
+from attn_export.parity.measures import distance, fill_ignored_rows
 from attn_export.parity.operations import RANKING, OperationMode, name_of
 from attn_export.results import Arrays, Golden
 from attn_export.tensorfile import is_floating
@@ -82,7 +82,7 @@ def mark_ties(
     """
 
     def select(runs: Sequence[Arrays], name: str) -> list[np.ndarray]:
-        return [without_rows(run[name], truth[name], golden.case.ignored_rows) for run in runs]
+        return [fill_ignored_rows(run[name], truth[name], golden.case.ignored_rows) for run in runs]
 
     tied: dict[str, np.ndarray] = {}
     unusable = dict(golden.unusable)
