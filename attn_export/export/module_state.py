@@ -44,11 +44,11 @@ def quantise_by_spec(
     quantises = spec.quantised_weights or spec.kv_dtype != "none" or spec.activations != "none"
     if not quantises and not integers and kv_scales is None and calibrate is None:
         return ()
-    from attn_export.attention.quantised import quantisation_notes, quantised
-    from attn_export.export.given_scales import settle_scales
+    from attn_export.attention.quantised import quantisation_notes, quantise_module
+    from attn_export.export.given_scales import set_given_scales
 
-    quantised(module, integers)
-    settled = settle_scales(module, kv_scales, calibrate)
+    quantise_module(module, integers)
+    settled = set_given_scales(module, kv_scales, calibrate)
     return (*settled, *quantisation_notes(module.spec))  # which says where the scales are from
 
 
@@ -59,7 +59,7 @@ Contents = dict[Any, Any] | list[Any] | set[Any]
 
 
 @contextlib.contextmanager
-def preserved(module: nn.Module) -> Iterator[None]:
+def preserve_state(module: nn.Module) -> Iterator[None]:
     """Restore the attributes of a module and its parts at the end of the block.
 
     A module may keep what it made in a call, such as a mask. What it keeps while it is captured
@@ -98,7 +98,7 @@ def _restore(value: Contents, held: Contents) -> None:
 # -- copies of modules that hold what cannot be copied -------------------------------------------
 
 
-def copied(module: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
+def copy_module(module: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
     """Return a deep copy of a module.
 
     What cannot be copied, such as a Python module, a lock, a generator or a tensor that was

@@ -16,7 +16,7 @@ from attn_export.attention import Attention
 from attn_export.attention.positions import NARROW
 from attn_export.attention.variants import seeded_attention
 from attn_export.errors import ExportError, one_line
-from attn_export.export.module_state import preserved, quantise_by_spec, weights_of_graph
+from attn_export.export.module_state import preserve_state, quantise_by_spec, weights_of_graph
 from attn_export.export.subject_checks import (
     check_axes,
     check_bounds,
@@ -99,12 +99,14 @@ class Subject:
         self.relations = dict(relations or {})
         self.function: InputFunction | None = None
         if callable(inputs):
-            from attn_export.export.input_function import example_of
+            from attn_export.export.input_function import draw_example
 
             self.function = inputs
-            inputs = example_of(inputs, axes, self.relations)
+            inputs = draw_example(inputs, axes, self.relations)
         # Copies: inputs that share memory would be traced as one.
-        self.tree = InputTree.of(tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs)))
+        self.tree = InputTree.flatten(
+            tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs))
+        )
         self.inputs = dict(self.tree.tensors)
         self.spec = spec
         named, self.bounds = read_axes(axes)
@@ -223,9 +225,9 @@ class Subject:
         found = {name: input_like(x, self.axes[name]) for name, x in self.inputs.items()}
         if self.function is None:
             return found
-        from attn_export.export.input_function import draw_by
+        from attn_export.export.input_function import checked_function
 
-        return FunctionInputs(found, draw_by(self.function, self.tree, self.axes))
+        return FunctionInputs(found, checked_function(self.function, self.tree, self.axes))
 
     def sizes_with(self, changed: Sizes) -> dict[str, int]:
         """Return the example's sizes with some changed, and the sums that follow."""
@@ -268,7 +270,7 @@ class Subject:
 
     def returned_order(self) -> tuple[str, ...]:
         """Return the names of the outputs in the order in which the module returns them."""
-        with torch.inference_mode(), preserved(self.module):
+        with torch.inference_mode(), preserve_state(self.module):
             returned = self._run(self.module, self.inputs)
         return tuple(returned) if is_named(returned, self.outputs) else self.outputs
 
@@ -314,5 +316,5 @@ class Subject:
         return name_outputs(returned, self.outputs)
 
     def _run(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
-        with preserved(module):
+        with preserve_state(module):
             return module(**self.tree.rebuild(inputs))

@@ -125,7 +125,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 # apart into operations on pairs before it sees them.
 
 
-def complex_in_pairs(program: ExportedProgram) -> ExportedProgram:
+def decompose_complex(program: ExportedProgram) -> ExportedProgram:
     """Return a program with operations on complex numbers as such on pairs, where it has any."""
     values = (node.meta.get("val") for node in program.graph.nodes)
     if not any(isinstance(value, Tensor) and value.is_complex() for value in values):

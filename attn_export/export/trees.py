@@ -42,7 +42,7 @@ class InputTree:
     structure: pytree.TreeSpec
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Any]) -> Self:
+    def flatten(cls, inputs: Mapping[str, Any]) -> Self:
         """Take arguments apart.
 
         Raises:

@@ -281,9 +281,9 @@ class _Work:
         if subject.spec is not None:
             (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
             if subject.spec.kv_scales_from != SEED:
-                from attn_export.export.given_scales import write_given
+                from attn_export.export.given_scales import write_module_scales
 
-                write_given(folder, subject.module)
+                write_module_scales(folder, subject.module)
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")
         drawing = neighbourhood(judged.exported.model)
         (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attn_export.attention import Attention
-from attn_export.attention.cache_scales import new_rows
+from attn_export.attention.cache_scales import new_keys_and_values
 from attn_export.attention.quantised_cache import Pair, Quotients
 from attn_export.export.trees import to_torch
 from attn_export.parity.draw import seed_of
@@ -181,7 +181,7 @@ class CacheQuotients:
             zero_points = subtracting_zero_points(self._module)
             mode = RandomRounding(SINGLE, SINGLE, seed, widening=self._widening)
         with zero_points, mode:
-            self.new_pair = new_rows(self._module, {**self._inputs, "query": query})
+            self.new_pair = new_keys_and_values(self._module, {**self._inputs, "query": query})
         self._parts = self._scales.quotients(*self.new_pair)
         return torch.cat([part.values.transpose(1, 2).flatten(2) for part in self._parts], dim=-1)
 

@@ -3,7 +3,7 @@
 Many norms and softmaxes compute in float32 for any type of their input. A float64 copy of
 such a module is exact to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
 every operation computes in float64, and the lines that request less are recorded. Large weights
-are not copied to float64: each operation widens those that it uses.
+are not copy_module to float64: each operation widens those that it uses.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention.positions import NARROW
-from attn_export.export.module_state import copied
+from attn_export.export.module_state import copy_module
 from attn_export.parity.operations import OperationMode, is_view, name_of
 from attn_export.results import Arrays
 from attn_export.tensorfile import is_floating
@@ -31,7 +31,7 @@ from attn_export.tensorfile import is_floating
 
 
 LARGE = 2**22
-"""The largest number of elements of a weight that is copied to float64: 32 MiB."""
+"""The largest number of elements of a weight that is copy_module to float64: 32 MiB."""
 
 WHOLE = 2**26
 """The largest number of elements that are widened at once: 512 MiB in float64."""
@@ -41,7 +41,7 @@ NARROWER = (torch.float32, *NARROW)
 
 
 def is_large(value: object) -> bool:
-    """Return whether a value is a tensor too large to be copied to float64."""
+    """Return whether a value is a tensor too large to be copy_module to float64."""
     return isinstance(value, Tensor) and value.dtype in NARROWER and value.numel() > LARGE
 
 
@@ -49,7 +49,7 @@ def widened_copy(module: nn.Module) -> nn.Module:
     """Return a copy in float64 that shares the large weights with the module, in their own type.
 
     Raises:
-        Exception: Any error that the module raises when it is copied.
+        Exception: Any error that the module raises when it is copy_module.
     """
     shared: dict[int, Tensor]
     shared = {
@@ -58,7 +58,7 @@ def widened_copy(module: nn.Module) -> nn.Module:
         if is_large(p)
     }
     shared |= {id(b): b.detach() for b in module.buffers() if is_large(b)}
-    copy = copied(module, shared)
+    copy = copy_module(module, shared)
     copy._apply(lambda t: t.double() if t.is_floating_point() and not is_large(t) else t)
     return copy
 

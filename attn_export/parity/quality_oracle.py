@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attn_export.attention import Attention
 from attn_export.attention.block_scales import BlockScales
 from attn_export.attention.float16_cache import Float16Cache
-from attn_export.attention.quantised import read_cache, unquantised
+from attn_export.attention.quantised import read_cache, unquantise
 from attn_export.attention.quantised_activations import QuantisedActivations
 from attn_export.attention.quantised_cache import CacheScales, Pair
 from attn_export.export.subject import Subject
@@ -50,7 +50,7 @@ def measure_quality(
     """
     module = subject.module
     assert isinstance(module, Attention)
-    before = unquantised(module)
+    before = unquantise(module)
     inputs = [golden.case.inputs for golden in goldens]
     dtypes = {name: array.dtype for name, array in goldens[0].expected.items()}
     float_inputs = [to_numpy(read_cache(module, to_torch(arrays))) for arrays in inputs]
@@ -104,7 +104,7 @@ def _part_distances(
         yield split_of_weight(name, module, before, measure)
     if module.kv_scales is not None:
         if module.float_weights:
-            only_cache = unquantised(module, keep_cache=True)
+            only_cache = unquantise(module, keep_cache=True)
             yield distance_of(CACHE, _run(subject, only_cache, inputs[0])[0]), None
         yield from splits_of_cache(module, before, measure)
     if isinstance(module.activations, QuantisedActivations):
@@ -164,9 +164,9 @@ class PartlyRounded(nn.Module):
         super().__init__()
         self.scales, self.part, self.error, self.record = scales, part, error, record
 
-    def mixed(self, x: Tensor) -> Tensor:
+    def mix(self, x: Tensor) -> Tensor:
         """Return queries or keys as the cache takes them."""
-        return self.scales.mixed(x)
+        return self.scales.mix(x)
 
     def forward(self, key: Tensor, value: Tensor) -> Pair:
         """Return new keys and values with the errors, in floating point.
