@@ -71,7 +71,7 @@ def granite_scale(layer: Layer) -> dict[str, Any]:
 def multi_query(layer: Layer) -> dict[str, Any]:
     """Set one head of keys and values; refuse StarCoder's packing of several."""
     if not layer.config.flag("multi_query"):
-        raise layer.config.refused("multi_query", False, "only one head of keys and values is")
+        raise layer.config.unsupported("multi_query", False, "only one head of keys and values is")
     return {"num_kv_heads": 1}
 
 
@@ -90,7 +90,7 @@ def causal_only(layer: Layer) -> dict[str, Any]:
     """Set causal for a decoder; refuse bidirectional use, which is not known well enough."""
     key = "use_bidirectional_attention"
     if layer.config.flag(key):
-        raise layer.config.refused(key, True, "give SPEC.toml and take config.json away")
+        raise layer.config.unsupported(key, True, "give SPEC.toml and take config.json away")
     return {"causal": True}
 
 
@@ -148,9 +148,9 @@ def mpt(layer: Layer) -> dict[str, Any]:
     """Set the scale of MPT's `attn_config`; refuse limits on queries, keys and values."""
     key, inner = "attn_config", layer.config.values.get("attn_config") or {}
     if not isinstance(inner, dict):
-        raise layer.config.wrong(key, "an object", inner)
+        raise layer.config.invalid(key, "an object", inner)
     if inner.get("clip_qkv"):
-        raise layer.config.refused("attn_config.clip_qkv", inner["clip_qkv"], USE_MODULE)
+        raise layer.config.unsupported("attn_config.clip_qkv", inner["clip_qkv"], USE_MODULE)
     scale = inner.get("softmax_scale")
     return {} if scale is None else {"scale": layer.config.positive(f"{key}.softmax_scale", scale)}
 
@@ -181,7 +181,9 @@ def bert(layer: Layer) -> dict[str, Any]:
     key = "position_embedding_type"
     kind = layer.config.values.get(key)
     if kind not in (None, "absolute"):
-        raise layer.config.refused(key, kind, "only absolute positions leave attention as it is")
+        raise layer.config.unsupported(
+            key, kind, "only absolute positions leave attention as it is"
+        )
     if layer.role == CROSS:
         return {"cross": True}
     return {"causal": layer.config.flag("is_decoder")}

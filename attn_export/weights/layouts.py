@@ -40,7 +40,7 @@ def split_packed(tensor: Tensor, spec: AttentionSpec, packing: str) -> list[Tens
     return [part.clone() for part in tensor.split([H * D, Hkv * D, Hkv * Dv])]
 
 
-def as_packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the weights of an `Attention` without `packed_qkv` to those of one with it."""
     packed = dict(weights)
     for kind in ("weight", "bias"):
@@ -51,7 +51,7 @@ def as_packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return packed
 
 
-def as_apart(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Tensor]:
+def separate_weights(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Tensor]:
     """Rename the weights of an `Attention` with `packed_qkv` to those of one without it.
 
     Args:
@@ -235,13 +235,13 @@ def pool(
             f"{kv_heads} pooled K/V heads do not divide num_kv_heads {before}; choose one of "
             f"{', '.join(map(str, divisors(before)))}"
         )
-    apart = as_apart(weights, spec) if spec.packed_qkv else weights
+    apart = separate_weights(weights, spec) if spec.packed_qkv else weights
     pooled = {
         name: _mean(tensor, before, kv_heads) if name.startswith(OF_KV_HEADS) else tensor
         for name, tensor in apart.items()
     }
     pooled_spec = AttentionSpec.from_dict({**spec.to_dict(), "num_kv_heads": kv_heads})
-    return pooled_spec, as_packed(pooled) if spec.packed_qkv else pooled
+    return pooled_spec, pack_weights(pooled) if spec.packed_qkv else pooled
 
 
 def _mean(tensor: Tensor, before: int, after: int) -> Tensor:

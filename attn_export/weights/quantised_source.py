@@ -117,7 +117,7 @@ class QuantisedSource(TensorSource):
         )
 
 
-def with_plain_weights(source: TensorSource, config: Config | None) -> TensorSource:
+def wrap_quantised(source: TensorSource, config: Config | None) -> TensorSource:
     """Return a checkpoint in which packed linear layers have a ``.weight``.
 
     Args:
