@@ -18,7 +18,7 @@ from attn_export.results import Case
 from attn_export.source_location import is_theirs, show
 from attn_export.tensorfile import is_floating
 
-# -- places where a module tests whether it is being exported or compiled -----------------------
+# -- calls by which a module tests whether it is being exported or compiled ---------------------
 
 
 EXPORT_TESTS = (

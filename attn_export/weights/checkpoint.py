@@ -147,17 +147,17 @@ def _load_config_alone(
         raise WeightsError(
             f"{path} has no tensors beside it whose K/V heads could be pooled; change num_kv_heads"
         )
-    wanted = LayerChoice.parse(layer, _wanted_role(None, fields))
+    choice = LayerChoice.parse(layer, _wanted_role(None, fields))
     find_family(config)
     for key in ("num_hidden_layers", "n_layers", "n_layer"):
-        if config.has(key) and wanted.layer >= config.whole(key):
+        if config.has(key) and choice.layer >= config.whole(key):
             raise WeightsError(
-                f"{path} has {key} {config.whole(key)}, so there is no layer {wanted.layer}; give "
+                f"{path} has {key} {config.whole(key)}, so there is no layer {choice.layer}; give "
                 "a smaller --layer"
             )
-    in_config = read_config_spec(config, wanted, None)
+    in_config = read_config_spec(config, choice, None)
     spec = AttentionSpec.from_dict({**in_config.fields, **fields})
-    note = f"layer {wanted.layer} as {path} describes it, with random weights: it holds no tensors"
+    note = f"layer {choice.layer} as {path} describes it, with random weights: it holds no tensors"
     return Checkpoint(spec, None, (shown(note),))
 
 

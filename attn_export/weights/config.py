@@ -56,10 +56,10 @@ class Config:
         Raises:
             WeightsError: If the file does not describe that encoder.
         """
-        kind = "audio" if name.startswith("audio") else "vision"
-        if kind not in self.towers:
-            raise self.invalid(f"{kind}_config", f"the config of {name}")
-        return Config(self.path, self.towers[kind])
+        modality = "audio" if name.startswith("audio") else "vision"
+        if modality not in self.towers:
+            raise self.invalid(f"{modality}_config", f"the config of {name}")
+        return Config(self.path, self.towers[modality])
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
         """Return the config with the defaults of the model's class for missing keys."""
@@ -120,21 +120,21 @@ class Config:
             raise self.invalid(key, "true or false")
         return bool(value)
 
-    def invalid(self, key: str, wanted: str, value: object = None) -> WeightsError:
-        """Return the error of a key that is missing or has no usable value.
+    def invalid(self, key: str, valid: str, value: object = None) -> WeightsError:
+        """Return the error for a key that is missing or has an invalid value.
 
         Args:
             key: The key.
-            wanted: A description of usable values.
-            value: Its value; None where it is missing.
+            valid: A description of valid values.
+            value: The value; None to take it from the config.
         """
         value = self.values.get(key) if value is None else value
         if value is None:
-            return WeightsError(f"{self.path} has no {key!r}; it has to be {wanted}")
-        return WeightsError(f"{self.path}: {key} has to be {wanted}; got {shown(repr(value))}")
+            return WeightsError(f"{self.path} has no {key!r}; it has to be {valid}")
+        return WeightsError(f"{self.path}: {key} has to be {valid}; got {shown(repr(value))}")
 
     def unsupported(self, key: str, value: object, why: str) -> WeightsError:
-        """Return the error of a value that our attention does not support.
+        """Return the error for a value that our attention does not support.
 
         Args:
             key: The key.

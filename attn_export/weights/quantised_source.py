@@ -52,10 +52,10 @@ class QuantisedSource(TensorSource):
             WeightsError: If a file or a packed layer is broken.
         """
         packed, plain = self._split_names(names)
-        found = self.plain.describe(plain)
+        described = self.plain.describe(plain)
         for name in packed:
-            found[name] = Stored(self.integers(name).integers.shape[::-1], "F32")
-        return found
+            described[name] = Stored(self.integers(name).integers.shape[::-1], "F32")
+        return described
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return some tensors; packed weights are dequantised.
@@ -64,10 +64,10 @@ class QuantisedSource(TensorSource):
             WeightsError: If a file or a packed layer is broken.
         """
         packed, plain = self._split_names(names)
-        found = self.plain.read(plain)
+        tensors = self.plain.read(plain)
         for name in packed:
-            found[name] = torch.from_numpy(self.integers(name).dequantised().T.copy())
-        return found
+            tensors[name] = torch.from_numpy(self.integers(name).dequantised().T.copy())
+        return tensors
 
     def is_packed(self, name: str) -> bool:
         """Return whether a weight is stored as packed integers."""

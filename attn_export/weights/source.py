@@ -59,19 +59,19 @@ class TensorSource:
         Raises:
             WeightsError: If a file is missing or broken, or lacks a tensor of the index.
         """
-        found = {}
-        for file, wanted in self._by_file(names):
+        described = {}
+        for file, names_in_file in self._by_file(names):
             with _opened(file) as handle:
-                inside = set(handle.keys())
-                for name in wanted:
-                    if name not in inside:
+                stored = set(handle.keys())
+                for name in names_in_file:
+                    if name not in stored:
                         raise WeightsError(
                             f"{file} has no tensor {shown(name)}, which {self.path.name} says it "
                             "has; download both again"
                         )
-                    part = handle.get_slice(name)
-                    found[name] = Stored(tuple(part.get_shape()), part.get_dtype())
-        return found
+                    tensor = handle.get_slice(name)
+                    described[name] = Stored(tuple(tensor.get_shape()), tensor.get_dtype())
+        return described
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return some tensors, as views of the mapped file.
@@ -79,11 +79,11 @@ class TensorSource:
         Raises:
             WeightsError: If a file is missing or broken.
         """
-        found: dict[str, Tensor] = {}
-        for file, wanted in self._by_file(names):
+        tensors: dict[str, Tensor] = {}
+        for file, names_in_file in self._by_file(names):
             with _opened(file) as handle:
-                found |= {name: handle.get_tensor(name) for name in wanted}
-        return found
+                tensors |= {name: handle.get_tensor(name) for name in names_in_file}
+        return tensors
 
     def _by_file(self, names: Iterable[str]) -> list[tuple[Path, list[str]]]:
         grouped: dict[Path, list[str]] = {}
@@ -164,12 +164,12 @@ def _in_folder(folder: Path) -> Path:
         if (folder / usual).is_file():
             return folder / usual
     indices = sorted(folder.glob("*.safetensors.index.json"))
-    found = indices or sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = listed(file.name for file in found)
-        raise WeightsError(f"{folder} holds {len(found)} checkpoints: {names}; give one of them")
+    files = indices or sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = listed(file.name for file in files)
+        raise WeightsError(f"{folder} holds {len(files)} checkpoints: {names}; give one of them")
     pickled = [file.name for file in sorted(folder.iterdir()) if file.suffix in PICKLES]
     if pickled:
         raise WeightsError(f"{folder} holds pickles only ({listed(pickled)}); {CONVERT}")

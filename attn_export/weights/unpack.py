@@ -226,6 +226,6 @@ def _unpack(tensor: Tensor, ours: str, match: LayerMatch, spec: AttentionSpec) -
         return {"latent.key_up": key, "latent.value_up": value}
     if ours:
         return {ours: tensor}
-    kind = "bias" if tensor.dim() == 1 else "weight"
+    suffix = "bias" if tensor.dim() == 1 else "weight"
     parts = split_packed(tensor, spec, match.layout.packing)
-    return {f"{side}_proj.{kind}": part for side, part in zip(PARTS, parts, strict=True)}
+    return {f"{side}_proj.{suffix}": part for side, part in zip(PARTS, parts, strict=True)}
