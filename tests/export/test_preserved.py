@@ -1,4 +1,4 @@
-"""The user's module is as it was, whether it could be built or not."""
+"""The state of a user's module is restored after a build, even after one that failed."""
 
 from __future__ import annotations
 

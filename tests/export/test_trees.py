@@ -1,4 +1,4 @@
-"""Modules that take and give tuples, dicts, constants and integers, through the whole build."""
+"""Builds of modules with tuples, dicts, constants and integers as inputs and outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors are remembered: what gets much worse fails, though it is within what is allowed."""
+"""Baselines: an error that grew by more than a factor fails, even within the allowed error."""
 
 from __future__ import annotations
 

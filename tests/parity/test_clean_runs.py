@@ -1,4 +1,4 @@
-"""The judge raises no false alarm: a runtime that is right passes, whatever the inputs."""
+"""The judge raises no false alarm: a correct runtime passes for any inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conditions: each kind of fault has one, and sizes and contents say which they meet."""
+"""Conditions on cases, and the conditions that sizes and contents meet."""
 
 from __future__ import annotations
 

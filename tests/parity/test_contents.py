@@ -1,4 +1,4 @@
-"""Contents: each changes what it says, in the inputs that it says, and nothing else."""
+"""Contents of cases: each changes only the inputs that it describes, as it describes."""
 
 from __future__ import annotations
 

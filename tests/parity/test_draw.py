@@ -1,4 +1,4 @@
-"""Random inputs: the same from the same words, no row masked by accident."""
+"""Random inputs: equal for equal seed words, and without fully masked rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Location of an error: in words and as a picture, on outputs written by hand."""
+"""Location of an error in a message and in an error map, for outputs written by hand."""
 
 from __future__ import annotations
 

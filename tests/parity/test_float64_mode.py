@@ -1,4 +1,4 @@
-"""The truth of modules that ask for float32 within: computed in float64, measured, said."""
+"""Truth of modules that use float32 internally: computed in float64, measured, noted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of a cache that is written in place: rows differ, and the probes mean what they say."""
+"""Cases of a cache in place: lengths of batch elements differ, and contents have their effect."""
 
 from __future__ import annotations
 

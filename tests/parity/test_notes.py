@@ -1,4 +1,4 @@
-"""Notes on a user's module: rows that depend on one another, branches of an export."""
+"""Notes on a user's module: dependent batch elements, branches for exports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan: cases that meet all conditions together, or a note of what found no room."""
+"""Plans: cases that meet all conditions together, or a note on conditions that none meets."""
 
 from __future__ import annotations
 
