@@ -152,7 +152,7 @@ def _entry(number: int, golden: Golden) -> dict[str, Any]:
 def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Golden:
     from attn_export.tensorfile import read_tensors
 
-    here = folder / entry["folder"]
+    case_folder = folder / entry["folder"]
     case = Case(
         entry["name"], entry["kind"], entry["sizes"], {}, entry["about"],
         contents=tuple(entry["contents"]), ignored_rows=tuple(entry["ignored_rows"]),
@@ -161,8 +161,8 @@ def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Go
         name: None if a is None else Allowed(a["whole"], a["row"])
         for name, a in entry["allowed"].items()
     }
-    expected = read_tensors(here, "output", index["outputs"])
-    eager = read_tensors(here, "eager", index["outputs"])
+    expected = read_tensors(case_folder, "output", index["outputs"])
+    eager = read_tensors(case_folder, "eager", index["outputs"])
     for name, truth in expected.items():
         if (truth.shape, truth.dtype) != (eager[name].shape, eager[name].dtype):
             raise ValueError(f"{case.name} has two shapes or types of {name}")
@@ -233,7 +233,7 @@ def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
 
 def _missing(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: bool) -> Iterator[str]:
     names = {case.name for case in cases}
-    for name in (BASE, *(f"{CHANGED}{each}" for each in inputs)):
+    for name in (BASE, *(f"{CHANGED}{input_name}" for input_name in inputs)):
         if name not in names:
             yield f"none is {name!r}"
     for axis in {axis for shape in inputs.values() for axis in shape if isinstance(axis, str)}:

@@ -205,8 +205,8 @@ def _stored_biases(source: TensorSource, match: LayerMatch) -> str:
     """Return the projections with biases in the file, in the format of `AttentionSpec.bias`."""
     layout = match.layout
     if layout.latent:
-        there = [name for name in layout.biases if match.prefix + name in source.files]
-        return "all" if there else "none"
+        stored = any(match.prefix + name in source.files for name in layout.biases)
+        return "all" if stored else "none"
     names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
     pairs = zip(("q", "k", "v", "out"), (*names, layout.out[1]), strict=True)
     return ",".join(side for side, name in pairs if match.prefix + name in source.files) or "none"
