@@ -67,8 +67,8 @@ class Case:
         sizes: The size of every dynamic axis.
         inputs: The inputs by name, in the order of the graph's inputs.
         about: The purpose of the case, in a few words.
-        is_loud: Whether the inputs are so large that they may have to be scaled down.
-        contents: The names of the changes that were made to random inputs.
+        may_overflow: Whether inputs may have to be scaled down because the module overflows.
+        contents: The names of the changes of random inputs.
         ignored_rows: Indices of batch elements with non-finite inputs, which are not compared.
     """
 
@@ -77,7 +77,7 @@ class Case:
     sizes: Mapping[str, int]
     inputs: Arrays
     about: str
-    is_loud: bool = False
+    may_overflow: bool = False
     contents: tuple[str, ...] = ()
     ignored_rows: tuple[int, ...] = ()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attn_export import AttentionSpec
-from attn_export.attention.quantised import quantised, unquantised
+from attn_export.attention.quantised import quantise_module, unquantise
 from attn_export.attention.variants import seeded_attention
 from attn_export.errors import WeightsError
 from attn_export.quantiser import DIGITS, RANGES, quantise
@@ -61,18 +61,18 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(bad: float):
     with torch.no_grad():
         module.v_proj.weight[3, 4] = bad
     with pytest.raises(WeightsError, match=r"v_proj\.weight cannot be quantised: .*NaN or inf"):
-        quantised(module)
+        quantise_module(module)
 
 
 def test_only_the_named_projections_are_quantised():
     spec = AttentionSpec(embed_dim=32, num_heads=2, weights_dtype="q,v=int4 o=int8")
     module, before = seeded_attention(spec), seeded_attention(spec)
-    found = quantised(module).integers
+    found = quantise_module(module).integers
     assert {name: weight.dtype for name, weight in found.items()} == {
         "q_proj.weight": "int4", "v_proj.weight": "int4", "out_proj.weight": "int8",
     }  # fmt: skip
     for name, weight in module.named_parameters():
         changed = not torch.equal(weight, before.get_parameter(name))
         assert changed == (name in found), name
-    for name, weight in unquantised(module).named_parameters():
+    for name, weight in unquantise(module).named_parameters():
         assert torch.equal(weight, before.get_parameter(name)), name

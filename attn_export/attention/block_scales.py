@@ -1,11 +1,12 @@
-"""Keys and values as 4 bits, with a scale and a zero point for each block of each token.
+"""4-bit keys and values with a scale and a zero point for each block of each token.
 
-A block is up to 32 neighbouring channels of a head. Its scale follows from its own range, so that
-nothing is calibrated and no token takes digits from another. Both are bytes in the row of the
-token, behind those of its channels: a cache is one array, as any other.
+A block is up to 32 neighbouring channels of a head. Its scale is computed from its own range, so
+that no calibration is needed and a large token does not reduce the precision of others. Scales and
+zero points are stored as bytes after the channels of the token, so the cache is a single array.
 
-Keys are multiplied by a Hadamard matrix before that, and queries by the same, which leaves scores
-as they are: a channel that is larger than all others would take the digits of its block.
+Before that, keys and queries are multiplied by the same Hadamard matrix, which does not change
+scores. It spreads a channel that is much larger than others over all channels; otherwise that
+channel would reduce the precision of its block.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from attn_export.attention.quantised_cache import (
     CacheScales,
     Pair,
     Quotients,
-    halves_of_bytes,
-    in_bytes,
+    byte_halves,
+    join_halves,
 )
 from attn_export.spec import AttentionSpec
 from attn_export.spec.low_precision import BY_BLOCK, FLOAT16, block_width
@@ -29,37 +30,39 @@ from attn_export.spec.low_precision import BY_BLOCK, FLOAT16, block_width
 if TYPE_CHECKING:
     from attn_export.attention.float16_cache import Float16Cache
 
-AN_OCTAVE, OCTAVES = 8, 32
-"""The scales from one to twice that, and the number of such steps: a byte holds the index."""
+PER_OCTAVE, OCTAVES = 8, 32
+"""The number of scales in an octave, i.e. from a scale to twice that scale, and the number of
+octaves. A byte holds the index of a scale."""
 
 LEAST_EXPONENT = -24
-"""The least scale is 2 to the power of this."""
+"""The base-2 logarithm of the least scale."""
 
 WIDTH = 15.5
-"""The largest range of a block in scales: integers go from 0 to 15, and clipping a value by half a
-step at times loses less than larger steps do."""
+"""The largest range of a block, in scales. Integers are 0 to 15: clipping some values by half a
+step loses less than a larger step."""
 
-APART = 1 / 8
-"""The least range of a block, in magnitudes of its least value: zero points fit into a byte."""
+LEAST_RANGE = 1 / 8
+"""The least range of a block, as a share of the magnitude of its least value, so that its zero
+point fits into a byte."""
 
 LEAST_ZERO, LARGEST_ZERO = -128, 127
-"""The zero points, in scales; a byte holds one less the least."""
+"""The least and the largest zero point, in scales. A byte holds a zero point minus the least."""
 
-SIXTEENTH = 15
+LARGEST = 15
 """The largest integer of 4 bits."""
 
 
-def scales_of_bytes() -> Tensor:
-    """Return the scale that each byte stands for, float32 `[256]`."""
-    exponents = torch.arange(AN_OCTAVE * OCTAVES, dtype=torch.float64) / AN_OCTAVE
+def byte_scales() -> Tensor:
+    """Return the scale of each byte, float32 `[256]`."""
+    exponents = torch.arange(PER_OCTAVE * OCTAVES, dtype=torch.float64) / PER_OCTAVE
     return torch.exp2(exponents + LEAST_EXPONENT).float()
 
 
 def hadamard(width: int) -> Tensor:
     """Return an orthogonal and symmetric matrix, float32 `[width, width]`.
 
-    It is made of Hadamard matrices of the largest power of 2 that divides the width, along the
-    diagonal: each element is the same magnitude, or 0.
+    It is block-diagonal. Its blocks are Hadamard matrices, scaled to be orthogonal, of the largest
+    power of 2 that divides the width.
 
     Args:
         width: The width.
@@ -67,23 +70,23 @@ def hadamard(width: int) -> Tensor:
     matrix = torch.ones(1, 1, dtype=torch.float64)
     while width % (2 * len(matrix)) == 0:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
-    many = torch.eye(width // len(matrix), dtype=torch.float64)
-    whole: Tensor = torch.kron(many, matrix) / len(matrix) ** 0.5
+    identity = torch.eye(width // len(matrix), dtype=torch.float64)
+    whole: Tensor = torch.kron(identity, matrix) / len(matrix) ** 0.5
     return whole.float()
 
 
 class BlockScales(nn.Module):
-    """Rounding of keys and values to 4 bits by block.
+    """Rounding of keys and values to 4 bits, with a scale for each block.
 
     Args:
         spec: The spec; its `kv_scale` is ``"per-block"``.
 
     Attributes:
         hadamard: The matrix that queries and keys are multiplied by, `[D, D]`.
-        steps: The scale that each byte stands for, `[256, 1]`.
-        octaves: The ranges from which on the next octave of scales begins, `[31]`.
-        eighths: The ranges from which on the next scale of an octave is taken, `[32, 7]`.
-        halves: The two numbers that each byte holds, `[256, 2]`.
+        steps: The scale of each byte, `[256, 1]`.
+        octaves: The largest range for each octave of scales but the last, `[31]`.
+        eighths: The largest range for each scale of an octave but the last, `[32, 7]`.
+        halves: The two integers that each byte holds, `[256, 2]`.
     """
 
     hadamard: Tensor
@@ -95,88 +98,88 @@ class BlockScales(nn.Module):
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self._widths = spec.cache_widths
-        scales = scales_of_bytes()
+        scales = byte_scales()
         # the largest range of each scale
-        edges = (scales * WIDTH).reshape(OCTAVES, AN_OCTAVE)
+        edges = (scales * WIDTH).reshape(OCTAVES, PER_OCTAVE)
         tables = {
             "hadamard": hadamard(spec.head_dim), "steps": scales[:, None],
             "octaves": edges[:-1, -1].clone(), "eighths": edges[:, :-1].clone(),
-            "halves": halves_of_bytes(0),
+            "halves": byte_halves(0),
         }  # fmt: skip
         for name, table in tables.items():
             self.register_buffer(name, table, persistent=False)
 
-    def mixed(self, x: Tensor) -> Tensor:
-        """Return queries or keys times the matrix, `[B, H, L, D]`; twice gives them back."""
+    def mix(self, x: Tensor) -> Tensor:
+        """Multiply queries or keys, `[B, H, L, D]`, by the matrix, which is its own inverse."""
         return x @ self.hadamard
 
     def forward(self, key: Tensor, value: Tensor) -> Pair:
-        """Return the rows of new keys and values.
+        """Return new keys and values as bytes.
 
         Args:
-            key: `[B, Hkv, L, D]`, mixed.
-            value: `[B, Hkv, L, Dv]`.
+            key: The keys after `mix`, `[B, Hkv, L, D]`.
+            value: The values, `[B, Hkv, L, Dv]`.
 
         Returns:
-            uint8 `[B, Hkv, L, D / 2 + 2 n]` of n blocks: channels as `in_bytes` has them, then the
-            index of the scale of each block, then its zero point.
+            Both as uint8 `[B, Hkv, L, D / 2 + 2 n]` for n blocks of D channels: the channels, see
+            `join_halves`, then the index of the scale of each block, then its zero point.
         """
-        return self._row(key), self._row(value)
+        return self._to_bytes(key), self._to_bytes(value)
 
-    def _row(self, x: Tensor) -> Tensor:
+    def _to_bytes(self, x: Tensor) -> Tensor:
         blocks = _blocks(x)
         index = self._index(_ranges(blocks))
-        lowest, highest = LEAST_ZERO, LARGEST_ZERO + SIXTEENTH
-        # integers: what follows must not round
+        lowest, highest = LEAST_ZERO, LARGEST_ZERO + LARGEST
+        # Integers, so that the following steps are exact.
         whole = (blocks / self._scale(index)).round().clamp(lowest, highest).int()
         zero = whole.amin(-1, keepdim=True).clamp(max=LARGEST_ZERO)
-        halves = (whole - zero).clamp(max=SIXTEENTH).flatten(-2)
-        row = [in_bytes(halves), index, zero.squeeze(-1) - LEAST_ZERO]
-        return torch.cat(row, dim=-1).to(torch.uint8)
+        halves = (whole - zero).clamp(max=LARGEST).flatten(-2)
+        parts = [join_halves(halves), index, zero.squeeze(-1) - LEAST_ZERO]
+        return torch.cat(parts, dim=-1).to(torch.uint8)
 
     def _index(self, ranges: Tensor) -> Tensor:
-        """Return the index of the least scale that is enough for each range, int32.
+        """Return the index of the least scale that is enough for each range, int32 `[..., n]`.
 
-        Edges are counted: a logarithm may differ in its last digit.
+        It is found by comparisons, since a logarithm may differ in its last digit between runtimes.
         """
         wide = ranges.unsqueeze(-1)
         octave = (self.octaves < wide).sum(-1, dtype=torch.int32)
         edges = F.embedding(octave, self.eighths)
-        return octave * AN_OCTAVE + (edges < wide).sum(-1, dtype=torch.int32)
+        return octave * PER_OCTAVE + (edges < wide).sum(-1, dtype=torch.int32)
 
     def _scale(self, index: Tensor) -> Tensor:
-        """Return scales, `[..., 1]`, of their indices."""
+        """Return the scales of indices, `[..., 1]`."""
         return F.embedding(index, self.steps)
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
-        """Return what rows stand for.
+        """Return the keys and values that the bytes of a cache represent.
 
         Args:
             key: uint8 `[B, Hkv, S, D / 2 + 2 n]`.
-            value: uint8, likewise.
+            value: uint8 `[B, Hkv, S, Dv / 2 + 2 n]`.
             dtype: The type of the result.
 
         Returns:
-            Mixed keys `[B, Hkv, S, D]`, and values `[B, Hkv, S, Dv]`.
+            Keys as after `mix`, `[B, Hkv, S, D]`, and values `[B, Hkv, S, Dv]`.
         """
-        of_keys, of_values = self._widths
-        return self._meant(key, of_keys, dtype), self._meant(value, of_values, dtype)
+        key_width, value_width = self._widths
+        return self._from_bytes(key, key_width, dtype), self._from_bytes(value, value_width, dtype)
 
-    def _meant(self, row: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    def _from_bytes(self, x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         count = width // block_width(width)
-        halves, index, zero = row.split([width // 2, count, count], dim=-1)
+        halves, index, zero = x.split([width // 2, count, count], dim=-1)
         numbers = F.embedding(halves.int(), self.halves.to(dtype)).flatten(-2)
         zeros = zero.to(dtype).unsqueeze(-1) + LEAST_ZERO
         scales = F.embedding(index.int(), self.steps.to(dtype))
-        meant: Tensor = (_blocks(numbers) + zeros) * scales
-        return meant.flatten(-2)
+        values: Tensor = (_blocks(numbers) + zeros) * scales
+        return values.flatten(-2)
 
     def step_sizes(self, key: Tensor, value: Tensor) -> Pair:
-        """Return the difference that one integer more makes, of each channel.
+        """Return the difference between neighbouring integers at each channel.
 
         Args:
-            key: `[B, Hkv, L, D]`, mixed.
-            value: `[B, Hkv, L, Dv]`.
+            key: The keys after `mix`, `[B, Hkv, L, D]`.
+            value: The values, `[B, Hkv, L, Dv]`.
         """
         return self._step_size(key), self._step_size(value)
 
@@ -185,27 +188,27 @@ class BlockScales(nn.Module):
         return self._scale(self._index(_ranges(blocks))).expand_as(blocks).flatten(-2)
 
     def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
-        """Return what is rounded to integers: channels by their scales, and ranges.
+        """Return the numbers that are rounded to integers: channels over scales, and scale indices.
 
         Args:
-            key: `[B, Hkv, L, D]`, mixed.
-            value: `[B, Hkv, L, Dv]`.
+            key: The keys after `mix`, `[B, Hkv, L, D]`.
+            value: The values, `[B, Hkv, L, Dv]`.
         """
-        found = []
+        quotients = []
         for blocks in (_blocks(key), _blocks(value)):
             ranges = _ranges(blocks)
             channels = blocks / self._scale(self._index(ranges))
-            limits = (LEAST_ZERO, LARGEST_ZERO + SIXTEENTH)
-            found.append(Quotients(channels.flatten(-2), *limits))
-            # where the next scale is taken, this is a whole number and a half
+            limits = (LEAST_ZERO, LARGEST_ZERO + LARGEST)
+            quotients.append(Quotients(channels.flatten(-2), *limits))
+            # A range at which the next scale begins gives a whole number and a half, i.e. a tie.
             exact = (ranges / WIDTH).clamp_min(torch.finfo(ranges.dtype).tiny).log2()
-            last = AN_OCTAVE * OCTAVES - 1
-            found.append(Quotients((exact - LEAST_EXPONENT) * AN_OCTAVE + 0.5, 0, last))
-        return found
+            last = PER_OCTAVE * OCTAVES - 1
+            quotients.append(Quotients((exact - LEAST_EXPONENT) * PER_OCTAVE + 0.5, 0, last))
+        return quotients
 
 
-def scales_of(spec: AttentionSpec) -> CacheScales | BlockScales | Float16Cache:
-    """Return the rounding of keys and values, of a cache in another type than the layer."""
+def make_cache_rounding(spec: AttentionSpec) -> CacheScales | BlockScales | Float16Cache:
+    """Return the module that rounds keys and values to the type of the cache."""
     if spec.kv_dtype == FLOAT16:
         from attn_export.attention.float16_cache import Float16Cache  # few layers have one
 
@@ -220,6 +223,6 @@ def _blocks(x: Tensor) -> Tensor:
 
 
 def _ranges(blocks: Tensor) -> Tensor:
-    """Return the range of each block that its scale is found from, `[..., n]`."""
+    """Return the range of each block, which determines its scale, `[..., n]`."""
     least = blocks.amin(-1)
-    return torch.maximum(blocks.amax(-1) - least, least.abs() * APART)
+    return torch.maximum(blocks.amax(-1) - least, least.abs() * LEAST_RANGE)

@@ -1,4 +1,4 @@
-"""The scales of a cache of integers: from tokens, or as given."""
+"""Scales of a cache of integers, calibrated on tokens or set to given values."""
 
 from __future__ import annotations
 
@@ -14,55 +14,59 @@ from attn_export.spec import AttentionSpec
 from attn_export.spec.fields import SEED
 from attn_export.spec.low_precision import BY_BLOCK, KV_RANGES
 
-ROWS, TOKENS, OF_TOKENS = 32, 64, 8
-"""The size of the random inputs that scales are taken from, and their seed."""
+BATCH, TOKENS, TOKEN_SEED = 32, 64, 8
+"""The batch size and the length of the random inputs that scales are calibrated on, and their
+seed."""
 
 
 CLIPPED = frozenset({"int4"})
-"""The types whose scales clip the largest values: with few steps, smaller steps gain more."""
+"""Types whose scales clip the largest values: with few steps, smaller steps reduce the error."""
 
-STEPS, AN_OCTAVE = 31, 6
-"""The number of scales that are tried, each 2^(1/6) of the one before: down to 1/32."""
+STEPS, PER_OCTAVE = 31, 6
+"""The number of scales to try, and the number of them from one to half of it: the last is 1/32 of
+the first."""
 
 Batch = Mapping[str, Tensor]
 """Inputs of tokens, by name."""
 
 
-class _Enough(Exception):  # noqa: N818 - no error
-    """All that is needed of a run is known."""
+class _Stop(Exception):  # noqa: N818 - no error
+    """Signal that ends a run once keys and values are known."""
 
 
-def new_rows(module: Attention, inputs: Mapping[str, Tensor]) -> Pair:
-    """Return new keys `[B, Hkv, L, D]` and values before they are rounded; compute no more.
+def new_keys_and_values(module: Attention, inputs: Mapping[str, Tensor]) -> Pair:
+    """Compute new keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`, before rounding.
+
+    The run of the module ends there.
 
     Args:
-        module: The module; its cache holds integers.
-        inputs: Its inputs.
+        module: The module; its cache has another type than the layer.
+        inputs: Its inputs, by name.
     """
     assert module.kv_scales is not None
-    found: list[Pair] = []
+    pairs: list[Pair] = []
 
-    def note(_: nn.Module, new: Pair) -> None:
-        found.append(new)
-        raise _Enough
+    def record(_: nn.Module, pair: Pair) -> None:
+        pairs.append(pair)
+        raise _Stop
 
-    hook = module.kv_scales.register_forward_pre_hook(note)
-    queries = getattr(module, "q_proj", None)  # none where one projection is for q, k and v
-    if queries is not None:  # the largest projection, of a layer with few K/V heads
-        module.add_module("q_proj", _Zeros(queries.out_features))
+    hook = module.kv_scales.register_forward_pre_hook(record)
+    q_proj = getattr(module, "q_proj", None)  # None if one projection computes q, k and v
+    if q_proj is not None:  # the largest projection of a layer with few K/V heads
+        module.add_module("q_proj", _Zeros(q_proj.out_features))
     try:
         module(**inputs)
-    except _Enough:
+    except _Stop:
         pass
     finally:
-        if queries is not None:
-            module.add_module("q_proj", queries)
+        if q_proj is not None:
+            module.add_module("q_proj", q_proj)
         hook.remove()
-    return found[0]
+    return pairs[0]
 
 
 class _Zeros(nn.Module):
-    """A projection whose outputs nobody reads.
+    """Replacement for a projection whose outputs are not used.
 
     Args:
         width: The number of outputs.
@@ -78,105 +82,109 @@ class _Zeros(nn.Module):
 
 
 def scale_notes(spec: AttentionSpec) -> tuple[str, ...]:
-    """Return a note for the reader on scales of random tokens, if there are such."""
+    """Return a note for the reader if scales were calibrated on random tokens."""
     random = spec.kv_scale != BY_BLOCK and spec.kv_scales_from == SEED
     if spec.kv_dtype not in KV_RANGES or not random:
         return ()
     return (
-        f"the scales of the {spec.kv_dtype} cache are {rule_of(spec)} of {ROWS * TOKENS} random "
-        "tokens, from a seed; larger ones are clipped: your own tokens may need other scales",
+        f"the scales of the {spec.kv_dtype} cache are {scale_rule(spec)} of {BATCH * TOKENS} "
+        "random tokens, from a seed; larger ones are clipped: your own tokens may need other "
+        "scales",
     )
 
 
-def rule_of(spec: AttentionSpec) -> str:
-    """Return how the scales of a spec follow from keys and values, as the start of a phrase."""
+def scale_rule(spec: AttentionSpec) -> str:
+    """Return the first words of a sentence on how scales are computed from keys and values."""
     if spec.kv_dtype in CLIPPED:
         return "those of the least squared error of the keys and values"
     return "the largest keys and values"
 
 
-def calibrated(module: Attention, batches: Iterable[Batch] = ()) -> Attention:
-    """Return the module after its scales became those of tokens.
+def calibrate_cache(module: Attention, batches: Iterable[Batch] = ()) -> Attention:
+    """Set the scales of a module's cache by the keys and values of tokens, and return the module.
 
-    The largest magnitude of keys, and of values, is the largest integer; with 4 bits a smaller one
-    is, by which the squared error is least.
+    The largest magnitude becomes the largest integer. Scales of 4-bit integers are smaller: those
+    of the least squared error.
 
     Args:
-        module: Changed in place, if its cache holds integers.
-        batches: Tokens: `query [B, L, E]`, and `position_ids [B, L]` where they are inputs.
-            Default: random ones, from a seed.
+        module: The module, changed in place. Nothing changes unless its cache holds integers with
+            fixed scales.
+        batches: Batches of tokens: `query [B, L, E]`, and `position_ids [B, L]` if the spec has
+            them. Default: random tokens from a fixed seed.
     """
     scales, spec = module.kv_scales, module.spec
     if not isinstance(scales, CacheScales):
         return module
-    found = [_by_token(module, inputs_of(spec, each)) for each in batches or (_random(spec),)]
-    for buffer, *rows in zip((scales.k_scale, scales.v_scale), *found, strict=True):
-        x = torch.cat(rows)
-        over = (0,) if buffer.dim() else (0, 1, 2)
-        largest = x.abs().amax(over)
-        # A channel that is always 0 has any scale.
+    pairs = [_by_token(module, token_inputs(spec, batch)) for batch in batches or (_random(spec),)]
+    for buffer, *tensors in zip((scales.k_scale, scales.v_scale), *pairs, strict=True):
+        x = torch.cat(tensors)
+        axes = (0,) if buffer.dim() else (0, 1, 2)
+        largest = x.abs().amax(axes)
+        # The scale of a channel that is always 0 does not matter.
         scale = torch.where(largest > 0, largest, 1.0) / scales.high
         if spec.kv_dtype in CLIPPED:
-            scale = _least_error(x, scale, over, (scales.low, scales.high))
+            scale = _least_error_scale(x, scale, axes, (scales.low, scales.high))
         buffer.copy_(scale.reshape(buffer.shape))
     return module
 
 
-def _least_error(
-    x: Tensor, largest: Tensor, over: tuple[int, ...], limits: tuple[int, int]
+def _least_error_scale(
+    x: Tensor, largest: Tensor, axes: tuple[int, ...], limits: tuple[int, int]
 ) -> Tensor:
     """Return the scales of the least squared error.
 
     Args:
         x: Keys or values, `[N, Hkv, D]`.
         largest: The scales that clip nothing: a scalar, or `[Hkv, D]`.
-        over: The axes that share a scale.
+        axes: The axes of `x` that share a scale.
         limits: The least and the largest integer.
     """
     best, least = largest, torch.full_like(largest, torch.inf)
     for step in range(STEPS):
-        scale = largest * 2 ** (-step / AN_OCTAVE)
-        error = ((x / scale).round().clamp(*limits) * scale - x).square().sum(over)
+        scale = largest * 2 ** (-step / PER_OCTAVE)
+        error = ((x / scale).round().clamp(*limits) * scale - x).square().sum(axes)
         best, least = torch.where(error < least, scale, best), error.minimum(least)
     return best
 
 
 def _random(spec: AttentionSpec) -> Batch:
-    random = torch.Generator().manual_seed(OF_TOKENS)
-    return {"query": torch.randn((ROWS, TOKENS, spec.embed_dim), generator=random)}
+    random = torch.Generator().manual_seed(TOKEN_SEED)
+    return {"query": torch.randn((BATCH, TOKENS, spec.embed_dim), generator=random)}
 
 
 @torch.no_grad()
 def _by_token(module: Attention, inputs: Batch) -> list[Tensor]:
     """Return new keys and values of tokens, `[N, Hkv, D]` and `[N, Hkv, Dv]`."""
-    return [rows.transpose(1, 2).flatten(0, 1) for rows in new_rows(module, inputs)]
+    return [rows.transpose(1, 2).flatten(0, 1) for rows in new_keys_and_values(module, inputs)]
 
 
-def inputs_of(spec: AttentionSpec, batch: Batch) -> dict[str, Tensor]:
-    """Return inputs without a past for tokens: positions from 0 on, everything else 0.
+def token_inputs(spec: AttentionSpec, batch: Batch) -> dict[str, Tensor]:
+    """Return the inputs of a run without a past, completed from those of a batch.
+
+    Inputs that the batch lacks are 0, except that positions count from 0.
 
     Args:
         spec: The spec.
-        batch: `query [B, L, E]`, and other inputs.
+        batch: `query [B, L, E]`, and any other inputs.
     """
     B, L, _ = batch["query"].shape
     sizes = {"batch": B, "query_len": L, "capacity": L}
     inputs: dict[str, Tensor] = {}
-    for name, wanted in spec.inputs().items():
-        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in wanted.shape]
-        inputs[name] = torch.zeros(shape, dtype=getattr(torch, wanted.dtype))
+    for name, input_ in spec.inputs().items():
+        shape = [sizes[axis] if isinstance(axis, str) else axis for axis in input_.shape]
+        inputs[name] = torch.zeros(shape, dtype=getattr(torch, input_.dtype))
     if "position_ids" in inputs:
         inputs["position_ids"] += torch.arange(L)
     return {**inputs, **batch}
 
 
 def set_scales(module: Attention, scales: Mapping[str, Tensor], origin: str) -> None:
-    """Give a module other scales, and note their origin in its spec.
+    """Set the scales of a module's cache, and record their origin in its spec.
 
     Args:
-        module: Changed in place; its cache holds integers.
-        scales: `k_scale` and `v_scale`, in the shapes of its own.
-        origin: The value of the field `kv_scales_from`.
+        module: The module, changed in place; its cache holds integers.
+        scales: `k_scale` and `v_scale`, of the shapes of the module's own.
+        origin: The value of the spec's field `kv_scales_from`.
     """
     assert module.kv_scales is not None
     for name, scale in scales.items():

@@ -1,4 +1,4 @@
-"""A cache of float16 numbers beside a layer in float32 (`kv_dtype = "float16"`)."""
+"""Cache in float16 of a layer in float32 (`kv_dtype = "float16"`)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from torch import Tensor, nn
 from attn_export.attention.quantised_cache import Pair, Quotients
 
 DIGITS = 11
-"""The binary digits of a normal number in float16."""
+"""The number of binary digits of a normal float16 number."""
 
 LEAST_STEP = 2.0**-24
-"""The difference of two subnormal neighbours."""
+"""The difference between neighbouring subnormal float16 numbers."""
 
 
 def float16_steps(x: Tensor) -> Tensor:
-    """Return the difference of neighbours in float16 around each value, in its type.
+    """Return the spacing of float16 numbers around each value; infinity if it is not finite.
 
     Args:
-        x: Floating point, of any shape; infinite where it is not finite.
+        x: A floating point tensor of any shape.
+
+    Returns:
+        A tensor of the same shape and type.
     """
     exponent = torch.frexp(x.detach()).exponent  # |x| = [0.5, 1) * 2^exponent
     steps = torch.ldexp(torch.ones_like(x), exponent - DIGITS).clamp_min(LEAST_STEP)
@@ -28,35 +31,36 @@ def float16_steps(x: Tensor) -> Tensor:
 LARGEST = torch.finfo(torch.float16).max
 
 
-def rounded_to_float16(x: Tensor) -> Tensor:
-    """Return the nearest float16 number of each value, half to even; in float16.
-
-    float64 stays float64, as all of the module's copy in it does.
+def round_to_float16(x: Tensor) -> Tensor:
+    """Return the nearest float16 number of each value, half to even.
 
     Args:
-        x: Floating point, of any shape.
+        x: A floating point tensor of any shape.
+
+    Returns:
+        float16; or float64 if `x` is float64, since the truth computes in float64 throughout.
     """
     if x.dtype != torch.float64:
         return x.to(torch.float16)
     steps = float16_steps(x)
-    found = torch.where(steps.isinf(), x, (x / steps).round() * steps)
-    return torch.where(found.abs() > LARGEST, torch.inf * found.sign(), found)
+    nearest = torch.where(steps.isinf(), x, (x / steps).round() * steps)
+    return torch.where(nearest.abs() > LARGEST, torch.inf * nearest.sign(), nearest)
 
 
 class Float16Cache(nn.Module):
-    """The rounding of keys and values to float16, and back.
+    """Rounding of keys and values to float16, without scales.
 
-    It has no scales: values beyond 65504 become infinite, as in a layer in float16.
+    Values beyond 65504 become infinite, as in a layer in float16.
     """
 
     def forward(self, key: Tensor, value: Tensor) -> Pair:
-        """Return new keys and values as `rounded_to_float16` has them.
+        """Return new keys and values rounded by `round_to_float16`.
 
         Args:
             key: `[B, Hkv, L, D]`.
             value: `[B, Hkv, L, Dv]`.
         """
-        return rounded_to_float16(key), rounded_to_float16(value)
+        return round_to_float16(key), round_to_float16(value)
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
         """Return the same numbers in another type.
@@ -68,12 +72,12 @@ class Float16Cache(nn.Module):
         """
         return key.to(dtype), value.to(dtype)
 
-    def mixed(self, x: Tensor) -> Tensor:
+    def mix(self, x: Tensor) -> Tensor:
         """Return queries or keys as they are."""
         return x
 
     def step_sizes(self, key: Tensor, value: Tensor) -> Pair:
-        """Return the difference of neighbours around each key and value.
+        """Return the spacing of float16 numbers around each key and value.
 
         Args:
             key: `[B, Hkv, L, D]`.
@@ -82,7 +86,7 @@ class Float16Cache(nn.Module):
         return float16_steps(key), float16_steps(value)
 
     def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
-        """Return keys and values in units of the last place, each with its own.
+        """Return keys and values divided by the spacing of float16 around each.
 
         Args:
             key: `[B, Hkv, L, D]`.

@@ -1,4 +1,4 @@
-"""The mathematics of attention, without projections: masks, the operator, a cache in place.
+"""Functions of attention without projections: masks, the operator, a cache in place.
 
 Legend: B batch, H query heads, Hkv key/value heads, L query length, S key length
 (past included), P past length, D head width, Dv value head width.
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from attn_export.spec import AttentionSpec
 from attn_export.spec.inputs import MASK_FLOOR
 
-# -- masks: the keys that a query may attend to, the bias on their scores, and added keys -------
+# -- masks --------------------------------------------------------------------------------------
 
 MASK_FLOOR_FLOAT16 = -6e4
-"""`MASK_FLOOR` for float16, which ends at 65504."""
+"""`MASK_FLOOR` for float16, whose largest number is 65504."""
 
 
 def clamp_mask(mask: Tensor | None) -> Tensor | None:
@@ -41,11 +41,11 @@ def causal_mask(L: int, S: int, device: torch.device) -> Tensor:
 
 
 def restrict(mask: Tensor | None, shown: Tensor | None) -> Tensor | None:
-    """Return `mask` with every key hidden that the bool mask `shown` does not show.
+    """Return `mask` with the keys hidden too that the bool mask `shown` hides.
 
     Args:
         mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
-        shown: Bool, broadcasts to `[B, H, L, S]`: True where a key may be seen.
+        shown: Bool, broadcasts to `[B, H, L, S]`: True = may attend; None for no mask.
     """
     if mask is None or shown is None:
         return shown if mask is None else mask
@@ -61,7 +61,7 @@ def add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
 
     Args:
         mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
-        bias: Float, broadcasts to `[B, H, L, S]`.
+        bias: Float, broadcasts to `[B, H, L, S]`; None for no bias, which keeps the mask.
     """
     if bias is None:
         return mask
@@ -71,29 +71,29 @@ def add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
 
 
 def as_float(mask: Tensor | None, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
-    """Expand a mask to additive scores of `shape` `[B, H, L, S]` in the dtype of `like`.
+    """Expand a mask to a float mask `[B, H, L, S]`.
 
     Args:
-        mask: A bool or float mask, or None.
-        shape: `[B, H, L, S]`.
-        like: A tensor of the wanted dtype and device.
+        mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
+        shape: The sizes `(B, H, L, S)`.
+        like: A tensor with the dtype and the device of the result.
     """
     zeros = like.new_zeros(shape)
     added = add_bias(mask, zeros)
     return zeros if added is None else added.expand(shape)
 
 
-# -- additional keys at the end: `add_bias_kv` and `add_zero_attn` of PyTorch ---------------------
+# -- additional keys: `add_bias_kv` and `add_zero_attn` of PyTorch ------------------------------
 
 
 class AddedKeys(nn.Module):
-    """A learned key and value, and a key and value of 0, as far as a spec has them.
+    """Additional keys and values at the end, as in `torch.nn.MultiheadAttention`.
 
-    They come after all other keys, in this order, and every query sees them: no mask hides them
-    (`torch.nn.MultiheadAttention`).
+    `add_bias_kv` adds a learned key and value, then `add_zero_attn` a key and value of 0. Every
+    query attends to them: no mask hides them.
 
     Args:
-        spec: Its `add_bias_kv` and `add_zero_attn` are used.
+        spec: The spec; its fields `add_bias_kv` and `add_zero_attn` are used.
     """
 
     def __init__(self, spec: AttentionSpec) -> None:
@@ -112,19 +112,21 @@ class AddedKeys(nn.Module):
         L: int,
         *,
         causal: bool,
-        mixed: Callable[[Tensor], Tensor],
+        mix: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return keys `[B, Hkv, S, D]`, values and mask with the added keys appended.
-
-        The mask that comes back holds the causal one too.
+        """Return keys, values and mask with the added keys, A of them, appended.
 
         Args:
             key: `[B, Hkv, S, D]`.
             value: `[B, Hkv, S, Dv]`.
-            mask: The mask that broadcasts to `[B, H, L, S]`, or None.
+            mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
             L: The number of queries.
-            causal: Whether query i sees keys up to P + i only.
-            mixed: Applied to a learned key as to all others: a rotation, or nothing.
+            causal: Whether query i sees keys up to S - L + i only.
+            mix: The function that a quantised cache applies to keys, see `BlockScales.mix`.
+
+        Returns:
+            `[B, Hkv, S + A, D]`, `[B, Hkv, S + A, Dv]`, and the mask that includes the causal one;
+            None if nothing is hidden.
         """
         count = self.spec.added_keys
         if causal:
@@ -133,16 +135,16 @@ class AddedKeys(nn.Module):
             visible: bool | float = True if mask.dtype == torch.bool else 0.0
             mask = torch.cat([mask, mask.new_full((*mask.shape[:-1], count), visible)], dim=-1)
         if self.spec.add_bias_kv:
-            key = torch.cat([key, _of_every_batch(mixed(self.bias_k), key)], dim=2)
-            value = torch.cat([value, _of_every_batch(self.bias_v, value)], dim=2)
+            key = torch.cat([key, _expand_to_batch(mix(self.bias_k), key)], dim=2)
+            value = torch.cat([value, _expand_to_batch(self.bias_v, value)], dim=2)
         if self.spec.add_zero_attn:
             key, value = (torch.cat([x, torch.zeros_like(x[:, :, :1])], 2) for x in (key, value))
         return key, value, mask
 
 
-def _of_every_batch(one: Tensor, like: Tensor) -> Tensor:
-    """Expand `[Hkv, D]` to `[B, Hkv, 1, D]`."""
-    return one[None, :, None, :].expand(like.shape[0], -1, -1, -1)
+def _expand_to_batch(x: Tensor, like: Tensor) -> Tensor:
+    """Expand `[Hkv, D]` to `[B, Hkv, 1, D]`, B of `like`."""
+    return x[None, :, None, :].expand(like.shape[0], -1, -1, -1)
 
 
 # -- attention ----------------------------------------------------------------------------------
@@ -163,19 +165,19 @@ def scaled_dot_product_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute softmax(scale * Q K^T + mask) V (Vaswani et al. 2017, eq. 1).
 
-    Query head h attends to key/value head ``h // (H // Hkv)``. A row that may attend to
-    nothing gives 0, and its weights are 0.
+    Query head h attends to key/value head ``h // (H // Hkv)``. For a query that may attend to no
+    key, the result and the weights are 0.
 
     Args:
         query: `[B, H, L, D]`.
-        key: `[B, Hkv, S, D]`, S = P + L where there is a past.
+        key: `[B, Hkv, S, D]`; S = P + L if there is a past.
         value: `[B, Hkv, S, Dv]`.
         attn_mask: Bool (True = may attend) or float (added; -inf = may not attend),
             broadcasts to `[B, H, L, S]`.
         causal: Whether query i sees keys up to S - L + i only.
         scale: Factor on the scores.
         softcap: Scores become softcap * tanh(score / softcap) before the mask.
-        sinks: A score for each head that takes part in the softmax and stands for no key, `[H]`.
+        sinks: For each head a score that takes part in the softmax but has no key, `[H]`.
         dropout: Probability of dropping a weight. 0 outside training.
         need_weights: Whether to return the weights.
 
@@ -184,15 +186,15 @@ def scaled_dot_product_attention(
     """
     L, S = query.shape[2], key.shape[2]
     mask = clamp_mask(attn_mask)
-    by_hand = need_weights or softcap is not None or sinks is not None
-    if causal and mask is None and L == S and not by_hand:
+    stepwise = need_weights or softcap is not None or sinks is not None
+    if causal and mask is None and L == S and not stepwise:
         attended = F.scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=True
         )
         return attended, None
     if causal:
         mask = restrict(mask, causal_mask(L, S, query.device))
-    if not by_hand:
+    if not stepwise:
         attended = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=True
         )
@@ -211,9 +213,8 @@ def _step_by_step(
     sinks: Tensor | None,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the same attention step by step, for options that PyTorch's own function lacks."""
-    # Repeated rather than broadcast: a broadcast matmul rounds otherwise than that of an MHA
-    # with repeated heads, to which this is equal to the bit.
+    """Compute attention and its weights step by step, for options that PyTorch's function lacks."""
+    # Repeated heads are bitwise equal to an MHA with repeated heads; a broadcast matmul is not.
     repeats = query.shape[1] // key.shape[1]
     k, v = (x.repeat_interleave(repeats, dim=1) for x in (key, value))  # [B, H, S, ...]
     scores = (query @ k.transpose(-1, -2)) * scale  # [B, H, L, S]
@@ -230,50 +231,50 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     if sinks is not None:
         column = sinks.to(scores.dtype)[None, :, None, None].expand(*scores.shape[:-1], 1)
         return torch.cat([scores, column], dim=-1).softmax(dim=-1)[..., :-1]
-    # Softmax over nothing is 0/0. Such rows get scores of 0 first, so that neither they nor
+    # Softmax over no key is 0/0. Such rows get scores of 0 first, so that neither they nor
     # their gradients are NaN, and weights of 0 afterwards.
-    nothing = (scores == -torch.inf).all(dim=-1, keepdim=True)
-    return scores.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
+    masked = (scores == -torch.inf).all(dim=-1, keepdim=True)
+    return scores.masked_fill(masked, 0.0).softmax(dim=-1).masked_fill(masked, 0.0)
 
 
-# -- a cache that stays where it is: new keys are written into its buffers, row by row ----------
+# -- a cache in place: new keys are written into its buffers ------------------------------------
 
-# Legend: S capacity of the buffers; row b holds `past_length[b]` keys before L new ones.
+# Legend: S capacity of the buffers. Batch element b has `past_length[b]` keys before L new ones.
 
 
-def written(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
-    """Return a copy of `past` `[B, Hkv, S, D]` with `new` `[B, Hkv, L, D]` after each row's keys.
+def scatter(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
+    """Return a copy of a buffer with new keys or values after the past of each batch element.
 
     Args:
-        past: The buffer.
-        new: The new keys or values.
-        past_length: The number of keys of each row, int64 `[B]`.
+        past: The buffer, `[B, Hkv, S, D]`.
+        new: The new keys or values, `[B, Hkv, L, D]`.
+        past_length: The number of past keys of each batch element, int64 `[B]`.
 
     Raises:
-        RuntimeError: If a row lacks capacity for L more keys.
+        RuntimeError: If a batch element lacks capacity for L more keys.
     """
-    places = positions(past_length, new.shape[2])[:, None, :, None]
-    return past.scatter(2, places.expand(new.shape), new)
+    indices = positions(past_length, new.shape[2])[:, None, :, None]
+    return past.scatter(2, indices.expand(new.shape), new)
 
 
 def positions(past_length: Tensor, L: int) -> Tensor:
-    """Return the positions of the new keys and queries of each row, int64 `[B, L]`.
+    """Return the positions of the new keys and queries, int64 `[B, L]`.
 
     Args:
-        past_length: Filled rows of the cache, int64 `[B]`.
+        past_length: The number of past keys of each batch element, int64 `[B]`.
         L: The number of new keys.
     """
     return past_length[:, None] + torch.arange(L, device=past_length.device)
 
 
-def visible(past_length: Tensor, L: int, S: int, *, causal: bool) -> Tensor:
-    """Return the valid keys that a query may see, bool `[B, 1, L, S]`; L is 1 if not causal.
+def visible_keys(past_length: Tensor, L: int, S: int, *, causal: bool) -> Tensor:
+    """Return the mask of the keys in use, bool `[B, 1, L, S]`, or `[B, 1, 1, S]` if not causal.
 
     Args:
-        past_length: The number of past keys of each row, int64 `[B]`.
+        past_length: The number of past keys of each batch element, int64 `[B]`.
         L: The number of new keys.
         S: The capacity.
-        causal: Whether later keys are hidden.
+        causal: Whether keys after the query's own are hidden.
     """
     last = positions(past_length, L) if causal else past_length[:, None] + (L - 1)
     shown = torch.arange(S, device=past_length.device) <= last[..., None]  # [B, L or 1, S]

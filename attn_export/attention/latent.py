@@ -1,7 +1,7 @@
 """Queries, keys and values of multi-head latent attention (MLA; DeepSeek-AI 2024, sec. 2.1).
 
-Legend: H heads, L new tokens, D width of a query head, R rotated elements of it, N = D - R others,
-C width of the latent, Dv width of a value head.
+Legend: H heads, L new tokens, D width of a query head, R its rotated elements, N = D - R the other
+elements, C width of the latent, Dv width of a value head.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from attn_export.spec import AttentionSpec
 
 
 class LatentProjections(nn.Module):
-    """The projections of MLA, with those from the latent moved to queries and outputs.
+    """The projections of MLA; those of the latent are applied to queries and to the result.
 
-    Key h of a token is ``key_up[h] @ latent`` and value h ``value_up[h] @ latent``, where the
-    latent `[C]` is the same for all heads. A score is therefore the product of the latent and
-    ``query @ key_up[h]``, and an output is ``value_up[h]`` applied to the mean of the latents
-    (ibid., sec. 2.1.2): one key/value head of width C serves all query heads, and only the latent
-    and R rotated elements of a key are kept in the cache.
+    The key of head h is ``key_up[h] @ latent`` and its value ``value_up[h] @ latent``, where the
+    latent `[C]` of a token is the same for all heads. A score is therefore the product of the
+    latent and ``query @ key_up[h]``, and the result of a head is ``value_up[h]`` times the weighted
+    mean of latents (ibid., sec. 2.1.2). So one key/value head of width C serves all query heads,
+    and the cache holds only the latent and the R rotated elements of each key.
 
     Args:
-        spec: Its dimensions are used.
+        spec: The spec.
 
     Attributes:
-        key_up: `[H, N, C]`.
-        value_up: `[H, Dv, C]`.
+        key_up: The projection from the latent to keys, `[H, N, C]`.
+        value_up: The projection from the latent to values, `[H, Dv, C]`.
     """
 
     def __init__(self, spec: AttentionSpec) -> None:
@@ -44,13 +44,13 @@ class LatentProjections(nn.Module):
         self.value_up = nn.Parameter(_uniform(H, spec.v_head_dim, C))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, the elements of the keys that are to be rotated, and latents.
+        """Return queries, the elements of keys that will be rotated, and latents.
 
         Args:
-            x: `[B, L, E]`.
+            x: The input, `[B, L, E]`.
 
         Returns:
-            Queries `[B, H, L, R + C]`, of which the first R elements are to be rotated; keys
+            Queries `[B, H, L, R + C]`, whose first R elements will be rotated; keys
             `[B, 1, L, R]`; latents `[B, 1, L, C]`.
         """
         C, R = self.spec.kv_latent_dim, self.spec.rotary_dim
@@ -61,11 +61,11 @@ class LatentProjections(nn.Module):
         return torch.cat([turned, plain @ self.key_up], dim=-1), k, self.kv_norm(latent)
 
     def values(self, attended: Tensor) -> Tensor:
-        """Return the values `[B, H, L, Dv]` of means of latents `[B, H, L, C]`."""
+        """Project weighted means of latents `[B, H, L, C]` to values `[B, H, L, Dv]`."""
         return attended @ self.value_up.transpose(1, 2)
 
 
 def _uniform(heads: int, rows: int, columns: int) -> Tensor:
-    """Return one matrix for each head, as `nn.Linear` draws its weight."""
+    """Return a random matrix for each head, drawn as `nn.Linear` draws its weight."""
     bound = columns**-0.5
     return torch.empty(heads, rows, columns).uniform_(-bound, bound)

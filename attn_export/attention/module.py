@@ -1,4 +1,4 @@
-"""`Attention`: projections, heads, cache. Plain PyTorch, usable on its own."""
+"""`Attention` module in plain PyTorch: projections, heads and cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attn_export.attention import functional, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.positions import Rotary, ScoreBias
-from attn_export.attention.quantised_cache import CacheScales, with_past
+from attn_export.attention.quantised_cache import CacheScales, append_to_past
 from attn_export.spec import AttentionSpec, Shape
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ class Attention(nn.Module):
         spec: The attention to build.
 
     Attributes:
-        integers: Of quantised weights, by name; the parameters are what these stand for.
-        float_weights: The same weights before they were quantised.
+        integers: The integers and scales of quantised weights, by name. The parameters of these
+            names are their products.
+        float_weights: The same weights before quantisation.
     """
 
     def __init__(self, spec: AttentionSpec) -> None:
@@ -48,14 +49,15 @@ class Attention(nn.Module):
         self.sinks = nn.Parameter(torch.randn(spec.num_heads)) if spec.sinks else None
         self.activations: nn.Module = nn.Identity()
         if spec.activations != "none":
-            from attn_export.attention.quantised_activations import rounding_of
+            from attn_export.attention.quantised_activations import make_activation_rounding
 
-            self.activations = rounding_of(spec)
+            self.activations = make_activation_rounding(spec)
         self.kv_scales: CacheScales | BlockScales | Float16Cache | None = None
         if spec.kv_dtype != "none":
-            from attn_export.attention.block_scales import scales_of  # few layers round it
+            # Imported here, since few layers need it.
+            from attn_export.attention.block_scales import make_cache_rounding
 
-            self.kv_scales = scales_of(spec)
+            self.kv_scales = make_cache_rounding(spec)
         if spec.dtype != "float32":
             self.to(getattr(torch, spec.dtype))
 
@@ -79,15 +81,17 @@ class Attention(nn.Module):
 
     @classmethod
     def from_torch(cls, module: nn.MultiheadAttention, **fields: Any) -> Self:
-        """Return an `Attention` with the weights of a `torch.nn.MultiheadAttention`, equal to it.
+        """Return an `Attention` that is equivalent to a `torch.nn.MultiheadAttention`.
 
-        Batches come first in its inputs and outputs. Its mask means True = may attend;
-        `nn.MultiheadAttention` means the inverse; a `key_padding_mask` `[B, S]` becomes
-        ``~mask[:, None, None, :]`` with ``attn_mask="bool[B,1,1,S]"``. Its `attn_weights` are of
-        each head; their mean over heads is what `nn.MultiheadAttention` gives by default.
+        The batch is always the first axis of inputs and outputs. In a bool mask True means that a
+        query may attend to a key, the inverse of `nn.MultiheadAttention`: a `key_padding_mask`
+        `[B, S]` becomes ``~mask[:, None, None, :]`` with ``attn_mask="bool[B,1,1,S]"``.
+        `attn_weights` has weights for each head; `nn.MultiheadAttention` returns their mean over
+        heads by default.
 
         Args:
-            module: Its mode, dtype and device are taken over.
+            module: PyTorch's module. The result has copies of its weights, and its mode, dtype and
+                device.
             fields: Fields of the spec that the module does not have: `attn_mask`, `causal`,
                 `attn_weights`, `cross` (derived if `kdim` or `vdim` is not E).
 
@@ -116,50 +120,52 @@ class Attention(nn.Module):
 
         Args:
             query: `[B, L, E]`.
-            key: `[B, S, kdim]`, cross-attention only; otherwise the query is the key.
-            value: `[B, S, vdim]`, cross-attention only.
-            attn_mask: Of the type and shape that the spec gives. Bool: True = may attend.
+            key: `[B, S, kdim]`, for cross-attention only; otherwise the query is the key.
+            value: `[B, S, vdim]`, for cross-attention only.
+            attn_mask: A mask of the type and shape in the spec. Bool: True = may attend.
                 Float: added; -inf = may not attend, other values are clamped to >= -1e30.
-            past_key: `[B, Hkv, P, D]`, with a cache; P may be 0. `[B, Hkv, S, D]`, with one that
-                is written in place: S is its capacity, and what it does not hold is finite. With a
-                latent R elements, not D.
-            past_value: `[B, Hkv, P, Dv]` or `[B, Hkv, S, Dv]`, likewise. With a latent C elements.
-            past_length: The number of keys of each row of such a cache, int64 `[B]`, at most S - L.
-            position_ids: The position of every query, int64 `[B, L]`, where the spec has them.
+            past_key: `[B, Hkv, P, D]`, with a cache; P may be 0. `[B, Hkv, S, D]` if the cache is
+                written in place: S is its capacity, and unused elements must be finite. With a
+                latent, the last axis has R elements.
+            past_value: `[B, Hkv, P, Dv]`, or `[B, Hkv, S, Dv]` if the cache is written in place.
+                With a latent, the last axis has C elements.
+            past_length: The number of past keys of each batch element, int64 `[B]`, at most S - L,
+                if the cache is written in place.
+            position_ids: The position of every query, int64 `[B, L]`, if the spec has them.
 
         Returns:
-            `output [B, L, E]`; with a cache or weights a tuple of it, `present_key
-            [B, Hkv, S, D]`, `present_value [B, Hkv, S, Dv]` and `attn_weights [B, H, L, S]`,
-            as far as the spec has them, in this order. Inputs stay as they are.
+            `output [B, L, E]`. If the spec has a cache or weights, a tuple: the output, then
+            `present_key [B, Hkv, S, D]` and `present_value [B, Hkv, S, Dv]`, then
+            `attn_weights [B, H, L, S]`. Inputs are not changed.
 
         Raises:
-            ValueError: If an input that the spec names is missing, one that it does not name is
-                given, or one has another rank, width or kind than the spec says.
+            ValueError: If an input of the spec is missing, if there is an input that the spec does
+                not have, or if an input has a wrong rank, width or type.
             RuntimeError: If a cache lacks capacity for L more keys.
         """
         self._check_inputs(
             key=key, value=value, attn_mask=attn_mask, past_key=past_key, past_value=past_value,
             past_length=past_length, position_ids=position_ids,
         )  # fmt: skip
-        q, k, v = self._projected(query, key, value)  # [B, H or Hkv, L or S - P, D or Dv]
+        q, k, v = self._project(query, key, value)  # [B, H or Hkv, L or S - P, D or Dv]
         q, k = self.q_norm(q), self.k_norm(k)
-        queries, S = _places(q, k, past_key, past_length)
+        queries, S = _positions(q, k, past_key, past_length)
         if self.rotary is not None:
             turns = self.rotary.turns(queries if position_ids is None else position_ids)
             q, k = self.rotary(q, turns), self.rotary(k, turns)
         attn_mask = self.score_bias(functional.clamp_mask(attn_mask), queries, S, q)
-        q, k = self._mixed(q), self._mixed(k)
+        q, k = self._mix(q), self._mix(k)
         attend = self._attend_in_graph if onnx_attention.emitting() else self._attend
-        attended, *rest = attend(q, k, v, attn_mask, past_key, past_value, past_length)
+        attended, *others = attend(q, k, v, attn_mask, past_key, past_value, past_length)
         if self.latent is not None:
             attended = self.latent.values(attended)
         output = self.out_proj(self.activations(attended.transpose(1, 2).flatten(2)))  # [B, L, E]
-        return (output, *rest) if rest else output
+        return (output, *others) if others else output
 
-    def _mixed(self, x: Tensor) -> Tensor:
-        return x if self.kv_scales is None else self.kv_scales.mixed(x)
+    def _mix(self, x: Tensor) -> Tensor:
+        return x if self.kv_scales is None else self.kv_scales.mix(x)
 
-    def _projected(
+    def _project(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         if self.latent is not None:
@@ -168,8 +174,8 @@ class Attention(nn.Module):
         if self.spec.packed_qkv:
             q, k, v = self.qkv_proj(query).split(self.widths, dim=-1)
         else:
-            given = (key, value)
-            key, value = (query if x is None else self.activations(x) for x in given)
+            pair = (key, value)
+            key, value = (query if x is None else self.activations(x) for x in pair)
             q, k, v = self.q_proj(query), self.k_proj(key), self.v_proj(value)
         H, Hkv = self.spec.num_heads, self.spec.num_kv_heads
         return self._heads(q, H), self._heads(k, Hkv), self._heads(v, Hkv)
@@ -184,9 +190,9 @@ class Attention(nn.Module):
         past_value: Tensor | None,
         past_length: Tensor | None,
     ) -> list[Tensor]:
-        """Compute attention `[B, H, L, Dv]`, followed by the other outputs of the spec."""
-        kept, (k, v) = with_past(self.kv_scales, (past_key, past_value), (k, v), past_length)
-        present = list(kept) if self.spec.has_cache else []
+        """Compute attention `[B, H, L, Dv]`; the spec's other outputs follow in the list."""
+        cache, (k, v) = append_to_past(self.kv_scales, (past_key, past_value), (k, v), past_length)
+        present = list(cache) if self.spec.has_cache else []
         k, v, attn_mask, causal = self._with_mask(k, v, attn_mask, q.shape[2], past_length)
         attended, weights = scaled_dot_product_attention(
             q,
@@ -212,30 +218,32 @@ class Attention(nn.Module):
         past_value: Tensor | None,
         past_length: Tensor | None,
     ) -> list[Tensor]:
-        """Compute the same as `_attend` with one ONNX node."""
-        how: dict[str, Any] = {"scale": self.spec.softmax_scale, "softcap": self.spec.softcap}
+        """Compute the same as `_attend` with one ONNX `Attention` node."""
+        options: dict[str, Any] = {"scale": self.spec.softmax_scale, "softcap": self.spec.softcap}
         plain = self.sinks is None and self.added_keys is None and self.latent is None
-        kept: tuple[Tensor, ...] = ()
+        cache: tuple[Tensor, ...] = ()
         if past_length is not None or not plain:
-            kept, (k, v) = with_past(self.kv_scales, (past_key, past_value), (k, v), past_length)
+            cache, (k, v) = append_to_past(
+                self.kv_scales, (past_key, past_value), (k, v), past_length
+            )
             past_key = past_value = None
         if plain:
             attended, *joined, weights = onnx_attention.attention_node(
                 q, k, v, attn_mask, past_key, past_value, past_length,
-                causal=self.spec.causal, **how,
+                causal=self.spec.causal, **options,
             )  # fmt: skip
-            kept = kept or tuple(joined)
+            cache = cache or tuple(joined)
         else:
             k, v, attn_mask, causal = self._with_mask(k, v, attn_mask, q.shape[2], past_length)
             if self.sinks is not None:
                 attended, weights = onnx_attention.sink_attention_nodes(
-                    q, k, v, attn_mask, self.sinks, causal=causal, **how
+                    q, k, v, attn_mask, self.sinks, causal=causal, **options
                 )
             else:
                 attended, _, _, weights = onnx_attention.attention_node(
-                    q, k, v, attn_mask, None, None, causal=causal, **how
+                    q, k, v, attn_mask, None, None, causal=causal, **options
                 )
-        present = kept if self.spec.has_cache else ()
+        present = cache if self.spec.has_cache else ()
         return [attended, *present, *([weights] if self.spec.attn_weights else [])]
 
     def _with_mask(
@@ -244,37 +252,37 @@ class Attention(nn.Module):
         """Return all keys and values, their mask, and whether a causal mask applies in addition."""
         causal = self.spec.causal
         if past_length is not None:
-            shown = functional.visible(past_length, L, k.shape[2], causal=causal)
+            shown = functional.visible_keys(past_length, L, k.shape[2], causal=causal)
             mask, causal = functional.restrict(mask, shown), False
         if self.added_keys is not None:
-            k, v, mask = self.added_keys(k, v, mask, L, causal=causal, mixed=self._mixed)
+            k, v, mask = self.added_keys(k, v, mask, L, causal=causal, mix=self._mix)
             causal = False
         if self.latent is not None:
             k = torch.cat([k, v], dim=-1)  # [B, 1, S, R + C]
             if causal and onnx_attention.emitting():
-                # Without a past the operator counts from its first key.
+                # Without a past, the operator aligns query 0 with key 0.
                 mask = functional.restrict(mask, functional.causal_mask(L, k.shape[2], k.device))
                 causal = False
         return k, v, mask, causal
 
-    def _check_inputs(self, **given: Tensor | None) -> None:
-        wanted = self.spec.input_shapes()
-        for name, tensor in given.items():
-            if (tensor is not None) != (name in wanted):
-                problem = "is missing" if name in wanted else "is given, but the spec has none"
-                raise ValueError(f"{name} {problem}; the inputs of this spec: {', '.join(wanted)}")
+    def _check_inputs(self, **inputs: Tensor | None) -> None:
+        shapes = self.spec.input_shapes()
+        for name, tensor in inputs.items():
+            if (tensor is not None) != (name in shapes):
+                problem = "is missing" if name in shapes else "is given, but the spec has none"
+                raise ValueError(f"{name} {problem}; the inputs of this spec: {', '.join(shapes)}")
             if tensor is not None:
-                self._check_shape(name, tensor, wanted[name])
+                self._check_shape(name, tensor, shapes[name])
 
-    def _check_shape(self, name: str, tensor: Tensor, wanted: Shape) -> None:
-        # Sizes of dynamic axes are left to the arithmetic: while exporting they are symbols.
-        fits = len(wanted) == tensor.dim() and all(
-            want == size
-            for want, size in zip(wanted, tensor.shape, strict=True)
-            if isinstance(want, int)
+    def _check_shape(self, name: str, tensor: Tensor, expected: Shape) -> None:
+        # Sizes of dynamic axes are not checked: they are symbols while exporting.
+        matches = len(expected) == tensor.dim() and all(
+            axis == size
+            for axis, size in zip(expected, tensor.shape, strict=True)
+            if isinstance(axis, int)
         )
-        if not fits:
-            raise ValueError(f"{name} is {list(tensor.shape)}, the spec has {list(wanted)}")
+        if not matches:
+            raise ValueError(f"{name} is {list(tensor.shape)}, the spec has {list(expected)}")
         is_bool = self.spec.mask is not None and self.spec.mask.dtype == "bool"
         if name == "attn_mask" and (tensor.dtype == torch.bool) != is_bool:
             # A mask of zeros and ones would otherwise be added to the scores.
@@ -292,7 +300,7 @@ class Attention(nn.Module):
         return ", ".join(f"{key}={value!r}" for key, value in self.spec.to_dict().items())
 
 
-def _places(
+def _positions(
     q: Tensor, k: Tensor, past_key: Tensor | None, past_length: Tensor | None
 ) -> tuple[Tensor, int]:
     """Return the positions of the queries, `[L]` or `[B, L]`, and the number of keys S."""
@@ -303,7 +311,7 @@ def _places(
 
 
 def _head_norm(spec: AttentionSpec) -> nn.Module:
-    """Return the normalisation of one head, over D."""
+    """Return the norm over the D elements of a head that a spec requires."""
     if spec.qk_norm == "rms":
         return nn.RMSNorm(spec.head_dim, eps=spec.norm_eps)
     if spec.qk_norm == "layer":

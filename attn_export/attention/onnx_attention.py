@@ -1,9 +1,10 @@
-"""Attention as the one `Attention` node of the canonical graph, while exporting.
+"""ONNX nodes that `Attention` modules emit while they are exported.
 
-ai.onnx `Attention`, opset 23: https://onnx.ai/onnx/operators/onnx__Attention.html. A cache that
-is written in place takes opset 24: https://onnx.ai/onnx/operators/onnx__TensorScatter.html.
-The exporter would otherwise take `scaled_dot_product_attention` apart, and the cache
-and the causal mask with it; every dialect is a rewrite of this node instead.
+The canonical graph has one ai.onnx `Attention` node for each module, opset 23:
+https://onnx.ai/onnx/operators/onnx__Attention.html. A cache that is written in place requires
+opset 24: https://onnx.ai/onnx/operators/onnx__TensorScatter.html. Without this file the exporter
+would decompose `scaled_dot_product_attention`, and with it the cache and the causal mask. The
+graphs of all dialects are rewrites of the node.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ OPSET = 23
 """The first opset with `Attention`."""
 
 IN_PLACE_OPSET = 24
-"""The first opset with `TensorScatter`, and with an `Attention` whose input gives the number of
-valid keys of each row."""
+"""The first opset with `TensorScatter`, and with an `Attention` that has an input for the number of
+valid keys of each batch element."""
 
 SOFTMAX_OUTPUT = 3
-"""`qk_matmul_output_mode` of `Attention`: the fourth output is the softmax."""
+"""The `qk_matmul_output_mode` of `Attention` in which the fourth output is the softmax."""
 
 _EXPORTING: ContextVar[bool] = ContextVar("attn_export_canonical", default=False)
 
 
 @contextmanager
 def emit_canonical_attention(*, emit: bool = True) -> Iterator[None]:
-    """Make `Attention` modules emit the ONNX node instead of computing, within the block."""
+    """Make `Attention` modules emit ONNX nodes instead of computing, inside this block."""
     token = _EXPORTING.set(emit)
     try:
         yield
@@ -41,7 +42,7 @@ def emit_canonical_attention(*, emit: bool = True) -> Iterator[None]:
 
 
 def emitting() -> bool:
-    """Return whether an `Attention` module must emit the ONNX node."""
+    """Return whether `Attention` modules must emit ONNX nodes."""
     return _EXPORTING.get()
 
 
@@ -62,12 +63,14 @@ def attention_node(
 
     Args:
         query: `[B, H, L, D]`.
-        key: `[B, Hkv, S - P, D]`, without the past; all S, if it is written in place.
-        value: `[B, Hkv, S - P, Dv]`, likewise.
+        key: `[B, Hkv, S - P, D]`, without the past; `[B, Hkv, S, D]` if the cache is written in
+            place.
+        value: `[B, Hkv, S - P, Dv]`, or `[B, Hkv, S, Dv]`.
         attn_mask: Bool or float, broadcasts to `[B, H, L, S]`.
         past_key: `[B, Hkv, P, D]` or None.
         past_value: `[B, Hkv, P, Dv]` or None.
-        past_length: The number of keys of each row of the past, `[B]`, if it is written in place.
+        past_length: The number of past keys of each batch element, int64 `[B]`, if the cache is
+            written in place.
         causal: Whether query i sees keys up to P + i only.
         scale: Factor on the scores.
         softcap: Scores become softcap * tanh(score / softcap) before the mask.
@@ -77,16 +80,16 @@ def attention_node(
         `[B, H, L, S]`. Unused outputs are dropped from the node later.
     """
     B, H, L, _ = query.shape
-    parts = [past_key, past_value]
+    cache_inputs = [past_key, past_value]
     if past_length is not None:
-        parts = [None, None, past_length + L]
+        cache_inputs = [None, None, past_length + L]
     Hkv, S, D, Dv = key.shape[1], key.shape[2], key.shape[3], value.shape[3]
-    if parts[0] is not None:
-        S = S + parts[0].shape[2]
+    if cache_inputs[0] is not None:
+        S = S + cache_inputs[0].shape[2]
     shapes = ((B, H, L, Dv), (B, Hkv, S, D), (B, Hkv, S, Dv), (B, H, L, S))
     attended, present_key, present_value, weights = torch.onnx.ops.symbolic_multi_out(
         "Attention",
-        (query, key, value, _spread_over_queries(attn_mask, L), *parts),
+        (query, key, value, _expand_mask(attn_mask, L), *cache_inputs),
         {
             "is_causal": int(causal),
             "scale": scale,
@@ -101,12 +104,12 @@ def attention_node(
 
 
 def write(past: Tensor, new: Tensor, past_length: Tensor) -> Tensor:
-    """Emit a `TensorScatter` node: `functional.written`, of the same arguments.
+    """Emit a `TensorScatter` node, which computes `functional.scatter`.
 
     Args:
-        past: The cache, `[B, Hkv, capacity, D]`.
+        past: The cache, `[B, Hkv, S, D]`.
         new: The new keys or values, `[B, Hkv, L, D]`.
-        past_length: Filled rows of the cache, int64 `[B]`.
+        past_length: The number of past keys of each batch element, int64 `[B]`.
     """
     return torch.onnx.ops.symbolic(
         "TensorScatter",
@@ -123,8 +126,8 @@ def quantise(x: Tensor, scale: Tensor) -> Tensor:
 
     Args:
         x: New keys or values, float32 `[B, Hkv, L, D]`.
-        scale: A scalar, or `[Hkv, 1, D]`: the operator has scales along one axis only, so that `x`
-            is divided first.
+        scale: A scalar, or `[Hkv, 1, D]`. The operator supports scales along one axis only, so `x`
+            is divided by the latter before it.
     """
     if scale.dim():
         x, scale = x / scale, torch.ones(())
@@ -134,24 +137,24 @@ def quantise(x: Tensor, scale: Tensor) -> Tensor:
 
 
 def dequantise(x: Tensor, scale: Tensor) -> Tensor:
-    """Emit a `DequantizeLinear` node, and the product with the scale: float32.
+    """Emit a `DequantizeLinear` node with scale 1, and a product with the scale, float32.
 
-    ONNX Runtime 1.31 moves `DequantizeLinear` behind `Transpose` and `Slice`, and makes int8
-    unsigned there: without a zero point its numbers are wrong in opset 18, with one it refuses its
-    own graph in opset 24. Behind a product it moves nothing.
+    ONNX Runtime 1.31 moves `DequantizeLinear` behind a `Transpose` or `Slice` that follows it, and
+    converts int8 to uint8 there. Without a zero point the results are wrong in opset 18; with a
+    zero point it rejects its own graph in opset 24. It does not move the node behind a product.
 
     Args:
         x: A cache, int8 `[B, Hkv, S, D]`.
         scale: A scalar, or `[Hkv, 1, D]`.
     """
-    found = torch.onnx.ops.symbolic(
+    numbers = torch.onnx.ops.symbolic(
         "DequantizeLinear",
         (x, torch.ones(()), _zero()),
         dtype=torch.float32,
         shape=x.shape,
         version=OPSET,
     )
-    return found * scale
+    return numbers * scale
 
 
 def _zero() -> Tensor:
@@ -169,20 +172,20 @@ def sink_attention_nodes(
     scale: float,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Emit an `Attention` node in which each head has a sink.
+    """Emit an `Attention` node for heads with sinks.
 
-    The operator has no sinks, so there is one more key: its score is 0 and its mask the sink,
-    and its value is 0.
+    The operator has no sinks, so a key is added. Key and value are 0, so the score is 0; the mask
+    adds the sink to it.
 
     Args:
         query: `[B, H, L, D]`.
         key: `[B, Hkv, S, D]`, with the past.
         value: `[B, Hkv, S, Dv]`, with the past.
-        attn_mask: As for `attention_node`.
-        sinks: `[H]`.
-        causal: As for `attention_node`.
-        scale: As for `attention_node`.
-        softcap: As for `attention_node`.
+        attn_mask: See `attention_node`.
+        sinks: The score of the sink of each head, `[H]`.
+        causal: See `attention_node`.
+        scale: See `attention_node`.
+        softcap: See `attention_node`.
 
     Returns:
         The attention `[B, H, L, Dv]` and the weights `[B, H, L, S]`.
@@ -193,11 +196,11 @@ def sink_attention_nodes(
         attn_mask = functional.restrict(attn_mask, functional.causal_mask(L, S, query.device))
     mask = functional.as_float(attn_mask, (B, H, L, S), query)
     column = sinks.to(query.dtype)[None, :, None, None].expand(B, H, L, 1)
-    one_more = [torch.zeros_like(x[:, :, :1]) for x in (key, value)]
+    zeros = [torch.zeros_like(x[:, :, :1]) for x in (key, value)]
     attended, _, _, weights = attention_node(
         query,
-        torch.cat([key, one_more[0]], dim=2),
-        torch.cat([value, one_more[1]], dim=2),
+        torch.cat([key, zeros[0]], dim=2),
+        torch.cat([value, zeros[1]], dim=2),
         torch.cat([mask, column], dim=-1),
         None,
         None,
@@ -208,11 +211,11 @@ def sink_attention_nodes(
     return attended, weights[..., :S]
 
 
-def _spread_over_queries(mask: Tensor | None, L: int) -> Tensor | None:
-    """Expand a mask of rank 2 or 4 to all L rows.
+def _expand_mask(mask: Tensor | None, L: int) -> Tensor | None:
+    """Return a mask of rank 2 or 4 whose query axis has L elements.
 
-    ONNX Runtime refuses a mask whose L axis is 1 (every key-padding mask), and runtimes
-    read rank 3 differently, so both are written out.
+    ONNX Runtime rejects masks whose query axis is 1, such as key-padding masks, and runtimes
+    interpret masks of rank 3 differently.
     """
     if mask is None:
         return None

@@ -1,6 +1,7 @@
-"""Positions of queries and keys: rotary ones, ALiBi, T5's relative bias, windows.
+"""Positions of queries and keys: rotary embedding, ALiBi, T5's relative bias, windows.
 
-Legend: L queries at positions P … P + L - 1, S keys at positions 0 … S - 1, R rotated width.
+Legend: L queries at positions P … P + L - 1, S keys at positions 0 … S - 1, R rotated elements of a
+head.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from attn_export.attention import functional
 from attn_export.spec import AttentionSpec
 
 NARROW = (torch.float16, torch.bfloat16)
-"""Types of few bits, in which rounding hides mistakes."""
+"""Floating types narrower than float32."""
 
 
 class WideBuffers(nn.Module):
-    """A module whose constants are float32 at least: ``.half()`` leaves them alone.
+    """Base class of modules whose constants stay float32 or wider, even after ``.half()``.
 
-    Frequencies and slopes of 8 or 11 bits would be those of another model.
+    Frequencies and slopes rounded to 8 or 11 bits would change the model.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class WideBuffers(nn.Module):
         self._exact: dict[str, Tensor] = {}
 
     def add_wide(self, name: str, exact: Tensor) -> None:
-        """Register a float64 tensor as a buffer of the default dtype, or float32.
+        """Register a float64 tensor as a buffer of the default dtype.
 
         Args:
             name: The name of the buffer.
@@ -49,17 +50,17 @@ class WideBuffers(nn.Module):
         return self
 
 
-# -- rotary positions: queries and keys turn (Su et al. 2021) -----------------------------------
+# -- rotary positions: queries and keys are rotated (Su et al. 2021) ----------------------------
 
 Turns = tuple[Tensor, Tensor]
-"""Cosine and sine for every position and pair, each `[L, R/2]` or `[B, 1, L, R/2]`."""
+"""Cosine and sine of the angle of each position and pair, each `[L, R/2]` or `[B, 1, L, R/2]`."""
 
 
 class Rotary(WideBuffers):
-    """Rotation of pairs of elements by position.
+    """Rotary position embedding: rotation of pairs of elements by position.
 
     Args:
-        spec: Its rotary fields are used.
+        spec: The spec; its rotary fields are used.
     """
 
     inv_freq: Tensor
@@ -77,16 +78,16 @@ class Rotary(WideBuffers):
             self.add_wide("growth_power", -torch.arange(0, R, 2, dtype=torch.float64) / (R - 2))
 
     def turns(self, positions: Tensor) -> Turns:
-        """Return cosine and sine of every angle.
+        """Return the cosine and sine of the angle of each position and pair.
 
         Args:
-            positions: `[L]`, or `[B, L]` where every row has its own.
+            positions: int64 `[L]`, or `[B, L]` if batch elements have different positions.
         """
         frequencies = self.inv_freq
         if self.spec.rotary_scaling == "dynamic":
             frequencies = frequencies * self._growth(positions) ** self.growth_power
         if self.spec.rotary_scaling == "longrope":
-            # Keys of the past keep the frequencies of their time, as with "dynamic".
+            # Past keys were rotated with the frequencies of their time, as with "dynamic".
             is_long = positions.max() + 1 > self.spec.rotary_original_len
             frequencies = torch.where(is_long, self.long_inv_freq, frequencies)
         angles = positions[..., None].to(frequencies.dtype) * frequencies  # [.., L, R/2]
@@ -96,31 +97,30 @@ class Rotary(WideBuffers):
         return angles.cos() * magnitude, angles.sin() * magnitude
 
     def forward(self, x: Tensor, turns: Turns) -> Tensor:
-        """Rotate the first R elements of `x` `[B, H, L, D]`.
+        """Rotate the first R elements of each head.
 
         Args:
             x: `[B, H, L, D]` or, for keys, `[B, Hkv, L, D]`.
             turns: Cosines and sines of the angles.
         """
-        cos, sin = (part.to(x.dtype) for part in turns)
+        cos, sin = (tensor.to(x.dtype) for tensor in turns)
         R = self.spec.rotary_dim
-        turning, rest = x[..., :R], x[..., R:]
+        rotary, plain = x[..., :R], x[..., R:]
         interleaved = self.spec.rotary == "interleaved"
         if interleaved:
-            a, b = turning[..., 0::2], turning[..., 1::2]
+            a, b = rotary[..., 0::2], rotary[..., 1::2]
         else:
-            a, b = turning[..., : R // 2], turning[..., R // 2 :]
-        turned = (a * cos - b * sin, b * cos + a * sin)
-        joined = (
-            torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
-        )
-        return torch.cat([joined, rest], dim=-1) if x.shape[-1] > R else joined
+            a, b = rotary[..., : R // 2], rotary[..., R // 2 :]
+        pair = (a * cos - b * sin, b * cos + a * sin)
+        rotated = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+        return torch.cat([rotated, plain], dim=-1) if x.shape[-1] > R else rotated
 
     def _growth(self, positions: Tensor) -> Tensor:
-        """Return the growth of the base beyond the original context, to the power (R - 2)/R.
+        """Return the growth of the base of dynamic NTK scaling, to the power (R - 2)/R.
 
-        Dynamic NTK scaling: base·(factor·S/original - (factor - 1))^(R/(R - 2)), S the largest
-        position and one, so 1 within the context. Keys of the past keep the base of their time.
+        The base is multiplied by (factor·S/original - (factor - 1))^(R/(R - 2)), where S is the
+        largest position plus 1; by 1 within the original context. Past keys were rotated with the
+        base of their time.
         """
         factor, original = self.spec.rotary_factor, self.spec.rotary_original_len
         length = (positions.max() + 1).to(self.inv_freq.dtype)
@@ -130,14 +130,14 @@ class Rotary(WideBuffers):
 def inverse_frequencies(spec: AttentionSpec, *, long: bool = False) -> Tensor:
     """Return the angle of each pair from one position to the next, float64 `[R/2]`.
 
-    theta^(-2i/R) (Su et al. 2021, sec. 3.2.2), stretched by `rotary_scaling`: "linear" (Chen
+    It is theta^(-2i/R) (Su et al. 2021, sec. 3.2.2), scaled by `rotary_scaling`: "linear" (Chen
     et al. 2023), "llama3" (Llama 3.1's rope_scaling), "yarn" (Peng et al. 2023, sec. 3.2, with the
-    ramp over pairs of their code), "longrope" (Ding et al. 2024). "dynamic" stretches by the length
-    at hand, not here.
+    ramp over pairs of their code), "longrope" (Ding et al. 2024). "dynamic" depends on the length,
+    so `Rotary.turns` applies it.
 
     Args:
-        spec: Its rotary fields are used.
-        long: Whether longrope's divisors for long sequences apply, not those for short ones.
+        spec: The spec; its rotary fields are used.
+        long: Whether to use longrope's divisors for long sequences instead of those for short ones.
     """
     R, factor = spec.rotary_dim, spec.rotary_factor
     plain = spec.rotary_theta ** (-torch.arange(0, R, 2, dtype=torch.float64) / R)
@@ -158,11 +158,11 @@ def inverse_frequencies(spec: AttentionSpec, *, long: bool = False) -> Tensor:
 
 
 def _yarn_ramp(spec: AttentionSpec) -> Tensor:
-    """Return 0 for pairs that keep their frequency and 1 for stretched pairs, float64 `[R/2]`."""
+    """Return 0 for pairs with the original frequency and 1 for scaled pairs, float64 `[R/2]`."""
     R = spec.rotary_dim
 
     def pair_of(turns: float) -> float:
-        """Return the index of the pair that makes `turns` turns within the original context."""
+        """Return the index of the pair that rotates `turns` times within the original context."""
         span = spec.rotary_original_len / (turns * 2 * math.pi)
         return R * math.log(span) / (2 * math.log(spec.rotary_theta))
 
@@ -181,19 +181,19 @@ def distances(queries: Tensor, S: int) -> Tensor:
     """Return key position minus query position, int64 `[L, S]` or `[B, L, S]`.
 
     Args:
-        queries: Their positions, `[L]`, or `[B, L]` where every row has its own.
+        queries: The positions of queries, int64 `[L]`, or `[B, L]` if batch elements differ.
         S: The number of keys.
     """
     return torch.arange(S, device=queries.device) - queries[..., None]
 
 
 def window(offsets: Tensor, left: int | None, right: int | None) -> Tensor | None:
-    """Return the keys that a window shows, bool like `offsets`; None without a window.
+    """Return the mask of a window, bool, of the shape of `offsets`; None without a window.
 
     Args:
-        offsets: Key position minus query position.
+        offsets: Key position minus query position, of any shape.
         left: The number of visible keys before the query's own; None for all.
-        right: The number of visible keys after it; None for all.
+        right: The number of visible keys after the query's own; None for all.
     """
     shown = None if left is None else offsets >= -left
     if right is not None:
@@ -202,10 +202,10 @@ def window(offsets: Tensor, left: int | None, right: int | None) -> Tensor | Non
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """Return one slope for each head: 2^(-8h/H) for powers of 2 (Press et al. 2022, sec. 3).
+    """Return a slope for each head: 2^(-8h/H) if H is a power of 2 (Press et al. 2022, sec. 3).
 
-    Other numbers of heads take the slopes of the power of 2 below, then every other one of the
-    power above, as in the paper's code.
+    For other numbers of heads, the slopes of the next lower power of 2 come first, then every other
+    slope of the next higher power, as in the paper's code.
     """
     power = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (h + 1) / power) for h in range(power)]
@@ -215,14 +215,14 @@ def alibi_slopes(heads: int) -> list[float]:
 def relative_buckets(buckets: int, max_distance: int, *, both_sides: bool) -> Tensor:
     """Return the bucket of every offset in [-max_distance, max_distance], int64 `[2 * max + 1]`.
 
-    Of the buckets of one side, half are distances of their own, the others grow logarithmically
-    (Raffel et al. 2020, sec. 2.1). A table, since a logarithm at the edge of a bucket rounds
-    differently in every runtime.
+    Half of the buckets of a side are for single distances; the others are for ranges that grow
+    logarithmically (Raffel et al. 2020, sec. 2.1). The result is used as a table, since runtimes
+    round a logarithm at the edge of a bucket differently.
 
     Args:
         buckets: The number of buckets.
-        max_distance: Distances from here on share the last bucket.
-        both_sides: Whether keys after the query have buckets of their own, the second half.
+        max_distance: The distance from which on all share the last bucket.
+        both_sides: Whether the second half of the buckets is for keys after the query.
     """
     one_side = buckets // 2 if both_sides else buckets
     exact = one_side // 2
@@ -238,10 +238,10 @@ def relative_buckets(buckets: int, max_distance: int, *, both_sides: bool) -> Te
 
 
 class ScoreBias(WideBuffers):
-    """Bias and visibility that a spec derives from positions, added to a mask.
+    """Mask and bias on scores that depend on positions: windows, ALiBi, relative bias.
 
     Args:
-        spec: Its windows, ALiBi and relative bias are used.
+        spec: The spec; its windows, ALiBi and relative bias are used.
     """
 
     slopes: Tensor
@@ -268,10 +268,11 @@ class ScoreBias(WideBuffers):
         """Return the mask with windows and biases; the same mask if the spec has none.
 
         Args:
-            mask: Bool or float, broadcasts to `[B, H, L, S]`.
-            queries: Their positions among the keys, `[L]`, or `[B, L]` where rows differ.
-            S: Key length.
-            like: Of the dtype that a bias should have.
+            mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
+            queries: The positions of queries among the keys, int64 `[L]`, or `[B, L]` if batch
+                elements differ.
+            S: The number of keys.
+            like: A tensor of the dtype that a bias must have.
         """
         spec = self.spec
         if not (spec.alibi or spec.relative_buckets or self._has_window()):
@@ -281,8 +282,8 @@ class ScoreBias(WideBuffers):
         if spec.alibi_falcon:
             mask = functional.add_bias(mask, self._falcon(S).to(like.dtype))
         elif spec.alibi:
-            lost = offsets.abs().to(self.slopes.dtype).unsqueeze(-3) * self.slopes  # [.., H, L, S]
-            mask = functional.add_bias(mask, -_with_batch(lost).to(like.dtype))
+            penalty = offsets.abs().to(self.slopes.dtype).unsqueeze(-3) * self.slopes
+            mask = functional.add_bias(mask, -_with_batch(penalty).to(like.dtype))
         if spec.relative_buckets:
             far = spec.relative_max_distance
             by_offset = self.relative_attention_bias.weight.index_select(0, self.buckets)
@@ -291,17 +292,17 @@ class ScoreBias(WideBuffers):
         return mask
 
     def _falcon(self, S: int) -> Tensor:
-        """Return what a key gains by its position, `[1, H, 1, S]`.
+        """Return Falcon's bias of each key, `[1, H, 1, S]`.
 
-        Falcon's code counts positions and multiplies them with slopes in bfloat16: beyond 256 they
-        are coarse, and a model trained with that depends on it.
+        Falcon's code computes positions and their products with slopes in bfloat16. Positions above
+        256 are rounded so, and models were trained with that.
         """
         keys = torch.arange(S, device=self.slopes.device).to(self.slopes.dtype)
-        gained = _in_bfloat16(_in_bfloat16(keys) * self.slopes)  # [H, 1, S]
-        return gained.unsqueeze(0) * self.spec.softmax_scale
+        bias = _in_bfloat16(_in_bfloat16(keys) * self.slopes)  # [H, 1, S]
+        return bias.unsqueeze(0) * self.spec.softmax_scale
 
     def _window(self, offsets: Tensor) -> Tensor | None:
-        """Return the keys that the window shows, bool `[L, S]` or `[B, 1, L, S]`, or None."""
+        """Return the mask of the window, bool `[L, S]` or `[B, 1, L, S]`, or None."""
         shown = window(offsets, self.spec.window_left, self.spec.window_right)
         return shown if shown is None or shown.dim() == 2 else shown.unsqueeze(1)
 

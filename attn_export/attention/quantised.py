@@ -1,4 +1,4 @@
-"""An `Attention` whose weights or whose cache few bits hold."""
+"""Quantisation of an `Attention`: its weights and its cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from attn_export.attention.cache_scales import calibrated, scale_notes
+from attn_export.attention.cache_scales import calibrate_cache, scale_notes
 from attn_export.attention.module import Attention
 from attn_export.attention.quantised_activations import activation_notes
 from attn_export.errors import WeightsError
@@ -17,17 +17,15 @@ from attn_export.spec import AttentionSpec
 from attn_export.spec.low_precision import FLOAT_CACHE
 
 
-def quantised(
+def quantise_module(
     module: Attention, stored: Mapping[str, QuantisedWeight] = types.MappingProxyType({})
 ) -> Attention:
-    """Return the module after its weights became those of integers, where its spec says so.
-
-    A cache of integers gets its scales then.
+    """Quantise the weights of a module as its spec says, calibrate its cache, and return it.
 
     Args:
-        module: The module.
-        stored: The integers of its weights where a checkpoint holds them; no weight is quantised
-            then, and no others are known.
+        module: The module, changed in place.
+        stored: The integers of its weights, by name, if a checkpoint holds integers. The weights
+            are then taken as they are, and nothing is known of them before their quantisation.
 
     Raises:
         WeightsError: If a weight is not finite.
@@ -35,14 +33,14 @@ def quantised(
     spec = module.spec
     if stored:
         module.integers = stored
-        return calibrated(module)
+        return calibrate_cache(module)
     integers: dict[str, QuantisedWeight] = {}
     before: dict[str, torch.Tensor] = {}
     for name, dtype in spec.quantised_weights.items():
         weight = module.get_parameter(name)
         before[name] = weight.detach().clone()
         try:
-            # linear layers hold [out, in]
+            # The weight of a linear layer is [out, in].
             integers[name] = quantise(
                 before[name].numpy().T, dtype, spec.block_size,
                 symmetric=spec.scheme == "symmetric",
@@ -52,20 +50,20 @@ def quantised(
         with torch.no_grad():
             weight.copy_(torch.from_numpy(integers[name].dequantised().T))
     module.integers, module.float_weights = integers, before
-    return calibrated(module)
+    return calibrate_cache(module)
 
 
 def quantisation_notes(spec: AttentionSpec) -> tuple[str, ...]:
-    """Return notes for the reader on scales of random tokens, and of activations."""
+    """Return notes for the reader on the scales of the cache and of activations."""
     return (*scale_notes(spec), *activation_notes(spec))
 
 
-def unquantised(module: Attention, *, keep_cache: bool = False) -> Attention:
-    """Return a copy of a module with its weights and its cache as before they were quantised.
+def unquantise(module: Attention, *, keep_cache: bool = False) -> Attention:
+    """Return a copy of a module without quantisation, with its original weights.
 
     Args:
         module: The module.
-        keep_cache: Whether its cache still holds integers.
+        keep_cache: Whether the cache of the copy stays quantised.
     """
     spec = dataclasses.replace(
         module.spec, weights_dtype="none", block_size=0, scheme="symmetric", activations="none"
@@ -79,15 +77,18 @@ def unquantised(module: Attention, *, keep_cache: bool = False) -> Attention:
 
 
 def read_cache(module: Attention, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return inputs with the past that integers stand for, float32 `[B, Hkv, S, .]`.
+    """Return inputs with a quantised past converted to float32.
 
     Args:
-        module: The module that reads them.
-        inputs: Its inputs; of a cache in floating point they stay as they are.
+        module: The module.
+        inputs: Its inputs, by name. They stay as they are if its cache is not quantised.
+
+    Returns:
+        The inputs, with `past_key [B, Hkv, S, D]` and `past_value [B, Hkv, S, Dv]`.
     """
     if module.kv_scales is None:
         return dict(inputs)
     past = (inputs["past_key"], inputs["past_value"])
     key, value = module.kv_scales.read(*past, torch.float32)
-    # mixed twice, they are as they were
-    return {**inputs, "past_key": module.kv_scales.mixed(key), "past_value": value}
+    # `mix` is its own inverse, and the keys of the cache are mixed.
+    return {**inputs, "past_key": module.kv_scales.mix(key), "past_value": value}

@@ -1,4 +1,4 @@
-"""Inputs of projections as 8 bits, by scales that each run finds anew (`activations`)."""
+"""Inputs of projections rounded to 8 bits, with scales computed in each run (`activations`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = 255
 
 
 class QuantisedActivations(nn.Module, abc.ABC):
-    """The values that integers keep of a tensor, in floating point."""
+    """Base class of roundings of a tensor to integers times scales, in floating point."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` rounded to multiples of its scales.
@@ -32,45 +32,46 @@ class QuantisedActivations(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def scales(self, x: Tensor) -> Tensor:
-        """Return the scale of each element: of the shape of `x`, or a scalar for all."""
+        """Return the scale of each element, of the shape of `x`, or one scale for all, `[]`."""
 
     @abc.abstractmethod
     def integers(self, x: Tensor) -> Tensor:
-        """Return the integers less their zero point: whole numbers, in the type of `x`.
+        """Return the integers minus their zero point, of the shape and type of `x`.
 
         Quotients are rounded half to even.
         """
 
 
 class DynamicInt8(QuantisedActivations):
-    """The values that `DynamicQuantizeLinear` of ONNX keeps of a tensor: one scale for all.
+    """Rounding as by ONNX's `DynamicQuantizeLinear`, with one scale for the whole tensor.
 
-    The definition: https://onnx.ai/onnx/operators/onnx__DynamicQuantizeLinear.html.
+    Definition: https://onnx.ai/onnx/operators/onnx__DynamicQuantizeLinear.html.
     """
 
     def scales(self, x: Tensor) -> Tensor:
-        """Return the scale of all elements, of which 255 reach from the least to the largest.
+        """Return the scale, `[]`: the range of the elements and of 0, divided by 255.
 
-        0 lies between the two in any case. Of zeros alone the scale is 1.
+        The scale is 1 if all elements are 0.
         """
         step = (_largest(x) - _least(x)) / STEPS
         return torch.where(step > 0, step, 1.0)
 
     def integers(self, x: Tensor) -> Tensor:
-        """Return the integers less their zero point, clipped to the 256 that there are."""
+        """Return the integers minus the zero point, clipped to 256 values."""
         scale = self.scales(x)
         zero = (-_least(x) / scale).round()
         return (x / scale).round().clamp(-zero, STEPS - zero)
 
 
 class DynamicInt8PerBlock(QuantisedActivations):
-    """The values that MatMulNBits of ONNX Runtime keeps of its input at `accuracy_level` 4.
+    """Rounding as by ONNX Runtime's MatMulNBits of its input at `accuracy_level` 4.
 
-    Each block of consecutive inputs of a token has a scale, its largest magnitude over 127, and no
-    zero point. ONNX does not define it: it was measured on ONNX Runtime 1.31.1 for the CPU.
+    The scale of each block of consecutive elements of a token is its largest magnitude divided by
+    127; there are no zero points. ONNX does not define this. It was measured on ONNX Runtime 1.31.1
+    for the CPU.
 
     Args:
-        block: The number of inputs in a block, which divides the last axis of each `x`.
+        block: The number of elements in a block; it must divide the last axis of each input.
     """
 
     def __init__(self, block: int) -> None:
@@ -78,7 +79,7 @@ class DynamicInt8PerBlock(QuantisedActivations):
         self.block = block
 
     def scales(self, x: Tensor) -> Tensor:
-        """Return the scale of the block of each element, of the shape of `x`."""
+        """Return for each element the scale of its block, of the shape of `x`."""
         blocks = x.unflatten(-1, (-1, self.block))
         largest = blocks.abs().amax(-1, keepdim=True)
         scales: Tensor = (largest / BLOCK_LARGEST).clamp(min=LEAST_BLOCK_SCALE)
@@ -97,8 +98,8 @@ def _largest(x: Tensor) -> Tensor:
     return x.amax().clamp(min=0.0)
 
 
-def rounding_of(spec: AttentionSpec) -> QuantisedActivations:
-    """Return the module that rounds the inputs of projections, which a spec asks for."""
+def make_activation_rounding(spec: AttentionSpec) -> QuantisedActivations:
+    """Return the module that rounds the inputs of projections as a spec requires."""
     return DynamicInt8PerBlock(spec.block_size) if spec.activations == PER_BLOCK else DynamicInt8()
 
 

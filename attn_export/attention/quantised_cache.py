@@ -1,4 +1,4 @@
-"""A KV cache: keys and values as they are, or as integers with scales."""
+"""KV cache in floating point, or in integers with scales."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Quotients:
-    """Numbers that are rounded to integers.
+    """Numbers that a cache rounds to integers, before rounding.
 
     Attributes:
-        values: `[B, Hkv, L, N]`.
-        low: The least integer; -inf where there is none.
+        values: The numbers, `[B, Hkv, L, N]`.
+        low: The least integer, or -inf for a cache in floating point.
         high: The largest integer, or inf.
-        units: The spacing of the type at each number, `[B, Hkv, L, N]`, of floating point; None for
-            integers, where it is 1.
+        units: For a cache in floating point the spacing of its type at each number,
+            `[B, Hkv, L, N]`; None for integers.
     """
 
     values: Tensor
@@ -37,53 +37,56 @@ class Quotients:
 
 
 MIDDLE = 8
-"""The addition to an integer of 4 bits that makes it 0 to 15."""
+"""The number that is added to a signed integer of 4 bits to make it 0 to 15."""
 
 
-def packed(x: Tensor) -> Tensor:
-    """Return whole numbers of -8 to 7, two neighbours in a byte: the first in its lower half.
+def pack(x: Tensor) -> Tensor:
+    """Pack integers from -8 to 7: two neighbours in a byte, the first in its lower half.
 
     Args:
-        x: Floating point, `[..., D]`; D is even.
+        x: Whole numbers in floating point, `[..., D]`; D is even.
 
     Returns:
         uint8 `[..., D / 2]`.
     """
-    return in_bytes(x.int() + MIDDLE).to(torch.uint8)
+    return join_halves(x.int() + MIDDLE).to(torch.uint8)
 
 
-def in_bytes(halves: Tensor) -> Tensor:
-    """Return bytes of neighbours from 0 to 15, the first in the lower half: int32 `[..., D / 2]`.
+def join_halves(halves: Tensor) -> Tensor:
+    """Join neighbouring integers from 0 to 15 to bytes, the first in the lower half.
 
     Args:
-        halves: int32, `[..., D]`; D is even.
+        halves: int32 `[..., D]`; D is even.
+
+    Returns:
+        int32 `[..., D / 2]`.
     """
     return halves[..., ::2] + 16 * halves[..., 1::2]
 
 
-def halves_of_bytes(middle: int = MIDDLE) -> Tensor:
-    """Return the two numbers that each byte holds, float32 `[256, 2]`.
+def byte_halves(middle: int = MIDDLE) -> Tensor:
+    """Return the two integers that each byte holds, float32 `[256, 2]`.
 
     Args:
-        middle: The half that stands for 0.
+        middle: The value of half a byte that represents 0.
     """
     byte = torch.arange(256)
     return (torch.stack([byte & 15, byte >> 4], dim=-1) - middle).float()
 
 
 class CacheScales(nn.Module):
-    """Scales of a cache of integers.
+    """Rounding of keys and values to integers with fixed scales.
 
     Args:
-        spec: The spec; it has a `kv_dtype`.
+        spec: The spec; its `kv_dtype` is an integer type.
 
     Attributes:
         k_scale: The scale of keys, float32: a scalar, or `[Hkv, 1, D]` by channel.
         v_scale: The scale of values: a scalar, or `[Hkv, 1, Dv]`.
         low: The least integer.
         high: The largest integer.
-        halves: The two numbers that each byte holds, `[256, 2]`, or None: a table is faster than
-            shifts, and every runtime has it.
+        halves: The two integers that each byte holds, `[256, 2]`; None if a byte holds one. A
+            table is faster than shifts, and every runtime has the operator.
     """
 
     k_scale: Tensor
@@ -93,7 +96,7 @@ class CacheScales(nn.Module):
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__()
         self.low, self.high = KV_RANGES[spec.kv_dtype]
-        halves = halves_of_bytes() if spec.kv_dtype in IN_A_BYTE else None
+        halves = byte_halves() if spec.kv_dtype in IN_A_BYTE else None
         self.register_buffer("halves", halves, persistent=False)
         for name, width in zip(("k_scale", "v_scale"), spec.cache_widths, strict=True):
             shape = (spec.num_kv_heads, 1, width) if spec.kv_scale == "per-channel" else ()
@@ -107,12 +110,12 @@ class CacheScales(nn.Module):
             value: `[B, Hkv, L, Dv]`.
 
         Returns:
-            Divided by the scale, rounded half to even, clipped: int8 of the same shapes, or two
-            of 4 bits in a byte, as `packed` has them.
+            Quotients by the scale, rounded half to even and clipped: int8 of the same shapes, or
+            bytes with two 4-bit integers each, see `pack`.
         """
         if self.halves is not None:
             quotients = (key / self.k_scale, value / self.v_scale)
-            return packed(self._rounded(quotients[0])), packed(self._rounded(quotients[1]))
+            return pack(self._rounded(quotients[0])), pack(self._rounded(quotients[1]))
         if onnx_attention.emitting():
             return (
                 onnx_attention.quantise(key, self.k_scale),
@@ -122,11 +125,11 @@ class CacheScales(nn.Module):
         return rounded[0].to(torch.int8), rounded[1].to(torch.int8)
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
-        """Return what integers stand for.
+        """Return the keys and values that the integers of a cache represent.
 
         Args:
-            key: `[B, Hkv, S, D]`, int8; `[B, Hkv, S, D / 2]`, uint8, if a byte holds two.
-            value: `[B, Hkv, S, Dv]`, int8, or `[B, Hkv, S, Dv / 2]`, uint8.
+            key: int8 `[B, Hkv, S, D]`; uint8 `[B, Hkv, S, D / 2]` if a byte holds two integers.
+            value: int8 `[B, Hkv, S, Dv]`, or uint8 `[B, Hkv, S, Dv / 2]`.
             dtype: The type of the result.
         """
         if self.halves is not None:
@@ -139,12 +142,12 @@ class CacheScales(nn.Module):
             )
         return key.to(dtype) * self.k_scale, value.to(dtype) * self.v_scale
 
-    def mixed(self, x: Tensor) -> Tensor:
+    def mix(self, x: Tensor) -> Tensor:
         """Return queries or keys as they are."""
         return x
 
     def step_sizes(self, key: Tensor, value: Tensor) -> Pair:  # noqa: ARG002 (one for all)
-        """Return the difference that one integer more makes, which spreads over keys and values.
+        """Return the differences between neighbouring integers; they broadcast to keys and values.
 
         Args:
             key: `[B, Hkv, L, D]`.
@@ -153,7 +156,7 @@ class CacheScales(nn.Module):
         return self.k_scale, self.v_scale
 
     def quotients(self, key: Tensor, value: Tensor) -> list[Quotients]:
-        """Return what is rounded to integers, of keys and of values.
+        """Return the numbers that are rounded to integers, of keys and of values.
 
         Args:
             key: `[B, Hkv, L, D]`.
@@ -165,58 +168,67 @@ class CacheScales(nn.Module):
     def _rounded(self, quotient: Tensor) -> Tensor:
         return quotient.round().clamp(self.low, self.high)
 
-    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *more: Any) -> None:
-        # Checkpoints have no scales: they are found afterwards.
-        found = {f"{prefix}k_scale": self.k_scale, f"{prefix}v_scale": self.v_scale}
-        super()._load_from_state_dict(found | state, prefix, *more)
+    def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Checkpoints have no scales; they are calibrated afterwards.
+        scales = {f"{prefix}k_scale": self.k_scale, f"{prefix}v_scale": self.v_scale}
+        super()._load_from_state_dict(scales | state, prefix, *args)
 
 
 class Rounding(Protocol):
-    """Keys and values as the integers of a cache, and back."""
+    """Conversion of keys and values to the type of a cache, and back."""
 
     def __call__(self, key: Tensor, value: Tensor) -> Pair:
-        """Return the rows of new keys and values that the cache holds."""
+        """Return new keys and values in the type of the cache."""
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
-        """Return what rows of the cache stand for.
+        """Return the keys and values that a cache represents.
 
         Args:
-            key: `[B, Hkv, S, .]`.
-            value: `[B, Hkv, S, .]`.
+            key: The cache of keys, `[B, Hkv, S, .]`.
+            value: The cache of values, `[B, Hkv, S, .]`.
             dtype: The type of the result.
         """
 
 
-def after(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:
-    """Return the new keys or values after those of the past, along the length: `[B, Hkv, S, .]`.
+def _append(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Tensor:
+    """Append new keys or values to those of the past, along the length.
 
     Args:
-        past: The cache, `[B, Hkv, P, .]`, or `[B, Hkv, S, .]` if it is written in place; or None.
-        new: `[B, Hkv, L, .]`.
-        past_length: The number of keys of each row, int64 `[B]`, if it is written in place.
+        past: The cache, `[B, Hkv, P, .]`, or `[B, Hkv, S, .]` if it is written in place; None for
+            no past.
+        new: The new keys or values, `[B, Hkv, L, .]`.
+        past_length: The number of past keys of each batch element, int64 `[B]`, if the cache is
+            written in place.
+
+    Returns:
+        The cache with the new keys or values, `[B, Hkv, S, .]`.
     """
     if past is None:
         return new
     if past_length is None:
         return torch.cat([past, new], dim=2)
-    write = onnx_attention.write if onnx_attention.emitting() else functional.written
+    write = onnx_attention.write if onnx_attention.emitting() else functional.scatter
     return write(past, new, past_length)
 
 
-def with_past(
+def append_to_past(
     scales: Rounding | None,
     past: Sequence[Tensor | None],
     new: Pair,
     past_length: Tensor | None,
 ) -> tuple[Pair, Pair]:
-    """Return the cache with its new keys and values, and the keys and values that are read.
+    """Append new keys and values to a cache, in its type.
 
     Args:
-        scales: Those of a cache of integers; None for one of floating point.
-        past: The caches of keys and values, or None for each.
-        new: `[B, Hkv, L, D]` and `[B, Hkv, L, Dv]`.
-        past_length: The number of keys of each row, int64 `[B]`, if it is written in place.
+        scales: The rounding of a cache in another type than the layer; None for no rounding.
+        past: The caches of keys and of values; None for no past.
+        new: New keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`.
+        past_length: The number of past keys of each batch element, int64 `[B]`, if the cache is
+            written in place.
+
+    Returns:
+        The cache, and the keys and values that it represents, in the type of the layer.
     """
-    rows = new if scales is None else scales(*new)
-    present = (after(past[0], rows[0], past_length), after(past[1], rows[1], past_length))
+    stored = new if scales is None else scales(*new)
+    present = (_append(past[0], stored[0], past_length), _append(past[1], stored[1], past_length))
     return present, present if scales is None else scales.read(*present, new[0].dtype)

@@ -18,7 +18,7 @@ def spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> Attenti
         fields: Fields that the module does not have, such as `attn_mask`.
 
     Raises:
-        SpecError: If the fields contradict it.
+        SpecError: If the fields contradict the module.
     """
     widths = {module.kdim, module.vdim}
     return AttentionSpec.from_dict(
@@ -38,18 +38,18 @@ def spec_of(module: nn.MultiheadAttention, fields: Mapping[str, Any]) -> Attenti
 
 
 def weights_of(module: nn.MultiheadAttention) -> dict[str, Tensor]:
-    """Return copies of its weights under our names."""
+    """Return copies of a module's weights, by the names that `Attention` gives them."""
     packed: Tensor | None = module.in_proj_weight
-    apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    parts = apart if packed is None else packed.chunk(3)
-    found = {f"{name}_proj.weight": part for name, part in zip("qkv", parts, strict=True)}
-    found["out_proj.weight"] = module.out_proj.weight
+    separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    projections = separate if packed is None else packed.chunk(3)
+    weights = {f"{name}_proj.weight": w for name, w in zip("qkv", projections, strict=True)}
+    weights["out_proj.weight"] = module.out_proj.weight
     bias: Tensor | None = module.in_proj_bias
     if bias is not None:
         biases = zip("qkv", bias.chunk(3), strict=True)
-        found |= {f"{name}_proj.bias": part for name, part in biases}
-        found["out_proj.bias"] = module.out_proj.bias
+        weights |= {f"{name}_proj.bias": b for name, b in biases}
+        weights["out_proj.bias"] = module.out_proj.bias
     if module.bias_k is not None and module.bias_v is not None:
         for name, added in (("bias_k", module.bias_k), ("bias_v", module.bias_v)):
-            found[f"added_keys.{name}"] = added.reshape(module.num_heads, -1)  # [1, 1, E]
-    return {name: tensor.detach().clone() for name, tensor in found.items()}
+            weights[f"added_keys.{name}"] = added.reshape(module.num_heads, -1)  # from [1, 1, E]
+    return {name: tensor.detach().clone() for name, tensor in weights.items()}

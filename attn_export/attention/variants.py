@@ -1,7 +1,7 @@
-"""MHA, MQA and GQA by name, and the `Attention` of a spec with seeded weights.
+"""Functions that build MHA, MQA and GQA, and an `Attention` with seeded weights.
 
-Named as the classes that they stand for in papers and in PyTorch: each is `Attention` with one
-value fixed, so they are functions.
+The functions have the names of the classes in papers and in PyTorch. Each returns an `Attention`
+with one field of its spec fixed.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def GroupedQueryAttention(  # noqa: N802
     )
 
 
-# -- the `Attention` of a spec, with weights that depend on a seed alone ------------------------
+# -- seeded weights -----------------------------------------------------------------------------
 
 
 def seeded_attention(spec: AttentionSpec, seed: int = 0) -> Attention:
-    """Return the module of a spec in eval mode, with random weights.
+    """Return an `Attention` in eval mode whose random weights depend on a seed alone.
 
-    The global random state is left as it was.
+    The global random state does not change.
 
     Args:
         spec: The spec.
@@ -86,10 +86,10 @@ def seeded_attention(spec: AttentionSpec, seed: int = 0) -> Attention:
 
 
 def _make_norms_matter(module: nn.Module) -> None:
-    """Give normalisations weights that show: those of 1 and 0 hide that they were left out."""
+    """Draw the weights of norms at random: with 1 and 0, a graph could leave them out unnoticed."""
     with torch.no_grad():
-        for part in module.modules():
-            if isinstance(part, (nn.RMSNorm, nn.LayerNorm)):
-                part.weight.normal_(1.0, 0.3)
-                if isinstance(part, nn.LayerNorm):
-                    part.bias.normal_(0.0, 0.3)
+        for layer in module.modules():
+            if isinstance(layer, (nn.RMSNorm, nn.LayerNorm)):
+                layer.weight.normal_(1.0, 0.3)
+                if isinstance(layer, nn.LayerNorm):
+                    layer.bias.normal_(0.0, 0.3)

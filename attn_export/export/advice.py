@@ -1,4 +1,4 @@
-"""Errors for what cannot be exported, with the alternatives."""
+"""Errors for modules that cannot be exported, with advice on what to write instead."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ ADVICE = (
         "compute what it holds from the size in each call",
     ),
 )
-"""Text of an error, the construct (of which \\1 is a part), and what to write instead."""
+"""Rows of a pattern that matches an error's text, the construct that causes it, and what to write
+instead. In the construct, \\1 is the first group of the pattern."""
 
 
 FLEX = (
@@ -65,13 +66,13 @@ FLEX = (
 
 
 def refuse_untranslated(program: ExportedProgram) -> None:
-    """Refuse a program with flex_attention, or with autocast within it.
+    """Raise an error if a program contains flex_attention or autocast.
 
     Args:
         program: The captured program.
 
     Raises:
-        ExportError: If it has; names the line and what to write instead.
+        ExportError: If it does; the message names the line and what to write instead.
     """
     for node in program.graph.nodes:
         if str(node.target) == "flex_attention":
@@ -87,13 +88,13 @@ def refuse_untranslated(program: ExportedProgram) -> None:
 
 
 def _lines_of(nodes: Iterable[Node]) -> str:
-    """Return `` (file.py:12)``: the first line of the user's behind nodes of a program."""
-    found = (line_in(str(node.meta.get("stack_trace", ""))) for node in nodes)
-    line = next(filter(None, found), "")
+    """Return `` (file.py:12)``: the first line of the user's code that nodes come from, or ""."""
+    lines = (line_in(str(node.meta.get("stack_trace", ""))) for node in nodes)
+    line = next(filter(None, lines), "")
     return f" ({line})" if line else ""
 
 
-def not_captured(subject: Subject, error: Exception) -> ExportError:
+def capture_error(subject: Subject, error: Exception) -> ExportError:
     """Return the error for a failure of `torch.export`.
 
     Args:
@@ -104,15 +105,15 @@ def not_captured(subject: Subject, error: Exception) -> ExportError:
         r"L\['(\w+)'\]\.size\(\)\[(\d+)\] as dynamic.* constant \((\d+)\)", str(error)
     )
     if fixed and fixed[1] in subject.axes:
-        return fixed_axis(subject, fixed[1], int(fixed[2]), fixed[3])
+        return fixed_axis_error(subject, fixed[1], int(fixed[2]), fixed[3])
     return _explained(error, "torch.export cannot capture the module")
 
 
-def not_forgotten(kept: Kept, error: Exception) -> ExportError:
-    """Return the error for a module that cannot do without the tensors that it keeps.
+def kept_state_error(kept: Kept, error: Exception) -> ExportError:
+    """Return the error for a module that cannot be captured without the tensors that it keeps.
 
     Args:
-        kept: The tensors.
+        kept: The tensors that it keeps between calls.
         error: The error of the capture without them.
     """
     names = ", ".join(dict.fromkeys(name for _, name in kept))
@@ -123,8 +124,8 @@ def not_forgotten(kept: Kept, error: Exception) -> ExportError:
     )
 
 
-def not_translated(error: Exception, program: ExportedProgram) -> ExportError:
-    """Return the error for a failure of `torch.onnx.export`, which names the untranslated node.
+def translation_error(error: Exception, program: ExportedProgram) -> ExportError:
+    """Return the error for a failure of `torch.onnx.export`, with the line of the failing node.
 
     Args:
         error: The error.
@@ -146,22 +147,23 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _explained(error: Exception, what: str, line: str = "") -> ExportError:
+def _explained(error: Exception, problem: str, line: str = "") -> ExportError:
+    """Return an error with the matching row of `ADVICE`, or else the text of the first cause."""
     line = line or line_of(error)
     at = f" at {line}" if line else ""
     chain = _chain(error)
-    said = " ".join(map(str, chain))
+    text = " ".join(map(str, chain))
     for pattern, construct, instead in ADVICE:
-        found = re.search(pattern, said)
-        if found:
-            return ExportError(f"{what}{at}: {found.expand(construct)}; {instead}")
-    return ExportError(f"{what}{at}: {one_line(chain[-1])}")
+        match = re.search(pattern, text)
+        if match:
+            return ExportError(f"{problem}{at}: {match.expand(construct)}; {instead}")
+    return ExportError(f"{problem}{at}: {one_line(chain[-1])}")
 
 
-# -- errors for axes that a module does not leave free ------------------------------------------
+# -- errors for axes whose sizes a module restricts ---------------------------------------------
 
 
-def fixed_axis(subject: Subject, name: str, axis: int, size: str) -> ExportError:
+def fixed_axis_error(subject: Subject, name: str, axis: int, size: str) -> ExportError:
     """Return the error for an axis that the module restricts to one size.
 
     Args:
@@ -178,12 +180,12 @@ def fixed_axis(subject: Subject, name: str, axis: int, size: str) -> ExportError
     )
 
 
-def out_of_reach(subject: Subject, sizes: Sizes, error: ExportError) -> ExportError:
+def bounds_error(subject: Subject, sizes: Sizes, error: ExportError) -> ExportError:
     """Return the error for a module that raises at some sizes, with the bound that avoids them.
 
     Args:
-        subject: The subject that has the module.
-        sizes: The sizes at which it did.
+        subject: The subject with the module.
+        sizes: The sizes at which the module raised.
         error: The error that it raised.
     """
 
@@ -200,23 +202,23 @@ def out_of_reach(subject: Subject, sizes: Sizes, error: ExportError) -> ExportEr
         other = sizes.get(label, known)
         if label in subject.sums or other == known or runs(label, other):
             continue
-        right, wrong = known, other
-        while abs(wrong - right) > 1:
-            middle = (right + wrong) // 2
-            right, wrong = (middle, wrong) if runs(label, middle) else (right, middle)
-        bound = f"min={right}" if wrong < right else f"max={right}"
+        works, fails = known, other
+        while abs(fails - works) > 1:
+            middle = (works + fails) // 2
+            works, fails = (middle, fails) if runs(label, middle) else (works, middle)
+        bound = f"min={works}" if fails < works else f"max={works}"
         return ExportError(
-            f"{error}; it runs with {label} {'from' if wrong < right else 'up to'} {right}: write "
+            f"{error}; it runs with {label} {'from' if fails < works else 'up to'} {works}: write "
             f"Axis({label!r}, {bound}) for the name of that axis"
         )
     return error
 
 
 def branch_at(subject: Subject, changed: Sizes) -> str:
-    """Return `` (file.py:12)``: the line of the module at which these sizes branch off.
+    """Return `` (file.py:12)``: the line of the module where changed sizes take another branch.
 
     Args:
-        subject: Whose module is run: at the example's sizes, and at others.
+        subject: The subject; its module runs at the example's sizes, and with changed ones.
         changed: The sizes that differ from the example's.
     """
 

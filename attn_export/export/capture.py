@@ -1,8 +1,8 @@
-"""Proof that a captured program is the module at every size, not only at the traced one.
+"""Checks that a captured program computes the same as the module at every size.
 
 `torch.export` drops guards silently: `if x.shape[1] > 8`, traced at 6, becomes the False
-branch for all sizes. Narrowed ranges are read from the program; branches on 0, 1 and on
-equal sizes leave no trace there, so the program is run and compared in numbers.
+branch for all sizes. The program records ranges that became narrower. It does not record branches
+on 0, on 1 or on equal sizes, so its outputs are compared with those of the module.
 """
 
 from __future__ import annotations
@@ -18,49 +18,61 @@ from torch.export import ExportedProgram
 
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
-from attn_export.parity.draw import MOST, Sizes, is_within, with_sums
+from attn_export.parity.draw import MAX_SIZE, Sizes, add_sums, is_within
 from attn_export.parity.plan import covering_sizes
 
-# -- conditions on sizes under which a captured program is the module ---------------------------
+# -- guards: conditions on sizes under which a captured program computes the same ---------------
 
-# `torch.export` keeps the module's conditions on sizes as guards, and drops them in the program.
-# Each is broken here once, on purpose: if the program is still the module there, it did not matter.
+# `torch.export` records the module's conditions on sizes as guards, but the program ignores them.
+# For each guard, the outputs are compared at sizes that break it.
 
 
 SIZE = re.compile(r"L((?:\['?[^\]]+'?\])+)\.size\(\)\[(\d+)\]")
+"""An expression for a size of an input in the code of a guard."""
+
 ORDINARY = (1, 2, 3, 5, 16, 33, 64, 100)
+"""Sizes to try for any guard."""
+
 LARGEST = 1 << 20
-"""Largest product of the dynamic axes for a size that breaks a guard."""
+"""The largest product of the dynamic axes for a size that breaks a guard."""
 
 
 def broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
-    """Yield, for every guard, the least of the tried sizes that break it, if one does.
+    """Yield for each guard the smallest sizes that break it, if any of those to try do.
 
     Args:
-        subject: Whose axes give the guard its words, and whose example the sizes not in it.
+        subject: The subject. Its axes replace the sizes of inputs in a guard, and its example has
+            the sizes of all other axes.
         program: The captured program.
     """
     for guard in getattr(program, "_guards_code", []):
         axes: dict[str, str] = {}
 
-        def worded(found: re.Match[str], axes: dict[str, str] = axes) -> str:
-            keys = re.findall(r"\['?([^\]']+)'?\]", found[1])
-            name, axis = ".".join(keys), int(found[2])
+        def as_variable(match: re.Match[str], axes: dict[str, str] = axes) -> str:
+            keys = re.findall(r"\['?([^\]']+)'?\]", match[1])
+            name, axis = ".".join(keys), int(match[2])
             label = subject.axes.get(name, {}).get(axis)
             if label is None:
                 shape = subject.inputs[name].shape if name in subject.inputs else ()
-                return str(shape[axis]) if axis < len(shape) else found[0]
+                return str(shape[axis]) if axis < len(shape) else match[0]
             axes[label] = f"s{len(axes)}" if label not in axes else axes[label]
             return axes[label]
 
-        code = SIZE.sub(worded, guard)
+        code = SIZE.sub(as_variable, guard)
         if axes and "L[" not in code:
-            found = _breaking(code, axes, subject)
-            if found is not None:
-                yield found
+            sizes = _breaking_sizes(code, axes, subject)
+            if sizes is not None:
+                yield sizes
 
 
-def _breaking(code: str, axes: dict[str, str], subject: Subject) -> Sizes | None:
+def _breaking_sizes(code: str, axes: dict[str, str], subject: Subject) -> Sizes | None:
+    """Return the smallest sizes for which the code of a guard is false, or None.
+
+    Args:
+        code: The guard as a Python expression of variables.
+        axes: The variable of each dynamic axis.
+        subject: The subject.
+    """
     numbers = {int(n) for n in re.findall(r"\d+", re.sub(r"\bs\d+\b", "", code)) if len(n) < 7}
     near = {n + step for n in numbers for step in (-1, 0, 1)} | {math.isqrt(n) + 1 for n in numbers}
     tried = sorted({n for n in near if 1 <= n <= LARGEST} | set(ORDINARY))
@@ -79,46 +91,46 @@ def _breaking(code: str, axes: dict[str, str], subject: Subject) -> Sizes | None
         try:
             holds = eval(code, {"__builtins__": {}, "math": math, "min": min, "max": max}, values)
         except Exception:
-            return None  # written in words of torch's own
+            return None  # the guard uses functions of torch
         if not holds:
             return sizes
     return None
 
 
-# -- proof that a captured program is the module at every size, not only at the traced one ------
+# -- checks of a captured program ---------------------------------------------------------------
 
 TRACE_MINIMUM = 2
-"""`torch.export` assumes dynamic sizes of at least 2, which holds for 0 and 1 as well unless
-the numbers below say otherwise."""
+"""The least size that `torch.export` assumes for dynamic axes. The program may be right for 0 and 1
+as well; `_check_numbers` tests it."""
 
 
 def check_capture(
     subject: Subject, program: ExportedProgram, in_torch: Callable[[], ExportedProgram]
 ) -> None:
-    """Compare the captured program with the request.
+    """Check that a captured program computes the same as the module, for all sizes of its axes.
 
     Args:
-        subject: The subject that has the module.
+        subject: The subject with the module.
         program: The captured program.
-        in_torch: Captures it again, with our own attention as PyTorch operations: a program that
-            holds ONNX nodes cannot be run here.
+        in_torch: Captures the module again, with our attention as PyTorch operations: PyTorch
+            cannot run a program with ONNX nodes.
 
     Raises:
-        ExportError: If an axis is fixed or narrowed (it is named, with its range), if the program
-            computes something else than the module at some size, or if the module is no function.
+        ExportError: If an axis is fixed or its range is narrower than that of the subject, if the
+            outputs differ at some size, or if the module is not a pure function.
     """
 
     def runnable() -> torch.nn.Module:
-        found: Any = (in_torch() if _emits_onnx_nodes(program) else program).module(
+        module: Any = (in_torch() if _emits_onnx_nodes(program) else program).module(
             check_guards=False
         )
-        found.validate_inputs = False  # it refuses sums below 4, as if their terms were at least 2
-        module: torch.nn.Module = found
-        return module
+        module.validate_inputs = False  # it rejects sums below 4, as if each term were at least 2
+        captured: torch.nn.Module = module
+        return captured
 
     _check_ranges(subject, program, runnable)
     if subject.spec is not None:
-        return  # ours: every one of its sizes is compared by the judge, on every runtime
+        return  # a layer of ours: the judge compares all its sizes, on every runtime
     _check_repeatable(subject)
     _check_numbers(subject, program, runnable())
 
@@ -126,29 +138,30 @@ def check_capture(
 def _check_ranges(
     subject: Subject, program: ExportedProgram, runnable: Callable[[], torch.nn.Module]
 ) -> None:
-    settled: set[tuple[str, str]] = set()
-    minima = with_sums(dict.fromkeys(subject.example_sizes, TRACE_MINIMUM), subject.relations)
+    """Raise an error if an axis is fixed, or its range is narrower than that of the subject."""
+    checked: set[tuple[str, str]] = set()
+    minima = add_sums(dict.fromkeys(subject.example_sizes, TRACE_MINIMUM), subject.relations)
     for name, axis, label, size in _dynamic_axes(subject, program):
         if not isinstance(size, torch.SymInt):
-            from attn_export.export.advice import fixed_axis
+            from attn_export.export.advice import fixed_axis_error
 
-            raise fixed_axis(subject, name, axis, str(size))
+            raise fixed_axis_error(subject, name, axis, str(size))
         allowed = program.range_constraints.get(size.node.expr)
-        # Several inputs have the axis; a large module takes seconds at the end of its range.
-        if allowed is None or (label, str(allowed)) in settled:
+        # Several inputs may have the axis; a large module takes seconds at the end of its range.
+        if allowed is None or (label, str(allowed)) in checked:
             continue
-        settled.add((label, str(allowed)))
-        # A sum of axes, such as total_len, has the sum of their minima, be it known to be that
-        # sum or only to be no less.
-        low, high = subject.bounds.get(label, (1, MOST))
+        checked.add((label, str(allowed)))
+        # The minimum of a sum of axes, such as total_len, is the sum of their minima. The program
+        # may hold the sum as an expression of symbols, or as a symbol of its own.
+        low, high = subject.bounds.get(label, (1, MAX_SIZE))
         lowest = max(low, minima[label], TRACE_MINIMUM * len(size.node.expr.free_symbols))
         narrow = int(allowed.lower) > lowest
         bounded = not _is_unbounded(allowed.upper) and int(allowed.upper) < high
         beyond = int(allowed.upper) + 1 if bounded else max(int(allowed.lower) - 1, 0)
         if narrow or (bounded and not _raises(subject, {label: beyond})):
             further = [{label: size} for size in (beyond, 2 * beyond + 1) if size <= high]
-            if bounded and not narrow and _is_the_module(subject, runnable(), further):
-                continue  # the branch changes nothing: it makes a tensor contiguous, say
+            if bounded and not narrow and _is_equivalent(subject, runnable(), further):
+                continue  # the branch changes no output: it may only make a tensor contiguous
             from attn_export.export.advice import branch_at
 
             at = branch_at(subject, {label: beyond})
@@ -163,27 +176,27 @@ def _check_ranges(
 def _dynamic_axes(
     subject: Subject, program: ExportedProgram
 ) -> list[tuple[str, int, str, int | torch.SymInt]]:
-    """Return every input, axis and its name, with its size in the program; sums come last.
+    """Return the input, index, name and size in the program of every dynamic axis; sums come last.
 
-    A restriction of a sum mostly comes from one of its terms, and the error must name that term.
+    A restriction of a sum usually comes from one of its terms, which the error must name.
     """
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     leaves = zip(subject.tree.names, program.graph_signature.user_inputs, strict=True)
-    found = [
+    axes = [
         (name, axis, label, placeholders[str(node)].meta["val"].shape[axis])
         for name, node in leaves
-        if name is not None  # a constant has none
+        if name is not None  # constants have no name
         for axis, label in subject.axes[name].items()
     ]
-    return sorted(found, key=lambda entry: entry[2] in subject.relations)
+    return sorted(axes, key=lambda entry: entry[2] in subject.relations)
 
 
-def _is_the_module(subject: Subject, captured: torch.nn.Module, sizes: Iterable[Sizes]) -> bool:
+def _is_equivalent(subject: Subject, captured: torch.nn.Module, sizes: Iterable[Sizes]) -> bool:
     return not any(_difference(subject, captured, subject.sizes_with(each)) for each in sizes)
 
 
 def _raises(subject: Subject, changed: Sizes) -> bool:
-    """Return whether the module raises too, as at the end of its table of positions."""
+    """Return whether the module itself raises, for example beyond its table of positions."""
     try:
         inputs = subject.draw(subject.sizes_with(changed), "beyond")
         with torch.inference_mode():
@@ -194,7 +207,7 @@ def _raises(subject: Subject, changed: Sizes) -> bool:
 
 
 def _is_unbounded(bound: object) -> bool:
-    # Infinity is sympy's own or one of torch's, which are different objects.
+    # Infinity is an object of sympy or one of torch, which are not equal.
     return str(bound) in {"int_oo", "oo"}
 
 
@@ -204,16 +217,16 @@ def _emits_onnx_nodes(program: ExportedProgram) -> bool:
 
 
 def _check_repeatable(subject: Subject) -> None:
-    """Refuse a module that draws random numbers or changes its inputs: it is no function."""
-    given = {name: tensor.clone() for name, tensor in subject.inputs.items()}
+    """Raise an error if a module is no pure function: random, or changing its inputs."""
+    inputs = {name: tensor.clone() for name, tensor in subject.inputs.items()}
     with torch.inference_mode():
-        first = {n: t.clone() for n, t in subject.call(subject.module, given).items()}
+        first = {n: t.clone() for n, t in subject.call(subject.module, inputs).items()}
         for name, tensor in subject.inputs.items():
-            if not _same(given[name], tensor):
+            if not _same(inputs[name], tensor):
                 raise ExportError(
                     f"the module changes its input {name} in place; work on a copy of it"
                 )
-        second = subject.call(subject.module, {n: t.clone() for n, t in given.items()})
+        second = subject.call(subject.module, {n: t.clone() for n, t in inputs.items()})
     for name, tensor in first.items():
         if not _same(second[name], tensor):
             raise ExportError(
@@ -233,30 +246,30 @@ def _check_numbers(subject: Subject, program: ExportedProgram, captured: torch.n
         try:
             difference = _difference(subject, captured, sizes)
         except ExportError as error:
-            from attn_export.export.advice import out_of_reach
+            from attn_export.export.advice import bounds_error
 
-            raise out_of_reach(subject, sizes, error) from error
+            raise bounds_error(subject, sizes, error) from error
         if difference:
-            raise _differs(subject, captured, sizes, difference)
+            raise _difference_error(subject, captured, sizes, difference)
     for breaking in broken_guards(subject, program):
         try:
             difference = _difference(subject, captured, breaking)
         except ExportError:
-            continue  # where the module itself raises, it has no branch
+            continue  # the module itself raises at these sizes
         if difference:
-            raise _differs(subject, captured, breaking, difference)
+            raise _difference_error(subject, captured, breaking, difference)
 
 
 def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> str:
-    """Return the difference between the captured program and the module at these sizes, or ""."""
+    """Describe how the captured program differs from the module at these sizes; "" if not."""
     inputs = subject.draw(sizes, "capture", str(sizes))
     with torch.inference_mode():
-        wanted = subject.call(subject.module, inputs)
+        expected = subject.call(subject.module, inputs)
         try:
             got = subject.call(captured, inputs)
         except Exception as error:
             return one_line(error)
-    for name, tensor in wanted.items():
+    for name, tensor in expected.items():
         if got[name].shape != tensor.shape:
             return f"{name} is {list(got[name].shape)}, not {list(tensor.shape)}"
         if not _same(got[name], tensor):
@@ -264,25 +277,28 @@ def _difference(subject: Subject, captured: torch.nn.Module, sizes: Sizes) -> st
     return ""
 
 
-def _differs(subject: Subject, captured: torch.nn.Module, sizes: Sizes, what: str) -> ExportError:
+def _difference_error(
+    subject: Subject, captured: torch.nn.Module, sizes: Sizes, difference: str
+) -> ExportError:
     """Return an error that names the single responsible axis, if any, and the branching line."""
     from attn_export.export.advice import branch_at
 
     example = subject.example_sizes
-    alone = [
+    single_changes = [
         subject.sizes_with({name: size})
         for name, size in sizes.items()
         if not subject.relations and name in example
     ]
-    guilty = next((s for s in alone if _difference(subject, captured, s)), sizes)
-    shown = {n: s for n, s in guilty.items() if guilty is sizes or s != example[n]}
+    cause = next((s for s in single_changes if _difference(subject, captured, s)), sizes)
+    shown = {n: s for n, s in cause.items() if cause is sizes or s != example[n]}
     at = ", ".join(f"{name} = {size}" for name, size in shown.items())
+    problem = f"the captured program is not the module at {at}: {difference}"
     if any(getattr(part, "use_nested_tensor", False) for part in subject.module.modules()):
         return ExportError(
-            f"the captured program is not the module at {at}: {what}; nn.TransformerEncoder leaves "
-            "out padded positions in its fast path; pass enable_nested_tensor=False to it"
+            f"{problem}; nn.TransformerEncoder leaves out padded positions in its fast path; pass "
+            "enable_nested_tensor=False to it"
         )
     return ExportError(
-        f"the captured program is not the module at {at}: {what}; a branch on a size"
-        f"{branch_at(subject, guilty)} was captured for one side only; write it without the branch"
+        f"{problem}; a branch on a size{branch_at(subject, cause)} was captured for one side only; "
+        "write it without the branch"
     )

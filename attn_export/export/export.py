@@ -1,4 +1,4 @@
-"""Subject → canonical graph, through `torch.onnx.export`, once."""
+"""Export of a subject to the canonical graph, by `torch.onnx.export`."""
 
 from __future__ import annotations
 
@@ -25,52 +25,53 @@ from attn_export.attention.onnx_attention import OPSET, emit_canonical_attention
 from attn_export.attention.positions import NARROW
 from attn_export.errors import ExportError
 from attn_export.export.capture import TRACE_MINIMUM, check_capture
-from attn_export.export.module_state import copied
+from attn_export.export.module_state import copy_module
 from attn_export.export.subject import Subject
-from attn_export.export.translations import complex_in_pairs, translations
+from attn_export.export.translations import decompose_complex, translations
 from attn_export.graph.axis_names import name_axes
 from attn_export.graph.canonical import canonicalize
 from attn_export.graph.ir_helpers import store_in_narrow_types
-from attn_export.parity.draw import MOST
+from attn_export.parity.draw import MAX_SIZE
 
 if TYPE_CHECKING:
     from attn_export.export.kept_state import Kept
 
-# -- a subject of narrow types in float32 -------------------------------------------------------
+# -- subjects in narrow types -------------------------------------------------------------------
 
 
 def in_float32(subject: Subject) -> Subject:
     """Return a subject with its weights and inputs widened to float32.
 
     Raises:
-        ExportError: If the module does not run so.
+        ExportError: If the module does not run in float32.
     """
     spec = dataclasses.replace(subject.spec, dtype="float32") if subject.spec else None
     wide = {n: t.float() if t.dtype in NARROW else t for n, t in subject.inputs.items()}
-    twin = Subject(
-        copied(subject.module).float(), subject.tree.rebuild(wide), subject.axes, subject.outputs,
-        relations=subject.relations, spec=spec,
+    float32_subject = Subject(
+        copy_module(subject.module).float(), subject.tree.rebuild(wide), subject.axes,
+        subject.outputs, relations=subject.relations, spec=spec,
     )  # fmt: skip
-    twin.bounds, twin.function = subject.bounds, subject.function
+    float32_subject.bounds, float32_subject.function = subject.bounds, subject.function
     try:
         with torch.inference_mode():
-            twin.call(twin.module, twin.inputs)
+            float32_subject.call(float32_subject.module, float32_subject.inputs)
     except ExportError as error:
         raise ExportError(
             f"in its float32 copy, {error}; write .to(x.dtype) for types that are fixed, and "
             "make constants buffers"
         ) from error
-    return twin
+    return float32_subject
 
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """A canonical graph and where each of its nodes came from (``package/file.py:line``).
+    """A canonical graph, and the line of code that each node comes from.
 
     Attributes:
         model: The graph.
-        origins: The origins, by name of the node.
-        in_bfloat16: Returns the graph that computes in bfloat16, where `model` casts it to float32.
+        origins: The line of each node, by its name: ``package/file.py:line``.
+        in_bfloat16: Returns the graph that computes in bfloat16, if `model` casts bfloat16 to
+            float32; else None.
     """
 
     model: ir.Model
@@ -81,29 +82,33 @@ class Exported:
 def export(subject: Subject) -> Exported:
     """Export a subject to the canonical graph.
 
-    Where something is bfloat16, it is so in the graph, which computes in float32.
+    Weights, inputs and outputs in bfloat16 keep their type, but the graph computes in float32.
 
     Raises:
         ExportError: If the module cannot be captured for every size that its axes may have,
-            or has no ONNX form.
+            or cannot be translated to ONNX.
     """
     narrow_dtypes = subject.narrow_dtypes()
     if narrow_dtypes and subject.spec is None:
-        _refuse_look_at_dtype(subject)
+        _check_same_operations(subject)
     if "bfloat16" not in narrow_dtypes.values():
-        return _exported(subject)
-    # Few runtimes compute in bfloat16, ONNX Runtime's CPU does not.
-    exported = _exported(in_float32(subject))
+        return _export(subject)
+    # Few runtimes compute in bfloat16; ONNX Runtime's CPU provider does not.
+    exported = _export(in_float32(subject))
     store_in_narrow_types(exported.model, narrow_dtypes)
-    return dataclasses.replace(exported, in_bfloat16=lambda: _exported(subject).model)
+    return dataclasses.replace(exported, in_bfloat16=lambda: _export(subject).model)
 
 
-def _refuse_look_at_dtype(subject: Subject) -> None:
-    """Refuse a module that computes differently in narrow types: it is built in float32 first."""
-    with _undisturbed():
-        own, wide = (_operations(_capture(s)) for s in (subject, in_float32(subject)))
-    if own != wide:
-        other = next((a for a, b in zip_longest(own, wide) if a != b), None)
+def _check_same_operations(subject: Subject) -> None:
+    """Raise an error if a module has other operations in float32, in which it is built first."""
+    with _quiet():
+        narrow_operations, wide_operations = (
+            _operations(_capture(s)) for s in (subject, in_float32(subject))
+        )
+    if narrow_operations != wide_operations:
+        other = next(
+            (a for a, b in zip_longest(narrow_operations, wide_operations) if a != b), None
+        )
         raise ExportError(
             f"the module does other things in {next(iter(subject.narrow_dtypes().values()))} than "
             f"in float32 ({other or 'it ends early'}); write it without looking at the dtype"
@@ -111,18 +116,18 @@ def _refuse_look_at_dtype(subject: Subject) -> None:
 
 
 def _operations(program: ExportedProgram) -> list[str]:
-    """Return a program's operators and their numbers, without casts."""
-    found = []
+    """Return the operators of a program, with their numeric arguments, except casts."""
+    operations = []
     for node in program.graph.nodes:
         name = str(node.target)
         if node.op == "call_function" and not re.search(r"\._?to(_copy)?\b|_assert", name):
             numbers = [x for x in node.args if isinstance(x, (bool, int, float))]
-            found.append(f"{name}{numbers or ''}")
-    return found
+            operations.append(f"{name}{numbers or ''}")
+    return operations
 
 
-def _exported(subject: Subject) -> Exported:
-    with _undisturbed():
+def _export(subject: Subject) -> Exported:
+    with _quiet():
         program = _capture(subject)
         if subject.spec is None:
             from attn_export.export.advice import refuse_untranslated
@@ -147,8 +152,8 @@ def _exported(subject: Subject) -> Exported:
 
 
 def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
-    # Dim.DYNAMIC rather than named Dims: those cannot say total_len = past_len + query_len.
-    # What they would refuse is refused by `check_capture` instead.
+    # Dim.DYNAMIC instead of named Dims, which cannot express total_len = past_len + query_len.
+    # `check_capture` raises the errors that named Dims would raise.
     dynamic = {
         name: {axis: _dynamic(subject, label) for axis, label in axes.items()} if axes else None
         for name, axes in subject.axes.items()
@@ -156,79 +161,78 @@ def _capture(subject: Subject, *, emit: bool = True) -> ExportedProgram:
     shapes = subject.tree.dynamic_shapes(dynamic)
     arguments = subject.tree.rebuild(subject.inputs)
     kept: Kept = []
-    forgotten: AbstractContextManager[None] = contextlib.nullcontext()
+    without_kept: AbstractContextManager[None] = contextlib.nullcontext()
     if subject.spec is None:
-        from attn_export.export.kept_state import kept_between_calls, without
+        from attn_export.export.kept_state import drop_kept_tensors, find_kept_tensors
 
-        kept = kept_between_calls(subject)
-        forgotten = without(subject.module, kept)
+        kept = find_kept_tensors(subject)
+        without_kept = drop_kept_tensors(subject.module, kept)
     try:
         with (
-            forgotten, emit_canonical_attention(emit=emit),
-            _signature(subject.module, arguments),
+            without_kept, emit_canonical_attention(emit=emit),
+            _named_parameters(subject.module, arguments),
         ):  # fmt: skip
             return torch.export.export(
                 subject.module, (), arguments, dynamic_shapes=shapes, strict=False
             )
     except Exception as error:
-        from attn_export.export.advice import not_captured, not_forgotten
+        from attn_export.export.advice import capture_error, kept_state_error
 
-        raise (not_forgotten(kept, error) if kept else not_captured(subject, error)) from error
+        raise (kept_state_error(kept, error) if kept else capture_error(subject, error)) from error
 
 
 def _dynamic(subject: Subject, label: str) -> Any:
-    """Return the hint for a dynamic axis; bounds that tracing needs are passed on."""
-    low, high = subject.bounds.get(label, (1, MOST))
+    """Return a dynamic axis for `torch.export`, with the bounds of the subject, if it has any."""
+    low, high = subject.bounds.get(label, (1, MAX_SIZE))
     limits = {"min": low} if low > TRACE_MINIMUM else {}
-    return Dim.DYNAMIC(**limits, **({"max": high} if high < MOST else {}))
+    return Dim.DYNAMIC(**limits, **({"max": high} if high < MAX_SIZE else {}))
 
 
 def _name_shared_weights(model: ir.Model, subject: Subject) -> None:
-    """Call a weight that several parts share by its first name, as `named_parameters` does."""
-    named = subject.module.named_parameters(remove_duplicate=False)
-    first: dict[int, str] = {}
-    for name, parameter in named:
-        known = first.setdefault(id(parameter), name)
-        held = model.graph.initializers
-        if known != name and name in held and known not in held:
-            held[name].name = known
+    """Rename weights that several submodules share to their first name in `named_parameters`."""
+    initializers = model.graph.initializers
+    first_names: dict[int, str] = {}
+    for name, parameter in subject.module.named_parameters(remove_duplicate=False):
+        first = first_names.setdefault(id(parameter), name)
+        if first != name and name in initializers and first not in initializers:
+            initializers[name].name = first
 
 
 def _translate(subject: Subject, program: ExportedProgram) -> ir.Model:
     try:
         onnx_program = torch.onnx.export(
-            complex_in_pairs(program),
+            decompose_complex(program),
             dynamo=True,
             input_names=list(subject.inputs),
             opset_version=_opset(program),
             # The exporter's optimiser renames weights and fuses rotary embeddings wrongly for
-            # batches over 1; `canonicalize` does what is wanted of it.
+            # batches over 1; `canonicalize` makes the useful changes.
             optimize=False,
             custom_translation_table=translations(),
             verbose=False,
         )
     except Exception as error:
-        from attn_export.export.advice import not_translated
+        from attn_export.export.advice import translation_error
 
-        raise not_translated(error, program) from error
+        raise translation_error(error, program) from error
     if onnx_program is None:
         raise ExportError("torch.onnx.export returned nothing")
     return onnx_program.model
 
 
 def _opset(program: ExportedProgram) -> int:
-    """Return the least opset that has the ONNX nodes which our own attention emitted."""
+    """Return the least opset with all ONNX nodes that our attention emitted."""
     versions = [node.kwargs.get("version") for node in program.graph.nodes]
     return max([OPSET, *(version for version in versions if isinstance(version, int))])
 
 
 @contextlib.contextmanager
-def _signature(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
-    """Give `forward` a signature of exactly these named arguments.
+def _named_parameters(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Replace `forward` by a function with exactly these keyword parameters, inside this block.
 
-    `torch.export` cannot find the shapes of what goes into ``**kwargs``.
+    `torch.export` does not find the shapes of arguments that go into ``**kwargs``.
     """
-    forward, own = module.forward, "forward" in vars(module)
+    forward, is_attribute = module.forward, "forward" in vars(module)
 
     def named(**arguments: Any) -> Any:
         return forward(**arguments)
@@ -239,29 +243,29 @@ def _signature(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        if own:
+        if is_attribute:
             module.forward = forward
         else:
             del module.forward
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Suppress gradients, console output, garbage collection and a cache that costs time.
+def _quiet() -> Iterator[None]:
+    """Disable gradients, console output, garbage collection and PyTorch's cache of fake tensors.
 
-    Tracing makes millions of live objects. The collector would traverse them repeatedly for a third
-    of the whole time. PyTorch's cache of shapes misses so often where axes are dynamic that filling
-    it takes a fifth of the time.
+    Tracing creates millions of live objects, which the collector would traverse repeatedly, for a
+    third of the whole time. With dynamic axes the cache rarely hits, and filling it takes a fifth
+    of the time.
     """
-    from torch._dynamo import config  # which takes as long to import as the rest of torch.export
+    from torch._dynamo import config  # importing it takes as long as the rest of torch.export
 
     collecting = gc.isenabled()
     gc.disable()
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        # With gradients on, PyTorch decomposes attention whose mask has weights differently: into
-        # operations for its backward pass, which cannot be exported.
+        # With gradients enabled, PyTorch decomposes attention with a mask that requires gradients
+        # into operations for its backward pass, which cannot be exported.
         with (
             torch.no_grad(),
             config.patch(fake_tensor_cache_enabled=False),

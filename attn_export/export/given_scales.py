@@ -1,4 +1,4 @@
-"""The scales of a cache of integers that the user gives, in a module and in its bundle."""
+"""Scales of a cache of integers from the user: from a file, or calibrated on hidden states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
-from attn_export.attention.cache_scales import calibrated, rule_of, set_scales
+from attn_export.attention.cache_scales import calibrate_cache, scale_rule, set_scales
 from attn_export.attention.quantised_cache import CacheScales
 from attn_export.errors import AttnExportError, ExportError, WeightsError, counted, one_line
 from attn_export.export.subject_checks import dtype_of
@@ -21,26 +21,27 @@ from attn_export.spec.fields import LARGEST, OF_DATA, OF_FILE, SEED
 from attn_export.spec.low_precision import KV_RANGES
 
 Calibration = Path | str | Callable[[], Iterable[Mapping[str, Any]]]
-"""Hidden states: a file, or a function that yields them in batches, by the names of inputs."""
+"""Hidden states: a file, or a function that yields batches of them, by the names of inputs."""
 
-MOST = 2**30
+MOST_BYTES = 2**30
 """The largest size of a file of hidden states in bytes."""
 
 
-def settle_scales(
+def set_given_scales(
     module: Attention, kv_scales: Path | str | None = None, calibrate: Calibration | None = None
 ) -> tuple[str, ...]:
-    """Give a module the scales of its cache, and return a note for the reader on them.
+    """Set the scales of a module's cache, and return a note for the reader on them.
 
     Args:
-        module: Changed in place. Without more it keeps the scales of random tokens.
+        module: The module, changed in place. With neither a file nor hidden states its scales
+            stay those of random tokens.
         kv_scales: A file with `k_scale` and `v_scale`.
-        calibrate: Hidden states that they are found from.
+        calibrate: Hidden states to calibrate the scales on.
 
     Raises:
-        WeightsError: If there is no cache of integers, if a file does not fit, or if there is none
-            and the spec says that there was one.
-        ExportError: If the function raises.
+        WeightsError: If the module has no cache of integers with fixed scales, if the file or the
+            hidden states do not match the spec, or if both are missing and the spec requires them.
+        ExportError: If the function `calibrate` raises.
     """
     spec = module.spec
     if kv_scales is not None and calibrate is not None:
@@ -52,15 +53,15 @@ def settle_scales(
                 "name their file, kv_scales.npz of the bundle, by --kv-scales"
             )
         return ()
-    given = "kv_scales" if calibrate is None else "calibrate"
+    option = "kv_scales" if calibrate is None else "calibrate"
     if spec.kv_dtype not in KV_RANGES:
         raise WeightsError(
-            f"{given} with kv_dtype = {spec.kv_dtype!r}; set kv_dtype to int8 or int4"
+            f"{option} with kv_dtype = {spec.kv_dtype!r}; set kv_dtype to int8 or int4"
         )
     if not isinstance(module.kv_scales, CacheScales):
         raise WeightsError(
-            f"{given} with kv_scale = {spec.kv_scale!r}: each token has scales of its own; leave "
-            f"{given} out, or choose another kv_scale"
+            f"{option} with kv_scale = {spec.kv_scale!r}: each token has scales of its own; leave "
+            f"{option} out, or choose another kv_scale"
         )
     if kv_scales is not None:
         from attn_export.weights.array_files import read_scales  # few builds read one
@@ -69,20 +70,20 @@ def settle_scales(
         set_scales(module, read_scales(path, dict(module.kv_scales.named_buffers())), OF_FILE)
         return (f"the scales of the {spec.kv_dtype} cache are those of {path.name}",)
     assert calibrate is not None
-    return _calibrated(module, calibrate)
+    return _calibrate(module, calibrate)
 
 
-def _calibrated(module: Attention, calibrate: Calibration) -> tuple[str, ...]:
+def _calibrate(module: Attention, calibrate: Calibration) -> tuple[str, ...]:
     spec = module.spec
     name = "a function" if callable(calibrate) else Path(calibrate).name
-    batches = [_checked(batch, spec, name) for batch in _batches(calibrate, spec)]
+    batches = [_check_batch(batch, spec, name) for batch in _batches(calibrate, spec)]
     tokens = sum(batch["query"].shape[:2].numel() for batch in batches)
     if not tokens:
         raise WeightsError(f"the hidden states of {name} have no tokens; give some")
-    calibrated(module, batches)
+    calibrate_cache(module, batches)
     module.spec = dataclasses.replace(spec, kv_scales_from=OF_DATA)
     return (
-        f"the scales of the {spec.kv_dtype} cache are calibrated: they are {rule_of(spec)} of "
+        f"the scales of the {spec.kv_dtype} cache are calibrated: they are {scale_rule(spec)} of "
         f"{counted(tokens, 'token')} of {name}; larger ones are clipped",
     )
 
@@ -91,12 +92,12 @@ def _batches(calibrate: Calibration, spec: AttentionSpec) -> list[Mapping[str, A
     """Return the batches of a file, or of a function.
 
     Raises:
-        ExportError: If the function raises; names the line.
+        ExportError: If the function raises; the message names the line.
     """
     if not callable(calibrate):
         from attn_export.weights.array_files import read_arrays
 
-        return [read_arrays(Path(calibrate), _names(spec), MOST)]
+        return [read_arrays(Path(calibrate), _names(spec), MOST_BYTES)]
     try:
         return list(calibrate())
     except AttnExportError:
@@ -112,34 +113,35 @@ def _names(spec: AttentionSpec) -> list[str]:
     return ["query", *(["position_ids"] if spec.position_ids else [])]
 
 
-def _checked(batch: Mapping[str, Any], spec: AttentionSpec, name: str) -> dict[str, Tensor]:
+def _check_batch(batch: Mapping[str, Any], spec: AttentionSpec, name: str) -> dict[str, Tensor]:
     """Return a batch as tensors.
 
     Raises:
-        WeightsError: If it holds something else than hidden states, and positions of theirs.
+        WeightsError: If the batch is not `query [B, L, E]` with finite values, and `position_ids
+            [B, L]` if the spec has them.
     """
     if not isinstance(batch, Mapping) or "query" not in batch or {*batch} - {*_names(spec)}:
         shown = ", ".join(map(str, batch)) if isinstance(batch, Mapping) else type(batch).__name__
         raise WeightsError(f"{name} gives {shown}; hidden states are {', '.join(_names(spec))}")
     try:
-        given = {key: torch.as_tensor(array).detach().cpu() for key, array in batch.items()}
+        tensors = {key: torch.as_tensor(array).detach().cpu() for key, array in batch.items()}
     except (TypeError, ValueError, RuntimeError) as error:
         raise WeightsError(f"{name} gives what is no array: {one_line(error)}") from error
-    query = given["query"]
+    query = tensors["query"]
     if query.dim() != 3 or query.shape[2] != spec.embed_dim or not query.is_floating_point():
         raise WeightsError(
             f"query of {name} is {dtype_of(query)} {list(query.shape)}; it has to be floating "
             f"point, [B, L, {spec.embed_dim}]"
         )
-    given["query"] = query.float()
-    if not given["query"].isfinite().all():
+    tensors["query"] = query.float()
+    if not tensors["query"].isfinite().all():
         raise WeightsError(f"query of {name} holds NaN, or an infinity; leave such tokens out")
-    if "position_ids" in given:
-        given["position_ids"] = _positions(given["position_ids"], query, name)
-    return given
+    if "position_ids" in tensors:
+        tensors["position_ids"] = _check_positions(tensors["position_ids"], query, name)
+    return tensors
 
 
-def _positions(positions: Tensor, query: Tensor, name: str) -> Tensor:
+def _check_positions(positions: Tensor, query: Tensor, name: str) -> Tensor:
     is_whole = not positions.is_floating_point() and positions.dtype != torch.bool
     if not is_whole or positions.shape != query.shape[:2]:
         raise WeightsError(
@@ -151,8 +153,8 @@ def _positions(positions: Tensor, query: Tensor, name: str) -> Tensor:
     return positions.long()
 
 
-def write_given(folder: Path, module: nn.Module) -> None:
-    """Write the given scales of a module, from which it can be built again.
+def write_module_scales(folder: Path, module: nn.Module) -> None:
+    """Write the scales of a module's cache to a file from which it can be built again.
 
     Args:
         folder: The folder of the bundle.

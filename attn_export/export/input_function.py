@@ -1,6 +1,7 @@
-"""Inputs that a function of the user's draws for each case, checked against those of the example.
+"""Inputs that a function of the user draws for each case, checked against those of the example.
 
-For what random numbers cannot say: offsets of packed sequences, sorted ids, sparse masks.
+Such a function is needed for inputs that plain random numbers cannot be, such as offsets of packed
+sequences, sorted ids or sparse masks.
 """
 
 from __future__ import annotations
@@ -19,42 +20,44 @@ from attn_export.parity.draw import (
     TRACED_SIZES,
     Bounds,
     Sizes,
+    add_sums,
+    clamp_sizes,
     generator,
-    into_bounds,
     seed_of,
-    with_sums,
 )
 from attn_export.source_location import line_of
 from attn_export.tensorfile import ArrayDict
 
 InputFunction = Callable[[Mapping[str, int], np.random.Generator], Mapping[str, Any]]
-"""Returns the inputs of a module at some sizes: ``inputs(sizes, rng)``."""
+"""A function ``inputs(sizes, rng)`` that returns the inputs of a module at some sizes."""
 
 FIRST_SIZE = 3
-"""The least size in the example of an axis whose name says nothing."""
+"""The least example size of an axis that is not in `TRACED_SIZES`."""
 
 
-def example_of(inputs: InputFunction, axes: Any, relations: Mapping[str, str]) -> Mapping[str, Any]:
-    """Return the inputs of the example, as a function of the user's draws them.
+def draw_example(
+    inputs: InputFunction, axes: Any, relations: Mapping[str, str]
+) -> Mapping[str, Any]:
+    """Return the inputs of the example, drawn by a function of the user.
 
     Args:
         inputs: The user's function.
-        axes: The dynamic axes of each input, as of `Subject`.
-        relations: Axes that others add up to.
+        axes: The dynamic axes of each input, see `Subject`.
+        relations: The axes that are sums of others, with their terms.
 
     Raises:
-        UsageError: If it returns no inputs by name.
-        ExportError: If it raises; names the line.
+        UsageError: If the function does not return inputs by name.
+        ExportError: If the function raises; the message names the line.
     """
     named, bounds = read_axes(axes)
-    parts = [dynamic for dynamic in dict(named).values() if isinstance(dynamic, Mapping)]
-    labels = dict.fromkeys(str(label) for dynamic in parts for label in dynamic.values())
+    by_input = [dynamic for dynamic in dict(named).values() if isinstance(dynamic, Mapping)]
+    labels = dict.fromkeys(str(label) for dynamic in by_input for label in dynamic.values())
     sizes = _example_sizes(list(labels), relations, bounds)
-    return _called(inputs, sizes, generator("example"))
+    return _call(inputs, sizes, generator("example"))
 
 
 def _example_sizes(labels: list[str], relations: Mapping[str, str], bounds: Bounds) -> Sizes:
-    """Return sizes of the example, different for all axes."""
+    """Return sizes for the example that are different for all axes, if bounds allow it."""
     terms = {t.strip() for sum_of in relations.values() for t in str(sum_of).split("+")}
     free = dict.fromkeys([*labels, *sorted(t for t in terms if not t.isdigit())])
     sizes: dict[str, int] = {}
@@ -65,13 +68,13 @@ def _example_sizes(labels: list[str], relations: Mapping[str, str], bounds: Boun
                 n for n in range(FIRST_SIZE, len(taken) + 2 + FIRST_SIZE) if n not in taken
             )
             sizes[name] = TRACED_SIZES.get(name, unused)
-    return with_sums(into_bounds(sizes, bounds), relations)
+    return add_sums(clamp_sizes(sizes, bounds), relations)
 
 
-def draw_by(
+def checked_function(
     function: InputFunction, tree: InputTree, axes: Mapping[str, Mapping[int, str]]
 ) -> Callable[[Sizes, np.random.Generator], ArrayDict]:
-    """Return a function that draws arrays by name, and checks each.
+    """Return a function that calls the user's function and checks the arrays that it returns.
 
     Args:
         function: The user's function.
@@ -79,28 +82,28 @@ def draw_by(
         axes: The names of the dynamic axes of each input.
     """
 
-    def drawn(sizes: Sizes, rng: np.random.Generator) -> ArrayDict:
-        found = InputTree.of(_called(function, sizes, rng))
+    def draw(sizes: Sizes, rng: np.random.Generator) -> ArrayDict:
+        drawn = InputTree.flatten(_call(function, sizes, rng))
         try:
-            _check(found, tree, axes, sizes)
+            _check(drawn, tree, axes, sizes)
         except ValueError as error:
             raise UsageError(f"inputs(sizes, rng) at {_shown(sizes)}: {error}") from error
-        # Own copies in the types of the example: cases change them in place.
+        # Copies in the types of the example, since cases change them in place.
         return {
-            name: array.astype(wanted.dtype)
-            for (name, array), wanted in zip(
-                to_numpy(found.tensors).items(), to_numpy(tree.tensors).values(), strict=True
+            name: array.astype(example.dtype)
+            for (name, array), example in zip(
+                to_numpy(drawn.tensors).items(), to_numpy(tree.tensors).values(), strict=True
             )
         }
 
-    return drawn
+    return draw
 
 
-def _called(function: InputFunction, sizes: Sizes, rng: np.random.Generator) -> dict[str, Any]:
+def _call(function: InputFunction, sizes: Sizes, rng: np.random.Generator) -> dict[str, Any]:
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(int(rng.integers(2**31))))
-            found = function(dict(sizes), rng)
+            inputs = function(dict(sizes), rng)
     except AttnExportError:
         raise
     except Exception as error:
@@ -109,37 +112,38 @@ def _called(function: InputFunction, sizes: Sizes, rng: np.random.Generator) -> 
             f"inputs(sizes, rng) raised at {_shown(sizes)}{f' in {where}' if where else ''}: "
             f"{one_line(error)}"
         ) from error
-    if not isinstance(found, Mapping):
+    if not isinstance(inputs, Mapping):
         raise UsageError(
-            f"inputs(sizes, rng) returns {type(found).__name__}; return a dict of inputs by name"
+            f"inputs(sizes, rng) returns {type(inputs).__name__}; return a dict of inputs by name"
         )
-    return {name: tree_map_only(np.ndarray, _tensor, value) for name, value in found.items()}
+    return {name: tree_map_only(np.ndarray, _tensor, value) for name, value in inputs.items()}
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    """Return the tensor of an array; numpy's own float64 is taken for float32."""
+    """Return a tensor of an array; float64, numpy's default, becomes float32."""
     narrow = array.astype(np.float32) if array.dtype == np.float64 else array
     return torch.from_numpy(np.ascontiguousarray(narrow).copy())
 
 
 def _check(
-    found: InputTree, example: InputTree, axes: Mapping[str, Mapping[int, str]], sizes: Sizes
+    drawn: InputTree, example: InputTree, axes: Mapping[str, Mapping[int, str]], sizes: Sizes
 ) -> None:
-    if list(found.tensors) != list(example.tensors) or found.structure != example.structure:
-        shown = f"{', '.join(found.tensors)}, and in the example {', '.join(example.tensors)}"
+    """Raise ValueError if inputs differ from the example in names, types, shapes or constants."""
+    if list(drawn.tensors) != list(example.tensors) or drawn.structure != example.structure:
+        shown = f"{', '.join(drawn.tensors)}, and in the example {', '.join(example.tensors)}"
         raise ValueError(f"it returns {shown}; return the same names, in one order")
-    others = zip(found.names, found.constants, example.constants, strict=True)
-    if any(name is None and one != other for name, one, other in others):
+    leaves = zip(drawn.names, drawn.constants, example.constants, strict=True)
+    if any(name is None and one != other for name, one, other in leaves):
         raise ValueError("a constant is not that of the example; pass what changes as a tensor")
-    for name, tensor in found.tensors.items():
-        known = example.tensors[name]
-        both = tensor.is_floating_point() and known.is_floating_point()
-        if tensor.dtype != known.dtype and not both:
-            raise ValueError(f"{name} is {tensor.dtype}, and {known.dtype} in the example")
+    for name, tensor in drawn.tensors.items():
+        of_example = example.tensors[name]
+        both_floating = tensor.is_floating_point() and of_example.is_floating_point()
+        if tensor.dtype != of_example.dtype and not both_floating:
+            raise ValueError(f"{name} is {tensor.dtype}, and {of_example.dtype} in the example")
         labels = axes.get(name, {})
-        wanted = [sizes[labels[a]] if a in labels else s for a, s in enumerate(known.shape)]
-        if list(tensor.shape) != wanted:
-            raise ValueError(f"{name} has shape {list(tensor.shape)}; return {wanted}")
+        shape = [sizes[labels[a]] if a in labels else s for a, s in enumerate(of_example.shape)]
+        if list(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}; return {shape}")
 
 
 def _shown(sizes: Sizes) -> str:

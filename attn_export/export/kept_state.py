@@ -1,4 +1,4 @@
-"""Tensors that a module makes in one call and uses in the next, such as a mask that grows."""
+"""Tensors that a module keeps between calls, such as a mask that grows with its input."""
 
 from __future__ import annotations
 
@@ -10,80 +10,82 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from attn_export.export.module_state import preserved
+from attn_export.export.module_state import preserve_state
 from attn_export.export.subject import MOST_WORK, Subject
-from attn_export.parity.draw import into_bounds
+from attn_export.parity.draw import clamp_sizes
 
 Kept = list[tuple[nn.Module, str]]
-"""Parts of a module, and names of their tensors."""
+"""Submodules, each with the name of an attribute or buffer that holds a tensor."""
 
 LONGEST = 4096
-"""The largest size at which a module is run to find what it keeps."""
+"""The largest size at which a module is run to find the tensors that it keeps."""
 
 
-def kept_between_calls(subject: Subject) -> Kept:
-    """Return the tensors that a user's module makes anew where an axis is larger than they are."""
-    dimensions = (size for _, _, held in kept_tensors(subject.module) for size in held.shape)
+def find_kept_tensors(subject: Subject) -> Kept:
+    """Return the tensors that a user's module replaces when an axis becomes larger than them."""
+    dimensions = (n for _, _, tensor in tensor_attributes(subject.module) for n in tensor.shape)
     most = max((size for size in dimensions if size < LONGEST), default=0)
     weights = sum(parameter.numel() for parameter in subject.module.parameters())
-    found: Kept = []
+    kept: Kept = []
     for label, size in subject.example_sizes.items():
-        sizes = subject.sizes_with(into_bounds({label: max(most, size) + 1}, subject.bounds))
+        sizes = subject.sizes_with(clamp_sizes({label: max(most, size) + 1}, subject.bounds))
         too_much = weights * math.prod(sizes.values()) > MOST_WORK
         if label in subject.sums or not most or too_much:
             continue
-        with contextlib.suppress(Exception):  # where the module ends, there is nothing to keep
+        with contextlib.suppress(Exception):  # the module does not accept such sizes
             inputs = subject.tree.rebuild(subject.draw(sizes, "larger"))
+            run = functools.partial(subject.module, **inputs)
             with torch.inference_mode():
-                found += kept_by(subject.module, functools.partial(subject.module, **inputs))
-    return found
+                kept += find_replaced_tensors(subject.module, run)
+    return kept
 
 
-def kept_tensors(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+def tensor_attributes(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Yield the buffers of a module and its tensors that are plain attributes."""
-    for part in module.modules():
-        for name, held in (*part._buffers.items(), *vars(part).items()):
-            if isinstance(held, Tensor):
-                yield part, name, held
+    for submodule in module.modules():
+        for name, value in (*submodule._buffers.items(), *vars(submodule).items()):
+            if isinstance(value, Tensor):
+                yield submodule, name, value
 
 
-def kept_by(module: nn.Module, run: Callable[[], object]) -> Kept:
+def find_replaced_tensors(module: nn.Module, run: Callable[[], object]) -> Kept:
     """Return the tensors that a call replaces, such as a mask that grows with its input.
 
     Args:
-        module: The module; it is left as it was.
-        run: Calls it, with inputs larger than those before.
+        module: The module; its state is restored.
+        run: Calls the module with inputs that are larger than those before.
     """
-    before = {(id(part), name): held for part, name, held in kept_tensors(module)}
-    with preserved(module):
+    before = {(id(owner), name): tensor for owner, name, tensor in tensor_attributes(module)}
+    with preserve_state(module):
         run()
         return [
-            (part, name)
-            for part, name, held in kept_tensors(module)
-            if before.get((id(part), name), held) is not held
+            (owner, name)
+            for owner, name, tensor in tensor_attributes(module)
+            if before.get((id(owner), name), tensor) is not tensor
         ]
 
 
 @contextlib.contextmanager
-def without(module: nn.Module, kept: Kept) -> Iterator[None]:
-    """Set kept tensors to None, as before the first call, and keep new ones as plain attributes.
+def drop_kept_tensors(module: nn.Module, kept: Kept) -> Iterator[None]:
+    """Set kept tensors to None, as before the first call, inside this block.
 
-    `torch.export` takes a buffer that a call registers for one of the size that it has.
+    Buffers that the module registers inside the block become plain attributes, since `torch.export`
+    would fix the size of a buffer.
 
     Args:
-        module: The module; it is restored at the end of the block.
+        module: The module; its state is restored at the end of the block.
         kept: The tensors.
     """
-    with preserved(module):
-        for part in module.modules():
-            attributes = vars(part)
-            attributes["register_buffer"] = functools.partial(_set_plainly, part)
-            empty = [name for name, held in part._buffers.items() if held is None]
-            for name in (*empty, *(name for owner, name in kept if owner is part)):
-                part._buffers.pop(name, None)
+    with preserve_state(module):
+        for submodule in module.modules():
+            attributes = vars(submodule)
+            attributes["register_buffer"] = functools.partial(_set_attribute, submodule)
+            empty = [name for name, buffer in submodule._buffers.items() if buffer is None]
+            for name in (*empty, *(name for owner, name in kept if owner is submodule)):
+                submodule._buffers.pop(name, None)
                 attributes[name] = None
         yield
 
 
-def _set_plainly(part: nn.Module, name: str, tensor: Tensor | None, **_: bool) -> None:
-    vars(part)[name] = tensor
+def _set_attribute(submodule: nn.Module, name: str, tensor: Tensor | None, **_: bool) -> None:
+    vars(submodule)[name] = tensor

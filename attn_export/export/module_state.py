@@ -1,4 +1,4 @@
-"""State of a module: quantised by its spec, restored after a call, copied, or read from a graph."""
+"""Functions that quantise, restore or copy the state of a module, or read it from a graph."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def quantise_by_spec(
 
     Args:
         module: The module.
-        integers: The integers of its weights where a checkpoint holds them.
+        integers: The integers of its weights, by name, if a checkpoint holds integers.
         kv_scales: A file with the scales of a cache of integers.
-        calibrate: Hidden states that these scales are found from.
+        calibrate: Hidden states to calibrate these scales on.
 
     Raises:
-        WeightsError: If a weight is not finite, or the scales do not fit.
+        WeightsError: If a weight is not finite, or the scales do not match the spec.
     """
     spec = module.spec
     quantises = spec.quantised_weights or spec.kv_dtype != "none" or spec.activations != "none"
     if not quantises and not integers and kv_scales is None and calibrate is None:
         return ()
-    from attn_export.attention.quantised import quantisation_notes, quantised
-    from attn_export.export.given_scales import settle_scales
+    from attn_export.attention.quantised import quantisation_notes, quantise_module
+    from attn_export.export.given_scales import set_given_scales
 
-    quantised(module, integers)
-    settled = settle_scales(module, kv_scales, calibrate)
-    return (*settled, *quantisation_notes(module.spec))  # which says where the scales are from
+    quantise_module(module, integers)
+    notes = set_given_scales(module, kv_scales, calibrate)
+    return (*notes, *quantisation_notes(module.spec))  # the spec has the origin of the scales now
 
 
 # -- restoration of a module's state after a call -----------------------------------------------
@@ -59,14 +59,15 @@ Contents = dict[Any, Any] | list[Any] | set[Any]
 
 
 @contextlib.contextmanager
-def preserved(module: nn.Module) -> Iterator[None]:
-    """Restore the attributes of a module and its parts at the end of the block.
+def preserve_state(module: nn.Module) -> Iterator[None]:
+    """Restore the attributes of a module and its submodules at the end of the block.
 
-    A module may keep what it made in a call, such as a mask. What it keeps while it is captured
-    holds no numbers. The tensors themselves are not copied.
+    A module may keep a tensor from a call, such as a mask. If it is captured, such a tensor is a
+    fake one without values. Restored are all attributes, and the contents of attributes that are
+    dicts, lists or sets, but not the values of tensors.
 
     Args:
-        module: The module; its attributes, and the dicts, lists and sets that they are, come back.
+        module: The module.
     """
     before = [
         (part, dict(vars(part)), [(value, value.copy()) for value in _containers(part)])
@@ -75,70 +76,70 @@ def preserved(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for part, attributes, contents in before:
+        for part, attributes, containers in before:
             vars(part).clear()
             vars(part).update(attributes)
-            for value, held in contents:
-                _restore(value, held)
+            for container, contents in containers:
+                _restore(container, contents)
 
 
 def _containers(part: nn.Module) -> list[Contents]:
     return [value for value in vars(part).values() if type(value) in (dict, list, set)]
 
 
-def _restore(value: Contents, held: Contents) -> None:
-    """Restore the contents of a container."""
-    if isinstance(value, list):
-        value[:] = held
+def _restore(container: Contents, contents: Contents) -> None:
+    """Replace the contents of a container."""
+    if isinstance(container, list):
+        container[:] = contents
     else:
-        value.clear()
-        value.update(held)
+        container.clear()
+        container.update(contents)
 
 
-# -- copies of modules that hold what cannot be copied -------------------------------------------
+# -- copies of modules ---------------------------------------------------------------------------
 
 
-def copied(module: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
+def copy_module(module: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
     """Return a deep copy of a module.
 
-    What cannot be copied, such as a Python module, a lock, a generator or a tensor that was
-    computed from weights, is shared with the original.
+    Objects that cannot be copied, such as a Python module, a lock, a generator or a tensor that was
+    computed from weights, are shared with the original.
 
     Args:
         module: The module.
-        shared: What the copy holds in place of objects, by their `id`.
+        shared: Replacements for objects in the copy, by the `id` of the object.
 
     Raises:
-        Exception: Whatever a class raises that refuses to be copied.
+        Exception: Any error that a submodule raises when it is copied.
     """
     try:
         return copy.deepcopy(module, dict(shared or {}))
     except Exception:
-        apart = {
+        uncopied = {
             id(value): value
             for part in module.modules()
             for value in _leaves(vars(part), set())
-            if not _is_copied(value)
+            if not _can_be_copied(value)
         }
-        return copy.deepcopy(module, {**apart, **(shared or {})})
+        return copy.deepcopy(module, {**uncopied, **(shared or {})})
 
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield what containers hold that is neither a container nor a module."""
+    """Yield the objects within nested containers that are neither containers nor modules."""
     if id(value) in seen or isinstance(value, nn.Module):
         return
     seen.add(id(value))
     if isinstance(value, dict):
-        for held in value.values():
-            yield from _leaves(held, seen)
+        for item in value.values():
+            yield from _leaves(item, seen)
     elif isinstance(value, (list, tuple, set)):
-        for held in value:
-            yield from _leaves(held, seen)
+        for item in value:
+            yield from _leaves(item, seen)
     else:
         yield value
 
 
-def _is_copied(value: Any) -> bool:
+def _can_be_copied(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.is_leaf  # quicker than trying
     try:
@@ -148,11 +149,11 @@ def _is_copied(value: Any) -> bool:
     return True
 
 
-# -- the weights of a layer of ours, out of a graph that was exported from it -------------------
+# -- weights of a layer of ours, read from its graph ---------------------------------------------
 
 
 def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
-    """Return the state of a module from the initializers of its graph.
+    """Read the state of a module from the initializers of its graph.
 
     Args:
         path: The graph in the standard dialect. Its initializers have the names of the module's
@@ -173,8 +174,8 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
         if (read := _integers_of(node, initializers)) and read[0]
     }
     linear = {f"{n}.weight" for n, part in module.named_modules() if isinstance(part, nn.Linear)}
-    found = {}
-    for name, wanted in module.state_dict().items():
+    state = {}
+    for name, expected in module.state_dict().items():
         value = initializers.get(name)
         if value is None or value.const_value is None:
             raise BundleError(f"{path} has no weight {name}, which its spec requires")
@@ -184,40 +185,40 @@ def weights_of_graph(path: Path, module: nn.Module) -> dict[str, Tensor]:
         else:
             array = _dequantised(path, *stored, initializers.get(f"{name}{ORDER}"))
         (tensor,) = to_torch({name: array.T if name in linear else array}).values()
-        if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
+        if (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
             raise BundleError(
                 f"{path}: the weight {name} is {list(tensor.shape)} {tensor.dtype}, and its spec "
-                f"asks for {list(wanted.shape)} {wanted.dtype}"
+                f"asks for {list(expected.shape)} {expected.dtype}"
             )
-        found[name] = tensor
-    return found
+        state[name] = tensor
+    return state
 
 
 def _integers_of(node: Any, initializers: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the integers that a node reads as a weight, their scales and zero points; or none."""
+    """Return the integers, scales and zero points of a weight that a node reads, or ()."""
     if node.op_type == "MatMulInteger":
         weight = node.inputs[1]
         return [weight, weight and initializers.get(f"{weight.name}_scale")]
     return node.inputs if node.op_type == "DequantizeLinear" else ()
 
 
-def _dequantised(path: Path, node: str, given: Sequence[Any], order: Any) -> np.ndarray:
-    """Return the weights that integers of a graph stand for, float32 `[in, out]`.
+def _dequantised(path: Path, node: str, values: Sequence[Any], order: Any) -> np.ndarray:
+    """Return a weight from its integers in a graph, float32 `[in, out]`.
 
     Args:
         path: The graph, for messages.
-        node: The name of the node that reads them.
-        given: The integers, their scales and, if there are any, zero points.
-        order: The initializer with the input of each row, or None.
+        node: The name of the node that reads the integers.
+        values: The integers, their scales and, if there are any, zero points.
+        order: The initializer with the index of the input of each row of integers, or None.
     """
     from attn_export.quantiser import QuantisedWeight
 
-    read = [
+    arrays = [
         None if value is None or value.const_value is None
         else _array(path, str(value.name), value.const_value)
-        for value in given
+        for value in values
     ]  # fmt: skip
-    integers, scales, zeros = (*read, None)[:3]
+    integers, scales, zeros = (*arrays, None)[:3]
     if integers is None or scales is None or integers.ndim != 2:
         raise BundleError(f"{path}: {node} does not read a weight and its scales")
     if not (np.isfinite(scales) & (scales > 0)).all():
@@ -227,13 +228,13 @@ def _dequantised(path: Path, node: str, given: Sequence[Any], order: Any) -> np.
     try:
         scales = np.atleast_2d(scales).astype(np.float32)
         zeros = None if zeros is None else np.atleast_2d(zeros).astype(np.int16)
-        places = None
+        indices = None
         if order is not None:
-            places = _array(path, order.name, order.const_value)
-            if not np.array_equal(np.sort(places), np.arange(len(integers))):
+            indices = _array(path, order.name, order.const_value)
+            if not np.array_equal(np.sort(indices), np.arange(len(integers))):
                 raise ValueError("its order of inputs does not name each once")
         signed = integers.astype(np.int16)
-        return QuantisedWeight("", signed, scales, zeros, False, places).dequantised()
+        return QuantisedWeight("", signed, scales, zeros, False, indices).dequantised()
     except (ValueError, ZeroDivisionError) as error:
         raise BundleError(
             f"{path}: {node} has scales that do not fit its weight: {one_line(error)}"
@@ -243,5 +244,5 @@ def _dequantised(path: Path, node: str, given: Sequence[Any], order: Any) -> np.
 def _array(path: Path, name: str, tensor: Any) -> np.ndarray:
     try:
         return np.array(tensor.numpy())
-    except Exception as error:  # of external data that is missing or too short
+    except Exception as error:  # external data may be missing or too short
         raise BundleError(f"{path}: the weight {name} cannot be read: {one_line(error)}") from error

@@ -16,7 +16,7 @@ from attn_export.attention import Attention
 from attn_export.attention.positions import NARROW
 from attn_export.attention.variants import seeded_attention
 from attn_export.errors import ExportError, one_line
-from attn_export.export.module_state import preserved, quantise_by_spec, weights_of_graph
+from attn_export.export.module_state import preserve_state, quantise_by_spec, weights_of_graph
 from attn_export.export.subject_checks import (
     check_axes,
     check_bounds,
@@ -40,7 +40,7 @@ from attn_export.export.trees import (
     to_torch,
 )
 from attn_export.graph.check_structure import Expected
-from attn_export.parity.draw import TRACED_SIZES, FunctionInputs, bounds, draw_inputs, with_sums
+from attn_export.parity.draw import TRACED_SIZES, FunctionInputs, add_sums, bounds, draw_inputs
 from attn_export.parity.plan import Plan, plan_cases
 from attn_export.spec import AttentionSpec, Input, Shape
 
@@ -50,37 +50,37 @@ if TYPE_CHECKING:
     from attn_export.parity.draw import Sizes
 
 MOST_WORK = 2**30
-"""The most products of a weight and a row that a case next to a block of kernels may need."""
+"""The largest number of parameters times tokens for which a user's module runs at large sizes."""
 
 
 class Subject:
-    """Module to export and compare: ours from a spec, or any module of the user's.
+    """Module to export and compare: ours from a spec, or any module of the user.
 
     Args:
-        module: In eval mode. Called with the inputs by name.
+        module: The module, in eval mode. It is called with the inputs by name.
         inputs: Example inputs by the names of `module.forward`'s parameters: tensors, tuples,
-            lists and dicts of them, and constants. Axes that are dynamic need example sizes of 2
-            or more. Integer inputs are tried with values between the least and the largest of
-            the example, ones alone as a mask of 0 and 1; a bool input starts its rows as the
-            example does, so that no mask hides everything, and a float input has -inf if it has.
+            lists and dicts of them, and constants. Dynamic axes must have example sizes of at
+            least 2. In test cases, integers lie between the least and the largest of the example,
+            or are a mask of 0 and 1 if it is all ones. Rows of a bool input start as in the
+            example, so that no mask hides everything. A float input has -inf if the example has.
             Or a function ``inputs(sizes, rng)`` that draws them: `sizes` by the names of axes,
-            `rng` a `numpy.random.Generator`. Integers and masks stay as drawn.
-        axes: For each input its dynamic axes: ``{"query": {0: "batch", 1: "query_len"}}``.
+            `rng` a `numpy.random.Generator`. Its integers and masks are not changed.
+        axes: The dynamic axes of each input: ``{"query": {0: "batch", 1: "query_len"}}``.
             Axes of one name have one size; ``Axis("query_len", min=2, max=64)`` and
             `torch.export.Dim` give it bounds. ``cache.0.1`` is ``cache[0][1]``.
-        outputs: Names for the tensors that the module returns, in order; of a dict, its keys.
-        relations: Axes that others add up to: ``{"total_len": "past_len + query_len"}``.
-        spec: The spec behind the module, if it is ours.
-        notes: Notes on it for the reader of the report.
+        outputs: Names for the tensors that the module returns, in order; for a dict, its keys.
+        relations: Axes that are sums of others: ``{"total_len": "past_len + query_len"}``.
+        spec: The spec of the module, if it is ours.
+        notes: Notes on the module for the reader of the report.
 
     Attributes:
-        sums: The relations, and what else sizes add up to where inputs are made (`spec.sums`).
+        sums: The relations, and further sums that drawing inputs requires (`spec.sums`).
         bounds: The least and the largest size of axes that have bounds.
-        example_sizes: The sizes of the example: of its dynamic axes, and what else `sums` is of.
+        example_sizes: The sizes of the example, including those of `sums` and of their terms.
 
     Raises:
-        UsageError: If names or axes do not fit together.
-        ExportError: If a part of the module is in train mode.
+        UsageError: If names or axes do not match each other or the module.
+        ExportError: If a submodule is in train mode.
     """
 
     def __init__(
@@ -99,12 +99,14 @@ class Subject:
         self.relations = dict(relations or {})
         self.function: InputFunction | None = None
         if callable(inputs):
-            from attn_export.export.input_function import example_of
+            from attn_export.export.input_function import draw_example
 
             self.function = inputs
-            inputs = example_of(inputs, axes, self.relations)
+            inputs = draw_example(inputs, axes, self.relations)
         # Copies: inputs that share memory would be traced as one.
-        self.tree = InputTree.of(tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs)))
+        self.tree = InputTree.flatten(
+            tree_map_only(Tensor, lambda t: t.detach().clone(), dict(inputs))
+        )
         self.inputs = dict(self.tree.tensors)
         self.spec = spec
         named, self.bounds = read_axes(axes)
@@ -115,11 +117,11 @@ class Subject:
         check_relations(self.relations, sizes)
         check_bounds(sizes, self.bounds)
         self.sums = self.relations if spec is None else spec.sums
-        if spec is not None:  # whose example has the traced sizes, also of what is no axis
+        if spec is not None:  # sizes that only bound integers are no axes of the example
             sizes |= {name: TRACED_SIZES[name] for name in bounds(spec.inputs())}
         free = {label: size for label, size in sizes.items() if label not in self.sums}
-        self.example_sizes = with_sums(free, self.sums)
-        if spec is None and not self.function:  # which say what integers may be
+        self.example_sizes = add_sums(free, self.sums)
+        if spec is None and not self.function:  # both define the values of integers
             check_integers(self.inputs)
         refuse_train_mode(module)
 
@@ -134,20 +136,20 @@ class Subject:
     ) -> Self:
         """Return the `Attention` of a spec, with seeded weights.
 
-        The global random state is left as it was.
+        The global random state does not change.
 
         Args:
             spec: The spec.
             seed: The seed of the weights.
             kv_scales: A file with the scales of a cache of integers, `k_scale` and `v_scale`.
-            calibrate: Hidden states that these scales are found from: a file with `query`
-                `[B, L, E]`, or a function that yields them, in batches by name.
+            calibrate: Hidden states to calibrate these scales on: a file with `query`
+                `[B, L, E]`, or a function that yields batches of them, by name.
 
         Raises:
-            WeightsError: If a file does not fit, or the spec asks for one.
+            WeightsError: If a file does not match the spec, or the spec requires one.
         """
         module = seeded_attention(spec, seed)
-        return cls._of(module, quantise_by_spec(module, {}, kv_scales, calibrate))
+        return cls._from_module(module, quantise_by_spec(module, {}, kv_scales, calibrate))
 
     @classmethod
     def from_checkpoint(
@@ -165,51 +167,51 @@ class Subject:
         """Return one attention of a safetensors checkpoint.
 
         Args:
-            path: A ``.safetensors`` file, its index, a ``config.json`` alone, or a folder of one.
+            path: A ``.safetensors`` file, its index, a ``config.json``, or a folder with one.
             layer: Its number, or a prefix such as ``"decoder.layers.3.self_attn"``. Default: 0.
-            spec: Its spec. Default: from `config.json` beside the weights.
+            spec: The spec of the layer. Default: from the `config.json` next to the weights.
             pool_kv_heads: The number of key/value heads after mean-pooling.
-            seed: The seed of the weights where there is a `config.json` only.
-            kv_scales: As of `from_spec`.
-            calibrate: As of `from_spec`.
+            seed: The seed of the weights if there is only a `config.json`.
+            kv_scales: See `from_spec`.
+            calibrate: See `from_spec`.
             fields: Single fields of the spec to change.
 
         Raises:
-            WeightsError: If the checkpoint is broken or holds something else; names all of it.
+            WeightsError: If the checkpoint is broken or does not match the spec.
             SpecError: If the fields contradict each other or the spec.
         """
         from attn_export.weights.checkpoint import load_checkpoint  # few builds read one
 
-        wanted = None if layer is None else str(layer)
-        found = load_checkpoint(
-            Path(path), layer=wanted, spec=spec, fields=fields, pool_kv_heads=pool_kv_heads
+        layer = None if layer is None else str(layer)
+        loaded = load_checkpoint(
+            Path(path), layer=layer, spec=spec, fields=fields, pool_kv_heads=pool_kv_heads
         )
-        module = seeded_attention(found.spec, seed)
-        if found.weights is not None:
-            module.load_state_dict(found.weights)
-        notes = quantise_by_spec(module, found.integers, kv_scales, calibrate)
-        return cls._of(module, (*found.notes, *notes))
+        module = seeded_attention(loaded.spec, seed)
+        if loaded.weights is not None:
+            module.load_state_dict(loaded.weights)
+        notes = quantise_by_spec(module, loaded.integers, kv_scales, calibrate)
+        return cls._from_module(module, (*loaded.notes, *notes))
 
     @classmethod
     def from_graph(cls, spec: AttentionSpec, path: Path) -> Self:
-        """Return the `Attention` of a spec, with the weights of a graph exported from it.
+        """Return the `Attention` of a spec, with the weights of a graph that was exported from it.
 
         Raises:
             GraphError: If the graph cannot be read.
-            BundleError: If it lacks a weight, or has one of another shape or dtype.
+            BundleError: If the graph lacks a weight, or has one of another shape or dtype.
         """
         module = seeded_attention(spec)
         module.load_state_dict(weights_of_graph(path, module))
-        return cls._of(module)
+        return cls._from_module(module)
 
     @classmethod
-    def _of(cls, module: Attention, notes: tuple[str, ...] = ()) -> Self:
+    def _from_module(cls, module: Attention, notes: tuple[str, ...] = ()) -> Self:
         spec = module.spec
-        inputs, sizes = spec.inputs(), with_sums(TRACED_SIZES, spec.sums)
+        inputs, sizes = spec.inputs(), add_sums(TRACED_SIZES, spec.sums)
         return cls(
             module,
             to_torch(draw_inputs(inputs, sizes, seed_words=("example",))),
-            {name: named_axes(wanted.shape) for name, wanted in inputs.items()},
+            {name: named_axes(input_.shape) for name, input_ in inputs.items()},
             list(spec.output_shapes()),
             relations=spec.relations,
             spec=spec,
@@ -217,19 +219,19 @@ class Subject:
         )
 
     def input_values(self) -> dict[str, Input]:
-        """Return every input by name: its shape with dynamic axes by name, its type, its range."""
+        """Return the description of every input, by name."""
         if self.spec is not None:
             return self.spec.inputs()
-        found = {name: input_like(x, self.axes[name]) for name, x in self.inputs.items()}
+        inputs = {name: input_like(x, self.axes[name]) for name, x in self.inputs.items()}
         if self.function is None:
-            return found
-        from attn_export.export.input_function import draw_by
+            return inputs
+        from attn_export.export.input_function import checked_function
 
-        return FunctionInputs(found, draw_by(self.function, self.tree, self.axes))
+        return FunctionInputs(inputs, checked_function(self.function, self.tree, self.axes))
 
     def sizes_with(self, changed: Sizes) -> dict[str, int]:
-        """Return the example's sizes with some changed, and the sums that follow."""
-        return with_sums({**self.example_sizes, **changed}, self.sums)
+        """Return the example's sizes with some changed, and sums computed again."""
+        return add_sums({**self.example_sizes, **changed}, self.sums)
 
     def draw(self, sizes: Sizes, *seed_words: str | int) -> dict[str, Tensor]:
         """Return random inputs of these sizes; the same seed words give the same inputs.
@@ -242,8 +244,8 @@ class Subject:
     def output_shapes(self) -> dict[str, Shape]:
         """Return the shape of every output; dynamic axes by name.
 
-        For a module of the user's they are found by running it twice, at the example's sizes
-        and at others: an axis is the one whose size it has both times.
+        A user's module runs twice, at different sizes: an axis of an output has the name of the
+        dynamic axis whose size it has both times.
         """
         if self.spec is not None:
             return self.spec.output_shapes()
@@ -258,7 +260,7 @@ class Subject:
     def narrow_dtypes(self) -> dict[str, str]:
         """Return weights, inputs and outputs in float16 or bfloat16 by name, with their types."""
         if self.spec is not None and self.spec.dtype == "float32":
-            return {}  # though its cache may be in float16
+            return {}  # a float16 cache of a float32 layer does not count
         state = state_of(self.module)
         if not any(t.dtype in NARROW for t in (*state.values(), *self.inputs.values())):
             return {}
@@ -268,18 +270,18 @@ class Subject:
 
     def returned_order(self) -> tuple[str, ...]:
         """Return the names of the outputs in the order in which the module returns them."""
-        with torch.inference_mode(), preserved(self.module):
+        with torch.inference_mode(), preserve_state(self.module):
             returned = self._run(self.module, self.inputs)
         return tuple(returned) if is_named(returned, self.outputs) else self.outputs
 
     def plan(self) -> Plan:
-        """Return the cases that it is tried with."""
+        """Return the test cases of the subject."""
         shapes, takes = self.output_shapes(), self.takes
         values = self.input_values()
         return plan_cases(values, shapes, self.spec, self.sums, takes, self.bounds)
 
     def takes(self, sizes: Sizes) -> bool:
-        """Return whether the module takes these sizes, and a user's soon enough."""
+        """Return whether the module accepts these sizes; a user's module must be fast at them."""
         weights = sum(parameter.numel() for parameter in self.module.parameters())
         if self.spec is not None or weights * math.prod(sizes.values()) > MOST_WORK:
             return self.spec is not None
@@ -293,18 +295,18 @@ class Subject:
     def expected(self) -> Expected:
         """Return the expected properties of the subject's graph."""
         return Expected(
-            inputs={name: wanted.shape for name, wanted in self.input_values().items()},
+            inputs={name: input_.shape for name, input_ in self.input_values().items()},
             outputs=self.output_shapes(),
             attentions=1 if self.spec is not None else None,
             ours=self.spec is not None,
         )
 
     def call(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Run `module`, a copy of this subject's own, and name its outputs.
+        """Run the subject's module, or a copy of it, and return its outputs by name.
 
         Raises:
-            UsageError: If it returns something else than the tensors that `outputs` names.
-            ExportError: If it raises; names the sizes.
+            UsageError: If it does not return the tensors that `outputs` names.
+            ExportError: If it raises; the message has the sizes of the inputs.
         """
         try:
             returned = self._run(module, inputs)
@@ -314,5 +316,5 @@ class Subject:
         return name_outputs(returned, self.outputs)
 
     def _run(self, module: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
-        with preserved(module):
+        with preserve_state(module):
             return module(**self.tree.rebuild(inputs))

@@ -1,4 +1,4 @@
-"""Rules of a subject: names, types and axes that fit together, a module in eval mode."""
+"""Checks of the arguments of a subject, and descriptions of inputs from an example."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from attn_export.spec import Input
 from attn_export.tensorproto import DTYPES
 from attn_export.untrusted_files import checked
 
-# -- rules of a subject: names, types and axes that fit together, a module in eval mode ---------
+# -- checks of the arguments of a subject -------------------------------------------------------
 
 Axes = Mapping[str, Mapping[int, str]]
+"""The names of the dynamic axes of each input, by their indices."""
 
 INPUT_DTYPES = tuple(sorted(set(DTYPES.values()) - {"float64"}))
-"""float64 graphs are good to 1e-7 only in ONNX Runtime: their constants pass through float32."""
+"""Types of inputs. float64 is no such type, since ONNX Runtime rounds float64 constants to float32,
+so that graphs in float64 are exact to 1e-7 only."""
 
 
 def check_inputs(
     module: nn.Module, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor], axes: Axes
 ) -> None:
-    """Check that the inputs fit the module, have supported types, and that axes name inputs.
+    """Check that the inputs match the module and have supported types, and the names of axes.
 
     Args:
         module: The module.
@@ -77,7 +79,7 @@ def _check_name(name: str) -> None:
 
 
 def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
-    """Check that axes exist, share sizes by name, and are free in the example.
+    """Check that axes exist, that axes of one name have one size, and that no size is below 2.
 
     Args:
         tensors: The example, by name.
@@ -89,7 +91,7 @@ def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
     Raises:
         UsageError: If not.
     """
-    found: dict[str, tuple[int, str]] = {}
+    first: dict[str, tuple[int, str]] = {}
     for name, dynamic in axes.items():
         for axis, label in dynamic.items():
             shape, here = tensors[name].shape, f"{name}.shape[{axis}]"
@@ -99,7 +101,7 @@ def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
                     if shape
                     else f"{name} is a single number, so axis {axis} cannot be named"
                 )
-            size, there = found.setdefault(label, (shape[axis], here))
+            size, there = first.setdefault(label, (shape[axis], here))
             if size != shape[axis]:
                 raise UsageError(
                     f"axis {label!r} is {size} in {there} and {shape[axis]} in {here}; give both "
@@ -110,11 +112,11 @@ def check_axes(tensors: Mapping[str, Tensor], axes: Axes) -> dict[str, int]:
                     f"axis {label!r} ({here}) has size {size} in the example, which the exporter "
                     "would fix; give an example of 2 or more"
                 )
-    return {label: size for label, (size, _) in found.items()}
+    return {label: size for label, (size, _) in first.items()}
 
 
 def check_integers(tensors: Mapping[str, Tensor]) -> None:
-    """Check that integers differ: drawn values lie in their range, and must show their effect.
+    """Check that integer inputs have different values, since cases draw values of their range.
 
     Raises:
         UsageError: If not.
@@ -133,7 +135,7 @@ def check_integers(tensors: Mapping[str, Tensor]) -> None:
 def check_outputs(
     module: nn.Module, tensors: Mapping[str, Tensor], outputs: object
 ) -> tuple[str, ...]:
-    """Check that names of outputs and inputs are texts that are unique in the graph.
+    """Check that names of outputs and inputs are strings that are unique in the graph.
 
     Args:
         module: The module.
@@ -146,7 +148,7 @@ def check_outputs(
     if isinstance(outputs, str) or not isinstance(outputs, Sequence):
         raise UsageError(f"outputs is a list of names, such as ['output']; got {outputs!r}")
     names = list(outputs)
-    held = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    weights = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
     for name in names:
         if not isinstance(name, str) or not name:
             raise UsageError(f"outputs is a list of names; got {name!r} in it")
@@ -156,7 +158,7 @@ def check_outputs(
             raise UsageError(f"{name!r} is an input and an output; give the output another name")
     for name in (*tensors, *names):
         _check_name(name)
-        if name in held:
+        if name in weights:
             raise UsageError(f"{name!r} is a weight of the module too; rename the input or output")
     return tuple(names)
 
@@ -207,10 +209,10 @@ def check_bounds(sizes: Sizes, bounds: Bounds) -> None:
 
 
 def refuse_train_mode(module: nn.Module) -> None:
-    """Refuse a module with a part in train mode.
+    """Raise an error if a submodule is in train mode.
 
     Raises:
-        ExportError: If one does; names it.
+        ExportError: If a submodule is in train mode; the message names it.
     """
     for name, part in module.named_modules():
         if part.training:
@@ -226,16 +228,18 @@ def dtype_of(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-# -- ranges of an input's values, taken from its example ----------------------------------------
+# -- descriptions of inputs from an example -----------------------------------------------------
 
 
 def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
-    """Return the description of an input that has `example` as an instance.
+    """Return the description of an input, from an example of it.
+
+    The description has the example's dtype and fixed sizes, the range of its integers, the common
+    first value of its rows if it is bool, and whether it contains -inf.
 
     Args:
-        example: Its dtype, its fixed sizes, the range of its integers, what its rows start with
-            and whether it holds -inf are taken over.
-        axes: The names of its dynamic axes.
+        example: The example.
+        axes: The names of its dynamic axes, by their indices.
     """
     shape = tuple(axes.get(axis, size) for axis, size in enumerate(example.shape))
     whole = not (example.is_floating_point() or example.dtype == torch.bool)
@@ -245,7 +249,7 @@ def input_like(example: Tensor, axes: Mapping[int, str]) -> Input:
 
 
 def _span(example: Tensor) -> tuple[int, int]:
-    """Return the range of an integer input: of ones alone, a mask without padding, 0 and 1."""
+    """Return the range of an integer input; 0 to 1 if it is all ones, i.e. a mask of no padding."""
     return (0, 1) if _is_all_ones(example) else (int(example.min()), int(example.max()))
 
 

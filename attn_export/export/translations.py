@@ -1,4 +1,4 @@
-"""ONNX forms of operations for which the exporter has none, or one that takes too little."""
+"""Translations to ONNX of operations that the exporter does not translate, or only in part."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from torch.export import ExportedProgram
 
 # -- attention ----------------------------------------------------------------------------------
 
-# The exporter's own asserts that inputs are 4-D and heads match where PyTorch broadcasts; the
-# `Attention` operator expresses all of it (https://onnx.ai/onnx/operators/onnx__Attention.html).
+# The exporter's own translation requires 4-D inputs and equal numbers of heads, which PyTorch
+# does not. The `Attention` operator supports both
+# (https://onnx.ai/onnx/operators/onnx__Attention.html).
 
 
-op: Any = opset23  # whose types tell values of a graph from constants, which are taken as well
+op: Any = opset23  # Any, since its types do not allow constants in place of values of a graph
 
 HEADS_AXES = 4
 
@@ -51,7 +52,7 @@ def scaled_dot_product_attention(
         raise ValueError(f"only 4D query, key, and value are supported; got {sorted(ranks)} axes")
     if dropout_p:
         raise ValueError(f"dropout_p is {dropout_p}; pass 0 outside training")
-    # Of [N, L, D], N is often heads times a batch of any size: one head each, of known number.
+    # In [N, L, D], N is often heads times a dynamic batch. N becomes the batch, with one head each.
     missing = {4: [], 3: [1], 2: [0, 1]}[ranks.pop()]
     if missing:
         axes: Any = op.Constant(value_ints=missing)
@@ -75,7 +76,7 @@ def stable_sort(
     dim: int = -1,
     descending: bool = False,
 ) -> Any:
-    """Emit a `TopK` of all elements, and their places.
+    """Emit a `TopK` of all elements, which returns the sorted values and their indices.
 
     Args:
         x: `[…]`, one axis or more.
@@ -91,7 +92,7 @@ def stable_sort(
 
 
 def grouped_product(x: Any, weights: Any, ends: Any) -> Any:
-    """Emit the product of each row with the matrix of its group, as transformers computes experts.
+    """Emit the product of each row with the matrix of its group, for experts in transformers.
 
     Args:
         x: `[N, K]`, sorted by group.
@@ -108,25 +109,25 @@ def grouped_product(x: Any, weights: Any, ends: Any) -> Any:
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return the ONNX form of operations, by operation."""
-    found: dict[Callable[..., Any], Callable[..., Any]] = {
+    """Return the translations by operation."""
+    table: dict[Callable[..., Any], Callable[..., Any]] = {
         torch.ops.aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
         torch.ops.aten.sort.stable: stable_sort,
     }
     experts = getattr(torch.ops.transformers, "grouped_mm_fallback", None)
     if experts is not None:  # known once transformers is imported
-        found[experts.default] = grouped_product
-    return found
+        table[experts.default] = grouped_product
+    return table
 
 
 # -- complex numbers ----------------------------------------------------------------------------
 
-# The exporter holds complex numbers as pairs, and knows few operations on them. Others are taken
-# apart into operations on pairs before it sees them.
+# The exporter represents complex numbers as pairs of real numbers, and translates few operations on
+# them. Others are decomposed into operations on pairs first.
 
 
-def complex_in_pairs(program: ExportedProgram) -> ExportedProgram:
-    """Return a program with operations on complex numbers as such on pairs, where it has any."""
+def decompose_complex(program: ExportedProgram) -> ExportedProgram:
+    """Return a program whose complex operations are decomposed into operations on real pairs."""
     values = (node.meta.get("val") for node in program.graph.nodes)
     if not any(isinstance(value, Tensor) and value.is_complex() for value in values):
         return program
@@ -135,12 +136,12 @@ def complex_in_pairs(program: ExportedProgram) -> ExportedProgram:
 
 
 def _along(operation: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Return an operation along an axis, for complex numbers."""
+    """Return an operation along an axis as an operation on pairs."""
 
-    def on_pairs(x: Tensor, axis: int, *rest: Any) -> Any:
+    def on_pairs(x: Tensor, axis: int, *args: Any) -> Any:
         if not x.is_complex():
             return NotImplemented
-        pairs = operation(torch.view_as_real(x), axis if axis >= 0 else axis - 1, *rest)
+        pairs = operation(torch.view_as_real(x), axis if axis >= 0 else axis - 1, *args)
         return torch.view_as_complex(pairs)
 
     return on_pairs
@@ -161,13 +162,13 @@ def _index(x: Tensor, indices: Sequence[Tensor | None]) -> Any:
 def _exp(x: Tensor) -> Any:
     if not x.is_complex():
         return NotImplemented
-    size, angle = torch.view_as_real(x).unbind(-1)
+    real, imaginary = torch.view_as_real(x).unbind(-1)
     return torch.view_as_complex(
-        torch.stack([angle.cos(), angle.sin()], -1) * size.exp()[..., None]
+        torch.stack([imaginary.cos(), imaginary.sin()], -1) * real.exp()[..., None]
     )
 
 
-def _times(x: Tensor, number: Any) -> Any:
+def _multiply(x: Tensor, number: Any) -> Any:
     if isinstance(number, Tensor) or not (x.is_complex() or isinstance(number, complex)):
         return NotImplemented
     number = complex(number)
@@ -185,7 +186,8 @@ ON_PAIRS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.expand.default: _expand,
     torch.ops.aten.index.Tensor: _index,
     torch.ops.aten.exp.default: _exp,
-    torch.ops.aten.mul.Scalar: _times,
-    torch.ops.aten.mul.Tensor: _times,
+    torch.ops.aten.mul.Scalar: _multiply,
+    torch.ops.aten.mul.Tensor: _multiply,
 }
-"""Operations on complex numbers; they return NotImplemented for others, which stay as they are."""
+"""Decompositions of complex operations. For real operands they return NotImplemented, which leaves
+the operation as it is."""

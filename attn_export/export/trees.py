@@ -1,7 +1,7 @@
-"""Inputs and outputs by name: nested ones taken apart, their dynamic axes, arrays and tensors.
+"""Named inputs and outputs: nested ones as flat tensors, dynamic axes, arrays and tensors.
 
-What counts as nested is what `torch.utils._pytree` knows: `torch.export` flattens alike, and
-libraries register their caches and outputs with it.
+Nested inputs and outputs are the containers that `torch.utils._pytree` knows. `torch.export`
+flattens the same ones, and libraries register their caches and outputs there.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from attn_export.errors import UsageError, counted
-from attn_export.parity.draw import MOST, Bounds, Sizes, with_sums
+from attn_export.parity.draw import MAX_SIZE, Bounds, Sizes, add_sums
 from attn_export.spec import Shape
 from attn_export.tensorfile import numpy_dtype
 
 # -- nested inputs and outputs (tuples, dicts, caches) as flat, named tensors -------------------
 
 CONSTANTS = (bool, int, float, str, type(None))
-"""Types allowed in the inputs beside tensors: such a value becomes part of the module."""
+"""Types of constants in inputs. A constant becomes a part of the exported module."""
 
 
 @dataclasses.dataclass(frozen=True)
 class InputTree:
-    """The arguments of a module, taken apart.
+    """Nested arguments of a module, flattened.
 
     Attributes:
         tensors: The tensors by name: ``cache.0.1`` is ``cache[0][1]``.
-        names: For every leaf the name of its tensor, or None for a constant.
-        constants: The leaves that are no tensors.
+        names: The name of each leaf that is a tensor, and None for each constant.
+        constants: All leaves; those that are no tensors are the constants.
+        structure: The structure, from which `rebuild` makes the arguments.
     """
 
     tensors: Mapping[str, Tensor]
@@ -42,11 +43,11 @@ class InputTree:
     structure: pytree.TreeSpec
 
     @classmethod
-    def of(cls, inputs: Mapping[str, Any]) -> Self:
-        """Take arguments apart.
+    def flatten(cls, inputs: Mapping[str, Any]) -> Self:
+        """Flatten arguments.
 
         Raises:
-            UsageError: If something is neither a tensor nor a plain constant.
+            UsageError: If a leaf is neither a tensor nor a constant.
         """
         leaves, structure = pytree.tree_flatten_with_path(dict(inputs))
         tensors: dict[str, Tensor] = {}
@@ -64,10 +65,10 @@ class InputTree:
         return cls(tensors, tuple(names), tuple(leaf for _, leaf in leaves), structure)
 
     def rebuild(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments again, with a value for each tensor.
+        """Return nested arguments in which values replace the tensors.
 
         Args:
-            values: By the names of the tensors.
+            values: A value for each tensor, by name.
         """
         leaves = [
             values[name] if name is not None else constant
@@ -77,66 +78,70 @@ class InputTree:
         return rebuilt
 
     def dynamic_shapes(self, shapes: Mapping[str, Any]) -> dict[str, Any]:
-        """Return ``dynamic_shapes`` for `torch.export`, with a value for each tensor.
+        """Return the argument ``dynamic_shapes`` of `torch.export`.
 
-        `torch.export` expects the parts of a foreign class, such as a cache, in flattened form.
+        `torch.export` expects the contents of a class that is no builtin container, such as a
+        cache, as the flat list of its children.
 
         Args:
-            shapes: By the names of the tensors.
+            shapes: The dynamic shape of each tensor, by name.
         """
         leaves = iter([shapes[name] if name is not None else None for name in self.names])
-        built: dict[str, Any] = _flattened(self.rebuild(self.tensors), leaves)
+        built: dict[str, Any] = _replace_leaves(self.rebuild(self.tensors), leaves)
         return built
 
 
 def is_named(returned: Any, names: Sequence[str]) -> bool:
-    """Return whether a returned object is a dict whose keys, in any order, are the names.
+    """Return whether a returned object is a dict whose keys are the names, in any order.
 
     Args:
-        returned: What the module returned: a tensor, tuple, list or dict.
-        names: The names, in order.
+        returned: The object that a module returned: a tensor, tuple, list or dict.
+        names: The names of the outputs.
     """
     return isinstance(returned, Mapping) and set(returned) == set(names)
 
 
 def name_outputs(returned: Any, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return the tensors that a module returned, by their names.
+    """Return the tensors that a module returned, by name.
 
-    A flat dict is taken by its keys where they are the names, all else in its order.
+    If `is_named` holds, the keys of the dict are the names. Else the tensors get the names in their
+    order.
 
     Args:
-        returned: What the module returned: a tensor, tuple, list or dict.
-        names: The names, in order.
+        returned: The object that a module returned: a tensor, tuple, list or dict.
+        names: The names of the outputs, in order.
 
     Raises:
-        UsageError: If there is something else than tensors, or another number of them.
+        UsageError: If a leaf is no tensor, or the number of tensors is not that of the names.
     """
     if is_named(returned, names):
-        found = [returned[name] for name in names]
+        leaves = [returned[name] for name in names]
     else:
-        found = [leaf for leaf in pytree.tree_leaves(returned) if leaf is not None]
-    for leaf in found:
+        leaves = [leaf for leaf in pytree.tree_leaves(returned) if leaf is not None]
+    for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise UsageError(
                 f"the module returns {type(leaf).__name__} in {type(returned).__name__}; it has to "
                 "return a tensor, or tuples, lists or dicts of tensors"
             )
-    if len(found) != len(names):
+    if len(leaves) != len(names):
         raise UsageError(
-            f"the module returns {counted(len(found), 'tensor')}, but outputs names {len(names)}: "
+            f"the module returns {counted(len(leaves), 'tensor')}, but outputs names {len(names)}: "
             f"{', '.join(names)}"
         )
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, leaves, strict=True))
 
 
-def _flattened(node: Any, leaves: Iterator[Any]) -> Any:
-    kind = pytree._get_node_type(node)
-    if kind not in pytree.SUPPORTED_NODES:
+def _replace_leaves(node: Any, leaves: Iterator[Any]) -> Any:
+    """Return nested containers with other leaves; other classes become lists of their children."""
+    node_type = pytree._get_node_type(node)
+    if node_type not in pytree.SUPPORTED_NODES:
         return next(leaves)
-    known = pytree.SUPPORTED_NODES[kind]
-    parts, context = known.flatten_fn(node)
-    done = type(parts)(_flattened(part, leaves) for part in parts)
-    return known.unflatten_fn(done, context) if kind in pytree.BUILTIN_TYPES else done
+    definition = pytree.SUPPORTED_NODES[node_type]
+    children, context = definition.flatten_fn(node)
+    replaced = type(children)(_replace_leaves(child, leaves) for child in children)
+    is_builtin = node_type in pytree.BUILTIN_TYPES
+    return definition.unflatten_fn(replaced, context) if is_builtin else replaced
 
 
 def _step(key: Any) -> str:
@@ -149,44 +154,46 @@ def _step(key: Any) -> str:
 # -- axes of the outputs of a user's module, inferred by running it -----------------------------
 
 Run = Callable[[Sizes], Mapping[str, tuple[int, ...]]]
-"""Runs the module at these sizes and gives the shapes of its outputs."""
+"""A function that runs the module at some sizes and returns the shapes of its outputs."""
 
 
 def infer_output_shapes(
     run: Run, axes: Iterable[str], relations: Mapping[str, str], limits: Bounds
 ) -> dict[str, Shape]:
-    """Name the axes of a module's outputs by running it at two sets of sizes.
+    """Return the shapes of a module's outputs, with names for dynamic axes.
 
-    An axis is the one whose size it has both times; "" where it is none.
+    The module runs at two sets of sizes. An axis whose size changes has the name of the dynamic
+    axis with both its sizes, or "" if there is none.
 
     Args:
         run: Returns the shapes of the outputs at some sizes.
         axes: The names of all dynamic axes.
-        relations: Axes that are sums of others.
+        relations: The axes that are sums of others, with their terms.
         limits: The bounds of axes that have any.
     """
-    # Each axis has a size of its own that ends alike, so that a sum of two is no third.
+    # All sizes are different and have the same remainder, so that the sum of two is no third one.
     free = sorted(set(axes) - relations.keys())
-    found: list[Mapping[str, tuple[int, ...]]] = []
-    rounds: list[dict[str, int]] = []
+    shapes: list[Mapping[str, tuple[int, ...]]] = []
+    sizes_of_runs: list[dict[str, int]] = []
     for base in (2, 3):
         sizes = {name: base * 2 + 1 + 5 * index * base for index, name in enumerate(free)}
         for name, size in sizes.items():
-            low, high = limits.get(name, (1, MOST))
+            low, high = limits.get(name, (1, MAX_SIZE))
             sizes[name] = low + (size - low) % (high - low + 1)
-        rounds.append(with_sums(sizes, relations))
-        found.append(run(rounds[-1]))
-    by_sizes = {(rounds[0][name], rounds[1][name]): name for name in rounds[0]}
+        sizes_of_runs.append(add_sums(sizes, relations))
+        shapes.append(run(sizes_of_runs[-1]))
+    one, other = sizes_of_runs
+    by_sizes = {(one[name], other[name]): name for name in one}
     return {
         name: tuple(
             first if first == second else by_sizes.get((first, second), "")
-            for first, second in zip(shape, found[1][name], strict=True)
+            for first, second in zip(shape, shapes[1][name], strict=True)
         )
-        for name, shape in found[0].items()
+        for name, shape in shapes[0].items()
     }
 
 
-# -- arrays and tensors: the same bytes, bfloat16 included --------------------------------------
+# -- arrays and tensors of the same values, bfloat16 included -----------------------------------
 
 
 def to_torch(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
@@ -200,7 +207,7 @@ def to_numpy(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    if array.dtype.name == "bfloat16":  # a type that torch does not know from numpy
+    if array.dtype.name == "bfloat16":  # torch does not convert numpy's bfloat16
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
 
@@ -214,11 +221,11 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module by every name that they have."""
-    found: dict[str, Tensor] = {}
-    found.update(module.named_parameters(remove_duplicate=False))
-    found.update(module.named_buffers(remove_duplicate=False))
-    return found
+    """Return the parameters and buffers of a module, shared ones under each of their names."""
+    state: dict[str, Tensor] = {}
+    state.update(module.named_parameters(remove_duplicate=False))
+    state.update(module.named_buffers(remove_duplicate=False))
+    return state
 
 
 # -- dynamic axes with bounds -------------------------------------------------------------------
@@ -228,7 +235,7 @@ def state_of(module: nn.Module) -> dict[str, Tensor]:
 class Axis:
     """Name of a dynamic axis, with the sizes that it may have.
 
-    `torch.export.Dim` with the same arguments is taken as well.
+    A `torch.export.Dim` may be used in its place.
 
     Attributes:
         name: The name of the axis; axes of one name have one size.
@@ -242,16 +249,17 @@ class Axis:
 
 
 def read_axes(axes: Any) -> tuple[Any, Bounds]:
-    """Return axes by name, and the bounds of those that have any.
+    """Return the names of axes, and the bounds of those that have any.
 
     Args:
-        axes: For each input its dynamic axes: a name, an `Axis` or a `torch.export.Dim` by number.
+        axes: The dynamic axes of each input: a name, an `Axis` or a `torch.export.Dim` by index.
 
     Returns:
-        The names as `Subject` has them; what is no axis is left for `check_inputs` to refuse.
+        The names, see `Subject`, and the bounds. Objects that are no axes stay as they are;
+        `check_inputs` raises an error for them.
 
     Raises:
-        UsageError: If bounds are no sizes, or differ for one name.
+        UsageError: If bounds are no valid sizes, or differ for one name.
     """
     bounds: dict[str, tuple[int, int]] = {}
     if not isinstance(axes, Mapping):
@@ -261,17 +269,17 @@ def read_axes(axes: Any) -> tuple[Any, Bounds]:
         names[name] = dynamic
         if isinstance(dynamic, Mapping):
             names[name] = {number: _name_of(axis, bounds) for number, axis in dynamic.items()}
-    return names, {label: limits for label, limits in bounds.items() if limits != (1, MOST)}
+    return names, {label: limits for label, limits in bounds.items() if limits != (1, MAX_SIZE)}
 
 
 def _name_of(axis: Any, bounds: dict[str, tuple[int, int]]) -> object:
     low, high = getattr(axis, "min", None), getattr(axis, "max", None)
     if isinstance(axis, str) or low is None:
         return axis
-    # Dim has an infinity of its own for no bound above, and 0 for none below.
+    # Without bounds, a Dim has 0 as its minimum and an object for infinity as its maximum.
     high = high if isinstance(high, int) else None
     name, low = (axis.name, low) if isinstance(axis, Axis) else (axis.__name__, low or 1)
-    limits = (low, MOST if high is None else high)
+    limits = (low, MAX_SIZE if high is None else high)
     if not isinstance(low, int) or not 1 <= low < limits[1]:
         raise UsageError(f"Axis({name!r}) must have 1 <= min < max; got min {low} and max {high}")
     if bounds.setdefault(name, limits) != limits:

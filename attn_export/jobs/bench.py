@@ -12,7 +12,7 @@ from attn_export.bench.contestant import measure, steps
 from attn_export.bench.measurements import BenchReport, Candidate, Contest
 from attn_export.bundle import SPEC, read_bundle
 from attn_export.errors import RuntimeFailure, UsageError
-from attn_export.parity.draw import with_sums
+from attn_export.parity.draw import add_sums
 from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
@@ -187,4 +187,4 @@ def _sizes(spec: AttentionSpec | None, B: int, L: int, S: int) -> dict[str, int]
     }  # fmt: skip
     if spec is None:
         return sizes
-    return with_sums(sizes, {k: v for k, v in spec.relations.items() if k not in sizes})
+    return add_sums(sizes, {k: v for k, v in spec.relations.items() if k not in sizes})

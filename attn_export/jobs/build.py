@@ -273,10 +273,10 @@ class _Work:
     def _notes_on_module(subject: Subject, oracle: Oracle, base: Case) -> tuple[str, ...]:
         """Return notes on a user's module and on its truth."""
         from attn_export.parity.golden import fixed_note
-        from attn_export.parity.notes import notes_of
+        from attn_export.parity.notes import truth_notes
 
         shapes = {name: described.shape for name, described in subject.input_values().items()}
-        return (*fixed_note(shapes), *notes_of(oracle, base))
+        return (*fixed_note(shapes), *truth_notes(oracle, base))
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:
         """Write the files of the bundle other than the graphs and the golden vectors."""
@@ -286,9 +286,9 @@ class _Work:
         if subject.spec is not None:
             (folder / SPEC).write_text(subject.spec.to_toml(), encoding="utf-8")
             if subject.spec.kv_scales_from != SEED:
-                from attn_export.export.given_scales import write_given
+                from attn_export.export.given_scales import write_module_scales
 
-                write_given(folder, subject.module)
+                write_module_scales(folder, subject.module)
         (folder / REPORT).write_text(to_json(report), encoding="utf-8")
         drawing = neighbourhood(judged.exported.model)
         (folder / PAGE).write_text(to_html(report, drawing), encoding="utf-8")
@@ -306,11 +306,11 @@ class _Work:
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         if subject.bounds:
-            from attn_export.parity.draw import MOST
+            from attn_export.parity.draw import MAX_SIZE
 
             ends = subject.bounds.items()
             manifest["bounds"] = {
-                n: [low, None if high == MOST else high] for n, (low, high) in ends
+                n: [low, None if high == MAX_SIZE else high] for n, (low, high) in ends
             }
         if self.evidence:
             from attn_export.report.statements import write_statements

@@ -101,14 +101,14 @@ class Comparison:
             fixed_inputs,
             fixed_relations,
             fixed_shape,
-            solved,
+            solve_sizes,
         )
         from attn_export.parity.plan import plan_cases
 
         ref, fixed = self.reference, self.compared.file.fixed
         if not fixed:
             return plan_cases(ref.inputs, dict(ref.outputs), ref.spec, ref.sums, ref.takes)
-        fixed_sizes = solved(fixed, ref.sums)
+        fixed_sizes = solve_sizes(fixed, ref.sums)
         outputs = {name: fixed_shape(shape, fixed_sizes) for name, shape in ref.outputs.items()}
         inputs = fixed_inputs(ref.inputs, fixed_sizes)
         if isinstance(ref.inputs, FunctionInputs):
@@ -137,10 +137,10 @@ class Comparison:
 
     def axes(self) -> dict[str, tuple[str | int, ...]]:
         """Return the axes of every input and output of the graph, by name."""
-        from attn_export.parity.draw import fixed_shape, solved
+        from attn_export.parity.draw import fixed_shape, solve_sizes
 
         names = self.compared.names
-        fixed_sizes = solved(self.compared.file.fixed, self.reference.sums)
+        fixed_sizes = solve_sizes(self.compared.file.fixed, self.reference.sums)
         assert names is not None
         shapes = {
             names.inputs[n]: described.shape for n, described in self.reference.inputs.items()

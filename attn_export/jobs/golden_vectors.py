@@ -107,7 +107,7 @@ class TruthSource(Protocol):
     def usable(self, case: Case) -> Golden:
         """Return a case with its truth; change its inputs if it would be no evidence otherwise."""
 
-    def settled(self, case: Case) -> Case | None:
+    def move_off_ties(self, case: Case) -> Case | None:
         """Move inputs away from ties of rounding to integers; return None if impossible."""
 
 
@@ -134,11 +134,11 @@ def usable_cases(
     selected: list[Case] = []
     amplifying, undefined, scaled, tied, unsettled = [], [], [], [], []
     for planned in cases:
-        case = oracle.settled(planned)
+        case = oracle.move_off_ties(planned)
         if case is None:
             unsettled.append(planned.name)
             continue
-        if case.is_loud or delicate:
+        if case.may_overflow or delicate:
             golden = oracle.usable(case)
         elif not ours:
             golden = oracle.golden(case)

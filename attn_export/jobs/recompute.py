@@ -106,8 +106,8 @@ class Truth:
         from attn_export.parity.oracle import Oracle
 
         drawn = {case.name: case for case in map(self._case, sizes)}
-        settled = Oracle(self.subject).settled
-        cases = [settled(case) or case for case in drawn.values()]
+        move_off_ties = Oracle(self.subject).move_off_ties
+        cases = [move_off_ties(case) or case for case in drawn.values()]
         stored = [write_inputs(folder, number, case) for number, case in enumerate(cases)]
         return self._truths(cases), stored
 
@@ -123,7 +123,7 @@ class Truth:
         return goldens
 
     def _case(self, text: str) -> Case:
-        from attn_export.parity.draw import concrete
+        from attn_export.parity.draw import concrete_shape
         from attn_export.parity.plan import random_case
 
         changed = parse_sizes(text, list(self.subject.example_sizes), self.subject.sums)
@@ -133,7 +133,7 @@ class Truth:
                 raise UsageError(f"--sizes {text}: {name} is {low} to {high}; got {sizes[name]}")
         shapes = [described.shape for described in self.subject.input_values().values()]
         for shape in (*shapes, *self.subject.output_shapes().values()):
-            elements = math.prod(concrete(shape, sizes))
+            elements = math.prod(concrete_shape(shape, sizes))
             if elements > MOST_ELEMENTS:
                 raise UsageError(f"--sizes {text}: {list(shape)} would have {elements} elements")
         return random_case(sizes, self.subject.input_values(), self.subject.sums)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attn_export.errors import GraphError, UsageError, printable
-from attn_export.parity.draw import with_sums
+from attn_export.parity.draw import add_sums
 from attn_export.results import Case
 from attn_export.spec import AttentionSpec, Input, Shape
 
@@ -84,7 +84,7 @@ def of_module(module: Any, seed: int) -> Reference:
     """
     from attn_export.export.subject import Subject
     from attn_export.export.subject_checks import output_dtypes
-    from attn_export.parity.notes import notes_of
+    from attn_export.parity.notes import truth_notes
     from attn_export.parity.oracle import Oracle
 
     subject = Subject.from_spec(module, seed=seed) if isinstance(module, AttentionSpec) else module
@@ -97,7 +97,7 @@ def of_module(module: Any, seed: int) -> Reference:
         "the module", subject.input_values(), subject.output_shapes(),
         output_dtypes(lambda: subject.call(subject.module, subject.inputs)),
         subject.sums, subject.takes,
-        lambda least_eps: Oracle(subject, least_eps), subject.notes, notes_of,
+        lambda least_eps: Oracle(subject, least_eps), subject.notes, truth_notes,
         bool(subject.narrow_dtypes()), subject.spec, subject,
     )  # fmt: skip
 
@@ -159,7 +159,7 @@ def of_graph(path: Path, ranges: Mapping[str, tuple[int, int]]) -> Reference:
         notes = (*notes, f"of the axes, {relations}: {path.name} runs at no other sizes")
 
     def takes(sizes: Sizes) -> bool:
-        all_sizes = with_sums({**dict.fromkeys(axes, 2), **sizes}, sums)
+        all_sizes = add_sums({**dict.fromkeys(axes, 2), **sizes}, sums)
         return weights * math.prod(sizes.values()) <= MOST_WORK and runs(all_sizes)
 
     def shapes_at(sizes: Sizes) -> dict[str, tuple[int, ...]]:

@@ -18,7 +18,7 @@ from attn_export.bundle import (
 from attn_export.dialect_names import MODEL
 from attn_export.errors import GraphError, UsageError
 from attn_export.jobs.sign import Trust, signed_files, state_of
-from attn_export.parity.gate import Gate, against, cpu_notes, read_baseline, write_baseline
+from attn_export.parity.gate import Gate, apply_baseline, cpu_notes, read_baseline, write_baseline
 from attn_export.parity.golden import case_folders, check_evidence, read_golden, tried_note
 from attn_export.parity.quality_vectors import read_quality
 from attn_export.quality import Budget, Quality, parse_budgets
@@ -94,7 +94,7 @@ def verify(
     # Not the path in `folder`, which may have been a temporary copy.
     report = dataclasses.replace(report, model=replacement or Path(bundle) / MODEL)
     if earlier is not None:
-        return against(report, earlier)
+        return apply_baseline(report, earlier)
     if baseline and report.passed:
         write_baseline(Path(baseline), report)
     return report

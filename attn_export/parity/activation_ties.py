@@ -1,10 +1,11 @@
-"""Cases whose quantised activations are certain, and the error that the other ones may have.
+"""Rounding ties of quantised activations: moved cases, and the error that remaining ties allow.
 
-Rounding to an integer is a step, as `near_ties` says of caches. The inputs of a case are moved away
-from ties. The input of the output projection is computed, from integers: nothing moves it by
-little. Of a token that has a value near a tie there, an element is moved by one step of its scale,
-which changes all, until no value is near one. Where that does not end, a right graph may take
-either integer, and the error allowed is larger by what that changes.
+Near a tie, floating-point error decides which of two integers a value becomes (see `near_ties`).
+The inputs of a case are moved away from ties. The input of the output projection cannot be moved
+by a small amount, since it is computed from integers. If a value of a token is near a tie there,
+one element of that token's query moves by one quantisation step, which changes all its values.
+This is repeated until no value is near a tie. If some remain, a correct graph may round them
+either way, and the allowed error grows by the change that this makes.
 """
 
 from __future__ import annotations
@@ -29,22 +30,25 @@ from attn_export.parity.measures import beyond_limit, row_norms
 from attn_export.parity.zero_points import subtracting_zero_points
 from attn_export.results import Allowed, Arrays, Case, Golden
 
-DRAWS = 32
-"""The largest number of draws of tokens."""
+MOST_ATTEMPTS = 32
+"""The largest number of attempts to move the tokens of a case."""
 
-LONGEST, LARGE, FEW = 256, 4_000_000, 4
-"""The most queries of a row that are moved, and the parameters of modules of which few draws are
-made: each takes a run."""
+LONGEST = 256
+"""The largest number of queries of a case for which there is more than one attempt."""
 
-BEFORE = 4
-"""Every so many draws another token than the one with a value near a tie is moved."""
+LARGE, FEW_ATTEMPTS = 4_000_000, 4
+"""The number of parameters from which on a module is large, and the number of attempts for large
+modules, since each attempt runs the module."""
 
-SMALLER = np.float32(1 - 2.0**-7)
-"""The factor on a channel of the past."""
+OTHER_TOKEN_EVERY = 4
+"""The number of attempts of which one moves another token than the one with a value near a tie."""
 
-SHARE = 0.25
-"""The largest error that ties may add, as a share of that of inputs that are not rounded at all:
-with more, a graph that leaves the rounding out would pass."""
+SHRINK_FACTOR = np.float32(1 - 2.0**-7)
+"""The factor by which a channel of a past in floating point shrinks."""
+
+MOST_ADDED = 0.25
+"""The largest error that ties may add, as a share of the error of a run without any rounding of
+activations. With a larger one, a graph that leaves the rounding out would pass."""
 
 OUTPUT = "output"
 
@@ -54,22 +58,23 @@ class Ties:
     """Values near a tie in the input of the output projection.
 
     Attributes:
-        integers: Of all that the run quantises, less their zero points, in order.
-        near: Where values are near a tie, `[B, L, N]`.
-        rows: The largest change of each row of the output if all of them round the other way,
-            as an L2 norm, `[B, L]`.
-        unrounded: The L2 norm of the change of the whole output if no value is rounded.
+        integers: The integers of each tensor that the run quantises, less their zero points, in
+            order.
+        near: Mask of the values near a tie, `[B, L, N]`.
+        token_changes: The largest L2 norm of the change of each token of the output if all values
+            near a tie round the other way, `[B, L]`.
+        unrounded_change: The L2 norm of the change of the whole output if no value is rounded.
     """
 
     integers: Sequence[Tensor]
     near: Tensor
-    rows: Tensor
-    unrounded: float
+    token_changes: Tensor
+    unrounded_change: float
 
     @property
     def too_many(self) -> bool:
-        """Return whether the case is no evidence that values are rounded."""
-        return float(self.rows.norm()) > SHARE * self.unrounded
+        """Return whether ties allow so much error that a graph without rounding would pass."""
+        return float(self.token_changes.norm()) > MOST_ADDED * self.unrounded_change
 
 
 class ActivationTies:
@@ -77,8 +82,8 @@ class ActivationTies:
 
     Args:
         module: The copy.
-        truth: Runs it on inputs.
-        noisy: Runs it so that it rounds at random, by the number of the run.
+        truth: Runs the copy on inputs.
+        noisy: Runs the copy on inputs with random rounding; the number of the run is the seed.
     """
 
     def __init__(
@@ -88,61 +93,64 @@ class ActivationTies:
         noisy: Callable[[Arrays, int], object],
     ) -> None:
         self._module, self._truth, self._noisy = module, truth, noisy
-        self._rounding = near_ties.rounding_in(module)
+        self._rounding = near_ties.activation_rounding(module)
         size = sum(parameter.numel() for parameter in module.parameters())
-        self._draws = DRAWS if size < LARGE else FEW
+        self._attempts = MOST_ATTEMPTS if size < LARGE else FEW_ATTEMPTS
 
-    def settled(self, case: Case) -> Case | None:
-        """Return a case without values near a tie, or with as few as were found.
+    def move_off_ties(self, case: Case) -> Case | None:
+        """Return the case with the fewest values near a tie of those that were tried.
 
         Args:
-            case: The case; what is quantised of its inputs may change.
+            case: The case; its query, key, value and past values may change.
 
         Returns:
-            None where the inputs cannot be moved away from ties, or too many values stay near one.
+            The case, or None if its inputs cannot be moved away from ties, or if too many values
+            stay near one in every attempt.
         """
         random = generator("ties", case.name)
-        found, least, margin = None, np.inf, None
-        whole = _is_compared_anyway(case)
-        for number in range(self._draws if case.inputs["query"].shape[1] <= LONGEST else 1):
-            moved = near_ties.away_from_ties(case, self._module)
+        best, fewest, margin = None, np.inf, None
+        shows_other_faults = _shows_other_faults(case)
+        short = case.inputs["query"].shape[1] <= LONGEST
+        for attempt in range(self._attempts if short else 1):
+            moved = near_ties.move_off_ties(case, self._module)
             if moved is None:
                 break
-            case, seen = moved, self._seen(moved.inputs)
+            case, quantised = moved, self._record(moved.inputs)
             # Inputs that differ by a step of one element have about the same errors.
-            margin = self._margin(moved.inputs, seen) if margin is None else margin
-            ties = self._ties(seen, margin)
+            margin = self._margin(moved.inputs, quantised) if margin is None else margin
+            ties = self._ties(quantised, margin)
             count = int(ties.near.sum())
-            if count < least and (whole or not ties.too_many):
-                found, least = case, count
+            if count < fewest and (shows_other_faults or not ties.too_many):
+                best, fewest = case, count
             if not count:
                 break
-            case = self._drawn_anew(case, ties.near.numpy(), random, number)
-        return found
+            case = self._move_tokens(case, ties.near.numpy(), random, attempt)
+        return best
 
-    def of(self, inputs: Arrays) -> Ties:
+    def find(self, inputs: Arrays) -> Ties:
         """Return the values near a tie in a run of these inputs."""
-        seen = self._seen(inputs)
-        return self._ties(seen, self._margin(inputs, seen))
+        quantised = self._record(inputs)
+        return self._ties(quantised, self._margin(inputs, quantised))
 
-    def subtracting(self) -> AbstractContextManager[None]:
+    def subtract_zero_points(self) -> AbstractContextManager[None]:
         """Let products of the copy round as kernels do that subtract zero points afterwards."""
         return subtracting_zero_points(self._module)
 
-    def _drawn_anew(
-        self, case: Case, near: np.ndarray, random: np.random.Generator, number: int
+    def _move_tokens(
+        self, case: Case, near: np.ndarray, random: np.random.Generator, attempt: int
     ) -> Case:
-        """Return a case that differs a little for the first value near a tie of each row.
+        """Return a case that differs a little for the first value near a tie of each batch element.
 
-        An element of its token, or now and then of another that it may see, moves by a step. Later
-        all elements of that other token change places, and the values of the past that this value
-        comes from move, since a query may see nothing else.
+        One element of the value's token moves by one quantisation step. In some attempts it is an
+        element of another token that the query may see. In the second half of the attempts the
+        elements of that other token are rotated as well, and the past values that contribute to
+        the value near a tie shrink, since a query may see nothing but the past.
 
         Args:
             case: The case.
-            near: Where values are near a tie, `[B, L, N]`.
+            near: Mask of the values near a tie, `[B, L, N]`.
             random: Chooses the elements.
-            number: The number of draws before.
+            attempt: The number of attempts before.
         """
         spec = self._module.spec
         inputs = {**case.inputs, "query": case.inputs["query"].copy()}
@@ -150,128 +158,140 @@ class ActivationTies:
         scales = self._rounding.scales(torch.from_numpy(query))
         if spec.has_cache:
             inputs["past_value"] = case.inputs["past_value"].copy()
-        for row in np.flatnonzero(near.any(axis=(1, 2))):
-            token, value = map(int, np.argwhere(near[row])[0])
-            late = number >= self._draws // 2
-            if number % (2 if late else BEFORE) == 1:
+        for batch in np.flatnonzero(near.any(axis=(1, 2))):
+            token, value = map(int, np.argwhere(near[batch])[0])
+            late = attempt >= self._attempts // 2
+            if attempt % (2 if late else OTHER_TOKEN_EVERY) == 1:
                 token = int(random.integers(token + 1 if spec.causal else query.shape[1]))
                 if late:  # in a cache of few bits a step of an input changes nothing
-                    query[row, token] = np.roll(query[row, token], random.integers(query.shape[2]))
-            near_ties.one_step_less(query, (int(row), token), scales, random)
+                    shift = random.integers(query.shape[2])
+                    query[batch, token] = np.roll(query[batch, token], shift)
+            near_ties.step_towards_zero(query, (int(batch), token), scales, random)
             if spec.has_cache and late:
                 head, channel = divmod(value, spec.v_head_dim)
-                _shrink(inputs["past_value"][row, head // spec.q_per_kv], channel)
+                _shrink(inputs["past_value"][batch, head // spec.q_per_kv], channel)
         return dataclasses.replace(case, inputs=inputs)
 
-    def _seen(self, inputs: Arrays) -> list[Tensor]:
-        """Return what a run quantises: its inputs, and the input of the output projection."""
-        with observed(self._module) as seen:
+    def _record(self, inputs: Arrays) -> list[Tensor]:
+        """Return the tensors that a run quantises; the output projection's input is the last."""
+        with record_quantised(self._module) as quantised:
             self._truth(inputs)
-        return seen
+        return quantised
 
-    def _margin(self, inputs: Arrays, seen: Sequence[Tensor]) -> Tensor:
-        """Return the distance from a tie, in steps, that is enough: `[B, L, N]`."""
-        exact = self._quotients(seen[-1])
+    def _margin(self, inputs: Arrays, quantised: Sequence[Tensor]) -> Tensor:
+        """Return the distance from a tie, in steps, that rounding errors do not exceed.
+
+        Args:
+            inputs: The inputs of the run.
+            quantised: The tensors that the run quantises.
+
+        Returns:
+            The margin, the same for all channels of a head, `[B, L, N]`.
+        """
+        exact = self._quotients(quantised[-1])
         largest = torch.zeros_like(exact)
-        integers = [self._rounding.integers(each) for each in seen]
+        integers = [self._rounding.integers(x) for x in quantised]
         for number in range(RUNS):
-            with rounding_to([*integers[:-1], None], self._module), observed(self._module) as again:
+            fixed = force_integers([*integers[:-1], None], self._module)
+            with fixed, record_quantised(self._module) as noisy:
                 self._noisy(inputs, number)
-            largest = torch.maximum(largest, (self._quotients(again[-1]) - exact).abs())
+            largest = torch.maximum(largest, (self._quotients(noisy[-1]) - exact).abs())
         margin = SAFETY * largest + LEAST * SINGLE * exact.abs()
         heads = margin.unflatten(-1, (self._module.spec.num_heads, -1))
-        found: Tensor = heads.amax(-1, keepdim=True).expand_as(heads).flatten(-2)
-        return found
+        by_head: Tensor = heads.amax(-1, keepdim=True).expand_as(heads).flatten(-2)
+        return by_head
 
-    def _ties(self, seen: Sequence[Tensor], margin: Tensor) -> Ties:
-        x = seen[-1]  # [B, L, N]
+    def _ties(self, quantised: Sequence[Tensor], margin: Tensor) -> Ties:
+        x = quantised[-1]  # [B, L, N]
         near = distance(self._quotients(x)) < margin
         columns = self._module.out_proj.weight.detach().double().norm(dim=0)  # of [E, N]
         steps = (self._rounding.scales(x) * columns).expand_as(x)
         # Errors of rounding are uniform within half a step.
         size = float(steps[steps.isfinite()].norm()) / 12**0.5
-        integers = [self._rounding.integers(each) for each in seen]
+        integers = [self._rounding.integers(tensor) for tensor in quantised]
         return Ties(integers, near, torch.where(near, steps, 0.0).sum(-1), size)
 
     def _quotients(self, x: Tensor) -> Tensor:
-        """Return the numbers that are rounded, of the shape of `x`."""
+        """Return `x` divided by its scales, before rounding."""
         return x / self._rounding.scales(x)
 
 
 @contextlib.contextmanager
-def observed(module: Attention) -> Iterator[list[Tensor]]:
-    """Give a list of what the module quantises inside this block, in order."""
-    seen: list[Tensor] = []
-    hook = module.activations.register_forward_pre_hook(lambda _, x: seen.append(x[0].detach()))
+def record_quantised(module: Attention) -> Iterator[list[Tensor]]:
+    """Yield a list that receives the tensors that the module quantises inside this block."""
+    tensors: list[Tensor] = []
+    hook = module.activations.register_forward_pre_hook(lambda _, x: tensors.append(x[0].detach()))
     try:
-        yield seen
+        yield tensors
     finally:
         hook.remove()
 
 
 @contextlib.contextmanager
-def rounding_to(integers: Sequence[Tensor | None], *modules: Attention) -> Iterator[None]:
-    """Let runs of modules round to these integers inside this block, with their own scales.
+def force_integers(integers: Sequence[Tensor | None], *modules: Attention) -> Iterator[None]:
+    """Replace the integers that modules round to inside this block; scales stay their own.
 
     Args:
-        integers: Of what a run quantises, in order; None for what it rounds by itself.
-        modules: Changed for the time of the block.
+        integers: The integers of each tensor that a run quantises, in order; None for a tensor
+            that the run rounds by itself.
+        modules: The modules.
     """
 
     def hook(module: Attention) -> RemovableHandle:
-        again, rounding = itertools.cycle(integers), near_ties.rounding_in(module)
+        replacements = itertools.cycle(integers)
+        rounding = near_ties.activation_rounding(module)
 
-        def replace(_: nn.Module, given: tuple[Tensor], own: Tensor) -> Tensor:
-            whole = next(again)
-            return own if whole is None else whole.to(own.dtype) * rounding.scales(given[0])
+        def replace(_: nn.Module, args: tuple[Tensor], rounded: Tensor) -> Tensor:
+            whole = next(replacements)
+            return rounded if whole is None else whole.to(rounded.dtype) * rounding.scales(args[0])
 
         return module.activations.register_forward_hook(replace)
 
-    hooks = [hook(module) for module in modules]
+    handles = [hook(module) for module in modules]
     try:
         yield
     finally:
-        for each in hooks:
-            each.remove()
+        for handle in handles:
+            handle.remove()
 
 
-def widened(golden: Golden, ties: Ties) -> Golden:
-    """Return a case whose output may have the error that values near a tie explain.
+def widen_allowed_error(golden: Golden, ties: Ties) -> Golden:
+    """Return the case with its allowed error increased by what ties can change.
 
     Args:
         golden: The case.
-        ties: The values, at least one.
+        ties: Its ties, at least one.
     """
     allowed, expected = golden.allowed[OUTPUT], golden.expected[OUTPUT]
     assert allowed is not None
     t = expected.astype(np.float64)
     largest = float(np.abs(t[np.isfinite(t)]).max(initial=0.0)) or 1.0
-    shares, norms = ties.rows.numpy() / largest, row_norms(t)
-    by_row = shares / np.where(norms > 0, norms, np.inf)
-    found = Allowed(
-        allowed.whole + float(np.linalg.norm(shares) / (np.linalg.norm(norms) or np.inf)),
+    errors, norms = ties.token_changes.numpy() / largest, row_norms(t)
+    by_row = errors / np.where(norms > 0, norms, np.inf)
+    wider = Allowed(
+        allowed.whole + float(np.linalg.norm(errors) / (np.linalg.norm(norms) or np.inf)),
         allowed.row + float(by_row.max()),
     )
-    reason = beyond_limit(found.whole, found.row, expected.dtype)
-    if ties.too_many and not _is_compared_anyway(golden.case):
+    reason = beyond_limit(wider.whole, wider.row, expected.dtype)
+    if ties.too_many and not _shows_other_faults(golden.case):
         reason = "no evidence: too many values of the last projection's input lie near a tie"
     unusable = {**golden.unusable, **({OUTPUT: reason} if reason else {})}
     return dataclasses.replace(
-        golden, allowed={**golden.allowed, OUTPUT: found}, unusable=unusable,
+        golden, allowed={**golden.allowed, OUTPUT: wider}, unusable=unusable,
         rows_near_ties=int(ties.near.any(-1).sum()),
     )  # fmt: skip
 
 
-def _is_compared_anyway(case: Case) -> bool:
-    """Return whether a case shows other faults than rounding that is left out."""
-    return case.is_loud or (case.kind == "probe" and not case.contents)
+def _shows_other_faults(case: Case) -> bool:
+    """Return whether a case is evidence even if a graph without rounding would pass it."""
+    return case.may_overflow or (case.kind == "probe" and not case.contents)
 
 
 def _shrink(past: np.ndarray, channel: int) -> None:
-    """Move a channel of the past towards 0 a little, in place.
+    """Move a channel of the past values a little towards 0, in place.
 
     Args:
-        past: The values of a head, `[P, Dv]`, or `[P, Dv / 2]` if a byte holds two.
+        past: The values of a head, `[P, Dv]`, or `[P, Dv / 2]` if a byte holds two values.
         channel: The channel.
     """
     if past.dtype == np.uint8:
@@ -281,4 +301,4 @@ def _shrink(past: np.ndarray, channel: int) -> None:
     elif past.dtype == np.int8:
         past[:, channel] -= np.sign(past[:, channel])
     else:
-        past[:, channel] *= SMALLER
+        past[:, channel] *= SHRINK_FACTOR

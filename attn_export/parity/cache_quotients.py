@@ -1,4 +1,4 @@
-"""Numbers that a cache rounds, their distance from ties, and queries moved until it is enough."""
+"""Quotients that a cache rounds, their distance from rounding ties, and queries moved off ties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attn_export.attention import Attention
-from attn_export.attention.cache_scales import new_rows
+from attn_export.attention.cache_scales import new_keys_and_values
 from attn_export.attention.quantised_cache import Pair, Quotients
 from attn_export.export.trees import to_torch
 from attn_export.parity.draw import seed_of
@@ -24,35 +24,39 @@ from attn_export.parity.zero_points import subtracting_zero_points
 from attn_export.results import Case
 
 RUNS = 2
-"""The number of runs that round at random, for the error of each row."""
+"""The number of runs with random rounding that measure the error of each quotient."""
 
 SAFETY = 5.0
-"""The distance from a tie that is enough, as a multiple of the largest error of these runs."""
+"""The factor on the largest error of these runs, in the margin: the least distance from a tie at
+which rounding errors do not change the integer."""
 
 LEAST = 8.0
-"""The least distance, in units of eps of the largest value of a row: a quotient by a scale, or a
-product with its inverse, rounds up to three times."""
+"""The other term of the margin, in units of float32's eps of the quotient: a quotient by a scale,
+or a product with its inverse, rounds up to three times."""
 
 FLOAT_CACHE_SAFETY = (3.5, 1.0)
 """`SAFETY` and `LEAST` of a cache in floating point: nothing is divided by a scale, and near a tie
 either neighbour is accepted."""
 
 SAMPLES, LEAST_RUNS, MOST_RUNS = 48, 3, 8
-"""The number of errors per token to sample for a cache in floating point, and the limits of the
-number of runs that give them."""
+"""The number of errors per token to sample for a cache in floating point, and the least and the
+largest number of runs that sample them."""
 
 SATURATE_FROM = 0.2
-"""The margin from which on values are moved into saturation: no place between two ties is far
-enough from both."""
+"""The margin from which on values are moved into saturation, since no value between two ties
+would be far enough from both."""
 
 ROUNDS = 200
 """The largest number of steps away from ties."""
 
 SINGLE = eps(np.dtype(np.float32))
 
-Push = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""Takes the shifts that values lack, `[B, L, N]`, and their units, and returns the weights of the
-sum whose gradient a step follows, `[B, L, N]`, and what that sum lacks, `[B, L, 1]`."""
+Objective = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""A function that chooses the values that a step moves.
+
+It takes the shift that each value needs, `[B, L, N]`, and the units, see `CacheQuotients.units`. It
+returns weights, `[B, L, N]`, of a sum of the values whose gradient the step follows, and the change
+that this sum needs for each token, `[B, L, 1]`."""
 
 
 def distance(quotients: Tensor) -> Tensor:
@@ -60,30 +64,33 @@ def distance(quotients: Tensor) -> Tensor:
     return (quotients - quotients.floor() - 0.5).abs()
 
 
-def moved_along_gradients(case: Case, module: Attention, push: Push) -> tuple[Case, bool]:
-    """Return a case whose keys and values were moved with its query, and whether all are certain.
+def move_along_gradients(case: Case, module: Attention, objective: Objective) -> tuple[Case, bool]:
+    """Move the query of a case until its new keys and values are far enough from ties.
 
     Args:
         case: The case.
         module: A float64 copy of an `Attention` without quantised activations.
-        push: Chooses the values that move in a step.
+        objective: Chooses the values that move in a step.
+
+    Returns:
+        The case, and whether all its new keys and values are far enough from ties.
     """
     quotients = CacheQuotients(module, case)
     query = case.inputs["query"]
-    margin, limits = margin_of(quotients, query), quotients.limits
+    margin, limits = compute_margin(quotients, query), quotients.limits
     moved, certain = query, False
     for _ in range(ROUNDS):
-        rows = torch.from_numpy(moved.astype(np.float64)).requires_grad_()
+        wide = torch.from_numpy(moved.astype(np.float64)).requires_grad_()
         with torch.enable_grad():
-            values = quotients(rows)  # [B, L, N]
+            values = quotients(wide)  # [B, L, N]
             shift = shift_from_ties(values.detach(), margin, *limits)
             certain = not shift.any()
             if certain:
                 break
-            weights, size = push(shift, quotients.units)
-            slope = quotients.slope((values * weights).nansum(), rows)
+            weights, size = objective(shift, quotients.units)
+            slope = quotients.gradient((values * weights).nansum(), wide)
         step = size * slope / slope.square().sum(-1, keepdim=True).clamp_min(1e-300)
-        moved = (rows.detach() + torch.where(step.isfinite(), step, 0.0)).numpy()
+        moved = (wide.detach() + torch.where(step.isfinite(), step, 0.0)).numpy()
         moved = moved.astype(query.dtype)
     if moved is not query:
         case = dataclasses.replace(case, inputs={**case.inputs, "query": moved})
@@ -91,17 +98,21 @@ def moved_along_gradients(case: Case, module: Attention, push: Push) -> tuple[Ca
 
 
 class CacheQuotients:
-    """The numbers that new keys and values of a case are rounded from: float64 `[B, L, N]`.
+    """Function from a query to the numbers that a cache rounds its new keys and values from.
+
+    For a cache of integers they are quotients by scales; for a cache in floating point, by the
+    spacing of its type. N counts those of the keys and values of a token.
 
     Args:
         module: A float64 copy of an `Attention` whose cache has another type than the layer.
         case: The case.
 
     Attributes:
-        rows: The keys and values of the last call, `[B, Hkv, L, .]`.
+        new_pair: The keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]` of the last call, before
+            rounding.
     """
 
-    rows: Pair
+    new_pair: Pair
 
     def __init__(self, module: Attention, case: Case) -> None:
         assert module.kv_scales is not None
@@ -110,20 +121,20 @@ class CacheQuotients:
         self._parts: list[Quotients] = []
         self._widening = widening_of(module)
 
-    def slope(self, total: Tensor, query: Tensor) -> Tensor:
-        """Return the gradient of a sum of the numbers of a query, `[B, L, E]`.
+    def gradient(self, total: Tensor, query: Tensor) -> Tensor:
+        """Return the gradient of a sum of quotients with respect to the query, `[B, L, E]`.
 
         Args:
-            total: The sum.
-            query: The query of the last call.
+            total: The sum, `[]`.
+            query: The query of the last call, `[B, L, E]`.
         """
         with self._widening or contextlib.nullcontext():
-            (found,) = torch.autograd.grad(total, query)
-        return found
+            (gradient,) = torch.autograd.grad(total, query)
+        return gradient
 
     @property
     def limits(self) -> tuple[Tensor, Tensor]:
-        """The least and the largest integer of each number of the last call, `[N]`."""
+        """The least and the largest integer of each quotient of the last call, `[N]`."""
         sizes = torch.tensor([part.values[0, :, 0].numel() for part in self._parts])
         ends = torch.tensor([(part.low, part.high) for part in self._parts])
         low, high = ends.repeat_interleave(sizes, dim=0).unbind(-1)
@@ -131,20 +142,26 @@ class CacheQuotients:
 
     @property
     def units(self) -> Tensor | None:
-        """The spacing of the type at each number, `[B, L, N]`; None for integers, where it is 1."""
+        """The spacing of a floating cache type at each value, `[B, L, N]`; None for integers."""
         units = [part.units for part in self._parts if part.units is not None]
         return torch.cat([x.transpose(1, 2).flatten(2) for x in units], -1) if units else None
 
     @property
     def runs(self) -> int:
-        """The number of runs that find the largest error of floating point numbers of a token."""
+        """The number of runs with random rounding for a cache in floating point."""
         count = min(part.values[0, :, 0].numel() for part in self._parts)
         return min(max(LEAST_RUNS, SAMPLES // count), MOST_RUNS)
 
     def largest_of_heads(self, x: Tensor) -> Tensor:
-        """Return the largest element of each head, in place of all its elements: `[B, L, N]`.
+        """Replace each element by the largest one of its head.
 
-        Of floating point it is that of all heads of the keys, and of all of the values.
+        For a cache in floating point the largest is taken over all heads, of keys and of values.
+
+        Args:
+            x: A number for each quotient, `[B, L, N]`.
+
+        Returns:
+            The largest elements, `[B, L, N]`.
         """
         Hkv = self._module.spec.num_kv_heads if self.units is None else 1
         widths = [part.values[0, :, 0].numel() for part in self._parts]
@@ -152,61 +169,65 @@ class CacheQuotients:
         return torch.cat([h.amax(-1, keepdim=True).expand_as(h).flatten(2) for h in heads], -1)
 
     def __call__(self, query: Tensor, seed: int | None = None) -> Tensor:
-        """Return the numbers of another query.
+        """Return the quotients of a query, float64 `[B, L, N]`.
 
         Args:
-            query: `[B, L, E]`.
-            seed: Of random rounding, if the run rounds so.
+            query: The query, float64 `[B, L, E]`.
+            seed: The seed of a run with random rounding; None for an exact run.
         """
         mode: AbstractContextManager[Any] = self._widening or contextlib.nullcontext()
-        apart: AbstractContextManager[None] = contextlib.nullcontext()
+        zero_points: AbstractContextManager[None] = contextlib.nullcontext()
         if seed is not None:
-            apart = subtracting_zero_points(self._module)
+            zero_points = subtracting_zero_points(self._module)
             mode = RandomRounding(SINGLE, SINGLE, seed, widening=self._widening)
-        with apart, mode:
-            self.rows = new_rows(self._module, {**self._inputs, "query": query})
-        self._parts = self._scales.quotients(*self.rows)
+        with zero_points, mode:
+            self.new_pair = new_keys_and_values(self._module, {**self._inputs, "query": query})
+        self._parts = self._scales.quotients(*self.new_pair)
         return torch.cat([part.values.transpose(1, 2).flatten(2) for part in self._parts], dim=-1)
 
 
-def margin_of(quotients: CacheQuotients, query: np.ndarray) -> Tensor:
-    """Return the distance from ties that is enough for each value, `[B, L, N]`.
+def compute_margin(quotients: CacheQuotients, query: np.ndarray) -> Tensor:
+    """Return the distance from ties that is enough for each quotient, `[B, L, N]`.
 
     Args:
         quotients: The numbers that are rounded, as a function of the query.
-        query: `[B, L, E]`.
+        query: The query, `[B, L, E]`.
     """
     wide = torch.from_numpy(query.astype(np.float64))
 
-    def numbers(seed: int | None = None) -> Tensor:
-        found = quotients(wide, seed)
-        return found if quotients.units is None else found * quotients.units
+    def run(seed: int | None = None) -> Tensor:
+        """Return quotients for a cache of integers, keys and values for one in floating point."""
+        values = quotients(wide, seed)
+        return values if quotients.units is None else values * quotients.units
 
     with torch.no_grad():
-        exact, units = numbers(), quotients.units
+        exact, units = run(), quotients.units
         largest = torch.zeros_like(exact)
         for number in range(RUNS if units is None else quotients.runs):
-            noisy = numbers(seed_of("ties", number))
+            noisy = run(seed_of("ties", number))
             largest = torch.maximum(largest, (noisy - exact).abs())
         safety, least = (SAFETY, LEAST) if units is None else FLOAT_CACHE_SAFETY
-        found = quotients.largest_of_heads(safety * largest + least * SINGLE * exact.abs())
-    return found if units is None else found / units
+        margin = quotients.largest_of_heads(safety * largest + least * SINGLE * exact.abs())
+    return margin if units is None else margin / units
 
 
 def shift_from_ties(values: Tensor, margin: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return by how much each value has to move, 0 where it is far enough from every tie.
+    """Return the distance that each value must move; 0 if it is far enough from every tie.
 
     Args:
         values: Quotients, `[B, L, N]`.
         margin: The distance from ties that is enough, `[B, L, N]`.
         low: The least integer of each, `[N]`.
         high: The largest integer of each, `[N]`.
+
+    Returns:
+        Signed distances, `[B, L, N]`.
     """
-    tie = (values.floor() + 0.5).clamp(low + 0.5, high - 0.5)  # beyond, all is one integer
+    tie = (values.floor() + 0.5).clamp(low + 0.5, high - 0.5)  # beyond them, values saturate
     near = (values - tie).abs() < margin
     beside = tie + torch.where(values >= tie, 2 * margin, -2 * margin)
     ends = torch.where(values < 0, low + 0.5 - 2 * margin, high - 0.5 + 2 * margin)
     target = torch.where(margin < SATURATE_FROM, beside, ends)
-    # Without ends, numbers so small that all lies near a tie stay where they are.
+    # A cache in floating point has no ends: values too small to be off ties stay where they are.
     movable = near & values.isfinite() & target.isfinite()
     return torch.where(movable, target - values, 0.0)

@@ -1,7 +1,8 @@
-"""The conditions that the cases of a subject must meet together, so that each kind of fault shows.
+"""Conditions on sizes and contents that the cases of a subject must meet together.
 
-A fault shows only where something is large or small, one or several, padded or masked. Each such
-condition is a short text; `docs/parity.md` lists them with the faults that they are for.
+Many faults show only for certain inputs: small or large sizes, one or several queries, padding,
+masks. Each condition is a short text that some case must meet. `docs/parity.md` lists the
+conditions with the faults that they are for.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ LEVELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     PAST: {"small": (0, 3), "middle": (4, 15), "large": (16, math.inf)},
     "": {"small": (1, 3), "middle": (4, 15), "large": (16, math.inf)},
 }
-"""Ranges of small, middle and large sizes by axis; "" for all other axes."""
+"""Ranges of small, middle and large sizes, by axis; "" stands for all other axes."""
 
 VALUES = {
     BATCH: (1, 2, 3, 4, 5, 7, 8, 9, 17),
     PAST: (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33),
     "": (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 49),
 }
-"""The sizes that are tried: powers of 2, their neighbours, and primes."""
+"""Sizes to try, by axis: powers of 2, their neighbours, and primes."""
 
 BLOCKS: Mapping[int, int] = {64: 65, 128: 127, 256: 257, 512: 513, 1024: 1026}
-"""The sizes of blocks in which kernels work, and the size next to each that is tried."""
+"""Block sizes of kernels, each with the size to try next to it."""
 
 KNOWN = (BATCH, QUERIES, PAST, KEYS)
+"""Axes whose meaning is known, as those of our own layers."""
 
 PLAIN = "random inputs"
 SMALLEST = f"{PLAIN}, smallest sizes"
@@ -43,53 +45,55 @@ WITH_MANY_KEYS = frozenset({
     "fully_masked_rows", "large_logits", "left_padding", "one_visible_key", "outliers",
     "right_padding", "tiny_values",
 })  # fmt: skip
-"""Contents that count with `MANY_KEYS` keys only: among few, no two large scores are close."""
+"""Contents that meet their conditions only with at least `MANY_KEYS` keys: with few keys, no two
+large scores are close to each other."""
 
 BY_BATCH = (
     "fully_masked_rows", "large_logits", "left_padding", "lowest_float", "one_visible_key",
 )  # fmt: skip
-"""Contents that are tried with a batch of one row as well: graphs branch there."""
+"""Contents to try with batch size 1 as well, since graphs branch on it."""
 
 WITHOUT_PAST = ("large_logits", "one_visible_key", "outliers")
-"""Contents that are tried with several queries without a past as well: graphs branch there."""
+"""Contents to try with several queries without a past as well, since graphs branch on it."""
 
-LOUD_AND_EMPTY = "large_logits in empty rows"
-"""Large logits in a row that sees its own key alone: a score below any finite stand-in for -inf."""
+LARGE_AND_EMPTY = "large_logits in empty rows"
+"""Large logits in a batch element without a past, where a query may see its own key alone: its
+score may be below any finite number that stands for -inf."""
 
 LENGTHS = frozenset({"beyond_length", "empty_and_full"})
-"""Contents that change nothing without a past of at least 2."""
+"""Contents that change nothing unless the past is at least 2 long."""
 
 
 def free_axes(names: Sequence[str], sums: Sequence[str]) -> list[str]:
-    """Return the axes that can be chosen, those that are known first.
+    """Return the axes whose size is free, i.e. no sum of others; axes in `KNOWN` come first.
 
     Args:
-        names: Names of the dynamic axes.
-        sums: The axes that are sums of others.
+        names: The names of the dynamic axes.
+        sums: The names of the axes that are sums of others.
     """
     free = [name for name in names if name not in sums]
     return [n for n in KNOWN if n in free] + sorted(n for n in free if n not in KNOWN)
 
 
-def values_of(axis: str) -> tuple[int, ...]:
-    """Return the sizes of an axis that are tried."""
+def tried_sizes(axis: str) -> tuple[int, ...]:
+    """Return the sizes of an axis to try."""
     return VALUES.get(axis, VALUES[""])
 
 
-def blocks_of(axis: str) -> Mapping[int, int]:
-    """Return the blocks that are tried along an axis, and the size that is tried for each."""
+def tried_blocks(axis: str) -> Mapping[int, int]:
+    """Return the block sizes to try along an axis, each with the size next to it."""
     return {} if axis in (BATCH, PAST) else BLOCKS
 
 
 def beside_block(axis: str, block: int) -> int:
-    """Return the size of this axis in a case where another axis is next to a block size.
+    """Return the size of an axis in a case where another axis is next to a block size.
 
-    There are several keys, since softmax over one key is constant. The past is empty beside the
-    small block sizes.
+    There are several keys, since softmax over one key is constant. The past is empty for blocks of
+    128 and 256.
 
     Args:
         axis: The name of the axis.
-        block: The size of a block.
+        block: The block size.
     """
     if axis == PAST:
         return 0 if block in (128, 256) else 3
@@ -97,13 +101,16 @@ def beside_block(axis: str, block: int) -> int:
 
 
 def corners(axes: Sequence[str]) -> list[dict[str, int]]:
-    """Return the sizes in which each axis has its least or its largest size, without blocks.
+    """Return all combinations of the smallest and the largest size to try of each axis.
 
-    A fault from some size on, or up to one, of any axes at once shows there.
+    They show faults that start or end at some size of one or several axes. Block sizes do not
+    count. There are none if an axis is not in `KNOWN`.
     """
     if not set(axes) <= set(KNOWN):
         return []
-    ends = [(2 if axis == KEYS else min(values_of(axis)), max(values_of(axis))) for axis in axes]
+    ends = [
+        (2 if axis == KEYS else min(tried_sizes(axis)), max(tried_sizes(axis))) for axis in axes
+    ]
     return [dict(zip(axes, sizes, strict=True)) for sizes in itertools.product(*ends)]
 
 
@@ -112,36 +119,36 @@ def corners(axes: Sequence[str]) -> list[dict[str, int]]:
 
 def size_conditions(axes: Sequence[str]) -> list[str]:
     """Return all conditions on the sizes of these axes."""
-    found = [f"{axis} {value}" for axis in axes for value in values_of(axis)]
-    found += [
-        f"{level} {one}, {more} {other}"
+    names = [f"{axis} {value}" for axis in axes for value in tried_sizes(axis)]
+    names += [
+        f"{level} {one}, {other_level} {other}"
         for one, other in itertools.combinations(axes, 2)
-        for level, more in itertools.product(_levels(one), _levels(other))
+        for level, other_level in itertools.product(_levels(one), _levels(other))
     ]
-    found += [f"{axis} near {block}" for axis in axes for block in blocks_of(axis)]
-    found += [_shown(corner) for corner in corners(axes)]
+    names += [f"{axis} near {block}" for axis in axes for block in tried_blocks(axis)]
+    names += [_joint_condition(corner) for corner in corners(axes)]
     if QUERIES in axes:
-        # Graphs for one query are run in no other case.
+        # Graphs for one query run only in cases with one query.
         others = [axis for axis in axes if axis != QUERIES]
-        found += [f"{ONE_QUERY}, {condition}" for condition in size_conditions(others)]
+        names += [f"{ONE_QUERY}, {condition}" for condition in size_conditions(others)]
         if PAST in axes:
-            found += [f"{ONE_QUERY}, {block} keys" for block in BLOCKS]
-    return found
+            names += [f"{ONE_QUERY}, {block} keys" for block in BLOCKS]
+    return names
 
 
 def met_by_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
     """Yield the conditions that these sizes meet.
 
     Args:
-        sizes: Sizes of the axes, by name.
-        axes: The axes that can be chosen.
+        sizes: The size of every axis.
+        axes: The axes whose size is free.
     """
     for axis in axes:
         yield f"{axis} {sizes[axis]}"
         yield from (f"{axis} near {block}" for block in _blocks_near(sizes[axis]))
     for one, other in itertools.combinations(axes, 2):
         yield f"{_level(one, sizes[one])} {one}, {_level(other, sizes[other])} {other}"
-    yield _shown({axis: sizes[axis] for axis in axes})
+    yield _joint_condition({axis: sizes[axis] for axis in axes})
     if sizes.get(QUERIES) == 1 and QUERIES in axes:
         others = [axis for axis in axes if axis != QUERIES]
         yield from (f"{ONE_QUERY}, {condition}" for condition in met_by_sizes(sizes, others))
@@ -149,12 +156,12 @@ def met_by_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
         yield from (f"{ONE_QUERY}, {block} keys" for block in keys)
 
 
-def met_whatever_the_contents(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
-    """Yield the conditions on sizes that opaque contents meet as well: single values.
+def met_by_single_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
+    """Yield the conditions on single sizes that these sizes meet, even with opaque contents.
 
     Args:
-        sizes: Sizes of the axes, by name.
-        axes: The axes that can be chosen.
+        sizes: The size of every axis.
+        axes: The axes whose size is free.
     """
     for axis in axes:
         yield f"{axis} {sizes[axis]}"
@@ -166,12 +173,12 @@ def _blocks_near(size: int) -> Iterator[int]:
     return (block for block, near in BLOCKS.items() if abs(size - near) <= 2)
 
 
-def _shown(sizes: Sizes) -> str:
+def _joint_condition(sizes: Sizes) -> str:
     return ", ".join(f"{axis} {size}" for axis, size in sizes.items()) + " together"
 
 
 def keys_of(sizes: Sizes) -> int | None:
-    """Return the number of keys, if the axes define it."""
+    """Return the number of keys, or None if the axes do not define it."""
     if KEYS in sizes:
         return sizes[KEYS]
     if QUERIES in sizes:
@@ -180,7 +187,7 @@ def keys_of(sizes: Sizes) -> int | None:
 
 
 def have_many_keys(sizes: Sizes) -> bool:
-    """Return whether there are many keys, or no axis defines their number."""
+    """Return whether there are at least `MANY_KEYS` keys, or no axis defines their number."""
     keys = keys_of(sizes)
     return keys is None or keys >= MANY_KEYS
 
@@ -191,7 +198,7 @@ def are_smallest(sizes: Sizes) -> bool:
 
 
 def may_differ_in_length(sizes: Sizes) -> bool:
-    """Return whether rows of a cache in place may have different lengths."""
+    """Return whether batch elements of a cache in place may have different lengths."""
     return sizes.get(PAST, 0) >= 2
 
 
@@ -206,8 +213,8 @@ def _level(axis: str, size: int) -> str:
 # -- contents ------------------------------------------------------------------------------------
 
 
-def form_of(sizes: Sizes) -> str:
-    """Return the form of a call: one query or several, with a past or without."""
+def call_pattern(sizes: Sizes) -> str:
+    """Return the suffix for the pattern of a call: one query or several, a past or none."""
     if QUERIES not in sizes:
         return ""
     if sizes[QUERIES] > 1:
@@ -217,8 +224,8 @@ def form_of(sizes: Sizes) -> str:
     return A_PAST if sizes[PAST] else NO_PAST
 
 
-def forms(axes: Sequence[str]) -> list[str]:
-    """Return all forms of a call."""
+def call_patterns(axes: Sequence[str]) -> list[str]:
+    """Return the suffixes for all patterns of a call, see `call_pattern`."""
     if QUERIES not in axes:
         return [""]
     single = (A_PAST, NO_PAST) if PAST in axes else (ALONE,)
@@ -232,32 +239,34 @@ def content_conditions(
 
     Args:
         values: The names of the contents that change values.
-        masks: Those that change masks.
-        lengths: Those that change the lengths of a cache in place.
-        axes: The axes that can be chosen.
+        masks: The names of the contents that change masks.
+        lengths: The names of the contents that change the lengths of a cache in place.
+        axes: The axes whose size is free.
     """
-    found = [f"{name}{form}" for name in (*values, *masks) for form in forms(axes)]
-    found = [each for each in found if not each.startswith(f"causal_future, {ONE_QUERY}")]
-    found += [f"{name}{form}" for name in lengths for form in forms(axes) if form != NO_PAST]
-    found.append(SMALLEST)
+    patterns, batches = call_patterns(axes), ("1", "> 1")
+    with_past = [pattern for pattern in patterns if pattern != NO_PAST]
+    names = [f"{name}{pattern}" for name in (*values, *masks) for pattern in patterns]
+    names = [name for name in names if not name.startswith(f"causal_future, {ONE_QUERY}")]
+    names += [f"{name}{pattern}" for name in lengths for pattern in with_past]
+    names.append(SMALLEST)
     if BATCH in axes:
-        found += [f"{PLAIN}{form}, batch {size}" for form in forms(axes) for size in ("1", "> 1")]
-        by_batch = [name for name in (*values, *masks) if name in BY_BATCH]
-        found += [
-            f"{name}{form}, batch {size}"
-            for name in by_batch
-            for form in forms(axes)
-            for size in ("1", "> 1")
-            # One query without a past sees itself alone.
-            if form != NO_PAST and (form != ALONE or KEYS in axes)
+        names += [f"{PLAIN}{pattern}, batch {size}" for pattern in patterns for size in batches]
+        names += [
+            f"{name}{pattern}, batch {size}"
+            for name in (*values, *masks)
+            if name in BY_BATCH
+            for pattern in with_past
+            # A single query without a past sees its own key alone.
+            if pattern != ALONE or KEYS in axes
+            for size in batches
         ]
-        found += [f"{name}, batch 1" for name in lengths if name == "empty_and_full"]
+        names += [f"{name}, batch 1" for name in lengths if name == "empty_and_full"]
     if lengths:
-        found += [f"{LOUD_AND_EMPTY}{form}" for form in forms(axes) if form != NO_PAST]
+        names += [f"{LARGE_AND_EMPTY}{pattern}" for pattern in with_past]
     if QUERIES in axes and PAST in axes:
         no_past = [name for name in (*values, *masks) if name in WITHOUT_PAST]
-        found += [f"{name}, several queries, no past" for name in no_past]
-    return found
+        names += [f"{name}, several queries, no past" for name in no_past]
+    return names
 
 
 def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
@@ -265,32 +274,34 @@ def met_by_contents(contents: Sequence[str], sizes: Sizes) -> Iterator[str]:
 
     Args:
         contents: The names of the contents.
-        sizes: Sizes of the axes, by name.
+        sizes: The size of every axis.
     """
-    form, many = form_of(sizes), have_many_keys(sizes)
+    pattern, many = call_pattern(sizes), have_many_keys(sizes)
     may_have_more = sizes.get(QUERIES) != 1 or bool(sizes.get(PAST)) or KEYS in sizes
-    few = may_have_more and not many
-    # Rows of a batch are scaled in four ways: with one query each, only a large batch is enough.
-    few_rows = form == A_PAST and BATCH in sizes and _level(BATCH, sizes[BATCH]) != "large"
+    few_keys = may_have_more and not many
+    # Large logits scale batch elements in four ways: with one query in each, only a large batch
+    # shows them all.
+    small_batch = pattern == A_PAST and BATCH in sizes and _level(BATCH, sizes[BATCH]) != "large"
     if (
         {"empty_and_full", "large_logits"} <= set(contents)
         and may_differ_in_length(sizes)
-        and not few_rows
+        and not small_batch
     ):
-        yield f"{LOUD_AND_EMPTY}{form}"
+        yield f"{LARGE_AND_EMPTY}{pattern}"
     for name in contents:
         if name in LENGTHS and not may_differ_in_length(sizes):
             continue
-        if not (few and name in WITH_MANY_KEYS) and not (few_rows and name == "large_logits"):
-            yield f"{name}{form}"
+        too_few_keys = few_keys and name in WITH_MANY_KEYS
+        if not too_few_keys and not (small_batch and name == "large_logits"):
+            yield f"{name}{pattern}"
         batch = "1" if sizes.get(BATCH) == 1 else "> 1"
         if name in LENGTHS:
             yield f"{name}, batch {batch}"
         elif many:
-            yield f"{name}{form}, batch {batch}"
+            yield f"{name}{pattern}, batch {batch}"
         if not sizes.get(PAST):
-            yield f"{name}{form}, no past"
+            yield f"{name}{pattern}, no past"
     if not contents and are_smallest(sizes):
         yield SMALLEST
     if not contents and BATCH in sizes:
-        yield f"{PLAIN}{form}, batch {'1' if sizes[BATCH] == 1 else '> 1'}"
+        yield f"{PLAIN}{pattern}, batch {'1' if sizes[BATCH] == 1 else '> 1'}"

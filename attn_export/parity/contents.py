@@ -1,7 +1,7 @@
-"""The contents of a case: values and masks that reveal more than random numbers do.
+"""Contents of values: changes of random inputs that show more faults than random numbers.
 
-Each is a change of random inputs. A case has at most one change of each group: of values, here, of
-masks and of the lengths of a cache in place.
+A case has at most one change of each group: values (this file), masks, and lengths of a cache in
+place (both in `mask_contents`).
 """
 
 from __future__ import annotations
@@ -11,49 +11,49 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from attn_export.parity.draw import Sizes, scaled
+from attn_export.parity.draw import Sizes, scale_floats
 from attn_export.spec import AttentionSpec, Input
 from attn_export.spec.low_precision import PER_BLOCK
 from attn_export.tensorfile import ArrayDict, is_floating
 
-LOUD, LOUD_FLOAT16 = 24.0, 14.0
-"""The factor on loud inputs. Scores reach several hundred: exp overflows at 88."""
+LARGE, LARGE_FLOAT16 = 24.0, 14.0
+"""The factor on large inputs. Scores reach several hundred; exp overflows at 88 in float32."""
 
-LESS_LOUD = 10.0
-"""The factor by which the largest scores lie around 60."""
+LESS_LARGE = 10.0
+"""The factor on inputs whose largest scores are about 60, so that exp does not overflow."""
 
 UNEVEN = 1e4
-"""The factor on queries and values, and the divisor of keys, whose scores are as usual."""
+"""The factor on queries and values, and the divisor of keys; scores keep their usual size."""
 
-APART = 0.02
-"""The share by which tokens of a pair differ, so that even large scores are close together."""
+PAIR_DIFFERENCE = 0.02
+"""The largest relative difference of two paired tokens, so that large scores are close together."""
 
 HUGE, HUGE_FLOAT16 = 2.0**17, 14.0
-"""The factor on huge inputs. Scores reach several 1e9: no finite number is below all of them."""
+"""The factor on huge inputs. Scores reach several 1e9, below the usual finite numbers for -inf."""
 
 SHARP, SMALL = 3.0, 0.02
 OUTLIER, OUTLIER_FLOAT16 = 30000.0, 300.0
-QUIETER = 30.0
-"""The number by which the outliers of every other row of the batch are smaller."""
+OUTLIER_RATIO = 30.0
+"""The divisor of the outlier in every other batch element."""
 
 TINY, TINY_CACHE, TINY_FLOAT16 = 2.0**-100, 2.0**-120, 2.0**-8
-"""Factors of inputs next to the smallest numbers. What is computed of a cache is smaller still."""
+"""Factors that bring inputs near the smallest normal numbers, by kind of input."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Drawn:
-    """The inputs of a case, to be changed in place.
+class DrawnCase:
+    """Random inputs of a case, which a `Content` changes in place.
 
     Attributes:
         inputs: The arrays, by name.
-        wanted: The wanted inputs.
+        descriptions: The descriptions of the inputs, by name.
         spec: The spec of the module, if it is ours.
         sizes: The size of every dynamic axis.
-        random: A generator of the case's own.
+        random: A generator that is seeded by the name of the case.
     """
 
     inputs: ArrayDict
-    wanted: Mapping[str, Input]
+    descriptions: Mapping[str, Input]
     spec: AttentionSpec | None
     sizes: Sizes
     random: np.random.Generator
@@ -63,35 +63,35 @@ class Drawn:
         """Return whether the cache is written in place."""
         return self.spec is not None and self.spec.in_place
 
-    def values(self) -> Iterator[str]:
+    def value_names(self) -> Iterator[str]:
         """Yield the names of floating inputs that are no masks."""
         for name, array in self.inputs.items():
-            if is_floating(array.dtype) and name not in set(self.masks()):
+            if is_floating(array.dtype) and name not in set(self.mask_names()):
                 yield name
 
-    def masks(self) -> Iterator[str]:
+    def mask_names(self) -> Iterator[str]:
         """Yield the names of inputs that hide keys."""
-        return (name for name, wanted in self.wanted.items() if hides(name, wanted))
+        return (name for name, input_ in self.descriptions.items() if is_mask(name, input_))
 
     def is_narrow(self, name: str) -> bool:
-        """Return whether an input is float16, which ends at 65504 and at 6e-8."""
+        """Return whether an input is float16, which holds magnitudes from 6e-8 to 65504."""
         return bool(self.inputs[name].dtype == np.float16)
 
 
-Change = Callable[[Drawn], None]
+Change = Callable[[DrawnCase], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """One change of random inputs.
+    """A named change of random inputs.
 
     Attributes:
-        name: The part of the case's name.
+        name: The part that it adds to the case's name.
         about: A few words for the reader of a report.
         shows: The faults that it shows.
-        change: Makes it.
-        is_opaque: Whether it hides faults that other inputs show, as inputs close to 0 do.
-        is_loud: Whether it may have to be scaled down for modules that overflow.
+        change: The function that changes the inputs of a case in place.
+        is_opaque: Whether the change hides faults that other inputs show: inputs close to 0 do.
+        may_overflow: Whether inputs may have to be scaled down because the module overflows.
     """
 
     name: str
@@ -99,117 +99,120 @@ class Content:
     shows: str
     change: Change
     is_opaque: bool = False
-    is_loud: bool = False
+    may_overflow: bool = False
 
 
-def hides(name: str, wanted: Input) -> bool:
-    """Return whether an input is a mask: `attn_mask`, or one of a user's module like it.
+def is_mask(name: str, input_: Input) -> bool:
+    """Return whether an input is a mask: `attn_mask`, or an input of a user's module like it.
 
-    Those are bool with one value at the start of all rows, floating with -inf, or 0 and 1.
+    Masks of users' modules are floating with -inf. Or they have a dynamic last axis and are bool,
+    with the same value at the start of all rows, or integers, 0 and 1.
 
     Args:
         name: The name.
-        wanted: The description of the input.
+        input_: The description of the input.
     """
-    if name == "attn_mask" or wanted.hides:
+    if name == "attn_mask" or input_.hides:
         return True
-    if len(wanted.shape) < 2 or not isinstance(wanted.shape[-1], str):
+    if len(input_.shape) < 2 or not isinstance(input_.shape[-1], str):
         return False
-    if wanted.dtype == "bool":
-        return wanted.first is not None
-    return wanted.dtype.startswith("int") and (wanted.low, wanted.high) == (0, 1)
+    if input_.dtype == "bool":
+        return input_.first is not None
+    return input_.dtype.startswith("int") and (input_.low, input_.high) == (0, 1)
 
 
 # -- values --------------------------------------------------------------------------------------
 
 
-def _loud(drawn: Drawn) -> None:
-    """Make all rows of the batch loud; for our own modules in four ways, in turn.
+def _large_logits(drawn: DrawnCase) -> None:
+    """Multiply all batch elements by large factors.
 
-    Loud, huge, less loud with tokens in pairs, and loud queries of quiet keys.
+    For our own modules the batch elements differ, in turn: large, huge, less large with paired
+    tokens, and large queries and values with small keys. float16 inputs are only made large.
     """
-    for name in drawn.values():
+    for name in drawn.value_names():
         narrow = drawn.is_narrow(name)
-        multiply(drawn, name, LOUD_FLOAT16 if narrow else LOUD)
-        if drawn.wanted[name].shape[:1] == ("batch",) and drawn.spec is not None and not narrow:
-            rows, is_key = drawn.inputs[name], name in ("key", "past_key")
-            _multiply_part(rows[1::4], HUGE / LOUD)
-            _multiply_part(rows[2::4], LESS_LOUD / LOUD)
+        multiply(drawn, name, LARGE_FLOAT16 if narrow else LARGE)
+        batch_first = drawn.descriptions[name].shape[:1] == ("batch",)
+        if batch_first and drawn.spec is not None and not narrow:
+            array, is_key = drawn.inputs[name], name in ("key", "past_key")
+            _multiply_part(array[1::4], HUGE / LARGE)
+            _multiply_part(array[2::4], LESS_LARGE / LARGE)
             if is_key or name == "query":
-                _pair(drawn, rows[2::4])
-            _multiply_part(rows[3::4], (1 / UNEVEN if is_key else UNEVEN) / LOUD)
+                _pair_tokens(drawn, array[2::4])
+            _multiply_part(array[3::4], (1 / UNEVEN if is_key else UNEVEN) / LARGE)
 
 
-def _pair(drawn: Drawn, array: np.ndarray) -> None:
-    """Make tokens alike, two by two."""
+def _pair_tokens(drawn: DrawnCase, array: np.ndarray) -> None:
+    """Make each odd token nearly equal to the token before it."""
     even, odd = array[..., :-1:2, :], array[..., 1::2, :]
-    noise = drawn.random.uniform(1 - APART, 1 + APART, odd.shape)
+    noise = drawn.random.uniform(1 - PAIR_DIFFERENCE, 1 + PAIR_DIFFERENCE, odd.shape)
     odd[...] = (even * noise).astype(array.dtype)
 
 
-def _sharp(drawn: Drawn) -> None:
-    for name in drawn.values():
+def _sharp(drawn: DrawnCase) -> None:
+    for name in drawn.value_names():
         multiply(drawn, name, SHARP)
 
 
-def _small(drawn: Drawn) -> None:
-    for name in drawn.values():
+def _small(drawn: DrawnCase) -> None:
+    for name in drawn.value_names():
         multiply(drawn, name, SMALL)
 
 
-def _tiny(drawn: Drawn) -> None:
-    for name in drawn.values():
+def _tiny(drawn: DrawnCase) -> None:
+    for name in drawn.value_names():
         # Scales of blocks must be normal numbers: kernels divide by them.
         blocks = drawn.spec is not None and drawn.spec.activations == PER_BLOCK
         wide = TINY_CACHE if name.startswith("past_") and not blocks else TINY
         multiply(drawn, name, TINY_FLOAT16 if drawn.is_narrow(name) else wide)
 
 
-def _outliers(drawn: Drawn) -> None:
-    """Set one very large element in each row of the batch, and make attention sharp."""
+def _outliers(drawn: DrawnCase) -> None:
+    """Set one very large element in each batch element, and make attention sharp."""
     _sharp(drawn)
-    for name in drawn.values():
+    for name in drawn.value_names():
         array = drawn.inputs[name]
         largest = OUTLIER_FLOAT16 if drawn.is_narrow(name) else OUTLIER
-        by_row = drawn.wanted[name].shape[:1] == ("batch",)
-        for row, part in enumerate(array if by_row else [array]):
-            if part.size:
-                place = drawn.random.integers(part.size)
-                part.reshape(-1)[place] = largest / QUIETER ** (row % 2)
+        batch_first = drawn.descriptions[name].shape[:1] == ("batch",)
+        for number, sequence in enumerate(array if batch_first else [array]):
+            if sequence.size:
+                index = drawn.random.integers(sequence.size)
+                sequence.reshape(-1)[index] = largest / OUTLIER_RATIO ** (number % 2)
 
 
-def _equal(drawn: Drawn) -> None:
-    """Make all tokens of a sequence alike, so that all scores of a row are equal.
+def _equal_tokens(drawn: DrawnCase) -> None:
+    """Make all tokens of a sequence equal, so that all scores of a query are equal.
 
-    Of our own modules also all elements of a row: a norm of such a row would be 0 / 0 elsewhere.
+    For our own modules all elements of a token are equal too. A user's module may have a norm that
+    is 0 / 0 for such a token.
     """
-    for name in drawn.values():
+    for name in drawn.value_names():
         array = drawn.inputs[name]
         if array.ndim > 1 and array.size:
             array[...] = array[..., :1, :] if drawn.spec is None else array[..., :1, :1]
 
 
-def _one_hot(drawn: Drawn) -> None:
-    """Set a power of 2 in each row and zeros elsewhere, so that products round only once."""
-    for name in drawn.values():
+def _one_hot(drawn: DrawnCase) -> None:
+    """Set one power of 2 in each last-axis row and zeros elsewhere: products round only once."""
+    for name in drawn.value_names():
         array = drawn.inputs[name]
         if array.ndim and array.size:
             width = array.shape[-1]
             rows = array.reshape(-1, width)
-            places = drawn.random.integers(width, size=len(rows))
+            columns = drawn.random.integers(width, size=len(rows))
             signs = drawn.random.choice([-1.0, 1.0], len(rows))
+            powers = drawn.random.integers(1, 5, len(rows))
             rows[...] = 0
-            rows[np.arange(len(rows)), places] = signs * 2.0 ** drawn.random.integers(
-                1, 5, len(rows)
-            )
+            rows[np.arange(len(rows)), columns] = signs * 2.0**powers
 
 
-def _loud_future(drawn: Drawn) -> None:
-    """Make the last tokens so loud that a query which sees them too early shows it."""
-    _multiply_part(drawn.inputs["query"][:, 1:], LOUD_FLOAT16)
+def _large_future(drawn: DrawnCase) -> None:
+    """Multiply all queries but the first, so that a query that sees a later key is wrong."""
+    _multiply_part(drawn.inputs["query"][:, 1:], LARGE_FLOAT16)
 
 
-def multiply(drawn: Drawn, name: str, factor: float) -> None:
+def multiply(drawn: DrawnCase, name: str, factor: float) -> None:
     """Multiply one input.
 
     Args:
@@ -217,7 +220,7 @@ def multiply(drawn: Drawn, name: str, factor: float) -> None:
         name: The input.
         factor: The factor.
     """
-    drawn.inputs[name] = scaled({name: drawn.inputs[name]}, factor)[name]
+    drawn.inputs[name] = scale_floats({name: drawn.inputs[name]}, factor)[name]
 
 
 def _multiply_part(array: np.ndarray, factor: float) -> None:
@@ -226,9 +229,9 @@ def _multiply_part(array: np.ndarray, factor: float) -> None:
 
 VALUES = (
     Content(
-        "large_logits", f"inputs times {LOUD:g}: softmax close to one-hot",
-        "softmax without its maximum, clipped scores", _loud,
-        is_opaque=True, is_loud=True,
+        "large_logits", f"inputs times {LARGE:g}: softmax close to one-hot",
+        "softmax without its maximum, clipped scores", _large_logits,
+        is_opaque=True, may_overflow=True,
     ),
     Content(
         "small_inputs", f"inputs times {SMALL:g}: softmax close to uniform",
@@ -236,7 +239,7 @@ VALUES = (
     ),
     Content(
         "sharp", f"inputs times {SHARP:g}: some keys weigh more",
-        "query head h and K/V head h // q_per_kv, wrong scales", _sharp, is_loud=True,
+        "query head h and K/V head h // q_per_kv, wrong scales", _sharp, may_overflow=True,
     ),
     Content(
         "tiny_values", "inputs next to the smallest numbers",
@@ -244,11 +247,11 @@ VALUES = (
     ),
     Content(
         "outliers", f"elements of up to {OUTLIER:g} in each input", "numbers cut at a limit",
-        _outliers, is_opaque=True, is_loud=True,
+        _outliers, is_opaque=True, may_overflow=True,
     ),
     Content(
         "equal_tokens", "all tokens of a sequence and all elements of a row alike",
-        "ties, norms of constant rows", _equal, is_opaque=True,
+        "ties, norms of constant rows", _equal_tokens, is_opaque=True,
     ),
     Content(
         "one_hot_rows", "a power of 2 in each row, else zeros", "rounding to few bits", _one_hot,
@@ -257,5 +260,5 @@ VALUES = (
 )  # fmt: skip
 FUTURE = Content(
     "causal_future", "keys after the query's own are hidden", "a causal mask that is too wide",
-    _loud_future, is_loud=True,
+    _large_future, may_overflow=True,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sizes of dynamic axes, and random inputs: the same seed words give the same arrays anywhere."""
+"""Sizes of dynamic axes, and random inputs that depend only on their seed words."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from attn_export.results import Case
 from attn_export.spec import Input, Shape
 from attn_export.tensorfile import ArrayDict, is_floating, numpy_dtype
 
-# -- sizes of dynamic axes: those of the example, and sums of others ----------------------------
+# -- sizes of dynamic axes -----------------------------------------------------------------------
 
 Sizes = Mapping[str, int]
+"""The size of each dynamic axis, by name."""
 
-MOST = 2**31 - 1
+MAX_SIZE = 2**31 - 1
 """The largest size of an axis."""
 
 Bounds = Mapping[str, tuple[int, int]]
@@ -28,20 +29,20 @@ TRACED_SIZES: Sizes = {
 """The sizes of the example that is traced: all different, all at least 2."""
 
 
-def axis_names(inputs: Mapping[str, Input], relations: Mapping[str, str]) -> list[str]:
-    """Return the dynamic axes of inputs, the bounds of their integers, and the sums of axes.
+def axis_names(inputs: Mapping[str, Input], sums: Mapping[str, str]) -> list[str]:
+    """Return all names that need a size: axes of inputs, bounds of integers, and sums.
 
     Args:
         inputs: Descriptions of the inputs, by name.
-        relations: The axes that are sums of others.
+        sums: The axes that are sums of others, with their terms: `{"total_len": "past_len + 1"}`.
     """
-    found = {axis for wanted in inputs.values() for axis in wanted.shape if isinstance(axis, str)}
-    return sorted(found | bounds(inputs) | set(relations))
+    axes = {axis for input_ in inputs.values() for axis in input_.shape if isinstance(axis, str)}
+    return sorted(axes | bounds(inputs) | set(sums))
 
 
 def bounds(inputs: Mapping[str, Input]) -> set[str]:
-    """Return the sizes that bound integer inputs."""
-    return {wanted.high for wanted in inputs.values() if isinstance(wanted.high, str)}
+    """Return the names of sizes that are the largest value of an integer input."""
+    return {input_.high for input_ in inputs.values() if isinstance(input_.high, str)}
 
 
 def is_within(sizes: Sizes, bounds: Bounds) -> bool:
@@ -54,47 +55,47 @@ def is_within(sizes: Sizes, bounds: Bounds) -> bool:
     return all(low <= sizes.get(name, low) <= high for name, (low, high) in bounds.items())
 
 
-def into_bounds(sizes: Sizes, limits: Bounds) -> dict[str, int]:
-    """Return the sizes, each of which is the nearest within its bounds.
+def clamp_sizes(sizes: Sizes, bounds: Bounds) -> dict[str, int]:
+    """Return the sizes, clamped to their bounds.
 
     Args:
         sizes: The size of every axis.
-        limits: The bounds of axes that have any.
+        bounds: The bounds of axes that have any.
     """
     return {
-        name: min(max(size, limits[name][0]), limits[name][1]) if name in limits else size
+        name: min(max(size, bounds[name][0]), bounds[name][1]) if name in bounds else size
         for name, size in sizes.items()
     }
 
 
-def with_sums(sizes: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
-    """Return the sizes, completed by the axes that are sums of others.
+def add_sums(sizes: Sizes, sums: Mapping[str, str]) -> dict[str, int]:
+    """Return the sizes, with those of the axes that are sums of others.
 
     Args:
-        sizes: Sizes of the axes, by name.
-        relations: The axes that are sums of others.
+        sizes: The sizes of all other axes.
+        sums: The axes that are sums of others, with their terms.
     """
     return {**sizes} | {
         name: sum(int(t) if t.isdigit() else sizes[t] for t in terms.replace(" ", "").split("+"))
-        for name, terms in relations.items()
+        for name, terms in sums.items()
     }
 
 
-def solved(fixed: Sizes, relations: Mapping[str, str]) -> dict[str, int]:
-    """Return fixed sizes, completed by those that sums of one unknown term leave no choice.
+def solve_sizes(fixed: Sizes, sums: Mapping[str, str]) -> dict[str, int]:
+    """Return the fixed sizes, with those that follow from sums with a single unknown term.
 
     Args:
-        fixed: The sizes of axes.
-        relations: Axes that are sums of others.
+        fixed: The sizes of fixed axes.
+        sums: The axes that are sums of others, with their terms.
     """
-    found = dict(fixed)
-    for name, terms in relations.items():
-        parts = terms.replace(" ", "").split("+")
-        unknown = [part for part in parts if not part.isdigit() and part not in found]
-        if name in found and len(unknown) == 1:
-            rest = (int(p) if p.isdigit() else found[p] for p in parts if p not in unknown)
-            found[unknown[0]] = found[name] - sum(rest)
-    return found
+    sizes = dict(fixed)
+    for name, expression in sums.items():
+        terms = expression.replace(" ", "").split("+")
+        unknown = [term for term in terms if not term.isdigit() and term not in sizes]
+        if name in sizes and len(unknown) == 1:
+            known = (int(t) if t.isdigit() else sizes[t] for t in terms if t not in unknown)
+            sizes[unknown[0]] = sizes[name] - sum(known)
+    return sizes
 
 
 def fixed_shape(shape: Shape, fixed: Sizes) -> Shape:
@@ -108,34 +109,34 @@ def fixed_shape(shape: Shape, fixed: Sizes) -> Shape:
 
 
 def fixed_inputs(inputs: Mapping[str, Input], fixed: Sizes) -> dict[str, Input]:
-    """Return inputs with the sizes of fixed axes in place of their names.
+    """Return descriptions of inputs with the sizes of fixed axes in place of their names.
 
     Args:
-        inputs: Every input by name.
+        inputs: Descriptions of the inputs, by name.
         fixed: The sizes of axes.
     """
     return {
         name: dataclasses.replace(
-            wanted,
-            shape=fixed_shape(wanted.shape, fixed),
-            high=fixed.get(wanted.high, wanted.high)
-            if isinstance(wanted.high, str)
-            else wanted.high,
+            input_,
+            shape=fixed_shape(input_.shape, fixed),
+            high=fixed.get(input_.high, input_.high)
+            if isinstance(input_.high, str)
+            else input_.high,
         )
-        for name, wanted in inputs.items()
+        for name, input_ in inputs.items()
     }
 
 
-def fixed_relations(relations: Mapping[str, str], fixed: Sizes) -> dict[str, str]:
+def fixed_relations(sums: Mapping[str, str], fixed: Sizes) -> dict[str, str]:
     """Return sums with the sizes of fixed axes in place of their names.
 
     Args:
-        relations: Axes that are sums of others.
+        sums: The axes that are sums of others, with their terms.
         fixed: The sizes of axes.
     """
     return {
         name: " + ".join(str(fixed.get(term, term)) for term in terms.replace(" ", "").split("+"))
-        for name, terms in relations.items()
+        for name, terms in sums.items()
         if name not in fixed
     }
 
@@ -147,11 +148,11 @@ VISIBLE = 0.7
 
 
 class FunctionInputs(dict[str, Input]):
-    """Descriptions of inputs by name, which a function of the user's draws.
+    """Descriptions of inputs, by name, whose arrays come from a function of the user.
 
     Args:
-        inputs: The descriptions.
-        function: Returns the arrays at some sizes.
+        inputs: The descriptions, by name.
+        function: Returns the arrays, given the sizes and a random generator.
     """
 
     def __init__(
@@ -173,34 +174,34 @@ def generator(*words: str | int) -> np.random.Generator:
     return np.random.default_rng(seed_of(*words))
 
 
-def concrete(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
-    """Replace the names of dynamic axes in a shape by sizes.
+def concrete_shape(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
+    """Return a shape with the sizes of dynamic axes in place of their names.
 
     Args:
-        shape: Sizes or names of axes.
-        sizes: Sizes of the axes, by name.
+        shape: Sizes, and names of dynamic axes.
+        sizes: The sizes of the axes.
     """
     return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape)
 
 
 Limit = int | np.ndarray
-"""The least or the largest value: of all elements, or of each along the last axis."""
+"""The least or the largest value of all elements, or of each element of the last axis, `[N]`."""
 
 
-def limits(wanted: Input, sizes: Sizes) -> tuple[Limit, Limit]:
-    """Return the range of an integer input at some sizes.
+def limits(input_: Input, sizes: Sizes) -> tuple[Limit, Limit]:
+    """Return the least and the largest value of an integer input.
 
     Args:
-        wanted: The description of the input.
-        sizes: Sizes of the axes, by name.
+        input_: The description of the input.
+        sizes: The sizes of the axes.
     """
-    low = wanted.low
-    high = sizes[wanted.high] if isinstance(wanted.high, str) else wanted.high
-    if not wanted.columns:
+    low = input_.low
+    high = sizes[input_.high] if isinstance(input_.high, str) else input_.high
+    if not input_.columns:
         return low, high
-    (width,) = concrete(wanted.shape[-1:], sizes)
+    (width,) = concrete_shape(input_.shape[-1:], sizes)
     lows, highs = np.full(width, low), np.full(width, high)
-    for start, least, largest in wanted.columns:
+    for start, least, largest in input_.columns:
         lows[start:], highs[start:] = least, largest
     return lows, highs
 
@@ -208,14 +209,16 @@ def limits(wanted: Input, sizes: Sizes) -> tuple[Limit, Limit]:
 def draw_inputs(
     inputs: Mapping[str, Input], sizes: Sizes, *, seed_words: tuple[str | int, ...]
 ) -> ArrayDict:
-    """Draw every input: normal floats, integers of its range, masks with 70 % visible keys.
+    """Draw an array for every input.
 
-    Key 0 is visible in every row of a mask, so that a masked row comes only from a probe.
+    Floating inputs are drawn from a normal distribution, integers from their range. In masks each
+    key is visible with probability `VISIBLE`. Key 0 is visible in every row, so that only contents
+    make fully masked rows.
 
     Args:
-        inputs: Every input by name.
+        inputs: Descriptions of the inputs, by name.
         sizes: The size of every dynamic axis.
-        seed_words: The same words give the same arrays.
+        seed_words: The seed; the same words give the same arrays.
 
     Raises:
         ValueError: If a dtype is neither floating point nor integer nor bool.
@@ -223,35 +226,35 @@ def draw_inputs(
     if isinstance(inputs, FunctionInputs):
         return inputs.function(sizes, generator(*seed_words))
     return {
-        name: _draw(name, wanted, sizes, generator(*seed_words, name))
-        for name, wanted in inputs.items()
+        name: _draw(name, input_, sizes, generator(*seed_words, name))
+        for name, input_ in inputs.items()
     }
 
 
-def _draw(name: str, wanted: Input, sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
-    size, dtype = concrete(wanted.shape, sizes), numpy_dtype(wanted.dtype)
+def _draw(name: str, input_: Input, sizes: Sizes, rng: np.random.Generator) -> np.ndarray:
+    shape, dtype = concrete_shape(input_.shape, sizes), numpy_dtype(input_.dtype)
     if dtype == np.bool_:
-        # A last axis of 1 that is no number of keys may as well be all False.
-        mixed = wanted.first is None or wanted.shape[-1:] == (1,)
-        drawn = _visible(rng, size, with_first=not mixed)
-        return drawn if wanted.first is not False else ~drawn
+        # A last axis of 1 that does not count keys may be False everywhere.
+        any_value = input_.first is None or input_.shape[-1:] == (1,)
+        mask = _visible(rng, shape, with_first=not any_value)
+        return mask if input_.first is not False else ~mask
     if np.issubdtype(dtype, np.integer):
-        if wanted.first and (wanted.low, wanted.high) == (0, 1):  # a mask
-            return np.asarray(_visible(rng, size, with_first=True).astype(dtype))
-        return rng.integers(*limits(wanted, sizes), size, dtype, endpoint=True)
+        if input_.first and (input_.low, input_.high) == (0, 1):  # a mask
+            return np.asarray(_visible(rng, shape, with_first=True).astype(dtype))
+        return rng.integers(*limits(input_, sizes), shape, dtype, endpoint=True)
     if not is_floating(dtype):
         raise ValueError(f"cannot draw values for {name} of type {dtype}")
-    values = rng.standard_normal(size)
-    if name == "attn_mask" or wanted.hides:
-        values = np.where(_visible(rng, size, with_first=True), values, -np.inf)
+    values = rng.standard_normal(shape)
+    if name == "attn_mask" or input_.hides:
+        values = np.where(_visible(rng, shape, with_first=True), values, -np.inf)
     return np.asarray(values.astype(dtype))
 
 
-def scaled(inputs: Mapping[str, np.ndarray], factor: float) -> ArrayDict:
-    """Return inputs with all floating values multiplied, but for those of `attn_mask`.
+def scale_floats(inputs: Mapping[str, np.ndarray], factor: float) -> ArrayDict:
+    """Return inputs with all floating arrays multiplied, except `attn_mask`.
 
     Args:
-        inputs: The inputs, by name; of any shape.
+        inputs: Arrays of any shape, by name.
         factor: The factor.
     """
     return {
@@ -262,23 +265,23 @@ def scaled(inputs: Mapping[str, np.ndarray], factor: float) -> ArrayDict:
     }
 
 
-def scaled_case(case: Case, factor: float) -> Case:
-    """Return a case with its floating inputs multiplied.
+def scale_case(case: Case, factor: float) -> Case:
+    """Return a case with its floating inputs multiplied, except `attn_mask`.
 
     Args:
         case: The case.
         factor: The factor.
     """
     about = f"{case.about}; inputs times {factor:g}"
-    return dataclasses.replace(case, inputs=scaled(case.inputs, factor), about=about)
+    return dataclasses.replace(case, inputs=scale_floats(case.inputs, factor), about=about)
 
 
-def with_other_signs(case: Case, number: int) -> Case:
-    """Return a case with the signs of its floating inputs drawn anew, but for `attn_mask`.
+def redraw_signs(case: Case, number: int) -> Case:
+    """Return a case with random signs of its floating inputs, except `attn_mask`.
 
     Args:
         case: The case.
-        number: Of the draw: each gives others.
+        number: The seed of the signs.
     """
     rng = generator("signs", case.name, number)
     inputs = {
@@ -290,8 +293,8 @@ def with_other_signs(case: Case, number: int) -> Case:
     return dataclasses.replace(case, inputs=inputs)
 
 
-def _visible(rng: np.random.Generator, size: tuple[int, ...], *, with_first: bool) -> np.ndarray:
-    mask = np.asarray(rng.random(size) < VISIBLE)
+def _visible(rng: np.random.Generator, shape: tuple[int, ...], *, with_first: bool) -> np.ndarray:
+    mask = np.asarray(rng.random(shape) < VISIBLE)
     if with_first and mask.ndim:
         mask[..., 0] = True
     return mask

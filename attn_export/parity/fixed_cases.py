@@ -1,4 +1,4 @@
-"""Cases of fixed sizes: each input matters, and what is not finite stays in its row."""
+"""Cases of fixed sizes: every input matters, and non-finite values stay in their batch element."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from attn_export.errors import UsageError
-from attn_export.parity.contents import Content, Drawn
+from attn_export.parity.contents import Content, DrawnCase
 from attn_export.parity.draw import (
     Bounds,
     FunctionInputs,
     Limit,
     Sizes,
+    add_sums,
     axis_names,
+    clamp_sizes,
     draw_inputs,
     generator,
-    into_bounds,
     limits,
-    with_sums,
 )
 from attn_export.results import BASE, CHANGED, Case
 from attn_export.spec import AttentionSpec, Input, Shape
@@ -33,14 +33,14 @@ PROBE_SIZES: Sizes = {
 
 
 DRAWS = 8
-"""The number of times that a function may draw an input as it was."""
+"""The number of times that a user's function is called to get another value of an input."""
 
-SPOILT = 1
-"""The row of the batch that is not finite in cases with `ignored_rows`."""
+NON_FINITE = 1
+"""The batch element that is not finite in cases with `ignored_rows`."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Made:
+class _Maker:
     """Maker of the cases of one subject."""
 
     inputs: Mapping[str, Input]
@@ -51,12 +51,12 @@ class _Made:
     def sizes(self, **changed: int) -> dict[str, int]:
         names = axis_names(self.inputs, self.sums)
         sizes = {name: PROBE_SIZES.get(name, 3) for name in names} | changed
-        return with_sums(into_bounds(sizes, self.bounds), self.sums)
+        return add_sums(clamp_sizes(sizes, self.bounds), self.sums)
 
-    def drawn(self, sizes: Sizes) -> Drawn:
-        """Return the inputs of the base case; those of other sizes are drawn alike."""
+    def draw(self, sizes: Sizes) -> DrawnCase:
+        """Return the inputs of the base case at these sizes."""
         inputs = draw_inputs(self.inputs, sizes, seed_words=("probe", BASE))
-        return Drawn(inputs, self.inputs, self.spec, sizes, generator("probe", BASE))
+        return DrawnCase(inputs, self.inputs, self.spec, sizes, generator("probe", BASE))
 
 
 def fixed_cases(
@@ -66,23 +66,23 @@ def fixed_cases(
     sums: Mapping[str, str],
     bounds: Bounds | None = None,
 ) -> list[Case]:
-    """Return the base case, one for each input that changes it alone, and spoilt rows.
+    """Return the base case, a case that changes each input alone, and cases with NaN or Inf.
 
     Args:
-        inputs: Every input by name.
+        inputs: Descriptions of the inputs, by name.
         output_shapes: The shape of every output.
         spec: The spec of the module, if it is ours.
-        sums: Sizes that others add up to.
+        sums: The axes that are sums of others, with their terms.
         bounds: The bounds of axes that have any.
     """
-    made = _Made(inputs, spec, sums, bounds or {})
-    found = [_base(made), *_changed(made)]
+    maker = _Maker(inputs, spec, sums, bounds or {})
+    cases = [_base(maker), *_changed(maker)]
     batch_first = all("batch" not in shape[1:] for shape in output_shapes.values())
-    # One scale for all rows takes what is not finite to all of them.
-    apart = spec is None or spec.activations != PER_RUN
-    if "batch" in axis_names(inputs, sums) and batch_first and apart:
-        found += _spoilt(made)
-    return found
+    # One scale for all batch elements spreads NaN and Inf from one to all.
+    independent = spec is None or spec.activations != PER_RUN
+    if "batch" in axis_names(inputs, sums) and batch_first and independent:
+        cases += _non_finite_cases(maker)
+    return cases
 
 
 def content_case(
@@ -95,38 +95,38 @@ def content_case(
 
     Args:
         content: The contents.
-        inputs: Every input by name.
-        spec: The spec, if the module is ours.
-        sums: Sizes that others add up to.
+        inputs: Descriptions of the inputs, by name.
+        spec: The spec of the module, if it is ours.
+        sums: The axes that are sums of others, with their terms.
     """
-    made = _Made(inputs, spec, sums, {})
-    drawn = made.drawn(made.sizes())
+    maker = _Maker(inputs, spec, sums, {})
+    drawn = maker.draw(maker.sizes())
     content.change(drawn)
     return Case(content.name, "probe", drawn.sizes, drawn.inputs, content.about)
 
 
-def _base(made: _Made) -> Case:
-    drawn = made.drawn(made.sizes())
+def _base(maker: _Maker) -> Case:
+    drawn = maker.draw(maker.sizes())
     return Case(BASE, "probe", drawn.sizes, drawn.inputs, "what the changed_* cases differ from")
 
 
-def _changed(made: _Made) -> Iterator[Case]:
-    sizes = made.sizes()
-    others = draw_inputs(made.inputs, sizes, seed_words=("probe", "changed"))
-    for name, wanted in made.inputs.items():
-        drawn = made.drawn(sizes)
-        if isinstance(made.inputs, FunctionInputs):
-            drawn.inputs[name] = _drawn_again(made.inputs, sizes, name, drawn.inputs[name])
+def _changed(maker: _Maker) -> Iterator[Case]:
+    sizes = maker.sizes()
+    others = draw_inputs(maker.inputs, sizes, seed_words=("probe", "changed"))
+    for name, input_ in maker.inputs.items():
+        drawn = maker.draw(sizes)
+        if isinstance(maker.inputs, FunctionInputs):
+            drawn.inputs[name] = _redraw(maker.inputs, sizes, name, drawn.inputs[name])
         elif name == "attn_mask":
             _change_mask(drawn)
         else:
-            span = limits(wanted, sizes)
-            drawn.inputs[name] = _other_than(drawn.inputs[name], others[name], *span)
+            span = limits(input_, sizes)
+            drawn.inputs[name] = _differing(drawn.inputs[name], others[name], *span)
         yield Case(f"{CHANGED}{name}", "probe", sizes, drawn.inputs, f"{name} matters")
 
 
-def _drawn_again(inputs: FunctionInputs, sizes: Sizes, name: str, array: np.ndarray) -> np.ndarray:
-    """Return an input that a function draws otherwise than before."""
+def _redraw(inputs: FunctionInputs, sizes: Sizes, name: str, array: np.ndarray) -> np.ndarray:
+    """Call the user's function until an input differs from `array`, and return that input."""
     for number in range(DRAWS):
         other = draw_inputs(inputs, sizes, seed_words=("probe", "changed", number))[name]
         if not np.array_equal(other, array):
@@ -137,15 +137,15 @@ def _drawn_again(inputs: FunctionInputs, sizes: Sizes, name: str, array: np.ndar
     )
 
 
-def _change_mask(drawn: Drawn) -> None:
-    # Small masks can be drawn alike twice. The second query's own key is seen even where
-    # windows end at once, and by more than one query where they do not.
+def _change_mask(drawn: DrawnCase) -> None:
+    # A small mask may be drawn equal twice, so one key is flipped instead. The second query's own
+    # key is visible even in the shortest window, and in longer ones to other queries as well.
     key = drawn.inputs["attn_mask"][..., _own_key(drawn)]
     key[...] = ~key if key.dtype == np.bool_ else np.where(np.isfinite(key), -np.inf, 0.0)
 
 
-def _own_key(drawn: Drawn) -> int:
-    """Return the key of the second query of row 0, where the queries are the last of the keys."""
+def _own_key(drawn: DrawnCase) -> int:
+    """Return the index of the second query's own key in batch element 0; queries come last."""
     inputs = drawn.inputs
     if drawn.in_place:
         return int(inputs["past_length"][0]) + 1
@@ -154,8 +154,8 @@ def _own_key(drawn: Drawn) -> int:
     return max(min(S - L + 1, S - 1), 0)
 
 
-def _other_than(array: np.ndarray, other: np.ndarray, low: Limit, high: Limit) -> np.ndarray:
-    """Return `other`, changed where it is `array` again."""
+def _differing(array: np.ndarray, other: np.ndarray, low: Limit, high: Limit) -> np.ndarray:
+    """Return `other`, or a change of it if it is equal to `array`."""
     if not np.array_equal(other, array):
         return other
     if other.dtype == np.bool_:
@@ -165,47 +165,48 @@ def _other_than(array: np.ndarray, other: np.ndarray, low: Limit, high: Limit) -
     return other
 
 
-# -- what is not finite --------------------------------------------------------------------------
+# -- NaN and Inf in one batch element ------------------------------------------------------------
 
 
-def _spoilt(made: _Made) -> Iterator[Case]:
-    """Yield cases in which one row of the batch is not finite: it must not reach the others.
+def _non_finite_cases(maker: _Maker) -> Iterator[Case]:
+    """Yield cases in which one batch element is not finite: it must not affect the others.
 
-    Outputs of that row itself are not compared. Runtimes differ in it, and so do dialects:
-    0 · NaN is NaN, but a kernel may leave out what is hidden.
+    The outputs of that element are not compared, since runtimes and dialects differ: 0 · NaN is
+    NaN, but a kernel may leave out hidden keys.
     """
-    several = made.sizes(batch=3)
-    forms = {"": several}
+    several = maker.sizes(batch=3)
+    sizes_by_suffix = {"": several}
     if several.get("query_len", 1) > 1:
-        forms["_one_query"] = made.sizes(batch=3, query_len=1)
-    for form, sizes in forms.items():
-        drawn = made.drawn(sizes)
-        rows = [name for name in drawn.values() if _has_rows(made.inputs[name])]
-        if rows:
-            for name in rows:
-                drawn.inputs[name][SPOILT] = np.nan
-            yield _spoilt_case(f"nan_in_one_row{form}", drawn, "NaN in one row of the batch")
-        drawn = made.drawn(sizes)
-        keys = list(_hide_first_key(drawn))
-        if keys:
-            for array in keys:
+        sizes_by_suffix["_one_query"] = maker.sizes(batch=3, query_len=1)
+    for suffix, sizes in sizes_by_suffix.items():
+        drawn = maker.draw(sizes)
+        names = [name for name in drawn.value_names() if _has_batch(maker.inputs[name])]
+        if names:
+            for name in names:
+                drawn.inputs[name][NON_FINITE] = np.nan
+            yield _non_finite_case(f"nan_in_one_row{suffix}", drawn, "NaN in one row of the batch")
+        drawn = maker.draw(sizes)
+        first_keys = list(_hide_first_key(drawn))
+        if first_keys:
+            for array in first_keys:
                 array[...] = np.inf
-            yield _spoilt_case(f"inf_in_masked_key{form}", drawn, "Inf in a key that is masked")
+            about = "Inf in a key that is masked"
+            yield _non_finite_case(f"inf_in_masked_key{suffix}", drawn, about)
 
 
-def _spoilt_case(name: str, drawn: Drawn, about: str) -> Case:
+def _non_finite_case(name: str, drawn: DrawnCase, about: str) -> Case:
     return Case(
         name, "probe", drawn.sizes, drawn.inputs, f"{about}: the others stay as they are",
-        ignored_rows=(SPOILT,),
+        ignored_rows=(NON_FINITE,),
     )  # fmt: skip
 
 
-def _has_rows(wanted: Input) -> bool:
-    return bool(wanted.shape) and wanted.shape[0] == "batch"
+def _has_batch(input_: Input) -> bool:
+    return input_.shape[:1] == ("batch",)
 
 
-def _hide_first_key(drawn: Drawn) -> Iterator[np.ndarray]:
-    """Mask key 0, and yield the parts of the inputs that form it in one row."""
+def _hide_first_key(drawn: DrawnCase) -> Iterator[np.ndarray]:
+    """Mask key 0, and yield the slices of the inputs that it is computed from in one element."""
     inputs: ArrayDict = drawn.inputs
     if drawn.spec is None or "attn_mask" not in inputs:
         return
@@ -216,9 +217,9 @@ def _hide_first_key(drawn: Drawn) -> Iterator[np.ndarray]:
     if "past_key" in inputs:
         for name in ("past_key", "past_value"):
             if is_floating(inputs[name].dtype):  # integers have no Inf
-                yield inputs[name][SPOILT, :, 0]
+                yield inputs[name][NON_FINITE, :, 0]
     elif "key" in inputs:
-        yield inputs["key"][SPOILT, 0]
-        yield inputs["value"][SPOILT, 0]
+        yield inputs["key"][NON_FINITE, 0]
+        yield inputs["value"][NON_FINITE, 0]
     elif inputs["query"].shape[1] > 1:
-        yield inputs["query"][SPOILT, 0]
+        yield inputs["query"][NON_FINITE, 0]

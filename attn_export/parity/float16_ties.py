@@ -1,10 +1,10 @@
-"""Cases of a float16 cache whose large numbers are certain, and the error that small ones allow.
+"""Rounding ties of a float16 cache: queries moved off ties, and values that may round either way.
 
-A value in float32 that lies near the middle of two float16 numbers may become either of them, as
-`near_ties` says of integers. Queries are moved until no large value lies there. The error of small
-values may be as large as the step between their neighbours, so these lie near a tie anyway: a right
-graph may take either neighbour. The runs that round at random then take either, by chance, so that
-the error allowed is that of such steps and no more.
+A float32 value near the middle of two neighbouring float16 numbers may become either of them (see
+`near_ties` for integers). Queries are moved until no large value is near a tie. The rounding error
+of small values may be as large as the spacing of float16, so they are near a tie wherever they are,
+and a correct graph may take either neighbour. The runs with random rounding choose one at random,
+so that the allowed error covers these choices and no more.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from attn_export.attention import Attention
 from attn_export.attention.quantised_cache import Pair
 from attn_export.parity.cache_quotients import (
     CacheQuotients,
+    compute_margin,
     distance,
-    margin_of,
-    moved_along_gradients,
+    move_along_gradients,
 )
 from attn_export.parity.draw import seed_of
 from attn_export.results import Case
 
 
 @dataclasses.dataclass(frozen=True)
-class Float16Rows:
-    """New keys and values of a case as float16 numbers, in float64.
+class Float16Values:
+    """New keys and values of a case, rounded to float16 and held in float64.
 
     Attributes:
-        nearest: The truth: keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`.
-        other: The neighbours on the other side of each value, of the same shapes.
-        near: Where values are so near the middle that either is right.
+        nearest: The nearest float16 numbers, which are the truth: keys `[B, Hkv, L, D]` and values
+            `[B, Hkv, L, Dv]`.
+        other: The float16 neighbour on the other side of each value, of the same shapes.
+        near: Masks of the values so near a tie that either neighbour is correct.
         overflow: Whether a finite value became infinite.
     """
 
@@ -47,48 +48,51 @@ class Float16Rows:
 
     @property
     def uncertain_tokens(self) -> int:
-        """The number of tokens that have a value near a tie."""
+        """The number of tokens with at least one value near a tie."""
         tokens = (near.any(-1).any(1) for near in self.near)  # [B, L]
         return int(torch.stack(list(tokens)).any(0).sum())
 
-    def drawn(self, number: int) -> Pair:
-        """Return rows that take either neighbour where both are right.
+    def draw(self, number: int) -> Pair:
+        """Return keys and values in which values near a tie may take their other neighbour.
 
         Args:
-            number: The number of the run: the first takes the other one everywhere, later ones
-                draw.
+            number: The number of the run. In run 0 all values near a tie take the other neighbour;
+                in later runs each takes it with probability 0.5.
         """
         random = torch.Generator().manual_seed(seed_of("float16", number))
-        found: list[Tensor] = []
+        pair: list[Tensor] = []
         for nearest, other, near in zip(self.nearest, self.other, self.near, strict=True):
-            drawn = torch.rand(near.shape, generator=random) < 0.5 if number else near
-            found.append(torch.where(near & drawn, other, nearest))
-        return found[0], found[1]
+            takes_other = torch.rand(near.shape, generator=random) < 0.5 if number else near
+            pair.append(torch.where(near & takes_other, other, nearest))
+        return pair[0], pair[1]
 
 
-def away_from_ties(case: Case, module: Attention) -> Case:
-    """Return a case whose large keys and values are certain as float16 numbers.
+def move_off_ties(case: Case, module: Attention) -> Case:
+    """Return a case whose large new keys and values are not near float16 rounding ties.
 
-    All values near a tie move at once, along the slope of the sum of their squared ways: what a
-    few of many channels lack takes few steps so. Where some stay near one, the error allowed is
-    larger.
+    All values of a token that are near a tie move at once, along the gradient of the sum of their
+    squared shifts. This takes few steps if few of many channels are near ties. Values that stay
+    near a tie increase the allowed error.
 
     Args:
         case: The case; its query may be moved by a little.
         module: A float64 copy of an `Attention` with a cache in float16.
     """
-    return moved_along_gradients(case, module, _all_at_once)[0]
+    return move_along_gradients(case, module, _weigh_all)[0]
 
 
-def _all_at_once(shift: Tensor, units: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Move all values of each token, as far as each lacks in absolute terms."""
+def _weigh_all(shift: Tensor, units: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return weights that move all values of a token at once, and the change that their sum needs.
+
+    Shifts are multiplied by `units`, so that they count as differences of cached values.
+    """
     assert units is not None
     return shift * units.square(), (shift * units).square().sum(-1, keepdim=True)
 
 
 @torch.no_grad()
-def float16_rows(module: Attention, case: Case) -> Float16Rows:
-    """Return the new keys and values of a case, and the other numbers that are right.
+def round_to_float16(module: Attention, case: Case) -> Float16Values:
+    """Return the new keys and values of a case, with both neighbours of values near a tie.
 
     Args:
         module: A float64 copy of an `Attention` with a cache in float16.
@@ -96,7 +100,7 @@ def float16_rows(module: Attention, case: Case) -> Float16Rows:
     """
     quotients = CacheQuotients(module, case)
     query = case.inputs["query"]
-    margin = margin_of(quotients, query)
+    margin = compute_margin(quotients, query)
     values = quotients(torch.from_numpy(query.astype(np.float64)))
     units = quotients.units
     assert units is not None
@@ -106,33 +110,33 @@ def float16_rows(module: Attention, case: Case) -> Float16Rows:
     spec = module.spec
     widths = [spec.num_kv_heads * width for width in spec.cache_widths]
 
-    def rows(x: Tensor) -> Pair:
-        """Return `[B, L, N]` as keys and values `[B, Hkv, L, .]`."""
+    def as_pair(x: Tensor) -> Pair:
+        """Split `[B, L, N]` into keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`."""
         heads = (part.unflatten(-1, (spec.num_kv_heads, -1)) for part in x.split(widths, -1))
         key, value = (part.transpose(1, 2) for part in heads)
         return key, value
 
     rounding = module.kv_scales
     assert rounding is not None
-    nearest = rounding(*quotients.rows)
-    before_and_after = zip(quotients.rows, nearest, strict=True)
+    nearest = rounding(*quotients.new_pair)
+    before_and_after = zip(quotients.new_pair, nearest, strict=True)
     overflow = any(bool((x.isfinite() & ~y.isfinite()).any()) for x, y in before_and_after)
-    return Float16Rows(nearest, rows(other * units), rows(near), overflow)
+    return Float16Values(nearest, as_pair(other * units), as_pair(near), overflow)
 
 
 @contextlib.contextmanager
-def rounding_to(rows: Pair, module: Attention) -> Iterator[None]:
-    """Let runs of a module keep these new keys and values inside this block.
+def force_cache_values(pair: Pair, module: Attention) -> Iterator[None]:
+    """Replace the new keys and values that a module puts into its cache inside this block.
 
     Args:
-        rows: Float16 numbers, in any type.
-        module: Changed for the time of the block.
+        pair: Keys and values: float16 numbers, in any floating type.
+        module: The module.
     """
     rounding = module.kv_scales
     assert rounding is not None
 
-    def replace(_: object, __: object, own: Pair) -> Pair:
-        return rows[0].to(own[0].dtype), rows[1].to(own[1].dtype)
+    def replace(_: object, __: object, rounded: Pair) -> Pair:
+        return pair[0].to(rounded[0].dtype), pair[1].to(rounded[1].dtype)
 
     hook = rounding.register_forward_hook(replace)
     try:

@@ -1,9 +1,9 @@
-"""Float64 truth of modules that use float32 internally.
+"""Float64 truth of modules that use float32 internally, or have large weights.
 
 Many norms and softmaxes compute in float32 for any type of their input. A float64 copy of
-such a module is good to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
-every such request is answered in float64, and the places are kept. Large weights are widened there
-as well, where they are used.
+such a module is exact to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
+every operation computes in float64, and the lines that request less are recorded. Large weights
+are not copy_module to float64: each operation widens those that it uses.
 """
 
 from __future__ import annotations
@@ -16,71 +16,74 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention.positions import NARROW
-from attn_export.export.module_state import copied
+from attn_export.export.module_state import copy_module
 from attn_export.parity.operations import OperationMode, is_view, name_of
 from attn_export.results import Arrays
 from attn_export.tensorfile import is_floating
 
-# -- large weights in float64 runs: widened where they are used, never all at once --------------
+# -- large weights in float64 runs ---------------------------------------------------------------
 
 # A float64 copy of a module takes twice the memory of its weights. A weight of more than `LARGE`
-# elements therefore stays as it is, shared with the module, and is widened for each operation
-# that reads it. The numbers are those of a float64 copy, bit by bit, unless the module looks at
-# the types of its weights. A product with a weight of more than `WHOLE` elements goes by blocks
+# elements is therefore shared with the module in its own type, and widened for each operation
+# that reads it. The results are bitwise those of a float64 copy, unless the module tests the
+# types of its weights. A product with a weight of more than `WHOLE` elements is computed by blocks
 # of columns; its sums may differ by the rounding of float64.
 
 
 LARGE = 2**22
-"""The largest number of elements of a weight of which there is a float64 copy: 32 MiB."""
+"""The largest number of elements of a weight that is copy_module to float64: 32 MiB."""
 
 WHOLE = 2**26
 """The largest number of elements that are widened at once: 512 MiB in float64."""
 
-LESS = (torch.float32, *NARROW)
+NARROWER = (torch.float32, *NARROW)
 """The types that are widened."""
 
 
 def is_large(value: object) -> bool:
-    """Return whether a value is a tensor that is widened only where it is used."""
-    return isinstance(value, Tensor) and value.dtype in LESS and value.numel() > LARGE
+    """Return whether a value is a tensor too large to be copy_module to float64."""
+    return isinstance(value, Tensor) and value.dtype in NARROWER and value.numel() > LARGE
 
 
 def widened_copy(module: nn.Module) -> nn.Module:
     """Return a copy in float64 that shares the large weights with the module, in their own type.
 
     Raises:
-        Exception: Whatever a module raises that cannot be copied.
+        Exception: Any error that the module raises when it is copy_module.
     """
     shared: dict[int, Tensor]
-    shared = {id(p): _sharing(p) for p in module.parameters() if is_large(p)}
+    shared = {
+        id(p): nn.Parameter(p.detach(), requires_grad=False)
+        for p in module.parameters()
+        if is_large(p)
+    }
     shared |= {id(b): b.detach() for b in module.buffers() if is_large(b)}
-    found = copied(module, shared)
-    found._apply(lambda t: t.double() if t.is_floating_point() and not is_large(t) else t)
-    return found
-
-
-def _sharing(parameter: Tensor) -> nn.Parameter:
-    return nn.Parameter(parameter.detach(), requires_grad=False)
+    copy = copy_module(module, shared)
+    copy._apply(lambda t: t.double() if t.is_floating_point() and not is_large(t) else t)
+    return copy
 
 
 def product(
     a: Tensor, b: Tensor, change: Callable[[Tensor], Tensor], multiply: Callable[..., Tensor]
 ) -> Tensor:
-    """Return a product with a large matrix, of which few columns are widened at once.
+    """Return a product with a large matrix, of which a block of columns is widened at a time.
 
     Args:
-        a: `[M, K]`, in float64.
-        b: `[K, N]`.
-        change: Applied to the columns in float64, which it may change in place.
-        multiply: Takes `a`, columns of `b`, and their slice of the result.
+        a: `[M, K]`, float64.
+        b: `[K, N]`, of any floating type.
+        change: A function of a block of columns in float64, which it may change in place.
+        multiply: A function of `a`, the changed block, and its slice of the columns.
+
+    Returns:
+        The product, float64 `[M, N]`.
     """
     if b.numel() <= WHOLE:
         return multiply(a, change(b.double()), slice(None))
-    parts = [multiply(a, change(b[:, part].double()), part) for part in _columns(b)]
-    return torch.cat(parts, -1)
+    blocks = [multiply(a, change(b[:, block].double()), block) for block in _column_blocks(b)]
+    return torch.cat(blocks, -1)
 
 
-def _columns(b: Tensor) -> Iterator[slice]:
+def _column_blocks(b: Tensor) -> Iterator[slice]:
     rows, columns = b.shape
     step = max(WHOLE // rows, 1)
     return (slice(start, start + step) for start in range(0, columns, step))
@@ -93,19 +96,19 @@ class ComputeInFloat64(OperationMode):
     """Mode that computes every operation in float64.
 
     Attributes:
-        places: The lines at which the module used less, as ``file.py:12``, in order.
+        lines: The lines that request a narrower type, as ``file.py:12``, in order.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: dict[str, None] = {}
+        self.lines: dict[str, None] = {}
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation."""
         return self.compute(func, args, kwargs)
 
     def compute(self, func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
-        """Return the result of an operation in float64, also where the mode is not entered.
+        """Return the result of an operation in float64; the mode need not be entered.
 
         Args:
             func: The operation.
@@ -117,30 +120,30 @@ class ComputeInFloat64(OperationMode):
             name: self._wide_dtype(x) if type(x) is torch.dtype else x
             for name, x in options.items()
         }
-        if func._schema.is_mutable:  # what is written into has to stay what it is
+        if func._schema.is_mutable:  # the tensor that it writes to must not be replaced
             return func(*args, **options)
         if any(map(is_large, args)):
             if is_view(func) or name_of(func) == "_to_copy":  # one copy, not two
                 return func(*args, **options)
             if name_of(func) in ("mm", "addmm") and is_large(args[-1]):
                 return _product(func, args, options)
-        args = tuple(map(widened, args))
-        options = {name: widened(x) for name, x in options.items()}
+        args = tuple(map(widen, args))
+        options = {name: widen(x) for name, x in options.items()}
         if name_of(func) == "_grouped_mm":
             return _grouped_product(*args, **options)
-        return widened(func(*args, **options))
+        return widen(func(*args, **options))
 
     def _wide_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        if dtype not in LESS:
+        if dtype not in NARROWER:
             return dtype
-        from attn_export.source_location import user_line  # ours asks for no type
+        from attn_export.source_location import user_line  # our own layers never ask for a type
 
-        self.places[user_line()] = None
+        self.lines[user_line()] = None
         return torch.float64
 
 
 def widening_of(module: nn.Module) -> ComputeInFloat64 | None:
-    """Return the mode in which a copy by `widened_copy` computes; None if it shares no weights."""
+    """Return a mode for a copy by `widened_copy`; None if it has no large weights."""
     shared = any(is_large(parameter) for parameter in module.parameters())
     return ComputeInFloat64() if shared else None
 
@@ -149,32 +152,31 @@ def widened_arrays(arrays: Arrays) -> dict[str, np.ndarray]:
     """Return floating arrays in float64, and others as they are.
 
     Args:
-        arrays: Of any shapes, by name.
+        arrays: Arrays of any shape, by name.
     """
     return {n: a.astype(np.float64) if is_floating(a.dtype) else a for n, a in arrays.items()}
 
 
-def widened(value: Any) -> Any:
-    """Return a value with its tensors in float64, as operators take and give them.
+def widen(value: Any) -> Any:
+    """Return a value with its floating tensors in float64: a tensor, a tuple, a list or another.
 
-    It takes less time than `torch.utils._pytree`, which looks every container up.
+    This is faster than `torch.utils._pytree`, which looks up the type of every container.
     """
     if isinstance(value, Tensor):
-        return value.double() if value.dtype in LESS else value
+        return value.double() if value.dtype in NARROWER else value
     if type(value) in (tuple, list):
-        return type(value)(map(widened, value))
+        return type(value)(map(widen, value))
     return value
 
 
 def _product(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Tensor:
-    """Return the product of a matrix with a large one; ``args`` may begin with what is added."""
-    *added, a = map(widened, args[:-1])
+    """Return the result of `mm(a, b)` or `addmm(bias, a, b)` with a large `b`."""
+    *bias, a = map(widen, args[:-1])
 
-    def multiply(a: Tensor, b: Tensor, part: slice) -> Tensor:
-        found: Tensor = func(
-            *(x[..., part] if x.shape[-1] > 1 else x for x in added), a, b, **options
-        )
-        return found
+    def multiply(a: Tensor, b: Tensor, block: slice) -> Tensor:
+        bias_block = (x[..., block] if x.shape[-1] > 1 else x for x in bias)
+        result: Tensor = func(*bias_block, a, b, **options)
+        return result
 
     return product(a, args[-1], lambda b: b, multiply)
 
@@ -182,16 +184,20 @@ def _product(func: Any, args: Sequence[Any], options: Mapping[str, Any]) -> Tens
 def _grouped_product(
     x: Tensor, weights: Tensor, offs: Tensor | None = None, *_: Any, **__: Any
 ) -> Tensor:
-    """Return the product of rows with the matrix of their group, which PyTorch has not in float64.
+    """Return the result of `_grouped_mm`, which PyTorch does not have in float64.
 
     Args:
         x: `[N, K]`, sorted by group, or `[G, N, K]`.
         weights: `[G, K, M]`.
-        offs: The row at which each group ends, `[G]`; None where `x` has an axis of groups.
+        offs: The row at which each group ends, `[G]`; None if `x` has an axis of groups.
+
+    Returns:
+        Each row of `x` times the matrix of its group, `[N, M]` or `[G, N, M]`; rows after the last
+        group are 0.
     """
     if offs is None:
         return x @ weights
     starts = [0, *offs.tolist()]
-    parts = [x[a:b] @ w for a, b, w in zip(starts, starts[1:], weights, strict=False)]
-    rest = x.new_zeros(x.shape[0] - starts[-1], weights.shape[-1])
-    return torch.cat([*parts, rest])
+    products = [x[a:b] @ w for a, b, w in zip(starts, starts[1:], weights, strict=False)]
+    padding = x.new_zeros(x.shape[0] - starts[-1], weights.shape[-1])
+    return torch.cat([*products, padding])

@@ -1,7 +1,8 @@
-"""Gates beside the judge's rule, which only tighten it: the user's tolerances, and earlier errors.
+"""Checks in addition to the judge's rule: the user's tolerances, and the errors of an earlier run.
 
-An engine that starts to compute in fewer bits may stay within the error allowed, and not within
-its own earlier error: on one processor and version the same graph gives the same numbers.
+They can only make a verdict fail. A runtime that starts to compute in a narrower type may stay
+within the allowed error, but not near its own earlier error: on the same processor and version, a
+graph gives the same numbers.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from attn_export.untrusted_files import checked, parse_json, read_text
 
 FORMAT = "attn-export-baseline/1"
 FACTOR = 4.0
-"""Factor by which a run may be worse. Another order of additions is worth about 2."""
+"""The largest factor by which an error may grow. Another order of additions makes about 2."""
 
 FLOOR = 0.02
-"""Errors below this share of what is allowed are not compared: they are a few roundings."""
+"""The share of the allowed error below which errors count as equal: they are a few roundings."""
 
 Shares = dict[str, dict[str, float]]
-"""Error over allowed by ``runtime/graph`` and ``case/output``."""
+"""Errors as shares of the allowed error, by ``runtime/graph`` and ``case/output``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,8 @@ class Baseline:
     """Content of a baseline file.
 
     Attributes:
-        versions: By ``runtime/graph``, the version and processor that each error was seen with.
-        shares: The errors.
+        versions: The version and the processor of each ``runtime/graph``.
+        shares: The errors, see `Shares`.
     """
 
     versions: Mapping[str, str]
@@ -50,7 +51,7 @@ def read_baseline(path: Path) -> Baseline:
     """Read a file that `write_baseline` wrote.
 
     Raises:
-        UsageError: If there is none, or it is something else.
+        UsageError: If the file does not exist or is no baseline.
     """
     try:
         content = parse_json(read_text(path))
@@ -61,23 +62,23 @@ def read_baseline(path: Path) -> Baseline:
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise UsageError(f"{path} is no baseline of the format {FORMAT}; --update makes one")
     try:
-        found = checked(content, BaselineFile)
+        baseline = checked(content, BaselineFile)
     except ValueError as error:
         raise UsageError(f"the baseline {path} was changed: {error}") from error
-    return Baseline(found.versions, found.errors)
+    return Baseline(baseline.versions, baseline.errors)
 
 
-def against(report: Report, baseline: Baseline, factor: float = FACTOR) -> Report:
-    """Return a report in which results worse than the baseline failed.
+def apply_baseline(report: Report, baseline: Baseline, factor: float = FACTOR) -> Report:
+    """Return a report in which verdicts with larger errors than in the baseline fail.
 
     Args:
-        report: Of this run.
+        report: The report of this run.
         baseline: The errors of earlier runs.
-        factor: The allowed growth of an error.
+        factor: The largest factor by which an error may grow.
     """
-    versions = {_place(run): _version(run) for run in report.runs}
+    versions = {_run_key(run): _version(run) for run in report.runs}
     verdicts = tuple(_compared(v, baseline, versions, factor) for v in report.verdicts)
-    unknown = dict.fromkeys(_place(v) for v in report.verdicts if _before(v, baseline) is None)
+    unknown = dict.fromkeys(_run_key(v) for v in report.verdicts if _before(v, baseline) is None)
     notes = report.notes
     if unknown:
         notes = (*notes, f"not in the baseline: {', '.join(unknown)}; --update adds it")
@@ -85,23 +86,23 @@ def against(report: Report, baseline: Baseline, factor: float = FACTOR) -> Repor
 
 
 def write_baseline(path: Path, report: Report) -> None:
-    """Write the errors of this run, and keep the file's entries of others.
+    """Write the errors of this run; the file's entries for other runtimes and graphs stay.
 
     Args:
         path: The file; it is replaced whole or not at all.
         report: A report that passed.
 
     Raises:
-        OutputError: If it cannot be written.
-        UsageError: If the file that is there is no baseline.
+        OutputError: If the file cannot be written.
+        UsageError: If the file exists and is no baseline.
     """
     before = read_baseline(path) if path.exists() else Baseline({}, {})
     errors: Shares = {}
     for verdict in report.verdicts:
         if verdict.worst is not None:
-            place = errors.setdefault(_place(verdict), {})
-            place[_name(verdict)] = verdict.worst
-    versions = {_place(run): _version(run) for run in report.runs if _place(run) in errors}
+            of_run = errors.setdefault(_run_key(verdict), {})
+            of_run[_output_key(verdict)] = verdict.worst
+    versions = {_run_key(run): _version(run) for run in report.runs if _run_key(run) in errors}
     content: dict[str, Any] = {
         "format": FORMAT,
         "versions": {**before.versions, **versions},
@@ -118,8 +119,8 @@ def _compared(
         return verdict
     if now <= factor * max(before, FLOOR):
         return verdict
-    place = _place(verdict)
-    was, is_ = baseline.versions.get(place, "?"), versions.get(place, "?")
+    key = _run_key(verdict)
+    was, is_ = baseline.versions.get(key, "?"), versions.get(key, "?")
     since = f"{verdict.runtime} {was} before, {is_} now" if was != is_ else f"{is_} as before"
     message = (
         f"error {now:.3g} of allowed was {before:.3g} in the baseline: more than {factor:g} times "
@@ -129,21 +130,21 @@ def _compared(
 
 
 def _before(verdict: Verdict, baseline: Baseline) -> float | None:
-    errors = baseline.shares.get(_place(verdict), {})
-    return errors.get(_name(verdict))
+    errors = baseline.shares.get(_run_key(verdict), {})
+    return errors.get(_output_key(verdict))
 
 
-def _place(of: RuntimeRun | Verdict) -> str:
-    return f"{of.runtime}/{of.graph}"
+def _run_key(result: RuntimeRun | Verdict) -> str:
+    return f"{result.runtime}/{result.graph}"
 
 
-def _name(verdict: Verdict) -> str:
+def _output_key(verdict: Verdict) -> str:
     return f"{verdict.case}/{verdict.output}"
 
 
 def _version(run: RuntimeRun) -> str:
     version = str(run.facts.get("version", "?"))
-    # The name of an emulated processor is part of the runtime's.
+    # The name of an emulated processor is part of the runtime's name.
     return version if "@" in run.runtime else f"{version} on {processor()}"
 
 
@@ -164,8 +165,8 @@ def cpu_notes(verdicts: Iterable[Verdict], goldens: Sequence[Golden]) -> tuple[s
     """Return a note on each processor that is much less exact than the most exact one.
 
     Args:
-        verdicts: Those of a report.
-        goldens: The cases; their outputs tell whether the graphs compute in float16.
+        verdicts: The verdicts of a report.
+        goldens: The cases; the types of their outputs tell whether graphs compute in float16.
     """
     worst: dict[str, dict[str, float]] = {}
     for verdict in verdicts:
@@ -176,9 +177,9 @@ def cpu_notes(verdicts: Iterable[Verdict], goldens: Sequence[Golden]) -> tuple[s
     dtypes = {array.dtype.name for golden in goldens for array in golden.expected.values()}
     notes = []
     for name in dict.fromkeys(name for of_graph in worst.values() for name in of_graph):
-        times, said = max(_times(of_graph, name) for of_graph in worst.values())
-        if "@" in name and times > TIMES:
-            notes.append(f"{name} {said}{_cause(name) if 'float16' in dtypes else ''}")
+        ratio, text = max(_ratio(of_graph, name) for of_graph in worst.values())
+        if "@" in name and ratio > TIMES:
+            notes.append(f"{name} {text}{_cause(name) if 'float16' in dtypes else ''}")
     return tuple(notes)
 
 
@@ -191,17 +192,22 @@ def _cause(name: str) -> str:
     return f"; it adds {added} products of float16 in half precision, where others use float32"
 
 
-def _times(worst: Mapping[str, float], name: str) -> tuple[float, str]:
-    """Return how many times the least error that of a runtime is, and a phrase for it."""
+def _ratio(worst: Mapping[str, float], name: str) -> tuple[float, str]:
+    """Return the ratio of a runtime's error to the smallest error, and a text that states it.
+
+    Args:
+        worst: The largest error of each runtime with a graph, as a share of the allowed error.
+        name: The name of the runtime.
+    """
     if name not in worst:
         return 0.0, ""
     best = min(worst, key=worst.__getitem__)
-    times = worst[name] / max(worst[best], FLOOR)
-    said = (
-        f"has {times:.1f} times the error of {best}: "
+    ratio = worst[name] / max(worst[best], FLOOR)
+    text = (
+        f"has {ratio:.1f} times the error of {best}: "
         f"{worst[name]:.2f} of what is allowed, against {worst[best]:.2f}"
     )
-    return times, said
+    return ratio, text
 
 
 # -- the user's tolerances ----------------------------------------------------------------------
@@ -209,11 +215,13 @@ def _times(worst: Mapping[str, float], name: str) -> tuple[float, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """A gate of the user's beside the rule: |r − e| ≤ atol + rtol·|e|. It only tightens.
+    """Tolerances of the user, checked in addition to the rule: |r − e| ≤ atol + rtol·|e|.
+
+    Here r is the runtime's output and e is eager's. There is no gate if both are None.
 
     Attributes:
-        atol: Absolute part; None with rtol None for no gate.
-        rtol: Relative part.
+        atol: Absolute tolerance; None for 0.
+        rtol: Relative tolerance; None for 0.
     """
 
     atol: float | None = None
@@ -227,5 +235,5 @@ class Gate:
 
     @property
     def is_set(self) -> bool:
-        """Return whether there is a gate."""
+        """Return whether the user gave a tolerance."""
         return self.atol is not None or self.rtol is not None

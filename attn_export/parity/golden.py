@@ -1,9 +1,9 @@
 """Golden vectors on disk: `test_data_set_N/input_I.pb, output_I.pb` and an index.
 
-The layout is ONNX's own for backend tests, so `onnx_test_runner` reads it too. Beside the
-truth (`output_I.pb`) are the module's own outputs (`eager_I.pb`).
+The layout is that of ONNX's backend tests, so `onnx_test_runner` reads it too. In addition to the
+truth (`output_I.pb`) there are eager's outputs (`eager_I.pb`).
 
-numpy comes in with the functions that need it: `verify` starts its runtimes' processes first.
+numpy is imported inside functions: `verify` starts the runtimes' processes before that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write_inputs(folder: Path, number: int, case: Case) -> StoredCase:
 
 
 def write_golden(folder: Path, goldens: Sequence[Golden]) -> None:
-    """Write the truth, eager's outputs and the index, beside inputs written before.
+    """Write the truth, eager's outputs and the index; `write_inputs` wrote the inputs before.
 
     Args:
         folder: The folder `golden/`.
@@ -62,7 +62,7 @@ def write_golden(folder: Path, goldens: Sequence[Golden]) -> None:
 
 
 def read_golden(folder: Path) -> list[Golden]:
-    """Read what `write_golden` wrote, but for the inputs: those are read by the runtimes.
+    """Read the golden vectors without their inputs, which only the runtimes read.
 
     Raises:
         BundleError: If a file is missing or differs from the index.
@@ -76,6 +76,9 @@ def read_golden(folder: Path) -> list[Golden]:
 
 def case_folders(folder: Path) -> tuple[list[str], list[StoredCase]]:
     """Return the names of the inputs, and every case, from the index alone.
+
+    Returns:
+        The names of the inputs, in the order of their files, and the cases.
 
     Raises:
         BundleError: If there is no index, or it was changed.
@@ -96,7 +99,7 @@ def read_inputs(case: StoredCase, names: Sequence[str]) -> Arrays:
         names: The names of the inputs, in the order of their files.
 
     Raises:
-        BundleError: If a file is missing or is no tensor of that name.
+        BundleError: If a file is missing or holds no tensor of that name.
     """
     from attn_export.tensorfile import read_tensors
 
@@ -107,10 +110,12 @@ def read_inputs(case: StoredCase, names: Sequence[str]) -> Arrays:
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Read the index, and check every value that anything is done with: kits compile it.
+    """Read the index, and check the type and range of all its values.
+
+    Kits put these values into generated programs.
 
     Raises:
-        BundleError: If there is none, or it is not what `write_golden` wrote.
+        BundleError: If there is no index, or it is not in the format of `write_golden`.
     """
     from attn_export.schema import GoldenIndex
 
@@ -122,8 +127,8 @@ def read_index(folder: Path) -> dict[str, Any]:
         raise BundleError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise BundleError(f"{path} was changed: {error}; build the bundle again") from error
-    found: dict[str, Any] = index
-    return found
+    content: dict[str, Any] = index
+    return content
 
 
 def _entry(number: int, golden: Golden) -> dict[str, Any]:
@@ -147,7 +152,7 @@ def _entry(number: int, golden: Golden) -> dict[str, Any]:
 def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Golden:
     from attn_export.tensorfile import read_tensors
 
-    here = folder / entry["folder"]
+    case_folder = folder / entry["folder"]
     case = Case(
         entry["name"], entry["kind"], entry["sizes"], {}, entry["about"],
         contents=tuple(entry["contents"]), ignored_rows=tuple(entry["ignored_rows"]),
@@ -156,8 +161,8 @@ def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Go
         name: None if a is None else Allowed(a["whole"], a["row"])
         for name, a in entry["allowed"].items()
     }
-    expected = read_tensors(here, "output", index["outputs"])
-    eager = read_tensors(here, "eager", index["outputs"])
+    expected = read_tensors(case_folder, "output", index["outputs"])
+    eager = read_tensors(case_folder, "eager", index["outputs"])
     for name, truth in expected.items():
         if (truth.shape, truth.dtype) != (eager[name].shape, eager[name].dtype):
             raise ValueError(f"{case.name} has two shapes or types of {name}")
@@ -172,25 +177,25 @@ def _read_case(folder: Path, index: dict[str, Any], entry: dict[str, Any]) -> Go
     )
 
 
-# -- the least set of cases that golden vectors must hold; docs/parity.md is its definition -----
+# -- the cases that golden vectors must contain; docs/parity.md defines them --------------------
 
 LEAST_SIZES = 3
-"""The least number of sizes that each dynamic axis of an input must have."""
+"""The least number of different sizes that each dynamic axis of an input must have."""
 
 SMALLEST = {"batch": 1, "query_len": 1, "past_len": 0}
-"""Sizes that there must be a case with, and one without."""
+"""The size of each axis that some case must have."""
 
-OF_MASKS = ("fully_masked_rows", "one_visible_key", "left_padding", "right_padding")
-"""Contents that there must be where a layer of ours has a mask."""
+MASK_CONTENTS = ("fully_masked_rows", "one_visible_key", "left_padding", "right_padding")
+"""Contents that some case must have if a layer of ours has a mask."""
 
 
 def check_evidence(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: bool) -> None:
-    """Refuse golden vectors that hold fewer cases than evidence takes.
+    """Raise an error if golden vectors lack a case that evidence requires.
 
     Args:
         inputs: The shape of every input; dynamic axes by name.
         cases: The cases.
-        ours: Whether they are of a layer of ours.
+        ours: Whether the cases are those of a layer of ours.
 
     Raises:
         BundleError: If a case is missing.
@@ -204,17 +209,17 @@ def check_evidence(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: 
 
 
 def tried_note(cases: Sequence[Case]) -> str:
-    """Return the range of each dynamic axis that was tried, for the reader of a report."""
-    found: dict[str, list[int]] = {}
+    """Return a note with the smallest and the largest tried size of each dynamic axis."""
+    sizes_by_axis: dict[str, list[int]] = {}
     for case in cases:
         for name, size in case.sizes.items():
-            found.setdefault(name, []).append(size)
-    ranges = [f"{name} {min(sizes)}-{max(sizes)}" for name, sizes in found.items()]
+            sizes_by_axis.setdefault(name, []).append(size)
+    ranges = [f"{name} {min(sizes)}-{max(sizes)}" for name, sizes in sizes_by_axis.items()]
     return f"sizes: {', '.join(ranges) or 'one, since no axis is dynamic'}"
 
 
 def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
-    """Return a note on the axes of a user's inputs that have one size in the graph, if any.
+    """Return a note on the inputs of a user's module that have fixed sizes in the graph, if any.
 
     Args:
         inputs: The shapes by name: sizes, and names of dynamic axes.
@@ -228,7 +233,7 @@ def fixed_note(inputs: Mapping[str, Shape]) -> tuple[str, ...]:
 
 def _missing(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: bool) -> Iterator[str]:
     names = {case.name for case in cases}
-    for name in (BASE, *(f"{CHANGED}{each}" for each in inputs)):
+    for name in (BASE, *(f"{CHANGED}{input_name}" for input_name in inputs)):
         if name not in names:
             yield f"none is {name!r}"
     for axis in {axis for shape in inputs.values() for axis in shape if isinstance(axis, str)}:
@@ -239,6 +244,6 @@ def _missing(inputs: Mapping[str, Shape], cases: Sequence[Case], *, ours: bool) 
         if smallest is not None and smallest not in sizes:
             yield f"none has {axis} {smallest}"
     contents = {name for case in cases for name in case.contents}
-    for content in OF_MASKS if ours and "attn_mask" in inputs else ():
+    for content in MASK_CONTENTS if ours and "attn_mask" in inputs else ():
         if content not in contents:
             yield f"none has {content}"

@@ -1,7 +1,7 @@
-"""Truth and the error allowed, from a graph itself: its float64 run, and runs that round at random.
+"""Truth and allowed error of a graph without a module, from float64 runs of the graph itself.
 
-The rule is that of modules (`parity/oracle.py`): the same operations are rounded alike. In place of
-eager stand the outputs of a run that rounds each value to the graph's own type.
+The rule is that of modules (`parity/oracle.py`), and the same operations round at random. Eager's
+outputs are replaced by those of a run that rounds each value to the graph's own type.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from attn_export.diagnose.attention_steps import Change
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError, Values, is_float, to_float64
 from attn_export.diagnose.explanation import Step
 from attn_export.errors import GraphError
-from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
+from attn_export.parity.allowed import build_golden, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
 from attn_export.parity.measures import eps
 from attn_export.parity.oracle import threads
@@ -44,11 +44,11 @@ class GraphOracle:
     """Source of the expected outputs of a graph.
 
     Args:
-        evaluation: The graph.
-        name: Its name in messages.
-        dtype: Its floating type.
+        evaluation: The float64 evaluation of the graph.
+        name: The graph's name in messages.
+        dtype: The graph's floating type.
         shapes: The shape of every output.
-        least_eps: Of a graph that is judged by it and computes in fewer bits, the eps of its type.
+        least_eps: The eps of the type of the graph to be judged, if that computes in fewer bits.
     """
 
     def __init__(
@@ -73,61 +73,63 @@ class GraphOracle:
         """Return the cases that the graph can compute, and a note on the others.
 
         Raises:
-            GraphError: If it cannot compute the base case, or one that differs in an input.
+            GraphError: If it cannot compute the base case or a `changed_*` case.
         """
-        found, left_out = [], []
+        computed, left_out = [], []
         for case in cases:
             try:
                 self._evaluation.values(case.inputs)
-                found.append(case)
+                computed.append(case)
             except NotComputedError as error:
                 if case.name == BASE or case.name.startswith(CHANGED):
                     raise GraphError(f"{self._name}, in the case {case.name}: {error}") from error
                 left_out.append(case.name)
         if not left_out:
-            return found, ()
+            return computed, ()
         names = ", ".join(left_out[:3]) + (" …" if len(left_out) > 3 else "")
         note = f"left out, since {self._name} does not take them: {names}"
-        return found, (note,)
+        return computed, (note,)
 
     def golden(self, case: Case) -> Golden:
         """Return the case with its truth, the graph's own outputs, and the error allowed."""
-        of = self._evaluation
-        truth = of.outputs_of(of.values(case.inputs))
-        rounded = of.outputs_of(of.noisy_values(case.inputs, self._dtype))
+        evaluation = self._evaluation
+        truth = evaluation.outputs_of(evaluation.values(case.inputs))
+        rounded = evaluation.outputs_of(evaluation.noisy_values(case.inputs, self._dtype))
         eager = {
             name: a.astype(self._dtype) if is_floating(a.dtype) else a
             for name, a in rounded.items()
         }
         _, count = run_count(eager)
         runs = [self._run(case, number) for number in range(count)]
-        return judged_by(case, eager, truth, runs, in_float32=self._in_float32)
+        return build_golden(case, eager, truth, runs, in_float32=self._in_float32)
 
-    def settled(self, case: Case) -> Case | None:
-        """Return the case; None where one scale takes what is not finite in a row to all others.
+    def move_off_ties(self, case: Case) -> Case | None:
+        """Return the case itself, or None if DynamicQuantizeLinear makes it meaningless.
 
-        Else no integers of a graph of others are known to depend on rounding.
+        Its one scale for all batch elements spreads values that are not finite from the ignored
+        element to the others. No other ties are looked for in graphs without a module.
         """
         nodes = self._evaluation.nodes
-        shared = case.ignored_rows and any(n.op_type == "DynamicQuantizeLinear" for n in nodes)
-        return None if shared else case
+        spreads = case.ignored_rows and any(n.op_type == "DynamicQuantizeLinear" for n in nodes)
+        return None if spreads else case
 
     def usable(self, case: Case) -> Golden:
-        """Return a case with its truth, its inputs changed as far as evidence requires."""
+        """Return a case with its truth, its inputs changed until it can be judged."""
         return usable_golden(case, self.golden, short_rows=self.has_short_rows)
 
     def steps(self, inputs: Arrays) -> list[Step]:
         """Return every operation of the float64 run, after the inputs and weights."""
-        of = self._evaluation
-        values, numbers, steps = of.values(inputs), dict[str, int](), list[Step]()
-        made: list[tuple[str, str, Sequence[str]]]
-        made = [(name, "", ()) for name in (*inputs, *of.initializers)]
-        made += [(name, node.op_type, node.input) for node in of.nodes for name in node.output]
-        for name, operation, read in made:
+        graph = self._evaluation
+        values, numbers, steps = graph.values(inputs), dict[str, int](), list[Step]()
+        # The name, the operator and the operands of each value.
+        defined: list[tuple[str, str, Sequence[str]]]
+        defined = [(name, "", ()) for name in (*inputs, *graph.initializers)]
+        defined += [(name, n.op_type, n.input) for n in graph.nodes for name in n.output]
+        for name, operation, operands in defined:
             value = values.get(name)
             if isinstance(value, np.ndarray):
                 numbers[name] = len(steps)
-                reads = tuple(numbers[each] for each in read if each in numbers)
+                reads = tuple(numbers[operand] for operand in operands if operand in numbers)
                 steps.append(Step(operation, "", value, reads))
         return steps
 
@@ -138,25 +140,25 @@ class GraphOracle:
             return self._evaluation.outputs_of(_rounded(self._evaluation, case.inputs, mode))
 
 
-def _rounded(of: Evaluation, inputs: Arrays, mode: RandomRounding) -> Values:
+def _rounded(graph: Evaluation, inputs: Arrays, mode: RandomRounding) -> Values:
     """Return every value of a graph, with each operation rounded at random."""
-    known: dict[str, np.ndarray | None] = {"": None, **of.initializers}
-    known |= {name: to_float64(array) for name, array in inputs.items()}
+    values: dict[str, np.ndarray | None] = {"": None, **graph.initializers}
+    values |= {name: to_float64(array) for name, array in inputs.items()}
     changes = _noisy_steps(mode)
-    for node in of.nodes:
-        found = _in_torch(node, known, mode)
-        if found is not None:
-            known |= found
+    for node in graph.nodes:
+        outputs = _in_torch(node, values, mode)
+        if outputs is not None:
+            values |= outputs
         elif node.op_type in ATTENTIONS:
-            known |= of.attention(node, known, changes)
+            values |= graph.attention(node, values, changes)
         elif node.op_type in EXACT:
-            known |= of.compute_node(node, known)
+            values |= graph.compute_node(node, values)
         else:
-            # It amplifies what its inputs lost as its own sums do.
-            read = {n: _noisy(known[n], mode) for n in node.input if is_float(known[n])}
-            given = of.compute_node(node, {**known, **read})
-            known |= {n: _noisy(a, mode) if is_float(a) else a for n, a in given.items()}
-    return known
+            # It amplifies the rounding of its inputs as much as that of its own sums.
+            operands = {n: _noisy(values[n], mode) for n in node.input if is_float(values[n])}
+            computed = graph.compute_node(node, {**values, **operands})
+            values |= {n: _noisy(a, mode) if is_float(a) else a for n, a in computed.items()}
+    return values
 
 
 def _noisy(array: Any, mode: RandomRounding) -> np.ndarray:
@@ -164,23 +166,23 @@ def _noisy(array: Any, mode: RandomRounding) -> np.ndarray:
 
 
 def _in_torch(
-    node: onnx.NodeProto, known: Values, mode: RandomRounding
+    node: onnx.NodeProto, values: Values, mode: RandomRounding
 ) -> dict[str, np.ndarray] | None:
     """Return the output of an operator of `TORCH`, rounded at random; None for all others."""
     operator = TORCH.get(node.op_type)
-    arrays = [known[name] for name in node.input]
+    arrays = [values[name] for name in node.input]
     floats = [array for array in arrays if is_float(array)]
     if operator is None or node.domain not in ("", "ai.onnx") or len(node.output) > 1 or not floats:
         return None
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     tensors = [None if a is None else torch.from_numpy(np.array(a)) for a in arrays]
     with mode:
-        found = operator(tensors, attributes)
-    return None if found is None else {node.output[0]: found.numpy()}
+        result = operator(tensors, attributes)
+    return None if result is None else {node.output[0]: result.numpy()}
 
 
 def _noisy_steps(mode: RandomRounding) -> dict[str, Change]:
-    """Return changes by which `Attention` rounds each of its steps."""
+    """Return changes of the steps of `Attention` that round each of them at random."""
 
     def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         with mode:
@@ -193,8 +195,8 @@ def _noisy_steps(mode: RandomRounding) -> dict[str, Change]:
     def weights(weights: np.ndarray, at: Mapping[str, Any]) -> np.ndarray:
         scores = torch.tensor(at["scores"])
         with mode:
-            found = torch.softmax(scores, -1).numpy()
-        return np.where(np.isfinite(weights) & (weights != 0), found, weights)
+            noisy = torch.softmax(scores, -1).numpy()
+        return np.where(np.isfinite(weights) & (weights != 0), noisy, weights)
 
     def attended(_: Any, at: Mapping[str, Any]) -> np.ndarray:
         return product(at["weights"], at["values"][:, at["kv_head"]])
@@ -211,20 +213,20 @@ Tensors = Sequence[Any]
 Operator = Callable[[Tensors, Mapping[str, Any]], Tensor | None]
 
 
-def _gemm(given: Tensors, attributes: Mapping[str, Any]) -> Tensor:
-    a, b, *rest = given
+def _gemm(operands: Tensors, attributes: Mapping[str, Any]) -> Tensor:
+    a, b, *bias = operands
     a = a.T if attributes.get("transA") else a
     b = b.T if attributes.get("transB") else b
-    found: Tensor = a @ b
+    result: Tensor = a @ b
     if attributes.get("alpha", 1.0) != 1.0:
-        found = found * attributes["alpha"]
-    if rest and rest[0] is not None:
-        found = found + rest[0] * attributes.get("beta", 1.0)
-    return found
+        result = result * attributes["alpha"]
+    if bias and bias[0] is not None:
+        result = result + bias[0] * attributes.get("beta", 1.0)
+    return result
 
 
-def _layer_norm(given: Tensors, attributes: Mapping[str, Any]) -> Tensor:
-    x, scale, *bias = given
+def _layer_norm(operands: Tensors, attributes: Mapping[str, Any]) -> Tensor:
+    x, scale, *bias = operands
     axis = attributes.get("axis", -1) % x.dim()
     shape = x.shape[axis:]
     scale = scale.expand(shape)
@@ -232,29 +234,29 @@ def _layer_norm(given: Tensors, attributes: Mapping[str, Any]) -> Tensor:
     return layer_norm(x, shape, scale, shift, attributes.get("epsilon", 1e-5))
 
 
-def _reduced(function: Callable[..., Tensor]) -> Operator:
-    def reduce(given: Tensors, attributes: Mapping[str, Any]) -> Tensor | None:
-        axes = attributes.get("axes") or (given[1].tolist() if len(given) > 1 else None)
+def _reduction(function: Callable[..., Tensor]) -> Operator:
+    def reduce(operands: Tensors, attributes: Mapping[str, Any]) -> Tensor | None:
+        axes = attributes.get("axes") or (operands[1].tolist() if len(operands) > 1 else None)
         if not axes:
             return None
-        return function(given[0], axes, keepdim=bool(attributes.get("keepdims", 1)))
+        return function(operands[0], axes, keepdim=bool(attributes.get("keepdims", 1)))
 
     return reduce
 
 
-def _plain(function: Callable[..., Tensor]) -> Operator:
-    return lambda given, _: function(*given)
+def _without_attributes(function: Callable[..., Tensor]) -> Operator:
+    return lambda operands, _: function(*operands)
 
 
 TORCH: Mapping[str, Operator] = {
-    "MatMul": _plain(torch.matmul),
+    "MatMul": _without_attributes(torch.matmul),
     "Gemm": _gemm,
     "LayerNormalization": _layer_norm,
-    "Softmax": lambda given, attributes: torch.softmax(given[0], attributes.get("axis", -1)),
-    "ReduceMean": _reduced(torch.mean),
-    "ReduceSum": _reduced(torch.sum),
+    "Softmax": lambda operands, attributes: torch.softmax(operands[0], attributes.get("axis", -1)),
+    "ReduceMean": _reduction(torch.mean),
+    "ReduceSum": _reduction(torch.sum),
     **{
-        name: _plain(function)
+        name: _without_attributes(function)
         for name, function in (
             ("Add", torch.add), ("Sub", torch.sub), ("Mul", torch.mul), ("Div", torch.div),
             ("Pow", torch.pow), ("Sqrt", torch.sqrt), ("Exp", torch.exp), ("Tanh", torch.tanh),

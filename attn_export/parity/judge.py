@@ -1,7 +1,8 @@
-"""The rule by which a runtime passes; docs/parity.md is its definition.
+"""Rule by which an output of a runtime passes; docs/parity.md defines it.
 
-With everything widened to float64, t the truth and r the runtime: ‖r − t‖ / ‖t‖ must be within what
-the case allows, for the whole output and for each row of its last axis. Rows with t = 0 must be 0.
+In float64, with the truth t and the runtime's output r, ‖r − t‖ / ‖t‖ must not exceed the error
+that the case allows, for the whole output and for each row of its last axis. Where a row of t is 0,
+that row of r must be 0.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from attn_export.errors import counted
 from attn_export.parity.gate import Gate
 from attn_export.parity.measures import (
     beyond_limit,
+    fill_ignored_rows,
     measure,
-    without_rows,
     worst_index,
     wrong_kinds,
 )
@@ -25,7 +26,7 @@ from attn_export.results import Allowed, Arrays, Golden, Verdict
 from attn_export.tensorfile import is_floating
 
 TIES = "ties"
-"""The start of messages on outputs that the order of equal values decides."""
+"""The start of messages on outputs that depend on the order of equal values."""
 
 TIES_ADVICE = "return the values instead, or rank by torch.sort(stable=True), which ONNX follows"
 
@@ -33,14 +34,14 @@ TIES_ADVICE = "return the values instead, or rank by torch.sort(stable=True), wh
 def judge(
     runtime: str, graph: str, golden: Golden, outputs: Arrays, gate: Gate | None = None
 ) -> list[Verdict]:
-    """Compare the outputs of one case with its truth: one verdict for each output.
+    """Compare the outputs of one case with its truth, and return a verdict for each output.
 
     Args:
-        runtime: Name of the runtime.
-        graph: Name of the graph's file.
+        runtime: The name of the runtime.
+        graph: The name of the graph's file.
         golden: The case with its truth.
         outputs: The runtime's outputs, by name.
-        gate: The user's own tolerances, beside the rule.
+        gate: Tolerances of the user, checked in addition to the rule.
     """
     verdicts = []
     for name in golden.expected:
@@ -59,21 +60,21 @@ def judge(
 def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate) -> Verdict:
     name = verdict.output
     truth, eager = golden.expected[name], golden.eager[name]
-    for what, wanted, is_ in (
+    for attribute, expected, actual in (
         ("dtype", truth.dtype, got.dtype),
         ("shape", list(truth.shape), list(got.shape)),
     ):
-        if wanted != is_:
-            return _failed(verdict, f"{what} is {is_}, expected {wanted}")
-    got = without_rows(got, truth, golden.case.ignored_rows)
+        if expected != actual:
+            return _failed(verdict, f"{attribute} is {actual}, expected {expected}")
+    got = fill_ignored_rows(got, truth, golden.case.ignored_rows)
     if not is_floating(truth.dtype):
         return _equal(verdict, got, truth, golden)
     if name in golden.unusable:
         return _unusable(verdict, golden.unusable[name])
-    eager = without_rows(eager, truth, golden.case.ignored_rows)
+    eager = fill_ignored_rows(eager, truth, golden.case.ignored_rows)
     r, t, e = (array.astype(np.float64) for array in (got, truth, eager))
     verdict = _with_differences(verdict, r, e)
-    problem = _kind_problem(r, t)
+    problem = _non_finite_or_zero_problem(r, t)
     if problem:
         nan = (np.isnan(r) != np.isnan(t)).any()
         verdict = dataclasses.replace(verdict, worst=math.nan if nan else math.inf)
@@ -93,7 +94,7 @@ def _judge_output(verdict: Verdict, golden: Golden, got: np.ndarray, gate: Gate)
 
 def _equal(verdict: Verdict, got: np.ndarray, truth: np.ndarray, golden: Golden) -> Verdict:
     wrong = got != truth
-    # Beyond the ties, a graph is wrong as any other.
+    # Elements that ties do not decide must be equal.
     tied = golden.tied.get(verdict.output)
     if tied is not None and wrong.any() and not (wrong & ~tied).any():
         count = f"{int(wrong.sum())} of {counted(wrong.size, 'element')}"
@@ -110,21 +111,21 @@ def _equal(verdict: Verdict, got: np.ndarray, truth: np.ndarray, golden: Golden)
 
 
 def _within(verdict: Verdict, r: np.ndarray, t: np.ndarray, allowed: Allowed) -> Verdict:
-    found = measure(r, t)
+    errors = measure(r, t)
     verdict = dataclasses.replace(
         verdict,
-        whole=found.whole,
-        row=found.row,
-        worst=max(found.whole / allowed.whole, found.row / allowed.row),
+        whole=errors.whole,
+        row=errors.row,
+        worst=max(errors.whole / allowed.whole, errors.row / allowed.row),
     )
-    if not found.whole <= allowed.whole:  # so that NaN fails
-        error, limit, over = found.whole, allowed.whole, "the whole output"
-    elif not found.row <= allowed.row:
-        error, limit, over = found.row, allowed.row, "one row"
+    if not errors.whole <= allowed.whole:  # so that NaN fails
+        error, limit, over = errors.whole, allowed.whole, "the whole output"
+    elif not errors.row <= allowed.row:
+        error, limit, over = errors.row, allowed.row, "one row"
     else:
         return verdict
-    place = _worst(r, t, by_row=over == "one row")
-    return _failed(verdict, f"relative error {error:.2e} over {over}, allowed {limit:.2e}; {place}")
+    worst = _worst(r, t, by_row=over == "one row")
+    return _failed(verdict, f"relative error {error:.2e} over {over}, allowed {limit:.2e}; {worst}")
 
 
 def _through_gate(verdict: Verdict, r: np.ndarray, e: np.ndarray, gate: Gate) -> Verdict:
@@ -150,15 +151,15 @@ def _with_differences(verdict: Verdict, r: np.ndarray, e: np.ndarray) -> Verdict
     )
 
 
-def _kind_problem(r: np.ndarray, t: np.ndarray) -> str:
-    for what, wrong in wrong_kinds(r, t):
+def _non_finite_or_zero_problem(r: np.ndarray, t: np.ndarray) -> str:
+    for problem, wrong in wrong_kinds(r, t):
         if wrong.any():
-            return f"{what}; {_where(wrong, r, t)}"
+            return f"{problem}; {_where(wrong, r, t)}"
     return ""
 
 
 def _where(wrong: np.ndarray, got: np.ndarray, expected: np.ndarray) -> str:
-    """Describe the number of wrong elements, and the first of them."""
+    """Describe the number of wrong elements, and the index and the values of the first."""
     index = np.unravel_index(int(np.argmax(wrong)), wrong.shape)
     at = [int(i) for i in index]
     return (
@@ -173,7 +174,7 @@ def _worst(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> str:
 
 
 def _values(actual: Any, expected: Any) -> str:
-    """Return two values as text, with as many digits as tell them apart."""
+    """Format two values with as many digits as are needed to show that they differ."""
     for digits in (6, 9, 17):
         shown = f"{actual:.{digits}g}", f"{expected:.{digits}g}"
         if shown[0] != shown[1]:

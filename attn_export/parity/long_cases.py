@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from attn_export.parity.draw import Sizes, concrete, draw_inputs, with_sums
+from attn_export.parity.draw import Sizes, add_sums, concrete_shape, draw_inputs
 from attn_export.results import DECODE, Case
 from attn_export.spec import AttentionSpec, Input, Shape
 from attn_export.tensorfile import is_floating, numpy_dtype
@@ -27,20 +27,25 @@ def decode_case(
 ) -> tuple[Case | None, str]:
     """Return the longest decode within the size limit, and a note if there is none.
 
-    To the module it is one sequence without a past, in buffers that it fills.
+    For the module it is one sequence without a past, whose keys fill the buffers.
 
     Args:
-        inputs: Every input by name.
+        inputs: Descriptions of the inputs, by name.
         output_shapes: The shape of every output.
-        spec: Whether a decode in pieces means what the whole means.
-        sums: Sizes that others add up to.
+        spec: The spec of the module.
+        sums: The axes that are sums of others, with their terms.
+
+    Returns:
+        The case and an empty note. The case is None if it would be too large, which the note says,
+        or if a decode step by step differs from a run of the whole sequence.
     """
-    # Without causal, tokens see those that are not there yet in a decode; some scalings turn
-    # keys by the length at which they came; quantised activations have a scale for each step.
+    # Without a causal mask, tokens would see later tokens, which a decode does not have yet. Some
+    # rotary scalings depend on the length at the time of a key. Quantised activations may have a
+    # scale for each step.
     if not (spec.in_place and spec.causal) or spec.depends_on_steps:
         return None, ""
     for tokens in TOKENS:
-        sizes = with_sums({"batch": 2, "query_len": tokens, "past_len": 0}, sums)
+        sizes = add_sums({"batch": 2, "query_len": tokens, "past_len": 0}, sums)
         if case_bytes(sizes, inputs, output_shapes) <= DECODE_BYTES:
             return _decode(inputs, sizes), ""
     return None, (
@@ -55,17 +60,17 @@ def _decode(inputs: Mapping[str, Input], sizes: Sizes) -> Case:
     return Case(name, DECODE, sizes, drawn, "prompt, tokens and chunks, in buffers that grow")
 
 
-# -- the one case with far keys -----------------------------------------------------------------
+# -- the one case with distant keys -------------------------------------------------------------
 
 FAR_BYTES = 8 * 2**20
 """Largest size of the case in bytes."""
 
 GROWN_BYTES = 24 * 2**20
-"""Largest size where frequencies change with the length: no other case would show that."""
+"""Largest size if rotary frequencies change with the length: no other case would show that."""
 
 POSITIONS = ((2050, 2 * 2**20), (258, 4 * 2**20))
-"""Largest rotary positions where nothing else requires larger ones, and the bytes allowed:
-beyond what float16 and bfloat16 can count to, or bytes and short tables."""
+"""Distances to reach for rotary positions alone, each with the largest size of the case in bytes.
+float16 counts exactly up to 2048, and bfloat16 and bytes up to 256."""
 
 
 def distant_case(
@@ -74,68 +79,73 @@ def distant_case(
     spec: AttentionSpec,
     sums: Mapping[str, str],
 ) -> tuple[Case | None, str]:
-    """Return the case of the largest possible reach, and a note if that is not far enough.
+    """Return the case with the most distant keys, and a note if they are not distant enough.
 
     Args:
-        inputs: Every input by name.
+        inputs: Descriptions of the inputs, by name.
         output_shapes: The shape of every output.
-        spec: Its windows, buckets and positions are reached.
-        sums: Sizes that others add up to.
+        spec: The spec of the module.
+        sums: The axes that are sums of others, with their terms.
+
+    Returns:
+        The case, or None if no distance matters or each takes too much space; and the note.
     """
-    ends = _ends(spec)
-    wanted = {end: GROWN_BYTES if what == GROWS else FAR_BYTES for end, what in ends.items()}
+    thresholds = _thresholds(spec)
+    budgets = {
+        distance: GROWN_BYTES if about == GROWS else FAR_BYTES
+        for distance, about in thresholds.items()
+    }
     if spec.has_rotary and spec.has_cache and not spec.position_ids:
-        for reach, budget in POSITIONS:
-            wanted.setdefault(reach, budget)
-    for reach in sorted(wanted, reverse=True):
-        sizes = _sizes(spec, sums, reach)
-        if case_bytes(sizes, inputs, output_shapes) <= wanted[reach]:
-            return _distant_keys(inputs, spec, sizes, reach), _note(ends, reach)
-    return None, _note(ends, 0)
+        for distance, budget in POSITIONS:
+            budgets.setdefault(distance, budget)
+    for distance in sorted(budgets, reverse=True):
+        sizes = _sizes(spec, sums, distance)
+        if case_bytes(sizes, inputs, output_shapes) <= budgets[distance]:
+            return _distant_keys(inputs, spec, sizes, distance), _note(thresholds, distance)
+    return None, _note(thresholds, 0)
 
 
 GROWS = "the change of the rotary frequencies"
 
 
-def _ends(spec: AttentionSpec) -> dict[int, str]:
-    """Return the distances in keys at which something changes, with its description."""
-    ends = {
+def _thresholds(spec: AttentionSpec) -> dict[int, str]:
+    """Return the distances from query to key at which the computation changes, with the reason."""
+    thresholds = {
         spec.window_left or 0: "the end of the window",
         spec.window_right or 0: "the end of the window",
     }
     if spec.relative_buckets:
-        ends[spec.relative_max_distance] = "the last of the relative positions"
+        thresholds[spec.relative_max_distance] = "the last of the relative positions"
     if spec.turns_by_length and not spec.position_ids:
-        ends[spec.rotary_original_len] = GROWS
-    return {end: what for end, what in ends.items() if end}
+        thresholds[spec.rotary_original_len] = GROWS
+    return {distance: about for distance, about in thresholds.items() if distance}
 
 
-def _note(ends: Mapping[int, str], reached: int) -> str:
-    missed = {end: what for end, what in ends.items() if end > reached}
+def _note(thresholds: Mapping[int, str], reached: int) -> str:
+    missed = [(distance, about) for distance, about in thresholds.items() if distance > reached]
     if not missed:
         return ""
-    shown = " nor ".join(f"{what}, {end} keys away" for end, what in sorted(missed.items()))
+    shown = " nor ".join(f"{about}, {distance} keys away" for distance, about in sorted(missed))
     return f"no case reaches {shown}: at these dimensions it would be too large"
 
 
-def _sizes(spec: AttentionSpec, sums: Mapping[str, str], reach: int) -> Sizes:
-    """Return sizes of one row; two queries after a long past, or many queries without a past."""
-    past = reach + 2 if spec.has_cache else 0
-    if not past:
-        return with_sums({"batch": 1, "query_len": reach + 4}, sums)
-    return with_sums({"batch": 1, "query_len": 2, "past_len": past}, sums)
+def _sizes(spec: AttentionSpec, sums: Mapping[str, str], distance: int) -> Sizes:
+    """Return sizes with batch 1: two queries after a long past, or many queries without a past."""
+    if not spec.has_cache:
+        return add_sums({"batch": 1, "query_len": distance + 4}, sums)
+    return add_sums({"batch": 1, "query_len": 2, "past_len": distance + 2}, sums)
 
 
 def _distant_keys(
-    inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, reach: int
+    inputs: Mapping[str, Input], spec: AttentionSpec, sizes: Sizes, distance: int
 ) -> Case:
-    """Return a case whose queries have keys beyond a reach, none of them masked."""
+    """Return a case with keys farther away than a distance, none of them masked."""
     drawn = draw_inputs(inputs, sizes, seed_words=("probe", "far_keys"))
     if spec.mask:
         drawn["attn_mask"][...] = True if spec.mask.dtype == "bool" else 0.0
     if spec.in_place:
         drawn["past_length"][...] = sizes["past_len"]
-    return Case("far_keys", "probe", sizes, drawn, f"keys more than {reach} away")
+    return Case("far_keys", "probe", sizes, drawn, f"keys more than {distance} away")
 
 
 def case_bytes(
@@ -147,19 +157,18 @@ def case_bytes(
 
     Args:
         sizes: The sizes of the dynamic axes.
-        inputs: Every input by name.
+        inputs: Descriptions of the inputs, by name.
         output_shapes: The shape of every output.
     """
-    widths = {name: numpy_dtype(wanted.dtype).itemsize for name, wanted in inputs.items()}
-    # Outputs are as wide as what they are computed from; integers and masks are not.
-    floating = [
-        widths[name] for name, wanted in inputs.items() if is_floating(numpy_dtype(wanted.dtype))
-    ]
-    width = max(floating, default=max(widths.values()))
-    taken = sum(
-        widths[name] * math.prod(concrete(wanted.shape, sizes)) for name, wanted in inputs.items()
+    dtypes = {name: numpy_dtype(input_.dtype) for name, input_ in inputs.items()}
+    # The element size of outputs is that of the widest floating input.
+    floating = [dtype.itemsize for dtype in dtypes.values() if is_floating(dtype)]
+    itemsize = max(floating or [dtype.itemsize for dtype in dtypes.values()])
+    input_bytes = sum(
+        dtypes[name].itemsize * math.prod(concrete_shape(input_.shape, sizes))
+        for name, input_ in inputs.items()
     )
-    # An axis of which nothing is known counts as the longest one.
+    # An axis of unknown size ("") counts as the longest one.
     known = {**sizes, "": max(sizes.values(), default=1)}
-    outputs = sum(width * math.prod(concrete(shape, known)) for shape in output_shapes.values())
-    return taken + 2 * outputs
+    output_elements = sum(math.prod(concrete_shape(s, known)) for s in output_shapes.values())
+    return input_bytes + 2 * itemsize * output_elements

@@ -1,4 +1,4 @@
-"""Contents of masks and of caches in place: hidden and unused keys, rows of other lengths."""
+"""Contents of masks, and of the lengths of caches in place: changes of random inputs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from attn_export.parity.contents import HUGE, HUGE_FLOAT16, Content, Drawn, multiply
+from attn_export.parity.contents import HUGE, HUGE_FLOAT16, Content, DrawnCase, multiply
 from attn_export.parity.draw import limits
 from attn_export.tensorfile import ArrayDict, is_floating, lowest_number
 
 # -- contents of a cache that is written in place -----------------------------------------------
 
 
-LOUD = 1e3
-"""The factor on what lies behind the keys of a row; float16 can hold its scores."""
+UNUSED_FACTOR = 1e3
+"""The factor on cache entries that are not in use; float16 can hold the scores of such keys."""
 
 
-def keys_of_rows(inputs: ArrayDict, *, in_place: bool) -> np.ndarray:
-    """Return the number of keys of each row of the batch, with its new ones: `[B]`.
+def count_keys(inputs: ArrayDict, *, in_place: bool) -> np.ndarray:
+    """Return the number of keys of each batch element, new keys included, `[B]`.
 
     Args:
         inputs: The inputs, by name.
@@ -31,25 +31,25 @@ def keys_of_rows(inputs: ArrayDict, *, in_place: bool) -> np.ndarray:
     return np.full(B, inputs["attn_mask"].shape[-1])
 
 
-def _beyond_length(drawn: Drawn) -> None:
-    """Let rows hold 0, 1 or 2 keys of many, and make the unused capacity after them loud."""
+def _beyond_length(drawn: DrawnCase) -> None:
+    """Set past lengths of 0, 1 and 2, and make the unused capacity after them large."""
     inputs = drawn.inputs
     lengths = inputs["past_length"]
-    unused = inputs["past_key"].shape[2] - inputs["query"].shape[1]
-    lengths[...] = np.arange(len(lengths)) % max(min(unused, 3), 1)
+    longest = inputs["past_key"].shape[2] - inputs["query"].shape[1]
+    lengths[...] = np.arange(len(lengths)) % max(min(longest, 3), 1)
     for name in ("past_key", "past_value"):
-        array, wanted = inputs[name], drawn.wanted[name]
-        rest = np.arange(array.shape[2]) >= lengths[:, None]  # [B, S]
-        rows = np.broadcast_to(rest[:, None], array.shape[:3])
+        array, input_ = inputs[name], drawn.descriptions[name]
+        is_unused = np.arange(array.shape[2]) >= lengths[:, None]  # [B, S]
+        unused = np.broadcast_to(is_unused[:, None], array.shape[:3])
         if is_floating(array.dtype):
-            array[rows] *= LOUD
-        else:  # integers are as large as there are
-            low, high = limits(wanted, drawn.sizes)
-            array[rows] = np.where(array[rows] < (low + high + 1) // 2, low, high)
+            array[unused] *= UNUSED_FACTOR
+        else:  # the least or the largest integer
+            low, high = limits(input_, drawn.sizes)
+            array[unused] = np.where(array[unused] < (low + high + 1) // 2, low, high)
 
 
-def _empty_and_full(drawn: Drawn) -> None:
-    """Let rows hold nothing, and the last one be full when the new keys are written."""
+def _empty_and_full(drawn: DrawnCase) -> None:
+    """Empty the past of every batch element but the last, whose buffer the new keys fill."""
     inputs = drawn.inputs
     inputs["past_length"][...] = 0
     inputs["past_length"][-1] = inputs["past_key"].shape[2] - inputs["query"].shape[1]
@@ -69,50 +69,51 @@ LENGTHS = (
 
 @dataclasses.dataclass(frozen=True)
 class _Mask:
-    """A mask, and its values for keys that are seen and hidden."""
+    """A mask, with the values that mean a visible and a hidden key."""
 
     array: np.ndarray
-    seen: float | bool
+    visible: float | bool
     hidden: float | bool
 
 
-def _masks(drawn: Drawn) -> Iterator[_Mask]:
-    for name in drawn.masks():
-        array, wanted = drawn.inputs[name], drawn.wanted[name]
+def _masks(drawn: DrawnCase) -> Iterator[_Mask]:
+    for name in drawn.mask_names():
+        array, input_ = drawn.inputs[name], drawn.descriptions[name]
         if array.dtype == np.bool_:
-            seen = wanted.first is not False
-            yield _Mask(array, seen, not seen)
+            visible = input_.first is not False
+            yield _Mask(array, visible, not visible)
         elif is_floating(array.dtype):
             yield _Mask(array, 0.0, -np.inf)
         else:
             yield _Mask(array, 1, 0)
 
 
-def _nothing_hidden(drawn: Drawn) -> None:
+def _nothing_hidden(drawn: DrawnCase) -> None:
     for mask in _masks(drawn):
-        mask.array[...] = mask.seen
+        mask.array[...] = mask.visible
 
 
-def _masked_rows(drawn: Drawn) -> None:
-    """Hide all keys from the first, the middle and the last row of the mask."""
+def _masked_rows(drawn: DrawnCase) -> None:
+    """Hide all keys in the first, the middle and the last row of the mask."""
     for mask in _masks(drawn):
-        rows = mask.array.shape[:-1]
-        for place in ([0] * len(rows), [n // 2 for n in rows], [n - 1 for n in rows]):
+        sizes = mask.array.shape[:-1]
+        for index in ([0] * len(sizes), [n // 2 for n in sizes], [n - 1 for n in sizes]):
             if mask.array.size:
-                mask.array[tuple(place)] = mask.hidden
+                mask.array[tuple(index)] = mask.hidden
 
 
-def _all_masked(drawn: Drawn) -> None:
+def _all_masked(drawn: DrawnCase) -> None:
     for mask in _masks(drawn):
         mask.array[...] = mask.hidden
 
 
-def _one_visible(drawn: Drawn) -> None:
-    """Show each row one key, which gives its value for any scores.
+def _one_visible(drawn: DrawnCase) -> None:
+    """Show one key in each row of the mask, so that the result is its value for any scores.
 
-    They are huge, and may be far below those that are hidden: no finite number stands for -inf.
+    Scores are huge, and the visible one may be far below the hidden ones. So no finite number can
+    stand for -inf.
     """
-    for name in drawn.values():
+    for name in drawn.value_names():
         narrow = drawn.is_narrow(name) or drawn.spec is None
         multiply(drawn, name, HUGE_FLOAT16 if narrow else HUGE)
     for mask in _masks(drawn):
@@ -123,37 +124,39 @@ def _one_visible(drawn: Drawn) -> None:
             for row, keys in enumerate(
                 np.repeat(cache_lengths, max(len(rows) // len(cache_lengths), 1))
             ):
-                rows[row, (3 * row) % max(keys, 1)] = mask.seen
+                rows[row, (3 * row) % max(keys, 1)] = mask.visible
 
 
-def _left_padding(drawn: Drawn) -> None:
+def _left_padding(drawn: DrawnCase) -> None:
     _pad(drawn, left=True)
 
 
-def _right_padding(drawn: Drawn) -> None:
+def _right_padding(drawn: DrawnCase) -> None:
     _pad(drawn, left=False)
 
 
-def _pad(drawn: Drawn, *, left: bool) -> None:
-    """Hide the first or last keys of each row of the batch, of a number of its own."""
+def _pad(drawn: DrawnCase, *, left: bool) -> None:
+    """Hide some of the first or last keys of each batch element; their number differs."""
     for mask in _masks(drawn):
-        mask.array[...] = mask.seen
+        mask.array[...] = mask.visible
         cache_lengths = _cache_lengths(drawn, mask)
         padding = padding_of(cache_lengths)
-        for row, (keys, hidden) in enumerate(zip(cache_lengths, padding, strict=True)):
+        by_batch = len(cache_lengths) > 1 or mask.array.shape[0] == 1
+        for batch, (keys, hidden) in enumerate(zip(cache_lengths, padding, strict=True)):
             side = slice(None, hidden) if left else slice(keys - hidden, keys)
-            rows = (
-                mask.array[row]
-                if len(cache_lengths) > 1 or mask.array.shape[0] == 1
-                else mask.array
-            )
-            rows[..., side] = mask.hidden
+            (mask.array[batch] if by_batch else mask.array)[..., side] = mask.hidden
         if left and "position_ids" in drawn.inputs and drawn.spec is not None:
             _count_from_padding(drawn, cache_lengths, padding)
 
 
 def padding_of(cache_lengths: np.ndarray) -> np.ndarray:
-    """Return the number of padding keys of each row: some and not all, where there are two."""
+    """Return the number of padding keys of each batch element, `[B]`.
+
+    Of two or more keys at least one is padding and one is not; a single key is either.
+
+    Args:
+        cache_lengths: The number of keys of each batch element, `[B]`.
+    """
     spread = cache_lengths // 3 + np.arange(len(cache_lengths))
     return np.where(
         cache_lengths > 1,
@@ -162,31 +165,31 @@ def padding_of(cache_lengths: np.ndarray) -> np.ndarray:
     )
 
 
-def _count_from_padding(drawn: Drawn, cache_lengths: np.ndarray, padding: np.ndarray) -> None:
-    """Count the positions of each row from the end of its padding."""
+def _count_from_padding(drawn: DrawnCase, cache_lengths: np.ndarray, padding: np.ndarray) -> None:
+    """Count the positions of each batch element from the end of its padding."""
     B, L = drawn.inputs["position_ids"].shape
     first = np.broadcast_to(cache_lengths - L - padding, (B,))[:, None]
     drawn.inputs["position_ids"][...] = np.maximum(first + np.arange(L), 0)
 
 
-def _cache_lengths(drawn: Drawn, mask: _Mask) -> np.ndarray:
-    """Return the number of keys of each row of the batch; one number if rows share the mask."""
+def _cache_lengths(drawn: DrawnCase, mask: _Mask) -> np.ndarray:
+    """Return the number of keys of each batch element, `[B]`, or `[1]` if all share the mask."""
     keys, first = mask.array.shape[-1], mask.array.shape[0]
     if drawn.in_place:
-        cache_lengths = keys_of_rows(drawn.inputs, in_place=True)
+        cache_lengths = count_keys(drawn.inputs, in_place=True)
         return cache_lengths if first == len(cache_lengths) else cache_lengths.min(keepdims=True)
-    by_row = first == drawn.sizes.get("batch") and mask.array.ndim > 1
-    return np.full(first if by_row else 1, keys)
+    by_batch = first == drawn.sizes.get("batch") and mask.array.ndim > 1
+    return np.full(first if by_batch else 1, keys)
 
 
-def _lowest(drawn: Drawn) -> None:
-    """Give the first row of the mask the lowest number of its type, which hides nothing."""
+def _lowest(drawn: DrawnCase) -> None:
+    """Fill the first row of the mask with the lowest number of its type, which hides nothing."""
     for mask in _masks(drawn):
         if is_floating(mask.array.dtype) and mask.array.size:
-            # A row of nothing but float16's lowest has no bits left for its scores.
+            # If float16's lowest is added to all scores of a row, none keeps any of its digits.
             first = 1 if mask.array.dtype == np.float16 else 0
-            row = (0,) * (mask.array.ndim - 1)
-            mask.array[row][first:] = lowest_number(mask.array.dtype)
+            index = (0,) * (mask.array.ndim - 1)
+            mask.array[index][first:] = lowest_number(mask.array.dtype)
 
 
 MASKS = (
@@ -203,7 +206,7 @@ MASKS = (
     ),
     Content(
         "one_visible_key", "a row with one key gives its value", "finite numbers for -inf",
-        _one_visible, is_opaque=True, is_loud=True,
+        _one_visible, is_opaque=True, may_overflow=True,
     ),
     Content(
         "left_padding", "rows of a batch start late", "keys that are always visible",

@@ -1,6 +1,6 @@
 """Distance of an array from the truth: relative L2 over the whole and over rows.
 
-The Python kit ships this file: it imports nothing of this package.
+The Python kit ships this file, so it must not import anything of this package.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ class Measures:
 
 
 def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
-    """Measure `x` against `truth`, of one shape, where both are finite.
+    """Return the relative L2 distances of `x` from the truth.
 
-    Infinities and NaN count as 0 on both sides: whether they sit in the same places is
-    another question.
+    Elements that are not finite in either array count as 0 in both; `wrong_kinds` compares them.
 
     Args:
         x: An output, of any shape; rows are along the last axis.
@@ -43,7 +42,7 @@ def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
             np.where(usable, t, 0.0),
             np.where(usable, r, 0.0) - np.where(usable, t, 0.0),
         )
-    # Squares of float64 overflow or vanish; of shares of the largest element they do not.
+    # Squares may overflow or underflow in float64, so all elements are divided by the largest.
     largest = float(np.abs(t).max(initial=0.0))
     if not largest:
         return Measures(0.0, 0.0)
@@ -74,11 +73,13 @@ def eps(dtype: np.dtype) -> float:
 
 
 def distance(x: np.ndarray, truth: np.ndarray) -> Measures:
-    """Measure any array: infinite where shapes differ, or what no relative measure has.
+    """Return the distances of any array: infinity if its shape or its non-finite elements differ.
+
+    They are also infinite if a row that must be 0 is not.
 
     Args:
         x: An array of any shape.
-        truth: The array that it is compared with.
+        truth: The truth, of any shape.
     """
     if x.shape != truth.shape:
         return Measures(np.inf, np.inf)
@@ -95,16 +96,19 @@ Index = tuple[int, ...]
 
 
 def wrong_kinds(r: np.ndarray, t: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield errors beyond relative measures: a description, and a mask of the wrong elements.
+    """Yield errors that have no relative size: a description, and a mask of the wrong elements.
+
+    These are NaN and infinities at other indices than in the truth, and elements that are not 0 in
+    a row that is 0 in the truth.
 
     Args:
-        r: A runtime's output, as float64.
-        t: The truth, of the same shape and type.
+        r: A runtime's output, float64.
+        t: The truth, float64, of the same shape.
     """
     if not (np.isfinite(r).all() and np.isfinite(t).all()):
-        for what, test in (("NaN", np.isnan), ("+Inf", np.isposinf), ("-Inf", np.isneginf)):
-            yield f"{what} in other places than the truth has them", test(r) != test(t)
-    # Where t is infinite, so is r by now: such elements are compared, and count as 0 here.
+        for name, test in (("NaN", np.isnan), ("+Inf", np.isposinf), ("-Inf", np.isneginf)):
+            yield f"{name} in other places than the truth has them", test(r) != test(t)
+    # Infinite elements of t were compared above, and count as 0 here.
     finite = np.isfinite(np.atleast_1d(t))
     zero = zero_rows(np.where(finite, t, 0.0))[..., None]
     wrong = zero & finite & (np.atleast_1d(r) != 0)
@@ -112,22 +116,22 @@ def wrong_kinds(r: np.ndarray, t: np.ndarray) -> Iterator[tuple[str, np.ndarray]
 
 
 def worst_index(r: np.ndarray, t: np.ndarray, *, by_row: bool) -> Index:
-    """Return the index of the largest difference: of the whole, or within the worst row.
+    """Return the index of the largest difference: in the whole output, or in its worst row.
 
     Args:
-        r: A runtime's output, as float64.
-        t: The truth, of the same shape and type, with at least one element.
-        by_row: Whether the row counts.
+        r: A runtime's output, float64.
+        t: The truth, float64, of the same shape, with at least one element.
+        by_row: Whether to choose the last-axis row with the largest relative error first.
     """
     d = distances(r, t)
     if by_row and d.ndim:
         norms = row_norms(t)
         shares = np.linalg.norm(d, axis=-1) / np.where(norms > 0, norms, np.inf)
         row = np.unravel_index(int(np.argmax(shares)), shares.shape)
-        found = (*row, np.argmax(d[row]))
+        index = (*row, np.argmax(d[row]))
     else:
-        found = np.unravel_index(int(np.argmax(d)), d.shape)
-    return tuple(int(i) for i in found)
+        index = np.unravel_index(int(np.argmax(d)), d.shape)
+    return tuple(int(i) for i in index)
 
 
 def distances(r: np.ndarray, t: np.ndarray) -> np.ndarray:
@@ -138,7 +142,7 @@ def distances(r: np.ndarray, t: np.ndarray) -> np.ndarray:
         t: The truth, of the same shape.
     """
     usable = np.isfinite(r) & np.isfinite(t)
-    # Of shares, squares neither overflow nor vanish.
+    # Squares of shares neither overflow nor underflow.
     largest = float(np.abs(t[usable]).max(initial=0.0)) or 1.0
     return np.asarray(np.abs(np.where(usable, r, 0.0) - np.where(usable, t, 0.0)) / largest)
 
@@ -153,13 +157,13 @@ def row_norms(t: np.ndarray) -> np.ndarray:
     return np.asarray(np.linalg.norm(finite / largest, axis=-1))
 
 
-def without_rows(got: np.ndarray, truth: np.ndarray, rows: Sequence[int]) -> np.ndarray:
-    """Return an output with the truth in the rows of the batch that are not compared.
+def fill_ignored_rows(got: np.ndarray, truth: np.ndarray, rows: Sequence[int]) -> np.ndarray:
+    """Return an output in which the batch elements that are not compared are those of the truth.
 
     Args:
-        got: The output of a runtime.
-        truth: The right output.
-        rows: The rows that are not compared.
+        got: A runtime's output, `[B, ...]`.
+        truth: The truth, of the same shape.
+        rows: The indices of the batch elements that are not compared.
     """
     if not rows or not got.ndim:
         return got
@@ -168,14 +172,14 @@ def without_rows(got: np.ndarray, truth: np.ndarray, rows: Sequence[int]) -> np.
     return got
 
 
-# -- the largest error that a case may allow and still be evidence ------------------------------
+# -- the largest error that a case may allow ----------------------------------------------------
 
 
 WHOLE, ROW = 2.0**17, 2.0**20
 """The largest allowed errors of an output and of a row, in units of eps of its dtype."""
 
 MOST_WHOLE, MOST_ROW = 1 / 8, 1 / 2
-"""The same as shares of the output: beyond them a wrong output passes for a right one."""
+"""The largest allowed errors of any dtype: with larger ones, wrong outputs would pass."""
 
 
 def largest_allowed(dtype: np.dtype) -> Measures:
@@ -188,7 +192,7 @@ def largest_allowed(dtype: np.dtype) -> Measures:
 
 
 def beyond_limit(whole: float, row: float, dtype: np.dtype) -> str:
-    """Return why an allowed error is too large for evidence, or "" where it is not.
+    """Return a message if an allowed error is too large for the case to be evidence, or "".
 
     Args:
         whole: The error allowed over the whole output.

@@ -24,9 +24,9 @@ from attn_export.parity.cache_quotients import (
     ROUNDS,
     SINGLE,
     CacheQuotients,
+    compute_margin,
     distance,
-    margin_of,
-    moved_along_gradients,
+    move_along_gradients,
     shift_from_ties,
 )
 from attn_export.parity.draw import generator
@@ -36,46 +36,46 @@ MOVES, MARGINS = 50, 4
 """The most attempts to move an input array, and the most attempts with a margin computed anew."""
 
 ROUNDED = ("query", "key", "value")
-"""The inputs that are quantised as they are."""
+"""The inputs that are quantised directly."""
 
 
-def away_from_ties(case: Case, module: nn.Module) -> Case | None:
-    """Return a case whose integers are the same in any right computation.
+def move_off_ties(case: Case, module: nn.Module) -> Case | None:
+    """Return a case whose integers are the same in every correct implementation.
 
-    They are those of quantised activations, and the new ones of a cache of integers.
+    These are the integers of quantised activations, and the new integers of a quantised cache.
 
     Args:
         case: The case; its inputs may be moved by a little.
-        module: A float64 copy of an `Attention` with quantised activations, a cache of integers, or
+        module: A float64 copy of an `Attention` with quantised activations, a quantised cache, or
             both.
 
     Returns:
-        The case itself where nothing is near a tie, and None where inputs cannot be moved away.
+        The case itself if no value is near a tie; None if its inputs cannot be moved away.
     """
     assert isinstance(module, Attention)
     if not isinstance(module.activations, QuantisedActivations):
-        moved, certain = moved_along_gradients(case, module, _the_worst)
+        moved, certain = move_along_gradients(case, module, _weigh_worst)
         return moved if certain else None
     if module.kv_scales is None:
-        return _inputs_away(case, module.activations)
-    return _by_quantisation_steps(case, module)
+        return _move_inputs(case, module.activations)
+    return _move_by_steps(case, module)
 
 
-def rounding_in(module: Attention) -> QuantisedActivations:
+def activation_rounding(module: Attention) -> QuantisedActivations:
     """Return the module that rounds the inputs of projections."""
     assert isinstance(module.activations, QuantisedActivations)
     return module.activations
 
 
-def one_step_less(
+def step_towards_zero(
     query: np.ndarray, token: tuple[int, int], scales: Tensor, random: np.random.Generator
 ) -> None:
     """Move an element of a token by one step of its scale towards 0, in place.
 
     Args:
         query: `[B, L, E]`.
-        token: Its row and place.
-        scales: The scale of each element, or one for all.
+        token: The index of the token: batch element and position.
+        scales: The scale of each element, `[B, L, E]`, or one for all, `[]`.
         random: Chooses the element.
     """
     element = (*token, int(random.integers(query.shape[-1])))
@@ -83,70 +83,74 @@ def one_step_less(
     query[element] -= np.copysign(scale, query[element])
 
 
-def _by_quantisation_steps(case: Case, module: Attention) -> Case | None:
-    """Return a case of quantised activations whose inputs and cache are certain."""
+def _move_by_steps(case: Case, module: Attention) -> Case | None:
+    """Return a case without values near a tie, neither in its activations nor in its new cache."""
     random = generator("steps", case.name)
-    for _ in range(MARGINS):  # of a case that was moved, errors may be others
-        moved = _stepped(case, module, random)
+    for _ in range(MARGINS):  # a moved case may have other errors, hence another margin
+        moved = _try_steps(case, module, random)
         if moved is None or moved is case:
             return moved
         case = moved
     return None
 
 
-def _stepped(case: Case, module: Attention, random: np.random.Generator) -> Case | None:
-    """Return a case moved by quantisation steps, with the margin of its first inputs."""
-    margin, rounding = None, rounding_in(module)
+def _try_steps(case: Case, module: Attention, random: np.random.Generator) -> Case | None:
+    """Return a case moved by quantisation steps; the margin of its first inputs is used for all."""
+    margin, rounding = None, activation_rounding(module)
     for _ in range(ROUNDS):
-        settled = _inputs_away(case, rounding)
-        if settled is None:
+        moved = _move_inputs(case, rounding)
+        if moved is None:
             return None
-        case, query = settled, settled.inputs["query"].copy()
+        case, query = moved, moved.inputs["query"].copy()
         quotients = CacheQuotients(module, case)
-        margin = margin_of(quotients, query) if margin is None else margin
+        margin = compute_margin(quotients, query) if margin is None else margin
         with torch.no_grad():
             values = quotients(torch.from_numpy(query.astype(np.float64)))
         near = shift_from_ties(values, margin, *quotients.limits).ne(0).any(-1)  # [B, L]
         if not near.any():
             return case
         scales = rounding.scales(torch.from_numpy(query))
-        for row, token in near.nonzero().tolist():
-            one_step_less(query, (row, token), scales, random)
+        for batch, token in near.nonzero().tolist():
+            step_towards_zero(query, (batch, token), scales, random)
         case = dataclasses.replace(case, inputs={**case.inputs, "query": query})
     return None
 
 
-def _the_worst(shift: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Move one value of each token: tokens do not depend on each other."""
+def _weigh_worst(shift: Tensor, _: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return weights that select the value of each token with the largest shift, and its shift.
+
+    One value of every token moves at once, since tokens do not depend on each other.
+    """
     worst = shift.abs().argmax(-1, keepdim=True)
     return torch.zeros_like(shift).scatter(-1, worst, 1.0), shift.gather(-1, worst)
 
 
-def _inputs_away(case: Case, rounding: QuantisedActivations) -> Case | None:
-    """Return a case whose inputs are certain as integers; None where they cannot be.
+def _move_inputs(case: Case, rounding: QuantisedActivations) -> Case | None:
+    """Return a case without inputs near a tie.
 
-    It is the same one if they are so already.
+    It is the same object if no input is near a tie, and None if inputs cannot be moved away.
     """
-    found = dict(case.inputs)
-    for name in set(ROUNDED) & set(found):
-        moved = _moved(found[name], rounding)
+    inputs = dict(case.inputs)
+    for name in set(ROUNDED) & set(inputs):
+        moved = _move_array(inputs[name], rounding)
         if moved is None:
             return None
-        found[name] = moved
-    if all(found[name] is case.inputs[name] for name in found):
+        inputs[name] = moved
+    if all(inputs[name] is case.inputs[name] for name in inputs):
         return case
-    return dataclasses.replace(case, inputs=found)
+    return dataclasses.replace(case, inputs=inputs)
 
 
-def _moved(array: np.ndarray, rounding: QuantisedActivations) -> np.ndarray | None:
-    """Return an input with its elements away from ties; None where that cannot be."""
+def _move_array(array: np.ndarray, rounding: QuantisedActivations) -> np.ndarray | None:
+    """Return an input with its elements moved away from ties; None if that is impossible."""
     for _ in range(MOVES):
         x = torch.from_numpy(array.astype(np.float64))
         scale = rounding.scales(x)
         quotients = x / scale
         margin = LEAST * SINGLE * quotients.abs()
         near = distance(quotients) < margin
-        if not bool(scale.isfinite().any()):  # scales of tokens alone spoil no others
+        # An infinite scale of one block affects no other block.
+        if not bool(scale.isfinite().any()):
             return None
         if not near.any():
             return array

@@ -1,4 +1,4 @@
-"""Notes for the reader of a report on the truth of a user's module."""
+"""Notes on the truth of a user's module, for the reader of a report."""
 
 from __future__ import annotations
 
@@ -18,67 +18,67 @@ from attn_export.results import Case
 from attn_export.source_location import is_user_file, show
 from attn_export.tensorfile import is_floating
 
-# -- places where a module tests whether it is being exported or compiled -----------------------
+# -- calls by which a module tests whether it is being exported or compiled ---------------------
 
 
 EXPORT_TESTS = (
     torch.compiler.is_exporting, torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling,
     torch.onnx.is_in_onnx_export, torch.jit.is_tracing,  # type: ignore[attr-defined]
 )  # fmt: skip
-"""Functions that answer otherwise in an export than in a plain call."""
+"""Functions that return something else during an export than in a plain call."""
 
 
-def places_of_export_tests(run: Callable[[], Any]) -> list[str]:
-    """Return the user's calls of such a function: ``is_exporting() at mine.py:12``.
+def find_export_tests(run: Callable[[], Any]) -> list[str]:
+    """Return the calls of `EXPORT_TESTS` in the user's code: ``is_exporting() at mine.py:12``.
 
-    Under a profiler such as cProfile, nothing is found.
+    Under a profiler that is written in C, such as cProfile, none are found.
 
     Args:
         run: Calls the module.
     """
     names = {function.__code__: function.__name__ for function in EXPORT_TESTS}
-    found: dict[str, None] = {}
+    calls: dict[str, None] = {}
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         caller = frame.f_back
         if event == "call" and frame.f_code in names and caller is not None:
             file = caller.f_code.co_filename
             if is_user_file(file):
-                found[f"{names[frame.f_code]}() at {show((file, caller.f_lineno))}"] = None
+                calls[f"{names[frame.f_code]}() at {show((file, caller.f_lineno))}"] = None
 
     before: Any = sys.getprofile()
     if before is not None and not callable(before):
-        return []  # a profiler written in C, as cProfile is, cannot be put back
+        return []  # a profiler written in C, such as cProfile, cannot be restored
     sys.setprofile(look)
     try:
         run()
     finally:
         sys.setprofile(before)
-    return list(found)
+    return list(calls)
 
 
 # -- notes for the reader of a report on the truth of a user's module ---------------------------
 
 
 STEP = 2.0**-22
-"""The size of the steps that show how precise the truth is: a few of those of float32."""
+"""The relative change of inputs that measures the precision of the truth: twice eps of float32."""
 
 POOR = 1e-9
-"""The precision from which on a truth is worth a note."""
+"""The relative error of the truth above which there is a note."""
 
 FAR = 256
-"""The distance of a module from its truth that is worth a note, in units of eps."""
+"""The distance of a module from its truth above which there is a note, in units of eps."""
 
-PLACES = 3
-"""The number of lines of the module that a note names."""
+MOST_LINES = 3
+"""The largest number of lines of the module that a note names."""
 
 
-def notes_of(oracle: Oracle, case: Case) -> tuple[str, ...]:
-    """Return notes for the reader on the truth.
+def truth_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
+    """Return notes on the truth of a user's module; none for a layer of ours.
 
     Args:
-        oracle: The truth of the module.
-        case: The case.
+        oracle: The source of the truth.
+        case: The case to run.
     """
     if oracle.subject.spec is not None:
         return ()
@@ -91,19 +91,19 @@ def notes_of(oracle: Oracle, case: Case) -> tuple[str, ...]:
 
 
 def _mixing_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
-    """Return a note where the rows of a batch depend on one another."""
-    rows = {n for n, a in case.inputs.items() if oracle.has_batch(n) and is_floating(a.dtype)}
-    if not rows or case.sizes.get("batch", 1) < 2:
+    """Return a note if the elements of a batch depend on one another."""
+    names = {n for n, a in case.inputs.items() if oracle.has_batch(n) and is_floating(a.dtype)}
+    if not names or case.sizes.get("batch", 1) < 2:
         return ()
     other = dict(case.inputs)
-    for name in rows:
+    for name in names:
         array = other[name] = case.inputs[name].copy()
-        # What is infinite is a mask.
+        # Infinite elements belong to a mask.
         array[1:] = np.where(np.isfinite(array[1:]), -2.5 * array[1:], array[1:])
     before, after = oracle.truth(case.inputs), oracle.truth(other)
     for name, t in before.items():
-        first = t.ndim > 0 and len(t) == case.sizes["batch"] and is_floating(t.dtype)
-        if first and measure(after[name][:1], t[:1]).whole > POOR:
+        batch_first = t.ndim > 0 and len(t) == case.sizes["batch"] and is_floating(t.dtype)
+        if batch_first and measure(after[name][:1], t[:1]).whole > POOR:
             return (
                 f"rows of a batch depend on one another: {name} of row 0 changes with the "
                 "inputs of the rows beside it",
@@ -113,10 +113,10 @@ def _mixing_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
 
 def _export_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
     """Return a note if the module tests whether it is being exported."""
-    found = places_of_export_tests(lambda: oracle.eager(case.inputs))
-    if not found:
+    calls = find_export_tests(lambda: oracle.eager(case.inputs))
+    if not calls:
         return ()
-    shown = ", ".join(found[:PLACES]) + (" …" if len(found) > PLACES else "")
+    shown = ", ".join(calls[:MOST_LINES]) + (" …" if len(calls) > MOST_LINES else "")
     return (
         f"the module asks {shown}; the graph has the branch of an export, and the truth that "
         "of a plain call",
@@ -137,30 +137,30 @@ def _far_from_truth(oracle: Oracle, case: Case) -> tuple[str, ...]:
 
 
 def _precision_notes(oracle: Oracle, case: Case) -> tuple[str, ...]:
-    good_to = precision(oracle, case)
-    widened = oracle.widening.places if oracle.widening else {}
-    places = [place for place in widened if place]
-    found = f"{good_to:.0e} in relative L2"
-    if places:
-        shown = ", ".join(places[:PLACES]) + (" …" if len(places) > PLACES else "")
+    error = precision(oracle, case)
+    lines = [line for line in oracle.widening.lines if line] if oracle.widening else []
+    error_text = f"{error:.0e} in relative L2"
+    if lines:
+        shown = ", ".join(lines[:MOST_LINES]) + (" …" if len(lines) > MOST_LINES else "")
         return (
             f"the module asks for float32 or less at {shown}; its truth computes there in "
-            f"float64, with a precision of {found}",
+            f"float64, with a precision of {error_text}",
         )
-    if good_to > POOR:
-        return (f"the float64 truth is itself good to {found} only",)
+    if error > POOR:
+        return (f"the float64 truth is itself good to {error_text} only",)
     return ()
 
 
 def precision(oracle: Oracle, case: Case) -> float:
-    """Return how good the truth itself is, in relative L2.
+    """Estimate the relative L2 error of the truth itself.
 
-    f(x + δ) + f(x − δ) − 2 f(x) with δ a random `STEP` of x is of the order of δ² for a smooth
-    function in float64. Parts that compute in fewer bits leave their rounding there.
+    For a smooth function f in float64, (f(x + δ) + f(x − δ)) / 2 − f(x) is of the order of δ². Here
+    δ is a random change of x by a share of up to `STEP`. Parts of f that compute in a narrower type
+    add their rounding errors to that difference.
 
     Args:
-        oracle: The truth of the module.
-        case: The case.
+        oracle: The source of the truth.
+        case: The case to run.
     """
     noise = {
         name: STEP * generator("precision", name).uniform(-1, 1, array.shape)
@@ -174,9 +174,9 @@ def precision(oracle: Oracle, case: Case) -> float:
         return oracle.truth({**x, **moved})
 
     before, at, after = (moved(sign) for sign in (-1, 0, 1))
-    found = [
+    errors = [
         measure((before[name] + after[name]) / 2, t).whole
         for name, t in at.items()
         if is_floating(t.dtype)
     ]
-    return max(found, default=0.0)
+    return max(errors, default=0.0)

@@ -1,4 +1,4 @@
-"""The operations of a run in PyTorch: their values, those that round, random numbers for them."""
+"""Dispatch modes that record the operations of a PyTorch run, and random numbers for rounding."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ EXACT = frozenset({
     "transpose", "tril", "triu", "trunc", "unbind", "unfold", "unsqueeze", "view", "where", "zero",
     "zeros", "zeros_like",
 })  # fmt: skip
-"""Operations that round nothing: they move, choose or compare elements."""
+"""Exact operations: they move, choose or compare elements."""
 
 RANKING = frozenset({"sort", "topk"})
-"""Operations that give equal values in an order of their own."""
+"""Operations that may return equal values in any order."""
 
 Steps = Sequence[tuple[str, float]]
-"""The operations of a run that round, in order, each with the eps of the type that it gives."""
+"""The names of the operations of a run that round, in order, each with the eps of its result."""
 
 
 class OperationMode(TorchDispatchMode):
-    """Base of modes that run every operation of PyTorch themselves."""
+    """Base class of modes that intercept every PyTorch operation."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,12 +54,12 @@ class OperationMode(TorchDispatchMode):
         return self._operation(func, args, dict(kwargs or {}))
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run one operation; a mode has its own."""
+        """Run one operation; subclasses must implement this."""
         raise NotImplementedError
 
 
 class _RoundingSteps(OperationMode):
-    """Recorder of the operations that round, and the eps of their results."""
+    """Mode that records the operations that round, with the eps of their results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class _RoundingSteps(OperationMode):
 
 
 def recorded_steps(run: Callable[[], Any]) -> Steps:
-    """Return the operations of a run that round, with the eps of the types that they give."""
+    """Return the operations of a run that round, with the eps of their results."""
     recording = _RoundingSteps()
     with recording:
         run()
@@ -84,13 +84,13 @@ def recorded_steps(run: Callable[[], Any]) -> Steps:
 
 
 def name_of(func: Any) -> str:
-    """Return the name of an operation; that of its form in place is the same."""
+    """Return the name of an operation, without the underscore of in-place variants."""
     name = str(func._schema.name).rpartition("::")[2]
     return name.rstrip("_") if func._schema.is_mutable else name
 
 
 def rounds(name: str, func: Any, out: Any) -> bool:
-    """Return whether an operation gives floating numbers that it computed.
+    """Return whether an operation returns floating numbers that it computed.
 
     Args:
         name: The name of the operation.
@@ -104,7 +104,7 @@ def rounds(name: str, func: Any, out: Any) -> bool:
 
 
 def is_view(func: Any) -> bool:
-    """Return whether an operation gives a view of its input."""
+    """Return whether an operation returns a view of its input."""
     return any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
 
 
@@ -112,25 +112,25 @@ def is_view(func: Any) -> bool:
 
 
 MOST_STEPS = 5000
-"""The most operations that are recorded: a loop over tokens has many."""
+"""The largest number of operations that are recorded: a loop over tokens has many."""
 
 
 class Recording(OperationMode):
-    """Recorder of the results of operations.
+    """Mode that records the results of operations.
 
     Args:
-        given: Inputs and weights, by name; they are the first steps.
+        tensors: Inputs and weights, by name; they are the first steps.
 
     Attributes:
-        steps: In the order of the run.
+        steps: The recorded values, in the order of the run.
     """
 
-    def __init__(self, given: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.steps: list[Step] = []
         self._numbers: dict[int, int] = {}
-        self._alive: list[Tensor] = []  # so that no two have one id
-        for name, tensor in given.items():
+        self._alive: list[Tensor] = []  # an id may be used again once its tensor is freed
+        for name, tensor in tensors.items():
             self._add(name, "", tensor, ())
 
     def _operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -139,10 +139,10 @@ class Recording(OperationMode):
 
         out = func(*args, **kwargs)
         if len(self.steps) < MOST_STEPS:
-            parts = [part for a in args for part in (a if isinstance(a, (list, tuple)) else (a,))]
-            reads = tuple(self._numbers[id(p)] for p in parts if id(p) in self._numbers)
+            flat = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else (arg,))]
+            reads = tuple(self._numbers[id(x)] for x in flat if id(x) in self._numbers)
             line = user_line()
-            if name_of(func) == "addmm":  # in graphs a product and a sum
+            if name_of(func) == "addmm":  # a product and a sum in graphs
                 self._add("mm", line, args[1] @ args[2], reads)
                 reads = (*reads, len(self.steps) - 1)
             for result in out if isinstance(out, (list, tuple)) else (out,):
@@ -164,7 +164,7 @@ class Recording(OperationMode):
 
 
 class RandomNumbers:
-    """Random numbers out of one table: drawing them anew would take as long as the products."""
+    """Source of random numbers from one table; drawing each takes as long as the products."""
 
     SIZE = 1 << 20
 
@@ -172,15 +172,15 @@ class RandomNumbers:
         self._generator = torch.Generator().manual_seed(seed)
 
     def uniform(self, shape: Sequence[int]) -> Tensor:
-        """Return numbers between -1 and 1."""
-        return self._of(_table(self.SIZE)[0], shape)
+        """Return uniform random numbers between -1 and 1, float64."""
+        return self._view(_table(self.SIZE)[0], shape)
 
     def normal(self, shape: Sequence[int]) -> Tensor:
-        """Return numbers of a normal distribution."""
-        return self._of(_table(self.SIZE)[1], shape)
+        """Return random numbers of the standard normal distribution, float64."""
+        return self._view(_table(self.SIZE)[1], shape)
 
-    def _of(self, table: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return a view of the table: in one piece, or for large shapes rows that overlap."""
+    def _view(self, table: Tensor, shape: Sequence[int]) -> Tensor:
+        """Return a view of the table from a random start; rows of large shapes overlap."""
         count, half = math.prod(shape), self.SIZE // 2
         start = int(torch.randint(half, (1,), generator=self._generator))
         if count <= half:

@@ -1,8 +1,8 @@
 """Truth, eager and the error allowed, from the module itself.
 
-*eager* is the user's module as it is. *truth* is a copy of it in float64 with PyTorch's math
-backend: its CPU flash kernel turns a NaN row into 0 and an overflow into a number. The error that
-is allowed is what rounding explains: see `docs/parity.md`.
+*eager* is a run of the module itself. *truth* is a run of its float64 copy with PyTorch's math
+backend, since the CPU flash kernel turns a row of NaN into 0 and an overflow into a number. The
+allowed error is what rounding explains: see `docs/parity.md`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attn_export.attention import Attention
 from attn_export.errors import ExportError, one_line
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
-from attn_export.parity.allowed import judged_by, run_count, short_rows, usable_golden
+from attn_export.parity.allowed import build_golden, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
 from attn_export.parity.float64_mode import (
     ComputeInFloat64,
@@ -40,13 +40,13 @@ from attn_export.tensorfile import is_floating
 if TYPE_CHECKING:
     from attn_export.diagnose.explanation import Step
     from attn_export.parity.activation_ties import ActivationTies, Ties
-    from attn_export.parity.float16_ties import Float16Rows
+    from attn_export.parity.float16_ties import Float16Values
 
 WIDER, TIED_RUNS = 8.0, 4
-"""The factor on rounding, and the number of runs, that show where whole numbers are in doubt."""
+"""The factor on rounding errors, and the number of runs, that find integers which may change."""
 
 MOST_JOINED = 128
-"""The largest number of rows of which several runs are rows of one batch: more fill the memory."""
+"""The most rows of an output for which several random runs are stacked along the batch axis."""
 
 ONE_THREAD_BELOW = 4_000_000
 """Modules with fewer parameters run on one thread: on matrices this small, handing work over
@@ -57,15 +57,17 @@ class Oracle:
     """Source of the expected outputs of a subject.
 
     Args:
-        subject: The subject; its module is copied to float64 once, but for its large weights.
-        module: A module of the same signature in place of its own, for `truth`.
-        least_eps: Of a graph that computes in fewer bits than the module, the eps of its type.
+        subject: The subject; its module is copied to float64 once, except for large weights.
+        least_eps: The eps of the graph's type, if the graph computes in a narrower type than the
+            module.
+        module: A module with the same inputs and outputs, to be copied in place of the subject's.
 
     Attributes:
-        subject: See `subject`.
+        subject: The subject.
         precise: The float64 copy.
-        widening: Makes the copy compute in float64 where the module or a large weight has less;
-            None for a small layer of ours, which never uses a narrower type than its inputs.
+        widening: The mode that makes the copy compute in float64 where the module asks for a
+            narrower type or a large weight has one. None for a small layer of ours, which never
+            uses a narrower type than its inputs.
     """
 
     def __init__(
@@ -79,11 +81,11 @@ class Oracle:
             raise ExportError(f"the module has no float64 copy: {one_line(error)}") from error
         size = sum(parameter.numel() for parameter in subject.module.parameters())
         self.widening = widening_of(self.precise) if subject.spec else ComputeInFloat64()
-        self._activations = self._quantised_activations()
+        self._ties = self._activation_ties()
         self._ranks = False  # known once it was run
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
         narrow = set(subject.narrow_dtypes().values())
-        # Such a graph computes in float32, and rounds what comes out.
+        # A graph with bfloat16 outputs computes in float32, and rounds its outputs.
         self._computes_in_float32 = "bfloat16" in narrow
         self._mixed = bool(narrow) and not self._computes_in_float32
 
@@ -98,34 +100,30 @@ class Oracle:
             return self._golden(case)
 
     def usable(self, case: Case) -> Golden:
-        """Return a case with its truth, its inputs changed as far as evidence requires.
+        """Return a case with its truth, its inputs changed until it can be judged."""
 
-        Loud inputs of one module overflow in another, or amplify rounding until nothing can fail:
-        they are scaled down. Where a row of few elements happens to vanish, other signs help.
-        """
+        def golden_of(case: Case) -> Golden:
+            return self.golden(self.move_off_ties(case) or case)
 
-        def settled(case: Case) -> Golden:
-            return self.golden(self.settled(case) or case)
+        return usable_golden(case, golden_of, short_rows=self.has_short_rows)
 
-        return usable_golden(case, settled, short_rows=self.has_short_rows)
-
-    def settled(self, case: Case) -> Case | None:
-        """Return a case whose integers are certain; None if there is none near it."""
+    def move_off_ties(self, case: Case) -> Case | None:
+        """Return a case whose quantised values are not near rounding ties; None if impossible."""
         spec = self.subject.spec
         with threads(self._threads):
-            if self._activations:
-                return self._activations.settled(case)
+            if self._ties:
+                return self._ties.move_off_ties(case)
             if spec is None or spec.kv_dtype == "none":
                 return case
             assert isinstance(self.precise, Attention)
             from attn_export.parity import float16_ties, near_ties
 
             if spec.kv_dtype == FLOAT16:
-                return float16_ties.away_from_ties(case, self.precise)
-            return near_ties.away_from_ties(case, self.precise)
+                return float16_ties.move_off_ties(case, self.precise)
+            return near_ties.move_off_ties(case, self.precise)
 
-    def _quantised_activations(self) -> ActivationTies | None:
-        """Return what finds values near a tie, if the copy quantises the inputs of products."""
+    def _activation_ties(self) -> ActivationTies | None:
+        """Return the finder of ties of quantised activations; None if they are not quantised."""
         module = self.precise
         if not isinstance(module, Attention) or module.spec.activations == "none":
             return None
@@ -143,62 +141,62 @@ class Oracle:
     def _golden(self, case: Case) -> Golden:
         eager = self.eager(case.inputs)
         truth = self.truth(case.inputs)
-        if self._activations:
-            return self._with_integers(case, eager, truth, self._activations.of(case.inputs))
+        if self._ties:
+            return self._with_integers(case, eager, truth, self._ties.find(case.inputs))
         if self.subject.spec is not None and self.subject.spec.kv_dtype == FLOAT16:
             return self._with_float16_cache(case, eager, truth)
-        rounded = self._rounded(case, eager)
-        golden = judged_by(
+        rounded = self._noisy_runs(case, eager)
+        golden = build_golden(
             case, eager, truth, rounded,
             in_float32=self._computes_in_float32 and case.kind != DECODE,
         )  # fmt: skip
         return golden if self.subject.spec else self._with_ties(golden, truth)
 
     def _with_integers(self, case: Case, eager: Arrays, truth: Arrays, ties: Ties) -> Golden:
-        """Return a case of quantised activations: all runs round them to the same integers."""
-        from attn_export.parity.activation_ties import rounding_to, widened
+        """Return the golden of quantised activations; all its runs round to the same integers."""
+        from attn_export.parity.activation_ties import force_integers, widen_allowed_error
 
         modules = [m for m in (self.precise, self.subject.module) if isinstance(m, Attention)]
-        with rounding_to(ties.integers, *modules):
-            rounded, own = self._rounded(case, eager), self.eager(case.inputs)
-        golden = judged_by(case, own, truth, rounded, in_float32=False)
+        with force_integers(ties.integers, *modules):
+            rounded, forced = self._noisy_runs(case, eager), self.eager(case.inputs)
+        golden = build_golden(case, forced, truth, rounded, in_float32=False)
         golden = dataclasses.replace(golden, eager=eager)
-        return widened(golden, ties) if ties.near.any() else golden
+        return widen_allowed_error(golden, ties) if ties.near.any() else golden
 
     def _with_float16_cache(self, case: Case, eager: Arrays, truth: Arrays) -> Golden:
-        """Return a case whose runs keep either float16 number where both are right."""
-        from attn_export.parity.float16_ties import float16_rows, rounding_to
+        """Return the golden of a float16 cache; values near a tie round either way in its runs."""
+        from attn_export.parity.float16_ties import force_cache_values, round_to_float16
 
         assert isinstance(self.precise, Attention)
         assert isinstance(self.subject.module, Attention)
-        rows = float16_rows(self.precise, case)
-        with rounding_to(rows.nearest, self.subject.module):
-            own = self.eager(case.inputs)
-        golden = judged_by(
-            case, own, truth, self._rounded(case, eager, rows=rows), in_float32=False,
+        cached = round_to_float16(self.precise, case)
+        with force_cache_values(cached.nearest, self.subject.module):
+            forced = self.eager(case.inputs)
+        golden = build_golden(
+            case, forced, truth, self._noisy_runs(case, eager, cached=cached), in_float32=False,
             exactly=("present_key", "present_value"),
         )  # fmt: skip
         unusable = dict(golden.unusable)
-        if rows.overflow:
+        if cached.overflow:
             unusable["output"] = "no evidence: new keys or values are too large for float16"
         return dataclasses.replace(
-            golden, eager=eager, unusable=unusable, rows_near_ties=rows.uncertain_tokens
+            golden, eager=eager, unusable=unusable, rows_near_ties=cached.uncertain_tokens
         )
 
     def _with_ties(self, golden: Golden, truth: Arrays) -> Golden:
-        """Return a case with the elements that ties decide."""
-        from attn_export.parity.ties import ORDERS, TieOrder, whole_numbers, with_ties
+        """Return the golden of a user's module, with the elements that ties decide marked."""
+        from attn_export.parity.ties import ORDERS, TieOrder, has_whole_numbers, mark_ties
 
         inputs, rounded = golden.case.inputs, []
         orders = [self._truth(inputs, TieOrder(order)) for order in ORDERS if self._ranks]
-        if whole_numbers(truth):
-            rounded = self._rounded(golden.case, golden.eager, WIDER, TIED_RUNS)
-        return with_ties(golden, truth, orders, rounded)
+        if has_whole_numbers(truth):
+            rounded = self._noisy_runs(golden.case, golden.eager, WIDER, TIED_RUNS)
+        return mark_ties(golden, truth, orders, rounded)
 
     def eager(self, inputs: Arrays) -> dict[str, np.ndarray]:
-        """Return the outputs of the module as it is.
+        """Return the outputs of the module itself, run on one thread.
 
-        On one thread: the sums of float32 products depend on their number.
+        The number of threads changes the order of additions, and so the sums of float32 products.
         """
         with torch.inference_mode(), threads(1):
             return to_numpy(self.subject.call(self.subject.module, to_torch(inputs)))
@@ -207,12 +205,12 @@ class Oracle:
         """Return the outputs of the float64 copy."""
         return self._truth(inputs, contextlib.nullcontext())
 
-    def _truth(self, inputs: Arrays, within: AbstractContextManager[Any]) -> dict[str, np.ndarray]:
+    def _truth(self, inputs: Arrays, mode: AbstractContextManager[Any]) -> dict[str, np.ndarray]:
         # Inference mode would show products with weights to `widening` before they are taken apart.
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             tensors = to_torch(widened_arrays(inputs))
             try:
-                with self.widening or contextlib.nullcontext(), within:
+                with self.widening or contextlib.nullcontext(), mode:
                     return to_numpy(self.subject.call(self.precise, tensors))
             except ExportError as error:
                 raise ExportError(
@@ -222,29 +220,29 @@ class Oracle:
     def steps(self, inputs: Arrays) -> list[Step]:
         """Return every operation of the float64 run, after the inputs and weights."""
         tensors = to_torch(widened_arrays(inputs))
-        held = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}
-        recording = Recording({**tensors, **held})
+        weights = {**dict(self.precise.named_parameters()), **dict(self.precise.named_buffers())}
+        recording = Recording({**tensors, **weights})
         widening = self.widening or contextlib.nullcontext()
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), widening, recording:
             self.subject.call(self.precise, tensors)
         return recording.steps
 
-    def _rounded(
+    def _noisy_runs(
         self, case: Case, eager: Arrays, wider: float = 1.0, least: int = 1,
-        rows: Float16Rows | None = None,
+        cached: Float16Values | None = None,
     ) -> list[Arrays]:  # fmt: skip
-        """Return the outputs of float64 runs that round at random, as the graph may round.
+        """Return the outputs of float64 runs with random rounding as large as the graph's.
 
         Args:
             case: The case.
             eager: The module's own outputs.
-            wider: Factor on the size of each rounding.
+            wider: The factor on the size of each rounding error.
             least: The least number of runs.
-            rows: The new keys and values of a cache in float16.
+            cached: The new keys and values of a cache in float16.
         """
         single = eps(np.dtype(np.float32))
         types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
-        in_float32 = self._computes_in_float32 or rows is not None
+        in_float32 = self._computes_in_float32 or cached is not None
         step = single if in_float32 else max(types, default=single)
         step = wider * max(step, self._least_eps)
         steps = self._steps(case) if self._mixed and wider == 1 else ()
@@ -252,40 +250,41 @@ class Oracle:
         fewest, count = run_count(eager)
         count = max(count, least)
 
-        def run(number: int, given: Arrays, copies: int = 1) -> Arrays:
+        def run(number: int, arrays: Arrays, copies: int = 1) -> Arrays:
             seed = seed_of(case.name, number)
             mode = RandomRounding(
                 step, wider * single, seed, copies=copies, steps=steps, widening=self.widening
             )
-            with self._keeping(rows, range(number, number + copies)):
-                found = self._noisy(given, mode)
+            with self._draw_cache(cached, range(number, number + copies)):
+                outputs = self._noisy(arrays, mode)
             self._ranks |= mode.ranks
-            return found
+            return outputs
 
-        if fewest > MOST_JOINED or not self._runs_fit_into_one_batch(inputs):
+        if fewest > MOST_JOINED or not self._can_stack_runs(inputs):
             return [run(number, inputs) for number in range(count)]
         joined = {
             name: np.concatenate([a] * count) if self.has_batch(name) else a
             for name, a in inputs.items()
         }
-        parts = {n: np.split(a, count) for n, a in run(0, joined, count).items()}
-        return [{name: split[number] for name, split in parts.items()} for number in range(count)]
+        by_run = {n: np.split(a, count) for n, a in run(0, joined, count).items()}
+        return [{name: runs[number] for name, runs in by_run.items()} for number in range(count)]
 
-    def _keeping(self, rows: Float16Rows | None, numbers: range) -> AbstractContextManager[None]:
-        """Let runs of these numbers, which are rows of one batch, keep their float16 numbers."""
-        if rows is None:
+    def _draw_cache(
+        self, cached: Float16Values | None, runs: range
+    ) -> AbstractContextManager[None]:
+        """Let runs, stacked along the batch axis, keep the float16 numbers drawn for each."""
+        if cached is None:
             return contextlib.nullcontext()
-        from attn_export.parity.float16_ties import rounding_to
+        from attn_export.parity.float16_ties import force_cache_values
 
         assert isinstance(self.precise, Attention)
-        drawn = [rows.drawn(number) for number in numbers]
-        keys, values = (torch.cat(parts) for parts in zip(*drawn, strict=True))
-        return rounding_to((keys, values), self.precise)
+        drawn = [cached.draw(number) for number in runs]
+        keys, values = (torch.cat(tensors) for tensors in zip(*drawn, strict=True))
+        return force_cache_values((keys, values), self.precise)
 
     def _noisy(self, inputs: Arrays, mode: RandomRounding) -> Arrays:
-        found = self._activations
-        apart = found.subtracting() if found else contextlib.nullcontext()
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), apart, mode:
+        zero_points = self._ties.subtract_zero_points() if self._ties else contextlib.nullcontext()
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), zero_points, mode:
             return to_numpy(self.subject.call(self.precise, to_torch(inputs)))
 
     def _steps(self, case: Case) -> Steps:
@@ -294,18 +293,17 @@ class Oracle:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             return recorded_steps(lambda: self.subject.call(self.subject.module, tensors))
 
-    def _runs_fit_into_one_batch(self, inputs: Arrays) -> bool:
-        """Return whether several runs are rows of one batch: attention treats rows alike.
+    def _can_stack_runs(self, inputs: Arrays) -> bool:
+        """Return whether several runs may be stacked along the batch axis.
 
-        A scale of all rows does not.
+        Batch elements of our layers are independent, unless they share a scale of activations.
         """
-        if self._activations:
+        if self._ties:
             return False
-        apart = [name for name in inputs if not self.has_batch(name)]
-        return self.subject.spec is not None and len(apart) < len(inputs)
+        return self.subject.spec is not None and any(map(self.has_batch, inputs))
 
     def has_batch(self, name: str) -> bool:
-        """Return whether the rows of an input are those of the batch."""
+        """Return whether the first axis of an input is the batch axis."""
         return self.subject.axes[name].get(0) == "batch"
 
 

@@ -1,4 +1,4 @@
-"""The cases that a subject is tried with."""
+"""Choice of the cases of a subject, within the size limit of golden vectors."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from attn_export.parity import conditions
-from attn_export.parity.contents import FUTURE, VALUES, Content, Drawn, hides
+from attn_export.parity.contents import FUTURE, VALUES, Content, DrawnCase, is_mask
 from attn_export.parity.cover import Candidates, Choice, Cover
 from attn_export.parity.draw import (
     Bounds,
     FunctionInputs,
     Sizes,
+    add_sums,
     axis_names,
+    clamp_sizes,
     draw_inputs,
     generator,
-    into_bounds,
     is_within,
-    with_sums,
 )
 from attn_export.parity.fixed_cases import fixed_cases
 from attn_export.parity.long_cases import case_bytes, decode_case, distant_case
@@ -31,17 +31,19 @@ GOLDEN_BYTES = 32 * 2**20
 """Largest size on disk of the golden vectors of a bundle."""
 
 MOST_CANDIDATES = 600
-"""The number of sizes that are looked at where all combinations are more."""
+"""The largest number of combinations of sizes to choose from; if there are more, a random sample
+is used."""
 
 CASE_BYTES = GOLDEN_BYTES // 2
-"""Largest size of one case."""
+"""Largest size of one case in bytes."""
 
 Fits = Callable[[Sizes], bool]
+"""A function that returns whether the module accepts inputs of these sizes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The cases, and notes for the reader on their choice."""
+    """The chosen cases, and notes on their choice for the reader of a report."""
 
     cases: tuple[Case, ...]
     notes: tuple[str, ...]
@@ -57,16 +59,17 @@ class Groups:
 
     @classmethod
     def of(cls, inputs: Mapping[str, Input], spec: AttentionSpec | None) -> Groups:
-        """Return the contents that mean something for these inputs.
+        """Return the contents that apply to these inputs.
 
         Args:
             inputs: Descriptions of the inputs, by name.
             spec: The spec; None for a user's module.
         """
         masks: tuple[Content, ...] = ()
-        found = {name: wanted for name, wanted in inputs.items() if hides(name, wanted)}
-        if found and not isinstance(inputs, FunctionInputs):  # which draws masks as it wants
-            floating = any(not w.dtype.startswith(("bool", "int")) for w in found.values())
+        mask_inputs = [input_ for name, input_ in inputs.items() if is_mask(name, input_)]
+        # Masks that a function of the user draws are not changed.
+        if mask_inputs and not isinstance(inputs, FunctionInputs):
+            floating = any(not m.dtype.startswith(("bool", "int")) for m in mask_inputs)
             masks = (*MASKS, LOWEST) if floating and spec is not None else MASKS
         values: tuple[Content, ...] = VALUES
         if spec is not None and (spec.causal or spec.window_right is not None):
@@ -81,14 +84,14 @@ class Groups:
         return conditions.content_conditions(values, masks, lengths, axes)
 
     def combinations(self) -> list[tuple[Content, ...]]:
-        """Return the contents that one case may have, at most one of each group."""
-        # Masks depend on lengths: those are changed first.
+        """Return the combinations of contents that a case may have, at most one of each group."""
+        # Lengths come first, since the contents of masks depend on them.
         groups = ((None, *self.lengths), (None, *self.values), (None, *self.masks))
-        found = [
-            tuple(content for content in chosen if content is not None)
-            for chosen in itertools.product(*groups)
+        combinations = [
+            tuple(content for content in contents if content is not None)
+            for contents in itertools.product(*groups)
         ]
-        return [contents for contents in found if _fit_together(contents)]
+        return [contents for contents in combinations if _fit_together(contents)]
 
 
 def _fit_together(contents: Sequence[Content]) -> bool:
@@ -96,10 +99,10 @@ def _fit_together(contents: Sequence[Content]) -> bool:
     if names & {"all_keys_masked", "one_visible_key"}:
         return len(names) == 1
     if "fully_masked_rows" in names:
-        # In a small batch it hides all that other values could show.
+        # In a small batch, masked rows would hide the faults that other values show.
         return names <= {"fully_masked_rows", *(content.name for content in LENGTHS)}
-    # Unheld rows of the cache are scaled up already: twice, they would overflow.
-    return "beyond_length" not in names or not any(content.is_loud for content in contents)
+    # Unused cache entries are scaled up already: scaled twice, they would overflow.
+    return "beyond_length" not in names or not any(content.may_overflow for content in contents)
 
 
 def plan_cases(
@@ -110,14 +113,15 @@ def plan_cases(
     fits: Fits = lambda _: True,
     bounds: Bounds | None = None,
 ) -> Plan:
-    """Choose cases that meet all conditions together, within `GOLDEN_BYTES`.
+    """Choose cases that together meet all conditions, within `GOLDEN_BYTES`.
 
     Args:
-        inputs: Every input by name.
-        output_shapes: The shape of every output, for the size of its truth.
+        inputs: Descriptions of the inputs, by name.
+        output_shapes: The shape of every output.
         spec: The spec of the module, if it is ours.
-        sums: Axes that are sums of others.
-        fits: Whether the module takes given sizes; called for those next to blocks.
+        sums: The axes that are sums of others, with their terms.
+        fits: Returns whether the module accepts sizes; called for sizes next to blocks and for
+            upper bounds.
         bounds: The bounds of axes that have any.
     """
     bounds = bounds or {}
@@ -134,34 +138,34 @@ def plan_cases(
     sizes = _candidates(axes, fits, sums, bounds)
     costs = [case_bytes(each, inputs, output_shapes) for each in sizes]
     candidates = Candidates(sizes, costs, groups.combinations())
-    ends = [f"{axis} {end}" for axis, limits in bounds.items() for end in limits]
-    conditioned = [*groups.conditions(axes), *ends]
-    cover = Cover(axes, conditioned, candidates, bounded=bool(bounds))
-    chosen = cover.chosen(budget, CASE_BYTES)
+    at_bounds = [f"{axis} {end}" for axis, limits in bounds.items() for end in limits]
+    wanted = [*groups.conditions(axes), *at_bounds]
+    cover = Cover(axes, wanted, candidates, bounded=bool(bounds))
+    choices = cover.choose(budget, CASE_BYTES)
     if cover.missed:
         notes.append(
-            f"{len(cover.missed)} of {cover.wanted} conditions are met by no case, for lack of "
+            f"{len(cover.missed)} of {cover.count} conditions are met by no case, for lack of "
             f"room: {', '.join(cover.missed[:3])}{' …' if len(cover.missed) > 3 else ''}"
         )
-    cases = [_case(sizes, contents, inputs, spec, sums) for sizes, contents in _in_order(chosen)]
+    cases = [_case(sizes, contents, inputs, spec, sums) for sizes, contents in _shuffle(choices)]
     return Plan((*cases, *fixed), tuple(notes))
 
 
 def covering_sizes(
     axes: Sequence[str], sums: Mapping[str, str], bounds: Bounds
 ) -> list[dict[str, int]]:
-    """Return sizes that meet all conditions on sizes, but for those next to blocks.
+    """Return sizes that together meet all conditions on sizes, except those next to blocks.
 
     Args:
         axes: The names of the dynamic axes.
-        sums: Axes that are sums of others.
+        sums: The axes that are sums of others, with their terms.
         bounds: The bounds of axes that have any.
     """
     free = conditions.free_axes(list(axes), list(sums))
-    found = _candidates(free, lambda _: False, sums, bounds, blocks=False)
-    candidates = Candidates(found, [0] * len(found), [()])
+    sizes = _candidates(free, lambda _: False, sums, bounds, blocks=False)
+    candidates = Candidates(sizes, [0] * len(sizes), [()])
     cover = Cover(free, (conditions.SMALLEST,), candidates, bounded=bool(bounds))
-    return [sizes for sizes, _ in _in_order(cover.chosen(0, 0))]
+    return [sizes for sizes, _ in _shuffle(cover.choose(0, 0))]
 
 
 def _candidates(
@@ -172,45 +176,45 @@ def _candidates(
     *,
     blocks: bool = True,
 ) -> list[dict[str, int]]:
-    """Return sizes to choose from, within their bounds and with sums, the usual ones first."""
-    values = {axis: _values_within(axis, bounds, fits) for axis in axes}
-    found = _some_combinations(values)
+    """Return sizes to choose from, within bounds and with sums; those like the example first."""
+    values = {axis: _sizes_within(axis, bounds, fits) for axis in axes}
+    candidates = _combinations(values)
     if conditions.QUERIES in axes:
-        found += _some_combinations({**values, conditions.QUERIES: (1,)})
-    found.append({axis: min(of_axis) for axis, of_axis in values.items()})
-    found += conditions.corners(axes)
+        candidates += _combinations({**values, conditions.QUERIES: (1,)})
+    candidates.append({axis: min(of_axis) for axis, of_axis in values.items()})
+    candidates += conditions.corners(axes)
     for axis in axes if blocks else ():
-        for block, size in conditions.blocks_of(axis).items():
+        for block, size in conditions.tried_blocks(axis).items():
             beside = _beside_block(axes, block, bounds)
             if not fits({**beside, axis: size}):
                 break
-            found += _next_to_block(beside, axis, size)
+            candidates += _next_to_block(beside, axis, size)
     if conditions.PAST in axes and blocks:
         for block, size in conditions.BLOCKS.items():
             beside = _beside_block(axes, block, bounds)
             if not fits({**beside, conditions.PAST: size - 1}):
                 break
-            found += _next_to_block(beside, conditions.PAST, size - 1)
-    whole = [with_sums(each, sums) for each in sorted(found, key=_distance_from_example)]
-    return [each for each in whole if is_within(each, bounds)]
+            candidates += _next_to_block(beside, conditions.PAST, size - 1)
+    complete = [add_sums(each, sums) for each in sorted(candidates, key=_distance_from_example)]
+    return [each for each in complete if is_within(each, bounds)]
 
 
-def _values_within(axis: str, bounds: Bounds, fits: Fits) -> tuple[int, ...]:
-    """Return the sizes of an axis that are tried: the usual ones, and the ends of its bounds."""
+def _sizes_within(axis: str, bounds: Bounds, fits: Fits) -> tuple[int, ...]:
+    """Return the sizes of an axis to try: the usual ones within its bounds, and those at them."""
     if axis not in bounds:
-        return conditions.values_of(axis)
+        return conditions.tried_sizes(axis)
     low, high = bounds[axis]
     ends = [low, min(low + 1, high), high] if fits({axis: high}) else [low, min(low + 1, high)]
-    usual = [value for value in conditions.values_of(axis) if low < value < high]
+    usual = [value for value in conditions.tried_sizes(axis) if low < value < high]
     return tuple(sorted({*usual, *ends}))
 
 
 def _beside_block(axes: Sequence[str], block: int, bounds: Bounds) -> dict[str, int]:
-    return into_bounds({axis: conditions.beside_block(axis, block) for axis in axes}, bounds)
+    return clamp_sizes({axis: conditions.beside_block(axis, block) for axis in axes}, bounds)
 
 
-def _some_combinations(values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
-    """Return all combinations of the values of each axis, or as many as can be looked at."""
+def _combinations(values: Mapping[str, Sequence[int]]) -> list[dict[str, int]]:
+    """Return all combinations of sizes, or `MOST_CANDIDATES` random ones if there are more."""
     if math.prod(len(of_axis) for of_axis in values.values()) <= MOST_CANDIDATES:
         return [
             dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())
@@ -221,38 +225,38 @@ def _some_combinations(values: Mapping[str, Sequence[int]]) -> list[dict[str, in
 
 
 def _next_to_block(beside: Mapping[str, int], axis: str, size: int) -> list[dict[str, int]]:
-    """Return sizes with one axis next to a block, with two rows of a batch and with one."""
-    found = {**beside, axis: size}
-    return [{**found, conditions.BATCH: 2}, found] if conditions.BATCH in beside else [found]
+    """Return sizes with one axis next to a block; with batch 2 as well, if there is a batch."""
+    sizes = {**beside, axis: size}
+    return [{**sizes, conditions.BATCH: 2}, sizes] if conditions.BATCH in beside else [sizes]
 
 
 def _distance_from_example(sizes: Sizes) -> float:
-    """Return the log2 distance of sizes from those of the example: the nearest are chosen."""
+    """Return the sum of the log2 distances of sizes from 4, which is near those of the example."""
     return sum(abs(math.log2((size + 1) / 5)) for size in sizes.values())
 
 
 def _is_filled(sizes: Sizes) -> bool:
-    """Return whether a row of a cache in place must be filled with the whole past.
+    """Return whether the last batch element of a cache in place must have the longest past.
 
-    One of several rows has it; a single one has it next to a block, else capacity may be left.
+    With several batch elements one always has it. A single one has it only in the cases next to a
+    block; in others a part of the capacity may be unused.
     """
-    most = max(conditions.values_of(conditions.PAST))
+    most = max(conditions.tried_sizes(conditions.PAST))
     return sizes[conditions.BATCH] > 1 or sizes[conditions.PAST] > most
 
 
-def _in_order(chosen: Sequence[Choice]) -> list[Choice]:
-    """Return the cases in mixed order, the smallest call first.
+def _shuffle(choices: Sequence[Choice]) -> list[Choice]:
+    """Return the cases in random order, the one with the smallest sizes and no contents first.
 
     Some runtimes keep buffers, or a branch, from the first shape that they see.
     """
-    mixed = generator("order").permutation(len(chosen))
-    found = [chosen[index] for index in mixed]
-    plain = [each for each in found if not each[1]] or found
+    shuffled = [choices[index] for index in generator("order").permutation(len(choices))]
+    plain = [choice for choice in shuffled if not choice[1]] or shuffled
     if plain:
-        first = min(plain, key=lambda each: sum(each[0].values()))
-        found.remove(first)
-        found.insert(0, first)
-    return found
+        first = min(plain, key=lambda choice: sum(choice[0].values()))
+        shuffled.remove(first)
+        shuffled.insert(0, first)
+    return shuffled
 
 
 def random_case(sizes: Sizes, inputs: Mapping[str, Input], sums: Mapping[str, str]) -> Case:
@@ -260,8 +264,8 @@ def random_case(sizes: Sizes, inputs: Mapping[str, Input], sums: Mapping[str, st
 
     Args:
         sizes: The size of every axis.
-        inputs: Every input by name.
-        sums: Axes that are sums of others.
+        inputs: Descriptions of the inputs, by name.
+        sums: The axes that are sums of others, with their terms.
     """
     return _case(sizes, (), inputs, None, sums)
 
@@ -280,12 +284,12 @@ def _case(
     drawn = draw_inputs(inputs, sizes, seed_words=("case", name))
     if spec is not None and spec.in_place and _is_filled(sizes):
         drawn["past_length"][-1] = sizes["past_len"]
-    change = Drawn(drawn, inputs, spec, sizes, generator("contents", name))
+    case = DrawnCase(drawn, inputs, spec, sizes, generator("contents", name))
     for content in contents:
-        content.change(change)
+        content.change(case)
     about = "; ".join(content.about for content in contents) or conditions.PLAIN
-    loud = any(content.is_loud for content in contents)
+    may_overflow = any(content.may_overflow for content in contents)
     return Case(
-        name, "probe" if contents else "shape", sizes, drawn, about, loud,
+        name, "probe" if contents else "shape", sizes, drawn, about, may_overflow,
         tuple(content.name for content in contents),
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Distances of a quantised module from the module as it was before that, in float64.
+"""Distances of a quantised module from the unquantised module, in float64.
 
-The distance of a tensor is split into what rounding costs and what clipping does.
+The distance that each quantised tensor causes is split into those of rounding and of clipping.
 """
 
 from __future__ import annotations
@@ -14,20 +14,25 @@ from torch import Tensor, nn
 from attn_export.attention import Attention
 from attn_export.attention.block_scales import BlockScales
 from attn_export.attention.float16_cache import Float16Cache
-from attn_export.attention.quantised import read_cache, unquantised
+from attn_export.attention.quantised import read_cache, unquantise
 from attn_export.attention.quantised_activations import QuantisedActivations
 from attn_export.attention.quantised_cache import CacheScales, Pair
 from attn_export.export.subject import Subject
 from attn_export.export.trees import to_numpy, to_torch
 from attn_export.parity.oracle import Oracle
-from attn_export.parity.quality_vectors import distance, heads, of_logits, of_outputs
+from attn_export.parity.quality_vectors import (
+    distance,
+    head_distances,
+    logit_distance,
+    output_distances,
+)
 from attn_export.quality import ATTENDED, Budget, Distance, Quality, Split, is_finite
 from attn_export.quantiser import QuantisedWeight
 from attn_export.results import Arrays, Golden
 from attn_export.tensorfile import is_floating
 
 CACHE, ACTIVATIONS = "cache", "activations"
-"""The parts that are no weights."""
+"""Names of the quantised parts that are no weights."""
 
 
 def measure_quality(
@@ -45,122 +50,126 @@ def measure_quality(
     """
     module = subject.module
     assert isinstance(module, Attention)
-    before = unquantised(module)
-    given = [golden.case.inputs for golden in goldens]
-    kinds = {name: array.dtype for name, array in goldens[0].expected.items()}
-    of_floats = [to_numpy(read_cache(module, to_torch(inputs))) for inputs in given]
-    wide, attended_before = _run(subject, before, of_floats)
-    _, attended = _run(subject, module, given)
+    before = unquantise(module)
+    inputs = [golden.case.inputs for golden in goldens]
+    dtypes = {name: array.dtype for name, array in goldens[0].expected.items()}
+    float_inputs = [to_numpy(read_cache(module, to_torch(arrays))) for arrays in inputs]
+    wide, heads_before = _run(subject, before, float_inputs)
+    _, heads = _run(subject, module, inputs)
     floats = [
         {
-            name: a.astype(kinds[name]) if is_floating(kinds[name]) else golden.expected[name]
+            name: a.astype(dtypes[name]) if is_floating(dtypes[name]) else golden.expected[name]
             for name, a in outputs.items()
         }
         for outputs, golden in zip(wide, goldens, strict=True)
     ]
     pairs = {
         name: [(f[name], g.expected[name]) for f, g in zip(floats, goldens, strict=True)]
-        for name, kind in kinds.items()
-        if is_floating(kind)
+        for name, dtype in dtypes.items()
+        if is_floating(dtype)
     }
-    outputs, by_head = of_outputs(pairs)
-    before_out = heads(ATTENDED, list(zip(attended_before, attended, strict=True)))
-    parts = list(_of_parts(subject, module, before, (given, of_floats), wide))
-    found = Quality(
-        tuple(outputs), tuple(d for d in (*before_out, *by_head) if is_finite(d)),
-        tuple(part for part, _ in parts if is_finite(part)), tuple(budgets),
-        of_logits(pairs, budgets), tuple(each for _, each in parts if each is not None),
+    outputs, by_head = output_distances(pairs)
+    attended = head_distances(ATTENDED, list(zip(heads_before, heads, strict=True)))
+    parts = list(_part_distances(subject, module, before, (inputs, float_inputs), wide))
+    quality = Quality(
+        tuple(outputs), tuple(d for d in (*attended, *by_head) if is_finite(d)),
+        tuple(apart for apart, _ in parts if is_finite(apart)), tuple(budgets),
+        logit_distance(pairs, budgets), tuple(each for _, each in parts if each is not None),
     )  # fmt: skip
-    return found, floats
+    return quality, floats
 
 
-def _of_parts(
+def _part_distances(
     subject: Subject, module: Attention, before: Attention,
-    given: tuple[Sequence[Arrays], Sequence[Arrays]], wide: Sequence[Arrays],
+    inputs: tuple[Sequence[Arrays], Sequence[Arrays]], wide: Sequence[Arrays],
 ) -> Iterator[tuple[Distance, Split | None]]:  # fmt: skip
-    """Yield the distance of the first output with each part alone quantised, and its split.
+    """Yield the distance of the first output if one part alone is quantised, and its split.
 
     Args:
         subject: The subject.
-        module: Its module.
+        module: The quantised module.
         before: The module before it was quantised.
-        given: The inputs of `module`, and those of `before`.
+        inputs: The inputs of `module`, and those of `before`.
         wide: The outputs of `before`.
     """
     first = subject.outputs[0]
 
-    def of(part: str, outputs: Sequence[Arrays]) -> Distance:
+    def distance_of(part: str, outputs: Sequence[Arrays]) -> Distance:
         return distance(part, ((f[first], q[first]) for f, q in zip(wide, outputs, strict=True)))
 
     def measure(part: str, changed: Attention) -> Distance:
-        return of(part, _run(subject, changed, given[1])[0])
+        return distance_of(part, _run(subject, changed, inputs[1])[0])
 
     for name in module.float_weights:
         yield split_of_weight(name, module, before, measure)
     if module.kv_scales is not None:
         if module.float_weights:
-            yield of(CACHE, _run(subject, unquantised(module, keep_cache=True), given[0])[0]), None
+            only_cache = unquantise(module, keep_cache=True)
+            yield distance_of(CACHE, _run(subject, only_cache, inputs[0])[0]), None
         yield from splits_of_cache(module, before, measure)
     if isinstance(module.activations, QuantisedActivations):
         before.activations = module.activations
-        found = measure(ACTIVATIONS, before)
-        yield found, Split(ACTIVATIONS, found.sqnr if is_finite(found) else None, None, 0.0)
+        apart = measure(ACTIVATIONS, before)
+        yield apart, Split(ACTIVATIONS, apart.sqnr if is_finite(apart) else None, None, 0.0)
 
 
 def _run(
-    subject: Subject, module: Attention, given: Sequence[Arrays]
+    subject: Subject, module: Attention, cases: Sequence[Arrays]
 ) -> tuple[Sequence[Arrays], list[np.ndarray]]:
     """Return the float64 outputs of a module, and its heads before `out_proj`: `[B, H, L, Dv]`."""
-    oracle, seen = Oracle(subject, module=module), list[Tensor]()
+    oracle, joined = Oracle(subject, module=module), list[Tensor]()
 
-    def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.append(inputs[0].detach())
+    def record(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        joined.append(inputs[0].detach())
 
-    hook = oracle.precise.get_submodule("out_proj").register_forward_pre_hook(note)
-    outputs = [oracle.truth(inputs) for inputs in given]
+    hook = oracle.precise.get_submodule("out_proj").register_forward_pre_hook(record)
+    outputs = [oracle.truth(inputs) for inputs in cases]
     hook.remove()
     H = module.spec.num_heads
-    joined = (to_numpy({"x": tensor})["x"] for tensor in seen)  # [B, L, H * Dv]
-    return outputs, [x.reshape(*x.shape[:2], H, -1).swapaxes(1, 2) for x in joined]
+    arrays = (to_numpy({"x": tensor})["x"] for tensor in joined)  # [B, L, H * Dv]
+    return outputs, [x.reshape(*x.shape[:2], H, -1).swapaxes(1, 2) for x in arrays]
 
 
 CACHED = ("cached keys", "cached values")
-"""The parts of a cache."""
+"""Names of the parts of a cache."""
 
 ALL, ROUNDING, CLIPPED = "all", "rounding", "clipped"
-"""The errors of a tensor: all, those up to half a step, and what lies beyond."""
+"""Errors of a tensor: all errors, the part of each up to half a step, and the part beyond."""
 
 BEYOND_HALF = 1 + 1e-6
-"""The least error of a clipped value, in halves of a step: others are computed in float32."""
+"""The error from which on a value counts as clipped, in half steps. It is a little more than 1,
+since errors are computed in float32."""
 
 Measure = Callable[[str, Attention], Distance]
+"""A function of the name of a part and of a module, which returns the module's distance."""
+
 Measured = tuple[Distance, Split]
 Errors = dict[str, Tensor]
 
 
 class PartlyRounded(nn.Module):
-    """Keys and values with some errors of those that a cache of integers has.
+    """Replacement for a quantised cache, with one kind of error in the keys or in the values.
 
     Args:
-        scales: Of the cache.
-        part: The number of the part that has errors: 0 for keys, 1 for values.
-        kind: One of `ALL`, `ROUNDING` and `CLIPPED`.
-        note: Receives the number of values that were clipped, and of all.
+        scales: The quantised cache.
+        part: The part that has errors: 0 for keys, 1 for values.
+        error: One of `ALL`, `ROUNDING` and `CLIPPED`.
+        record: Receives the number of clipped values, and the number of all values.
     """
 
     def __init__(
-        self, scales: CacheScales | BlockScales | Float16Cache, part: int, kind: str,
-        note: Callable[[int, int], None],
+        self, scales: CacheScales | BlockScales | Float16Cache, part: int, error: str,
+        record: Callable[[int, int], None],
     ) -> None:  # fmt: skip
         super().__init__()
-        self.scales, self.part, self.kind, self.note = scales, part, kind, note
+        self.scales, self.part, self.error, self.record = scales, part, error, record
 
-    def mixed(self, x: Tensor) -> Tensor:
+    def mix(self, x: Tensor) -> Tensor:
         """Return queries or keys as the cache takes them."""
-        return self.scales.mixed(x)
+        return self.scales.mix(x)
 
     def forward(self, key: Tensor, value: Tensor) -> Pair:
-        """Return new keys `[B, Hkv, L, D]` and values with the errors.
+        """Return new keys and values with the errors, in floating point.
 
         Args:
             key: `[B, Hkv, L, D]`.
@@ -168,11 +177,11 @@ class PartlyRounded(nn.Module):
         """
         pair = [key, value]
         x = pair[self.part]
-        rows: Pair = self.scales(key, value)
-        meant = self.scales.read(rows[0], rows[1], key.dtype)[self.part]
-        errors = split(meant - x, self.scales.step_sizes(key, value)[self.part])
-        self.note(int(errors[CLIPPED].count_nonzero()), x.numel())
-        pair[self.part] = x + errors[self.kind]
+        stored: Pair = self.scales(key, value)
+        rounded = self.scales.read(stored[0], stored[1], key.dtype)[self.part]
+        errors = split(rounded - x, self.scales.step_sizes(key, value)[self.part])
+        self.record(int(errors[CLIPPED].count_nonzero()), x.numel())
+        pair[self.part] = x + errors[self.error]
         return pair[0], pair[1]
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:  # noqa: ARG002
@@ -187,11 +196,11 @@ class PartlyRounded(nn.Module):
 
 
 def split(error: Tensor, step: Tensor) -> Errors:
-    """Return errors by their kind.
+    """Split errors into those of rounding and of clipping, by `ALL`, `ROUNDING` and `CLIPPED`.
 
     Args:
-        error: The errors.
-        step: The difference that one integer more makes; it spreads over the errors.
+        error: The errors, of any shape.
+        step: The difference between two neighbouring integers; it broadcasts to the errors.
     """
     half = step.to(error.dtype) / 2
     within = torch.where(error.abs() <= half * BEYOND_HALF, error, error.clamp(-half, half))
@@ -199,62 +208,63 @@ def split(error: Tensor, step: Tensor) -> Errors:
 
 
 def splits_of_cache(module: Attention, before: Attention, measure: Measure) -> Iterator[Measured]:
-    """Yield the distance of the first output with keys, and with values, alone as integers.
+    """Yield the distance of the first output with quantised keys only, then with values only.
 
     Args:
         module: The quantised module.
-        before: The module before it was quantised; it is left as it is.
+        before: The module before it was quantised. It is changed while it runs, and then restored.
         measure: Returns the distance of a module, given the name of a part.
     """
     scales = module.kv_scales
     assert scales is not None
     counts: list[tuple[int, int]] = []
 
-    def measured(part: int, kind: str) -> Distance:
+    def measure_error(part: int, error: str) -> Distance:
         before.kv_scales = PartlyRounded(  # type: ignore[assignment]
-            scales, part, kind, lambda *count: counts.append(count)
+            scales, part, error, lambda *count: counts.append(count)
         )
-        found = measure(CACHED[part], before)
+        distance = measure(CACHED[part], before)
         before.kv_scales = None
-        return found
+        return distance
 
     for number, part in enumerate(CACHED):
         counts.clear()
-        found = {ALL: measured(number, ALL)}
+        distances = {ALL: measure_error(number, ALL)}
         clipped, count = (sum(each) for each in zip(*counts, strict=True))
-        found[ROUNDING] = found[ALL]
+        distances[ROUNDING] = distances[ALL]
         if clipped:
-            found |= {kind: measured(number, kind) for kind in (ROUNDING, CLIPPED)}
-        yield found[ALL], _split_of(part, found, clipped / max(count, 1))
+            distances |= {error: measure_error(number, error) for error in (ROUNDING, CLIPPED)}
+        yield distances[ALL], _split_of(part, distances, clipped / max(count, 1))
 
 
 def split_of_weight(name: str, module: Attention, before: Attention, measure: Measure) -> Measured:
     """Return the distance of the first output with one weight alone quantised.
 
     Args:
-        name: The weight.
+        name: The name of the weight.
         module: The quantised module.
-        before: The module before it was quantised; it is left as it is.
+        before: The module before it was quantised. It is changed while it runs, and then restored.
         measure: Returns the distance of a module, given the name of a part.
     """
-    weight, was = before.get_parameter(name), module.float_weights[name].double()
-    error = module.get_parameter(name).detach().double() - was
-    errors = split(error, _steps(module.integers[name]))
+    weight, original = before.get_parameter(name), module.float_weights[name].double()
+    difference = module.get_parameter(name).detach().double() - original
+    errors = split(difference, _steps(module.integers[name]))
     clipped = int(errors[CLIPPED].count_nonzero())
-    found = {}
-    for kind in (ALL, ROUNDING, CLIPPED) if clipped else (ALL,):
+    distances = {}
+    for error in (ALL, ROUNDING, CLIPPED) if clipped else (ALL,):
         with torch.no_grad():
-            weight.copy_(was + errors[kind])
-            found[kind] = measure(name, before)
-            weight.copy_(was)
-    return found[ALL], _split_of(name, {ROUNDING: found[ALL], **found}, clipped / error.numel())
+            weight.copy_(original + errors[error])
+            distances[error] = measure(name, before)
+            weight.copy_(original)
+    share = clipped / difference.numel()
+    return distances[ALL], _split_of(name, {ROUNDING: distances[ALL], **distances}, share)
 
 
-def _steps(held: QuantisedWeight) -> Tensor:
-    """Return the scale of each weight, `[out, in]`."""
-    return torch.from_numpy(np.repeat(held.scales, held.block, axis=0).T.copy()).double()
+def _steps(weight: QuantisedWeight) -> Tensor:
+    """Return the scale of each element of a weight, float64 `[out, in]`."""
+    return torch.from_numpy(np.repeat(weight.scales, weight.block, axis=0).T.copy()).double()
 
 
-def _split_of(part: str, found: Mapping[str, Distance], share: float) -> Split:
-    sqnr = {kind: each.sqnr for kind, each in found.items() if is_finite(each)}
+def _split_of(part: str, distances: Mapping[str, Distance], share: float) -> Split:
+    sqnr = {error: d.sqnr for error, d in distances.items() if is_finite(d)}
     return Split(part, sqnr.get(ROUNDING), sqnr.get(CLIPPED), round(share, 9))

@@ -1,7 +1,8 @@
-"""Outputs of the unquantised model beside golden vectors, and distances from them.
+"""Outputs of the unquantised model, stored with the golden vectors, and distances from them.
 
-`golden/quality.json` names the cases, with the figures that need the module; `float_I.pb` beside
-`output_I.pb` are the float64 outputs with the weights as they were, rounded to their types.
+`golden/quality.json` names the cases, and holds the figures that need the module. `float_I.pb` is
+the float64 output of the unquantised model, rounded to the output's type; it lies next to
+`output_I.pb`.
 """
 
 from __future__ import annotations
@@ -33,21 +34,22 @@ if TYPE_CHECKING:
 QUALITY = "quality.json"
 FLOAT = "float"
 MOST_ROWS, CASES = 64, 4
-"""The most queries of a case, and the number of cases: the largest of random inputs."""
+"""The most queries of a case, in all batch elements together, and the number of cases. The largest
+cases of random inputs are chosen."""
 
 HEAD_AXIS, RANK_WITH_HEADS = 1, 4
 
 Pairs = Iterable[tuple["np.ndarray", "np.ndarray"]]
-"""Outputs of the unquantised model, and of the quantised one."""
+"""Pairs of an output of the unquantised model and the same output of the quantised one."""
 
 
 def quality_cases(cases: Sequence[Case], *, without_past: bool = False) -> list[int]:
-    """Return the numbers of the cases of plain random inputs that the distances are measured on.
+    """Return the indices of the cases in which distances are measured; inputs are random.
 
     Args:
         cases: All cases.
-        without_past: Whether only cases without a past show the whole distance: the past of a cache
-            of integers has been rounded already.
+        without_past: Whether to choose cases without a past, if there are any. The past of a cache
+            of integers is rounded already, so that cases with a past show less of the distance.
     """
     plain = {
         number: math.prod(case.inputs["query"].shape[:2])
@@ -66,13 +68,13 @@ def is_plain(case: Case) -> bool:
 
 
 def distance(part: str, pairs: Pairs) -> Distance:
-    """Return the distance over several cases.
+    """Return the distance of the quantised model from the unquantised one, over several cases.
 
-    Rows that are equal in both are copies of inputs, or fully masked; they do not count.
+    Rows that are equal in both do not count: they are copies of inputs, or fully masked.
 
     Args:
-        part: The name of the part.
-        pairs: Arrays of one shape, rows along the last axis.
+        part: The name of what is measured: an output, a head, a weight.
+        pairs: Pairs of arrays of one shape, with rows along the last axis.
     """
     import numpy as np
 
@@ -89,7 +91,7 @@ def distance(part: str, pairs: Pairs) -> Distance:
 
 
 def _changed_rows(pairs: Pairs) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the rows of arrays that are not equal in both, float64 `[rows, N]`."""
+    """Yield the last-axis rows of each pair that differ, float64 `[rows, N]`."""
     import numpy as np
 
     for whole_f, whole_q in pairs:
@@ -99,13 +101,13 @@ def _changed_rows(pairs: Pairs) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield f[changed], q[changed]
 
 
-def of_logits(
+def logit_distance(
     pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]], budgets: Sequence[Budget]
 ) -> LogitDistance | None:
-    """Return the distance of the first output as logits, if a budget asks for it.
+    """Return the distance of the first output, read as logits, if a budget limits it.
 
     Args:
-        pairs: The arrays of each floating output, by name.
+        pairs: The pairs of each floating output, by name.
         budgets: The limits.
     """
     import numpy as np
@@ -127,12 +129,12 @@ def of_logits(
     return LogitDistance(part, round(max(divergence, 0.0) / rows, 12), round(same / rows, 9))
 
 
-def heads(name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Distance]:
+def head_distances(name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Distance]:
     """Return the distance of each head of an output `[B, heads, L or S, D or S]`.
 
     Args:
-        name: The output.
-        pairs: Its arrays.
+        name: The name of the output.
+        pairs: Its pairs of arrays.
     """
     count = pairs[0][0].shape[HEAD_AXIS]
     return [
@@ -141,17 +143,17 @@ def heads(name: str, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Dis
     ]
 
 
-def of_outputs(
+def output_distances(
     pairs: Mapping[str, Sequence[tuple[np.ndarray, np.ndarray]]],
 ) -> tuple[list[Distance], list[Distance]]:
-    """Return the distances of outputs, and of the heads of those that have heads.
+    """Return the distance of each output, and of each head of outputs with heads.
 
     Args:
-        pairs: The arrays of each floating output, by name.
+        pairs: The pairs of each floating output, by name.
     """
     whole = [distance(name, arrays) for name, arrays in pairs.items()]
     with_heads = (name for name, arrays in pairs.items() if arrays[0][0].ndim == RANK_WITH_HEADS)
-    by_head = [each for name in with_heads for each in heads(name, pairs[name])]
+    by_head = [each for name in with_heads for each in head_distances(name, pairs[name])]
     return [d for d in whole if is_finite(d)], [d for d in by_head if is_finite(d)]
 
 
@@ -162,8 +164,8 @@ def write_quality(
 
     Args:
         folder: The folder `golden/`.
-        numbers: Those of the cases.
-        floats: The outputs of each.
+        numbers: The indices of the cases.
+        floats: The outputs of the unquantised model in each of them.
         quality: The distances.
     """
     from attn_export.tensorfile import write_tensors
@@ -183,15 +185,18 @@ def write_quality(
 def read_quality(
     folder: Path, goldens: Sequence[Golden], budgets: Sequence[Budget]
 ) -> Quality | None:
-    """Return the distances of stored truths from the stored outputs of the unquantised model.
+    """Return the distances of the stored truths from the stored outputs of the unquantised model.
 
     Args:
         folder: The folder `golden/`.
         goldens: All golden vectors of the bundle.
-        budgets: The limits; those of the bundle if there are none.
+        budgets: The limits; if empty, those of the bundle apply.
+
+    Returns:
+        The distances, or None if the bundle is not quantised.
 
     Raises:
-        BundleError: If a file is missing or does not fit.
+        BundleError: If a file is missing or does not match the golden vectors.
     """
     from attn_export.schema import QualityFile
     from attn_export.tensorfile import is_floating, read_tensors
@@ -215,9 +220,9 @@ def read_quality(
         limits = tuple(budgets) or parse_budgets(content["budgets"])
     except (OSError, ValueError, KeyError, UsageError) as error:
         raise BundleError(f"{folder / QUALITY} cannot be used: {error}; build again") from error
-    outputs, _ = of_outputs(pairs)
+    outputs, _ = output_distances(pairs)
     by_head, weights = (
         tuple(Distance(**each) for each in content[part]) for part in ("heads", "weights")
     )
     splits = tuple(Split(**each) for each in content.get("splits", ()))
-    return Quality(tuple(outputs), by_head, weights, limits, of_logits(pairs, limits), splits)
+    return Quality(tuple(outputs), by_head, weights, limits, logit_distance(pairs, limits), splits)

@@ -1,4 +1,4 @@
-"""Judgement of the runtimes' outputs, case by case, as they arrive."""
+"""Judgement of the runtimes' outputs, case by case, and a map of the worst error of each graph."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from attn_export.parity.judge import judge
 from attn_export.parity.measures import (
     Index,
     distances,
+    fill_ignored_rows,
     row_norms,
-    without_rows,
     worst_index,
     wrong_kinds,
 )
@@ -34,28 +34,28 @@ from attn_export.runtimes.pool import Pool, outputs_of
 from attn_export.runtimes.process import Worker
 from attn_export.tensorfile import is_floating, read_outputs
 
-# -- a small picture of where in an output the error sits, for the worst verdict ----------------
+# -- a map of the errors in an output, for the worst verdict ------------------------------------
 
 CELLS = 48
-"""The most rows and columns of a panel."""
+"""The largest number of rows and columns of a panel."""
 
 Shape = Sequence[int | str]
 
 
 class Worst:
-    """Record of the worst verdict of a runtime with a graph: only that one is drawn."""
+    """Record of the worst verdict of a runtime with a graph, which gets an error map."""
 
     def __init__(self) -> None:
         self._rank = (False, -1.0)
-        self._found: tuple[Verdict, Golden, np.ndarray] | None = None
+        self._worst: tuple[Verdict, Golden, np.ndarray] | None = None
 
-    def see(self, verdicts: Sequence[Verdict], golden: Golden, outputs: Arrays) -> None:
-        """Look at the verdicts of one case: a failure is worse than any error that passed.
+    def update(self, verdicts: Sequence[Verdict], golden: Golden, outputs: Arrays) -> None:
+        """Replace the record if a verdict of a case is worse; any failure is worse than a pass.
 
         Args:
             verdicts: The verdicts of the case.
             golden: The expected outputs, and the allowed errors.
-            outputs: The outputs, by name.
+            outputs: The runtime's outputs, by name.
         """
         for verdict in verdicts:
             failed = verdict.status == "failed"
@@ -67,31 +67,31 @@ class Worst:
             if rank <= self._rank or got is None or truth is None or not truth.size:
                 continue
             if (got.shape, got.dtype) == (truth.shape, truth.dtype):
-                self._rank, self._found = rank, (verdict, golden, got)
+                self._rank, self._worst = rank, (verdict, golden, got)
 
-    def drawn(self, axes: Mapping[str, Shape]) -> ErrorMap | None:
-        """Return the map; None if no verdict has errors that can be drawn.
+    def error_map(self, axes: Mapping[str, Shape]) -> ErrorMap | None:
+        """Return the error map of the worst verdict; None if no verdict has a map.
 
         Args:
-            axes: For each output its shape, dynamic axes by name.
+            axes: The shape of each output, by name; dynamic axes by name.
         """
-        if self._found is None:
+        if self._worst is None:
             return None
-        verdict, golden, got = self._found
+        verdict, golden, got = self._worst
         return error_map(verdict, golden, got, axes.get(verdict.output, ()))
 
 
 def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -> ErrorMap:
-    """Return a map of the error of one output.
+    """Return a map of the errors in one output.
 
     Args:
-        verdict: Of `got`.
+        verdict: The verdict on the output.
         golden: The case with its truth.
         got: The runtime's output, of the truth's shape and type, with at least one element.
-        shape: Of the output, dynamic axes by name.
+        shape: The shape of the output; dynamic axes by name.
     """
     truth = golden.expected[verdict.output]
-    got = without_rows(got, truth, golden.case.ignored_rows)
+    got = fill_ignored_rows(got, truth, golden.case.ignored_rows)
     if is_floating(truth.dtype):
         r, t = got.astype(np.float64), truth.astype(np.float64)
         allowed = golden.allowed.get(verdict.output) or Allowed(1.0, 1.0)
@@ -108,17 +108,17 @@ def error_map(verdict: Verdict, golden: Golden, got: np.ndarray, shape: Shape) -
     else:
         relative_to, wrong = "row" if by_row else "whole", np.zeros(truth.shape, bool)
     names = axis_names(shape, truth.ndim)
-    said = (f"{r[index]:.9g}", f"{t[index]:.9g}")
+    values = (f"{r[index]:.9g}", f"{t[index]:.9g}")
     panels = _panels(shares, wrong, names, index)
-    where = (golden.case.name, verdict.output, names, truth.shape, index)
-    return ErrorMap(*where, *said, relative_to, panels)
+    location = (golden.case.name, verdict.output, names, truth.shape, index)
+    return ErrorMap(*location, *values, relative_to, panels)
 
 
 def axis_names(shape: Shape, count: int) -> tuple[str, ...]:
     """Return a name for each axis of an output.
 
     Args:
-        shape: Dynamic axes by name, others by size; empty where nothing is known.
+        shape: The name of each dynamic axis and the size of each other one; empty if unknown.
         count: The number of axes.
     """
     if len(shape) != count:
@@ -135,7 +135,7 @@ def axis_names(shape: Shape, count: int) -> tuple[str, ...]:
 
 
 def _is_by_row(verdict: Verdict, allowed: Allowed) -> bool:
-    """Return whether the error by row exceeds that of the whole, as in the failure message."""
+    """Return whether the error of a row decides the verdict, as in the failure message."""
     if verdict.whole is None or verdict.row is None:
         return True
     whole = verdict.whole / allowed.whole
@@ -143,7 +143,7 @@ def _is_by_row(verdict: Verdict, allowed: Allowed) -> bool:
 
 
 def _shares(r: np.ndarray, t: np.ndarray, allowed: Allowed, *, by_row: bool) -> np.ndarray:
-    """Return the share of the allowed error of each element; a row's share is a norm."""
+    """Return each element's error as a share of the allowed L2 error of its row or the whole."""
     d, norms = distances(r, t), row_norms(np.atleast_1d(t))
     if by_row:
         limit = np.where(norms > 0, norms, np.inf)[..., None] * allowed.row
@@ -155,6 +155,7 @@ def _shares(r: np.ndarray, t: np.ndarray, allowed: Allowed, *, by_row: bool) -> 
 def _panels(
     shares: np.ndarray, wrong: np.ndarray, names: Sequence[str], index: Index
 ) -> tuple[ErrorMapPanel, ...]:
+    """Return an overview over all axes but the last, and a panel of the worst last two axes."""
     missing = max(0, 2 - shares.ndim)
     shape = (1,) * missing + shares.shape
     names, index = ("",) * missing + tuple(names), (0,) * missing + index
@@ -194,10 +195,10 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.2g}") if math.isfinite(value) else None
 
 
-# -- the runtimes' outputs, case by case, as they arrive ----------------------------------------
+# -- judgement of the runtimes' outputs as they arrive ------------------------------------------
 
 Advance = Callable[[str], None]
-"""Called with a few words for every case that is done."""
+"""A function that is called with a short text after every case."""
 
 
 def judge_pool(
@@ -208,14 +209,14 @@ def judge_pool(
     gate: Gate,
     advance: Advance,
 ) -> tuple[tuple[RuntimeRun, ...], tuple[Verdict, ...]]:
-    """Wait for the runtimes, and compare each case with its truth.
+    """Wait for the runtimes, and compare the outputs of each case with its truth.
 
     Args:
-        pool: Started, on the cases of `goldens`.
-        goldens: The truth.
-        axes: For each output its shape, dynamic axes by name.
-        out: The folder that the pool was given for outputs.
-        gate: The user's own tolerances.
+        pool: The runtimes' processes, started on the cases of `goldens`.
+        goldens: The cases with their truth.
+        axes: The shape of each output, by name; dynamic axes by name.
+        out: The folder into which the pool writes outputs.
+        gate: Tolerances of the user, checked in addition to the rule.
         advance: Called after every case.
     """
     runs = [
@@ -225,18 +226,18 @@ def judge_pool(
     numbered = {golden.case.name: (i, golden) for i, golden in enumerate(goldens)}
     assert len(numbered) == len(goldens), "two cases of one name"
     for (name, graph), worker in pool.workers.items():
-        given = pool.cases_of(graph)
+        expected_count = pool.cases_of(graph)
         worst = Worst()
         seconds: dict[str, float] = {}
         verdicts += _judge_worker(
-            worker, graph, given, numbered, out, gate, advance, worst, seconds
+            worker, graph, expected_count, numbered, out, gate, advance, worst, seconds
         )
-        # What can run here has to: only an absent runtime may be forgiven.
+        # A runtime that can run here must pass; only an absent one may be optional.
         facts = {"version": worker.runtime.version(), **worker.facts}
         required = worker.outcome != "not run"
-        place = worst.drawn(axes) if worker.outcome != "refused" else None
+        errors = worst.error_map(axes) if worker.outcome != "refused" else None
         runs.append(
-            RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts, place, seconds)
+            RuntimeRun(name, graph, worker.outcome, worker.reason, required, facts, errors, seconds)
         )
     return tuple(runs), tuple(verdicts)
 
@@ -244,7 +245,7 @@ def judge_pool(
 def _judge_worker(
     worker: Worker,
     graph: str,
-    given: int,
+    expected_count: int,
     goldens: Mapping[str, tuple[int, Golden]],
     out: Path,
     gate: Gate,
@@ -264,16 +265,16 @@ def _judge_worker(
         else:
             number, golden = goldens[served.case]
             outputs = read_outputs(outputs_of(out, name, graph, number), served.outputs)
-            found = judge(name, graph, golden, outputs, gate)
-            worst.see(found, golden, outputs)
-            verdicts += found
+            of_case = judge(name, graph, golden, outputs, gate)
+            worst.update(of_case, golden, outputs)
+            verdicts += of_case
         advance(f"{name}: {served.case}")
-    if worker.outcome == "ran" and served_count < given:
+    if worker.outcome == "ran" and served_count < expected_count:
         worker.outcome = "crashed"
-        worker.reason = f"served {served_count} of {counted(given, 'case')}"
-    if worker.outcome == "ran" and not given:
+        worker.reason = f"served {served_count} of {counted(expected_count, 'case')}"
+    if worker.outcome == "ran" and not expected_count:
         worker.outcome, worker.reason = "not run", "no case has the sizes that it is for"
     if worker.outcome == "refused":
-        # It ran, but not where it should have: none of it counts.
+        # It ran, but not on the device that was asked for: none of its outputs count.
         return [dataclasses.replace(v, status="error", message=worker.reason) for v in verdicts]
     return verdicts

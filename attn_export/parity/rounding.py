@@ -1,11 +1,11 @@
-"""Float64 runs in which every operation rounds at random: how far rounding can take an output.
+"""Float64 runs in which every operation rounds at random, to sample the errors of an output.
 
-An implementation that is right differs from the truth by its rounding errors, and by nothing else.
-A running error analysis (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sec. 3.3)
-carries a bound on them along with the computation. Its statistical form (sec. 2.8; Higham and Mary,
-2019), in which n roundings add up to sqrt(n) and not to n, says how large they are in practice.
-Here they are drawn, as in Monte Carlo arithmetic (Parker, 1997): each run is what another
-implementation might have given, with sums taken term by term, which no implementation exceeds.
+A correct implementation differs from the truth only by its rounding errors. A running error
+analysis (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sec. 3.3) computes a bound
+on them along with the result. Its statistical form (sec. 2.8; Higham and Mary, 2019), in which n
+roundings add up to sqrt(n) instead of n, estimates their usual size. Here the errors are drawn at
+random, as in Monte Carlo arithmetic (Parker, 1997). Each run is the possible result of another
+implementation, which adds the terms of sums one by one: no order of additions has larger errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attn_export.parity.float64_mode import ComputeInFloat64, is_large, product, widened
+from attn_export.parity.float64_mode import ComputeInFloat64, is_large, product, widen
 from attn_export.parity.operations import (
     RANKING,
     OperationMode,
@@ -32,11 +32,11 @@ DEVIATION = 0.4
 unit in the last place, and |x| lies anywhere between two powers of 2."""
 
 MAX_ERROR = 1e300
-"""The largest error of one rounding; it is finite, so that infinity plus an error is no NaN."""
+"""The largest error of one addition; it is finite, since infinity minus infinity would be NaN."""
 
 PRODUCTS = frozenset({"addmm", "addmv", "baddbmm", "bmm", "dot", "mm", "mv"})
 ADDED_UP = PRODUCTS | {"convolution", "mean", "sum"}
-"""Operations of which each result is a sum of many terms."""
+"""Operations whose results are sums of many terms."""
 
 SIMPLE = frozenset({
     "cos", "div", "exp", "expm1", "gelu", "log", "mul", "pow", "reciprocal", "rsqrt", "sigmoid",
@@ -46,31 +46,31 @@ SIMPLE = frozenset({
 
 APPROXIMATE = frozenset({"expm1", "gelu", "log", "pow", "sigmoid", "silu", "tanh"})
 MOST_CHECKED = 2**15
-"""The most elements of a result that is looked at for whole numbers."""
+"""The largest number of elements of a result that is tested for being whole numbers."""
 
 APPROXIMATION_ERROR = 4.0
 """The largest error of an approximation, in units of one rounding: libraries state 2 to 5."""
 
 ATTENTION = frozenset({"_safe_softmax", "_softmax", "bmm", "baddbmm"})
-"""Operations that PyTorch's attention computes in float32, and a graph in the type that it has."""
+"""Operations that PyTorch's attention computes in float32, but a graph in its own type."""
 
 
 class RandomRounding(OperationMode):
-    """Round the results of float64 operations at random, as a narrower type would round them.
+    """Mode that rounds the results of float64 operations at random, as a narrower type rounds.
 
     Args:
         eps: The distance from 1 to the next number of the narrower type.
-        sums: The same of the type in which sums of products are kept.
+        sums: The same distance of the type in which kernels add up products.
         seed: The seed of the random numbers.
         copies: The number of runs stacked along the batch axis. They differ by rounding alone, so
             the sizes of terms are measured in the first.
-        steps: The operations of the module in its own types, by `recorded_steps`, where these are
-            not all the same. The run falls back to `eps` where it takes another operation.
-        widening: A mode that computes the operations in float64. It must not be entered: it would
-            see what is computed for the rounding too, which takes most of the time.
+        steps: The operations of the module in its own types, by `recorded_steps`, if it has more
+            than one type. From the first operation on that differs, `eps` is used.
+        widening: A mode that computes the operations in float64. It must not be entered, or it
+            would also process the operations that compute the rounding, which are most of them.
 
     Attributes:
-        ranks: Whether an operation ran that gives equal values in an order of its own.
+        ranks: Whether an operation ran that may return equal values in any order, see `RANKING`.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class RandomRounding(OperationMode):
         if not rounds(name, func, out) or self._is_whole_numbered(out):
             return out
         if self._widening:
-            args = tuple(x if is_large(x) else widened(x) for x in args)
-        found = self._run(name, func, out, args, kwargs)
-        return out.copy_(found) if func._schema.is_mutable else found
+            args = tuple(x if is_large(x) else widen(x) for x in args)
+        noisy = self._round(name, func, out, args, kwargs)
+        return out.copy_(noisy) if func._schema.is_mutable else noisy
 
     def _compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._widening:
@@ -110,28 +110,37 @@ class RandomRounding(OperationMode):
         return func(*args, **kwargs)
 
     def _is_whole_numbered(self, out: Any) -> bool:
-        """Return whether results are whole numbers, such as positions, which are exact."""
+        """Return whether results are exact because they are whole numbers, such as positions."""
         if not isinstance(out, Tensor) or not 0 < out.numel() <= MOST_CHECKED:
             return False
         return bool((out == out.round()).all()) and float(out.abs().max()) <= 1 / self._unit
 
     def _of_one_copy(self, name: str, func: Any, args: Sequence[Any]) -> Tensor | None:
-        """Return a product of rows that are still alike in all runs, computed for one of them."""
+        """Return a product, computed once for all runs, if its left operand is equal in all."""
         if name not in ("addmm", "mm") or self._copies == 1:
             return None
         a = args[-2]
         rows = a.shape[0] // self._copies
         if rows * self._copies != a.shape[0] or not torch.equal(a[:rows], a[rows : 2 * rows]):
             return None
-        found: Tensor = self._compute(func, (*args[:-2], a[:rows], args[-1]), {})
-        return found.repeat(self._copies, 1)
+        once: Tensor = self._compute(func, (*args[:-2], a[:rows], args[-1]), {})
+        return once.repeat(self._copies, 1)
 
-    def _run(
+    def _round(
         self, name: str, func: Any, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        unit = self._unit_of(name)
+        """Return the result of an operation, rounded at random.
+
+        Args:
+            name: The name of the operation.
+            func: The operation.
+            out: Its result in float64.
+            args: Its arguments by position.
+            kwargs: Its arguments by name.
+        """
+        unit = self._next_unit(name)
         if name == "gelu":
-            # It ends in 0 by a difference of two numbers of the size of its input.
+            # For negative inputs it is a small difference of numbers as large as its input.
             noise = self._random.uniform(out.shape)
             out = torch.addcmul(out, args[0].abs(), noise, value=unit)
         if name in SIMPLE:
@@ -144,7 +153,7 @@ class RandomRounding(OperationMode):
             terms = _terms(name, out, args, self._copies, min(self._sums, unit))
             return self._sum(out, *terms, unit)
         if not func._schema.is_mutable:
-            # Norms, say: they amplify the rounding of their inputs as much as that of their sums.
+            # Norms, for example, amplify rounding of their inputs as much as that of their sums.
             out = self._compute(func, [self.rounded(x, unit) for x in args], kwargs)
         if name == "native_layer_norm":
             return self._layer_norm(out, args[3], unit)
@@ -154,7 +163,8 @@ class RandomRounding(OperationMode):
             return self.rounded(out, unit)
         return type(out)(self.rounded(x, unit) for x in out)
 
-    def _unit_of(self, name: str) -> float:
+    def _next_unit(self, name: str) -> float:
+        """Return the largest relative error of the next operation, see `steps`."""
         expected, eps = next(self._steps, ("", 0.0))
         if expected == name and name not in ATTENTION:
             return eps / 2
@@ -164,11 +174,11 @@ class RandomRounding(OperationMode):
         return self._unit
 
     def rounded(self, x: Any, unit: float | None = None) -> Any:
-        """Return `x` with each element rounded, if it is a float64 tensor.
+        """Return `x` with each element rounded at random if it is a float64 tensor.
 
         Args:
-            x: Anything.
-            unit: The largest relative error. Default: that of the narrower type.
+            x: A tensor or any other value.
+            unit: The largest relative error. Default: the error of the narrower type.
         """
         unit = self._unit if unit is None else unit
         if not isinstance(x, Tensor) or x.dtype != torch.float64:
@@ -176,22 +186,29 @@ class RandomRounding(OperationMode):
         return x * torch.add(1, self._random.uniform(x.shape), alpha=unit)
 
     def _sum(self, out: Tensor, squares: Tensor, count: Tensor | float, unit: float) -> Tensor:
-        """Round sums of terms that are added one after the other.
+        """Round sums whose terms are added one after the other.
 
-        A partial sum of k random terms is sqrt(k) terms large, or k of `count` parts of the result
-        where all terms have one sign. The squares of all partial sums, each of which is rounded,
-        add up to count / 2 times the squares of the terms, and count / 3 times that of the result.
+        Each partial sum is rounded. A partial sum of k terms with random signs is about sqrt(k)
+        times as large as a term. If all terms have one sign, it is k / count times the result.
+        So the squares of all partial sums add up to count / 2 times the sum of squares of the terms
+        plus count / 3 times the square of the result.
+
+        Args:
+            out: The sums.
+            squares: The sum of squares of the terms of each.
+            count: The number of terms.
+            unit: The largest relative error of the type of the result.
         """
         partial = (count / 2 * squares + count / 3 * out.square()).sqrt_()
-        # A mask that is added in the product (baddbmm) leaves -inf, which rounds nothing.
+        # A mask that the product adds (baddbmm) may make a result -inf, which is exact.
         partial.masked_fill_(out.isinf(), 0.0)
         noise = self._random.normal(out.shape)
-        found = torch.addcmul(out, noise, partial, value=DEVIATION * min(self._sums, unit))
-        # The last partial sum is the result.
-        return self.rounded(found, unit) if self._sums < unit else found
+        noisy = torch.addcmul(out, noise, partial, value=DEVIATION * min(self._sums, unit))
+        # The last partial sum is rounded to the type of the result.
+        return self.rounded(noisy, unit) if self._sums < unit else noisy
 
     def _softmax(self, out: Tensor, axis: int, unit: float) -> Tensor:
-        """Round a softmax: each power by itself, their sum for the whole row."""
+        """Round a softmax: each exponential on its own, and their sum, shared by the row."""
         row = self._random.normal(out.sum(axis, keepdim=True).shape)
         count = out.shape[axis] if out.dim() else 1
         size = DEVIATION * min(self._sums, unit) * math.sqrt(count / 3)
@@ -202,31 +219,36 @@ class RandomRounding(OperationMode):
     ) -> tuple[Tensor, ...]:
         """Round a layer norm before its bias is added, and again after that.
 
-        The difference, the variance, its root and two products are rounded. A bias that nearly
-        cancels the product leaves their errors in a small result. ONNX Runtime takes the variance
-        as the mean square less the squared mean, which loses digits where the mean is large.
+        The difference, the variance, its root and two products are rounded. If the bias nearly
+        cancels the product, their errors are large relative to the result. ONNX Runtime computes
+        the variance as mean square minus squared mean, which loses digits if the mean is large.
+
+        Args:
+            out: The result, the mean, and the inverse of the standard deviation.
+            bias: The bias, if there is one.
+            unit: The largest relative error of one rounding.
         """
         normed, mean, inverse = out
         product = normed if bias is None else normed - bias
         noise = APPROXIMATION_ERROR * self._random.uniform(product.shape)
         noise += self._random.uniform(mean.shape) * (mean * inverse).square_()
-        found = torch.addcmul(normed, product, noise, value=unit)
-        return self.rounded(found, unit), mean, inverse
+        noisy = torch.addcmul(normed, product, noise, value=unit)
+        return self.rounded(noisy, unit), mean, inverse
 
     def _group_norm(
         self, out: tuple[Tensor, ...], bias: Tensor | None, unit: float
     ) -> tuple[Tensor, ...]:
-        """Round a group norm as a layer norm: each group `[N, G, …]` is a row."""
+        """Round a group norm as a layer norm over each group, `[N, G, …]`."""
         normed, mean, inverse = out
         rows = (*mean.shape, -1)
         if bias is not None:
             bias = bias.view(1, -1, *[1] * (normed.dim() - 2)).expand_as(normed).reshape(rows)
-        parts = (normed.reshape(rows), mean.unsqueeze(-1), inverse.unsqueeze(-1))
-        return self._layer_norm(parts, bias, unit)[0].view(normed.shape), mean, inverse
+        grouped = (normed.reshape(rows), mean.unsqueeze(-1), inverse.unsqueeze(-1))
+        return self._layer_norm(grouped, bias, unit)[0].view(normed.shape), mean, inverse
 
     def _addition(self, out: Tensor, args: Sequence[Any], unit: float) -> Tensor:
-        """Round a sum of two, by no more than either of them: -1e30 + 1 is -1e30."""
-        if any(_hides_only(x, out) for x in args[:2]):
+        """Round the sum of two operands by no more than the size of either: -1e30 + 1 is -1e30."""
+        if any(_is_mask(x, out) for x in args[:2]):
             return out
         limit = out.abs().mul_(unit).clamp_(max=MAX_ERROR)
         for x in args[:2]:
@@ -235,8 +257,8 @@ class RandomRounding(OperationMode):
         return torch.addcmul(out, limit, self._random.uniform(out.shape))
 
 
-def _hides_only(x: Any, out: Tensor) -> bool:
-    """Return whether `x` is a mask of 0 and -inf, which rounds nothing."""
+def _is_mask(x: Any, out: Tensor) -> bool:
+    """Return whether `x` is a mask of 0 and -inf, whose addition is exact."""
     if not isinstance(x, Tensor) or 4 * x.numel() > out.numel():
         return False
     return bool(((x == 0) | x.isneginf()).all())
@@ -245,7 +267,7 @@ def _hides_only(x: Any, out: Tensor) -> bool:
 def _terms(
     name: str, out: Tensor, args: Sequence[Any], copies: int, unit: float
 ) -> tuple[Tensor, Tensor | float]:
-    """Return the sum of squares of the terms of which each result is the sum, and their number.
+    """Return the sum of squares of the terms of each result, and the number of terms.
 
     Args:
         name: The name of the operation.
@@ -259,14 +281,14 @@ def _terms(
         if copies == 1 or a.shape[0] % copies:
             return _terms_of_product(a, b, unit)
         first = slice(a.shape[0] // copies)
-        found = _terms_of_product(a[first], b if b.dim() == 2 else b[first], unit)
-        squares, count = (x.repeat(copies, *[1] * (x.dim() - 1)) for x in found)
+        terms = _terms_of_product(a[first], b if b.dim() == 2 else b[first], unit)
+        squares, count = (x.repeat(copies, *[1] * (x.dim() - 1)) for x in terms)
         return squares, count
     x = args[0].double()
     if name == "convolution":
-        weight, _, *rest = args[1:]
+        weight, _, *options = args[1:]
         weight = weight.double()
-        squares = torch.ops.aten.convolution(x.square(), weight.square(), None, *rest)
+        squares = torch.ops.aten.convolution(x.square(), weight.square(), None, *options)
         return squares, weight[0].numel()
     count = max(x.numel() / max(out.numel(), 1), 1)
     axes = args[1] if len(args) > 1 and args[1] else list(range(x.dim()))
@@ -275,15 +297,24 @@ def _terms(
 
 
 def _terms_of_product(a: Tensor, b: Tensor, unit: float) -> tuple[Tensor, Tensor]:
-    """Return the sum of squares of the terms of each element of a @ b, and their number.
+    """Return the sum of squares of the terms of each element of a @ b, and the number of terms.
 
-    Adding a term rounds the partial sum, or loses the term where that is smaller: zeros add
-    nothing, and a term that is 1 / unit times smaller than the largest next to nothing.
+    Zeros do not count, nor terms that are more than 1 / unit times smaller than the largest, since
+    adding them changes no partial sum.
+
+    Args:
+        a: `[..., M, K]`.
+        b: `[..., K, N]`, or `[K]`.
+        unit: The largest relative error of one rounding of a partial sum.
+
+    Returns:
+        The sums, of the shape of the product, and the numbers, `[..., M, 1]`, or `[M]` if `b` is
+        `[K]`.
     """
     sizes = a.double().abs()
     count = (sizes > unit * sizes.amax(-1, keepdim=True)).sum(-1).to(sizes.dtype)
     squares = sizes.square_()
     if is_large(b) and b.dim() == 2:
-        found = product(squares, b, Tensor.square_, lambda a, part, _: a @ part)
-        return found, count.unsqueeze(-1)
+        sums = product(squares, b, Tensor.square_, lambda a, block, _: a @ block)
+        return sums, count.unsqueeze(-1)
     return squares @ b.double().square(), count if b.dim() == 1 else count.unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Rounding of products whose kernels subtract the zero points of weights afterwards."""
+"""Rounding errors of kernels that subtract the zero points of weights after the product."""
 
 from __future__ import annotations
 
@@ -12,40 +12,42 @@ from attn_export.attention.quantised_activations import DynamicInt8PerBlock
 from attn_export.spec import AttentionSpec
 
 MIDDLE, LARGEST = 8, 7
-"""The zero point of symmetric weights of 4 bits as unsigned integers, and the largest of them."""
+"""The zero point of symmetric 4-bit weights as unsigned integers, and the largest signed weight."""
 
 
 @contextlib.contextmanager
 def subtracting_zero_points(module: nn.Module) -> Iterator[None]:
-    """Let products with weights of 4 bits round as kernels do that subtract zero points afterwards.
+    """Let products with 4-bit weights round as in kernels that subtract zero points afterwards.
 
-    Such a kernel multiplies unsigned integers, and subtracts for each block the sum of its inputs
-    times the zero point, both in float32. Where the result is much smaller than these two, their
-    rounding is most of its error. Here the second product is added and subtracted again.
+    Such a kernel multiplies by unsigned integers, and subtracts the sum of each block of inputs
+    times the block's zero point, both in float32. If the result is much smaller than these two
+    numbers, their rounding errors are most of its error. Inside this block the second number is
+    added to each product and subtracted again, so that both steps round at random.
 
     Args:
-        module: A float64 copy, changed for the time of the block. Where inputs are not rounded by
-            block, no such kernel multiplies, and nothing changes.
+        module: A float64 copy of a module. Nothing changes unless its inputs are rounded by block:
+            no other kernels work so.
     """
     hooks = []
     if isinstance(module, Attention) and isinstance(module.activations, DynamicInt8PerBlock):
         hooks = [
-            part.register_forward_hook(_offset_of(part, module.spec))
-            for part in module.modules()
-            if isinstance(part, nn.Linear)
+            layer.register_forward_hook(_offset_hook(layer, module.spec))
+            for layer in module.modules()
+            if isinstance(layer, nn.Linear)
         ]
     try:
         yield
     finally:
-        for each in hooks:
-            each.remove()
+        for hook in hooks:
+            hook.remove()
 
 
-def _offset_of(layer: nn.Linear, spec: AttentionSpec) -> Callable[..., Tensor]:
-    """Return a hook of a linear layer, which adds and subtracts the product with zero points.
+def _offset_hook(layer: nn.Linear, spec: AttentionSpec) -> Callable[..., Tensor]:
+    """Return a hook of a linear layer that adds and subtracts the product with zero points.
 
-    They are taken from the weights, since a graph read back has no other integers: the largest of a
-    block is 7 scales large, and a zero point lies as far from 0 as the least weight from the zero.
+    Zero points times scales are derived from the weights. In symmetric blocks the largest weight
+    is 7 scales and the zero point is 8. In others the zero point times the scale is the distance
+    from the least weight to 0.
     """
     blocks = layer.weight.detach().unflatten(-1, (-1, spec.block_size))  # [N, blocks, block]
     if spec.scheme == "symmetric":
@@ -54,9 +56,9 @@ def _offset_of(layer: nn.Linear, spec: AttentionSpec) -> Callable[..., Tensor]:
         zeros = -blocks.amin(-1).clamp(max=0)
     offset = zeros.double().T
 
-    def hook(_: nn.Module, given: tuple[Tensor], out: Tensor) -> Tensor:
-        sums = given[0].unflatten(-1, (-1, spec.block_size)).sum(-1)  # [B, L, blocks]
-        found: Tensor = out + sums @ offset - sums @ offset
-        return found
+    def hook(_: nn.Module, inputs: tuple[Tensor], out: Tensor) -> Tensor:
+        sums = inputs[0].unflatten(-1, (-1, spec.block_size)).sum(-1)  # [B, L, blocks]
+        rounded: Tensor = out + sums @ offset - sums @ offset
+        return rounded
 
     return hook

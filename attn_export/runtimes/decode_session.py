@@ -15,7 +15,7 @@ import numpy as np
 from attn_export.bundle import SPEC, graph_files, read_bundle
 from attn_export.dialect_names import CUDA, ORT, PORTABLE, STANDARD
 from attn_export.errors import BundleError, RuntimeFailure, UsageError
-from attn_export.parity.draw import with_sums
+from attn_export.parity.draw import add_sums
 from attn_export.results import GraphFile
 from attn_export.runtimes.decode_buffers import (
     CAPACITY,
@@ -242,7 +242,7 @@ class DecodeSession:
 
         `capacity` is one of the sizes, so that a grown cache gets a new graph with new buffers.
         """
-        sizes = with_sums(sizes, self._spec.relations)
+        sizes = add_sums(sizes, self._spec.relations)
         if self._bound_graph is None or self._bound_graph.sizes != sizes:
             file, session = next(pair for pair in reversed(self._sessions) if pair[0].takes(sizes))
             self._bound_graph = BoundGraph(session, self._manifest, sizes, caches.values, file)

@@ -1,4 +1,4 @@
-"""`AttentionSpec`: the attention to build, as frozen, validated values."""
+"""`AttentionSpec`: frozen, validated description of the attention layer to build."""
 
 from attn_export.spec.attention_spec import AttentionSpec
 from attn_export.spec.fields import DERIVED

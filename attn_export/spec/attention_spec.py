@@ -1,4 +1,4 @@
-"""`AttentionSpec`: the attention to build, as frozen, validated values.
+"""`AttentionSpec`: frozen, validated description of the attention layer to build.
 
 Legend: B batch, L query length, S key length (past included), P past length,
 E embed_dim, H num_heads, Hkv num_kv_heads, D head_dim, Dv v_head_dim.
@@ -37,10 +37,10 @@ from attn_export.spec.presets import (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSpec(AttentionFields):
-    """One attention layer: dimensions, heads, mask, cache. docs/spec.md lists the fields.
+    """Description of one attention layer: dimensions, heads, mask, cache; see docs/spec.md.
 
     Raises:
-        SpecError: If the values contradict each other; names the rule and the values.
+        SpecError: If the values contradict each other; the message has the rule and the values.
     """
 
     def __post_init__(self) -> None:
@@ -52,11 +52,11 @@ class AttentionSpec(AttentionFields):
         for rule in rules.RULES:
             rule(self)
 
-    # -- what follows from the fields ---------------------------------------------
+    # -- derived values ------------------------------------------------------------
 
     @property
     def q_per_kv(self) -> int:
-        """Query heads per key/value head, H // Hkv."""
+        """The number of query heads per key/value head, H // Hkv."""
         return self.num_heads // self.num_kv_heads
 
     @property
@@ -69,8 +69,8 @@ class AttentionSpec(AttentionFields):
     @property
     def stored_widths(self) -> tuple[int, int]:
         """The widths of `past_key` and `past_value` in elements: D / 2 and Dv / 2 with int4."""
-        of_key, of_value = self.cache_widths
-        return stored_width(self, of_key), stored_width(self, of_value)
+        key_width, value_width = self.cache_widths
+        return stored_width(self, key_width), stored_width(self, value_width)
 
     @property
     def softmax_scale(self) -> float:
@@ -89,7 +89,7 @@ class AttentionSpec(AttentionFields):
 
     @property
     def in_place(self) -> bool:
-        """Return whether new keys are written into a buffer, after `past_length` others per row."""
+        """Return whether new keys are written into a buffer, after `past_length` past keys."""
         return self.cache == "in-place"
 
     @property
@@ -99,17 +99,17 @@ class AttentionSpec(AttentionFields):
 
     @property
     def turns_by_length(self) -> bool:
-        """Return whether the length at hand changes the rotary frequencies."""
+        """Return whether the rotary frequencies depend on the number of keys."""
         return self.rotary_scaling in ("dynamic", "longrope")
 
     @property
     def depends_on_steps(self) -> bool:
-        """Return whether tokens give other numbers one by one than in one run."""
+        """Return whether a decode step by step differs from a run of the whole sequence."""
         return self.turns_by_length or self.activations == PER_RUN
 
     @property
     def turn_magnitude(self) -> float:
-        """The factor on rotated queries and keys, 1 unless `rotary_scaling` has one.
+        """The factor on rotated queries and keys; 1 unless `rotary_scaling` defines another.
 
         Sources: Peng et al. 2023, eq. 22 (yarn), and Ding et al. 2024, sec. 3.3 (longrope).
         """
@@ -130,7 +130,7 @@ class AttentionSpec(AttentionFields):
 
     @property
     def quantised_weights(self) -> dict[str, str]:
-        """The type of the integers of each quantised weight: ``{"q_proj.weight": "int4"}``."""
+        """The integer type of each quantised weight, by name: ``{"q_proj.weight": "int4"}``."""
         packed = dict.fromkeys("qkv", "qkv") if self.packed_qkv else {}
         return {
             f"{packed.get(name, name)}_proj.weight": dtype
@@ -146,24 +146,24 @@ class AttentionSpec(AttentionFields):
 
     @property
     def added_keys(self) -> int:
-        """The number of keys after all others that belong to no token: 0 to 2."""
+        """The number of keys that `add_bias_kv` and `add_zero_attn` add: 0 to 2."""
         return int(self.add_bias_kv) + int(self.add_zero_attn)
 
     @property
     def relations(self) -> dict[str, str]:
-        """Axes that other axes add up to: ``total_len = past_len + query_len``."""
-        found = {"total_len": "past_len + query_len"} if self.cache == "append" else {}
+        """Axes that are sums of others, with their terms: ``total_len = past_len + query_len``."""
+        terms = {"total_len": "past_len + query_len"} if self.cache == "append" else {}
         if self.added_keys and self.attn_weights:
-            keys = found.get("total_len", self.key_axis)
-            found["weights_len"] = f"{keys} + {self.added_keys}"
-        return found
+            keys = terms.get("total_len", self.key_axis)
+            terms["weights_len"] = f"{keys} + {self.added_keys}"
+        return terms
 
     @property
     def sums(self) -> dict[str, str]:
-        """Sizes that others add up to where inputs are made: those of `relations`, and capacity.
+        """Sums that hold for the sizes of test cases: `relations`, and one for the capacity.
 
-        The graph leaves the capacity free. Cases have a capacity for a past of `past_len`, which
-        is no axis then, but the maximum of `past_length`.
+        In the graph the capacity of a cache in place is free. In test cases it is ``past_len +
+        query_len``, where ``past_len`` is the maximum of `past_length` and no axis.
         """
         if not self.in_place:
             return self.relations
@@ -173,7 +173,7 @@ class AttentionSpec(AttentionFields):
         }
 
     def inputs(self) -> dict[str, Input]:
-        """Return every graph input by name, in order."""
+        """Return the description of every graph input, by name, in order."""
         dtypes = {"attn_mask": "bool"} if self.mask and self.mask.dtype == "bool" else {}
         shapes = self.input_shapes()
         return {
@@ -181,7 +181,7 @@ class AttentionSpec(AttentionFields):
         } | inputs_of_own_type(self, shapes)
 
     def input_shapes(self) -> dict[str, Shape]:
-        """Return name and shape of every graph input, in order; dynamic axes by name."""
+        """Return the shape of every graph input, by name, in order; dynamic axes by name."""
         shapes: dict[str, Shape] = {"query": ("batch", "query_len", self.embed_dim)}
         if self.cross:
             shapes["key"] = ("batch", self.key_axis, self.kdim)
@@ -202,7 +202,7 @@ class AttentionSpec(AttentionFields):
         return shapes
 
     def output_shapes(self) -> dict[str, Shape]:
-        """Return name and shape of every graph output, in order; dynamic axes by name."""
+        """Return the shape of every graph output, by name, in order; dynamic axes by name."""
         shapes: dict[str, Shape] = {"output": ("batch", "query_len", self.embed_dim)}
         if self.has_cache:
             for name, width in zip(
@@ -214,18 +214,22 @@ class AttentionSpec(AttentionFields):
             shapes["attn_weights"] = ("batch", self.num_heads, "query_len", keys)
         return shapes
 
-    # -- in and out ----------------------------------------------------------------
+    # -- conversion ----------------------------------------------------------------
 
     @classmethod
     def variant(cls, name: str, **changes: Any) -> Self:
-        """Return the spec behind ``--variant``: E 512, H 8, causal, mask and cache.
+        """Return the spec for ``--variant``: E 512, H 8, causal, with mask and cache.
+
+        Args:
+            name: The variant: mha, mqa, gqa or mla.
+            changes: Fields with other values.
 
         Raises:
-            SpecError: If `name` is none of mha, mqa, gqa, mla, or if a change contradicts it.
+            SpecError: If there is no such variant, or if a change contradicts it.
         """
         check_known(name)
         values = {**USUAL, **changes}
-        # Sizes first: what the variant adds depends on them.
+        # Sizes first, since the fields of the variant depend on them.
         sizes = ("embed_dim", "num_heads", "head_dim")
         plain = cls.from_dict({size: values[size] for size in sizes if size in values})
         heads = plain.num_heads
@@ -236,7 +240,7 @@ class AttentionSpec(AttentionFields):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Make a spec from plain values.
+        """Build a spec from plain values, by field.
 
         Raises:
             SpecError: If a key is unknown or missing, or a value is not allowed.
@@ -273,7 +277,7 @@ class AttentionSpec(AttentionFields):
             raise SpecError(f"{path}: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as plain values, including derived ones, without unset ones."""
+        """Return the fields as plain values, including derived ones, but without those of None."""
         return {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
 
     def to_toml(self) -> str:

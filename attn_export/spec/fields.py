@@ -1,7 +1,7 @@
-"""The fields of a spec, once: type, default, range, choices and meaning.
+"""Fields of a spec: type, default, range, choices and meaning.
 
-The checks in `rules`, the options of the command line and the table in docs/spec.md are made from
-these fields.
+They are defined only here: the checks in `rules`, the options of the command line and the table in
+docs/spec.md are generated from them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any, Final
 
 DERIVED: Final = -1
-"""Stands for "derived from the other dimensions" in an integer field."""
+"""The value of an integer field that is derived from other dimensions."""
 
 NO_MASK: Final = "none"
 
@@ -21,9 +21,9 @@ NUMBERS: Final = "tuple[float, ...]"
 """The type of a field that is a list of numbers."""
 
 LARGEST: Final = 2**20
-"""The largest dimension: tables of it fit into memory."""
+"""The largest dimension, of which tables still fit into memory."""
 HUGE: Final = 1e30
-"""The largest factor, and 1 / HUGE the smallest: float32 computes with it without overflow."""
+"""The largest factor, and 1 / HUGE the smallest one, so that float32 does not overflow."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +31,12 @@ class Field:
     """Description of one field.
 
     Attributes:
-        meaning: A phrase that fits into one line of help.
-        usual: The default as text, where the value does not show it.
+        meaning: A phrase for the help of the command line and for docs/spec.md.
+        usual: The text of the default, if the default value is not clear by itself.
         least: The smallest value, None for no limit.
         most: The largest value, None for no limit.
-        choices: The values of a field of few.
-        is_option: Whether the command line has an option for it.
+        choices: The allowed values, if there are only a few; else empty.
+        is_option: Whether the command line has an option for the field.
     """
 
     meaning: str
@@ -51,33 +51,34 @@ KEY: Final = "field"
 """The key of the description in the metadata of a dataclass's field."""
 
 
-def _field(meaning: str, *default: Any, **more: Any) -> Any:
-    metadata = {KEY: Field(meaning=meaning, **more)}
+def _field(meaning: str, *default: Any, **attributes: Any) -> Any:
+    """Return a dataclass field with a description; `attributes` are those of `Field`."""
+    metadata = {KEY: Field(meaning=meaning, **attributes)}
     if default:
         return dataclasses.field(default=default[0], metadata=metadata)
     return dataclasses.field(metadata=metadata)
 
 
 def _size(meaning: str, *default: Any, usual: str = "", least: int = 1) -> Any:
-    """Return a field of a dimension."""
+    """Return a field for a dimension."""
     return _field(meaning, *default, usual=usual, least=least, most=LARGEST)
 
 
 def _factor(
     meaning: str, default: float | None, usual: str = "", *, least: float = 1e-6, most: float = 1e6
 ) -> Any:
-    """Return a field of a positive number."""
+    """Return a field for a positive number."""
     return _field(meaning, default, usual=usual, least=least, most=most)
 
 
 def _count(meaning: str, default: int | None, usual: str = "") -> Any:
-    """Return a field of a number from 0."""
+    """Return a field for an integer that is at least 0."""
     return _field(meaning, default, usual=usual, least=0, most=2**31 - 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFields:
-    """One attention layer: dimensions, heads, mask, cache; docs/spec.md lists the fields."""
+    """Fields of an attention layer: dimensions, heads, mask, cache; see docs/spec.md."""
 
     embed_dim: int = _size("E, the width of query and output")
     num_heads: int = _size("H, the number of query heads")
@@ -259,11 +260,11 @@ TYPES: Final[dict[str, str]] = {
     field.name: str(field.type).removesuffix(" | None")
     for field in dataclasses.fields(AttentionFields)
 }
-"""``"int"``, ``"float"``, ``"bool"``, ``"str"`` or `NUMBERS` for every field."""
+"""The type of every field, by name: ``"int"``, ``"float"``, ``"bool"``, ``"str"`` or `NUMBERS`."""
 
 
 def default_text(name: str) -> str:
-    """Return the default of a field as text, "" for a field that has none."""
+    """Return the default of a field as text, "" if it has none."""
     field = next(field for field in dataclasses.fields(AttentionFields) if field.name == name)
     if FIELDS[name].usual:
         return FIELDS[name].usual

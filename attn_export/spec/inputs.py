@@ -1,4 +1,4 @@
-"""Descriptions of a graph's inputs, and of its mask as text: ``bool[B,1,1,S]``."""
+"""Descriptions of a graph's inputs, and the text format of masks: ``bool[B,1,1,S]``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from attn_export.errors import SpecError
 MASK_AXES: Final = ("B", "H", "L", "S")
 
 MASK_FLOOR: Final = -1e30
-"""Finite values of a float mask are clamped to this: runtimes differ below it (ONNX
-Runtime takes finfo.min for "masked", PyTorch does not), and agree above it."""
+"""The least finite value of a float mask; lower ones are clamped to it. Below it runtimes differ:
+ONNX Runtime reads finfo.min as masked, PyTorch does not."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class MaskSpec:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read ``"bool[B,1,1,S]"``.
+        """Parse a text such as ``"bool[B,1,1,S]"``.
 
         Raises:
             SpecError: If the text is not a dtype and a shape that broadcasts to `[B, H, L, S]`.
@@ -61,25 +61,24 @@ class MaskSpec:
 
 
 Shape = tuple[str | int, ...]
-"""Sizes, and names of dynamic axes."""
+"""The axes of a tensor: a size, or the name of a dynamic axis."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Input:
-    """One input of a graph.
+    """Description of one input of a graph, from which test cases draw values.
 
     Attributes:
-        shape: Its axes; dynamic ones by name.
-        dtype: As numpy names it, or ``"bfloat16"``.
+        shape: The axes: a size, or the name of a dynamic axis.
+        dtype: The type, as numpy names it, or ``"bfloat16"``.
         low: The least value of an integer input.
-        high: The largest value of an integer input, itself included, or the name of the size
-            that it is.
-        first: Of a bool input, or one of 0 and 1, what every row of its last axis starts with: a
-            mask in which True means "may attend" starts with True, one in which it means "hidden"
-            with False. None where rows start differently.
-        hides: Whether a floating point input is a mask with -inf in it, besides `attn_mask`.
-        columns: Other ranges of an integer input, for elements of its last axis: the first of
-            them, the least and the largest value. Each goes up to the next.
+        high: The largest value of an integer input, inclusive, or the name of a size that is the
+            largest value.
+        first: The first value of every last-axis row of a bool input or of a mask of 0 and 1: True
+            if True means "may attend", False if it means "hidden". None if rows differ.
+        hides: Whether a floating point input other than `attn_mask` is a mask with -inf.
+        columns: Ranges of an integer input for parts of its last axis: the index at which a part
+            starts, its least and its largest value. A part ends where the next one starts.
     """
 
     shape: Shape

@@ -1,4 +1,4 @@
-"""Fields of a spec on low precision: the types of stored weights, of activations and of a cache."""
+"""Rules and constants of a spec on low precision: types of weights, activations and the cache."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BLOCK_SIZES: Final = (0, 16, 32, 64, 128)
 
 PER_RUN: Final = "dynamic-int8"
 PER_BLOCK: Final = "dynamic-int8-per-block"
-"""Values of `activations`: one scale for all of a run, or one for each block of a token."""
+"""Values of `activations`: one scale for all tokens of a run, or one for each block of a token."""
 
 
 def quantisation(spec: AttentionFields) -> None:
-    """Check that blocks divide the inputs of quantised projections, and types go together."""
+    """Check that blocks divide the inputs of quantised projections, and that types match."""
     dtypes = by_projection(spec.weights_dtype)
     if not dtypes:
         for name, unused in (("block_size", 0), ("scheme", "symmetric")):
@@ -51,9 +51,10 @@ def quantisation(spec: AttentionFields) -> None:
 
 
 def quantised_activations(spec: AttentionFields) -> None:
-    """Check that all projections have weights that go with quantised activations.
+    """Check that the weights of all projections are compatible with quantised activations.
 
-    They are int8 with one scale for each output, or int4 in the blocks of the activations.
+    The weights must be int8 with one scale for each output, or int4 with the blocks of the
+    activations.
     """
     if spec.activations == "none":
         return
@@ -71,17 +72,17 @@ def quantised_activations(spec: AttentionFields) -> None:
                 "block_size to 16, 32, 64 or 128"
             )
         return
-    for name, wanted in (("block_size", 0), ("scheme", "symmetric")):
-        if getattr(spec, name) != wanted:
+    for name, required in (("block_size", 0), ("scheme", "symmetric")):
+        if getattr(spec, name) != required:
             raise SpecError(
-                f"{name} = {getattr(spec, name)!r} with {given}, which takes {wanted!r} only; "
+                f"{name} = {getattr(spec, name)!r} with {given}, which takes {required!r} only; "
                 f"leave {name} out"
             )
 
 
 def parse_weights_dtype(text: object) -> str:
     """Return the canonical text of `weights_dtype`: ``"int4"`` or ``"q,k,v=int4 out=int8"``."""
-    wanted = (
+    rule = (
         'weights_dtype is "none", "int8", "int4" or some of q, k, v, out with each, as in '
         '"q,k,v=int4 out=int8"'
     )
@@ -90,27 +91,27 @@ def parse_weights_dtype(text: object) -> str:
         return "none"
     if len(words) == 1 and words[0] in WEIGHTS_DTYPES:
         return words[0]
-    found: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
     for word in words:
         names, _, dtype = word.partition("=")
         for name in names.split(","):
             name = "out" if name == "o" else name
-            if name not in PROJECTIONS or name in found or dtype not in WEIGHTS_DTYPES:
-                raise SpecError(f"{wanted}; got {str(text)[:60]!r}")
-            found[name] = dtype
-    if not found or not isinstance(text, str):
-        raise SpecError(f"{wanted}; got {str(text)[:60]!r}")
-    if set(found) == set(PROJECTIONS) and len(set(found.values())) == 1:
-        return found["q"]
+            if name not in PROJECTIONS or name in dtypes or dtype not in WEIGHTS_DTYPES:
+                raise SpecError(f"{rule}; got {str(text)[:60]!r}")
+            dtypes[name] = dtype
+    if not dtypes or not isinstance(text, str):
+        raise SpecError(f"{rule}; got {str(text)[:60]!r}")
+    if set(dtypes) == set(PROJECTIONS) and len(set(dtypes.values())) == 1:
+        return dtypes["q"]
     groups = {
-        dtype: [name for name in PROJECTIONS if found.get(name) == dtype]
-        for dtype in dict.fromkeys(found[name] for name in PROJECTIONS if name in found)
+        dtype: [name for name in PROJECTIONS if dtypes.get(name) == dtype]
+        for dtype in dict.fromkeys(dtypes[name] for name in PROJECTIONS if name in dtypes)
     }
     return " ".join(f"{','.join(names)}={dtype}" for dtype, names in groups.items())
 
 
 def by_projection(weights_dtype: str) -> dict[str, str]:
-    """Return the type of the integers of each quantised projection, from a canonical text."""
+    """Return the integer type of each quantised projection, from a canonical `weights_dtype`."""
     if weights_dtype == "none":
         return {}
     if "=" not in weights_dtype:
@@ -120,79 +121,79 @@ def by_projection(weights_dtype: str) -> dict[str, str]:
 
 
 POSITIONS: Final = 4095
-"""The largest of the position ids that are tried."""
+"""The largest position id in test cases."""
 
 KV_RANGES: Final = {"int8": (-128, 127), "int4": (-8, 7)}
-"""The integers that a cache may hold, by `kv_dtype`."""
+"""The least and the largest integer of a cache, by `kv_dtype`."""
 
 FLOAT16: Final = "float16"
-"""The `kv_dtype` of which keys and values are rounded to float16, and have no scales."""
+"""The `kv_dtype` of a cache in float16, which has no scales."""
 
 KV_STORED: Final[Mapping[str, tuple[str, int, int]]] = {
     "int8": ("int8", -128, 127), "int4": ("uint8", 0, 255), FLOAT16: (FLOAT16, 0, 0),
 }  # fmt: skip
-"""The type of the elements of a cache by `kv_dtype`; of integers, their least and largest value."""
+"""The element type of a cache, and its least and largest integer (0 for float16), by `kv_dtype`."""
 
 NO_SCALES: Final[Mapping[str, Any]] = {"kv_scale": "per-tensor", "kv_scales_from": SEED}
-"""The fields on scales of a cache that holds no integers."""
+"""The values of the fields on scales if the cache holds no integers."""
 
 FLOAT_CACHE: Final[Mapping[str, Any]] = {"kv_dtype": "none", **NO_SCALES}
-"""The fields of a cache in the type of the layer."""
+"""The values of the fields on the cache if it has the type of the layer."""
 
 IN_A_BYTE: Final = {"int4": 2}
-"""The number of integers of a cache in a byte, where it is more than one."""
+"""The number of integers in a byte of a cache, by `kv_dtype`, if there are several."""
 
 BY_BLOCK: Final = "per-block"
-"""The `kv_scale` of which each token has scales and zero points of its own, in the cache."""
+"""The `kv_scale` with scales and zero points for each token, which the cache holds."""
 
 BLOCK, LEAST_BLOCK = 32, 16
-"""The largest width of a block in channels, and the least one of a head that is wider."""
+"""The largest number of channels in a block, and the least one for heads that are wider."""
 
 DRAWN_SCALES, DRAWN_ZEROS = (160, 178), (116, 124)
-"""The bytes of scales and zero points that a past is drawn with: scales from 1/16 to 1/3."""
+"""The ranges of the bytes of scales and zero points of a random past: scales are 1/16 to 1/3."""
 
 
 def block_width(width: int) -> int:
-    """Return the width of the blocks of a head: the largest of its divisors up to `BLOCK`."""
+    """Return the width of the blocks of a head: its largest divisor up to `BLOCK`."""
     return max(size for size in range(1, min(width, BLOCK) + 1) if width % size == 0)
 
 
 def stored_width(spec: AttentionFields, width: int) -> int:
-    """Return the number of elements of a cache that hold a head of a token.
+    """Return the number of elements of the cache for one head of a token.
 
     Args:
         spec: The spec.
         width: The width of the head.
     """
-    of_channels = width // IN_A_BYTE.get(spec.kv_dtype, 1)
-    # a byte for the scale of each block, and one for its zero point
-    return of_channels + (2 * (width // block_width(width)) if spec.kv_scale == BY_BLOCK else 0)
+    channels = width // IN_A_BYTE.get(spec.kv_dtype, 1)
+    # Each block has a byte for its scale and one for its zero point.
+    return channels + (2 * (width // block_width(width)) if spec.kv_scale == BY_BLOCK else 0)
 
 
 def inputs_of_own_type(spec: AttentionFields, shapes: Mapping[str, Shape]) -> dict[str, Input]:
-    """Return the inputs of a spec whose type is not the layer's, by name: caches and whole numbers.
+    """Return the inputs whose type is not that of the layer, by name: caches and integers.
 
     Args:
         spec: The spec.
         shapes: The shapes of all inputs.
     """
-    found: dict[str, Input] = {}
+    inputs: dict[str, Input] = {}
     if spec.kv_dtype != "none":
         dtype, low, high = KV_STORED[spec.kv_dtype]
         for name, width in (("past_key", spec.head_dim), ("past_value", spec.v_head_dim)):
-            found[name] = Input(shapes[name], dtype, low, high, columns=_columns(spec, width))
+            inputs[name] = Input(shapes[name], dtype, low, high, columns=_columns(spec, width))
     if "past_length" in shapes:
-        found["past_length"] = Input(shapes["past_length"], "int64", 0, "past_len")
+        inputs["past_length"] = Input(shapes["past_length"], "int64", 0, "past_len")
     if spec.position_ids:
-        # Beyond the length from which on frequencies change, often but not always.
-        stretched = spec.rotary_scaling in ("dynamic", "longrope")
-        last = spec.rotary_original_len * 3 // 2 if stretched else POSITIONS
-        found["position_ids"] = Input(shapes["position_ids"], "int64", 0, last)
-    return found
+        # If frequencies change with the length, some cases are longer than that and some are not.
+        by_length = spec.rotary_scaling in ("dynamic", "longrope")
+        last = spec.rotary_original_len * 3 // 2 if by_length else POSITIONS
+        inputs["position_ids"] = Input(shapes["position_ids"], "int64", 0, last)
+    return inputs
 
 
 def _columns(spec: AttentionFields, width: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the ranges of the bytes of scales and zero points, of blocks."""
+    """Return the ranges of the bytes of scales and zero points; empty if the cache has none."""
     if spec.kv_scale != BY_BLOCK:
         return ()
     count = width // block_width(width)
@@ -200,9 +201,9 @@ def _columns(spec: AttentionFields, width: int) -> tuple[tuple[int, int, int], .
 
 
 def typed_cache(spec: AttentionFields) -> None:
-    """Check that a cache of a type of its own is written in place, by attention in float32."""
+    """Check that a cache with a type of its own is written in place, in a float32 layer."""
     if spec.kv_dtype not in KV_RANGES:
-        _has_no_scales(spec)
+        _check_no_scales(spec)
     if spec.kv_dtype == "none":
         return
     given = f"kv_dtype = {spec.kv_dtype!r}"
@@ -233,21 +234,21 @@ def typed_cache(spec: AttentionFields) -> None:
             raise SpecError(
                 f"{given} with {name} = {width}: a byte holds two channels; make {name} even"
             )
-    _blocks_fit(spec)
+    _check_blocks(spec)
 
 
-def _has_no_scales(spec: AttentionFields) -> None:
-    """Check that nothing is said of scales, which integers alone have."""
-    for name, usual in NO_SCALES.items():
-        if getattr(spec, name) != usual:
+def _check_no_scales(spec: AttentionFields) -> None:
+    """Check that the fields on scales have their defaults, since the cache holds no integers."""
+    for name, default in NO_SCALES.items():
+        if getattr(spec, name) != default:
             raise SpecError(
                 f"{name} = {getattr(spec, name)!r} with kv_dtype = {spec.kv_dtype!r}; set "
                 f"kv_dtype to one of {', '.join(KV_RANGES)}"
             )
 
 
-def _blocks_fit(spec: AttentionFields) -> None:
-    """Check that scales by block have blocks, of 4 bits, and are not given."""
+def _check_blocks(spec: AttentionFields) -> None:
+    """Check that scales by block come with int4, with valid blocks, and without given scales."""
     if spec.kv_scale != BY_BLOCK:
         return
     given = f"kv_scale = {BY_BLOCK!r}"

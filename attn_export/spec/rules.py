@@ -1,4 +1,4 @@
-"""Rules of a spec: each rule is one function that names the rule and the values."""
+"""Rules of a spec: each is a function that raises an error with the rule and the values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_types(spec: AttentionFields) -> None:
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)
         # bool is an int to Python, but num_heads = true is a mistake.
-        right = {
+        is_type = {
             "int": isinstance(value, int) and not isinstance(value, bool),
             "bool": isinstance(value, bool),
             "str": isinstance(value, str),
@@ -35,10 +35,10 @@ def check_types(spec: AttentionFields) -> None:
         }
         if value is None and field.default is None:
             continue
-        wanted = TYPES[field.name]
-        if not right[wanted]:
-            wanted = "list of numbers" if wanted == NUMBERS else wanted
-            raise SpecError(f"{field.name} has to be of type {wanted}; got {shortened(value)}")
+        declared = TYPES[field.name]
+        if not is_type[declared]:
+            declared = "list of numbers" if declared == NUMBERS else declared
+            raise SpecError(f"{field.name} has to be of type {declared}; got {shorten(value)}")
 
 
 def is_number(value: object) -> bool:
@@ -46,14 +46,14 @@ def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def shortened(value: object) -> str:
-    """Return the text of a value for an error message, of a list its start."""
+def shorten(value: object) -> str:
+    """Return the text of a value for an error message, cut after `LONGEST` characters."""
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
 LONGEST: Final = 120
-"""The number of characters of a value in a message."""
+"""The largest number of characters of a value in a message."""
 
 
 def as_float(name: str, value: float) -> float:
@@ -81,14 +81,14 @@ def heads_divide_width(spec: AttentionFields) -> None:
 
 
 def ranges(spec: AttentionFields) -> None:
-    """Check that every field has one of its choices, or lies in its range."""
+    """Check that the value of every field is one of its choices or in its range."""
     for name, field in FIELDS.items():
         value = getattr(spec, name)
         if field.choices and value not in field.choices:
             raise SpecError(f"{name} has to be one of {', '.join(field.choices)}; got {value!r}")
         if field.least is None or field.most is None or value is None:
             continue
-        if not field.least <= value <= field.most:  # so that NaN is refused
+        if not field.least <= value <= field.most:  # so that NaN is an error
             if TYPES[name] == "float":
                 wanted = f"positive and finite ({field.least:g} to {field.most:g})"
             else:
@@ -127,7 +127,7 @@ def cross_attention(spec: AttentionFields) -> None:
 
 
 def positions(spec: AttentionFields) -> None:
-    """Check that positions of keys and queries are comparable, and rotary dimensions are even."""
+    """Check the fields on positions: rotary, ALiBi, windows, relative bias."""
     used = [
         name
         for name, is_used in (
@@ -166,7 +166,7 @@ def positions(spec: AttentionFields) -> None:
 
 
 def rotary_scaling(spec: AttentionFields) -> None:
-    """Check that scaling and position ids have rotary positions, and bounds are in order."""
+    """Check that scaling and position ids come with rotary positions, and the order of bounds."""
     for name, unused in (("rotary_scaling", "none"), ("position_ids", False)):
         if spec.rotary == "none" and getattr(spec, name) != unused:
             raise SpecError(
@@ -217,7 +217,7 @@ def longrope(spec: AttentionFields) -> None:
 
 
 def packing(spec: AttentionFields) -> None:
-    """Check that a packed projection has one input, and one bias or none."""
+    """Check that q, k and v of a packed projection have one input, and all a bias or none."""
     if not spec.packed_qkv:
         return
     if spec.cross:
@@ -282,18 +282,18 @@ def parse_bias(bias: object) -> str:
     unknown = [name for name in names if name not in PROJECTIONS]
     if unknown or not isinstance(bias, (str, list, tuple)):
         raise SpecError(f'bias is "all", "none" or some of q, k, v, out; got {bias!r}')
-    kept = [name for name in PROJECTIONS if name in names]
-    return {0: "none", len(PROJECTIONS): "all"}.get(len(kept), ",".join(kept))
+    in_order = [name for name in PROJECTIONS if name in names]
+    return {0: "none", len(PROJECTIONS): "all"}.get(len(in_order), ",".join(in_order))
 
 
 RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
     ranges, kv_heads_divide_heads, cross_attention, positions, packing, latent,
     quantisation, typed_cache, quantised_activations,
 )  # fmt: skip
-"""Checked in this order, after `check_types` and the derived values."""
+"""All rules, in the order in which they are checked, after `check_types` and derived values."""
 
 
 def divisors(number: int) -> list[int]:
-    """Return the divisors of a number, in order."""
+    """Return the divisors of a number, in ascending order."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})

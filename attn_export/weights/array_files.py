@@ -1,4 +1,4 @@
-"""Arrays by name from a .npz or .safetensors file that somebody else may have written."""
+"""Named arrays in untrusted .npz and .safetensors files, and scales of a cache in such files."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ from attn_export.spec.fields import HUGE
 from attn_export.untrusted_files import read_bytes
 from attn_export.weights.source import bracketed, listed, open_source
 
-# -- arrays by name from a .npz or .safetensors file --------------------------------------------
+# -- named arrays in .npz and .safetensors files ------------------------------------------------
 
 NPZ, SAFETENSORS = ".npz", ".safetensors"
 
 NPY = ".npy"
-"""The suffix of an array within a .npz file."""
+"""The suffix of an array inside a .npz file."""
 
-HEADER = 1024
-"""The most bytes of the header of such an array: one of numbers takes 128."""
+MAX_HEADER = 1024
+"""The largest size in bytes of the header of such an array; usual headers have 128."""
 
 
-def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, Tensor]:
-    """Return the arrays of a file, in the types that they have there.
+def read_arrays(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
+    """Read the arrays of a file, in the types in which they are stored.
 
     Args:
         path: A .npz or .safetensors file; nothing is unpickled.
         names: The names that the arrays may have.
-        most: The largest size of the file, and of an array, in bytes.
+        max_bytes: The largest size of the file, and of an array, in bytes.
 
     Raises:
-        WeightsError: If it is no such file, is larger, holds other names or none of these.
+        WeightsError: If it is no such file, is too large, or has arrays of other names, or none.
     """
     readers = {NPZ: _npz, SAFETENSORS: _safetensors}
     if path.suffix not in readers:
         raise WeightsError(f"{path} is no {NPZ} or {SAFETENSORS} file by its name; give one")
     try:
-        found = readers[path.suffix](path, names, most)
+        arrays = readers[path.suffix](path, names, max_bytes)
     except OSError as error:
         raise WeightsError(f"cannot read {path}: {error.strerror or error}") from error
     except WeightsError:
         raise
     except Exception as error:  # a file may hold anything
         raise WeightsError(f"{path} is no {path.suffix} file: {one_line(error)}") from error
-    if not found:
+    if not arrays:
         raise WeightsError(f"{path} holds no arrays; it may hold {', '.join(names)}")
-    return found
+    return arrays
 
 
-def _npz(path: Path, names: Sequence[str], most: int) -> dict[str, Tensor]:
-    with zipfile.ZipFile(io.BytesIO(read_bytes(path, most))) as archive:
+def _npz(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
+    with zipfile.ZipFile(io.BytesIO(read_bytes(path, max_bytes))) as archive:
         members = {info.filename.removesuffix(NPY): info for info in archive.infolist()}
         _check_names(path, members, names)
-        found = {}
+        arrays = {}
         for name, info in members.items():
-            _check_size(path, name, info.file_size, most)
+            _check_size(path, name, info.file_size, max_bytes)
             with archive.open(info) as stream:
-                found[name] = torch.from_numpy(_npy(stream.read(most)))
-        return found
+                arrays[name] = torch.from_numpy(_npy(stream.read(max_bytes)))
+        return arrays
 
 
 def _npy(data: bytes) -> np.ndarray[Any, Any]:
-    """Return the array of an .npy file: its header is checked before memory is taken.
+    """Read an .npy file; the header is checked before memory is allocated.
 
     Raises:
-        ValueError: If it is none, or holds objects.
+        ValueError: If it is no .npy file, or contains Python objects.
     """
     stream = io.BytesIO(data)
     version = np.lib.format.read_magic(stream)
@@ -82,24 +82,24 @@ def _npy(data: bytes) -> np.ndarray[Any, Any]:
         np.lib.format.read_array_header_1_0 if version == (1, 0)
         else np.lib.format.read_array_header_2_0
     )  # fmt: skip
-    shape, is_fortran, dtype = read(stream, max_header_size=HEADER)
-    rest = data[stream.tell() :]
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(rest):
-        raise ValueError(f"{len(rest)} bytes are no {list(shape)} of {dtype}")
-    array = np.frombuffer(rest, dtype).astype(dtype.newbyteorder("="))
+    shape, is_fortran, dtype = read(stream, max_header_size=MAX_HEADER)
+    content = data[stream.tell() :]
+    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content):
+        raise ValueError(f"{len(content)} bytes are no {list(shape)} of {dtype}")
+    array = np.frombuffer(content, dtype).astype(dtype.newbyteorder("="))
     return array.reshape(shape, order="F" if is_fortran else "C").copy()
 
 
-def _safetensors(path: Path, names: Sequence[str], most: int) -> dict[str, Tensor]:
+def _safetensors(path: Path, names: Sequence[str], max_bytes: int) -> dict[str, Tensor]:
     source = open_source(path)
     _check_names(path, source.files, names)
     for name, stored in source.describe(source.files).items():
-        _check_size(path, name, 4 * math.prod(stored.shape), most)
+        _check_size(path, name, 4 * math.prod(stored.shape), max_bytes)
     return {name: tensor.clone() for name, tensor in source.read(source.files).items()}
 
 
-def _check_names(path: Path, found: Any, names: Sequence[str]) -> None:
-    other = [name for name in found if name not in names]
+def _check_names(path: Path, arrays: Any, names: Sequence[str]) -> None:
+    other = [name for name in arrays if name not in names]
     if other:
         raise WeightsError(
             f"{path} holds {counted(len(other), 'array')} of another name: {listed(other)}; it "
@@ -107,51 +107,51 @@ def _check_names(path: Path, found: Any, names: Sequence[str]) -> None:
         )
 
 
-def _check_size(path: Path, name: str, size: int, most: int) -> None:
-    if size > most:
-        raise WeightsError(f"{path}: {name} takes {size} bytes, and {most} is the most")
+def _check_size(path: Path, name: str, size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise WeightsError(f"{path}: {name} takes {size} bytes, and {max_bytes} is the most")
 
 
-# -- scales of a cache of integers as a file ----------------------------------------------------
+# -- scales of a cache of integers --------------------------------------------------------------
 
 FILE = "kv_scales.npz"
 """The name of the file in a bundle."""
 
-PARTS = ("k_scale", "v_scale")
+NAMES = ("k_scale", "v_scale")
 
-MOST = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 """The largest size of such a file in bytes: a scale for each of 2^20 channels takes 8 MiB."""
 
 
 def read_scales(path: Path, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the scales that a file holds, in the shapes of a module's own.
+    """Read scales from a file, and reshape them to the shapes of a module's scales.
 
     Args:
         path: A .npz or .safetensors file with `k_scale` and `v_scale`, float32: scalars or `[1]`,
-            or `[Hkv, D]` or `[Hkv, 1, D]` by channel.
-        like: The module's own, by name.
+            or `[Hkv, D]` or `[Hkv, 1, D]` for scales by channel.
+        like: The module's scales, by name.
 
     Raises:
         WeightsError: If it is no such file, or a scale is not positive and finite.
     """
-    found = read_arrays(path, PARTS, MOST)
-    return {name: _fitting(path, name, found, like[name]) for name in PARTS}
+    arrays = read_arrays(path, NAMES, MAX_BYTES)
+    return {name: _check_scale(path, name, arrays, like[name]) for name in NAMES}
 
 
-def _fitting(path: Path, name: str, found: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    if name not in found:
-        raise WeightsError(f"{path} has no {name}; it has to hold {' and '.join(PARTS)}")
-    scale = found[name]
+def _check_scale(path: Path, name: str, arrays: Mapping[str, Tensor], like: Tensor) -> Tensor:
+    if name not in arrays:
+        raise WeightsError(f"{path} has no {name}; it has to hold {' and '.join(NAMES)}")
+    scale = arrays[name]
     if scale.dtype != torch.float32:
         dtype = str(scale.dtype).removeprefix("torch.")
         raise WeightsError(f"{path}: {name} is {dtype}; store scales as float32")
     shapes = [tuple(like.shape), (like.shape[0], like.shape[-1]) if like.dim() else (1,)]
     if tuple(scale.shape) not in shapes:
-        wanted = " or ".join(map(bracketed, shapes))
-        kind = "per-channel" if like.dim() else "per-tensor"
+        expected = " or ".join(map(bracketed, shapes))
+        kv_scale = "per-channel" if like.dim() else "per-tensor"
         raise WeightsError(
-            f"{path}: {name} has the shape {bracketed(scale.shape)}; with kv_scale = {kind!r} it "
-            f"has to be {wanted}"
+            f"{path}: {name} has the shape {bracketed(scale.shape)}; with kv_scale = {kv_scale!r} "
+            f"it has to be {expected}"
         )
     wrong = scale[~((scale >= 1 / HUGE) & (scale <= HUGE))]
     if wrong.numel():
@@ -163,11 +163,11 @@ def _fitting(path: Path, name: str, found: Mapping[str, Tensor], like: Tensor) -
 
 
 def write_scales(folder: Path, scales: Mapping[str, Tensor]) -> None:
-    """Write the scales of a module as a file that `read_scales` reads.
+    """Write the scales of a module to a file that `read_scales` can read.
 
     Args:
         folder: An existing folder.
         scales: `k_scale` and `v_scale`.
     """
-    arrays: dict[str, Any] = {name: scales[name].numpy() for name in PARTS}
+    arrays: dict[str, Any] = {name: scales[name].numpy() for name in NAMES}
     np.savez(folder / FILE, **arrays)

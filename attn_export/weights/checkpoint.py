@@ -1,4 +1,4 @@
-"""One attention of a checkpoint: its spec and its weights."""
+"""Loading of one attention layer of a checkpoint: its spec and its weights."""
 
 from __future__ import annotations
 
@@ -14,19 +14,25 @@ from attn_export.errors import SpecError, WeightsError
 from attn_export.quantiser import QuantisedWeight
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config
-from attn_export.weights.from_config import GEMMA3, check_agrees, described, family_of, known
+from attn_export.weights.from_config import (
+    GEMMA3,
+    check_agrees,
+    family_of,
+    find_family,
+    read_config_spec,
+)
 from attn_export.weights.layouts import pool
-from attn_export.weights.quantised_source import with_plain_weights
+from attn_export.weights.quantised_source import wrap_quantised
 from attn_export.weights.select_layer import (
     CROSS,
     DECODER,
     ENCODER,
+    LayerChoice,
     LayerMatch,
-    LayerWanted,
-    choose,
+    choose_layer,
 )
 from attn_export.weights.shapes import Sizes, relative_bias_name
-from attn_export.weights.source import TensorSource, config_alone, open_source, shown
+from attn_export.weights.source import TensorSource, find_lone_config, open_source, shown
 from attn_export.weights.unpack import read_weights
 
 NO_FIELDS: Final[Mapping[str, Any]] = types.MappingProxyType({})
@@ -34,14 +40,15 @@ NO_FIELDS: Final[Mapping[str, Any]] = types.MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One attention out of a checkpoint.
+    """One attention layer of a checkpoint.
 
     Attributes:
-        spec: Its spec.
+        spec: The spec of the layer.
         weights: The state dict of an `Attention` of that spec, in its dtype, on the CPU; None for
             a config.json without tensors.
-        notes: Notes for the reader: its origin, conversions and pooling.
-        integers: Of the weights that the checkpoint stores as integers, by the names of `weights`.
+        notes: Notes for the reader: origin of the weights, conversions and pooling.
+        integers: The integers of the weights that the checkpoint stores as integers, by the names
+            of `weights`.
     """
 
     spec: AttentionSpec
@@ -58,103 +65,104 @@ def load_checkpoint(
     fields: Mapping[str, Any] = NO_FIELDS,
     pool_kv_heads: int | None = None,
 ) -> Checkpoint:
-    """Read one attention of a safetensors checkpoint; nothing else of it is read.
+    """Load one attention layer of a safetensors checkpoint; other tensors are not read.
 
     Args:
-        path: A .safetensors file, a .safetensors.index.json, or a folder that holds either; or a
-            config.json without them, or its folder.
+        path: A .safetensors file, a .safetensors.index.json, or a folder with one of them; or a
+            config.json without weights, or its folder.
         layer: A number, or a prefix such as "decoder.layers.3.self_attn". Default: layer 0, or the
-            only attention that is there.
-        spec: The attention's spec. Default: from a config.json beside the weights.
+            only layer.
+        spec: The spec of the layer. Default: from the config.json next to the weights.
         fields: Single fields of the spec to change, such as cache and attn_mask.
-        pool_kv_heads: The number of K/V heads to pool to, after reading; the spec is that of the
-            checkpoint as it is.
+        pool_kv_heads: The number of K/V heads after pooling. `spec` must have the number before
+            it.
 
     Raises:
-        WeightsError: If the checkpoint is broken, if it holds no such attention, if there is no
-            spec for it, or if config.json, spec and tensors contradict each other.
+        WeightsError: If the checkpoint is broken or has no such layer, if there is neither a spec
+            nor a config.json, or if config.json, spec and tensors contradict each other.
         SpecError: If the fields contradict each other or the spec.
     """
-    alone = config_alone(Path(path)) if spec is None else None
-    if alone is not None:
-        return _of_config_alone(alone, layer, fields, pool_kv_heads)
+    lone_config = find_lone_config(Path(path)) if spec is None else None
+    if lone_config is not None:
+        return _load_config_alone(lone_config, layer, fields, pool_kv_heads)
     source = open_source(Path(path))
-    config = Config.beside(source.config)
-    source = with_plain_weights(source, config)
+    config = Config.load(source.config)
+    source = wrap_quantised(source, config)
     if spec is not None and fields:
         spec = AttentionSpec.from_dict({**spec.to_dict(), **fields})
     if spec is None and config is not None and not config.towers:
-        described(config)
-    found = choose(source, layer, _wanted_role(spec, fields))
-    if config is not None and config.towers and found.tower:
-        config = config.of_tower(found.tower)
-    notes = [f"{found.shown} of {source.path.name}, stored as {found.layout.name}"]
+        find_family(config)
+    match = choose_layer(source, layer, _wanted_role(spec, fields))
+    if config is not None and config.towers and match.tower:
+        config = config.for_tower(match.tower)
+    notes = [f"{match.shown} of {source.path.name}, stored as {match.layout.name}"]
     if spec is not None:
-        sizes, more = _from_spec(source, found, spec, config)
+        sizes, more = _from_spec(source, match, spec, config)
     elif config is not None:
-        sizes, more = _from_config(source, found, config, fields)
+        sizes, more = _from_config(source, match, config, fields)
     else:
         raise WeightsError(
             f"nothing says what the attention in {source.path} is: give SPEC.toml, or put the "
             "model's config.json beside it"
         )
-    less_one = _stores_less_one(source, found, config)
-    weights, integers, read = read_weights(source, found, sizes, less_one=less_one)
-    notes += [*more, *read, *_borrowed_bias(source, found, sizes.spec)]
+    norms_minus_one = _stores_norms_minus_one(source, match, config)
+    weights, integers, read = read_weights(source, match, sizes, norms_minus_one=norms_minus_one)
+    notes += [*more, *read, *_borrowed_bias(source, match, sizes.spec)]
     if integers:
-        made = _spec_with_integers(source, sizes.spec, integers, pool_kv_heads)
-        notes.append(f"its projections hold {made.weights_dtype} as stored, nothing was rounded")
+        final_spec = _spec_with_integers(source, sizes.spec, integers, pool_kv_heads)
+        notes.append(
+            f"its projections hold {final_spec.weights_dtype} as stored, nothing was rounded"
+        )
     else:
-        made, weights, pooled = _pooled(sizes.spec, weights, pool_kv_heads)
+        final_spec, weights, pooled = _pool_kv_heads(sizes.spec, weights, pool_kv_heads)
         notes += pooled
-    return Checkpoint(made, weights, tuple(map(shown, notes)), integers)
+    return Checkpoint(final_spec, weights, tuple(map(shown, notes)), integers)
 
 
-def _pooled(
+def _pool_kv_heads(
     spec: AttentionSpec, weights: dict[str, Tensor], pool_kv_heads: int | None
 ) -> tuple[AttentionSpec, dict[str, Tensor], list[str]]:
-    """Return spec and weights with K/V heads pooled where a number is given, with notes."""
+    """Return spec and weights with K/V heads pooled to a number, if there is one, and notes."""
     if pool_kv_heads is None:
         return spec, weights, []
-    made, pooled = pool(weights, spec, pool_kv_heads)
+    final_spec, pooled = pool(weights, spec, pool_kv_heads)
     if spec.num_kv_heads == pool_kv_heads:
-        return made, pooled, []
+        return final_spec, pooled, []
     note = f"K/V heads were pooled from {spec.num_kv_heads} to {pool_kv_heads} by their means"
-    return made, pooled, [note]
+    return final_spec, pooled, [note]
 
 
-def _of_config_alone(
+def _load_config_alone(
     path: Path, layer: str | None, fields: Mapping[str, Any], pool_kv_heads: int | None
 ) -> Checkpoint:
-    """Return the spec of one attention, without weights.
+    """Return the spec of one attention layer of a config.json without tensors.
 
     Raises:
-        WeightsError: If the config does not describe it, or K/V heads of no tensors are to be
-            pooled.
+        WeightsError: If the config does not describe the layer, or if K/V heads would be pooled.
     """
-    config = Config.beside(path)
+    config = Config.load(path)
     if config is None:
         raise WeightsError(f"{path} is gone; give it again")
     if pool_kv_heads is not None:
         raise WeightsError(
             f"{path} has no tensors beside it whose K/V heads could be pooled; change num_kv_heads"
         )
-    wanted = LayerWanted.parse(layer, _wanted_role(None, fields))
-    described(config)
+    choice = LayerChoice.parse(layer, _wanted_role(None, fields))
+    find_family(config)
     for key in ("num_hidden_layers", "n_layers", "n_layer"):
-        if config.has(key) and wanted.layer >= config.whole(key):
+        if config.has(key) and choice.layer >= config.whole(key):
             raise WeightsError(
-                f"{path} has {key} {config.whole(key)}, so there is no layer {wanted.layer}; give "
+                f"{path} has {key} {config.whole(key)}, so there is no layer {choice.layer}; give "
                 "a smaller --layer"
             )
-    said = known(config, wanted, None)
-    spec = AttentionSpec.from_dict({**said.fields, **fields})
-    note = f"layer {wanted.layer} as {path} describes it, with random weights: it holds no tensors"
+    in_config = read_config_spec(config, choice, None)
+    spec = AttentionSpec.from_dict({**in_config.fields, **fields})
+    note = f"layer {choice.layer} as {path} describes it, with random weights: it holds no tensors"
     return Checkpoint(spec, None, (shown(note),))
 
 
 def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str | None:
-    """Return the wanted attention of an encoder and a decoder, None if it is not determined."""
+    """Return the role that a layer must have: encoder, decoder or cross; None if any."""
     if spec is None and not {"causal", "cross"} & fields.keys():
         return None
     cross = fields.get("cross", False) if spec is None else spec.cross
@@ -165,7 +173,7 @@ def _wanted_role(spec: AttentionSpec | None, fields: Mapping[str, Any]) -> str |
 
 
 def _from_spec(
-    source: TensorSource, found: LayerMatch, spec: AttentionSpec, config: Config | None
+    source: TensorSource, match: LayerMatch, spec: AttentionSpec, config: Config | None
 ) -> tuple[Sizes, list[str]]:
     """Return the sizes of a spec that does not contradict the config, with notes."""
     sizes = Sizes(spec, {}, "the spec")
@@ -174,32 +182,34 @@ def _from_spec(
     if family_of(config.model_type) is None:
         note = f"config.json was not compared: its model_type {config.model_type!r} is not known"
         return sizes, [note]
-    agreed = check_agrees(spec, known(config, found, _biases_there(source, found)), config)
+    agreed = check_agrees(
+        spec, read_config_spec(config, match, _stored_biases(source, match)), config
+    )
     return sizes, [agreed] if agreed else []
 
 
 def _from_config(
-    source: TensorSource, found: LayerMatch, config: Config, fields: Mapping[str, Any]
+    source: TensorSource, match: LayerMatch, config: Config, fields: Mapping[str, Any]
 ) -> tuple[Sizes, list[str]]:
     """Return the sizes of the config's spec with some fields changed, with notes."""
-    said = known(config, found, _biases_there(source, found))
+    in_config = read_config_spec(config, match, _stored_biases(source, match))
     notes = []
-    if not said.biases_said:
-        notes.append(f"config.json does not say which biases there are: {said.spec.bias}")
-    spec = AttentionSpec.from_dict({**said.fields, **fields})
-    keys = {field: key for field, key in said.keys.items() if field not in fields}
+    if not in_config.has_biases:
+        notes.append(f"config.json does not say which biases there are: {in_config.spec.bias}")
+    spec = AttentionSpec.from_dict({**in_config.fields, **fields})
+    keys = {field: key for field, key in in_config.keys.items() if field not in fields}
     return Sizes(spec, keys, "config.json"), notes
 
 
-def _biases_there(source: TensorSource, found: LayerMatch) -> str:
-    """Return the projections that have biases in the file, as `AttentionSpec.bias`."""
-    layout = found.layout
+def _stored_biases(source: TensorSource, match: LayerMatch) -> str:
+    """Return the projections with biases in the file, in the format of `AttentionSpec.bias`."""
+    layout = match.layout
     if layout.latent:
-        there = [name for name in layout.biases if found.prefix + name in source.files]
-        return "all" if there else "none"
+        stored = any(match.prefix + name in source.files for name in layout.biases)
+        return "all" if stored else "none"
     names = layout.biases if len(layout.biases) > 1 else layout.biases * 3
     pairs = zip(("q", "k", "v", "out"), (*names, layout.out[1]), strict=True)
-    return ",".join(side for side, name in pairs if found.prefix + name in source.files) or "none"
+    return ",".join(side for side, name in pairs if match.prefix + name in source.files) or "none"
 
 
 def _spec_with_integers(
@@ -208,7 +218,7 @@ def _spec_with_integers(
     integers: Mapping[str, QuantisedWeight],
     pool_kv_heads: int | None,
 ) -> AttentionSpec:
-    """Return the spec that says how weights are stored."""
+    """Return the spec with the fields on the integers that the checkpoint stores."""
     if pool_kv_heads is not None:
         raise WeightsError(
             f"{source.path} holds integers, which have no mean; leave pool_kv_heads out"
@@ -236,21 +246,24 @@ def _spec_with_integers(
         raise WeightsError(f"{source.path} holds integers: {error}") from error
 
 
-def _stores_less_one(source: TensorSource, found: LayerMatch, config: Config | None) -> bool:
-    """Return whether this is Gemma 3: by its config, else by the norms of its layers."""
+def _stores_norms_minus_one(source: TensorSource, match: LayerMatch, config: Config | None) -> bool:
+    """Return whether norm weights are stored minus 1, which Gemma 3 does.
+
+    Gemma 3 is recognised by its config, or without one by the norms of its layers.
+    """
     if config is not None and config.model_type:
         return config.model_type in GEMMA3
-    layer = found.prefix.removesuffix("self_attn.")
+    layer = match.prefix.removesuffix("self_attn.")
     inside = {name.removeprefix(layer) for name in source.files if name.startswith(layer)}
-    # Gemma 3n and 4 have that norm as well, store weights as they are, and have these besides.
-    later = ("laurel.", "per_layer_input_gate.", "layer_scalar", "altup.")
+    # Gemma 3n and 4 have that norm too, but do not subtract 1; they are recognised by these names.
+    of_later_models = ("laurel.", "per_layer_input_gate.", "layer_scalar", "altup.")
     return "pre_feedforward_layernorm.weight" in inside and not any(
-        name.startswith(later) for name in inside
+        name.startswith(of_later_models) for name in inside
     )
 
 
-def _borrowed_bias(source: TensorSource, found: LayerMatch, spec: AttentionSpec) -> list[str]:
-    name = relative_bias_name(found, source.files)
-    if not spec.relative_buckets or name is None or name.startswith(found.prefix):
+def _borrowed_bias(source: TensorSource, match: LayerMatch, spec: AttentionSpec) -> list[str]:
+    name = relative_bias_name(match, source.files)
+    if not spec.relative_buckets or name is None or name.startswith(match.prefix):
         return []
     return ["the relative bias of block 0 is used: T5 stores it there for all layers"]

@@ -1,7 +1,7 @@
-"""Reader of one attention's config.json, as fields of our spec.
+"""Access to the values of a config.json, and to the layers that it describes.
 
-The keys and their defaults are those of the `configuration_*.py` of Hugging Face's transformers:
-authors leave out keys that have the default of their model's class.
+The keys and their defaults are those of the `configuration_*.py` of Hugging Face's transformers: a
+config.json may lack keys that have the default of their model's class.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Config:
 
     Attributes:
         path: The file.
-        values: Its keys; of a model with pictures those of its language model.
-        towers: The keys of its encoders of pictures and sound, by ``"vision"`` and ``"audio"``.
+        values: Its values, by key; for a model with images or audio, those of its language model.
+        towers: The values for the encoders of images and audio, by ``"vision"`` and ``"audio"``.
     """
 
     path: Path
@@ -31,7 +31,7 @@ class Config:
     towers: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def beside(cls, path: Path) -> Config | None:
+    def load(cls, path: Path) -> Config | None:
         """Return the config at a path, or None if there is no such file.
 
         Raises:
@@ -50,16 +50,16 @@ class Config:
             {name: tower for name, tower in towers.items() if isinstance(tower, dict)},
         )
 
-    def of_tower(self, name: str) -> Config:
-        """Return the config of an encoder of pictures or sound beside a language model.
+    def for_tower(self, name: str) -> Config:
+        """Return the config of an encoder of images or audio.
 
         Raises:
-            WeightsError: If the file has none.
+            WeightsError: If the file does not describe that encoder.
         """
-        kind = "audio" if name.startswith("audio") else "vision"
-        if kind not in self.towers:
-            raise self.wrong(f"{kind}_config", f"the config of {name}")
-        return Config(self.path, self.towers[kind])
+        modality = "audio" if name.startswith("audio") else "vision"
+        if modality not in self.towers:
+            raise self.invalid(f"{modality}_config", f"the config of {name}")
+        return Config(self.path, self.towers[modality])
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
         """Return the config with the defaults of the model's class for missing keys."""
@@ -81,9 +81,9 @@ class Config:
             WeightsError: If it is missing or is no whole number.
         """
         value = self.values.get(key)
-        # Beyond that an int has no float; what a spec takes is far below.
+        # Large integers cannot be converted to float; all values of a spec are far smaller.
         if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 2**50:
-            raise self.wrong(key, "a whole number")
+            raise self.invalid(key, "a whole number")
         return value
 
     def number(self, key: str) -> float:
@@ -106,7 +106,7 @@ class Config:
         """
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not 0 < value <= 1e300 or not math.isfinite(value):  # type: ignore[operator,arg-type]
-            raise self.wrong(key, "a positive number", value)
+            raise self.invalid(key, "a positive number", value)
         return float(value)  # type: ignore[arg-type]
 
     def flag(self, key: str) -> bool:
@@ -117,24 +117,24 @@ class Config:
         """
         value = self.values.get(key)
         if not isinstance(value, (bool, type(None))):
-            raise self.wrong(key, "true or false")
+            raise self.invalid(key, "true or false")
         return bool(value)
 
-    def wrong(self, key: str, wanted: str, value: object = None) -> WeightsError:
-        """Return the error of a key that is missing or has no usable value.
+    def invalid(self, key: str, valid: str, value: object = None) -> WeightsError:
+        """Return the error for a key that is missing or has an invalid value.
 
         Args:
             key: The key.
-            wanted: A description of usable values.
-            value: Its value; None where it is missing.
+            valid: A description of valid values.
+            value: The value; None to take it from the config.
         """
         value = self.values.get(key) if value is None else value
         if value is None:
-            return WeightsError(f"{self.path} has no {key!r}; it has to be {wanted}")
-        return WeightsError(f"{self.path}: {key} has to be {wanted}; got {shown(repr(value))}")
+            return WeightsError(f"{self.path} has no {key!r}; it has to be {valid}")
+        return WeightsError(f"{self.path}: {key} has to be {valid}; got {shown(repr(value))}")
 
-    def refused(self, key: str, value: object, why: str) -> WeightsError:
-        """Return the error of a value that our attention does not support.
+    def unsupported(self, key: str, value: object, why: str) -> WeightsError:
+        """Return the error for a value that our attention does not support.
 
         Args:
             key: The key.
@@ -144,27 +144,28 @@ class Config:
         return WeightsError(f"{self.path}: {key} = {shown(repr(value))} is not supported: {why}")
 
 
-# -- one attention of a model with a config.json, as the rules of its family see it -------------
+# -- one attention layer that a config.json describes -------------------------------------------
 
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
 
 Pattern = Callable[[Config, int], bool]
-"""Returns True if a layer has a window, by its number, where `layer_types` is missing."""
+"""A function that returns whether a layer has a window, by its number. It is used if `layer_types`
+is missing."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layer:
-    """One attention.
+    """One attention layer that a config.json describes.
 
     Attributes:
-        config: With the defaults of the family.
-        role: As in `choice.Found`.
+        config: The config, with the defaults of the family.
+        role: The role of the layer, see `select_layer.LayerMatch`.
         number: The number of the layer.
         heads: H, the number of query heads.
-        head_dim: D, the width of one head.
-        slides: Whether it has a window, in a model where some layers have.
+        head_dim: D, the width of a head.
+        slides: Whether the layer has a sliding window, in a model in which only some layers do.
     """
 
     config: Config
@@ -176,7 +177,7 @@ class Layer:
 
 
 Rule = Callable[[Layer], dict[str, Any]]
-"""Fields of the spec that one feature of a family sets."""
+"""A function that returns the fields of the spec for one feature of a layer."""
 
 
 def even(_: Config, number: int) -> bool:
@@ -233,28 +234,28 @@ PATTERNS: Final[Mapping[str, Pattern]] = {
     pattern.__name__: pattern
     for pattern in (even, gemma3_slides, modernbert_slides, no_layer, qwen_slides)
 }
-"""The layers with a window that a table of `families.toml` may name."""
+"""Patterns of layers with a window, by the name in `families.toml`."""
 
 
 def slides(config: Config, pattern: str | None, number: int) -> bool:
     """Return whether a layer has a window.
 
     Args:
-        config: With the defaults of the family.
-        pattern: The layers with one if `layer_types` is missing, as in `PATTERNS`; None if all are
-            alike.
+        config: The config, with the defaults of the family.
+        pattern: The name in `PATTERNS` of the pattern that applies if `layer_types` is missing;
+            None if the family has no sliding windows in some layers only.
         number: The number of the layer.
 
     Raises:
-        WeightsError: If `layer_types` has no such layer, or a kind that is not known.
+        WeightsError: If `layer_types` has no such layer, or an unknown type.
     """
-    kinds = config.values.get("layer_types")
+    layer_types = config.values.get("layer_types")
     if pattern is None:
         return False
-    if kinds is None:
+    if layer_types is None:
         return PATTERNS[pattern](config, number)
-    if not isinstance(kinds, list) or number >= len(kinds):
-        raise config.wrong("layer_types", f"a list with an entry for layer {number}")
-    if kinds[number] not in (FULL, SLIDING):
-        raise config.refused("layer_types", kinds[number], f"known: {FULL}, {SLIDING}")
-    return bool(kinds[number] == SLIDING)
+    if not isinstance(layer_types, list) or number >= len(layer_types):
+        raise config.invalid("layer_types", f"a list with an entry for layer {number}")
+    if layer_types[number] not in (FULL, SLIDING):
+        raise config.unsupported("layer_types", layer_types[number], f"known: {FULL}, {SLIDING}")
+    return bool(layer_types[number] == SLIDING)

@@ -1,7 +1,7 @@
-"""Features of a family's attention beyond its dimensions and its rotary positions.
+"""Rules for features of attention layers: each returns fields of the spec.
 
-Each returns fields of the spec. Sources are the `modeling_*.py` and `configuration_*.py` of Hugging
-Face's transformers.
+`families.toml` lists the rules of each family. Sources are the `modeling_*.py` and
+`configuration_*.py` of Hugging Face's transformers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from attn_export.weights.select_layer import CROSS, ENCODER
 
 
 def causal(_: Layer) -> dict[str, Any]:
-    """Set causal for a decoder: no key after the query's own."""
+    """Set causal for a decoder: keys after the query's own are hidden."""
     return {"causal": True}
 
 
@@ -54,24 +54,24 @@ def window_of_some(layer: Layer) -> dict[str, Any]:
 
 
 def qwen_window(layer: Layer) -> dict[str, Any]:
-    """Set the window of those layers, if windows are enabled."""
+    """Set the window of the layers that have one, if windows are enabled."""
     return window_of_some(layer) if layer.config.flag("use_sliding_window") else {}
 
 
 def query_scale(layer: Layer) -> dict[str, Any]:
-    """Set the scale that Gemma states as the width it is made for."""
+    """Set Gemma's scale: 1 / sqrt(`query_pre_attn_scalar`)."""
     return {"scale": layer.config.number("query_pre_attn_scalar") ** -0.5}
 
 
 def granite_scale(layer: Layer) -> dict[str, Any]:
-    """Set the scale that Granite states as a factor."""
+    """Set Granite's scale, `attention_multiplier`."""
     return {"scale": layer.config.number("attention_multiplier")}
 
 
 def multi_query(layer: Layer) -> dict[str, Any]:
-    """Set one head of keys and values; refuse StarCoder's packing of several."""
+    """Set one K/V head; StarCoder's packing of several K/V heads is not supported."""
     if not layer.config.flag("multi_query"):
-        raise layer.config.refused("multi_query", False, "only one head of keys and values is")
+        raise layer.config.unsupported("multi_query", False, "only one head of keys and values is")
     return {"num_kv_heads": 1}
 
 
@@ -87,30 +87,30 @@ def head_norm(layer: Layer) -> dict[str, Any]:
 
 
 def causal_only(layer: Layer) -> dict[str, Any]:
-    """Set causal for a decoder; refuse bidirectional use, which is not known well enough."""
+    """Set causal for a decoder; bidirectional attention is not supported."""
     key = "use_bidirectional_attention"
     if layer.config.flag(key):
-        raise layer.config.refused(key, True, "give SPEC.toml and take config.json away")
+        raise layer.config.unsupported(key, True, "give SPEC.toml and take config.json away")
     return {"causal": True}
 
 
 def gemma3_sides(layer: Layer) -> dict[str, Any]:
-    """Set causal, or for EmbeddingGemma both sides, half of its window each."""
+    """Set causal; for EmbeddingGemma a window that is half as wide on each side instead."""
     if not layer.config.flag("use_bidirectional_attention"):
         return {"causal": True, **window_of_some(layer)}
     if not layer.slides:
         return {}
-    each = layer.config.whole("sliding_window") // 2
-    return {"window_left": each, "window_right": each}
+    half = layer.config.whole("sliding_window") // 2
+    return {"window_left": half, "window_right": half}
 
 
 def sinks(_: Layer) -> dict[str, Any]:
-    """Set gpt-oss's learned score for no key."""
+    """Set gpt-oss's sinks: learned scores that have no key."""
     return {"sinks": True}
 
 
 def falcon(layer: Layer) -> dict[str, Any]:
-    """Set Hkv from two flags, and Falcon's own ALiBi or rotary positions."""
+    """Set Hkv from two flags, and Falcon's variant of ALiBi or rotary positions."""
     config = layer.config
     alibi = {"causal": True, "alibi": True, "alibi_falcon": True}
     fields = alibi if config.flag("alibi") else {"causal": True, **rotary(layer)}
@@ -136,21 +136,21 @@ def alibi(_: Layer) -> dict[str, Any]:
 
 
 def modernbert(layer: Layer) -> dict[str, Any]:
-    """Set rotary positions; layers with a window have another base, and half of it on each side."""
+    """Set rotary positions and, for layers with a window, half of it on each side."""
     fields = modernbert_rotary(layer)
     if not layer.slides:
         return fields
-    each = layer.config.whole("local_attention") // 2
-    return fields | {"window_left": each, "window_right": each}
+    half = layer.config.whole("local_attention") // 2
+    return fields | {"window_left": half, "window_right": half}
 
 
 def mpt(layer: Layer) -> dict[str, Any]:
-    """Set the scale of MPT's `attn_config`; refuse limits on queries, keys and values."""
+    """Set the scale of MPT's `attn_config`; `clip_qkv` is not supported."""
     key, inner = "attn_config", layer.config.values.get("attn_config") or {}
     if not isinstance(inner, dict):
-        raise layer.config.wrong(key, "an object", inner)
+        raise layer.config.invalid(key, "an object", inner)
     if inner.get("clip_qkv"):
-        raise layer.config.refused("attn_config.clip_qkv", inner["clip_qkv"], USE_MODULE)
+        raise layer.config.unsupported("attn_config.clip_qkv", inner["clip_qkv"], USE_MODULE)
     scale = inner.get("softmax_scale")
     return {} if scale is None else {"scale": layer.config.positive(f"{key}.softmax_scale", scale)}
 
@@ -158,9 +158,9 @@ def mpt(layer: Layer) -> dict[str, Any]:
 def latent(layer: Layer) -> dict[str, Any]:
     """Set the widths of multi-head latent attention, its rotary positions and its scale."""
     config = layer.config
-    turned = config.whole("qk_rope_head_dim")
-    width = config.whole("qk_nope_head_dim") + turned
-    fields = {"causal": True, **rotary(layer), "rotary_dim": turned, "num_kv_heads": 1}
+    rotary_dim = config.whole("qk_rope_head_dim")
+    width = config.whole("qk_nope_head_dim") + rotary_dim
+    fields = {"causal": True, **rotary(layer), "rotary_dim": rotary_dim, "num_kv_heads": 1}
     if config.flag("rope_interleave"):
         fields["rotary"] = "interleaved"
     if config.has("q_lora_rank"):
@@ -173,22 +173,23 @@ def latent(layer: Layer) -> dict[str, Any]:
 
 
 USE_MODULE: Final = "give the model's own code by --module PATH.py:FUNCTION"
-"""The advice where a spec cannot say it."""
+"""Advice for features that a spec cannot express."""
 
 
 def bert(layer: Layer) -> dict[str, Any]:
-    """Set both sides, or causal for a decoder by its flag."""
+    """Set causal for a decoder, by its flag, or cross by the prefix."""
     key = "position_embedding_type"
-    kind = layer.config.values.get(key)
-    if kind not in (None, "absolute"):
-        raise layer.config.refused(key, kind, "only absolute positions leave attention as it is")
+    embedding = layer.config.values.get(key)
+    if embedding not in (None, "absolute"):
+        why = "only absolute positions leave attention as it is"
+        raise layer.config.unsupported(key, embedding, why)
     if layer.role == CROSS:
         return {"cross": True}
     return {"causal": layer.config.flag("is_decoder")}
 
 
 def t5(layer: Layer) -> dict[str, Any]:
-    """Set no scale, and a learned bias by distance, except between decoder and encoder."""
+    """Set the scale to 1, and a learned bias by distance unless the layer is cross-attention."""
     fields = {**by_role(layer), "scale": 1.0}
     if layer.role == CROSS:
         return fields
@@ -207,4 +208,4 @@ RULES: Final[Mapping[str, Rule]] = {
         sinks, smollm3_rotary, softcap, t5, window, window_if_used, window_of_some,
     )
 }  # fmt: skip
-"""The features that a table of `families.toml` may name."""
+"""The rules, by the names in `families.toml`."""

@@ -1,6 +1,6 @@
-"""The spec of one attention of a checkpoint with a config.json, and whether another one agrees.
+"""Spec of one attention layer from a config.json, and its comparison with another spec.
 
-`families.toml` describes the families of models whose config.json is known.
+`families.toml` describes the families of models whose config.json can be read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attn_export.errors import SpecError, WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.weights.config import Config, Layer, slides
 from attn_export.weights.config_features import RULES
-from attn_export.weights.select_layer import ENCODER, LayerMatch, LayerWanted
+from attn_export.weights.select_layer import ENCODER, LayerChoice, LayerMatch
 from attn_export.weights.source import shown
 
 
@@ -43,19 +43,19 @@ FAMILIES: Final[Mapping[str, Family]] = msgspec.toml.decode(
 )
 
 GEMMA3: Final = ("gemma3", "gemma3_text")
-"""Both have the text model's keys; the first is the model with pictures around it."""
+"""Names of Gemma 3: the model with images, whose language model is the second, has its keys."""
 
 
 def family_of(model_type: str) -> Family | None:
-    """Return the row of a `model_type`, or None."""
+    """Return the family of a `model_type`, or None if it is unknown."""
     return FAMILIES.get("gemma3_text" if model_type in GEMMA3 else model_type)
 
 
-def described(config: Config) -> Family:
+def find_family(config: Config) -> Family:
     """Return the family of a config.
 
     Raises:
-        WeightsError: If it is not known, or if our attention cannot be that of its models.
+        WeightsError: If the family is unknown, or if a spec cannot express its attention.
     """
     family = family_of(config.model_type)
     if family is None:
@@ -73,62 +73,64 @@ def described(config: Config) -> Family:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Known:
-    """Content of a config.json on one attention.
+class ConfigSpec:
+    """Spec of one attention layer, read from a config.json.
 
     Attributes:
-        spec: The attention.
-        fields: The fields that it was made from, without derived ones.
-        keys: The key of each dimension, by the field of the spec.
-        biases_said: Whether it lists the biases; otherwise the tensors did.
+        spec: The spec.
+        fields: The fields of the spec that were read, without derived ones.
+        keys: The key in config.json of each dimension, by the field of the spec.
+        has_biases: Whether config.json states the biases; if not, they are those of the tensors.
     """
 
     spec: AttentionSpec
     fields: Mapping[str, Any]
     keys: Mapping[str, str]
-    biases_said: bool
+    has_biases: bool
 
 
-def known(config: Config, found: LayerMatch | LayerWanted, biases: str | None) -> Known:
-    """Return the description of one attention in a config.json.
+def read_config_spec(
+    config: Config, layer: LayerMatch | LayerChoice, biases: str | None
+) -> ConfigSpec:
+    """Read the spec of one attention layer from a config.json.
 
     Args:
-        config: The file.
-        found: The attention.
-        biases: The biases of the checkpoint, if the config does not list them; None for those that
-            the family usually has.
+        config: The config.json.
+        layer: The layer.
+        biases: The biases of the checkpoint's tensors, which apply if config.json does not state
+            any; None for those that the family usually has.
 
     Raises:
-        WeightsError: If a key is missing, wrong, or not supported by our attention.
+        WeightsError: If a key is missing or invalid, or has a value that a spec cannot express.
     """
-    family = described(config)
+    family = find_family(config)
     config = config.with_defaults(family.defaults)
-    fields, keys = _dimensions(config, family, found)
+    fields, keys = _dimensions(config, family, layer)
     head_dim = fields.get("head_dim", fields["embed_dim"] // max(fields["num_heads"], 1))
-    number = found.layer or 0
-    layer = Layer(
-        config, found.role, number, fields["num_heads"], head_dim,
+    number = layer.layer or 0
+    described = Layer(
+        config, layer.role, number, fields["num_heads"], head_dim,
         slides(config, family.slides, number),
     )  # fmt: skip
     for name in family.rules:
-        fields |= RULES[name](layer)
-    said = family.bias
-    if said is None and config.has(family.bias_key):
-        said = "all" if config.flag(family.bias_key) else family.bias_off
-    there = family.usual_bias if biases is None else biases
-    fields["bias"] = there if said is None else said
+        fields |= RULES[name](described)
+    stated_bias = family.bias
+    if stated_bias is None and config.has(family.bias_key):
+        stated_bias = "all" if config.flag(family.bias_key) else family.bias_off
+    stored_bias = family.usual_bias if biases is None else biases
+    fields["bias"] = stored_bias if stated_bias is None else stated_bias
     try:
         spec = AttentionSpec.from_dict(fields)
     except SpecError as error:
         raise WeightsError(f"{config.path}: {error}") from error
-    return Known(spec, fields, keys, said is not None)
+    return ConfigSpec(spec, fields, keys, stated_bias is not None)
 
 
 def _dimensions(
-    config: Config, family: Family, found: LayerMatch | LayerWanted
+    config: Config, family: Family, layer: LayerMatch | LayerChoice
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return E, H and, if present, Hkv and D; and the key of each."""
-    side = "encoder" if found.role == ENCODER else "decoder"
+    """Return E and H, Hkv and D if they are stated, and the key of each."""
+    side = "encoder" if layer.role == ENCODER else "decoder"
     fields: dict[str, Any] = {}
     keys = {}
     for field in ("embed_dim", "num_heads"):
@@ -147,7 +149,7 @@ FREE: Final = frozenset({
     "cross", "kdim", "vdim", "v_head_dim", "causal", "attn_mask", "cache", "attn_weights",
     "position_ids", "packed_qkv", "dropout", "dtype", "scale", "rotary_magnitude",
 })  # fmt: skip
-"""Fields that a config does not decide, or that are compared in another way."""
+"""Fields that config.json does not determine, or that `check_agrees` compares in another way."""
 
 SCALED: Final = {
     "rotary_factor": ("linear", "dynamic", "llama3", "yarn"),
@@ -156,25 +158,25 @@ SCALED: Final = {
     "rotary_low_freq": ("llama3",), "rotary_high_freq": ("llama3",),
     "rotary_beta_fast": ("yarn",), "rotary_beta_slow": ("yarn",), "rotary_truncate": ("yarn",),
 }  # fmt: skip
-"""The ways of scaling in which a field means something."""
+"""The values of `rotary_scaling` for which a field has an effect."""
 
 
-def check_agrees(spec: AttentionSpec, said: Known, config: Config) -> str | None:
+def check_agrees(spec: AttentionSpec, in_config: ConfigSpec, config: Config) -> str | None:
     """Check that a spec does not contradict a config.json.
 
     Args:
         spec: The spec.
-        said: The config's description of the attention.
-        config: The config, for messages.
+        in_config: The spec in the config.json.
+        config: The config.json, for messages.
 
     Returns:
-        A note on a mask that the caller must give, or None.
+        A note on a mask that the caller must pass, or None.
 
     Raises:
-        WeightsError: If they do; names the field and both values.
+        WeightsError: If it does; the message names the field and both values.
     """
-    theirs = said.spec
-    for field in _compared(spec, said):
+    theirs = in_config.spec
+    for field in _compared(spec, in_config):
         ours, other = getattr(spec, field), getattr(theirs, field)
         if not _same(ours, other):
             raise _contradiction(config, field, ours, other)
@@ -191,14 +193,14 @@ def check_agrees(spec: AttentionSpec, said: Known, config: Config) -> str | None
     return "the model is causal and the spec is not: attn_mask has to hide later keys"
 
 
-def _compared(spec: AttentionSpec, said: Known) -> list[str]:
-    """Return the fields that have a meaning in either spec."""
-    both = (spec, said.spec)
+def _compared(spec: AttentionSpec, in_config: ConfigSpec) -> list[str]:
+    """Return the names of the fields that have an effect in one of the two specs."""
+    both = (spec, in_config.spec)
     unused = {
         "rotary_": all(not s.has_rotary for s in both),
         "norm_eps": all(s.qk_norm == "none" for s in both),
         "relative_": all(not s.relative_buckets for s in both),
-        "bias": not said.biases_said,
+        "bias": not in_config.has_biases,
     }
     for field, kinds in SCALED.items():
         unused[field] = all(s.rotary_scaling not in kinds for s in both)

@@ -1,7 +1,8 @@
-"""Weights of linear layers in the integer formats of checkpoints: GPTQ, AWQ and others.
+"""Readers of linear layers in integer formats of checkpoints.
 
-GPTQ and AWQ ("gemm") as AutoGPTQ, GPTQModel and AutoAWQ write them, compressed-tensors
-("pack-quantized", and "int-quantized" without activations), and bitsandbytes' int8.
+The formats are GPTQ and AWQ ("gemm"), as written by AutoGPTQ, GPTQModel and AutoAWQ;
+compressed-tensors ("pack-quantized", and "int-quantized" without activations); and bitsandbytes'
+int8.
 
 Legend: in and out, the sizes of a layer; groups, the number of blocks of inputs that share a scale.
 """
@@ -26,7 +27,7 @@ MARKS: Final = {
     "weight_scale": COMPRESSED,
     "SCB": INT8,
 }
-"""The tensor by which a layer of each format is recognised; GPTQ and AWQ share theirs."""
+"""The tensors by which a layer is recognised, each with its format. AWQ has ``qweight`` too."""
 
 PARTS: Final = {
     GPTQ: ("qweight", "qzeros", "scales", "g_idx"),
@@ -43,54 +44,54 @@ OPTIONAL: Final = {
 }  # fmt: skip
 
 AWQ_ORDER: Final = (0, 4, 1, 5, 2, 6, 3, 7)
-"""The place, in an integer of 32 bits, of each of 8 neighbouring outputs in AWQ."""
+"""The position in a 32-bit word of each of 8 neighbouring outputs, in AWQ."""
 
 WORD: Final = 32
 LARGEST_INT8: Final = 127.0
-"""The integer that bitsandbytes gives the largest weight of an output, whose size is SCB."""
+"""The integer of the largest weight of an output in bitsandbytes; SCB is that weight's size."""
 
 
 def read_gptq(
-    parts: Mapping[str, Tensor], *, stated_bits: int | None, zeros_less_one: bool
+    parts: Mapping[str, Tensor], *, stated_bits: int | None, zeros_minus_one: bool
 ) -> QuantisedWeight:
-    """Read `qweight [in * bits / 32, out]`, `qzeros [groups, out * bits / 32]`, `g_idx [in]`.
+    """Read GPTQ: `qweight [in * bits / 32, out]`, `qzeros [groups, out * bits / 32]`, `g_idx [in]`.
 
     Args:
-        parts: The tensors of the layer.
-        stated_bits: The bits of an integer by config.json, if it states them.
-        zeros_less_one: Whether zero points are stored minus 1.
+        parts: The tensors of the layer, by the last word of their names.
+        stated_bits: The bits of an integer in config.json; None if it does not state them.
+        zeros_minus_one: Whether zero points are stored minus 1.
 
     Raises:
-        ValueError: If the tensors do not fit each other.
+        ValueError: If the tensors do not match each other.
     """
     scales = _floats(parts["scales"])  # [groups, out]
     qweight = _words(parts["qweight"])
     bits = _bits(parts["qzeros"].shape[-1], scales.shape[-1])
     if stated_bits not in (None, bits):
         raise ValueError(f"its integers have {bits} bits, config.json says {stated_bits}")
-    integers = _unpacked(qweight.T, bits).T
-    zeros = _unpacked(_words(parts["qzeros"]), bits) + int(zeros_less_one)
+    integers = _unpack(qweight.T, bits).T
+    zeros = _unpack(_words(parts["qzeros"]), bits) + int(zeros_minus_one)
     order = _order(parts["g_idx"], len(scales)) if "g_idx" in parts else None
     return _weight(bits, integers if order is None else integers[order], scales, zeros, order)
 
 
 def _awq(parts: Mapping[str, Tensor]) -> QuantisedWeight:
-    """Read `qweight [in, out / 8]` and `qzeros [groups, out / 8]`, in AWQ's order of outputs."""
+    """Read AWQ: `qweight [in, out / 8]` and `qzeros [groups, out / 8]`, outputs in `AWQ_ORDER`."""
     scales = _floats(parts["scales"])
 
     def outputs(words: Tensor) -> np.ndarray:
-        plain = _unpacked(_words(words), 4)
-        places = np.arange(plain.shape[1]).reshape(-1, 8)[:, AWQ_ORDER].reshape(-1)
-        found: np.ndarray = plain[:, places]
-        return found
+        integers = _unpack(_words(words), 4)
+        indices = np.arange(integers.shape[1]).reshape(-1, 8)[:, AWQ_ORDER].reshape(-1)
+        ordered: np.ndarray = integers[:, indices]
+        return ordered
 
     return _weight(4, outputs(parts["qweight"]), scales, outputs(parts["qzeros"]), None)
 
 
 def _compressed(parts: Mapping[str, Tensor]) -> QuantisedWeight:
-    """Read `weight_packed [out, in * bits / 32]`, or `weight [out, in]` in int8.
+    """Read compressed-tensors: `weight_packed [out, in * bits / 32]`, or int8 `weight [out, in]`.
 
-    Packed integers are stored plus half of their range; zero points are packed along the outputs.
+    Half of their range is added to packed integers. Zero points are packed along the outputs.
     """
     scales = _floats(parts["weight_scale"]).T  # [groups, out]
     zeros = order = None
@@ -98,10 +99,10 @@ def _compressed(parts: Mapping[str, Tensor]) -> QuantisedWeight:
         words, inputs = _words(parts["weight_packed"]), int(parts["weight_shape"][1])
         bits = _bits(words.shape[1], inputs)
         middle = 2 ** (bits - 1)
-        integers = _unpacked(words, bits)[:, :inputs].T
+        integers = _unpack(words, bits)[:, :inputs].T
         if "weight_zero_point" in parts:
             packed = _words(parts["weight_zero_point"])
-            zeros = _unpacked(packed.T, bits)[:, : scales.shape[1]]
+            zeros = _unpack(packed.T, bits)[:, : scales.shape[1]]
     else:
         bits, middle = 8, 128
         if parts["weight"].dtype != torch.int8:
@@ -117,7 +118,7 @@ def _compressed(parts: Mapping[str, Tensor]) -> QuantisedWeight:
 
 
 def _int8(parts: Mapping[str, Tensor]) -> QuantisedWeight:
-    """Read `weight [out, in]` in int8 and the largest size of each output, `SCB [out]`."""
+    """Read bitsandbytes' int8 `weight [out, in]`, and `SCB [out]`, the largest sizes by output."""
     if parts["weight"].dtype != torch.int8:
         raise ValueError(f"weight is {parts['weight'].dtype}, not int8")
     if "weight_format" in parts and parts["weight_format"].any():
@@ -131,14 +132,17 @@ def _int8(parts: Mapping[str, Tensor]) -> QuantisedWeight:
 READERS: Final[Mapping[str, Callable[[Mapping[str, Tensor]], QuantisedWeight]]] = {
     AWQ: _awq, COMPRESSED: _compressed, INT8: _int8,
 }  # fmt: skip
-"""The formats that need nothing but their tensors."""
+"""Readers of the formats that need only the tensors of a layer."""
 
 
 def _weight(
     bits: int, integers: np.ndarray, scales: np.ndarray, zeros: np.ndarray,
     order: np.ndarray | None,
 ) -> QuantisedWeight:  # fmt: skip
-    """Return a weight of unsigned integers `[in, out]`, signed where all zero points are half."""
+    """Return a weight of unsigned integers `[in, out]`.
+
+    If all zero points are half of the range, its integers become signed, without zero points.
+    """
     middle = 2 ** (bits - 1)
     if zeros.shape != scales.shape:
         raise ValueError(f"zero points {bracketed(zeros.shape)}, scales {bracketed(scales.shape)}")
@@ -154,7 +158,7 @@ def _weight(
 
 
 def check_weight(weight: QuantisedWeight) -> None:
-    """Check sizes and scales.
+    """Check the sizes and the scales of a weight.
 
     Raises:
         ValueError: If blocks do not divide the inputs, or a scale is not positive and finite.
@@ -169,35 +173,39 @@ def check_weight(weight: QuantisedWeight) -> None:
 def _floats(tensor: Tensor) -> np.ndarray:
     if not tensor.is_floating_point() or tensor.dim() not in (1, 2):
         raise ValueError(f"scales are {tensor.dtype} {bracketed(tensor.shape)}")
-    found: np.ndarray = tensor.to(torch.float32).numpy().copy()
-    return found
+    array: np.ndarray = tensor.to(torch.float32).numpy().copy()
+    return array
 
 
 def _words(tensor: Tensor) -> np.ndarray:
     if tensor.dtype != torch.int32 or tensor.dim() != 2:
         raise ValueError(f"packed integers are {tensor.dtype} {bracketed(tensor.shape)}")
-    found: np.ndarray = tensor.numpy().view(np.uint32)
-    return found
+    words: np.ndarray = tensor.numpy().view(np.uint32)
+    return words
 
 
 def _bits(words: int, count: int) -> int:
-    """Return the bits of `count` integers that fill a number of words."""
+    """Return the bits of an integer, 4 or 8, given the words that `count` integers fill."""
     return 8 if words * WORD == count * 8 else 4
 
 
-def _unpacked(words: np.ndarray, bits: int) -> np.ndarray:
-    """Return `[rows, columns * 32 / bits]` of `[rows, columns]`, the lowest bits first, int16."""
+def _unpack(words: np.ndarray, bits: int) -> np.ndarray:
+    """Unpack words `[rows, columns]` to int16 `[rows, columns * 32 / bits]`, lowest bits first."""
     shifts = np.arange(0, WORD, bits, dtype=np.uint32)
     numbers = (words[..., None] >> shifts) & np.uint32(2**bits - 1)
-    found: np.ndarray = numbers.reshape(len(words), -1).astype(np.int16)
-    return found
+    integers: np.ndarray = numbers.reshape(len(words), -1).astype(np.int16)
+    return integers
 
 
 def _order(g_idx: Tensor, groups: int) -> np.ndarray | None:
-    """Return the inputs in the order of their groups, `[in]`; None where they are in it.
+    """Return the indices of inputs in the order of their groups, `[in]`; None if already in order.
+
+    Args:
+        g_idx: The group of each input, `[in]`.
+        groups: The number of groups that have scales.
 
     Raises:
-        ValueError: If groups have different sizes, or there is another number of them.
+        ValueError: If groups have different sizes, or if there are more groups than scales.
     """
     numbers = g_idx.numpy().astype(np.int64)
     if numbers.ndim != 1 or numbers.min() < 0 or numbers.max() >= groups:

@@ -1,4 +1,7 @@
-"""Names and packing of the tensors of one attention in checkpoints, read from `layouts.toml`."""
+"""Layouts of checkpoints: names and packing of the tensors of an attention layer (`layouts.toml`).
+
+This file also packs and separates projections, and pools K/V heads.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from attn_export.errors import WeightsError
 from attn_export.spec import AttentionSpec
 from attn_export.spec.rules import divisors
 
-# -- projections of q, k and v that lie in one tensor, and apart --------------------------------
+# -- packed and separate projections of q, k and v ----------------------------------------------
 
 # Legend: H query heads, Hkv key/value heads, D head width, Dv value head width.
 
@@ -25,12 +28,15 @@ PARTS: Final = ("q", "k", "v")
 
 
 def split_packed(tensor: Tensor, spec: AttentionSpec, packing: str) -> list[Tensor]:
-    """Return the rows of q, k and v.
+    """Split a packed weight or bias into those of q, k and v.
 
     Args:
         tensor: `[H * D + Hkv * (D + Dv), ...]`.
-        spec: H, Hkv, D and Dv.
-        packing: `ROWS` or `GROUPS`, as in `layouts`.
+        spec: The spec, for H, Hkv, D and Dv.
+        packing: `ROWS` or `GROUPS`.
+
+    Returns:
+        `[H * D, ...]`, `[Hkv * D, ...]` and `[Hkv * Dv, ...]`.
     """
     H, Hkv, D, Dv = spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.v_head_dim
     if packing == GROUPS:
@@ -40,62 +46,62 @@ def split_packed(tensor: Tensor, spec: AttentionSpec, packing: str) -> list[Tens
     return [part.clone() for part in tensor.split([H * D, Hkv * D, Hkv * Dv])]
 
 
-def as_packed(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the weights of an `Attention` without `packed_qkv` to those of one with it."""
+def pack_weights(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert the weights of an `Attention` without `packed_qkv` to those of one with it."""
     packed = dict(weights)
-    for kind in ("weight", "bias"):
-        parts = [packed.pop(f"{side}_proj.{kind}", None) for side in PARTS]
-        there = [part for part in parts if part is not None]
-        if there:
-            packed[f"qkv_proj.{kind}"] = torch.cat(there)
+    for suffix in ("weight", "bias"):
+        tensors = [packed.pop(f"{side}_proj.{suffix}", None) for side in PARTS]
+        present = [tensor for tensor in tensors if tensor is not None]
+        if present:
+            packed[f"qkv_proj.{suffix}"] = torch.cat(present)
     return packed
 
 
-def as_apart(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Tensor]:
-    """Rename the weights of an `Attention` with `packed_qkv` to those of one without it.
+def separate_weights(weights: Mapping[str, Tensor], spec: AttentionSpec) -> dict[str, Tensor]:
+    """Convert the weights of an `Attention` with `packed_qkv` to those of one without it.
 
     Args:
         weights: The weights of the module, by name.
         spec: Its spec.
     """
-    apart = dict(weights)
-    for kind in ("weight", "bias"):
-        tensor = apart.pop(f"qkv_proj.{kind}", None)
+    separate = dict(weights)
+    for suffix in ("weight", "bias"):
+        tensor = separate.pop(f"qkv_proj.{suffix}", None)
         if tensor is not None:
-            parts = split_packed(tensor, spec, ROWS)
-            apart |= {f"{side}_proj.{kind}": part for side, part in zip(PARTS, parts, strict=True)}
-    return apart
+            q, k, v = split_packed(tensor, spec, ROWS)
+            separate |= {f"q_proj.{suffix}": q, f"k_proj.{suffix}": k, f"v_proj.{suffix}": v}
+    return separate
 
 
-# -- names and packing of the tensors of one attention in checkpoints ---------------------------
+# -- layouts ------------------------------------------------------------------------------------
 
 
 ROWS: Final = "rows"
-"""All rows of q, then those of k, then those of v."""
+"""Packing in which all rows of q come first, then those of k, then those of v."""
 GROUPS: Final = "groups"
-"""Rows of each K/V head in turn: those of its query heads, its key, its value.
+"""Packing by K/V heads: for each the rows of its query heads, then of its key, then of its value.
 
 With as many K/V heads as query heads that is ``[H, 3, D]``."""
 
 
 ADDED_KEYS: Final = "added_keys."
-"""Prefix under which `Attention` keeps the key and value of `add_bias_kv`."""
+"""The prefix of the key and value of `add_bias_kv` in an `Attention`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Layout:
-    """One way to store an attention.
+    """Names and packing of the tensors of an attention layer in a checkpoint.
 
     Attributes:
-        name: Its name in messages.
-        weights: The weights of q, k and v, or the one that packs them.
-        biases: The biases of q, k and v, or the one that packs them.
-        out: The weight and the bias of the output projection.
-        packing: The way one tensor packs three, `ROWS` or `GROUPS`.
-        conv1d: Whether weights may be stored `[in, out]`, as GPT-2's Conv1D does.
-        others: Tensors under the same prefix that are no part of attention.
-        added_keys: The prefix of ``bias_k`` and ``bias_v``; torch keeps them as `[1, 1, E]`.
-        latent: Whether it is multi-head latent attention (MLA).
+        name: The name of the layout in messages.
+        weights: The names of the weights of q, k and v, or of the one that packs them.
+        biases: The names of the biases of q, k and v, or of the one that packs them.
+        out: The names of the weight and the bias of the output projection.
+        packing: The order of rows in packed tensors, `ROWS` or `GROUPS`.
+        conv1d: Whether weights may be stored `[in, out]`, as by GPT-2's Conv1D.
+        others: The names of tensors with the same prefix that are no part of attention.
+        added_keys: The prefix of ``bias_k`` and ``bias_v``; "" for PyTorch's, `[1, 1, E]`.
+        latent: Whether the layer is multi-head latent attention (MLA).
     """
 
     name: str
@@ -110,7 +116,7 @@ class Layout:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """The weights without which it is not this layout."""
+        """The names of the weights that a layer of this layout must have."""
         return (*self.weights, self.out[0])
 
 
@@ -129,7 +135,7 @@ class _Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     latent: bool = False
 
     def layout(self) -> Layout:
-        """Return the layout with the names of its tensors."""
+        """Return the layout that the table describes."""
         weights = self.weights or tuple(_weight_and_bias(module)[0] for module in self.modules)
         biases = self.biases or tuple(_weight_and_bias(module)[1] for module in self.modules)
         # gamma and beta are TensorFlow's names.
@@ -155,14 +161,14 @@ BUFFERS: Final = (
     "bias", "masked_bias", "mask", "inv_freq", "rotary_emb.inv_freq", "rotary_emb.cos_cached",
     "rotary_emb.sin_cached",
 )  # fmt: skip
-"""Buffers beside the weights of a module: causal masks and rotary tables."""
+"""Buffers of modules that are no weights: causal masks and rotary tables."""
 
 Q_NORM, K_NORM = _weight_and_bias("q_norm"), _weight_and_bias("k_norm")
 SINKS: Final = "sinks"
 KV_UP: Final = "latent.key_up and latent.value_up"
-"""Our two weights that DeepSeek keeps in one, `[H * (N + Dv), C]`."""
+"""The two weights, by our names, that DeepSeek stores as one, `[H * (N + Dv), C]`."""
 RELATIVE: Final = ("relative_attention_bias.weight", "score_bias.relative_attention_bias.weight")
-"""T5's name for it, and ours."""
+"""T5's name of the relative bias, and ours."""
 
 _BY_REQUIRED: Final = {
     name: [layout for layout in LAYOUTS if name in layout.required]
@@ -172,13 +178,14 @@ _LONGEST_TAIL: Final = max(name.count(".") for name in _BY_REQUIRED) + 1
 
 
 def recognise(names: Collection[str]) -> dict[str, Layout]:
-    """Return every attention of a checkpoint: its prefix, with its dot, and its layout.
+    """Return the layout of every attention layer of a checkpoint, by its prefix with the dot.
 
-    More than half of the weights of q, k and v must be there, so that what a damaged file lacks
-    is named rather than not seen. Where rows share names, the one with most of its names counts.
+    A layer is recognised if more than half of its weights of q, k and v exist, so that an error can
+    name the tensors that a damaged file lacks. If several layouts match, the one with most existing
+    names is chosen.
 
     Args:
-        names: The tensors of the checkpoint.
+        names: The names of all tensors of the checkpoint.
     """
     present: dict[str, set[str]] = {}
     for name in names:
@@ -192,36 +199,36 @@ def recognise(names: Collection[str]) -> dict[str, Layout]:
 
 
 def _best(tails: set[str]) -> Layout | None:
-    """Return the row that most of these names belong to, the first of several."""
-    fitting = [
+    """Return the first layout with most of its required names among these, or None."""
+    matching = [
         layout
         for layout in LAYOUTS
         if 2 * sum(name in tails for name in layout.weights) > len(layout.weights)
     ]
-    return max(fitting, key=lambda row: sum(n in tails for n in row.required), default=None)
+    return max(matching, key=lambda one: sum(n in tails for n in one.required), default=None)
 
 
-# -- fewer K/V heads by the mean of neighbours (Ainslie et al. 2023, sec. 2.1) ------------------
+# -- pooling of K/V heads to the mean of neighbours (Ainslie et al. 2023, sec. 2.1) -------------
 
 # Legend: Hkv key/value heads, n of them after pooling.
 
 OF_KV_HEADS: Final = ("k_proj.", "v_proj.", ADDED_KEYS)
-"""The weights whose rows are those of K/V heads, one head after the other."""
+"""Prefixes of the weights whose first axis consists of K/V heads."""
 
 
 def pool(
     weights: Mapping[str, Tensor], spec: AttentionSpec, kv_heads: int
 ) -> tuple[AttentionSpec, dict[str, Tensor]]:
-    """Replace every Hkv / n neighbouring key and value heads by their mean.
+    """Replace each group of Hkv / n neighbouring key and value heads by their mean.
 
-    Query head h goes on to use the group that its head is in. Norms of heads are shared by all
-    heads, so they stay. Equal heads pool to themselves, to the bit; others give an approximation
-    that the paper trains further.
+    A query head uses the mean of the group of its head. Norms do not change, since all heads share
+    them. Equal heads do not change bitwise; others are approximated, and the paper trains the
+    result further.
 
     Args:
-        weights: By the names of `Attention`; k_proj.weight is `[Hkv * D, kdim]`.
-        spec: Their spec.
-        kv_heads: n, which divides Hkv.
+        weights: The weights by the names of `Attention`; k_proj.weight is `[Hkv * D, kdim]`.
+        spec: The spec of the weights.
+        kv_heads: n, which must divide Hkv.
 
     Returns:
         The spec with n K/V heads, and its weights.
@@ -235,19 +242,19 @@ def pool(
             f"{kv_heads} pooled K/V heads do not divide num_kv_heads {before}; choose one of "
             f"{', '.join(map(str, divisors(before)))}"
         )
-    apart = as_apart(weights, spec) if spec.packed_qkv else weights
+    separate = separate_weights(weights, spec) if spec.packed_qkv else weights
     pooled = {
         name: _mean(tensor, before, kv_heads) if name.startswith(OF_KV_HEADS) else tensor
-        for name, tensor in apart.items()
+        for name, tensor in separate.items()
     }
     pooled_spec = AttentionSpec.from_dict({**spec.to_dict(), "num_kv_heads": kv_heads})
-    return pooled_spec, as_packed(pooled) if spec.packed_qkv else pooled
+    return pooled_spec, pack_weights(pooled) if spec.packed_qkv else pooled
 
 
 def _mean(tensor: Tensor, before: int, after: int) -> Tensor:
-    """Return the mean over each group of heads: rows [Hkv * D, ...] -> [n * D, ...]."""
-    # In float64 the sum of equal values is exact. Adding them one to the next keeps a -0.0, which
-    # `sum` would add to 0.0.
+    """Return the mean over each group of heads: `[Hkv * D, ...]` to `[n * D, ...]`."""
+    # In float64 the sum of equal values is exact. Additions one by one keep -0.0, which `sum` would
+    # turn into 0.0.
     heads = tensor.to(torch.float64).unflatten(0, (after, before // after, -1))
     total: Tensor = functools.reduce(torch.add, heads.unbind(1))  # [n, D, ...]
     return (total / (before // after)).flatten(0, 1).to(tensor.dtype)

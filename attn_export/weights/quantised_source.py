@@ -1,4 +1,4 @@
-"""Linear layers that a checkpoint stores as packed integers, seen as layers with plain weights.
+"""Checkpoints with packed integers, presented as checkpoints with plain weights.
 
 Integers are read as they are and never quantised again. `integer_formats` reads each format.
 """
@@ -31,43 +31,43 @@ from attn_export.weights.source import Stored, TensorSource, bracketed, shown
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QuantisedSource(TensorSource):
-    """A checkpoint of which some linear layers are packed; these have a ``.weight`` here.
+    """A checkpoint in which each packed linear layer has a ``.weight``.
 
     Attributes:
         packed: The format of each packed layer, by its prefix.
         plain: The checkpoint as it is stored.
-        bits: The bits of an integer, where config.json states them.
-        zeros_less_one: Whether GPTQ's zero points are stored minus 1, as its first version does.
+        bits: The bits of an integer in config.json; None if it does not state them.
+        zeros_minus_one: Whether GPTQ's zero points are stored minus 1, as in its first version.
     """
 
     packed: Mapping[str, str]
     plain: TensorSource
     bits: int | None
-    zeros_less_one: bool
+    zeros_minus_one: bool
 
     def describe(self, names: Iterable[str]) -> dict[str, Stored]:
-        """Return shape and dtype of some tensors; a packed weight is a float32 `[out, in]`.
+        """Return the shape and the dtype of some tensors; packed weights are float32 `[out, in]`.
 
         Raises:
-            WeightsError: If a file is broken, or a packed layer is.
+            WeightsError: If a file or a packed layer is broken.
         """
-        packed, plain = self._apart(names)
-        found = self.plain.describe(plain)
+        packed, plain = self._split_names(names)
+        described = self.plain.describe(plain)
         for name in packed:
-            found[name] = Stored(self.integers(name).integers.shape[::-1], "F32")
-        return found
+            described[name] = Stored(self.integers(name).integers.shape[::-1], "F32")
+        return described
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return some tensors; a packed weight as what its integers stand for.
+        """Return some tensors; packed weights are dequantised.
 
         Raises:
-            WeightsError: If a file is broken, or a packed layer is.
+            WeightsError: If a file or a packed layer is broken.
         """
-        packed, plain = self._apart(names)
-        found = self.plain.read(plain)
+        packed, plain = self._split_names(names)
+        tensors = self.plain.read(plain)
         for name in packed:
-            found[name] = torch.from_numpy(self.integers(name).dequantised().T.copy())
-        return found
+            tensors[name] = torch.from_numpy(self.integers(name).dequantised().T.copy())
+        return tensors
 
     def is_packed(self, name: str) -> bool:
         """Return whether a weight is stored as packed integers."""
@@ -77,25 +77,24 @@ class QuantisedSource(TensorSource):
         """Return the integers of a packed weight.
 
         Raises:
-            WeightsError: If its tensors do not fit each other.
+            WeightsError: If its tensors do not match each other.
         """
         prefix = name.removesuffix(".weight")
-        kind = self.packed[prefix]
-        inside = {
-            part: f"{prefix}.{part}"
-            for part in PARTS[kind]
-            if f"{prefix}.{part}" in self.plain.files
-        }
-        missing = [part for part in PARTS[kind] if part not in inside and part not in OPTIONAL]
+        format_name = self.packed[prefix]
+        names = {part: f"{prefix}.{part}" for part in PARTS[format_name]}
+        names = {part: full for part, full in names.items() if full in self.plain.files}
+        missing = [p for p in PARTS[format_name] if p not in names and p not in OPTIONAL]
         if missing:
             raise self._wrong(prefix, f"{missing[0]} is missing")
-        read = self.plain.read(inside.values())
-        parts = {part: read[full] for part, full in inside.items()}
+        tensors = self.plain.read(names.values())
+        parts = {part: tensors[full] for part, full in names.items()}
         try:
-            if kind == GPTQ:
-                weight = read_gptq(parts, stated_bits=self.bits, zeros_less_one=self.zeros_less_one)
+            if format_name == GPTQ:
+                weight = read_gptq(
+                    parts, stated_bits=self.bits, zeros_minus_one=self.zeros_minus_one
+                )
             else:
-                weight = READERS[kind](parts)
+                weight = READERS[format_name](parts)
             check_weight(weight)
         except (ValueError, RuntimeError, ZeroDivisionError, KeyError) as error:
             shapes = ", ".join(f"{part} {bracketed(t.shape)}" for part, t in parts.items())
@@ -103,13 +102,13 @@ class QuantisedSource(TensorSource):
         return weight
 
     def _wrong(self, prefix: str, why: str) -> WeightsError:
-        kind = self.packed[prefix]
+        format_name = self.packed[prefix]
         return WeightsError(
-            f"{self.path}: {shown(prefix)} is no layer of {kind}: {shown(why)}; download it again, "
-            "or give a checkpoint in float"
+            f"{self.path}: {shown(prefix)} is no layer of {format_name}: {shown(why)}; download it "
+            "again, or give a checkpoint in float"
         )
 
-    def _apart(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
+    def _split_names(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
         every = list(names)
         return (
             [name for name in every if self.is_packed(name)],
@@ -117,19 +116,19 @@ class QuantisedSource(TensorSource):
         )
 
 
-def with_plain_weights(source: TensorSource, config: Config | None) -> TensorSource:
-    """Return a checkpoint in which packed linear layers have a ``.weight``.
+def wrap_quantised(source: TensorSource, config: Config | None) -> TensorSource:
+    """Return the checkpoint, as a `QuantisedSource` if it has packed linear layers.
 
     Args:
         source: The checkpoint.
-        config: Its config.json; its `quantization_config` is compared with the tensors.
+        config: Its config.json, whose `quantization_config` must agree with the tensors.
 
     Raises:
-        WeightsError: If it is quantised in a way that is not known.
+        WeightsError: If the checkpoint is quantised in an unknown way.
     """
-    stated = config.values.get("quantization_config") if config else None
-    stated = stated if isinstance(stated, dict) else {}
-    method = str(stated.get("quant_method", "")).lower()
+    quantisation = config.values.get("quantization_config") if config else None
+    quantisation = quantisation if isinstance(quantisation, dict) else {}
+    method = str(quantisation.get("quant_method", "")).lower()
     packed: dict[str, str] = {}
     for name in source.files:
         prefix, _, part = name.rpartition(".")
@@ -139,23 +138,23 @@ def with_plain_weights(source: TensorSource, config: Config | None) -> TensorSou
             )
     if not packed:
         return source
-    _check_known(source.path, stated, method)
+    _check_known(source.path, quantisation, method)
     names = {
-        f"{prefix}.{part}" for prefix, kind in packed.items() for part in PARTS[kind]
+        f"{prefix}.{part}" for prefix, format_name in packed.items() for part in PARTS[format_name]
     } | _zero_biases(source, packed)
     files = {name: file for name, file in source.files.items() if name not in names}
     for prefix in packed:
         mark = next(part for part in MARKS if f"{prefix}.{part}" in source.files)
         files[f"{prefix}.weight"] = source.files[f"{prefix}.{mark}"]
-    bits = stated.get("bits", stated.get("w_bit"))
+    bits = quantisation.get("bits", quantisation.get("w_bit"))
     return QuantisedSource(
         source.path, files, packed, source, bits if isinstance(bits, int) else None,
-        stated.get("checkpoint_format") != "gptq_v2",
+        quantisation.get("checkpoint_format") != "gptq_v2",
     )  # fmt: skip
 
 
 def _is_awq(source: TensorSource, prefix: str, method: str) -> bool:
-    """Return whether a `qweight` is AWQ's, by the config, else by its shape beside the scales."""
+    """Return whether a `qweight` is in AWQ's format, by the config or by its shape."""
     if method in ("awq", "gptq"):
         return method == "awq"
     scales, qweight = f"{prefix}.scales", f"{prefix}.qweight"
@@ -165,10 +164,10 @@ def _is_awq(source: TensorSource, prefix: str, method: str) -> bool:
     return stored[qweight].shape[-1:] != stored[scales].shape[-1:]
 
 
-def _check_known(path: Path, stated: Mapping[str, Any], method: str) -> None:
-    """Check that a `quantization_config` says nothing that would be read wrongly."""
-    version = str(stated.get("version", "gemm")).lower()
-    groups = stated.get("config_groups")
+def _check_known(path: Path, quantisation: Mapping[str, Any], method: str) -> None:
+    """Check that a `quantization_config` has only values that the readers support."""
+    version = str(quantisation.get("version", "gemm")).lower()
+    groups = quantisation.get("config_groups")
     activations = [
         group.get("input_activations")
         for group in (groups.values() if isinstance(groups, dict) else ())
@@ -177,7 +176,7 @@ def _check_known(path: Path, stated: Mapping[str, Any], method: str) -> None:
     for name, value, known in (
         ("quant_method", method, ("", "gptq", "awq", "compressed-tensors", "bitsandbytes")),
         ("version", version, ("gemm",) if method == "awq" else (version,)),
-        ("bits", stated.get("bits", 4), (4, 8)),
+        ("bits", quantisation.get("bits", 4), (4, 8)),
     ):
         if value not in known:
             raise WeightsError(
@@ -193,8 +192,8 @@ def _check_known(path: Path, stated: Mapping[str, Any], method: str) -> None:
 
 
 def _zero_biases(source: TensorSource, packed: Iterable[str]) -> set[str]:
-    """Return biases of zeros, which AutoGPTQ writes where the model has none."""
-    every = [f"{prefix}.bias" for prefix in packed]
-    # Of a model in several files, those of other layers need not be here.
-    names = [name for name in every if name in source.files and source.files[name].is_file()]
+    """Return the names of biases that are 0, which AutoGPTQ writes if the model has no biases."""
+    candidates = [f"{prefix}.bias" for prefix in packed]
+    # The files of other layers of a sharded model need not exist.
+    names = [name for name in candidates if name in source.files and source.files[name].is_file()]
     return {name for name, tensor in source.read(names).items() if not tensor.any()}

@@ -1,4 +1,4 @@
-"""Choice of one attention of a checkpoint."""
+"""Choice of one attention layer of a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ CROSS_NAMES: Final = frozenset({
     "encoder_attn", "EncDecAttention", "crossattention", "cross_attn", "cross_attention",
     "src_attn", "enc_attn", "enc_dec_attention", "multihead_attn",
 })  # fmt: skip
-"""Names in modules for the attention of a decoder to the encoder."""
+"""Names of modules in which a decoder attends to an encoder."""
 TOWERS: Final = frozenset({
     "vision_tower", "vision_model", "visual", "vision_encoder", "audio_tower", "audio_model",
 })  # fmt: skip
-"""Encoders of pictures and sound beside a language model."""
+"""Names of modules that encode images or audio for a language model."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LayerMatch:
-    """One attention of a checkpoint.
+    """One attention layer of a checkpoint.
 
     Attributes:
         prefix: The prefix of its tensors' names, with the dot.
         layout: The layout in which it is stored.
-        layer: Its number, None where the prefix has none.
-        role: `CROSS`, `DECODER`, `ENCODER` or "" if the prefix does not show it.
+        layer: Its number; None if the prefix has none.
+        role: `CROSS`, `DECODER`, `ENCODER`, or "" if the prefix does not tell.
     """
 
     prefix: str
@@ -41,82 +41,82 @@ class LayerMatch:
 
     @property
     def tower(self) -> str:
-        """The encoder of pictures or sound that it belongs to, or ""."""
+        """The encoder of images or audio that it belongs to, or ""."""
         return next((word for word in self.prefix.split(".") if word in TOWERS), "")
 
     @property
     def shown(self) -> str:
-        """The prefix as ``--layer`` takes it."""
+        """The prefix in the format of ``--layer``."""
         return self.prefix.removesuffix(".") or "(no prefix)"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class LayerWanted:
-    """An attention of a model without tensors.
+class LayerChoice:
+    """An attention layer of a model without tensors, as the user chose it.
 
     Attributes:
         layer: Its number.
-        role: As in `LayerMatch`.
+        role: Its role, see `LayerMatch`.
     """
 
     layer: int
     role: str
 
     @classmethod
-    def parse(cls, layer: str | None, wanted: str | None) -> LayerWanted:
-        """Return the attention that ``--layer`` names, layer 0 by default.
+    def parse(cls, layer: str | None, role: str | None) -> LayerChoice:
+        """Parse ``--layer``; the default is layer 0.
 
         Args:
             layer: A number, or a prefix of the names that its tensors would have.
-            wanted: The role, where the prefix does not show it.
+            role: The role, if the prefix does not tell it.
 
         Raises:
-            WeightsError: If the prefix shows neither a number nor a role.
+            WeightsError: If the prefix tells neither a number nor a role.
         """
         words = (layer or "0").strip(".").split(".")
-        number, role = _number_in(words), _role(words)
-        if number is None and not role:
+        number, role_in_prefix = _number_in(words), _role(words)
+        if number is None and not role_in_prefix:
             raise WeightsError(
                 f"--layer {shown(layer or '')!r} has no number; without tensors give one, as in 3 "
                 "or decoder.layers.3.encoder_attn"
             )
-        return cls(number or 0, role or wanted or "")
+        return cls(number or 0, role_in_prefix or role or "")
 
 
-def choose(source: TensorSource, layer: str | None, wanted: str | None) -> LayerMatch:
-    """Return one attention.
+def choose_layer(source: TensorSource, layer: str | None, role: str | None) -> LayerMatch:
+    """Return the attention layer that the user chose.
 
     Args:
         source: The checkpoint.
-        layer: A number or a prefix; layer 0, or the only one, without it.
-        wanted: `CROSS`, `DECODER` or `ENCODER`, by which to choose where there are several.
+        layer: A number or a prefix; None for layer 0, or for the only layer.
+        role: `CROSS`, `DECODER` or `ENCODER`: the layer to choose if several match.
 
     Raises:
-        WeightsError: If there is none, or more than one that may be meant.
+        WeightsError: If no layer matches, or several do.
     """
-    every = [_found(prefix, layout) for prefix, layout in recognise(source.files).items()]
-    every.sort(key=lambda found: (found.layer is None, found.layer or 0, found.prefix))
-    if not every:
+    layers = [_match(prefix, layout) for prefix, layout in recognise(source.files).items()]
+    layers.sort(key=lambda match: (match.layer is None, match.layer or 0, match.prefix))
+    if not layers:
         raise WeightsError(
             f"{source.path} has no attention of a known layout; give the model's own code by "
             f"--module PATH.py:FUNCTION; its tensors are {listed(source.files)}"
         )
-    matching = _matching(every, layer)
-    if not matching:
+    matches = _filter_layers(layers, layer)
+    if not matches:
         raise WeightsError(
             f"{source.path} has no attention {shown(layer or 'of layer 0')!r}; give one of these "
-            f"as --layer: {listed(found.shown for found in every)}"
+            f"as --layer: {listed(match.shown for match in layers)}"
         )
-    meant = _meant(matching, wanted)
-    if len(meant) != 1:
+    with_role = _filter_roles(matches, role)
+    if len(with_role) != 1:
         raise WeightsError(
-            f"{source.path} has {len(matching)} attentions that may be meant; give one of these "
-            f"as --layer: {listed(found.shown for found in meant or matching)}"
+            f"{source.path} has {len(matches)} attentions that may be meant; give one of these "
+            f"as --layer: {listed(match.shown for match in with_role or matches)}"
         )
-    return meant[0]
+    return with_role[0]
 
 
-def _found(prefix: str, layout: Layout) -> LayerMatch:
+def _match(prefix: str, layout: Layout) -> LayerMatch:
     words = prefix.split(".")
     return LayerMatch(prefix, layout, _number_in(words), _role(words))
 
@@ -127,7 +127,7 @@ def _number_in(words: Sequence[str]) -> int | None:
 
 
 def _role(words: Sequence[str]) -> str:
-    """Return the role that the words of a prefix show, or ""."""
+    """Return the role that the words of a prefix tell, or ""."""
     if CROSS_NAMES.intersection(words):
         return CROSS
     return next((word for word in words if word in (DECODER, ENCODER)), "")
@@ -137,33 +137,36 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def _matching(every: Sequence[LayerMatch], layer: str | None) -> list[LayerMatch]:
-    """Return the attentions of a number or a prefix; without either layer 0, or the only one."""
-    if layer is None and len(every) == 1:
-        return list(every)
+def _filter_layers(layers: Sequence[LayerMatch], layer: str | None) -> list[LayerMatch]:
+    """Return the layers with a number or a prefix; for None those of layer 0, or the only layer.
+
+    Layers of encoders of images or audio come last.
+    """
+    if layer is None and len(layers) == 1:
+        return list(layers)
     number = 0 if layer is None else _number(layer)
     if number is None:
-        return _with_prefix(every, f"{layer}")
-    numbered = [found for found in every if found.layer == number]
-    beside = [found for found in numbered if not found.tower]
-    unnumbered = [found for found in every if found.layer is None and layer is None]
-    return beside or numbered or unnumbered
+        return _filter_prefixes(layers, f"{layer}")
+    numbered = [match for match in layers if match.layer == number]
+    outside_towers = [match for match in numbered if not match.tower]
+    unnumbered = [match for match in layers if match.layer is None and layer is None]
+    return outside_towers or numbered or unnumbered
 
 
-def _with_prefix(every: Sequence[LayerMatch], layer: str) -> list[LayerMatch]:
-    """Return the attentions with exactly this prefix, else with it as a suffix, else as a start."""
-    wanted = layer.strip(".") + "."
-    exact = [found for found in every if found.prefix == wanted]
-    ending = [found for found in every if found.prefix.endswith(f".{wanted}")]
-    return exact or ending or [found for found in every if found.prefix.startswith(wanted)]
+def _filter_prefixes(layers: Sequence[LayerMatch], text: str) -> list[LayerMatch]:
+    """Return the layers whose prefix is a text; else those whose prefix ends or starts with it."""
+    text = text.strip(".") + "."
+    equal = [match for match in layers if match.prefix == text]
+    ending = [match for match in layers if match.prefix.endswith(f".{text}")]
+    return equal or ending or [match for match in layers if match.prefix.startswith(text)]
 
 
-def _meant(matching: Sequence[LayerMatch], wanted: str | None) -> list[LayerMatch]:
-    """Return the attentions of the wanted role, from an encoder and a decoder."""
-    if len(matching) == 1 or wanted is None:
-        return list(matching)
-    if wanted == CROSS:
-        return [found for found in matching if found.role == CROSS]
-    own = [found for found in matching if found.role != CROSS]
-    other = ENCODER if wanted == DECODER else DECODER
-    return [found for found in own if found.role != other] or own
+def _filter_roles(matches: Sequence[LayerMatch], role: str | None) -> list[LayerMatch]:
+    """Return the layers that may have a role; all if there is only one, or the role is None."""
+    if len(matches) == 1 or role is None:
+        return list(matches)
+    if role == CROSS:
+        return [match for match in matches if match.role == CROSS]
+    self_attentions = [match for match in matches if match.role != CROSS]
+    other = ENCODER if role == DECODER else DECODER
+    return [match for match in self_attentions if match.role != other] or self_attentions

@@ -1,7 +1,7 @@
-"""Storage of a checkpoint's tensors: one file, a folder, or shards with an index.
+"""Access to the tensors of a checkpoint: one safetensors file, a folder, or shards with an index.
 
-Headers and tensors are read on demand, so one layer of a large checkpoint costs one
-layer. Nothing is ever unpickled.
+Headers and tensors are read on demand, so that only the tensors of one layer of a large checkpoint
+are read. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -54,36 +54,36 @@ class TensorSource:
         return self.path.parent / CONFIG
 
     def describe(self, names: Iterable[str]) -> dict[str, Stored]:
-        """Return shape and dtype of some of its tensors; read headers only.
+        """Return the shape and the dtype of some tensors, from the headers of files.
 
         Raises:
             WeightsError: If a file is missing or broken, or lacks a tensor of the index.
         """
-        found = {}
-        for file, wanted in self._by_file(names):
+        described = {}
+        for file, names_in_file in self._by_file(names):
             with _opened(file) as handle:
-                inside = set(handle.keys())
-                for name in wanted:
-                    if name not in inside:
+                stored = set(handle.keys())
+                for name in names_in_file:
+                    if name not in stored:
                         raise WeightsError(
                             f"{file} has no tensor {shown(name)}, which {self.path.name} says it "
                             "has; download both again"
                         )
-                    part = handle.get_slice(name)
-                    found[name] = Stored(tuple(part.get_shape()), part.get_dtype())
-        return found
+                    tensor = handle.get_slice(name)
+                    described[name] = Stored(tuple(tensor.get_shape()), tensor.get_dtype())
+        return described
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return some of its tensors, as views of the file.
+        """Return some tensors, as views of the mapped file.
 
         Raises:
             WeightsError: If a file is missing or broken.
         """
-        found: dict[str, Tensor] = {}
-        for file, wanted in self._by_file(names):
+        tensors: dict[str, Tensor] = {}
+        for file, names_in_file in self._by_file(names):
             with _opened(file) as handle:
-                found |= {name: handle.get_tensor(name) for name in wanted}
-        return found
+                tensors |= {name: handle.get_tensor(name) for name in names_in_file}
+        return tensors
 
     def _by_file(self, names: Iterable[str]) -> list[tuple[Path, list[str]]]:
         grouped: dict[Path, list[str]] = {}
@@ -92,11 +92,12 @@ class TensorSource:
         return list(grouped.items())
 
 
-def config_alone(path: Path) -> Path | None:
-    """Return the config.json that stands for a model without tensors, or None if there are some.
+def find_lone_config(path: Path) -> Path | None:
+    """Return the path of a config.json without tensors next to it, or None.
 
     Args:
-        path: A config.json itself, or a folder that holds it and no checkpoint.
+        path: A config.json, or a folder with one. A path of a config.json itself is returned even
+            if there are tensors.
     """
     if path.name == CONFIG and path.is_file():
         return path
@@ -110,10 +111,10 @@ def config_alone(path: Path) -> Path | None:
 
 
 def open_source(path: Path) -> TensorSource:
-    """Return a checkpoint, from its file, the index of its shards, or the folder of either.
+    """Open a checkpoint, given its file, the index of its shards, or the folder of either.
 
     Raises:
-        WeightsError: If there is none, if it is a pickle, or if it is broken.
+        WeightsError: If there is no checkpoint, if it is a pickle, or if it is broken.
     """
     if path.is_dir():
         path = _in_folder(path)
@@ -135,7 +136,7 @@ def read_json(path: Path, meaning: str) -> dict[str, Any]:
         meaning: A description of the file, for errors.
 
     Raises:
-        WeightsError: If it cannot be read or holds anything else.
+        WeightsError: If it cannot be read, or holds no JSON object.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -158,17 +159,17 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _in_folder(folder: Path) -> Path:
-    """Return the checkpoint of a folder: the usual names, or the only one that is there."""
+    """Return the path of the checkpoint in a folder: of the usual name, or the only one."""
     for usual in (SINGLE, INDEX):
         if (folder / usual).is_file():
             return folder / usual
     indices = sorted(folder.glob("*.safetensors.index.json"))
-    found = indices or sorted(folder.glob("*.safetensors"))
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = listed(file.name for file in found)
-        raise WeightsError(f"{folder} holds {len(found)} checkpoints: {names}; give one of them")
+    files = indices or sorted(folder.glob("*.safetensors"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        names = listed(file.name for file in files)
+        raise WeightsError(f"{folder} holds {len(files)} checkpoints: {names}; give one of them")
     pickled = [file.name for file in sorted(folder.iterdir()) if file.suffix in PICKLES]
     if pickled:
         raise WeightsError(f"{folder} holds pickles only ({listed(pickled)}); {CONVERT}")
@@ -189,10 +190,9 @@ def _read_index(path: Path) -> dict[str, Path]:
 
 
 def _stays_inside(shard: str) -> bool:
-    """Return whether the name of a file stays inside its folder.
+    """Return whether the relative path of a shard stays inside the folder of the index.
 
-    The test uses the words of the name and follows no links: Hugging Face's cache links every file
-    to another folder.
+    The test does not follow links, since Hugging Face's cache links every file to another folder.
     """
     if not shard.strip() or not shard.isprintable():
         return False
@@ -214,7 +214,7 @@ AGAIN: Final = "download it again"
 
 
 def diagnose(file: Path, error: Exception) -> str:
-    """Return the defect of a file that the safetensors library refused, and the remedy.
+    """Describe why the safetensors library cannot read a file, and what to do about it.
 
     Args:
         file: The file.
@@ -238,7 +238,7 @@ def diagnose(file: Path, error: Exception) -> str:
 
 
 def _looks_pickled(start: bytes) -> bool:
-    # A header of 640 bytes starts with the same two bytes as a pickle, but then comes its brace.
+    # A header of 640 bytes starts with the same two bytes as a pickle, but its brace follows.
     is_header = start[4:8] == bytes(4) and start[8:9] == b"{"
     pickled = start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05")
     return not is_header and (pickled or start[:4] == b"PK\x03\x04")
@@ -268,22 +268,23 @@ def _header_problem(file: Path, size: int, start: bytes) -> str | None:
     return None
 
 
-# -- a checkpoint's content on one line ---------------------------------------------------------
+# -- names and shapes in messages ---------------------------------------------------------------
 
 
 AT_MOST: Final = 6
-"""Number of things that are listed; the rest is counted."""
+"""The largest number of items that a message lists; further ones are counted."""
 LONGEST: Final = 400
+"""The largest number of characters of a name in a message."""
 
 
 def shown(name: str) -> str:
-    """Return a name out of a file, printable and on one line."""
+    """Return a name from a file as printable text on one line."""
     plain = name if name.isprintable() else ascii(name)
     return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]}…"
 
 
 def listed(items: Iterable[str], separator: str = ", ") -> str:
-    """Return the first items, and the number of further ones.
+    """Join the first items, and append the number of further ones.
 
     Args:
         items: The items.

@@ -1,4 +1,4 @@
-"""The tensors of one attention, checked, read and unpacked to our names."""
+"""Reading of the tensors of one attention layer: checks, conversion, unpacking and our names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attn_export.weights.layouts import (
     KV_UP,
     PARTS,
     Q_NORM,
-    as_packed,
+    pack_weights,
     split_packed,
 )
 from attn_export.weights.quantised_source import QuantisedSource
@@ -27,70 +27,73 @@ from attn_export.weights.select_layer import LayerMatch
 from attn_export.weights.shapes import (
     ExpectedTensor,
     Sizes,
+    expected_tensors,
     relative_bias_name,
-    wanted_tensors,
 )
 from attn_export.weights.source import Stored, TensorSource, bracketed, listed, shown
 
 FLOATS = ("F64", "F32", "F16", "BF16")
-WORDS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def read_weights(
-    source: TensorSource, found: LayerMatch, sizes: Sizes, *, less_one: bool
+    source: TensorSource, match: LayerMatch, sizes: Sizes, *, norms_minus_one: bool
 ) -> tuple[dict[str, Tensor], dict[str, QuantisedWeight], list[str]]:
-    """Return our weights of one attention, the integers of some of them, and notes for the reader.
+    """Return the weights of one attention layer by our names, their integers, and notes.
 
     Args:
         source: The checkpoint.
-        found: The attention.
-        sizes: Its spec, and where that is from.
-        less_one: Whether the weights of head norms are stored minus 1, as Gemma does.
+        match: The layer.
+        sizes: The spec of the layer, and its origin.
+        norms_minus_one: Whether the weights of head norms are stored minus 1, as in Gemma 3.
+
+    Returns:
+        The state dict of an `Attention`, the integers of the weights that are stored as integers,
+        and notes for the reader.
 
     Raises:
-        WeightsError: If tensors are missing, left over, of another shape or type, or not finite.
+        WeightsError: If tensors are missing, not used, of a wrong shape or type, or not finite.
     """
     spec, names = sizes.spec, source.files
-    if found.layout.latent != bool(spec.kv_latent_dim):
+    if match.layout.latent != bool(spec.kv_latent_dim):
         raise WeightsError(
-            f"{source.path} holds {found.shown} as {found.layout.name}, and kv_latent_dim of "
+            f"{source.path} holds {match.shown} as {match.layout.name}, and kv_latent_dim of "
             f"{sizes.origin} is {spec.kv_latent_dim}; multi-head latent attention has one, others "
             "have not"
         )
-    wanted = wanted_tensors(found, names, sizes)
-    there = {name: tensor for name, tensor in wanted.items() if name in names}
-    stored = source.describe(there)
-    turned = _is_conv1d(found, wanted, stored)
+    expected = expected_tensors(match, names, sizes)
+    stored = source.describe([name for name in expected if name in names])
+    transposed = _transposed_names(match, expected, stored)
     problems = [
-        *_missing(wanted, source),
-        *_misfits(wanted, stored, turned),
-        *_left_over(source, found, wanted),
-        *_unpackable(found, wanted, spec),
+        *_missing(expected, source),
+        *_wrong_tensors(expected, stored, transposed),
+        *_left_over(source, match, expected),
+        *_unpackable(match, expected, spec),
     ]
     if problems:
         raise WeightsError(
             f"{source.path} does not hold the attention of {sizes.origin}: "
             f"{listed(problems, '; ')}; change {sizes.origin}, or choose another --layer"
         )
-    raised = {found.prefix + name for name in (Q_NORM[0], K_NORM[0]) if less_one}
-    integers = _integers(source, wanted, spec)
-    values, notes = _converted(source, stored, spec, raised)
+    minus_one_names = {match.prefix + name for name in (Q_NORM[0], K_NORM[0]) if norms_minus_one}
+    integers = _integers(source, expected, spec)
+    values, notes = _convert(source, stored, spec, minus_one_names)
     weights: dict[str, Tensor] = {}
     for name, tensor in values.items():
-        tensor = tensor.T.contiguous() if name in turned else tensor
-        weights |= _unpacked(tensor, wanted[name].ours, found, spec)
-    weights = as_packed(weights) if spec.packed_qkv else weights
+        tensor = tensor.T.contiguous() if name in transposed else tensor
+        weights |= _unpack(tensor, expected[name].ours, match, spec)
+    weights = pack_weights(weights) if spec.packed_qkv else weights
     return {name: weights[name] for name in sorted(weights)}, integers, notes
 
 
 def _integers(
-    source: TensorSource, wanted: Mapping[str, ExpectedTensor], spec: AttentionSpec
+    source: TensorSource, expected: Mapping[str, ExpectedTensor], spec: AttentionSpec
 ) -> dict[str, QuantisedWeight]:
-    """Return the integers of weights that the checkpoint stores so, by our names."""
+    """Return the integers of the weights that are stored as integers, by our names."""
     if not isinstance(source, QuantisedSource):
         return {}
-    found = {}
-    for name, tensor in wanted.items():
+    integers = {}
+    for name, tensor in expected.items():
         if not source.is_packed(name):
             continue
         if tensor.ours not in SEPARATE or spec.packed_qkv:
@@ -98,47 +101,47 @@ def _integers(
                 f"{source.path}: {shown(name)} is quantised and holds several projections in one, "
                 "which is not supported; give a checkpoint in float"
             )
-        found[tensor.ours] = source.integers(name)
-    return found
+        integers[tensor.ours] = source.integers(name)
+    return integers
 
 
 SEPARATE: Final = tuple(f"{name}_proj.weight" for name in PROJECTIONS)
-"""Our weights that a checkpoint may store as integers."""
+"""Weights, by our names, that a checkpoint may store as integers."""
 
 
-def _is_conv1d(
-    found: LayerMatch, wanted: Mapping[str, ExpectedTensor], stored: Mapping[str, Stored]
+def _transposed_names(
+    match: LayerMatch, expected: Mapping[str, ExpectedTensor], stored: Mapping[str, Stored]
 ) -> set[str]:
-    """Return the weights that are stored `[in, out]`: all of them if the packed one is."""
-    packed = found.prefix + found.layout.weights[0]
-    if not found.layout.conv1d or packed not in stored:
+    """Return the names of weights that are stored `[in, out]`, as by GPT-2's Conv1D."""
+    packed = match.prefix + match.layout.weights[0]
+    if not match.layout.conv1d or packed not in stored:
         return set()
-    shape, linear = stored[packed].shape, wanted[packed].shape
+    shape, linear = stored[packed].shape, expected[packed].shape
     is_linear = shape == linear and shape != linear[::-1]
     if is_linear or (shape != linear[::-1] and shape[:1] > shape[1:]):
         return set()
-    return {packed, found.prefix + found.layout.out[0]}
+    return {packed, match.prefix + match.layout.out[0]}
 
 
-def _missing(wanted: Mapping[str, ExpectedTensor], source: TensorSource) -> list[str]:
+def _missing(expected: Mapping[str, ExpectedTensor], source: TensorSource) -> list[str]:
     return [
         f"{shown(name)} {bracketed(tensor.shape)} is missing"
-        for name, tensor in wanted.items()
+        for name, tensor in expected.items()
         if name not in source.files
     ]
 
 
-def _misfits(
-    wanted: Mapping[str, ExpectedTensor], stored: Mapping[str, Stored], turned: set[str]
+def _wrong_tensors(
+    expected: Mapping[str, ExpectedTensor], stored: Mapping[str, Stored], transposed: set[str]
 ) -> list[str]:
-    """Return the tensors of another shape or type than the spec needs."""
+    """Return a message on each tensor of another shape or type than the spec requires."""
     problems = []
     for name, tensor in stored.items():
-        shape = wanted[name].shape[::-1] if name in turned else wanted[name].shape
+        shape = expected[name].shape[::-1] if name in transposed else expected[name].shape
         if tensor.shape != shape:
             problems.append(
                 f"{shown(name)} is {bracketed(tensor.shape)}, expected {bracketed(shape)} "
-                f"({wanted[name].why})"
+                f"({expected[name].why})"
             )
         elif tensor.dtype not in FLOATS:
             problems.append(f"{shown(name)} is {tensor.dtype}, expected one of {', '.join(FLOATS)}")
@@ -146,23 +149,22 @@ def _misfits(
 
 
 def _left_over(
-    source: TensorSource, found: LayerMatch, wanted: Mapping[str, ExpectedTensor]
+    source: TensorSource, match: LayerMatch, expected: Mapping[str, ExpectedTensor]
 ) -> list[str]:
-    """Return unused tensors of this attention, and parts of a packed bias."""
-    known = {found.prefix + name for name in (*BUFFERS, *found.layout.others)}
-    relative = relative_bias_name(found, source.files)
-    own = [name for name in source.files if name.startswith(found.prefix) or name == relative]
-    return [
-        f"{shown(name)} is left over" for name in own if name not in wanted and name not in known
-    ]
+    """Return a message on each tensor of the layer that is not used."""
+    ignored = {match.prefix + name for name in (*BUFFERS, *match.layout.others)}
+    relative = relative_bias_name(match, source.files)
+    of_layer = [n for n in source.files if n.startswith(match.prefix) or n == relative]
+    unused = [name for name in of_layer if name not in expected and name not in ignored]
+    return [f"{shown(name)} is left over" for name in unused]
 
 
 def _unpackable(
-    found: LayerMatch, wanted: Mapping[str, ExpectedTensor], spec: AttentionSpec
+    match: LayerMatch, expected: Mapping[str, ExpectedTensor], spec: AttentionSpec
 ) -> list[str]:
-    """Return the conflicts of a spec with a layout that packs q, k and v."""
-    layout, problems = found.layout, []
-    weight, bias = (found.prefix + names[0] for names in (layout.weights, layout.biases))
+    """Return a message on each conflict of the spec with a layout that packs q, k and v."""
+    layout, problems = match.layout, []
+    weight, bias = (match.prefix + names[0] for names in (layout.weights, layout.biases))
     widths = {spec.embed_dim, spec.kdim, spec.vdim}
     if len(layout.weights) == 1 and len(widths) > 1:
         problems.append(
@@ -170,19 +172,22 @@ def _unpackable(
             f"{spec.kdim}, vdim {spec.vdim}"
         )
     lacking = [side for side in PARTS if not spec.has_bias(side)]
-    if len(layout.biases) == 1 and bias in wanted and lacking:
+    if len(layout.biases) == 1 and bias in expected and lacking:
         problems.append(f"{shown(bias)} has one of {', '.join(lacking)}, bias is {spec.bias!r}")
     return problems
 
 
-def _converted(
-    source: TensorSource, stored: Mapping[str, Stored], spec: AttentionSpec, raised: set[str]
+def _convert(
+    source: TensorSource,
+    stored: Mapping[str, Stored],
+    spec: AttentionSpec,
+    minus_one_names: set[str],
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors in the type of the spec, copied out of the file; some of them plus 1."""
+    """Return copies of the tensors in the type of the spec, 1 added to some, and notes."""
     target: torch.dtype = getattr(torch, spec.dtype)
     values = {}
     for name, tensor in source.read(stored).items():
-        if name in raised:
+        if name in minus_one_names:
             tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) + 1
         values[name] = tensor.to(target, copy=True).contiguous()
     broken = {name: int((~tensor.isfinite()).sum()) for name, tensor in values.items()}
@@ -194,26 +199,24 @@ def _converted(
     ]
     if problems:
         raise WeightsError(f"{source.path}: {listed(problems, '; ')}; give a sound checkpoint")
-    notes = _type_notes({WORDS[tensor.dtype] for tensor in stored.values()}, spec.dtype)
-    if raised & values.keys():
+    notes = _type_notes({DTYPES[tensor.dtype] for tensor in stored.values()}, spec.dtype)
+    if minus_one_names & values.keys():
         notes.append("q_norm and k_norm are stored minus 1, as in Gemma; 1 was added")
     return values, notes
 
 
-def _type_notes(found: set[str], target: str) -> list[str]:
-    info = {name: torch.finfo(getattr(torch, name)) for name in (*found, target)}
+def _type_notes(dtypes: set[str], target: str) -> list[str]:
+    info = {name: torch.finfo(getattr(torch, name)) for name in (*dtypes, target)}
     notes = []
-    for name in sorted(found - {target}):
+    for name in sorted(dtypes - {target}):
         exact = info[name].eps >= info[target].eps and info[name].max <= info[target].max
         how = "widened, which is exact" if exact else "rounded"
         notes.append(f"{name} weights were converted to {target}: {how}")
     return notes
 
 
-def _unpacked(
-    tensor: Tensor, ours: str, found: LayerMatch, spec: AttentionSpec
-) -> dict[str, Tensor]:
-    """Return one tensor, or the three that it packs."""
+def _unpack(tensor: Tensor, ours: str, match: LayerMatch, spec: AttentionSpec) -> dict[str, Tensor]:
+    """Return a tensor by our name, or the tensors that it packs."""
     if ours.startswith(ADDED_KEYS):
         return {ours: tensor.reshape(spec.num_kv_heads, -1)}
     if ours == KV_UP:
@@ -223,6 +226,6 @@ def _unpacked(
         return {"latent.key_up": key, "latent.value_up": value}
     if ours:
         return {ours: tensor}
-    kind = "bias" if tensor.dim() == 1 else "weight"
-    parts = split_packed(tensor, spec, found.layout.packing)
-    return {f"{side}_proj.{kind}": part for side, part in zip(PARTS, parts, strict=True)}
+    suffix = "bias" if tensor.dim() == 1 else "weight"
+    parts = split_packed(tensor, spec, match.layout.packing)
+    return {f"{side}_proj.{suffix}": part for side, part in zip(PARTS, parts, strict=True)}

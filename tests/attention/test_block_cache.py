@@ -8,9 +8,9 @@ import torch
 from conftest import small_spec
 
 from attn_export.attention import Attention
-from attn_export.attention.block_scales import BlockScales, hadamard, scales_of_bytes
-from attn_export.attention.cache_scales import inputs_of, new_rows
-from attn_export.attention.quantised import unquantised
+from attn_export.attention.block_scales import BlockScales, byte_scales, hadamard
+from attn_export.attention.cache_scales import new_keys_and_values, token_inputs
+from attn_export.attention.quantised import unquantise
 from attn_export.spec import AttentionSpec
 
 STEPS = 2.0 ** (np.arange(256) / 8 - 24)
@@ -87,7 +87,7 @@ def test_numbers_beyond_all_scales_are_clipped_and_disturb_no_other_token():
 
 
 def test_each_octave_of_scales_doubles_exactly():
-    scales = scales_of_bytes()
+    scales = byte_scales()
     assert torch.equal(scales[8:], 2 * scales[:-8])
     assert (scales[0], scales[192]) == (2.0**-24, 1.0)
     assert (scales.diff() > 0).all()
@@ -119,13 +119,13 @@ def test_keys_values_and_output_keep_20_db(variant: str, outliers: float):
     with torch.no_grad():  # two channels of each head
         module.k_proj.weight[channels] *= outliers
         module.k_proj.bias[channels] *= outliers
-        before, module = unquantised(module).double(), module.double()
+        before, module = unquantise(module).double(), module.double()
         tokens = torch.randn(1, 256, spec.embed_dim, dtype=torch.float64)
-        inputs = inputs_of(spec, {"query": tokens})
-        key, value = new_rows(module, inputs)
+        inputs = token_inputs(spec, {"query": tokens})
+        key, value = new_keys_and_values(module, inputs)
         held = module.kv_scales(key, value)
         meant = module.kv_scales.read(*held, torch.float64)
-        floats = inputs_of(before.spec, {"query": tokens})
+        floats = token_inputs(before.spec, {"query": tokens})
         past = {name: floats[name].double() for name in ("past_key", "past_value")}
         wanted, found = before(**floats | past)[0], module(**inputs)[0]
     assert signal_over_noise(key, meant[0]) > 21
@@ -141,9 +141,9 @@ def test_a_channel_of_outliers_takes_digits_without_the_matrix():
         1, 1, 500, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
     )
     key[..., [5, 40]] *= 8
-    mixed = scales.mixed(key)
+    mixed = scales.mix(key)
     plain, better = (
         signal_over_noise(x, scales.read(*scales(x, x), torch.float64)[0]) for x in (key, mixed)
     )
     assert plain < 20 < 22 < better
-    assert torch.allclose(scales.mixed(mixed), key)
+    assert torch.allclose(scales.mix(mixed), key)

@@ -1,4 +1,4 @@
-"""The user's module is as it was, whether it could be built or not."""
+"""The state of a user's module is restored after a build, even after one that failed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attn_export import Subject, build
 from attn_export.errors import ExportError
-from attn_export.export.module_state import copied, preserved
+from attn_export.export.module_state import copy_module, preserve_state
 
 
 class MaskMadeOnce(nn.Module):
@@ -106,7 +106,7 @@ def test_attributes_buffers_and_containers_come_back():
     weight = module[0].weight
 
     def changed() -> None:
-        with preserved(module):
+        with preserve_state(module):
             module.seen.append(2)
             module.known["b"] = 2
             module[0].weight = nn.Parameter(torch.zeros(2, 2))
@@ -139,7 +139,7 @@ UNCOPIED = {
 def test_what_cannot_be_copied_is_shared_by_the_copy(name: str):
     module = nn.Sequential(nn.Linear(2, 2))
     module[0].held = UNCOPIED[name]()
-    copy = copied(module).double()
+    copy = copy_module(module).double()
     assert module[0].weight.dtype == torch.float32
     assert copy[0].weight.dtype == torch.float64
     held, other = module[0].held, copy[0].held

@@ -1,4 +1,4 @@
-"""Modules and mistakes of users that were once taken for others."""
+"""Modules and mistakes of users that once led to wrong results or wrong messages."""
 
 from __future__ import annotations
 

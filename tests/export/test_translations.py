@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from attn_export.export.translations import ON_PAIRS, complex_in_pairs, grouped_product
+from attn_export.export.translations import ON_PAIRS, decompose_complex, grouped_product
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch.export, as a build ignores them
 
@@ -46,7 +46,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_complex_numbers_are_taken_apart_into_pairs(name: str):
     module, x = Turned(CHANGES[name]), torch.randn(2, 5, 8)
     shapes = {"x": {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}}
-    program = complex_in_pairs(torch.export.export(module, (x,), dynamic_shapes=shapes))
+    program = decompose_complex(torch.export.export(module, (x,), dynamic_shapes=shapes))
     torch.testing.assert_close(program.module()(x), module(x))
     left = [
         node for node in program.graph.nodes
@@ -58,7 +58,7 @@ def test_complex_numbers_are_taken_apart_into_pairs(name: str):
 
 def test_a_program_without_complex_numbers_stays_as_it_is():
     program = torch.export.export(nn.Linear(2, 2), (torch.ones(2, 2),))
-    assert complex_in_pairs(program) is program
+    assert decompose_complex(program) is program
 
 
 @pytest.mark.parametrize("ends", [[2, 2, 5], [0, 5, 5], [5, 5, 5], [1, 3, 5]])

@@ -1,4 +1,4 @@
-"""Modules that take and give tuples, dicts, constants and integers, through the whole build."""
+"""Builds of modules with tuples, dicts, constants and integers as inputs and outputs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_integers_are_tried_within_the_range_of_the_example():
 
 def test_arguments_are_rebuilt_as_they_were():
     given = {"a": X, "b": [X, {"c": None, "d": (X, 3)}], "e": "text"}
-    tree = InputTree.of(given)
+    tree = InputTree.flatten(given)
     assert list(tree.tensors) == ["a", "b.0", "b.1.d.0"]
     assert tree.rebuild({"a": 1, "b.0": 2, "b.1.d.0": 3}) == {
         "a": 1, "b": [2, {"c": None, "d": (3, 3)}], "e": "text",

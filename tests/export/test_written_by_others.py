@@ -1,4 +1,4 @@
-"""Modules as other projects write them: they build, in every dialect, and pass."""
+"""Modules in the style of other projects: they build in every dialect, and pass."""
 
 from __future__ import annotations
 

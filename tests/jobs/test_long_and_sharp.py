@@ -19,7 +19,7 @@ from attn_export.attention import module as attention_module
 from attn_export.export.export import export
 from attn_export.graph.checks import check_graph
 from attn_export.graph.save import save_graph
-from attn_export.parity.draw import draw_inputs, with_sums
+from attn_export.parity.draw import add_sums, draw_inputs
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Arrays, Case, Golden, Verdict
@@ -95,7 +95,7 @@ def logits(subject: Subject, inputs: Arrays) -> np.ndarray:
 
 def sharp_case(subject: Subject, L: int) -> Case:
     """Return a case of S keys, with past keys so large that the logits reach ±40."""
-    sizes = with_sums({"batch": 1, "query_len": L, "past_len": S - L}, subject.relations)
+    sizes = add_sums({"batch": 1, "query_len": L, "past_len": S - L}, subject.relations)
     inputs = draw_inputs(subject.input_values(), sizes, seed_words=("long and sharp", L))
     drawn, past = logits(subject, inputs), inputs["past_key"]
     reach = min(drawn.max(), -drawn.min())

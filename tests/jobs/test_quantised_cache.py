@@ -16,7 +16,7 @@ from onnx import numpy_helper
 from shared import check_every_form, extended, passed_bundle
 
 from attn_export import DecodeSession, Subject, build, verify
-from attn_export.attention.quantised_cache import packed
+from attn_export.attention.quantised_cache import pack
 from attn_export.cli import run
 from attn_export.diagnose.evaluate import Evaluation, NotComputedError
 from attn_export.graph.load import load_graph, load_model
@@ -322,7 +322,7 @@ def test_the_default_budget_of_int4_is_smaller(name: str):
 def test_bytes_hold_neighbours_the_first_in_the_lower_half():
     scales = Subject.from_spec(spec_of("int4")).module.kv_scales
     numbers = torch.tensor([[-8.0, 7.0, 0.0, -1.0, 2.0, -3.0]])
-    held = packed(numbers)
+    held = pack(numbers)
     assert held.tolist() == [[0xF0, 0x78, 0x5A]]
     found = scales.read(held, held, torch.float64)[0] / scales.k_scale
     assert torch.equal(found.round(), numbers.double())

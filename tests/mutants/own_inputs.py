@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from attn_export.export.subject import Subject
-from attn_export.parity.conditions import QUERIES, free_axes, values_of
-from attn_export.parity.contents import Drawn
-from attn_export.parity.draw import axis_names, draw_inputs, generator, with_sums
+from attn_export.parity.conditions import QUERIES, free_axes, tried_sizes
+from attn_export.parity.contents import DrawnCase
+from attn_export.parity.draw import add_sums, axis_names, draw_inputs, generator
 from attn_export.parity.plan import Groups
 from attn_export.results import Case
 
@@ -42,16 +42,16 @@ def own_cases(subject: Subject) -> Iterator[Case]:
                 sizes[QUERIES] = 1
             if math.prod(max(size, 1) for size in sizes.values()) <= MOST_SCORES:
                 break
-        yield _case(subject, number, with_sums(sizes, subject.sums), random)
+        yield _case(subject, number, add_sums(sizes, subject.sums), random)
     for number in range(LONG):
         sizes = dict.fromkeys(axes, 1)
         axis = [axis for axis in axes if axis != "batch"][number % (len(axes) - 1)]
         sizes[axis] = LONGEST.get(axis, 1) >> (number // (len(axes) - 1))
-        yield _case(subject, 1000 + number, with_sums(sizes, subject.sums), random, plain=True)
+        yield _case(subject, 1000 + number, add_sums(sizes, subject.sums), random, plain=True)
 
 
 def _drawn(axis: str, random: np.random.Generator) -> int:
-    low, high = min(values_of(axis)), 2 * max(values_of(axis))
+    low, high = min(tried_sizes(axis)), 2 * max(tried_sizes(axis))
     return low - 1 + int(np.exp(random.uniform(0, np.log(high - low + 2))))
 
 
@@ -65,7 +65,7 @@ def _case(
 ) -> Case:
     inputs, spec, _sums = subject.input_values(), subject.spec, subject.sums
     name = f"own_{number}_" + "_".join(f"{axis}{size}" for axis, size in sorted(sizes.items()))
-    drawn = Drawn(
+    drawn = DrawnCase(
         draw_inputs(inputs, sizes, seed_words=("mutants", number)), inputs, spec, sizes,
         generator("mutants", number),
     )  # fmt: skip
@@ -81,20 +81,20 @@ def _case(
         _louder(drawn, random)
     elif sizes.get("batch", 1) > 1:
         row = int(random.integers(sizes["batch"]))
-        for value in drawn.values():
+        for value in drawn.value_names():
             if inputs[value].shape[0] == "batch":
                 drawn.inputs[value][row] = random.choice([np.nan, np.inf])
         return dataclasses.replace(case, ignored_rows=(row,))
     return case
 
 
-def _louder(drawn: Drawn, random: np.random.Generator) -> None:
+def _louder(drawn: DrawnCase, random: np.random.Generator) -> None:
     """Multiply all inputs, or set single elements, by what the golden inputs do not hold."""
     narrow = any(array.dtype == np.float16 for array in drawn.inputs.values())
     factor = float(random.choice([4.0, 14.0, 10.0 if narrow else 40.0]))
     single = float(random.choice([100.0, 300.0] if narrow else [300.0, 1000.0, 3000.0, 1e4]))
     whole = random.uniform() < 0.5
-    for name in drawn.values():
+    for name in drawn.value_names():
         array = drawn.inputs[name]
         if whole:
             array *= np.asarray(factor, array.dtype)

@@ -22,7 +22,7 @@ from attn_export.bundle import GOLDEN, graph_files, read_manifest
 from attn_export.diagnose.evaluate import Evaluation
 from attn_export.errors import one_line
 from attn_export.export.subject import Subject
-from attn_export.parity.allowed import narrowed
+from attn_export.parity.allowed import narrow
 from attn_export.parity.golden import case_folders, read_golden
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
@@ -171,7 +171,7 @@ class Trials:
         outputs = to_case_layout(evaluation.outputs_of(values), form.layouts)
         wanted = golden.expected
         return {
-            name: narrowed(array, wanted[name].dtype) if is_floating(array.dtype) else array
+            name: narrow(array, wanted[name].dtype) if is_floating(array.dtype) else array
             for name, array in outputs.items()
         }
 

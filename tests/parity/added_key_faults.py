@@ -1,4 +1,4 @@
-"""Faults in the keys of no token: a learned one and one of 0, after all others."""
+"""Faults in the keys that `add_bias_kv` and `add_zero_attn` add after all others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from attn_export.spec import AttentionSpec
 
 Pairs = list[Pair]
 LEARNED, ZERO = 0, -1
-"""Their places among the added keys."""
+"""Their indices among the added keys."""
 
 # -- changes
 

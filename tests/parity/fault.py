@@ -18,7 +18,7 @@ def always(_: AttentionSpec) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One way of being wrong.
+    """A planted fault.
 
     Attributes:
         about: What is wrong, in a few words.

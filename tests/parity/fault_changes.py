@@ -1,6 +1,6 @@
-"""The small changes of which `faults.py` is made.
+"""Changes of single steps, from which `faults.py` builds its faults.
 
-A change gets the value of a step and all steps so far, and returns what is wrong instead.
+A change takes the value of a step and all steps before it, and returns the wrong value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Planted faults: wrong kinds of attention, each of which the judge must catch.
+"""Planted faults: changes that make attention wrong, each of which the judge must catch.
 
 A fault changes one step, or a few, of `numpy_attention.run`. `applies` says for which specs it
-is a fault at all, so that nothing is left out without a reason.
+is a fault, so that no spec is left out without a reason.
 """
 
 from __future__ import annotations
@@ -274,4 +274,4 @@ FAULTS = (
     *SCALE, *HEADS, *MASK, *CAUSAL, *MASKED_ROWS, *BIAS, *CACHE, *SOFTMAX, *PRECISION, *OUTPUTS,
     *POSITIONS, *STRETCHED, *SCORES, *PACKING, *ADDED_KEYS, *IN_PLACE,
 )  # fmt: skip
-"""All of them."""
+"""All planted faults, by name."""

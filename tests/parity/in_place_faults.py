@@ -1,4 +1,4 @@
-"""Faults in a cache that is written in place: where, how many keys count, from where on."""
+"""Faults in a cache in place: the position of new keys, and the number of keys in use."""
 
 from __future__ import annotations
 

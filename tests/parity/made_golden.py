@@ -1,4 +1,4 @@
-"""Golden values written by hand, where a test says what is true."""
+"""Golden values that tests write by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The known mistake by which a wrong graph is explained, without runtimes."""
+"""Search for the known mistake that explains a wrong graph, without runtimes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attn_export.results import Arrays
 
 LOUD = ("outliers", "large_logits", "sharp")
 LARGEST = 20_000
-"""The most numbers of a case that is looked at."""
+"""The largest number of elements of a case that is used."""
 
 
 def first_cause(folder: Path, right: onnx.ModelProto, wrong: onnx.ModelProto) -> str:

@@ -1,6 +1,6 @@
-"""Keys of no token, once more in plain numpy: a learned one and one of 0, after all others.
+"""Reference for added keys (`add_bias_kv`, `add_zero_attn`) in plain numpy.
 
-Legend: see `numpy_attention`; n of them.
+Legend: see `numpy_attention`; n added keys.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Attention once more, in plain numpy float32, from the definitions: a second implementation
-that is right, and into which faults can be planted.
+"""Reference for attention in plain numpy float32, written from the definitions.
+
+Tests plant faults into it.
 
 Legend: B batch, H query heads, Hkv key/value heads, L query length, S key length (past
-included), n keys of no token, P past length, D head width, Dv value head width.
+included), n added keys, P past length, D head width, Dv value head width.
 
 Every intermediate value has a name and passes through `Steps.set`, where a fault can change it.
 """

@@ -1,6 +1,6 @@
-"""A cache that is written in place, once more in plain numpy.
+"""Reference for a cache in place, in plain numpy.
 
-Legend: see `numpy_attention`; S is the capacity of the buffers, P differs from row to row.
+Legend: see `numpy_attention`; S is the capacity of the buffers, P differs between batch elements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One projection that makes queries, keys and values, once more in plain numpy.
+"""Reference for a packed projection of queries, keys and values, in plain numpy.
 
 Legend: see `numpy_attention`.
 """

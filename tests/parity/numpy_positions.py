@@ -1,4 +1,4 @@
-"""Positions once more, in plain numpy, from the definitions: rotary, ALiBi, T5's relative bias.
+"""Reference for positions in plain numpy: rotary, ALiBi, T5's relative bias.
 
 Nothing of `attn_export.attention` is used. Legend: see `numpy_attention`; R rotated width.
 """

@@ -1,4 +1,4 @@
-"""Faults in how one projection makes queries, keys and values."""
+"""Faults in a packed projection of queries, keys and values."""
 
 from __future__ import annotations
 

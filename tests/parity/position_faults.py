@@ -1,4 +1,4 @@
-"""Faults in what positions do: rotary, windows, ALiBi, T5's relative bias.
+"""Faults in the effects of positions: rotary, windows, ALiBi, T5's relative bias.
 
 How rotary positions are stretched, and position ids, are in `stretch_faults`.
 """

@@ -1,4 +1,4 @@
-"""Outputs that the judge refuses, of a computation in the place of a bundle's graph."""
+"""Count of the outputs that the judge refuses if a computation replaces a bundle's graph."""
 
 from __future__ import annotations
 

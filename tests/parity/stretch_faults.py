@@ -1,4 +1,4 @@
-"""Faults in rotary positions: how they are stretched, and position ids."""
+"""Faults in the scaling of rotary positions, and in position ids."""
 
 from __future__ import annotations
 

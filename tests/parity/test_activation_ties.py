@@ -1,4 +1,4 @@
-"""Cases of quantised activations: certain integers, or an error that is larger by their steps."""
+"""Cases of quantised activations: no value near a tie, or an allowed error that covers ties."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from conftest import small_spec
 
 from attn_export import Subject
-from attn_export.parity.activation_ties import observed, rounding_to
+from attn_export.parity.activation_ties import force_integers, record_quantised
 from attn_export.parity.measures import eps
-from attn_export.parity.near_ties import rounding_in
+from attn_export.parity.near_ties import activation_rounding
 from attn_export.parity.oracle import Oracle
 from attn_export.parity.rounding import RandomRounding
 from attn_export.parity.zero_points import subtracting_zero_points
@@ -35,9 +35,9 @@ def oracle_of(name: str) -> Oracle:
 
 def quotients(oracle: Oracle, case: Case) -> list[np.ndarray]:
     """Return what a case quantises, divided by its scales."""
-    with observed(oracle.precise) as seen:
+    with record_quantised(oracle.precise) as seen:
         oracle.truth(case.inputs)
-    return [(x / rounding_in(oracle.precise).scales(x)).numpy() for x in seen]
+    return [(x / activation_rounding(oracle.precise).scales(x)).numpy() for x in seen]
 
 
 def nearest_tie(values: np.ndarray) -> float:
@@ -58,9 +58,9 @@ def cases_of(oracle: Oracle) -> list[Case]:
 def test_most_cases_are_certain_and_none_has_inputs_near_a_tie(name: str):
     oracle = oracle_of(name)
     cases = cases_of(oracle)[::2]
-    settled = [case for case in map(oracle.settled, cases) if case is not None]
-    assert len(settled) > 0.95 * len(cases)
-    goldens = [oracle.golden(case) for case in settled]
+    moved = [case for case in map(oracle.move_off_ties, cases) if case is not None]
+    assert len(moved) > 0.95 * len(cases)
+    goldens = [oracle.golden(case) for case in moved]
     certain = [golden for golden in goldens if not golden.rows_near_ties]
     assert len(certain) > 0.9 * len(goldens)
     for golden in goldens:
@@ -77,7 +77,7 @@ def test_most_cases_are_certain_and_none_has_inputs_near_a_tie(name: str):
 def planted(oracle: Oracle) -> Case:
     """Return a case with one value of the last projection's input on a tie."""
     case = next(c for c in cases_of(oracle) if not c.contents and c.sizes["batch"] == 2)
-    case = oracle.settled(case)
+    case = oracle.move_off_ties(case)
     low, high = (case.inputs["past_value"][1, 0, :, 3] * s for s in (1.0, 1.3))
 
     def value(share: float) -> tuple[Case, float]:
@@ -100,14 +100,14 @@ def test_a_value_on_a_tie_allows_its_step_and_is_moved_where_that_is_wanted(orac
     case = planted(oracle)
     golden = oracle.golden(case)
     assert golden.rows_near_ties >= 1
-    with observed(oracle.precise) as seen:
+    with record_quantised(oracle.precise) as seen:
         truth = oracle.truth(case.inputs)["output"]
-    integers = [rounding_in(oracle.precise).integers(x) for x in seen]
+    integers = [activation_rounding(oracle.precise).integers(x) for x in seen]
     last = quotients(oracle, case)[-1]
     tied = np.abs(last - np.floor(last) - 0.5) < 1e-5
     assert tied.any()
     other = integers[-1] + torch.from_numpy(tied)
-    with rounding_to([*integers[:-1], other], oracle.precise):
+    with force_integers([*integers[:-1], other], oracle.precise):
         changed = oracle.truth(case.inputs)["output"]
     error = np.linalg.norm(changed - truth) / np.linalg.norm(truth)
     allowed = golden.allowed["output"].whole
@@ -115,7 +115,7 @@ def test_a_value_on_a_tie_allows_its_step_and_is_moved_where_that_is_wanted(orac
     assert error <= allowed < 3 * error
     # Queries and keys of the cache are certain.
     assert golden.allowed["present_key"].whole < 1e-6
-    moved = oracle.settled(case)
+    moved = oracle.move_off_ties(case)
     assert not oracle.golden(moved).rows_near_ties
 
 
@@ -134,7 +134,7 @@ def test_inputs_that_are_not_finite_have_no_integers(oracle: Oracle):
     query = case.inputs["query"].copy()
     query[0, 0, 0] = np.inf
     spoilt = dataclasses.replace(case, inputs={**case.inputs, "query": query})
-    assert oracle.settled(spoilt) is None
+    assert oracle.move_off_ties(spoilt) is None
 
 
 def test_runs_at_random_subtract_zero_points_where_products_nearly_cancel():

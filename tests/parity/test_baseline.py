@@ -1,4 +1,4 @@
-"""Errors are remembered: what gets much worse fails, though it is within what is allowed."""
+"""Baselines: an error that grew by more than a factor fails, even within the allowed error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from conftest import Cli
 
 from attn_export import verify
 from attn_export.errors import OutputError, UsageError
-from attn_export.parity.gate import FLOOR, against, read_baseline, write_baseline
+from attn_export.parity.gate import FLOOR, apply_baseline, read_baseline, write_baseline
 from attn_export.results import Report, RuntimeRun, Verdict
 from attn_export.system_info import processor
 
@@ -36,7 +36,7 @@ def report(share: float | None, version: str = "1.0", runtime: str = "some") -> 
 )
 def test_more_than_4_times_worse_fails(before, now, passes, tmp_path: Path):
     write_baseline(tmp_path / "b.json", report(before))
-    found = against(report(now), read_baseline(tmp_path / "b.json"))
+    found = apply_baseline(report(now), read_baseline(tmp_path / "b.json"))
     assert found.passed == passes
     assert found.exit_code == (0 if passes else 6)
 
@@ -44,12 +44,12 @@ def test_more_than_4_times_worse_fails(before, now, passes, tmp_path: Path):
 def test_the_change_of_versions_is_told_with_it(tmp_path: Path):
     write_baseline(tmp_path / "b.json", report(0.1))
     baseline = read_baseline(tmp_path / "b.json")
-    (verdict,) = against(report(0.5, "1.1"), baseline).verdicts
+    (verdict,) = apply_baseline(report(0.5, "1.1"), baseline).verdicts
     assert verdict.message == (
         "error 0.5 of allowed was 0.1 in the baseline: more than 4 times worse; "
         f"some 1.0 on {processor()} before, 1.1 on {processor()} now"
     )
-    (verdict,) = against(report(0.5), baseline).verdicts
+    (verdict,) = apply_baseline(report(0.5), baseline).verdicts
     assert verdict.message.endswith(f"1.0 on {processor()} as before")
 
 
@@ -61,7 +61,7 @@ def test_another_processor_is_told_and_an_emulated_one_is_the_same_everywhere(tm
         path = tmp_path / name
         write_baseline(path, report(0.1, runtime=name))
         path.write_text(path.read_text().replace(processor(), "another CPU"))
-        (verdict,) = against(report(0.5, runtime=name), read_baseline(path)).verdicts
+        (verdict,) = apply_baseline(report(0.5, runtime=name), read_baseline(path)).verdicts
         assert verdict.message.endswith(says)
 
 
@@ -70,13 +70,13 @@ def test_what_failed_anyway_keeps_its_own_message(tmp_path: Path):
     wrong = report(20.0)
     failed = dataclasses.replace(wrong.verdicts[0], status="failed", message="off")
     wrong = dataclasses.replace(wrong, verdicts=(failed,))
-    assert against(wrong, read_baseline(tmp_path / "b.json")).verdicts == (failed,)
+    assert apply_baseline(wrong, read_baseline(tmp_path / "b.json")).verdicts == (failed,)
 
 
 def test_a_runtime_that_was_not_there_is_a_note_and_update_adds_it(tmp_path: Path):
     path = tmp_path / "b.json"
     write_baseline(path, report(0.1))
-    found = against(report(0.9, runtime="new"), read_baseline(path))
+    found = apply_baseline(report(0.9, runtime="new"), read_baseline(path))
     assert found.passed
     assert found.notes == ("not in the baseline: new/model.onnx; --update adds it",)
     write_baseline(path, report(0.9, runtime="new"))

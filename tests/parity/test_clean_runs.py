@@ -1,4 +1,4 @@
-"""The judge raises no false alarm: a runtime that is right passes, whatever the inputs."""
+"""The judge raises no false alarm: a correct runtime passes for any inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import small_spec
 from attn_export.export.export import export
 from attn_export.export.subject import Subject
 from attn_export.graph.save import save_graph
-from attn_export.parity.draw import draw_inputs, with_sums
+from attn_export.parity.draw import add_sums, draw_inputs
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Arrays, Case, Verdict
@@ -54,7 +54,7 @@ SHAPES = (  # B, L, P, S of cross-attention
 def cases(subject: Subject, seeds: range) -> Iterator[Case]:
     """Yield every shape at every scale of the inputs, from each seed."""
     for (B, L, P, S), scale, seed in itertools.product(SHAPES, SCALES, seeds):
-        sizes = with_sums({"batch": B, "query_len": L, "past_len": P, "key_len": S}, subject.sums)
+        sizes = add_sums({"batch": B, "query_len": L, "past_len": P, "key_len": S}, subject.sums)
         name = f"B{B}_L{L}_P{P}_S{S}_scale{scale:g}_seed{seed}"
         drawn = draw_inputs(subject.input_values(), sizes, seed_words=("clean", name))
         inputs = {

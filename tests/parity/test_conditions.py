@@ -1,4 +1,4 @@
-"""Conditions: each kind of fault has one, and sizes and contents say which they meet."""
+"""Conditions on cases, and the conditions that sizes and contents meet."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from attn_export.parity.conditions import (
     corners,
     free_axes,
     met_by_contents,
+    met_by_single_sizes,
     met_by_sizes,
-    met_whatever_the_contents,
     size_conditions,
-    values_of,
+    tried_sizes,
 )
 
 CACHED = ["batch", "query_len", "past_len"]
@@ -27,7 +27,7 @@ def test_axes_that_are_known_come_first_and_sums_are_none():
 
 @pytest.mark.parametrize("axis", ["batch", "query_len", "past_len", "key_len", "frames"])
 def test_each_axis_is_tried_at_powers_of_two_their_neighbours_and_primes(axis):
-    values = values_of(axis)
+    values = tried_sizes(axis)
     assert {2, 3, 4, 5, 7, 8, 9, 17} <= set(values)
     assert (0 in values) == (axis == "past_len")
     assert max(values) >= (17 if axis == "batch" else 33)
@@ -91,7 +91,7 @@ def conditions_met(axes: list[str]) -> set[str]:
     found: set[str] = set()
     rows: list[dict[str, int]] = [{}]
     for axis in axes:
-        rows = [{**row, axis: value} for row in rows for value in values_of(axis)]
+        rows = [{**row, axis: value} for row in rows for value in tried_sizes(axis)]
     for row in rows:
         found |= set(met_by_sizes(row, axes))
     return found
@@ -99,7 +99,7 @@ def conditions_met(axes: list[str]) -> set[str]:
 
 def test_contents_that_hide_faults_stand_for_single_sizes_only():
     sizes = {"batch": 7, "query_len": 1, "past_len": 16}
-    found = set(met_whatever_the_contents(sizes, CACHED))
+    found = set(met_by_single_sizes(sizes, CACHED))
     assert {"batch 7", "one query, past_len 16"} <= found
     assert found < set(met_by_sizes(sizes, CACHED))
     assert not any("large" in each or "near" in each for each in found)

@@ -1,4 +1,4 @@
-"""Contents: each changes what it says, in the inputs that it says, and nothing else."""
+"""Contents of cases: each changes only the inputs that it describes, as it describes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attn_export.parity.contents import (
-    APART,
     FUTURE,
     HUGE,
-    LESS_LOUD,
-    LOUD,
-    LOUD_FLOAT16,
+    LARGE,
+    LARGE_FLOAT16,
+    LESS_LARGE,
     OUTLIER,
-    QUIETER,
+    OUTLIER_RATIO,
+    PAIR_DIFFERENCE,
     SHARP,
     SMALL,
     UNEVEN,
     VALUES,
     Content,
-    Drawn,
-    hides,
+    DrawnCase,
+    is_mask,
 )
-from attn_export.parity.draw import draw_inputs, generator, with_sums
+from attn_export.parity.draw import add_sums, draw_inputs, generator
 from attn_export.parity.mask_contents import LENGTHS, LOWEST, MASKS, padding_of
 from attn_export.spec import Input
 from attn_export.tensorfile import ArrayDict
@@ -43,9 +43,9 @@ def changed(
     """Return the inputs of a small layer before and after a change."""
     spec = small_spec(**changes)
     sizes = {n: size for n, size in sizes.items() if n != "past_len" or spec.has_cache}
-    sizes = with_sums(sizes, spec.sums)
+    sizes = add_sums(sizes, spec.sums)
     before, after = (draw_inputs(spec.inputs(), sizes, seed_words=("test",)) for _ in range(2))
-    CONTENTS[name].change(Drawn(after, spec.inputs(), spec, sizes, generator("test")))
+    CONTENTS[name].change(DrawnCase(after, spec.inputs(), spec, sizes, generator("test")))
     for one, array in after.items():
         assert (array.shape, array.dtype) == (before[one].shape, before[one].dtype)
     return before, after
@@ -101,7 +101,7 @@ def test_there_is_one_outlier_in_each_row_of_the_batch_of_two_sizes():
     _, after = changed("outliers")
     for one in VALUE_INPUTS:
         largest = np.sort(np.abs(after[one]).reshape(SIZES["batch"], -1), axis=1)
-        np.testing.assert_allclose(largest[:, -1], [OUTLIER, OUTLIER / QUIETER, OUTLIER])
+        np.testing.assert_allclose(largest[:, -1], [OUTLIER, OUTLIER / OUTLIER_RATIO, OUTLIER])
         assert (largest[:, -2] < 20).all()
 
 
@@ -112,13 +112,15 @@ def test_rows_of_the_batch_are_loud_in_four_ways():
     }
     for one in ("query", "past_key", "past_value"):
         for row in (0, 4):
-            np.testing.assert_allclose(factors[one][row], LOUD, rtol=1e-5)
+            np.testing.assert_allclose(factors[one][row], LARGE, rtol=1e-5)
         np.testing.assert_allclose(factors[one][1], HUGE, rtol=1e-5)
-    np.testing.assert_allclose(factors["past_value"][2], LESS_LOUD, rtol=1e-5)
+    np.testing.assert_allclose(factors["past_value"][2], LESS_LARGE, rtol=1e-5)
     np.testing.assert_allclose(factors["past_value"][3], UNEVEN, rtol=1e-5)
     for one in ("query", "past_key"):
         tokens = after[one][2]
-        np.testing.assert_allclose(tokens[..., 1::2, :], tokens[..., :-1:2, :], rtol=2 * APART)
+        np.testing.assert_allclose(
+            tokens[..., 1::2, :], tokens[..., :-1:2, :], rtol=2 * PAIR_DIFFERENCE
+        )
     scores = factors["query"][3].max() * factors["past_key"][3].max()
     np.testing.assert_allclose(scores, 1, rtol=1e-5)
     assert factors["query"][3].max() > 1000
@@ -127,9 +129,9 @@ def test_rows_of_the_batch_are_loud_in_four_ways():
 def test_a_module_of_the_users_is_loud_in_one_way():
     inputs, sizes = {"x": Input(("batch", "frames", 4))}, {"batch": 4, "frames": 5}
     before, after = (draw_inputs(inputs, sizes, seed_words=("test",)) for _ in range(2))
-    drawn = Drawn(after, inputs, None, sizes, generator("test"))
+    drawn = DrawnCase(after, inputs, None, sizes, generator("test"))
     CONTENTS["large_logits"].change(drawn)
-    np.testing.assert_allclose(drawn.inputs["x"], before["x"] * LOUD, rtol=1e-5)
+    np.testing.assert_allclose(drawn.inputs["x"], before["x"] * LARGE, rtol=1e-5)
 
 
 def test_equal_tokens_are_equal_in_all_elements():
@@ -151,7 +153,7 @@ def test_the_causal_future_is_loud_in_all_queries_but_the_first():
     assert differing(before, after) == {"query"}
     np.testing.assert_array_equal(after["query"][:, 0], before["query"][:, 0])
     np.testing.assert_array_equal(
-        after["query"][:, 1:], before["query"][:, 1:] * np.float32(LOUD_FLOAT16)
+        after["query"][:, 1:], before["query"][:, 1:] * np.float32(LARGE_FLOAT16)
     )
 
 
@@ -252,7 +254,7 @@ def test_the_lowest_float_is_low_everywhere_in_the_first_row_and_masks_nothing(m
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted", "is_mask"),
+    ("name", "input_", "expected"),
     [
         ("attn_mask", Input(("batch", "keys"), "bool", first=True), True),
         ("padding", Input(("batch", "keys"), "bool", first=False), True),
@@ -264,8 +266,8 @@ def test_the_lowest_float_is_low_everywhere_in_the_first_row_and_masks_nothing(m
         ("use", Input(("batch",), "bool", first=True), False),
     ],
 )
-def test_inputs_of_a_users_module_are_masks_by_what_they_hold(name, wanted, is_mask):
-    assert hides(name, wanted) == is_mask
+def test_inputs_of_a_users_module_are_masks_by_what_they_hold(name, input_, expected):
+    assert is_mask(name, input_) == expected
 
 
 @pytest.mark.parametrize(
@@ -281,8 +283,8 @@ def test_masks_of_a_users_module_hide_keys_in_their_own_way(wanted, hidden):
     inputs = {"mask": wanted, "x": Input(("batch", "keys", 4))}
     sizes = {"batch": 2, "keys": 5}
     drawn = draw_inputs(inputs, sizes, seed_words=("test",))
-    CONTENTS["all_keys_masked"].change(Drawn(drawn, inputs, None, sizes, generator("test")))
+    CONTENTS["all_keys_masked"].change(DrawnCase(drawn, inputs, None, sizes, generator("test")))
     assert (drawn["mask"] == hidden).all()
-    CONTENTS["left_padding"].change(Drawn(drawn, inputs, None, sizes, generator("test")))
+    CONTENTS["left_padding"].change(DrawnCase(drawn, inputs, None, sizes, generator("test")))
     assert (drawn["mask"][:, 0] == hidden).all()
     assert (drawn["mask"][:, -1] != hidden).all()

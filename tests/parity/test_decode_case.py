@@ -1,4 +1,4 @@
-"""Cases that are whole decodes: the specs that get one, and its length."""
+"""Cases that are whole decodes: specs that have one, and its length."""
 
 from __future__ import annotations
 

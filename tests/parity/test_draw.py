@@ -1,4 +1,4 @@
-"""Random inputs: the same from the same words, no row masked by accident."""
+"""Random inputs: equal for equal seed words, and without fully masked rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attn_export.parity.draw import VISIBLE, concrete, draw_inputs, generator, limits
+from attn_export.parity.draw import VISIBLE, concrete_shape, draw_inputs, generator, limits
 from attn_export.spec import Input
 
 QUERY = Input(("batch", "query_len", 8))
@@ -132,7 +132,7 @@ def test_a_type_that_cannot_be_drawn_is_named():
     ("shape", "sizes"), [(("batch", 4, "query_len"), (2, 4, 3)), ((), ()), ((7,), (7,))]
 )
 def test_a_shape_gets_the_sizes_of_its_names(shape, sizes):
-    assert concrete(shape, SIZES) == sizes
+    assert concrete_shape(shape, SIZES) == sizes
 
 
 def test_an_empty_axis_gives_an_empty_array():

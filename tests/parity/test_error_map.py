@@ -1,4 +1,4 @@
-"""Location of an error: in words and as a picture, on outputs written by hand."""
+"""Location of an error in a message and in an error map, for outputs written by hand."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ RNG = np.random.default_rng(0)
 
 
 def look(worst: Worst, golden: Golden, **outputs: np.ndarray) -> None:
-    worst.see(judge("r", "g", golden, outputs), golden, outputs)
+    worst.update(judge("r", "g", golden, outputs), golden, outputs)
 
 
 def map_of(truth: np.ndarray, got: np.ndarray, shape: tuple[int | str, ...] = ()) -> ErrorMap:
     worst = Worst()
     look(worst, made_golden({"y": truth}), y=got)
-    found = worst.drawn({"y": shape})
+    found = worst.error_map({"y": shape})
     assert found is not None
     return found
 
@@ -52,7 +52,7 @@ def test_its_largest_row_is_the_verdicts_own_figure():
     (verdict,) = judge("r", "g", golden, {"y": got})
     worst = Worst()
     look(worst, golden, y=got)
-    found = worst.drawn({})
+    found = worst.error_map({})
     assert found is not None
     assert found.relative_to == "row"
     largest = max(value for line in found.panels[0].values for value in line if value is not None)
@@ -82,7 +82,7 @@ def test_rows_that_are_not_compared_are_not_drawn():
     got[0, 2, 0] = 2.0
     worst = Worst()
     look(worst, dataclasses.replace(golden, case=case), y=got)
-    found = worst.drawn({"y": ()})
+    found = worst.error_map({"y": ()})
     assert found is not None
     assert (found.actual, found.index) == ("2", (0, 2, 0))
     assert found.panels[0].values[1] == (0.0, 0.0, 0.0)
@@ -139,24 +139,24 @@ def test_a_failure_is_worse_than_any_error_that_passed_and_the_largest_of_each_w
     for name, error in (("small", 1e-5), ("larger", 5e-4), ("least", 1e-6)):
         golden = made_golden({"y": truth}, case=name)
         look(worst, golden, y=truth + np.float32(error))
-    assert (found := worst.drawn({})) is not None
+    assert (found := worst.error_map({})) is not None
     assert found.case == "larger"
     look(worst, made_golden({"y": truth}, case="failed"), y=truth + np.float32(0.5))
     look(worst, made_golden({"y": truth}, case="nan"), y=truth * np.float32(np.nan))
     look(worst, made_golden({"y": truth}, case="also"), y=truth + np.float32(0.9))
-    assert (found := worst.drawn({})) is not None
+    assert (found := worst.error_map({})) is not None
     assert found.case == "nan"
 
 
 def test_what_cannot_be_laid_over_the_truth_has_no_map():
     worst = Worst()
-    assert worst.drawn({}) is None
+    assert worst.error_map({}) is None
     truth = np.ones((2, 2), np.float32)
     look(worst, made_golden({"y": truth}))
     look(worst, made_golden({"y": truth}), y=truth[:1])
     look(worst, made_golden({"y": truth}), y=truth.astype(np.float64))
     look(worst, made_golden({"y": truth[:0]}), y=truth[:0])
-    assert worst.drawn({}) is None
+    assert worst.error_map({}) is None
 
 
 def test_axes_are_called_as_far_as_they_are_known():

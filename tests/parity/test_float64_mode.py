@@ -1,4 +1,4 @@
-"""The truth of modules that ask for float32 within: computed in float64, measured, said."""
+"""Truth of modules that use float32 internally: computed in float64, measured, noted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export import Subject, build
-from attn_export.parity.notes import POOR, notes_of, precision
+from attn_export.parity.notes import POOR, precision, truth_notes
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Case
 
@@ -80,7 +80,7 @@ def test_the_report_names_the_lines_and_the_precision(tmp_path: Path):
 def test_a_module_that_asks_for_nothing_has_no_note():
     linear = Subject(nn.Linear(16, 4).eval(), {"input": X}, {}, ["y"])
     given = Case("base", "probe", {}, {"input": X.numpy()}, "")
-    assert notes_of(Oracle(linear), given) == ()
+    assert truth_notes(Oracle(linear), given) == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

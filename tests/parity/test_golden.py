@@ -1,4 +1,4 @@
-"""Golden vectors on disk: what is written comes back, and what was damaged is refused."""
+"""Golden vectors on disk: they are read back as written, and damaged ones are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cases of a cache that is written in place: rows differ, and the probes mean what they say."""
+"""Cases of a cache in place: lengths of batch elements differ, and contents have their effect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from conftest import small_spec
 
 from attn_export.export.subject import Subject
-from attn_export.parity.mask_contents import LOUD, padding_of
+from attn_export.parity.mask_contents import UNUSED_FACTOR, padding_of
 from attn_export.parity.plan import plan_cases
 from attn_export.results import BASE, Case
 from attn_export.spec import AttentionSpec
@@ -104,8 +104,12 @@ def test_what_lies_behind_the_keys_of_a_row_is_loud():
         for name in ("past_key", "past_value"):
             for row, held in enumerate(lengths):
                 rest, kept = case.inputs[name][row][:, held:], case.inputs[name][row][:, :held]
-                assert not rest.size or np.abs(rest).max() > LOUD / 2
-                assert not kept.size or np.abs(kept).max() < LOUD / 2 or "outliers" in case.name
+                assert not rest.size or np.abs(rest).max() > UNUSED_FACTOR / 2
+                assert (
+                    not kept.size
+                    or np.abs(kept).max() < UNUSED_FACTOR / 2
+                    or "outliers" in case.name
+                )
 
 
 def test_rows_are_empty_and_full():

@@ -1,4 +1,4 @@
-"""Every input must matter, and every output must react."""
+"""Checks that every input changes an output, and that every output changes."""
 
 from __future__ import annotations
 

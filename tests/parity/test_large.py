@@ -144,15 +144,15 @@ def test_the_error_allowed_by_blocks_of_columns_is_that_of_a_float64_copy(name, 
 def test_cases_are_moved_away_from_ties_as_with_a_float64_copy(fields, monkeypatch):
     spec = small_spec(cache="in-place", attn_mask="none", rotary="half", **fields)
 
-    def settled() -> list[Golden]:
+    def goldens() -> list[Golden]:
         oracle = Oracle(Subject.from_spec(spec))
         cases = [case for case in oracle.subject.plan().cases if case.kind != "probe"][:4]
-        return [oracle.golden(oracle.settled(case) or case) for case in cases]
+        return [oracle.golden(oracle.move_off_ties(case) or case) for case in cases]
 
     monkeypatch.setattr(float64_mode, "LARGE", WHOLE_COPY)
-    wanted = settled()
+    wanted = goldens()
     monkeypatch.setattr(float64_mode, "LARGE", 64)
-    for one, other in zip(settled(), wanted, strict=True):
+    for one, other in zip(goldens(), wanted, strict=True):
         for name, array in other.case.inputs.items():
             np.testing.assert_array_equal(one.case.inputs[name], array)
         for name, array in other.expected.items():

@@ -1,4 +1,4 @@
-"""Distances from the truth, and what they leave out."""
+"""Distances from the truth, and elements that do not count."""
 
 from __future__ import annotations
 

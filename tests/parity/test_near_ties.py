@@ -11,7 +11,7 @@ from conftest import small_spec
 
 from attn_export import Subject
 from attn_export.attention.quantised_activations import DynamicInt8
-from attn_export.parity.near_ties import away_from_ties
+from attn_export.parity.near_ties import move_off_ties
 from attn_export.parity.oracle import Oracle
 from attn_export.results import Case
 
@@ -54,7 +54,7 @@ def base_of(oracle: Oracle) -> Case:
 @pytest.mark.parametrize("name", SPECS)
 def test_integers_of_all_cases_are_those_of_eager(name: str):
     oracle = oracle_of(name)
-    cases = [oracle.settled(case) for case in oracle.subject.plan().cases]
+    cases = [oracle.move_off_ties(case) for case in oracle.subject.plan().cases]
     assert None not in cases
     for case in cases:
         golden = oracle.golden(case)
@@ -70,14 +70,14 @@ def test_queries_are_moved_away_from_ties_by_little():
     oracle = oracle_of("per tensor")
     (case,) = (c for c in oracle.subject.plan().cases if c.kind == "decode")
     before = nearest_tie(quotients(oracle, case))
-    moved = oracle.settled(case)
+    moved = oracle.move_off_ties(case)
     assert nearest_tie(quotients(oracle, moved)) > 2 * before
     difference = np.abs(moved.inputs["query"] - case.inputs["query"])
     assert 0 < difference.max() < 1e-2
     assert (difference.max(-1) == 0).mean() > 0.5, "tokens that are far from ties stay"
     for name in set(case.inputs) - {"query"}:
         assert moved.inputs[name] is case.inputs[name]
-    assert oracle.settled(moved) is moved
+    assert oracle.move_off_ties(moved) is moved
 
 
 def test_a_tie_to_the_last_bit_is_left():
@@ -87,7 +87,7 @@ def test_a_tie_to_the_last_bit_is_left():
         layer = oracle.precise.v_proj
         layer.weight[3] = 0.0
         layer.bias[3] = 5.5 * oracle.precise.kv_scales.v_scale
-    assert away_from_ties(case, oracle.precise) is None
+    assert move_off_ties(case, oracle.precise) is None
 
 
 def test_a_row_that_is_not_finite_is_left_alone():
@@ -95,7 +95,7 @@ def test_a_row_that_is_not_finite_is_left_alone():
     case = base_of(oracle)
     query = case.inputs["query"].copy()
     query[1] = np.nan
-    moved = oracle.settled(dataclasses.replace(case, inputs={**case.inputs, "query": query}))
+    moved = oracle.move_off_ties(dataclasses.replace(case, inputs={**case.inputs, "query": query}))
     assert moved is not None
     assert np.isnan(moved.inputs["query"][1]).all()
     assert np.isfinite(moved.inputs["query"][0]).all()
@@ -103,19 +103,19 @@ def test_a_row_that_is_not_finite_is_left_alone():
 
 def test_quantised_activations_move_by_whole_steps_until_the_cache_is_certain():
     oracle = oracle_of("per tensor", **PRODUCTS)
-    case = away_from_ties(base_of(oracle), oracle.precise)
+    case = move_off_ties(base_of(oracle), oracle.precise)
     # The first key of a token becomes a number of steps and a half.
     first = quotients(oracle, case)[0]
     oracle.precise.kv_scales.k_scale *= first / (np.floor(first) + 0.5)
     assert nearest_tie(quotients(oracle, case)) < 1e-6
-    moved = away_from_ties(case, oracle.precise)
+    moved = move_off_ties(case, oracle.precise)
     assert nearest_tie(quotients(oracle, moved)) > 1e-6
     query, other = (torch.from_numpy(c.inputs["query"]).double() for c in (case, moved))
     steps = (query - other) / DynamicInt8().scales(query)
     assert steps[0, 0].abs().max() > 0.99
     assert (steps.round() - steps).abs().max() < 1e-4
     assert (steps == 0).all(-1).sum() > 1, "tokens that are far from ties stay"
-    assert away_from_ties(moved, oracle.precise) is moved
+    assert move_off_ties(moved, oracle.precise) is moved
     assert oracle.golden(moved).expected["present_key"].dtype == np.int8
 
 
@@ -126,4 +126,4 @@ def test_a_tie_to_the_last_bit_is_left_with_quantised_activations_too():
         layer = oracle.precise.v_proj
         layer.weight[3] = 0.0
         layer.bias[3] = 5.5 * oracle.precise.kv_scales.v_scale
-    assert oracle.settled(case) is None
+    assert oracle.move_off_ties(case) is None

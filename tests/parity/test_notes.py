@@ -1,4 +1,4 @@
-"""Notes on a user's module: rows that depend on one another, branches of an export."""
+"""Notes on a user's module: dependent batch elements, branches for exports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.compiler import is_exporting
 
 from attn_export import Subject
-from attn_export.parity.notes import notes_of
+from attn_export.parity.notes import truth_notes
 from attn_export.parity.oracle import Oracle
 
 
@@ -29,7 +29,7 @@ def notes(function: Callable[[Tensor], Tensor]) -> tuple[str, ...]:
     axes = {"x": {0: "batch", 1: "frames"}}
     subject = Subject(Does(function).eval(), {"x": torch.ones(2, 5, 4)}, axes, ["y"])
     case = next(case for case in subject.plan().cases if case.name == "base")
-    return notes_of(Oracle(subject), case)
+    return truth_notes(Oracle(subject), case)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from conftest import small_spec
 from torch import Tensor, nn
 
 from attn_export.export.subject import Subject
-from attn_export.parity.draw import draw_inputs, generator, with_sums
+from attn_export.parity.draw import add_sums, draw_inputs, generator
 from attn_export.parity.judge import judge
 from attn_export.parity.measures import measure
 from attn_export.parity.oracle import Oracle
@@ -39,7 +39,7 @@ SPECS = {
 
 def case_of(subject: Subject, B: int = 2, L: int = 3, P: int = 2, S: int = 4) -> Case:
     sizes = {"batch": B, "query_len": L, "past_len": P, "key_len": S}
-    sizes = with_sums(sizes, subject.sums)
+    sizes = add_sums(sizes, subject.sums)
     words = ("oracle", B, L, P, S)
     inputs = draw_inputs(subject.input_values(), sizes, seed_words=words)
     return Case("case", "shape", sizes, inputs, "random inputs")

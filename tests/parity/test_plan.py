@@ -1,4 +1,4 @@
-"""The plan: cases that meet all conditions together, or a note of what found no room."""
+"""Plans: cases that meet all conditions together, or a note on conditions that none meets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attn_export.parity.conditions import (
     met_by_sizes,
     size_conditions,
 )
-from attn_export.parity.draw import TRACED_SIZES, axis_names, with_sums
+from attn_export.parity.draw import TRACED_SIZES, add_sums, axis_names
 from attn_export.parity.fixed_cases import fixed_cases
 from attn_export.parity.plan import (
     CASE_BYTES,
@@ -115,7 +115,7 @@ def test_every_axis_of_inputs_and_outputs_has_a_size(planned):
 
 def test_sizes_add_up(planned):
     spec, plan = planned
-    assert all(case.sizes == with_sums(case.sizes, spec.sums) for case in plan.cases)
+    assert all(case.sizes == add_sums(case.sizes, spec.sums) for case in plan.cases)
 
 
 def test_the_first_call_is_small_and_single_queries_come_again_later(planned):

@@ -1,4 +1,4 @@
-"""Faults in how activations are quantised and multiplied: truth 1 catches each of them."""
+"""Faults in the quantisation and the products of activations: the judge catches each of them."""
 
 from __future__ import annotations
 

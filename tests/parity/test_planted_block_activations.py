@@ -1,4 +1,4 @@
-"""Faults in activations that have a scale for each block: truth 1 catches each of them."""
+"""Faults in activations quantised by block: the judge catches each of them."""
 
 from __future__ import annotations
 

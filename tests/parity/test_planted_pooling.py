@@ -22,7 +22,7 @@ from attn_export.parity.oracle import Oracle
 from attn_export.results import Verdict
 from attn_export.spec import AttentionSpec
 from attn_export.weights import load_checkpoint
-from attn_export.weights.layouts import as_apart, as_packed
+from attn_export.weights.layouts import pack_weights, separate_weights
 
 pytestmark = pytest.mark.xdist_group("test_planted_pooling")  # what it makes is shared
 
@@ -94,12 +94,12 @@ FAULTS: dict[str, tuple[Heads, tuple[str, ...]]] = {
 def pooled(weights: Weights, spec: AttentionSpec, how: Heads, which: tuple[str, ...]) -> Weights:
     """Pool K/V heads with `how`, independently of `attn_export.weights.layouts`."""
     found = {}
-    for name, tensor in as_apart(weights, spec).items():
+    for name, tensor in separate_weights(weights, spec).items():
         if name.startswith(ALL):
             blocks = tensor.unflatten(0, (KV_HEADS, spec.num_kv_heads // KV_HEADS, -1))
             tensor = (how if name.startswith(which) else mean)(blocks).flatten(0, 1)
         found[name] = tensor
-    return as_packed(found) if spec.packed_qkv else found
+    return pack_weights(found) if spec.packed_qkv else found
 
 
 def subject_of(spec: AttentionSpec, weights: Weights) -> Subject:

@@ -7,12 +7,12 @@ import pytest
 from conftest import small_spec
 
 from attn_export.parity.contents import VALUES
-from attn_export.parity.draw import with_sums
+from attn_export.parity.draw import add_sums
 from attn_export.parity.fixed_cases import (
     BASE,
     CHANGED,
+    NON_FINITE,
     PROBE_SIZES,
-    SPOILT,
     content_case,
     fixed_cases,
 )
@@ -85,7 +85,7 @@ def test_the_base_and_its_changes_have_the_same_small_sizes(changes):
 
 
 def test_probe_sizes_tell_batch_queries_past_and_keys_apart():
-    assert with_sums(PROBE_SIZES, small_spec().relations) == PROBE_SIZES
+    assert add_sums(PROBE_SIZES, small_spec().relations) == PROBE_SIZES
     assert len(set(PROBE_SIZES.values())) >= 4
     assert PROBE_SIZES["batch"] > 1
     assert PROBE_SIZES["key_len"] != PROBE_SIZES["query_len"]
@@ -128,13 +128,13 @@ def test_a_changed_mask_shows_or_hides_some_key(mask, changes):
 @pytest.mark.parametrize("changes", [{}, CROSS, IN_PLACE, {"attn_mask": "float[B,H,L,S]"}])
 def test_nan_is_in_one_row_of_all_inputs_but_the_mask(name, changes):
     case = cases_of(**changes)[name]
-    assert case.ignored_rows == (SPOILT,)
+    assert case.ignored_rows == (NON_FINITE,)
     assert case.sizes["batch"] == 3
     assert (case.sizes["query_len"] == 1) == name.endswith("one_query")
     for one, array in case.inputs.items():
         if array.dtype == np.float32 and one != "attn_mask":
-            assert np.isnan(array[SPOILT]).all()
-            assert np.isfinite(np.delete(array, SPOILT, axis=0)).all()
+            assert np.isnan(array[NON_FINITE]).all()
+            assert np.isfinite(np.delete(array, NON_FINITE, axis=0)).all()
         elif array.dtype == np.float32:
             assert not np.isnan(array).any()
 
@@ -148,7 +148,7 @@ def test_infinity_is_in_one_key_that_is_masked(name, changes):
     infinite = {n: np.isposinf(a) for n, a in case.inputs.items() if a.dtype == np.float32}
     assert sum(array.any() for array in infinite.values()) == 2
     for array in infinite.values():
-        assert not np.delete(array, SPOILT, axis=0).any()
+        assert not np.delete(array, NON_FINITE, axis=0).any()
 
 
 @pytest.mark.parametrize("content", VALUES, ids=lambda content: content.name)

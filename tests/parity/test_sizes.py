@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attn_export.parity.draw import TRACED_SIZES, axis_names, bounds, with_sums
+from attn_export.parity.draw import TRACED_SIZES, add_sums, axis_names, bounds
 from attn_export.spec import Input
 
 SUMS = {"total_len": "past_len + query_len"}
@@ -19,7 +19,7 @@ def test_what_bounds_an_integer_is_a_size():
 def test_the_traced_sizes_are_distinct_at_least_2_and_add_up():
     assert len(set(TRACED_SIZES.values())) == len(TRACED_SIZES)
     assert min(TRACED_SIZES.values()) >= 2
-    assert with_sums(TRACED_SIZES, SUMS) == TRACED_SIZES
+    assert add_sums(TRACED_SIZES, SUMS) == TRACED_SIZES
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def _made(name: str, folder: Path) -> Stored:
     whole = subject.plan().cases
     cases = [c for i, c in enumerate(whole) if c.kind != "shape" or i % EVERY == 0]
     oracle = Oracle(subject)
-    cases = [case for case in map(oracle.settled, cases) if case is not None]
+    cases = [case for case in map(oracle.move_off_ties, cases) if case is not None]
     written = [write_inputs(folder / GOLDEN, i, case) for i, case in enumerate(cases)]
     goldens = [oracle.golden(case) for case in cases]
     write_golden(folder / GOLDEN, goldens)

@@ -1,4 +1,4 @@
-"""A plain spec with changes, and the form of a refusal."""
+"""A plain spec with changes, and a check for error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`AttentionSpec` and `MaskSpec`: what follows from a spec, its variants, the models."""
+"""`AttentionSpec` and `MaskSpec`: derived values, variants, specs of models."""
 
 from __future__ import annotations
 

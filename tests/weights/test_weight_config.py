@@ -1,4 +1,4 @@
-"""Content of a config.json of every family."""
+"""Specs from a config.json of every family."""
 
 from __future__ import annotations
 

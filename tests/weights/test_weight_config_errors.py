@@ -1,4 +1,4 @@
-"""A config.json that contradicts, and what it cannot say."""
+"""Errors for a config.json that contradicts a spec, or that a spec cannot express."""
 
 from __future__ import annotations
 

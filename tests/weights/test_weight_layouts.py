@@ -1,4 +1,4 @@
-"""Every layout gives back the weights that were written into it, to the bit."""
+"""Every layout: weights that were written in it are read back bitwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling K/V heads: means of neighbours, in float64, and nothing where there is nothing to do."""
+"""Pooling of K/V heads: means of neighbours in float64; equal numbers of heads do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that are missing, left over, misshapen, of another type or no numbers."""
+"""Errors for tensors that are missing, unused, of a wrong shape or type, or not finite."""
 
 from __future__ import annotations
 

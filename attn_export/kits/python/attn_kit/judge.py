@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from attn_kit.measures import beyond_limit, measure, without_rows, wrong_kinds
+from attn_kit.measures import beyond_limit, fill_ignored_rows, measure, wrong_kinds
 
 PASSED, FAILED, UNUSABLE = "ok  ", "FAIL", "unusable"
 
@@ -45,7 +45,7 @@ def judge(
         return Verdict(FAILED, why=f"dtype is {got.dtype}, expected {truth.dtype}")
     if got.shape != truth.shape:
         return Verdict(FAILED, why=f"shape is {list(got.shape)}, expected {list(truth.shape)}")
-    got = without_rows(got, truth, ignored_rows)
+    got = fill_ignored_rows(got, truth, ignored_rows)
     if unusable is not None:
         return Verdict(UNUSABLE, why=unusable)
     if truth.dtype.kind != "f":
