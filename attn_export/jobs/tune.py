@@ -175,7 +175,7 @@ def _forms(
     sizes: Mapping[str, int],
 ) -> list[Candidate]:
     return [
-        entrants.own(form, out, dataclasses.replace(file, name=name), sizes)
+        entrants.graph_candidate(form, out, dataclasses.replace(file, name=name), sizes)
         for form, name in made.items()
     ]
 
