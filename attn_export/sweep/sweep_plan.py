@@ -27,7 +27,7 @@ ALL: Final = "all"
 SPEC, BUNDLE, MODULE = "spec", "bundle", "module"
 
 DRY_RUN: Final = "dry-run@"
-"""Prefix of the name of a dry run of CUDA, which takes the place of a runtime: ``dry-run@sm_80``."""
+"""Prefix of the name of a dry run of CUDA, which is given like a runtime: ``dry-run@sm_80``."""
 
 MOST_CELLS: Final = 200_000
 """Largest number of cells of one sweep, against products of lists that are too large by mistake."""
