@@ -86,7 +86,7 @@ def table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
 
 
 def best_lines(observations: Sequence[Observation]) -> list[str]:
-    """Return a line for each architecture and step with the graphs of the fewest launches."""
+    """Return the best graphs by launches and copied bytes, a line per architecture and step."""
     cards = {observation.architecture: card_of(observation) for observation in observations}
     graphs: dict[str, list[str]] = {}
     for best in best_graphs(observations):
