@@ -75,7 +75,7 @@ def _unwritable(output: Path, error: OSError) -> OutputError:
 def _refuse_dtypes(name: str, kind: Language, manifest: Mapping[str, Any]) -> None:
     ends = {**manifest["inputs"], **manifest["outputs"]}
     for end, entry in ends.items():
-        if entry["dtype"] in kind.without:
+        if entry["dtype"] in kind.unsupported_dtypes:
             raise UsageError(
                 f"{end} is {entry['dtype']}, which the {name} kit cannot hold; the c and cpp kits "
                 "can, or build the bundle in float32 or float16"
