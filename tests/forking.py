@@ -1,9 +1,9 @@
-"""Processes of this package that are forked by a server which has imported what they need.
+"""Fork of this package's processes from a server that has imported their modules.
 
-Tests start thousands of Python processes, and each would import the same for a quarter of a second,
-with torch for four. They are processes of their own as ever, with their pipes, limits and signals.
-Those that the tests' own processes start are forked; the command line starts its own anew, and with
---all nothing is forked.
+Tests start thousands of Python processes. Their imports would take a quarter of a second each, and
+four seconds with torch. Forked processes have pipes, limits and signals of their own, as others
+have. Only processes that the tests themselves start are forked, not those that a command starts.
+With --all none is.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ SERVERS = {
     "attn_export.runtimes.child": LIGHT,
     "attn_export.__main__": WITH_TORCH,
 }
-"""Modules that run as a process, and the kind of the server of each."""
+"""Modules that run as a process, and the kind of server that forks each."""
 
 DECIDED_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_")
-"""Beginnings of environment variables that only a new process obeys."""
+"""Prefixes of environment variables that have an effect only at the start of a process."""
 
 _lock = threading.Lock()
 
 
 class Forked:
-    """A process that a server forked: what `Child` uses of `subprocess.Popen`.
+    """A forked process, with the part of the interface of `subprocess.Popen` that `Child` uses.
 
     Args:
-        job: The module, its words, and where it runs.
-        files: Its stdin, stdout and stderr, and others that it keeps open.
+        job: The module, its arguments, and optionally its folder and its path for imports.
+        files: Its stdin, stdout and stderr, and other files that it keeps open.
     """
 
     def __init__(self, job: Mapping[str, Any], files: Sequence[int]) -> None:
@@ -56,20 +56,20 @@ class Forked:
         self.stdout: IO[str] | None = None
         job = {"environment": dict(os.environ), "cwd": str(Path.cwd()), "path": [], **job}
         self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        given = [*files[:3], theirs.fileno(), *files[3:]]
+        sent_files = [*files[:3], theirs.fileno(), *files[3:]]
         with theirs, _lock:
             server, _ = _server(SERVERS[job["module"]])
-            socket.send_fds(server, [json.dumps(job).encode()], given)
+            socket.send_fds(server, [json.dumps(job).encode()], sent_files)
         self.pid = int(self._end.recv(32))
 
     def poll(self) -> int | None:
-        """Return how it ended, as `Popen` has it; None while it runs."""
+        """Return the exit code or -signal, or None while the process runs."""
         if self.returncode is None and select.select([self._end], [], [], 0)[0]:
             self.wait()
         return self.returncode
 
     def wait(self) -> int:
-        """Wait for its end, and return it."""
+        """Wait for the end of the process; return the exit code or -signal."""
         if self.returncode is None:
             self.returncode = int(self._end.recv(32))
             self._end.close()
@@ -78,7 +78,7 @@ class Forked:
 
 @functools.cache
 def _server(kind: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """Start a server, which ends with this process."""
+    """Start a server. It ends when this process ends, which closes the socket."""
     own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         number = theirs.fileno()
@@ -91,35 +91,36 @@ def _server(kind: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 @functools.cache
-def _decided() -> dict[str, str]:
+def _start_environment() -> dict[str, str]:
+    """Return the variables in `DECIDED_AT_START` as they were at the first call."""
     return {n: value for n, value in os.environ.items() if n.startswith(DECIDED_AT_START)}
 
 
-def _started(command: Sequence[str], *, env: Any, pass_fds: Sequence[int], **options: Any) -> Any:
-    """Start a process, forked if it is one of this package: `subprocess.Popen` for `Child`."""
+def _popen(command: Sequence[str], *, env: Any, pass_fds: Sequence[int], **options: Any) -> Any:
+    """Replace `subprocess.Popen` in `Child`: fork the process if a server can, else start it."""
     start, words = list(command[:3]), command[3:]
     if env is not None or start != [sys.executable, "-P", "-m"] or words[0] not in SERVERS:
         return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
-    if _decided.__wrapped__() != _decided():
+    if _start_environment.__wrapped__() != _start_environment():
         return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
-    (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
+    (stdin, stdin_writer), (stdout_reader, stdout) = os.pipe(), os.pipe()
     try:
         files = [stdin, stdout, options["stderr"].fileno(), *pass_fds]
         process = Forked({"module": words[0], "words": words[1:]}, files)
     finally:
         os.close(stdin)
         os.close(stdout)
-    process.stdin, process.stdout = os.fdopen(to_it, "w"), os.fdopen(from_it)
+    process.stdin, process.stdout = os.fdopen(stdin_writer, "w"), os.fdopen(stdout_reader)
     return process
 
 
-FORKING = SimpleNamespace(Popen=_started, PIPE=subprocess.PIPE)
+FORKING = SimpleNamespace(Popen=_popen, PIPE=subprocess.PIPE)
 
 
 def fork_from_now_on() -> None:
-    """Have the processes that `Child` starts forked, where the system can (Linux)."""
+    """Fork the processes that `Child` starts from now on, if the system can (Linux)."""
     if hasattr(os, "pidfd_open"):
-        _decided()
+        _start_environment()
         child.subprocess = FORKING  # type: ignore[attr-defined]
 
 
@@ -130,7 +131,7 @@ def forking() -> bool:
 
 @contextlib.contextmanager
 def started_anew() -> Iterator[None]:
-    """Start processes anew inside this block."""
+    """Start processes without forking inside this block."""
     before, child.subprocess = child.subprocess, subprocess  # type: ignore[attr-defined]
     try:
         yield
