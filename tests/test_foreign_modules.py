@@ -1,4 +1,4 @@
-"""Modules of users, through the public interface: mended, fused, and proven."""
+"""Tests of users' modules through the public interface: rewritten, fused and verified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that share what they make run in one process, or it is made several times."""
+"""Tests of the marker `xdist_group`, by which tests with shared results run in one process."""
 
 from __future__ import annotations
 

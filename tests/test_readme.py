@@ -1,4 +1,4 @@
-"""The README: short, complete, and its figures are those that were measured."""
+"""Tests of the README: its length, its parts, and that its figures are the measured ones."""
 
 from __future__ import annotations
 

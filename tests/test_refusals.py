@@ -1,4 +1,4 @@
-"""Modules that cannot be exported as they are: the construct, its line, and what to write."""
+"""Tests of refused modules: the error names the construct, its line, and a replacement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report is written whole, or the one before stays."""
+"""Tests that a report is written completely, or the previous file is kept."""
 
 from __future__ import annotations
 
