@@ -1,7 +1,7 @@
-"""A page in headless Chromium, driven over its DevTools pipe.
+"""Page in headless Chromium, controlled by the DevTools protocol over pipes.
 
-https://chromedevtools.github.io/devtools-protocol/: JSON messages that end with a zero byte, read
-from file descriptor 3 and written to 4.
+https://chromedevtools.github.io/devtools-protocol/: JSON messages that end with a zero byte.
+Chromium reads them from file descriptor 3 and writes to 4.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowDown": 40, "ArrowRight": 39}
 
 
 class Page:
-    """One page; a context manager that ends the browser."""
+    """A page in a browser of its own. As a context manager it ends the browser."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="attn-export-test-page-")
@@ -47,7 +47,7 @@ class Page:
         os.close(theirs_in)
         os.close(theirs_out)
         self._numbers = itertools.count(1)
-        self._rest = b""
+        self._unread = b""
         self._session: str | None = None
         self.requests: list[str] = []
         self.errors: list[str] = []
@@ -77,20 +77,20 @@ class Page:
         while data:
             data = data[os.write(self._to, data) :]
         while True:
-            heard = self._hear()
-            if heard.get("id") == number:
-                assert "error" not in heard, (method, heard["error"])
-                result: dict[str, Any] = heard["result"]
+            answer = self._receive()
+            if answer.get("id") == number:
+                assert "error" not in answer, (method, answer["error"])
+                result: dict[str, Any] = answer["result"]
                 return result
-            self._note(heard)
+            self._note(answer)
 
     def evaluate(self, expression: str) -> Any:
-        """Return the value of an expression, after its promises resolve."""
-        found = self.call(
+        """Return the value of an expression in JavaScript, after its promise is resolved."""
+        answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
 
     def open(self, url: str) -> None:
         """Go to an address."""
@@ -106,7 +106,7 @@ class Page:
             time.sleep(0.05)
 
     def look(self, width: int, height: int = 900, *, dark: bool = False) -> None:
-        """Set the size of the window, and whether the user likes it dark."""
+        """Set the size of the window, and the preferred colour scheme."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width, height=height, deviceScaleFactor=1, mobile=False,
@@ -115,7 +115,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def screenshot(self, path: Path) -> bytes:
-        """Return a PNG of the whole page."""
+        """Write a PNG of the whole page, and return its bytes."""
         shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
         data = base64.b64decode(shot["data"])
         path.write_bytes(data)
@@ -143,7 +143,7 @@ class Page:
             self.call("Input.dispatchDragEvent", type=kind, x=100, y=100, data=data)
 
     def accessible(self) -> list[tuple[str, str]]:
-        """Return role and name of everything that a screen reader meets, in order."""
+        """Return the role and the name of each node that a screen reader sees, in order."""
         nodes = self.call("Accessibility.getFullAXTree")["nodes"]
         return [
             (node["role"]["value"], node.get("name", {}).get("value", "").strip())
@@ -151,12 +151,12 @@ class Page:
             if not node["ignored"]
         ]
 
-    def _hear(self) -> dict[str, Any]:
-        while b"\0" not in self._rest:
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._unread:
             data = os.read(self._from, 1 << 16)
             assert data, "Chromium has ended"
-            self._rest += data
-        line, _, self._rest = self._rest.partition(b"\0")
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\0")
         message: dict[str, Any] = json.loads(line)
         return message
 

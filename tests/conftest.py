@@ -21,19 +21,19 @@ from attn_export.spec import AttentionSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Two processes share two cores with the runtimes that they start.
+# The tests run in two processes on two cores, beside the runtimes that they start.
 torch.set_num_threads(1)
-# A second for each build, which only the tests of dry runs look at.
+# A dry run takes a second of each build, and only its own tests need it.
 os.environ["ATTN_EXPORT_DRY_RUN"] = "0"
 read_once()
 reuse_memory()
-# What PyTorch records for its own tools while it exports would stand under every failure.
+# pytest would print these records of PyTorch's exporter with every failure.
 logging.getLogger("torch.__trace").addFilter(lambda _: False)
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 OBJECTS = 1_000_000
-"""So many new objects may be there before the garbage among them is collected."""
+"""Number of new objects after which garbage is collected."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,9 +49,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `extended`, and cases beyond the share of `every`, unless --all.
+    """Deselect the tests outside `default_share`, unless --all.
 
-    Tests of whole models come first: at the end, one process would still export them alone.
+    Tests of whole models come first, because they take long: if they came last, one process would
+    run them while the other is idle.
     """
     items.sort(key=lambda item: item.path.parent.name != "transformers_models")
     if config.getoption("--all"):
@@ -62,9 +63,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage by our own rule: what was imported would be walked through again and again.
+    """Disable automatic garbage collection, which takes a seventh of the time of an export.
 
-    That takes a seventh of the time of an export.
+    It would traverse the objects of all imported modules each time.
     """
     gc.disable()
     gc.freeze()
@@ -74,7 +75,7 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_teardown() -> None:
     if gc.get_count()[0] > OBJECTS:
         gc.collect()
-        gc.freeze()  # what lives on would be walked through each time
+        gc.freeze()  # later collections need not traverse the objects that remain
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -122,7 +123,7 @@ def small_spec(**changes: object) -> AttentionSpec:
 
 @pytest.fixture(scope="session")
 def bundle() -> Path:
-    """Return a small bundle of one graph that passed. Read it; copy it before changing it."""
+    """Return a small bundle with one graph. Tests must copy it before they change it."""
     from attn_export import build
 
     def make(folder: Path) -> None:
@@ -134,14 +135,14 @@ def bundle() -> Path:
 
 @pytest.fixture
 def new_processes() -> Iterator[None]:
-    """Start the processes of a test anew, for tests of how they start and end."""
+    """Start processes without forking, for tests of the start and the end of processes."""
     with started_anew():
         yield
 
 
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Return a runner of the command line, in a folder of its own."""
+    """Return a function that runs the command line in the temporary folder of the test."""
 
     def call(*arguments: str | Path, cwd: Path = tmp_path) -> subprocess.CompletedProcess[str]:
         return run_command(list(map(str, arguments)), cwd)
@@ -153,7 +154,7 @@ IMPORT_TORCH = {"build", "compare", "--recompute", "--sizes", "--module"}
 
 
 def run_command(arguments: Sequence[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line, forked by a process that has imported what it needs.
+    """Run the command line, forked from a process that has imported what it needs.
 
     Args:
         arguments: The arguments.

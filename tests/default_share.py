@@ -1,4 +1,4 @@
-"""The share of the tests that runs without --all."""
+"""Selection of the tests that run without --all."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Items = list[pytest.Item]
 
 
 def default_share(items: Sequence[pytest.Item]) -> tuple[Items, Items]:
-    """Return the tests that run by default, and the others.
+    """Split tests into those that run by default and the others.
 
-    Tests marked `extended` do not. Of the cases of a test marked `every(n)`, every n-th does, from
-    the first; with several parameters also those in which a value occurs first that others have,
-    too.
+    Tests marked `extended` do not run by default. Of a test marked `every(n)`, every n-th case
+    runs, from the first. If it has several parameters, a case also runs if it is the first with
+    some value that other cases have too.
     """
     groups: dict[str, Items] = {}
     kept: Items = []
@@ -30,17 +30,17 @@ def default_share(items: Sequence[pytest.Item]) -> tuple[Items, Items]:
 
 
 def _share(group: Sequence[pytest.Item], n: int) -> Items:
-    seen: set[tuple[str, int]] = set()
+    seen_values: set[tuple[str, int]] = set()
     kept = []
     for number, (item, values) in enumerate(zip(group, _repeated_values(group), strict=True)):
-        if number % n == 0 or not seen >= values:
-            seen |= values
+        if number % n == 0 or not seen_values >= values:
+            seen_values |= values
             kept.append(item)
     return kept
 
 
 def _repeated_values(group: Sequence[pytest.Item]) -> list[set[tuple[str, int]]]:
-    """Return the values of the parameters of each case that some other case has, too."""
+    """Return for each case the values of its parameters that another case has too."""
     calls = [getattr(item, "callspec", None) for item in group]
     cases = [
         {(name, id(value)) for name, value in call.params.items()} if call else set()

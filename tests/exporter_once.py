@@ -1,7 +1,8 @@
-"""Savings for processes that export again and again: cached data of torch's exporter, and memory.
+"""Savings for processes that export often: cached data of the exporter, and reused memory.
 
 The data are the sources of 500 operators of onnxscript, and PyTorch's list of composite operators,
-which an export asks for 56 times. Each takes an eighth of an export, and the tests make hundreds.
+which an export reads 56 times. Each takes an eighth of the time of an export, and the tests make
+hundreds of exports.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ _any_py_impl = OperatorBase.py_impl
 
 
 def read_once() -> None:
-    """Cache the data from here on in this process, and leave out a cache that only costs time."""
+    """Enable the cache in this process, and disable a cache of torch that saves no time."""
     dynamo_config.fake_tensor_cache_enabled = False  # as `export` does
     ONNXRegistry.from_torchlib = staticmethod(_from_torchlib)
     OperatorBase.py_impl = _py_impl
-    # The tests define no composite operators, which would be missing in it.
+    # The tests define no composite operators, which a cached list would lack.
     export_utils._materialize_cpp_cia_ops = functools.cache(export_utils._materialize_cpp_cia_ops)
 
 
@@ -50,9 +51,9 @@ def reuse_memory() -> None:
 
 
 def _py_impl(self: Any, key: Any) -> Callable[[Any], Any]:
-    """Return what sets the kernel of an operator for a key, as `OperatorBase.py_impl` does.
+    """Return a decorator that sets the kernel of an operator, as `OperatorBase.py_impl` does.
 
-    That one evaluates its annotations at each of ten thousand calls for an export.
+    The original evaluates its annotations at each call, of which an export makes ten thousand.
     """
     if not isinstance(key, torch._C.DispatchKey) or key == torch._C.DispatchKey.Python:
         return _any_py_impl(self, key)
@@ -68,21 +69,21 @@ def _py_impl(self: Any, key: Any) -> Callable[[Any], Any]:
 
 
 def _from_torchlib(**options: int) -> ONNXRegistry:
-    # An export adds its own operators to what it was given.
-    known, registry = _known(**options), ONNXRegistry()
-    registry._opset_version = known.opset_version
-    registry.functions = {name: list(made) for name, made in known.functions.items()}
+    # A copy, because an export adds operators to its registry.
+    cached, registry = _cached(**options), ONNXRegistry()
+    registry._opset_version = cached.opset_version
+    registry.functions = {name: list(overloads) for name, overloads in cached.functions.items()}
     return registry
 
 
 @functools.cache
-def _known(**options: int) -> ONNXRegistry:
+def _cached(**options: int) -> ONNXRegistry:
     return _read(**options)
 
 
 def warm_up() -> None:
-    """Cache the data, and export something small: the first export imports as much as torch."""
-    torch.set_num_threads(1)  # its threads would be missing in processes that are forked
+    """Fill the cache by a small export, which also imports the many modules of the exporter."""
+    torch.set_num_threads(1)  # forked processes would lack the threads of a pool
     read_once()
     reuse_memory()
     with torch.random.fork_rng():

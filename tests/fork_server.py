@@ -1,8 +1,9 @@
-"""Server that forks processes after its imports: `python fork_server.py FD KIND`.
+"""Server that imports modules once and then forks processes: `python fork_server.py FD KIND`.
 
-A message on the socket FD holds a job as JSON, and the files of its process: stdin, stdout, stderr,
-a socket for its pid and its end, and others that it keeps open. Only after the client has closed
-that socket is the pid free for another process.
+A message on the socket FD holds a job as JSON, and the file descriptors of the new process: stdin,
+stdout, stderr, a socket on which the client receives its pid and its exit code, and others that the
+process keeps open. The server reaps the process after the client has closed that socket, so that
+its pid is not reused before.
 """
 
 from __future__ import annotations
@@ -51,28 +52,28 @@ def serve(control: socket.socket) -> None:
                     message, files, _, _ = socket.recv_fds(control, MOST_BYTES, MOST_FILES)
                     if not message:
                         return
-                    pid = _forked(json.loads(message), files)
+                    pid = _fork(json.loads(message), files)
                     end = socket.socket(fileno=files.pop(3))
-                    for file in files:  # locks and pipes are its own
+                    for file in files:  # locks and pipes belong to the new process alone
                         os.close(file)
                     waiting.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, end))
                 elif isinstance(key.fileobj, int):
                     pid, end = key.data
                     waiting.unregister(key.fileobj)
                     os.close(key.fileobj)
-                    if _told(pid, end):
+                    if _send_exit_code(pid, end):
                         waiting.register(end, selectors.EVENT_READ, pid)
                     else:
-                        _forget(pid, end)
+                        _reap(pid, end)
                 else:
                     waiting.unregister(key.fileobj)
-                    _forget(key.data, key.fileobj)
+                    _reap(key.data, key.fileobj)
 
 
-def _told(pid: int, end: socket.socket) -> bool:
-    """Tell the client how a process ended: its exit code, or -signal; False if nobody listens."""
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+def _send_exit_code(pid: int, end: socket.socket) -> bool:
+    """Send the client the exit code of a process, or -signal; return False if it is gone."""
+    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
     try:
         end.sendall(f"{code}\n".encode())
     except OSError:
@@ -80,21 +81,23 @@ def _told(pid: int, end: socket.socket) -> bool:
     return True
 
 
-def _forget(pid: int, end: Any) -> None:
+def _reap(pid: int, end: Any) -> None:
+    """Let the system forget a process that has ended, and close its socket."""
     os.waitpid(pid, 0)
     end.close()
 
 
-def _forked(job: dict[str, Any], files: list[int]) -> int:
-    """Start a process; return its pid."""
+def _fork(job: dict[str, Any], files: list[int]) -> int:
+    """Fork a process that runs a job; return its pid."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Threads: those of numpy's library, which knows of forks.
+        # Python warns of threads. They are those of numpy's library, which supports forks.
+        warnings.simplefilter("ignore")
         pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        _become(job, files)
+        _set_up(job, files)
         importlib.import_module(job["module"]).main()
         code = 0
     except SystemExit as error:
@@ -110,8 +113,8 @@ def _forked(job: dict[str, Any], files: list[int]) -> int:
         os._exit(code)
 
 
-def _become(job: dict[str, Any], files: list[int]) -> None:
-    """Make this process what a new one of the job would be."""
+def _set_up(job: dict[str, Any], files: list[int]) -> None:
+    """Give this process the files, environment and state that a new process would have."""
     os.setsid()
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
@@ -130,15 +133,15 @@ def _become(job: dict[str, Any], files: list[int]) -> None:
     sys.path[:0] = job["path"]
     if job.get("forks"):
         sys.modules["forking"].fork_by(socket.socket(fileno=files[4]))
-    tempfile.tempdir = None  # it may be another one here
+    tempfile.tempdir = None  # the environment may name another folder
     random.seed()
     gc.enable()
 
 
 def main() -> None:
-    """Import the modules, and serve."""
+    """Import the modules of a kind of server, and serve."""
     control, own_folder = socket.socket(fileno=int(sys.argv[1])), sys.path[0]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the tests
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends when the tests end
     for name in IMPORTED[sys.argv[2]]:
         module = importlib.import_module(name)
         if hasattr(module, "warm_up"):

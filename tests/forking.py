@@ -35,7 +35,7 @@ FORKED = {"attn_export.runtimes.worker", "attn_export.runtimes.child"}
 COMMAND_LINE = "attn_export.__main__"
 
 DECIDED_AT_START = ("PYTHON", "LD_", "OMP_", "OPENBLAS_")
-"""Beginnings of environment variables that only a new process obeys."""
+"""Prefixes of environment variables that have an effect only at the start of a process."""
 
 _lock = threading.Lock()
 _servers: dict[str, socket.socket] = {}
@@ -43,7 +43,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 class Forked:
-    """A process that a server forked: what `Child` uses of `subprocess.Popen`.
+    """A forked process, with the part of the interface of `subprocess.Popen` that `Child` uses.
 
     Args:
         job: The module, its words, and where it runs.
@@ -57,19 +57,19 @@ class Forked:
         self.stdout: IO[str] | None = None
         job = {"environment": dict(os.environ), "cwd": str(Path.cwd()), "path": [], **job}
         self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        given = [*files[:3], theirs.fileno(), *files[3:]]
+        sent_files = [*files[:3], theirs.fileno(), *files[3:]]
         with theirs, _lock:
-            socket.send_fds(_server(kind), [json.dumps(job).encode()], given)
+            socket.send_fds(_server(kind), [json.dumps(job).encode()], sent_files)
         self.pid = int(self._end.recv(32))
 
     def poll(self) -> int | None:
-        """Return how it ended, as `Popen` has it; None while it runs."""
+        """Return the exit code or -signal, or None while the process runs."""
         if self.returncode is None and select.select([self._end], [], [], 0)[0]:
             self.wait()
         return self.returncode
 
     def wait(self) -> int:
-        """Wait for its end, and return it."""
+        """Wait for the end of the process; return the exit code or -signal."""
         if self.returncode is None:
             self.returncode = int(self._end.recv(32))
             self._end.close()
@@ -96,13 +96,14 @@ def _server(kind: str) -> socket.socket:
 
 
 @functools.cache
-def _decided() -> dict[str, str]:
+def _start_environment() -> dict[str, str]:
+    """Return the variables in `DECIDED_AT_START` as they were at the first call."""
     return {n: value for n, value in os.environ.items() if n.startswith(DECIDED_AT_START)}
 
 
 def _is_as_at_start() -> bool:
     """Return whether the environment has the variables that servers were started with."""
-    return _decided.__wrapped__() == _decided()
+    return _start_environment.__wrapped__() == _start_environment()
 
 
 def _popen(command: Sequence[str], *, env: Any, pass_fds: Sequence[int], **options: Any) -> Any:
@@ -112,14 +113,14 @@ def _popen(command: Sequence[str], *, env: Any, pass_fds: Sequence[int], **optio
         return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
     if not _is_as_at_start():
         return subprocess.Popen(command, env=env, pass_fds=pass_fds, **options)
-    (stdin, to_it), (from_it, stdout) = os.pipe(), os.pipe()
+    (stdin, stdin_writer), (stdout_reader, stdout) = os.pipe(), os.pipe()
     try:
         files = [stdin, stdout, options["stderr"].fileno(), *pass_fds]
         process = Forked({"module": words[0], "words": words[1:]}, files)
     finally:
         os.close(stdin)
         os.close(stdout)
-    process.stdin, process.stdout = os.fdopen(to_it, "w"), os.fdopen(from_it)
+    process.stdin, process.stdout = os.fdopen(stdin_writer, "w"), os.fdopen(stdout_reader)
     return process
 
 
@@ -127,9 +128,9 @@ FORKING = SimpleNamespace(Popen=_popen, PIPE=subprocess.PIPE)
 
 
 def fork_from_now_on() -> None:
-    """Have the processes that `Child` starts forked, where the system can (Linux)."""
+    """Fork the processes that `Child` starts from now on, if the system can (Linux)."""
     if hasattr(os, "pidfd_open"):
-        _decided()
+        _start_environment()
         child.subprocess = FORKING  # type: ignore[attr-defined]
 
 
@@ -146,7 +147,7 @@ def forking() -> bool:
 
 @contextlib.contextmanager
 def started_anew() -> Iterator[None]:
-    """Start processes anew inside this block."""
+    """Start processes without forking inside this block."""
     before, child.subprocess = child.subprocess, subprocess  # type: ignore[attr-defined]
     try:
         yield

@@ -1,4 +1,4 @@
-"""Small changes of ONNX graphs with onnx alone, to plant faults."""
+"""Changes of ONNX graphs by which tests plant faults, made with onnx alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 @dataclasses.dataclass
 class Graph:
-    """A model that is being changed: its graph, or one within a node of it."""
+    """A graph that is changed: that of a model, or a subgraph of a node."""
 
     model: onnx.ModelProto
     inner: onnx.GraphProto | None = None
@@ -85,7 +85,7 @@ class Graph:
         self.insert(0, new)
 
     def skip(self, node: onnx.NodeProto) -> None:
-        """Leave a node out: what uses its output gets its first input."""
+        """Remove a node. Users of its output read its first input instead."""
         for other in self.nodes:
             other.input[:] = [node.input[0] if i == node.output[0] else i for i in other.input]
         self.proto.node.remove(node)

@@ -1,4 +1,4 @@
-"""Start and end of processes in the tests."""
+"""Helpers for tests that start processes and signal them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def default_signals() -> None:
-    """Reset signals for `preexec_fn`, since tests may run in the background or under nohup."""
+    """Reset signals, for `preexec_fn`: tests in the background or under nohup ignore some."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
@@ -31,18 +31,22 @@ def _caught(pid: int) -> int:
 
 
 def worker_after(code: str) -> Callable[[str, int, int], list[str]]:
-    """Return a `runtimes.process.worker_command` with Python run first, with `os` and `sys`."""
+    """Return a replacement of `runtimes.process.worker_command` that first runs some code.
+
+    Args:
+        code: The Python code. `os` and `sys` are imported.
+    """
 
     def command(name: str, memory: int, threads: int) -> list[str]:
         start = f"sys.argv = ['worker', {name!r}, '{memory}', '{threads}']; worker.main()"
-        whole = f"import os, sys; from attn_export.runtimes import worker\n{code}\n{start}"
-        return [sys.executable, "-P", "-c", whole]
+        program = f"import os, sys; from attn_export.runtimes import worker\n{code}\n{start}"
+        return [sys.executable, "-P", "-c", program]
 
     return command
 
 
 def gone(pid: int) -> bool:
-    """Return whether a process has ended (a zombie has)."""
+    """Return whether a process has ended, including zombies."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Results that are computed once in a test run, by the first process that needs them."""
+"""Bundles that several tests need, built once in a run by the first process that needs them."""
 
 from __future__ import annotations
 
@@ -29,30 +29,40 @@ BUNDLES: dict[str, dict[str, object]] = {
         "cache": "in-place", "kv_dtype": "int4", "kv_scale": "per-block", "head_dim": 40,
     },
 }  # fmt: skip
-"""Fields of specs beside E 16, H 2, causal: for tests of kits and of runtimes."""
+"""Fields of small causal specs, beside E 16 and H 2, for tests of kits and of runtimes."""
 
 T = TypeVar("T")
 
-_place: list[Path] = []
+_folder: list[Path] = []
 
 
 def use(factory: pytest.TempPathFactory) -> None:
-    """Take the folder that all processes of this run have; conftest says so at the start."""
-    base = factory.getbasetemp()  # each process has its own, in one that is theirs together
+    """Set the folder of shared results, which all processes of a run use.
+
+    conftest.py calls this at the start of each process.
+    """
+    base = factory.getbasetemp()  # below the base of the whole run in processes of pytest-xdist
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     folder.mkdir(exist_ok=True)
-    _place[:] = [folder]
+    _folder[:] = [folder]
 
 
 def extended(values: Iterable[T], kept: Callable[[T], bool]) -> list[Any]:
-    """Return parameters of a test, of which those that are not kept are marked `extended`."""
+    """Return parameters of a test, with the mark `extended` on those that `kept` rejects."""
     marks = pytest.mark.extended
     return [value if kept(value) else pytest.param(value, marks=marks) for value in values]
 
 
 def once(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder of that name, made at the first call. Read it; copy it before changing it."""
-    folder = _place[0] / name
+    """Return the shared folder of this name, which the first call in a run makes.
+
+    Tests must copy the folder before they change it.
+
+    Args:
+        name: The name of the folder.
+        make: Function that creates the folder it is given.
+    """
+    folder = _folder[0] / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with Path(f"{folder}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -71,7 +81,7 @@ def spec_of(name: str) -> AttentionSpec:
 
 
 def bundle_of(name: str) -> Path:
-    """Return one of `BUNDLES` in all dialects, which passed."""
+    """Return a bundle of one of `BUNDLES` in all dialects."""
 
     def make(folder: Path) -> None:
         assert build(spec_of(name), folder, name=name, runtimes=["ort-cpu"]).passed
@@ -80,29 +90,29 @@ def bundle_of(name: str) -> Path:
 
 
 def few_bits_bundle() -> Path:
-    """Return a bundle with int4 weights in the standard dialect, which passed."""
+    """Return a bundle with int4 weights in the standard dialect."""
     from conftest import small_spec  # which imports this module
 
     def make(folder: Path) -> None:
-        few = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
-        assert build(small_spec(weights_dtype="int4"), folder, name="few bits", **few).passed
+        options = {"runtimes": ["ort-cpu"], "dialects": ["standard"]}
+        assert build(small_spec(weights_dtype="int4"), folder, name="few bits", **options).passed
 
     return once("quantised/quality", make)
 
 
 def passed_bundle(name: str, spec: AttentionSpec, note: str = "") -> Path:
-    """Return a bundle of a spec in all dialects, which passed, with such a note in its report.
+    """Return a bundle of a spec in all dialects.
 
     Args:
         name: The name of its folder.
         spec: The spec.
-        note: Words of the note, if there must be one.
+        note: A text that a note of the report must contain.
     """
 
     def make(folder: Path) -> None:
         report = build(spec, folder, name="small", runtimes=["ort-cpu"])
         assert report.passed, str(report)
-        assert not note or any(note in each for each in report.notes)
+        assert not note or any(note in line for line in report.notes)
 
     folder = once(name.replace(" ", "-"), make)
     assert AttentionSpec.from_toml(folder / "spec.toml") == spec, (
@@ -139,5 +149,5 @@ def nodes_of(folder: Path, graph: str, op_type: str) -> list[onnx.NodeProto]:
 
 
 def passed_graphs(report: Report) -> set[str]:
-    """Return the names of the graphs of which an output passed."""
+    """Return the names of the graphs with at least one verdict that passed."""
     return {verdict.graph for verdict in report.verdicts if verdict.status == "passed"}

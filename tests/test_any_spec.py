@@ -1,4 +1,4 @@
-"""Random specs and masks: each is either refused, or correct and the same after a round trip."""
+"""Property tests of specs and masks: any values are either refused, or survive a round trip."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BIASES = st.lists(st.sampled_from(("q", "k", "v", "out")), min_size=1)
 
 
 def positions() -> dict[str, st.SearchStrategy]:
-    """Return fields of positions other than rotary ones, which self-attention can have."""
+    """Return strategies for the fields of non-rotary positions, for self-attention."""
     return {
         "window_left": st.none() | st.integers(0, 10**6),
         "alibi": st.booleans(),
@@ -40,7 +40,7 @@ def positions() -> dict[str, st.SearchStrategy]:
 
 @st.composite
 def rotary_values(draw: st.DrawFn, width: int) -> dict[str, object]:
-    """Draw rotary fields for heads of at least two elements."""
+    """Draw rotary fields for heads of `width` channels, at least two."""
     return {
         "rotary": draw(st.sampled_from(("half", "interleaved"))),
         "rotary_dim": 2 * draw(st.integers(1, width // 2)),

@@ -1,6 +1,6 @@
-"""Architecture read from the source: floors, allowed imports, measurable style.
+"""Tests of the architecture, by reading the source: floors, allowed imports, sizes of files.
 
-`docs/architecture.md` explains it.
+`docs/architecture.md` explains the floors.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from conftest import ROOT
 
 import attn_export
 
-pytestmark = pytest.mark.xdist_group("test_architecture")  # what is parsed is shared
+pytestmark = pytest.mark.xdist_group("test_architecture")  # the tests share the parsed files
 
 PACKAGE = ROOT / "attn_export"
-TEMPLATES = PACKAGE / "kits" / "python"  # what is shipped to users: it knows nothing of us
+TEMPLATES = PACKAGE / "kits" / "python"  # code of users' projects, which lack this package
 FILES = {
     path.relative_to(PACKAGE).with_suffix("").as_posix(): path
     for path in sorted(PACKAGE.rglob("*.py"))
     if not path.is_relative_to(TEMPLATES)
 }
 
-# The longest prefix counts. A file imports from floors below, and from its own floor and folder.
+# The floor of a file is that of the longest prefix of its name. A file may import from lower
+# floors, and from files of its own folder on the same floor.
 FLOORS = {
     "errors": -3, "untrusted_files": -2, "dialect_names": -2, "tensorproto": -2, "results": -1,
     "quality": -2,
@@ -99,7 +100,7 @@ ONLY_IN = {
     "click": ("cli/",),
     "rich": ("cli/", "report/"),
 }
-"""Files that may import a package: at module level or not, for types or not."""
+"""Prefixes of the files that may import a package, anywhere in the file."""
 
 
 @functools.cache
@@ -292,7 +293,7 @@ def test_no_file_but_those_with_torch_loads_it_in_any_way():
 
 @pytest.fixture
 def without_torch(tmp_path) -> Path:
-    """Return a folder for PYTHONPATH in which importing torch leaves a trace and fails."""
+    """Return a folder for PYTHONPATH with a torch whose import writes a file and fails."""
     stub = tmp_path / "path" / "torch"
     stub.mkdir(parents=True)
     trace = f"open({str(tmp_path / 'torch was imported')!r}, 'w').close()"

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one-line errors, and no files left after failures."""
+"""Tests of the command line: exit codes, errors of one line, no files left after errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ WRONG_USE = [
 
 @pytest.fixture
 def workplace(tmp_path: Path, bundle: Path) -> Path:
-    """Return a folder with files that are wrong in one way each."""
+    """Return a folder with invalid files, each of which has one mistake."""
     (tmp_path / "typo.toml").write_text("embed_dim = 32\nnum_heads = 4\nnum_head = 4\n")
     (tmp_path / "broken.toml").write_text("embed_dim = = 32\n")
     (tmp_path / "garbage.onnx").write_bytes(b"this is no protobuf message \xff\xff")

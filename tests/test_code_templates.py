@@ -1,4 +1,4 @@
-"""Values in generated programs and documents: any value is escaped to one literal."""
+"""Tests that any value in a generated program or document is exactly one literal."""
 
 from __future__ import annotations
 

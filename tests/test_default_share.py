@@ -1,4 +1,4 @@
-"""The share of the tests that runs without --all, in a run of pytest of its own."""
+"""Tests of `default_share`, the selection of tests without --all, in a pytest run of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules of users through the public interface: graphs are adapted, fused and judged."""
+"""Tests of users' modules through the public interface: rewritten, fused and verified."""
 
 from __future__ import annotations
 

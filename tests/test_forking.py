@@ -1,4 +1,4 @@
-"""Forked processes behave as newly started ones."""
+"""Tests that forked processes behave like new ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_forked_command_prints_and_ends_as_a_new_one(
 
 
 def called(function: str, **arguments: object) -> object:
-    """Return the answer of a function in a process of its own."""
+    """Return the result of a function that is called in a process of its own."""
     child = Child(module_command(LIMITED, 0))
     child.send({"function": function, "about": "", "arguments": arguments})
     answer = child.receive(60)

@@ -1,4 +1,4 @@
-"""Tests that share a result run in one process, so that it is computed once."""
+"""Tests of the marker `xdist_group`, by which tests with shared results run in one process."""
 
 from __future__ import annotations
 

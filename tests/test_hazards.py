@@ -1,4 +1,4 @@
-"""The traps of exporting attention: each with the trap itself, and the remedy that closes it.
+"""Known pitfalls of exporting attention: each test shows the pitfall and that it is handled.
 
 Where the trap is another library's, a first test shows that it is still there: when that fails,
 the remedy has become unnecessary.

@@ -1,4 +1,4 @@
-"""A signal ends a process at any point, and unfinished work is undone."""
+"""Tests of signals that end a process: it ends at any point, and undoes unfinished work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 def end(
     body: str, folder: Path, number: signal.Signals, *, times: int = 1
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script until it says that it is ready, and tell it to end."""
+    """Run a script until it prints ``ready``, send it a signal, and return its result.
+
+    Args:
+        body: The script, after `HEAD`.
+        folder: The folder to run it in.
+        number: The signal.
+        times: The number of times that the signal is sent.
+    """
     with subprocess.Popen(
         [sys.executable, "-c", HEAD + body], cwd=folder, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "TMPDIR": str(folder)},
@@ -46,10 +53,10 @@ def end(
             assert process.stdout.readline() == "ready\n"
             for _ in range(times):
                 process.send_signal(number)
-            out, said = process.communicate(timeout=20)
+            stdout, stderr = process.communicate(timeout=20)
         finally:
             process.kill()
-    return subprocess.CompletedProcess(process.args, process.returncode, out, said)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 SWALLOWS = """

@@ -1,4 +1,4 @@
-"""The matrix of three models, as scripts/matrix makes it."""
+"""Tests of the matrix of scripts/matrix, with three models."""
 
 from __future__ import annotations
 

@@ -17,15 +17,15 @@ from attn_export.parity.plan import plan_cases
 SPECS = sorted((ROOT / "models").glob("*.toml"))
 LARGE = {"llama-3-8b", "falcon-7b", "gpt-oss-20b", "mistral-7b", "phi-3-mini"}
 FAR = {"gpt-oss-20b", "t5-base-decoder", "gemma-3-1b", "qwen2-0.5b", "falcon-7b"}
-"""Models that have a case beyond their window, their last bucket, or the others' positions."""
+"""Models with a case that is longer than other models', beyond their window or last bucket."""
 IN_ALL_DIALECTS = {"gqa-in-place", "mqa", "gpt2", "llama-3.2-1b", "whisper-small-encoder"}
-"""Models of which all graphs are built here; `scripts/build_models` builds those of all."""
+"""Models built in all dialects here. `scripts/build_models` does so for all models."""
 TOO_FAR = {"gemma-2-2b", "mistral-7b", "phi-3-mini"}
-"""Models whose windows end too far away for one."""
+"""Models whose windows are too long for such a case."""
 DEFAULT = {"mqa", "gqa-in-place", "qwen2-0.5b"}
-"""Models of the default tests: two variants, and one of real dimensions."""
+"""Models that are tested by default: two variants, and one of real dimensions."""
 BY_SCRIPT = LARGE - {"phi-3-mini"}
-"""Minutes of float64 that show nothing which phi-3 does not: left to `scripts/build_models`."""
+"""Large models that only `scripts/build_models` builds, because phi-3-mini covers them here."""
 
 
 def test_the_models_are_the_ones_that_the_project_promises():

@@ -39,7 +39,7 @@ def is_program(path: Path) -> bool:
 
 
 def docstrings(*folders: str) -> Iterator[tuple[str, Documented, str]]:
-    """Yield the place, the node and the first line of every docstring."""
+    """Yield the file and line, the node and the first line of every docstring."""
     for path in (path for folder in folders for path in sources(folder)):
         for node, text in docstrings_of(ast.parse(path.read_bytes())):
             line = getattr(node, "lineno", 1)
@@ -152,7 +152,7 @@ def test_imperative_is_recognised(line: str, expected: bool):
 
 
 BANNED = ("house", "room", "rooms", "voice", "noun", "nouns", "told", "asked", "blame", "blamed")
-"""Words that need a story to be understood, as parts of names or in docstrings."""
+"""Words that must not occur in names or docstrings, because they were used as metaphors."""
 
 
 def names_in(tree: ast.Module) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits: exact in float32, rounded to the nearest, and refused if not finite."""
+"""Tests of quantised weights: exact in float32, rounded to nearest, and invalid ones refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README is short and complete, and has the measured figures."""
+"""Tests of the README: its length, its parts, and that its figures are the measured ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that cannot be exported: errors name the construct, its line and the remedy."""
+"""Tests of refused modules: the error names the construct, its line, and a replacement."""
 
 from __future__ import annotations
 

@@ -77,14 +77,14 @@ def test_the_bare_script_of_the_benchmark_exports_the_module_that_the_job_builds
 def test_bench_large_counts_the_memory_of_processes_that_a_command_starts():
     held = "import time; held = b'x' * (96 << 20); time.sleep(1)"
     starts = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {held!r}])"
-    used = load("bench_large").used([sys.executable, "-c", starts])
+    used = load("bench_large").measure_usage([sys.executable, "-c", starts])
     assert 96 << 20 < used.peak < 160 << 20
     assert used.seconds > 1
 
 
 def test_bench_large_states_the_goals_beside_what_it_measured():
     script = load("bench_large")
-    measured = {name: script.Used(3 << 30, 7.0) for name in script.COMMANDS}
+    measured = {name: script.Usage(3 << 30, 7.0) for name in script.COMMANDS}
     row = {"weights": 1 << 30, **measured, "save": [1.2, 1.5, 1.3], "raw": [1.0, 1.0, 1.1]}
     page = script.to_markdown([row])
     assert "| 1.00 GiB | 3.50 GiB | 3.00 GiB, 7 s |" in page

@@ -1,4 +1,4 @@
-"""A report is written completely, or the old one is kept."""
+"""Tests that a report is written completely, or the previous file is kept."""
 
 from __future__ import annotations
 

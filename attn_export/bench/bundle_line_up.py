@@ -23,9 +23,11 @@ from attn_export.spec.low_precision import FLOAT_CACHE
 RUNTIME = "ort-cpu"
 NO_SPEC = "the bundle has no spec.toml: its module is not known here"
 ALONE_FROM = 1 << 30
-"""Bytes of scores from which a graph that may write them out lives for its own turns only."""
+"""Size of the attention scores, in bytes, from which a candidate's process is started anew for
+each of its turns, because a graph that stores its scores would fill the memory."""
 
 STATIC, BARE = "torch static cache", "bare export, ORT"
+"""Names of two peers in every contest."""
 
 Manifest = Mapping[str, Any]
 
@@ -33,34 +35,34 @@ Manifest = Mapping[str, Any]
 def torch_peers(
     kind: str, options: Mapping[str, Any], work: Cost, *, static: bool, reason: str
 ) -> list[Candidate]:
-    """Return PyTorch as candidates: as it is, with a static cache, compiled.
+    """Return the PyTorch candidates: eager, with a static cache, and with torch.compile.
 
     Args:
-        kind: The kind of candidate, which makes the module.
-        options: Its options beside ``static`` and ``compile``.
+        kind: The key of `KINDS` in `candidate_worker` whose function makes the module.
+        options: The options of that function, without ``static`` and ``compile``.
         work: The work of one run.
-        static: Whether a static cache takes part.
+        static: Whether to add a candidate with a static cache, and to compile that one.
         reason: The reason not to run them, or "".
     """
 
     def peer(name: str, *, static: bool = False, compiled: bool = False) -> Candidate:
-        more = {**options, "static": static, "compile": compiled}
-        return Candidate(name, "peer", kind, more, work, reason=reason)
+        all_options = {**options, "static": static, "compile": compiled}
+        return Candidate(name, "peer", kind, all_options, work, reason=reason)
 
-    held = [peer(STATIC, static=True)] if static else []
-    return [peer("torch SDPA"), *held, peer("torch.compile", static=static, compiled=True)]
+    static_peers = [peer(STATIC, static=True)] if static else []
+    return [peer("torch SDPA"), *static_peers, peer("torch.compile", static=static, compiled=True)]
 
 
 def bare_options(
     file: Path, inputs: Mapping[str, Feed], outputs: Mapping[str, Feed], job: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of the bare exporter's graph as a candidate.
+    """Return the options of a candidate that runs what `torch.onnx.export` alone produces.
 
     Args:
         file: The graph, which is exported if it is missing.
-        inputs: Its inputs.
-        outputs: Its outputs.
-        job: The job that exports it.
+        inputs: The graph's inputs by name.
+        outputs: The graph's outputs by name.
+        job: The job of `peers_export` that exports it.
     """
     return {
         "file": str(file),
@@ -72,11 +74,12 @@ def bare_options(
 
 @dataclasses.dataclass(frozen=True)
 class Entrants:
-    """Candidates of a benchmark, at any sizes.
+    """Factory of the candidates of a bundle's benchmark, for any sizes of its axes.
 
     Attributes:
-        folder: The bundle's.
-        scratch: For graphs that are made on the way.
+        folder: The folder of the bundle.
+        scratch: The folder for graphs that candidates need and the bundle lacks.
+        manifest: The manifest of the bundle.
         spec: The spec, if the bundle has one.
     """
 
@@ -85,30 +88,31 @@ class Entrants:
     manifest: Manifest
     spec: AttentionSpec | None
 
-    def at(self, sizes: Sizes, *, decode: bool) -> list[Candidate]:
-        """Return the candidates at these sizes.
+    def candidates(self, sizes: Sizes, *, decode: bool) -> list[Candidate]:
+        """Return the graphs of the bundle, their peers and the rooflines.
 
         Args:
-            sizes: The sizes of every axis that bench supports.
-            decode: Whether one token is new, and memory is what limits.
+            sizes: The size of every axis, by name.
+            decode: Whether the query is one token. The roofline is then the bandwidth of memory,
+                else the speed of a matrix product.
 
         Raises:
             UsageError: If an input has an axis without a size.
         """
         work = self._work(sizes)
-        found = [*self._ours(sizes), *self._peers(sizes, work, decode=decode)]
+        candidates = [*self._ours(sizes), *self._peers(sizes, work, decode=decode)]
         if work.flops:
-            found += read_rooflines(self.scratch) if decode else gemm_rooflines(self.scratch)
-        return found
+            candidates += read_rooflines(self.scratch) if decode else gemm_rooflines(self.scratch)
+        return candidates
 
-    def own(self, name: str, folder: Path, graph: GraphFile, sizes: Sizes) -> Candidate:
-        """Return a graph of the bundle, or another form of one, as a candidate.
+    def graph_candidate(self, name: str, folder: Path, graph: GraphFile, sizes: Sizes) -> Candidate:
+        """Return a candidate that runs a graph of the bundle, or a variant of such a graph.
 
         Args:
-            name: Its name in the contest.
-            folder: The folder of its file.
-            graph: Its file, its layouts, and what is written in place.
-            sizes: The sizes of every axis that bench supports.
+            name: The name of the candidate in the contest.
+            folder: The folder of the graph's file.
+            graph: The graph's file name, layouts, and outputs written in place.
+            sizes: The size of every axis, by name.
         """
         inputs = {
             name: Input(tuple(entry["shape"]), entry["dtype"])
@@ -116,17 +120,17 @@ class Entrants:
         }
         outputs = {name: entry["shape"] for name, entry in self.manifest["outputs"].items()}
         feeds = feeds_of(inputs, sizes), known_feeds(outputs, sizes)
-        made = as_candidate(name, folder, graph, *feeds, self._work(sizes))
-        return dataclasses.replace(made, alone=self._is_large(sizes))
+        candidate = as_candidate(name, folder, graph, *feeds, self._work(sizes))
+        return dataclasses.replace(candidate, alone=self._is_large(sizes))
 
     def _ours(self, sizes: Sizes) -> list[Candidate]:
         return [
-            self.own(
+            self.graph_candidate(
                 " ".join(filter(None, [graph.dialect, phase_of(graph.name), RUNTIME])),
                 self.folder, graph, sizes,
             )
             for graph in graph_files(self.manifest)
-            # ONNX Runtime's CPU has no kernels for some of the graphs that are for CUDA.
+            # Some graphs for CUDA have nodes without a kernel in ONNX Runtime's CPU provider.
             if graph.takes(sizes) and not known_limit(OrtCpu(), graph)
         ]  # fmt: skip
 
@@ -137,18 +141,14 @@ class Entrants:
 
     def _peers(self, sizes: Sizes, work: Cost, *, decode: bool) -> list[Candidate]:
         reason = missing("torch") if self.spec else NO_SPEC
-        # Peers grow their cache by concatenation, or have a static one of their own.
-        appending = _appending(self.spec)
-        has_cache = appending is not None and appending.has_cache
-        spec = {} if appending is None else appending.to_dict()
-
-        found = torch_peers(
-            "spec", {"spec": spec, "sizes": dict(sizes)}, work, static=decode and has_cache,
-            reason=reason,
-        )  # fmt: skip
-        bare = self._bare(appending, sizes) if appending is not None and not reason else {}
+        # Peers append to their cache, or make a static one themselves.
+        spec = None if self.spec is None else _peer_spec(self.spec)
+        has_cache = spec is not None and spec.has_cache
+        options = {"spec": {} if spec is None else spec.to_dict(), "sizes": dict(sizes)}
+        in_torch = torch_peers("spec", options, work, static=decode and has_cache, reason=reason)
+        bare = self._bare(spec, sizes) if spec is not None and not reason else {}
         alone = self._is_large(sizes)
-        return [*found, Candidate(BARE, "peer", "graph", bare, work, alone=alone, reason=reason)]
+        return [*in_torch, Candidate(BARE, "peer", "graph", bare, work, alone=alone, reason=reason)]
 
     def _bare(self, spec: AttentionSpec, sizes: Sizes) -> dict[str, Any]:
         job = {"what": "bare spec", "spec": spec.to_dict()}
@@ -161,9 +161,7 @@ class Entrants:
         return 4 * sizes["batch"] * heads * sizes["query_len"] * keys >= ALONE_FROM
 
 
-def _appending(spec: AttentionSpec | None) -> AttentionSpec | None:
-    if spec is None:
-        return None
-    # Peers keep floating point: integers need a cache in place, and operators of ONNX.
+def _peer_spec(spec: AttentionSpec) -> AttentionSpec:
+    """Return a spec as PyTorch can run it: an appending cache, and no quantised values."""
     plain = dataclasses.replace(spec, **FLOAT_CACHE, activations="none")
     return dataclasses.replace(plain, cache="append") if spec.has_cache else plain

@@ -1,7 +1,8 @@
 """Process of one candidate: `python -m attn_export.bench.candidate_worker KIND MIB THREADS`.
 
-The protocol is JSON, one object a line. On `prepare` it makes the candidate, runs it twice, sends
-`prepared`; on `run` it sends `times`. Between its turns it blocks on the pipe.
+It reads jobs from stdin and writes events to stdout, as one JSON object per line. The job
+`prepare` makes the candidate, runs it twice and is answered by `prepared`; the job `run` is
+answered by `times`. After an error the process sends `failed` and ends.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from attn_export.runtimes.ipc import (
     private_stdout,
 )
 
-# -- memory of this process, current and peak (Linux; unknown on other systems) -----------------
+# -- memory of this process, current and peak (Linux only) --------------------------------------
 
 
 STATUS = Path("/proc/self/status")
 CLEAR = Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
-"""proc(5): writing 5 sets VmHWM to what VmRSS is now."""
+"""The value that, written to `CLEAR`, sets VmHWM to the present VmRSS; see proc(5)."""
 
 
 def reset_peak() -> int | None:
-    """Forget the peak so far; the bytes that are resident now, or None where unknown."""
+    """Reset the peak of resident memory; return the resident bytes, or None if unknown."""
     try:
         CLEAR.write_text(RESET_PEAK)
         return _status("VmRSS")
@@ -45,7 +46,7 @@ def reset_peak() -> int | None:
 
 
 def peak() -> int | None:
-    """Return the peak of resident bytes since the reset, or None if unknown."""
+    """Return the peak of resident memory since the reset in bytes, or None if unknown."""
     try:
         return _status("VmHWM")
     except OSError:
@@ -53,8 +54,8 @@ def peak() -> int | None:
 
 
 def _status(field: str) -> int | None:
-    found = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
-    return int(found[1]) << 10 if found else None
+    match = re.search(rf"^{field}:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE)
+    return int(match[1]) << 10 if match else None
 
 
 # -- process of one candidate -------------------------------------------------------------------
@@ -67,21 +68,21 @@ KINDS = {
     "spec": ("peers_spec", "make_layer"),
     "roof": ("peers_plain", "make_roofline"),
 }
-"""The module of every kind of candidate and a function of it: (options, threads) -> Prepared."""
+"""Module and function (options, threads) -> Prepared that make each kind of candidate."""
 
 Make = Callable[[Mapping[str, Any], int], Prepared]
 
 
 def main() -> None:
-    """Serve one candidate until the other process is gone."""
+    """Make and run one candidate until stdin is closed."""
     kind, memory_mib, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     send = EventWriter(private_stdout())
     jobs = jobs_from_stdin()
     limit_memory(memory_mib)
     try:
-        module, make = KINDS[kind]
-        found = importlib.import_module(f"attn_export.bench.{module}")
-        _serve(getattr(found, make), threads, jobs, send)
+        module_name, function = KINDS[kind]
+        module = importlib.import_module(f"attn_export.bench.{module_name}")
+        _serve(getattr(module, function), threads, jobs, send)
     except Exception as error:
         send("failed", outcome=outcome_of(error), reason=one_line(error))
 
@@ -106,7 +107,7 @@ def _serve(
 
 
 def _first_run(prepared: Prepared) -> int | None:
-    """Return the peak growth of this process in its first run, in bytes."""
+    """Run once; return how much the memory of this process grew at most, in bytes, or None."""
     before = reset_peak()
     prepared.run()
     after = peak()
@@ -114,12 +115,12 @@ def _first_run(prepared: Prepared) -> int | None:
 
 
 def _times(prepared: Prepared, runs: int) -> list[float]:
-    found = []
+    seconds = []
     for _ in range(runs):
         started = time.perf_counter()
         prepared.run()
-        found.append(time.perf_counter() - started)
-    return found
+        seconds.append(time.perf_counter() - started)
+    return seconds
 
 
 if __name__ == "__main__":

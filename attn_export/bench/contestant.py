@@ -1,4 +1,7 @@
-"""Candidates in processes of their own, each given turns among the others."""
+"""Interleaved measurement of candidates, each of which runs in a process of its own.
+
+Candidates take turns, several rounds over, so that a disturbance of the machine affects all.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from attn_export.runtimes.child import Child, module_command
 from attn_export.runtimes.protocol import Facts, Limits
 
 MOST_RUNS = 2000
-"""Largest number of runs in a turn, however short they are."""
+"""Largest number of runs in a turn."""
 
 
 class Contestant:
-    """One candidate. Its process blocks on a pipe between its turns.
+    """A candidate and its process, which blocks on a pipe between turns.
 
     Args:
         candidate: The candidate.
-        limits: For its process.
+        limits: Limits of its process.
     """
 
     def __init__(self, candidate: Candidate, limits: Limits) -> None:
@@ -44,16 +47,16 @@ class Contestant:
 
     @property
     def pid(self) -> int | None:
-        """Its process, if it has one now."""
+        """The identifier of its process, or None while it has none."""
         return self._child.pid if self._child else None
 
     def prepare(self) -> None:
-        """Load, allocate, bind, and run twice."""
+        """Load the candidate, allocate and bind its memory, and run it twice."""
         if not self.alive:
             return
         if self._child is None:
             self._start()
-        event = self._ask({"do": "prepare", "options": dict(self.candidate.options)})
+        event = self._request({"do": "prepare", "options": dict(self.candidate.options)})
         if event is not None:
             self._outcome, self._latency = "ran", event["latency"]
             if self._growth is None:
@@ -61,14 +64,15 @@ class Contestant:
             self._facts = event["facts"]
 
     def turn(self, seconds: float) -> None:
-        """Run for about so long, once at least."""
+        """Run for about this number of seconds, at least once."""
         if self.candidate.alone and self._child is None:
             self.prepare()
         if not self.alive:
             return
         runs = min(max(1, round(seconds / max(self._latency, 1e-6))), MOST_RUNS)
-        # Others evicted our data from the caches: warm up, unless one run is longer than a turn.
-        event = self._ask({"do": "run", "runs": runs, "warm": self._latency < seconds})
+        # Other candidates evicted this one's data from the processor's caches, so it runs once
+        # without being timed, unless one run is longer than a turn.
+        event = self._request({"do": "run", "runs": runs, "warm": self._latency < seconds})
         if event is not None:
             self._seconds += event["seconds"]
             self._latency = sorted(event["seconds"])[runs // 2]
@@ -76,7 +80,7 @@ class Contestant:
             self.close()
 
     def measured(self) -> Measured:
-        """Return the result; drop the times if the candidate failed later."""
+        """Return the result, without times if the candidate failed in any turn."""
         seconds = tuple(self._seconds) if self.alive else ()
         return Measured(
             self.candidate, seconds, self._growth, self._outcome, self._reason, self._facts
@@ -93,7 +97,7 @@ class Contestant:
         command = worker_command(self.candidate.kind, limits.memory_mib or 0, limits.threads)
         self._child = Child(command)
 
-    def _ask(self, job: dict[str, Any]) -> dict[str, Any] | None:
+    def _request(self, job: dict[str, Any]) -> dict[str, Any] | None:
         """Send a job and return its answer; on failure return None and end the process."""
         assert self._child is not None
         self._child.send(job)
@@ -116,18 +120,18 @@ def worker_command(kind: str, memory_mib: int, threads: int) -> list[str]:
     """Return the command that starts a candidate's process.
 
     Args:
-        kind: The kind of candidate, a key of `KINDS`.
-        memory_mib: Its memory limit, in MiB.
+        kind: The kind of candidate, a key of `KINDS` in `candidate_worker`.
+        memory_mib: The memory limit of the process in MiB.
         threads: Threads for computing.
     """
     return module_command("attn_export.bench.candidate_worker", kind, memory_mib, threads)
 
 
-# -- all candidates in turn, several rounds over, so that what disturbs one disturbs all --------
+# -- measurement of all candidates --------------------------------------------------------------
 
 
 SETTLE = 0.1
-"""Seconds between turns: threads of ONNX Runtime go on spinning for up to 50 ms after a run."""
+"""Pause between turns in seconds: threads of ONNX Runtime spin for up to 50 ms after a run."""
 
 
 def measure(
@@ -138,17 +142,17 @@ def measure(
     limits: Limits,
     advance: Callable[[str], None] = lambda _: None,
 ) -> tuple[Measured, ...]:
-    """Measure candidates against each other.
+    """Measure candidates in turns and return their results, in the same order.
 
     Args:
-        candidates: Those with `alone` are started for every turn, one at a time.
-        rounds: The number of turns of each.
-        turn_seconds: The approximate length of a turn in seconds; one run at least.
-        limits: For each process.
-        advance: Receives the candidate's name after its preparation and each of its turns.
+        candidates: The candidates. Those with `alone` have a process only during their turns.
+        rounds: The number of turns of each candidate.
+        turn_seconds: The approximate length of a turn in seconds. A turn has at least one run.
+        limits: Limits of each process.
+        advance: Called with a line of progress after each preparation and each turn.
     """
     with contextlib.ExitStack() as stack:
-        # All processes start at once and import their SDKs; what follows is one at a time.
+        # All processes start and import their SDKs at the same time. Only one computes at a time.
         contestants = [Contestant(candidate, limits) for candidate in candidates]
         for contestant in contestants:
             stack.callback(contestant.close)

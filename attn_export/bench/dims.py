@@ -1,4 +1,4 @@
-"""Sizes of one attention, and the minimal computation and memory traffic of it or of a layer."""
+"""Sizes of attention, and the minimal computation and memory traffic that it needs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import numpy_dtype
 
 FLOAT32 = 4
-"""Bytes."""
+"""The size of a float32 in bytes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dims:
-    """One attention, with all its sizes; float32.
+    """Sizes of an attention layer in float32, or of attention without projections.
 
     Attributes:
         batch: B.
-        query_len: L, new tokens.
-        key_len: S, the past included; more than L means that there is a cache.
+        query_len: L, the number of new tokens.
+        key_len: S, the number of keys, the past included. More than L: there is a cache.
         num_heads: H.
         num_kv_heads: Hkv.
         head_dim: D.
-        embed_dim: E of the whole layer; 0 for attention alone, without projections.
-        causal: Whether query i sees keys up to P + i only.
+        embed_dim: E of the layer; 0 for attention without projections.
+        causal: Whether query i attends to keys up to P + i only.
     """
 
     batch: int = 1
@@ -41,12 +41,12 @@ class Dims:
 
     @property
     def past_len(self) -> int:
-        """P, tokens in the cache before the run."""
+        """P, the number of tokens in the cache before the run."""
         return self.key_len - self.query_len
 
     @property
     def work(self) -> Cost:
-        """Two matrix products over what each query sees, and the projections."""
+        """The work of one run: two matrix products per query and key, and the projections."""
         B, L, S = self.batch, self.query_len, self.key_len
         pairs = L * self.past_len + L * (L + 1) / 2 if self.causal else L * S
         weights = self.embed_dim * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
@@ -56,19 +56,19 @@ class Dims:
 
     @property
     def score_bytes(self) -> int:
-        """Memory of all scores [B, H, L, S], where they are written out."""
+        """The size of all scores [B, H, L, S] in bytes, for graphs that store them."""
         return FLOAT32 * self.batch * self.num_heads * self.query_len * self.key_len
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The axes by name."""
+        """The sizes of a graph's axes by name."""
         return {
             "batch": self.batch, "query_len": self.query_len, "past_len": self.past_len,
             "total_len": self.key_len, "capacity": self.key_len,
         }  # fmt: skip
 
-    def new(self) -> dict[str, Feed]:
-        """Return the inputs of every run: query, and key and value if attention is alone."""
+    def token_inputs(self) -> dict[str, Feed]:
+        """Return the inputs of new tokens: the query, and without projections key and value too."""
         B, L, D = self.batch, self.query_len, self.head_dim
         if self.embed_dim:
             return {"query": Feed((B, L, self.embed_dim))}
@@ -78,22 +78,26 @@ class Dims:
         return {name: Feed((B, L, H * D)) for name, H in heads.items()}
 
     def cache(self, length: int) -> Feed:
-        """Return the feed of keys or values of `length` tokens."""
+        """Return the feed of a cache [B, Hkv, length, D] of keys or of values."""
         return Feed((self.batch, self.num_kv_heads, length, self.head_dim))
 
     def inputs(self, *, in_place: bool) -> dict[str, Feed]:
-        """Return all inputs of a graph."""
+        """Return all inputs of a graph by name.
+
+        Args:
+            in_place: Whether the cache has a fixed capacity S and new tokens are written into it.
+        """
         if not self.past_len:
-            return self.new()
+            return self.token_inputs()
         past = self.cache(self.key_len if in_place else self.past_len)
-        found = {**self.new(), "past_key": past, "past_value": past}
+        feeds = {**self.token_inputs(), "past_key": past, "past_value": past}
         if in_place:
-            found["past_length"] = Feed((self.batch,), "int64", self.past_len)
-        return found
+            feeds["past_length"] = Feed((self.batch,), "int64", self.past_len)
+        return feeds
 
     def outputs(self) -> dict[str, Feed]:
-        """Return all outputs of a graph."""
-        query = self.new()["query"]
+        """Return all outputs of a graph by name."""
+        query = self.token_inputs()["query"]
         if not self.past_len:
             return {"output": query}
         present = self.cache(self.key_len)
@@ -108,11 +112,13 @@ class Dims:
 
 
 def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Cost:
-    """Return the work of one run; for a window only the tokens are known.
+    """Return the minimal work of one run of a layer.
+
+    With a sliding window only the number of tokens is set; FLOPs and bytes are 0.
 
     Args:
-        spec: The layer.
-        sizes: Of its dynamic axes.
+        spec: The spec of the layer.
+        sizes: The sizes of its dynamic axes, by name.
     """
     B, L, P = sizes["batch"], sizes["query_len"], sizes["past_len"]
     new_keys = sizes["key_len"] if spec.cross else L
@@ -129,14 +135,14 @@ def work_of(spec: AttentionSpec, sizes: Mapping[str, int]) -> Cost:
     flops = 2 * B * (pairs * H * (D + Dv) + L * by_query + new_keys * by_key)
     size = numpy_dtype(spec.dtype).itemsize
     keys = S * (spec.kdim + spec.vdim) if spec.cross else S * Hkv * sum(spec.stored_widths)
-    kept = size
+    key_size = size
     if spec.has_cache:
-        kept = numpy_dtype(spec.inputs()["past_key"].dtype).itemsize
-    return Cost(float(flops), float(B * keys * kept + size * (by_query + by_key)), B * L)
+        key_size = numpy_dtype(spec.inputs()["past_key"].dtype).itemsize
+    return Cost(float(flops), float(B * keys * key_size + size * (by_query + by_key)), B * L)
 
 
 def _latent_cost(spec: AttentionSpec, B: int, L: int, S: int, pairs: float) -> Cost:
-    """Return the work of multi-head latent attention: one key of width R + C serves all heads."""
+    """Return the work of multi-head latent attention, whose heads share one key of width R + C."""
     H, R, C = spec.num_heads, spec.rotary_dim, spec.kv_latent_dim
     inside = spec.q_latent_dim or spec.embed_dim
     up = H * (spec.head_dim - R + spec.v_head_dim) * C

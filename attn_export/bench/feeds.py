@@ -1,4 +1,4 @@
-"""Input arrays of candidates, alike for all, and the result of a maker."""
+"""Feeds: shapes, types and values of the arrays that all candidates of a contest get alike."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from attn_export.tensorfile import numpy_dtype
 
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and a register of AVX-512. numpy itself aligns to 16."""
+"""Alignment of arrays in bytes: a cache line, and a register of AVX-512. numpy aligns to 16."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Feed:
-    """One input or output, with all its sizes.
+    """Description of the array for one input or output.
 
     Attributes:
-        dtype: As numpy names it, or ``"bfloat16"``.
-        fill: The value of every element; None for normal random ones.
+        shape: The shape of the array.
+        dtype: A numpy name, or ``"bfloat16"``.
+        fill: The value of every element; None for normally distributed random values.
     """
 
     shape: tuple[int, ...]
@@ -36,11 +37,11 @@ class Feed:
 
     @property
     def nbytes(self) -> int:
-        """Its size in memory."""
+        """The size of the array in bytes."""
         return math.prod(self.shape) * numpy_dtype(self.dtype).itemsize
 
-    def laid_out(self, axes: Sequence[int]) -> Feed:
-        """Return the same feed with its axes in another order."""
+    def transpose(self, axes: Sequence[int]) -> Feed:
+        """Return the feed with its axes permuted, as in `numpy.transpose`."""
         return dataclasses.replace(self, shape=tuple(self.shape[axis] for axis in axes))
 
     def to_json(self) -> dict[str, Any]:
@@ -54,15 +55,15 @@ class Feed:
 
 
 def empty(feed: Feed) -> np.ndarray:
-    """Return aligned memory that was never touched."""
-    space = np.empty(feed.nbytes + ALIGNMENT, np.uint8)
-    start = -space.ctypes.data % ALIGNMENT
-    flat = space[start : start + feed.nbytes].view(numpy_dtype(feed.dtype))
+    """Return an aligned array without values, whose memory pages were not touched yet."""
+    buffer = np.empty(feed.nbytes + ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    flat = buffer[start : start + feed.nbytes].view(numpy_dtype(feed.dtype))
     return flat.reshape(feed.shape)
 
 
 def filled(feed: Feed, seed: int) -> np.ndarray:
-    """Return an array as its feed describes; the same seed gives the same array.
+    """Return an aligned array with the values that a feed describes.
 
     Args:
         feed: The description of the array.
@@ -88,7 +89,8 @@ Sizes = Mapping[str, int]
 def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
     """Return the feed of each input.
 
-    Masks hide nothing, `past_length` is full, positions are those after the past.
+    Masks let every query attend to every key. `past_length` and all positions equal the length
+    of the past. Inputs of floating point are random; other integers are 0.
 
     Args:
         inputs: Shapes and types of the inputs, by name.
@@ -98,13 +100,15 @@ def feeds_of(inputs: Mapping[str, Input], sizes: Sizes) -> dict[str, Feed]:
         UsageError: If an axis has no size.
     """
     return {
-        name: Feed(shape_at(wanted.shape, sizes), wanted.dtype, _fill(name, wanted, sizes))
-        for name, wanted in inputs.items()
+        name: Feed(shape_at(declared.shape, sizes), declared.dtype, _fill(name, declared, sizes))
+        for name, declared in inputs.items()
     }
 
 
 def known_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
-    """Return feeds for the outputs of known sizes; the graph determines their types.
+    """Return the feeds of the outputs whose axes all have a size, as float32.
+
+    The worker replaces the type by that of the graph's output.
 
     Args:
         outputs: Shapes of the outputs, by name.
@@ -118,7 +122,7 @@ def known_feeds(outputs: Mapping[str, Shape], sizes: Sizes) -> dict[str, Feed]:
 
 
 def shape_at(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
-    """Replace the names in a shape by sizes.
+    """Replace the names of axes in a shape by their sizes.
 
     Args:
         shape: Sizes or names of axes.
@@ -135,26 +139,26 @@ def shape_at(shape: Shape, sizes: Sizes) -> tuple[int, ...]:
     return tuple(sizes[axis] if isinstance(axis, str) else axis for axis in shape)
 
 
-def _fill(name: str, wanted: Input, sizes: Sizes) -> float | None:
-    if wanted.dtype == "bool":
+def _fill(name: str, declared: Input, sizes: Sizes) -> float | None:
+    if declared.dtype == "bool":
         return 1
     if name in ("past_length", "position_ids"):
         return sizes.get("past_len", 0)
-    if name == "attn_mask" or not wanted.dtype.startswith(("float", "bfloat")):
+    if name == "attn_mask" or not declared.dtype.startswith(("float", "bfloat")):
         return 0
     return None
 
 
-# -- result of a maker, for the worker ----------------------------------------------------------
+# -- result of the function that makes a candidate ----------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-    """A candidate that is ready: loaded, its memory allocated and bound.
+    """A candidate that is ready to run: loaded, its memory allocated and bound.
 
     Attributes:
-        run: Does the work once. Its inputs are the same every time.
-        facts: Facts about the run.
+        run: Function that does the work once, with the same inputs at every call.
+        facts: Facts about the run for reports, such as the number of threads.
     """
 
     run: Callable[[], object]

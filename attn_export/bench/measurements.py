@@ -1,4 +1,4 @@
-"""Subjects and results of measurements: frozen values, and the figures derived from them."""
+"""Candidates and results of benchmarks: frozen values, and the figures derived from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attn_export.errors import RuntimeFailure
 from attn_export.results import Outcome
 
 Role = Literal["ours", "peer", "roof"]
-"""``roof``: a bare GEMM or a bare read of memory, which says what the machine can do."""
+"""Role of a candidate. ``roof`` is a GEMM or a read of memory, whose speed limits the others."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Cost:
     """Minimal work of one run.
 
     Attributes:
-        flops: Multiplications and additions of the matrix products; of causal attention only
-            those below the diagonal.
-        bytes: Bytes that must be read from memory once: keys, values and weights.
-        tokens: The number of new tokens of a run, over the batch.
+        flops: The number of multiplications and additions in matrix products. Causal attention
+            counts only pairs of a query and a key that it may attend to.
+        bytes: The size of what must be read from memory once: keys, values and weights.
+        tokens: The number of new tokens, over the whole batch.
     """
 
     flops: float = 0.0
@@ -33,14 +33,16 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One way to do the work.
+    """One implementation of the work that a contest measures.
 
     Attributes:
-        name: Unique within a contest.
-        kind: The way to make it: a key of `worker.KINDS`.
-        options: Options of its maker; plain JSON.
-        alone: Whether it takes so much memory that its process lives for its own turns only.
-        reason: Why it cannot even be tried; empty where it can.
+        name: A name that is unique within a contest.
+        role: The role: one of our graphs, a peer, or a roofline.
+        kind: A key of `KINDS` in `candidate_worker`, whose function makes the candidate.
+        options: The options of that function, as JSON values.
+        work: The minimal work of one run.
+        alone: Whether its process ends after each of its turns, because it needs much memory.
+        reason: The reason not to run it, or "".
     """
 
     name: str
@@ -57,12 +59,13 @@ class Measured:
     """Result of a candidate.
 
     Attributes:
+        candidate: The candidate.
         seconds: The time of every run, all rounds together.
-        growth: By how many bytes its memory grew at most in its first run; None where the
+        growth: The largest growth of its process's memory in the first run, in bytes; None if the
             system does not report it.
-        outcome: ``"ran"``, or how it failed.
-        reason: Why it failed.
-        facts: Facts that it reported.
+        outcome: ``"ran"``, or the way in which it failed.
+        reason: The reason of a failure, or "".
+        facts: Facts that its process reported, such as the number of threads.
     """
 
     candidate: Candidate
@@ -74,27 +77,27 @@ class Measured:
 
     @property
     def name(self) -> str:
-        """The candidate's."""
+        """The name of the candidate."""
         return self.candidate.name
 
     @property
     def role(self) -> Role:
-        """The candidate's."""
+        """The role of the candidate."""
         return self.candidate.role
 
     @property
     def ran(self) -> bool:
-        """Return whether there are times."""
+        """True if at least one run was timed."""
         return bool(self.seconds)
 
     @property
     def median(self) -> float:
-        """Seconds; NaN where it did not run."""
+        """The median time of a run in seconds; NaN if there is none."""
         return statistics.median(self.seconds) if self.seconds else math.nan
 
     @property
     def p95(self) -> float:
-        """Seconds that 95 % of the runs did not exceed (nearest rank); NaN where it did not run."""
+        """The 95th percentile of the times in seconds, by nearest rank; NaN if there are none."""
         if not self.seconds:
             return math.nan
         return sorted(self.seconds)[math.ceil(0.95 * len(self.seconds)) - 1]
@@ -106,12 +109,12 @@ class Measured:
 
     @property
     def flops_per_second(self) -> float:
-        """FLOP/s by the median."""
+        """FLOP/s of `Cost.flops` at the median time."""
         return self.candidate.work.flops / self.median
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes per second by the median, of those that must be read."""
+        """Bytes per second of `Cost.bytes` at the median time."""
         return self.candidate.work.bytes / self.median
 
 
@@ -120,46 +123,57 @@ class Contest:
     """Candidates that were measured in one interleaved run.
 
     Attributes:
-        name: Unique within a report.
-        sizes: The sizes of the work: batch, query_len and so on.
+        name: A name that is unique within a report.
+        sizes: The sizes of the axes by name: ``batch``, ``query_len`` and others.
+        measured: The result of each candidate.
     """
 
     name: str
     sizes: Mapping[str, int]
     measured: tuple[Measured, ...]
 
-    def of(self, role: Role) -> list[Measured]:
-        """Return the candidates of a role that ran."""
+    def with_role(self, role: Role) -> list[Measured]:
+        """Return the results of candidates that have this role and ran."""
         return [m for m in self.measured if m.role == role and m.ran]
 
     def named(self, name: str) -> Measured | None:
-        """Return the candidate of this name, if it ran."""
+        """Return the result of the candidate with this name, or None if it did not run."""
         return next((m for m in self.measured if m.name == name and m.ran), None)
 
     def best_peer(self, *names: str) -> Measured | None:
-        """Return the fastest peer by the median, of these names or of all."""
-        peers = [m for m in self.of("peer") if not names or m.name in names]
+        """Return the peer with the smallest median, among these names or, by default, all."""
+        peers = [m for m in self.with_role("peer") if not names or m.name in names]
         return min(peers, key=lambda m: m.median, default=None)
 
     def ratio(self, measured: Measured, *names: str) -> float:
-        """Return its median over that of the best peer of these names; NaN if there is none."""
+        """Return the median divided by that of `best_peer`; NaN if no peer ran.
+
+        Args:
+            measured: The result to compare.
+            names: Names of peers. Default: all.
+        """
         best = self.best_peer(*names)
         return measured.median / best.median if best else math.nan
 
     @property
     def flops_roof(self) -> float:
-        """FLOP/s of the best bare GEMM; NaN where none ran."""
-        return max((m.flops_per_second for m in self.of("roof") if _computes(m)), default=math.nan)
+        """FLOP/s of the fastest roofline that multiplies matrices; NaN if none ran."""
+        return max(
+            (m.flops_per_second for m in self.with_role("roof") if _computes(m)), default=math.nan
+        )
 
     @property
     def bytes_roof(self) -> float:
-        """Bytes per second of the best bare read; NaN where none ran."""
-        return max((m.bytes_per_second for m in self.of("roof") if _reads(m)), default=math.nan)
+        """Bytes per second of the fastest roofline that reads memory; NaN if none ran."""
+        return max(
+            (m.bytes_per_second for m in self.with_role("roof") if _reads(m)), default=math.nan
+        )
 
     def fraction(self, measured: Measured) -> float:
-        """Return the least time that the rooflines allow over the median; NaN without a roofline.
+        """Return the least time that the rooflines allow, divided by the median time.
 
-        It is more than 1 where the processor's cache holds the data of the roofline.
+        The result is NaN without a roofline. It may exceed 1 if the candidate reads its data from
+        the processor's cache, because the roofline reads from memory.
         """
         work = measured.candidate.work
         shares = (
@@ -179,12 +193,14 @@ def _reads(measured: Measured) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class BenchReport:
-    """Every contest of one job.
+    """All contests of one benchmark.
 
     Attributes:
-        threads: For computing, in every candidate's process.
+        name: The name of the bundle or the benchmark.
+        contests: The contests.
+        threads: The number of threads for computing in every candidate's process.
         rounds: The number of turns of each candidate.
-        environment: Versions and machine.
+        environment: Versions of packages, and facts about the machine.
     """
 
     name: str
@@ -195,6 +211,6 @@ class BenchReport:
 
     @property
     def exit_code(self) -> int:
-        """0, or 5 where a graph of ours did not run."""
+        """0 if all candidates with the role ``ours`` ran, else 5."""
         ours = [m for contest in self.contests for m in contest.measured if m.role == "ours"]
         return 0 if ours and all(m.ran for m in ours) else RuntimeFailure.exit_code

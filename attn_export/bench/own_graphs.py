@@ -1,4 +1,7 @@
-"""Graphs as candidates: in ONNX Runtime, in OpenVINO, or written by a process with torch."""
+"""Candidates that run an ONNX graph in ONNX Runtime or OpenVINO.
+
+Graphs that need torch to be made are written by a process of their own.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ from attn_export.bench.measurements import Candidate, Cost
 from attn_export.results import GraphFile
 from attn_export.runtimes.ort_cpu import PROVIDER, sdk, session_options, value_on
 
-# -- graphs that a process with torch writes, so that their users need none ---------------------
+# -- graphs that a process with torch writes ----------------------------------------------------
 
 
 TAIL = 300
-"""Number of characters kept of the output of a failed exporter."""
+"""Number of characters kept of the last line that a failed exporter printed."""
 
 
-def file_of(options: Mapping[str, Any]) -> Path:
-    """Return the file of a candidate; if it is missing, run its ``export`` job first.
+def ensure_graph_file(options: Mapping[str, Any]) -> Path:
+    """Return the graph file of a candidate; if it is missing, run its ``export`` job first.
 
     Raises:
-        RuntimeError: If the exporter fails; with its message.
+        RuntimeError: If the export fails; with the last line of its error output.
     """
     file = Path(options["file"])
     if "export" in options and not file.exists():
@@ -37,24 +40,24 @@ def file_of(options: Mapping[str, Any]) -> Path:
 
 
 def make_graph(job: Mapping[str, Any], file: Path) -> None:
-    """Do one job of `peers_export`.
+    """Run one job of `peers_export` in a process of its own.
 
     Args:
         job: The job, as JSON values.
         file: The file to write.
 
     Raises:
-        RuntimeError: If it fails; with its message.
+        RuntimeError: If the job fails; with the last line of its error output.
     """
     module = "attn_export.bench.peers_export"
     command = [sys.executable, "-P", "-m", module, json.dumps(job), str(file)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise RuntimeError(f"the export failed: {said[-1][-TAIL:]}")
+    process = subprocess.run(command, capture_output=True, text=True)
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
+        raise RuntimeError(f"the export failed: {lines[-1][-TAIL:]}")
 
 
-# -- one of our own graphs as a candidate, with all that its run needs --------------------------
+# -- one graph of attn-export as a candidate ----------------------------------------------------
 
 
 def as_candidate(
@@ -65,14 +68,14 @@ def as_candidate(
     outputs: Mapping[str, Feed],
     work: Cost,
 ) -> Candidate:
-    """Return a graph as a candidate in ONNX Runtime.
+    """Return a candidate that runs a graph in ONNX Runtime.
 
     Args:
-        name: Its name in the contest.
+        name: The name of the candidate in the contest.
         folder: The folder of the graph.
-        graph: Its file, its layouts, and what is written in place.
-        inputs: As the bundle states them.
-        outputs: Likewise.
+        graph: The graph's file name, types, layouts, and outputs written in place.
+        inputs: The inputs by name, with the types and axes that the bundle's manifest states.
+        outputs: The outputs by name, likewise.
         work: The work of one run.
     """
     options = {
@@ -88,28 +91,31 @@ def as_candidate(
     return Candidate(name, "ours", "graph", options, work)
 
 
-# -- a graph in ONNX Runtime, everything bound, as in a serving loop ----------------------------
+# -- a graph in ONNX Runtime, with inputs and outputs bound as in a serving loop ----------------
 
 
 def make_in_ort(options: Mapping[str, Any], threads: int) -> Prepared:
-    """Load a graph and bind it; a run gives the arrays that are bound, by name.
+    """Load a graph and bind its inputs and outputs. A run returns the bound arrays by name.
 
     Args:
-        options: ``file``; ``inputs`` and ``outputs``, feeds by name (an output without one is
-            allocated at every run); ``layouts``, by name the order in which the graph has the
-            axes of a feed; ``bound``, by output the input whose memory it is written into;
-            ``export``, see `file_of`.
+        options: Plain values by name:
+            ``file``, the graph;
+            ``inputs`` and ``outputs``, feeds by name; ONNX Runtime allocates an output without a
+            feed at every run;
+            ``layouts``, for some names the permutation of the feed's axes that the graph expects;
+            ``bound``, for some outputs the input into whose memory they are written;
+            ``export``, see `ensure_graph_file`.
         threads: Threads for computing. They spin within a run, as by default.
 
     Raises:
         Exception: Any error of the exporter or ONNX Runtime.
     """
-    session = _session(file_of(options), threads)
+    session = _session(ensure_graph_file(options), threads)
     binding, arrays = _bind(session, options)
 
     def run() -> object:
         session.run_with_iobinding(binding)
-        return arrays  # what is bound is not kept alive by the binding
+        return arrays  # the binding does not keep the memory of the arrays alive
 
     return Prepared(run, {"provider": PROVIDER, "bound": sorted(arrays)})
 
@@ -120,42 +126,42 @@ def _session(file: Path, threads: int) -> Any:
 
 
 def _bind(session: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, np.ndarray]]:
-    """Bind what the graph has; the arrays must live as long as the binding."""
+    """Bind the graph's inputs and outputs. The arrays must live as long as the binding."""
     binding = session.io_binding()
     arrays: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
-    for number, end in enumerate(session.get_inputs()):
-        feed = _feed(options, "inputs", end.name)
-        arrays[end.name] = filled(feed, seed=number)
-        values[end.name] = ort_value(arrays[end.name])
-        binding.bind_ortvalue_input(end.name, values[end.name])
-    for end in session.get_outputs():
-        shared = options.get("bound", {}).get(end.name)
-        if shared is None and end.name not in options["outputs"]:
-            binding.bind_output(end.name)
+    for number, arg in enumerate(session.get_inputs()):
+        feed = _feed(options, "inputs", arg.name)
+        arrays[arg.name] = filled(feed, seed=number)
+        values[arg.name] = ort_value(arrays[arg.name])
+        binding.bind_ortvalue_input(arg.name, values[arg.name])
+    for arg in session.get_outputs():
+        input_name = options.get("bound", {}).get(arg.name)
+        if input_name is None and arg.name not in options["outputs"]:
+            binding.bind_output(arg.name)
             continue
-        if shared is None:
-            # Untouched: that an output takes memory belongs to the first run.
-            feed = dataclasses.replace(_feed(options, "outputs", end.name), dtype=_dtype(end))
-            arrays[end.name] = empty(feed)
-            values[end.name] = ort_value(arrays[end.name])
-        binding.bind_ortvalue_output(end.name, values[shared or end.name])
+        if input_name is None:
+            # Memory is not touched here: the first run must include the pages of its outputs.
+            feed = dataclasses.replace(_feed(options, "outputs", arg.name), dtype=_dtype(arg))
+            arrays[arg.name] = empty(feed)
+            values[arg.name] = ort_value(arrays[arg.name])
+        binding.bind_ortvalue_output(arg.name, values[input_name or arg.name])
     return binding, arrays
 
 
-def _dtype(end: Any) -> str:
-    """Return the numpy name of the type of an input or output."""
-    name: str = end.type.removeprefix("tensor(").removesuffix(")")
+def _dtype(arg: Any) -> str:
+    """Return the numpy name of the type of an ONNX Runtime `NodeArg`."""
+    name: str = arg.type.removeprefix("tensor(").removesuffix(")")
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 
 def _feed(options: Mapping[str, Any], side: str, name: str) -> Feed:
-    """Return the feed of an input or output, in the order of the graph's axes."""
+    """Return the feed of an input or output, with its axes in the order of the graph."""
     if name not in options[side]:
         raise ValueError(f"the graph has {name}, for which no sizes are given")
     feed = Feed.from_json(options[side][name])
     axes = options.get("layouts", {}).get(name)
-    return feed.laid_out(axes) if axes else feed
+    return feed.transpose(axes) if axes else feed
 
 
 def ort_value(array: np.ndarray) -> Any:
@@ -170,10 +176,11 @@ def ort_value(array: np.ndarray) -> Any:
 
 
 def make_in_openvino(options: Mapping[str, Any], threads: int) -> Prepared:
-    """Load a graph; its inputs share memory, its outputs stay in OpenVINO's own.
+    """Load a graph. Its inputs share memory with numpy arrays; OpenVINO allocates its outputs.
 
     Args:
-        options: ``file``, ``inputs``, feeds by name, and ``export``, see `file_of`.
+        options: ``file``, the graph; ``inputs``, feeds by name; ``export``, see
+            `ensure_graph_file`.
         threads: Threads for computing.
 
     Raises:
@@ -181,11 +188,11 @@ def make_in_openvino(options: Mapping[str, Any], threads: int) -> Prepared:
     """
     from attn_export.runtimes import openvino as openvino_runtime
 
-    openvino = openvino_runtime.sdk()  # installed where it takes part only
+    openvino = openvino_runtime.sdk()  # only candidates of this kind need the package
     core = openvino.Core()
-    model = core.read_model(file_of(options))
+    model = core.read_model(ensure_graph_file(options))
     config = {
-        # By default it computes in bfloat16 where the processor can.
+        # The default precision is bfloat16 on processors that have it.
         "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1,
     }  # fmt: skip

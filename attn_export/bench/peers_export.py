@@ -1,7 +1,7 @@
-"""Graphs that need torch to be made: `python -m attn_export.bench.peers_export JOB.json FILE`.
+"""Program that exports a graph: `python -m attn_export.bench.peers_export JOB FILE`.
 
-The bare ones are what `torch.onnx.export(dynamo=True)` gives for a plain module with its default
-options, and nothing else done to it.
+JOB is a JSON object. "Bare" graphs are the unchanged results of `torch.onnx.export(dynamo=True)`
+with default options.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from attn_export.spec import AttentionSpec
 
 Axes = Mapping[str, Mapping[int, str]]
 EXAMPLE = {"batch": 2, "query_len": 5, "past_len": 7, "total_len": 12, "key_len": 6}
+"""Sizes of the example inputs of an export; the axes stay dynamic."""
 
 
 def bare_plain(dims: Dims, file: Path) -> None:
-    """Export `PlainAttention`.
+    """Export `PlainAttention` by `torch.onnx.export` alone.
 
     Args:
         dims: Sizes of the attention.
@@ -38,24 +39,24 @@ def bare_plain(dims: Dims, file: Path) -> None:
     """
     example = Dims(**{**dims.to_json(), "batch": 2, "query_len": 5, "key_len": 5})
     if dims.past_len:
-        # One new token in the example too: as plain code would be exported for decoding.
+        # For decoding, users would export plain code with an example of one new token.
         example = Dims(**{**dims.to_json(), "batch": 2, "query_len": 1, "key_len": 8})
     feeds = example.inputs(in_place=False)
     inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
-    heads = bool(dims.past_len)
     axes: dict[str, dict[int, str]] = {}
     for name in inputs:
-        past = name.startswith("past_")
-        wide = heads and (past or not dims.embed_dim)
-        length = "past_len" if past else "query_len"
-        # The new token of a decoding step is always one.
-        axes[name] = {0: "batch"} if heads and not past else {0: "batch", 2 if wide else 1: length}
+        if name.startswith("past_"):
+            axes[name] = {0: "batch", 2: "past_len"}
+        elif dims.past_len:  # a decoding step always has one new token
+            axes[name] = {0: "batch"}
+        else:
+            axes[name] = {0: "batch", 1: "query_len"}
     names = list(dims.outputs())
     _bare(PlainAttention(dims).eval(), inputs, axes, names, file)
 
 
 def bare_spec(spec: AttentionSpec, file: Path) -> None:
-    """Export the `Attention` of a spec as the plain module that it is.
+    """Export the `Attention` of a spec by `torch.onnx.export` alone.
 
     Args:
         spec: The layer.
@@ -66,7 +67,7 @@ def bare_spec(spec: AttentionSpec, file: Path) -> None:
 
 
 def canonical(spec: AttentionSpec, file: Path) -> None:
-    """Export a spec as attn-export does, to its canonical graph.
+    """Export a spec to its canonical graph, as `attn-export build` does.
 
     Args:
         spec: The layer.
@@ -80,9 +81,12 @@ def canonical(spec: AttentionSpec, file: Path) -> None:
 
 
 def dialect_times(spec: AttentionSpec, dialect: str, rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of one more dialect and of a whole export.
+    """Measure the lowering to a dialect and, for comparison, a `torch.onnx.export`.
 
-    The two alternate, after one run of each.
+    The two alternate. The first run of each is not counted.
+
+    Returns:
+        Seconds of every run, for ``"lower"`` and for ``"torch.onnx.export"``.
 
     Args:
         spec: The layer to export.
@@ -100,15 +104,15 @@ def dialect_times(spec: AttentionSpec, dialect: str, rounds: int) -> dict[str, l
         "lower": lambda: lower(model, dialect),
         "torch.onnx.export": lambda: _program(module, inputs, axes, names),
     }
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    with _silence():
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    with _suppress_warnings():
         for number in range(rounds + 1):
             for name, call in calls.items():
                 started = time.perf_counter()
                 call()
                 if number:
-                    found[name].append(time.perf_counter() - started)
-    return found
+                    seconds[name].append(time.perf_counter() - started)
+    return seconds
 
 
 def _example(spec: AttentionSpec) -> tuple[dict[str, Tensor], Axes]:
@@ -116,8 +120,8 @@ def _example(spec: AttentionSpec) -> tuple[dict[str, Tensor], Axes]:
     feeds = feeds_of(spec.inputs(), sizes)
     inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
     axes = {
-        name: {axis: size for axis, size in enumerate(wanted.shape) if isinstance(size, str)}
-        for name, wanted in spec.inputs().items()
+        name: {axis: size for axis, size in enumerate(declared.shape) if isinstance(size, str)}
+        for name, declared in spec.inputs().items()
     }
     return inputs, axes
 
@@ -125,12 +129,12 @@ def _example(spec: AttentionSpec) -> tuple[dict[str, Tensor], Axes]:
 def _bare(
     module: nn.Module, inputs: Mapping[str, Tensor], axes: Axes, names: list[str], file: Path
 ) -> None:
-    with _silence():
+    with _suppress_warnings():
         program = _program(module, inputs, axes, names)
-        # Written beside and renamed: whoever finds the file finds all of it.
-        beside = file.with_name(f"{file.stem}.part.onnx")
-        program.save(str(beside), external_data=False)
-    beside.replace(file)
+        # Renamed when complete, because other processes look whether the file exists.
+        part = file.with_name(f"{file.stem}.part.onnx")
+        program.save(str(part), external_data=False)
+    part.replace(file)
 
 
 def _program(module: nn.Module, inputs: Mapping[str, Tensor], axes: Axes, names: list[str]) -> Any:
@@ -148,7 +152,8 @@ def _program(module: nn.Module, inputs: Mapping[str, Tensor], axes: Axes, names:
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def _suppress_warnings() -> Iterator[None]:
+    """Suppress log messages up to WARNING, and warnings, inside this block."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -157,7 +162,7 @@ def _silence() -> Iterator[None]:
 
 
 def main() -> None:
-    """Do one job and write one file."""
+    """Run the job of the command line and write its file."""
     job, file = json.loads(sys.argv[1]), Path(sys.argv[2])
     if job["what"] == "bare":
         bare_plain(Dims(**job["dims"]), file)

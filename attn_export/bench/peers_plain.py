@@ -1,4 +1,4 @@
-"""Attention and rooflines as one would write them in PyTorch, measured or exported bare."""
+"""Plain PyTorch code of attention and of rooflines, as a user would write it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from attn_export.bench.feeds import Feed, Prepared, filled
 
 
 class PlainAttention(nn.Module):
-    """Projections where there are any, a cache that grows by concatenation, and SDPA.
+    """Attention by SDPA with optional projections and a cache that grows by concatenation.
 
     Args:
-        dims: Its widths. Batch and lengths are those of the inputs.
+        dims: The number of heads and the widths. Batch size and lengths may differ at each call.
     """
 
     q_proj: nn.Module
@@ -30,8 +30,9 @@ class PlainAttention(nn.Module):
         self.dims = dims
         E, q, kv = dims.embed_dim, dims.num_heads * dims.head_dim, dims.num_kv_heads * dims.head_dim
         widths = {"q_proj": (E, q), "k_proj": (E, kv), "v_proj": (E, kv), "out_proj": (q, E)}
-        for name, (wide, out) in widths.items():
-            self.add_module(name, nn.Linear(wide, out, bias=False) if E else nn.Identity())
+        for name, (in_features, out_features) in widths.items():
+            linear = nn.Linear(in_features, out_features, bias=False) if E else nn.Identity()
+            self.add_module(name, linear)
 
     def forward(
         self,
@@ -55,9 +56,9 @@ class PlainAttention(nn.Module):
         if past_key is not None and past_value is not None:
             k, v = torch.cat([past_key, k], dim=2), torch.cat([past_value, v], dim=2)
             present = (k, v)
-        # One new token sees everything, which needs no mask.
+        # One new token attends to all keys, which needs no mask.
         causal = self.dims.causal and past_key is None
-        output = self._joined(self._attend(q, k, v, causal))
+        output = self._join_heads(self._attend(q, k, v, causal))
         return (output, *present) if present else output
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
@@ -67,30 +68,30 @@ class PlainAttention(nn.Module):
     def _heads(
         self, query: Tensor, key: Tensor | None, value: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values as `[B, heads, L, D]`."""
-        found = (self.q_proj(query),
-                 self.k_proj(query if key is None else key),
-                 self.v_proj(query if value is None else value))  # fmt: skip
+        """Project the inputs and return queries, keys and values as `[B, heads, L, D]`."""
+        projected = (self.q_proj(query),
+                     self.k_proj(query if key is None else key),
+                     self.v_proj(query if value is None else value))  # fmt: skip
         if query.dim() == 4:
-            return found
-        q, k, v = (x.unflatten(-1, (-1, self.dims.head_dim)).transpose(1, 2) for x in found)
+            return projected
+        q, k, v = (x.unflatten(-1, (-1, self.dims.head_dim)).transpose(1, 2) for x in projected)
         return q, k, v
 
-    def _joined(self, attended: Tensor) -> Tensor:
-        """Return the attended values in the layout of the query."""
+    def _join_heads(self, attended: Tensor) -> Tensor:
+        """Return the result `[B, H, L, D]` in the layout of the query, after its projection."""
         if not self.dims.embed_dim and self.dims.past_len:
             return attended
-        joined: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2))
-        return joined
+        output: Tensor = self.out_proj(attended.transpose(1, 2).flatten(2))
+        return output
 
 
 class StaticAttention(PlainAttention):
-    """The same with a cache of fixed capacity, written in place."""
+    """`PlainAttention` with a cache of fixed capacity, which is written in place."""
 
     def __init__(self, dims: Dims) -> None:
         super().__init__(dims)
         self.keys, self.values = (tensor(dims.cache(dims.key_len), seed) for seed in (1, 2))
-        self.place = torch.arange(dims.past_len, dims.key_len)
+        self.positions = torch.arange(dims.past_len, dims.key_len)
 
     def forward(
         self,
@@ -100,47 +101,48 @@ class StaticAttention(PlainAttention):
         past_key: Tensor | None = None,  # noqa: ARG002 (the past is in the cache already)
         past_value: Tensor | None = None,  # noqa: ARG002
     ) -> Tensor:
-        """Attend to the part of the cache that is filled.
+        """Write the new keys and values into the cache and attend to the tokens in it.
 
         Args:
             query: `[B, L, E]`, or `[B, H, L, D]` without projections.
             key: `[B, L, E]`, or `[B, Hkv, L, D]` without projections; None: as the query.
             value: As `key`.
-            past_key: Cached keys, `[B, Hkv, P, D]`, or None.
-            past_value: Cached values, `[B, Hkv, P, D]`, or None.
+            past_key: Ignored; the module holds the cache.
+            past_value: Ignored.
         """
         q, k, v = self._heads(query, key, value)
         filled_len = self.dims.key_len
-        self.keys.index_copy_(2, self.place, k)
-        self.values.index_copy_(2, self.place, v)
+        self.keys.index_copy_(2, self.positions, k)
+        self.values.index_copy_(2, self.positions, v)
         k, v = self.keys[:, :, :filled_len], self.values[:, :, :filled_len]
-        return self._joined(self._attend(q, k, v, causal=False))
+        return self._join_heads(self._attend(q, k, v, causal=False))
 
 
 def make_plain(options: Mapping[str, Any], threads: int) -> Prepared:
-    """Return a `PlainAttention` ready to run.
+    """Return a `PlainAttention` or `StaticAttention` that is ready to run.
 
     Args:
-        options: ``dims``; ``static``, whether the cache is; ``compile``, whether torch.compile is
-            used, which needs a C++ compiler and Python's headers.
+        options: ``dims``, fields of `Dims`; ``static``, whether to use `StaticAttention`;
+            ``compile``, whether to use torch.compile, which needs a C++ compiler and Python's
+            headers.
         threads: Threads for computing.
     """
     prepare_torch(threads)
     dims = Dims(**options["dims"])
     module = (StaticAttention if options["static"] else PlainAttention)(dims).eval()
-    feeds = dims.new() if options["static"] else dims.inputs(in_place=False)
+    feeds = dims.token_inputs() if options["static"] else dims.inputs(in_place=False)
     inputs = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(feeds.items())}
     return ready(module, inputs, compiled=options["compile"])
 
 
 def prepare_torch(threads: int) -> None:
-    """Set the number of threads and float32 throughout."""
+    """Set the number of threads, and compute float32 products in full precision."""
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision("highest")
 
 
 def tensor(feed: Feed, seed: int) -> Tensor:
-    """Return a tensor in memory like that of every other candidate.
+    """Return the tensor that a feed describes, in memory aligned as that of other candidates.
 
     Args:
         feed: The description of the array.
@@ -153,7 +155,7 @@ def tensor(feed: Feed, seed: int) -> Tensor:
 
 
 def ready(module: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool) -> Prepared:
-    """Return a module with its inputs, compiled if `compiled` is set.
+    """Return a module and its inputs as a candidate that is ready to run.
 
     Args:
         module: The module to run.
@@ -167,18 +169,19 @@ def ready(module: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool) ->
             return call(**inputs)
 
     if compiled:
-        run()  # its first call compiles, which is no part of what is measured
+        run()  # the first call compiles, which must not be measured
     return Prepared(run, {"threads": torch.get_num_threads(), "precision": "highest"})
 
 
-# -- limits of the machine in PyTorch: a bare GEMM, a bare read of memory -----------------------
+# -- rooflines in PyTorch -----------------------------------------------------------------------
 
 
 def make_roofline(options: Mapping[str, Any], threads: int) -> Prepared:
-    """Return a roofline ready to run.
+    """Return a matrix product or a sum over a buffer that is ready to run.
 
     Args:
-        options: ``gemm``, the sizes [M, K, N] of a product; or ``read``, so many floats.
+        options: ``gemm``, the sizes [M, K, N] of a product; or ``read``, the number of float32
+            elements to sum.
         threads: Threads for computing.
     """
     prepare_torch(threads)

@@ -1,4 +1,4 @@
-"""The layer of a spec in PyTorch: as it is, with a static cache, compiled, quantised by torchao."""
+"""The layer of a spec in PyTorch: eager, with a static cache, compiled, quantised by torchao."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ TORCHAO: Mapping[str, tuple[str, str, Mapping[str, object]]] = {
         "torchao.prototype.quantization.int4", "PrototypeInt4WeightOnlyConfig", {"group_size": 32},
     ),
 }  # fmt: skip
-"""The module, name and options of each configuration; of int4 there is only a prototype on CPUs."""
+"""Module, class and options of each torchao configuration. On CPUs int4 is only a prototype."""
 
 
 class StaticCache(Attention):
-    """`Attention` for one new token, its keys and values written in place."""
+    """`Attention` for one new token with a cache of fixed capacity, which is written in place."""
 
-    def hold(self, keys: Tensor, values: Tensor, past_len: int) -> None:
-        """Use these as the cache, of which so many rows are filled.
+    def set_cache(self, keys: Tensor, values: Tensor, past_len: int) -> None:
+        """Set the buffers of the cache.
 
         Args:
             keys: `[B, Hkv, capacity, D]`.
             values: `[B, Hkv, capacity, Dv]`.
-            past_len: The number of filled rows.
+            past_len: The number of tokens in the cache.
         """
         self.keys, self.values = keys, values
-        self.place = torch.tensor([past_len], device=keys.device)
+        self.positions = torch.tensor([past_len], device=keys.device)
 
     def _attend(
         self,
@@ -49,21 +49,22 @@ class StaticCache(Attention):
         past_value: Tensor | None,  # noqa: ARG002
         past_length: Tensor | None,
     ) -> list[Tensor]:
-        self.keys.index_copy_(2, self.place, k)
-        self.values.index_copy_(2, self.place, v)
+        self.keys.index_copy_(2, self.positions, k)
+        self.values.index_copy_(2, self.positions, v)
         return super()._attend(q, self.keys, self.values, attn_mask, None, None, past_length)
 
 
 def make_layer(options: Mapping[str, Any], threads: int) -> Prepared:
-    """Return a spec's module ready to run.
+    """Return a spec's module that is ready to run.
 
     Args:
-        options: ``spec``; ``sizes`` of its axes; ``static``; ``compile``; ``torchao``, a key of
-            `TORCHAO`, if its linear layers are to be quantised.
+        options: ``spec``, its fields; ``sizes`` of its axes; ``static``, whether to use
+            `StaticCache`; ``compile``, whether to use torch.compile; optionally ``torchao``, the
+            key of `TORCHAO` by which to quantise the linear layers.
         threads: Threads for computing.
 
     Raises:
-        SpecError: If the spec cannot be expressed in this form.
+        SpecError: If the fields are no valid spec.
     """
     prepare_torch(threads)
     spec = AttentionSpec.from_dict(options["spec"])
@@ -76,25 +77,25 @@ def make_layer(options: Mapping[str, Any], threads: int) -> Prepared:
 def layer(
     spec: AttentionSpec, sizes: Mapping[str, int], *, static: bool, device: str = "cpu"
 ) -> tuple[Attention, dict[str, Tensor]]:
-    """Return a spec's module, and inputs by name.
+    """Return a spec's module and its inputs by name.
 
     Args:
         spec: The spec, with an appending cache or none.
-        sizes: The sizes of its axes.
-        static: Whether it decodes in a `StaticCache`.
-        device: The device.
+        sizes: The sizes of its axes, by name.
+        static: Whether the module is a `StaticCache`.
+        device: The device of the module and the inputs.
     """
     if static:
-        # One new token sees everything: without a causal mask PyTorch is faster.
+        # One new token attends to all keys. PyTorch is faster without a causal mask.
         spec = dataclasses.replace(spec, causal=False)
     module = (StaticCache if static else Attention)(spec).eval().to(device)
     feeds = feeds_of(spec.inputs(), sizes)
     inputs = {name: tensor(feed, n).to(device) for n, (name, feed) in enumerate(feeds.items())}
     if isinstance(module, StaticCache):
         past = inputs["past_key"], inputs["past_value"]
-        keys, values = (tensor(_longer(x), seed).to(device) for seed, x in enumerate(past))
-        module.hold(keys, values, sizes["past_len"])
-        # The past is there for its length; its rows are never read.
+        keys, values = (tensor(_extended_cache(x), seed).to(device) for seed, x in enumerate(past))
+        module.set_cache(keys, values, sizes["past_len"])
+        # The module reads only the length of these inputs, not their elements.
         inputs["past_key"], inputs["past_value"] = (
             buffer[:, :, : sizes["past_len"]] for buffer in (keys, values)
         )
@@ -108,12 +109,13 @@ def quantise(module: nn.Module, name: str) -> None:
         module: The module.
         name: A key of `TORCHAO`.
     """
-    place, config, options = TORCHAO[name]
-    # Installed where it takes part only.
-    made = getattr(importlib.import_module(place), config)(**options)
-    importlib.import_module("torchao.quantization").quantize_(module, made)
+    module_name, class_name, options = TORCHAO[name]
+    # Imported here, because only candidates of this kind need the package.
+    config = getattr(importlib.import_module(module_name), class_name)(**options)
+    importlib.import_module("torchao.quantization").quantize_(module, config)
 
 
-def _longer(past: Tensor) -> Feed:
+def _extended_cache(past: Tensor) -> Feed:
+    """Return the feed of a cache with one token more than `past`."""
     B, Hkv, P, D = past.shape
     return Feed((B, Hkv, P + 1, D), str(past.dtype).removeprefix("torch."))

@@ -1,7 +1,7 @@
-"""Rooflines: how fast this machine multiplies matrices, and how fast it reads memory.
+"""Rooflines: the speed at which this machine multiplies matrices and reads memory.
 
-Each is tried in PyTorch and in ONNX Runtime, as candidates of the same interleaved run; the
-better one counts.
+Both are measured in PyTorch and in ONNX Runtime, as candidates of the same interleaved run. The
+faster library gives the roofline.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from attn_export.bench.feeds import Feed
 from attn_export.bench.measurements import Candidate, Cost
 from attn_export.system_info import missing_package
 
-# -- small graphs made by hand: attention alone in canonical form, a GEMM, a sum ----------------
+# -- small graphs: attention without projections, a GEMM, a sum ---------------------------------
 
 IR_VERSION = 11
 PREFILL_OPSET = 23
 CACHE_OPSET = 24
-"""The first with TensorScatter, and with `nonpad_kv_seqlen` of Attention."""
+"""The first opset with TensorScatter and with the input `nonpad_kv_seqlen` of Attention."""
 
 Axes = Sequence[str | int]
 
 
 def save_core(dims: Dims, path: Path) -> Path:
-    """Write attention alone: with a cache in place if there is a past, else the whole prompt.
+    """Write a canonical graph of attention without projections; return its path.
 
-    Decode takes and gives heads [B, H, L, D] and writes into caches [B, Hkv, capacity, D];
-    prefill takes and gives [B, L, H * D].
+    With a past, the graph decodes: queries and the output are [B, H, L, D], and new keys and
+    values are written into caches [B, Hkv, capacity, D]. Without one it computes a whole prompt:
+    queries and the output are [B, L, H * D].
 
     Args:
         dims: Sizes of the attention.
@@ -42,12 +43,13 @@ def save_core(dims: Dims, path: Path) -> Path:
 
 
 def _prefill(dims: Dims, path: Path) -> Path:
-    wide = {"query": dims.num_heads, "key": dims.num_kv_heads, "value": dims.num_kv_heads}
+    num_heads = {"query": dims.num_heads, "key": dims.num_kv_heads, "value": dims.num_kv_heads}
     inputs = [
-        _value(name, ("batch", "query_len", heads * dims.head_dim)) for name, heads in wide.items()
+        _value(name, ("batch", "query_len", heads * dims.head_dim))
+        for name, heads in num_heads.items()
     ]
     node = helper.make_node(
-        "Attention", list(wide), ["output"], name="attention", is_causal=int(dims.causal),
+        "Attention", list(num_heads), ["output"], name="attention", is_causal=int(dims.causal),
         q_num_heads=dims.num_heads, kv_num_heads=dims.num_kv_heads,
     )  # fmt: skip
     output = _value("output", ("batch", "query_len", dims.num_heads * dims.head_dim))
@@ -85,14 +87,14 @@ def _decode(dims: Dims, path: Path) -> Path:
 
 
 def save_gemm(path: Path) -> Path:
-    """Write a graph of ``c = a b``."""
+    """Write a graph that multiplies a [M, K] by b [K, N]; return its path."""
     inputs = [_value("a", ("M", "K")), _value("b", ("K", "N"))]
     node = helper.make_node("MatMul", ["a", "b"], ["c"])
     return _save([node], inputs, [_value("c", ("M", "N"))], PREFILL_OPSET, path)
 
 
 def save_read(path: Path) -> Path:
-    """Write a graph of the sum of every row."""
+    """Write a graph that sums x [M, N] over its last axis; return its path."""
     axes = helper.make_tensor("axes", TensorProto.INT64, [1], [1])
     nodes = [
         helper.make_node("Constant", [], ["axes"], value=axes),
@@ -122,17 +124,17 @@ def _save(
 # -- rooflines ----------------------------------------------------------------------------------
 
 LARGE = 2048
-"""M, K and N of a GEMM that is large enough to be as fast as any."""
+"""M, K and N of the GEMM. Larger ones reach no more FLOP/s."""
 
 READ_MIB = 512
-"""Well beyond the last cache of most processors."""
+"""The size of the buffer that is read: much more than the last-level cache of most processors."""
 
 ROWS = 64
-"""ONNX Runtime sums rows in parallel."""
+"""The first axis of that buffer. ONNX Runtime computes the sums of different rows in parallel."""
 
 
 def gemm_rooflines(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -> list[Candidate]:
-    """Return a product [M, K] x [K, N] as candidates in both libraries.
+    """Return the candidates that multiply [M, K] by [K, N], one for each library.
 
     Args:
         folder: The folder to write the graph to.
@@ -153,11 +155,11 @@ def gemm_rooflines(folder: Path, sizes: Sequence[int] = (LARGE, LARGE, LARGE)) -
 
 
 def read_rooflines(folder: Path, mib: int = READ_MIB) -> list[Candidate]:
-    """Return the sum over a buffer as candidates in both libraries.
+    """Return the candidates that sum the elements of a float32 buffer, one for each library.
 
     Args:
         folder: The folder to write the graph to.
-        mib: The size of the buffer.
+        mib: The size of the buffer in MiB.
     """
     work = Cost(bytes=float(mib << 20))
     floats = (mib << 20) // 4
@@ -177,5 +179,5 @@ def _in_torch(name: str, options: dict[str, object], work: Cost) -> Candidate:
 
 
 def missing(package: str) -> str:
-    """Return the reason that a package is unavailable, or "". Do not import the package."""
+    """Return a message if a package is not installed, else "". The package is not imported."""
     return "" if find_spec(package) else missing_package(package)

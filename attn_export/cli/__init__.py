@@ -1,4 +1,4 @@
-"""The command line: parse, call one job, render, exit."""
+"""Command line: parse arguments, call a job, render its result, return the exit code."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from attn_export.output_folder import check_utf8
 from attn_export.system_info import missing_package
 
 TRACEBACK = "ATTN_EXPORT_TRACEBACK"
-"""The environment variable that lets errors of our own end in a traceback."""
+"""The environment variable that makes internal errors end in a traceback."""
 
 HELP = ("-h", "--help")
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line; the exit code. Errors are one line on stderr."""
+    """Run the command line and return the exit code. Errors are printed as one line on stderr."""
     try:
         _check_paths(arguments)
         code = cli.main(list(arguments), prog_name="attn-export", standalone_mode=False)
@@ -51,8 +51,8 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _complain(MESSAGE, INTERRUPTED)
     except (BrokenPipeError, SystemExit):
-        # Whoever read our output has seen enough (`attn-export … | head`); click and rich turn
-        # that into SystemExit, and nothing else.
+        # The reader of stdout has ended, as in `attn-export … | head`. click and rich raise
+        # SystemExit for it, and for nothing else.
         return READER_GONE
     except Exception as error:
         if os.environ.get(TRACEBACK):
@@ -65,7 +65,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
     """Return the message and the exit code of an error that is not raised on purpose."""
     if isinstance(error, OSError):
         return f"the system refused: {one_line(error)}", UsageError.exit_code
-    # A library that does not fit in the address space fails to be mapped.
+    # This is the message of a shared library that does not fit in the address space.
     if isinstance(error, MemoryError) or "failed to map segment" in str(error):
         return "there is too little memory; raise the limit (ulimit -v)", AttnExportError.exit_code
     if isinstance(error, ModuleNotFoundError):
@@ -75,7 +75,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
 
 
 def _check_paths(arguments: Sequence[str]) -> None:
-    """Refuse early any path that engines and file formats cannot take.
+    """Check that all paths are UTF-8, which engines and file formats need.
 
     Raises:
         OutputError: If an argument, the current folder or that for temporary files is not UTF-8.
@@ -84,7 +84,7 @@ def _check_paths(arguments: Sequence[str]) -> None:
         check_utf8(text)
     if set(HELP) & set(arguments):
         return
-    with contextlib.suppress(FileNotFoundError):  # neither has to be there
+    with contextlib.suppress(FileNotFoundError):  # these folders may be missing
         check_utf8(Path.cwd())
         check_utf8(tempfile.gettempdir())
 
@@ -114,18 +114,18 @@ MODULES = {
     "tune": "bundle_commands",
     "worker": "sweep_command",
 }
-"""The module of each command but `verify`. A run imports that of its own command."""
+"""The module of each command except `verify`. Only that of the command in use is imported."""
 
 
 class Commands(click.Group):
-    """The group of all commands, which imports a command where it is used."""
+    """Group of all commands, which imports a command's module when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of all commands."""
         return sorted({*self.commands, *MODULES})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command; None if there is none of that name.
+        """Import and return a command, or None if there is none of this name.
 
         Args:
             ctx: The context of the group.
@@ -197,15 +197,15 @@ def verify_command(
     from attn_export.jobs.verify import verify
     from attn_export.report.progress import progress
 
-    wanted = Output(json_file, junit_file, html_file, quiet)
-    wanted.check()
+    destinations = Output(json_file, junit_file, html_file, quiet)
+    destinations.check()
     if options["update"] and options["baseline"] is None:
         raise UsageError("--update needs --baseline FILE")
     limit_own_memory()
-    with wanted.refusals(bundle.name), progress(quiet=quiet) as bar:
+    with destinations.refusals(bundle.name), progress(quiet=quiet) as bar:
         report = verify(bundle, graph=graph, progress=bar, **options)
         if any(verdict.status != "passed" for verdict in report.verdicts):
             from attn_export.jobs.explain_failures import explain_failures
 
             report = explain_failures(report, bundle, graph, progress=bar)
-    return wanted.render(report, place=None)
+    return destinations.render(report, place=None)

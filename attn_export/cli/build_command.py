@@ -1,4 +1,4 @@
-"""`attn-export build`: the main command."""
+"""`attn-export build`."""
 
 from __future__ import annotations
 
@@ -119,32 +119,32 @@ def build_command(
     from attn_export.report.progress import progress
 
     changes = {name: value for name, value in fields.items() if value is not None}
-    wanted = Output(json_file, junit_file, html_file, quiet)
-    wanted.check()
+    destinations = Output(json_file, junit_file, html_file, quiet)
+    destinations.check()
     source = BuildInput(
         spec_file, variant, module, weights, layer, pool_kv_heads, kv_scales, calibrate
     )
     source.check(changes)
     output = output or Path("models") / source.name
-    with wanted.refusals(source.name), progress(quiet=quiet) as bar:
+    with destinations.refusals(source.name), progress(quiet=quiet) as bar:
         subject = source.read(changes, bar, seed)
         report = build(
             subject, output, name=source.name, dialects=dialects or ("all",), runtimes=runtimes,
             require=require, atol=atol, rtol=rtol, budgets=budgets, seed=seed, evidence=evidence,
             dry_run=dry_run, progress=bar,
         )  # fmt: skip
-        place = output if report.passed else output.with_name(output.name + ".failed")
+        bundle = output if report.passed else output.with_name(output.name + ".failed")
         if tune and report.passed:
-            report = tuned(place, report, bar)
+            report = tune_bundle(bundle, report, bar)
         if any(verdict.status != "passed" for verdict in report.verdicts):
             from attn_export.jobs.explain_failures import explain_failures
 
-            report = explain_failures(report, place, progress=bar)
-    return wanted.render(report, place)
+            report = explain_failures(report, bundle, progress=bar)
+    return destinations.render(report, bundle)
 
 
-def tuned(bundle: Path, report: Report, bar: Progress) -> Report:
-    """Tune a bundle; return the report of the bundle that is there then.
+def tune_bundle(bundle: Path, report: Report, bar: Progress) -> Report:
+    """Tune a bundle. Return the new report if tuning changed the bundle, else the one passed in.
 
     Args:
         bundle: The folder of the bundle.

@@ -1,4 +1,4 @@
-"""Commands on what was built: `tune`, `dry-run`, `sign`."""
+"""Commands on an existing bundle: `tune`, `dry-run`, `sign`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def tune_command(
 
 
 def to_json(tuned: TuningResult) -> str:
-    """Return times, forms and verdicts as JSON text, with a newline at the end."""
+    """Return the measured times, the chosen forms and the report as JSON text."""
     from attn_export.report.data import bench_to_dict
     from attn_export.report.data import to_json as report_to_json
 
@@ -112,7 +112,7 @@ def print_tuned(tuned: TuningResult, *, quiet: bool) -> None:
 
 # -- dry-run ------------------------------------------------------------------------------------
 
-SIZE = click.IntRange(min=1, max=1 << 24)
+AXIS_SIZE = click.IntRange(min=1, max=1 << 24)
 
 
 @click.command("dry-run")
@@ -124,9 +124,11 @@ SIZE = click.IntRange(min=1, max=1 << 24)
 @click.option(
     "--dialect", "dialects", multiple=True, metavar="NAME", help="Which graphs of a bundle.  [all]"
 )
-@click.option("--batch", type=SIZE, default=1, show_default=True, metavar="B", help="Batch size.")
 @click.option(
-    "--query-len", type=SIZE, metavar="L",
+    "--batch", type=AXIS_SIZE, default=1, show_default=True, metavar="B", help="Batch size."
+)
+@click.option(
+    "--query-len", type=AXIS_SIZE, metavar="L",
     help="Query length.  [default: a prefill of 512, and a decode of 1 after 1023]",
 )  # fmt: skip
 @click.option(
@@ -156,18 +158,18 @@ def dry_run_command(
     check_folders(json_file)
     limit_own_memory()
     with progress(quiet=quiet) as bar:
-        found = dry_run(
+        observations = dry_run(
             path, architectures=architectures, dialects=dialects, batch=batch,
             query_len=query_len, past_len=past_len, progress=bar,
         )  # fmt: skip
     from attn_export.report.dry_run_report import dry_run_to_json, print_dry_run
 
     if json_file:
-        write_file(json_file, dry_run_to_json(found))
+        write_file(json_file, dry_run_to_json(observations))
     if json_file != STDOUT and not quiet:
         from rich.console import Console
 
-        print_dry_run(found, Console())
+        print_dry_run(observations, Console())
     return 0
 
 
@@ -208,11 +210,11 @@ def _passphrase() -> bytes:
     """Return the passphrase of a key, from the environment or the terminal.
 
     Raises:
-        UsageError: If it is in neither.
+        UsageError: If the variable is not set and stdin is not a terminal.
     """
-    given = os.environ.get(PASSPHRASE)
-    if given is not None:
-        return given.encode()
+    from_environment = os.environ.get(PASSPHRASE)
+    if from_environment is not None:
+        return from_environment.encode()
     if not sys.stdin.isatty():
         raise UsageError(f"the key has a passphrase; set {PASSPHRASE}, or sign in a terminal")
     entered: str = click.prompt("Passphrase", hide_input=True, err=True)

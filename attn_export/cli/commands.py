@@ -1,4 +1,4 @@
-"""Commands beside `build` and `verify`: each calls one job and prints its result."""
+"""Commands `bench`, `check`, `lower`, `kit`, `probe` and `runtimes`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def size_options(prefill: str) -> Callable[[Command], Command]:
     """Return a decorator that adds --batch, --prefill and --decode.
 
     Args:
-        prefill: The default of --prefill, for the help.
+        prefill: The default of --prefill, as text for the help.
     """
 
     def add(command: Command) -> Command:
@@ -118,9 +118,9 @@ def check_command(model: Path) -> int:
 
     findings = check(model)
     for finding, count in grouped(findings):
-        kind = "warning: " if finding.is_warning else ""
+        level = "warning: " if finding.is_warning else ""
         more = f" (and {count - 1} more like it)" if count > 1 else ""
-        click.echo(printable(f"{model}: {kind}{finding.check}: {finding.message}{more}"))
+        click.echo(printable(f"{model}: {level}{finding.check}: {finding.message}{more}"))
     if not all(finding.is_warning for finding in findings):
         return GraphError.exit_code
     passed = len(CHECKS) - len({finding.check for finding in findings})
@@ -147,12 +147,12 @@ def lower_command(model: Path, dialect: str, output: Path) -> int:
     """
     from attn_export.jobs.lower import has_attention, lower_file
 
-    found_at = lower_file(model, output, dialect)
+    operators = lower_file(model, output, dialect)
     if not has_attention(model):
         click.echo(printable(f"{model}: there is no Attention node; only the opset was changed"))
-    for path, found in found_at.items():
-        counts = ", ".join(f"{count} {name}" for name, count in sorted(found.items()))
-        click.echo(printable(f"{path}: {dialect}: {counts}", PARAGRAPH))
+    for path, counts in operators.items():
+        text = ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+        click.echo(printable(f"{path}: {dialect}: {text}", PARAGRAPH))
     return 0
 
 
@@ -213,16 +213,16 @@ def probe_command(runtime: str, json_file: str | None, quiet: bool) -> int:
 
     check_folders(json_file)
     with progress(quiet=quiet) as bar:
-        found = probe(runtime, progress=bar)
+        fingerprint = probe(runtime, progress=bar)
     if json_file:
-        write_file(json_file, probe_to_json(found))
+        write_file(json_file, probe_to_json(fingerprint))
     if json_file != STDOUT and not quiet:
         from rich.console import Console
 
         from attn_export.report.result_terminal import print_probe
 
-        print_probe(found, Console())
-    return 0 if found.ran else RuntimeFailure.exit_code
+        print_probe(fingerprint, Console())
+    return 0 if fingerprint.ran else RuntimeFailure.exit_code
 
 
 # -- `attn-export runtimes` ---------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`attn-export compare` and `explain`: graphs against their truth, and why they differ."""
+"""`attn-export compare` and `explain`: compare a graph with its truth, and explain differences."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def compare_command(
     from attn_export.jobs.compare import compare
     from attn_export.report.progress import progress
 
-    wanted = Output(json_file, junit_file, html_file, quiet)
-    wanted.check()
+    destinations = Output(json_file, junit_file, html_file, quiet)
+    destinations.check()
     _check_sources(graphs, module, graph)
     pairs = dict(_pair("--name", text) for text in names)
     limits = dict(_range(text) for text in ranges)
     limit_own_memory()
-    judged = graph or graphs[1]
-    with wanted.refusals(judged.stem), progress(quiet=quiet) as bar:
+    judged_graph = graph or graphs[1]
+    with destinations.refusals(judged_graph.stem), progress(quiet=quiet) as bar:
         reference: Any = graphs[0] if graphs else None
         if module is not None:
             bar.phase("importing torch")
@@ -71,24 +71,24 @@ def compare_command(
 
             reference = load_subject(module)
         report = compare(
-            reference, judged, names=pairs, ranges=limits, output=output,
+            reference, judged_graph, names=pairs, ranges=limits, output=output,
             progress=bar, **options,
         )  # fmt: skip
-    place = output
+    bundle = output
     if output is not None and not report.passed:
-        place = output.with_name(output.name + ".failed")
-    return wanted.render(report, place)
+        bundle = output.with_name(output.name + ".failed")
+    return destinations.render(report, bundle)
 
 
 def _check_sources(graphs: tuple[Path, ...], module: str | None, graph: Path | None) -> None:
-    """Refuse anything but a module and a graph, or two graphs.
+    """Check that the options name a module and a graph, or two graphs.
 
     Raises:
-        UsageError: If something else is given.
+        UsageError: If they do not.
     """
-    of_module = module is not None and graph is not None and not graphs
-    of_graphs = module is None and graph is None and len(graphs) == 2
-    if not (of_module or of_graphs):
+    has_module = module is not None and graph is not None and not graphs
+    has_two_graphs = module is None and graph is None and len(graphs) == 2
+    if not (has_module or has_two_graphs):
         raise UsageError(
             "compare takes --module PATH.py:FUNCTION --graph FILE.onnx, or two files A.onnx B.onnx"
         )
@@ -103,15 +103,14 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 
 def _range(text: str) -> tuple[str, tuple[int, int]]:
     name, span = _pair("--range", text) if "=" in text else ("", "")
-    low, colon, high = span.partition(":")
+    low, _, high = span.partition(":")
     try:
-        found = int(low), int(high)
+        limits = int(low), int(high)
     except ValueError:
-        colon = ""
-        found = 0, 0
-    if not name or not colon or found[0] > found[1]:
+        limits = None
+    if not name or limits is None or limits[0] > limits[1]:
         raise UsageError(f"--range is NAME=LOW:HIGH, two whole numbers; got {text!r}")
-    return name, found
+    return name, limits
 
 
 # -- `attn-export explain` ----------------------------------------------------------------------
@@ -173,45 +172,45 @@ def explain_command(
 
     check_folders(json_file)
     limit_own_memory()
-    place = _explained_place(bundle, module, graph)
-    wanted: dict[str, Any] = {
+    path = _explained_path(bundle, module, graph)
+    arguments: dict[str, Any] = {
         "case": case, "options": _pairs(options), "seconds": seconds,
-        "output": output or place.with_name(f"{place.name}.explained"),
+        "output": output or path.with_name(f"{path.name}.explained"),
     }  # fmt: skip
     with progress(quiet=quiet) as bar:
         if bundle is not None:
-            found = explain(bundle, runtime_name, graph=graph, progress=bar, **wanted)
+            explanation = explain(bundle, runtime_name, graph=graph, progress=bar, **arguments)
         else:
             bar.phase("importing torch")
             from attn_export.jobs.compare import explain_graph
             from attn_export.user_module import load_subject
 
-            found = explain_graph(
-                load_subject(str(module)), place, runtime_name, progress=bar, **wanted
+            explanation = explain_graph(
+                load_subject(str(module)), path, runtime_name, progress=bar, **arguments
             )
     if json_file:
-        write_file(json_file, to_json(found))
+        write_file(json_file, to_json(explanation))
     if json_file != STDOUT:
         if quiet:
-            click.echo(printable(found.sentence, PARAGRAPH))
+            click.echo(printable(explanation.sentence, PARAGRAPH))
         else:
-            print_explanation(found, Console())
+            print_explanation(explanation, Console())
     codes = {"none": 0, "did not run": RuntimeFailure.exit_code}
-    return codes.get(found.fault, ParityError.exit_code)
+    return codes.get(explanation.fault, ParityError.exit_code)
 
 
-def _explained_place(bundle: Path | None, module: str | None, graph: Path | None) -> Path:
-    """Return the bundle, or the graph that is compared with a module.
+def _explained_path(bundle: Path | None, module: str | None, graph: Path | None) -> Path:
+    """Return the path of the bundle, or of the graph that is compared with a module.
 
     Raises:
-        UsageError: If neither or both are given.
+        UsageError: If the options name neither or both.
     """
-    place = bundle if module is None else graph
-    if place is None or (bundle is not None and module is not None):
+    path = bundle if module is None else graph
+    if path is None or (bundle is not None and module is not None):
         raise UsageError(
             "explain takes a BUNDLE, or --module PATH.py:FUNCTION with --graph FILE.onnx"
         )
-    return place.absolute()
+    return path.absolute()
 
 
 def _pairs(options: tuple[str, ...]) -> dict[str, str]:

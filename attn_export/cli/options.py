@@ -23,15 +23,18 @@ Command = Callable[..., Any]
 
 
 def runtime_options(command: Command) -> Command:
-    """Add the options --runtime, --cpu, --require, --atol and --rtol; a CPU is one more runtime."""
+    """Add the options --runtime, --cpu, --require, --atol and --rtol.
+
+    The command gets the values of --cpu as further names in `runtimes`.
+    """
 
     @functools.wraps(command)
-    def merged(*, runtimes: tuple[str, ...], cpus: tuple[str, ...], **given: Any) -> Any:
+    def merged(*, runtimes: tuple[str, ...], cpus: tuple[str, ...], **values: Any) -> Any:
         if cpus:
             from attn_export.runtimes.emulated_cpu import BASE, emulated_runtimes
 
             runtimes = (*(runtimes or (BASE,)), *emulated_runtimes(cpus))
-        return command(runtimes=runtimes, **given)
+        return command(runtimes=runtimes, **values)
 
     for option in (
         click.option("--rtol", type=click.FloatRange(min=0), help="Relative part of --atol."),
@@ -67,7 +70,7 @@ def budget_option(command: Command) -> Command:
 
 
 def spec_options(command: Command) -> Command:
-    """Add one option for each field of AttentionSpec that has one."""
+    """Add an option for each field of AttentionSpec with `is_option`."""
     for name, field in reversed(FIELDS.items()):
         if field.is_option:
             command = _spec_option(name, field)(command)
@@ -75,16 +78,16 @@ def spec_options(command: Command) -> Command:
 
 
 def _spec_option(name: str, field: Field) -> Callable[[Command], Command]:
-    flag, usual = name.replace("_", "-"), default_text(name)
-    words = f"{field.meaning[0].upper()}{field.meaning[1:]}."
+    flag, default = name.replace("_", "-"), default_text(name)
+    help_text = f"{field.meaning[0].upper()}{field.meaning[1:]}."
     if TYPES[name] == "bool":
-        return click.option(f"--{flag}/--no-{flag}", default=None, help=words)
-    words += f"  [default: {usual}]" if usual else ""
-    kinds: dict[str, Any] = {
+        return click.option(f"--{flag}/--no-{flag}", default=None, help=help_text)
+    help_text += f"  [default: {default}]" if default else ""
+    types: dict[str, Any] = {
         "int": click.IntRange(min=int(field.least or 0)), "float": float, "str": str,
     }  # fmt: skip
-    kind = click.Choice(field.choices) if field.choices else kinds[TYPES[name]]
-    return click.option(f"--{flag}", type=kind, help=words)
+    option_type = click.Choice(field.choices) if field.choices else types[TYPES[name]]
+    return click.option(f"--{flag}", type=option_type, help=help_text)
 
 
 GROUPS = {
@@ -111,10 +114,10 @@ GROUPS = {
         "quiet",
     ),
 }
-"""The groups of the options of `build`, in the order of its help."""
+"""Names of the parameters of `build` under each heading of its help."""
 
 OTHERS = "Output"
-"""The last group, which has --help too."""
+"""The heading for options that `GROUPS` lacks, such as --help."""
 
 EXAMPLES = (
     "attn-export build --variant mqa",
@@ -125,14 +128,14 @@ EXAMPLES = (
 
 
 class BuildCommand(click.Command):
-    """A command whose help has the options in `GROUPS`, and examples."""
+    """Command whose help lists the options by `GROUPS`, and examples."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under the headings of `GROUPS`, then the examples.
 
         Args:
             ctx: The context of the command.
-            formatter: The text so far.
+            formatter: The formatter to write to.
         """
         records = {
             str(param.name): record
@@ -149,7 +152,7 @@ class BuildCommand(click.Command):
                 formatter.write(f"{'':>{formatter.current_indent}}{example}\n")
 
 
-# -- input of `build`: a spec, dimensions, a checkpoint, or a module of the user's --------------
+# -- input of `build`: a spec, dimensions, a checkpoint, or a module of the user ----------------
 
 
 Fields = Mapping[str, Any]
@@ -157,7 +160,7 @@ Fields = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class BuildInput:
-    """Origin of the subject; the options of `build` by their names."""
+    """Options of `build` that define its subject."""
 
     spec_file: Path | None
     variant: str | None
@@ -177,7 +180,7 @@ class BuildInput:
             return self.spec_file.stem
         if self.weights:
             path = self.weights.absolute()
-            # Most checkpoints are called model.safetensors; their folder says which model.
+            # Most checkpoints are called model.safetensors in a folder with the model's name.
             return (
                 path.parent.name
                 if path.name.startswith(("model", "config."))
@@ -186,17 +189,20 @@ class BuildInput:
         return self.variant or "attention"
 
     def check(self, changes: Fields) -> None:
-        """Refuse options that contradict each other.
+        """Check that the options do not contradict each other.
+
+        Args:
+            changes: The options for single fields of the spec.
 
         Raises:
-            UsageError: If so, or if there is nothing to build.
+            UsageError: If they do, or if there is nothing to build.
         """
-        given = [str(source) for source in (self.spec_file, self.variant, self.module) if source]
-        if len(given) > 1:
-            raise UsageError(f"{' and '.join(given)} are given; choose one")
-        others = [name for name in ("weights", "kv_scales", "calibrate") if getattr(self, name)]
-        if self.module and (changes or others):
-            names = [*changes, *others]
+        sources = [str(source) for source in (self.spec_file, self.variant, self.module) if source]
+        if len(sources) > 1:
+            raise UsageError(f"{' and '.join(sources)} are sources; choose one")
+        files = [name for name in ("weights", "kv_scales", "calibrate") if getattr(self, name)]
+        if self.module and (changes or files):
+            names = [*changes, *files]
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
             raise UsageError(
                 f"{flags} with --module {self.module}, which brings its own; leave it out"
@@ -204,7 +210,7 @@ class BuildInput:
         for flag, value in (("--layer", self.layer), ("--pool-kv-heads", self.pool_kv_heads)):
             if value is not None and not self.weights:
                 raise UsageError(f"{flag} {value} without --weights; name the checkpoint")
-        if not (given or changes or self.weights):
+        if not (sources or changes or self.weights):
             raise UsageError(
                 "nothing to build; give SPEC.toml, --variant mha|mqa|gqa, --weights FILE or "
                 "--module PATH.py:FUNCTION"
@@ -214,12 +220,12 @@ class BuildInput:
         """Read the spec, checkpoint or module.
 
         Args:
-            changes: Single fields of the spec.
+            changes: The options for single fields of the spec.
             progress: Receiver of progress.
-            seed: The seed of the weights of a config.json alone.
+            seed: The seed of random weights, for a spec with scales or a config.json alone.
 
         Raises:
-            AttnExportError: If it cannot be read, or contradicts its description.
+            AttnExportError: If the input cannot be read, or contradicts the options.
         """
         if self.module:
             progress.phase("importing torch")
@@ -234,8 +240,8 @@ class BuildInput:
         from attn_export.export.subject import Subject
 
         if self.weights is None:
-            made = spec or AttentionSpec.from_dict(changes)
-            return Subject.from_spec(made, seed=seed, **scales)
+            spec = spec or AttentionSpec.from_dict(changes)
+            return Subject.from_spec(spec, seed=seed, **scales)
         return Subject.from_checkpoint(
             self.weights,
             layer=self.layer,
@@ -247,22 +253,25 @@ class BuildInput:
         )
 
     def _spec(self, changes: Fields) -> AttentionSpec | None:
-        """Return the given spec; None if only dimensions are given or the weights define it."""
+        """Return the spec if the options define one, or None.
+
+        Without SPEC.toml and --variant, dimensions define a spec only beside --weights.
+        """
         if self.spec_file:
             return AttentionSpec.from_toml(self.spec_file, **changes)
         if self.variant:
             return AttentionSpec.variant(self.variant, **changes)
-        # Both are needed for a spec; without them they are changes to what config.json says.
+        # Without these two fields, `changes` are changes to the fields in config.json.
         if self.weights and {"embed_dim", "num_heads"} <= changes.keys():
             return AttentionSpec.from_dict(changes)
         return None
 
 
 def limit_own_memory() -> None:
-    """Limit the memory that this process may allocate, as that of the runtimes is limited.
+    """Limit the memory of this process, like that of the runtimes' processes.
 
-    A graph from elsewhere may ask for values of any size. A command that evaluates it then ends
-    with an error, before the system kills a process of its own choice.
+    A graph from elsewhere may need values of any size. With the limit, a command that evaluates
+    such a graph ends with an error. Without it, the system might kill any other process.
     """
     from attn_export.runtimes.ipc import limit_memory
     from attn_export.runtimes.protocol import Limits

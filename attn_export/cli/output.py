@@ -15,12 +15,13 @@ from attn_export.errors import AttnExportError, OutputError, UsageError, printab
 from attn_export.output_folder import check_utf8, write_whole
 
 STDOUT = "-"
+"""The file name that stands for stdout."""
 
 Command = Callable[..., Any]
 
 
 def output_options(command: Command) -> Command:
-    """Add the options --json, --junit, --html and --quiet: the arguments of `Output`."""
+    """Add the options --json, --junit, --html and --quiet, whose values `Output` takes."""
     for option in (
         click.option("--quiet", is_flag=True, help="Print errors only."),
         click.option("--html", "html_file", metavar="FILE", help="Write the report as a page."),
@@ -37,7 +38,7 @@ def output_options(command: Command) -> Command:
 
 
 def messages(*, quiet: bool) -> Callable[[str], None]:
-    """Return a function that writes lines to stderr, or nothing if `quiet`."""
+    """Return a function that writes a line to stderr, or ignores it if `quiet` is set."""
 
     def say(text: str) -> None:
         if not quiet:
@@ -48,13 +49,13 @@ def messages(*, quiet: bool) -> Callable[[str], None]:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """Requested outputs of a report.
+    """Destinations of a report, as the command line names them.
 
     Attributes:
-        json_file: A file, `STDOUT`, or None.
-        junit_file: A file or None.
-        html_file: A file or None.
-        quiet: Whether only errors are printed.
+        json_file: The file for JSON, `STDOUT`, or None.
+        junit_file: The file for JUnit XML, or None.
+        html_file: The file for HTML, or None.
+        quiet: Whether to print errors only.
     """
 
     json_file: str | None = None
@@ -63,18 +64,18 @@ class Output:
     quiet: bool = False
 
     def check(self) -> None:
-        """Refuse early any output that could not be written later.
+        """Check before a job that its report can be written afterwards.
 
         Raises:
-            OutputError: If a file's folder is not there.
+            OutputError: If the folder of a file does not exist, or its name is not UTF-8.
         """
         check_folders(self.json_file, self.junit_file, self.html_file)
 
     @contextlib.contextmanager
     def refusals(self, name: str) -> Iterator[None]:
-        """Write the named files where the block raises an error of the job, and raise it on.
+        """Write a report with the error if the block raises an `AttnExportError`; raise it again.
 
-        Wrong usage is no result of a job: it writes nothing.
+        After a `UsageError` nothing is written, because the job did not start.
 
         Args:
             name: The name of the report.
@@ -94,18 +95,18 @@ class Output:
             raise
 
     def render(self, report: Any, place: Path | None) -> int:
-        """Write and print a report; its exit code.
+        """Write and print a report; return its exit code.
 
         Args:
             report: The report.
-            place: The bundle's folder, if one was made.
+            place: The folder of the bundle that was written, or None.
 
         Raises:
             OutputError: If a file cannot be written.
         """
         for file, text in self._files(report):
             write_file(file, text)
-        _tell_github(report, speaks=self.json_file != STDOUT)
+        _report_to_github(report, may_print=self.json_file != STDOUT)
         if self.json_file != STDOUT and not (self.quiet and report.passed):
             self._print(report, place)
         return int(report.exit_code)
@@ -147,10 +148,13 @@ class Output:
 
 
 def check_folders(*files: str | None) -> None:
-    """Refuse files that could not be written.
+    """Check that the folders of files exist.
+
+    Args:
+        files: Paths, `STDOUT`, or None.
 
     Raises:
-        OutputError: If the folder of one is not there, or its name is not UTF-8.
+        OutputError: If a folder does not exist, or a path is not UTF-8.
     """
     for file in files:
         check_utf8(file or "")
@@ -159,7 +163,7 @@ def check_folders(*files: str | None) -> None:
 
 
 def write_file(file: str, text: str) -> None:
-    """Write a file, whole or not at all, or to stdout where it is `STDOUT`.
+    """Write a text to a file in one step, or to stdout.
 
     Args:
         file: The path, or `STDOUT`.
@@ -177,13 +181,17 @@ def write_file(file: str, text: str) -> None:
         raise OutputError(f"cannot write {file}: {error.strerror or error}") from error
 
 
-def _tell_github(report: Any, *, speaks: bool) -> None:
-    """Write the summary of the job's step, and an annotation for each failure.
+def _report_to_github(report: Any, *, may_print: bool) -> None:
+    """Write the summary and an annotation for each failure, in a job of GitHub Actions.
 
     https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
+
+    Args:
+        report: The report.
+        may_print: Whether annotations, which are lines on stdout, may be printed.
     """
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
-    annotates = os.environ.get("GITHUB_ACTIONS") == "true" and speaks
+    annotates = os.environ.get("GITHUB_ACTIONS") == "true" and may_print
     if not summary and not annotates:
         return
     from attn_export.report.ci import github_annotations, to_markdown

@@ -1,4 +1,4 @@
-"""`attn-export sweep` and `attn-export worker`: many layers, dialects and runtimes on a cluster."""
+"""`attn-export sweep`, `worker`, `site` and `bisect`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from attn_export.sweep.store import Store
 
 
-WRONG, BROKEN = ("failed",), ("crashed", "error", "timed out")
+WRONG, BROKEN = {"failed"}, {"crashed", "error", "timed out"}
+"""Verdicts of cells for which the exit code is 6, and 5."""
 
 
 def tls_options(command: Any) -> Any:
-    """Add the options of TLS."""
-    for option, meaning in (
+    """Add the options --tls-ca, --tls-cert and --tls-key."""
+    for option, help_text in (
         ("--tls-key", "The key of this side, as PEM."),
         ("--tls-cert", "The certificate of this side, as PEM."),
         ("--tls-ca", "The certificate of the authority that both sides trust, as PEM."),
     ):
         command = click.option(
-            option, metavar="FILE", type=click.Path(path_type=Path), help=meaning
+            option, metavar="FILE", type=click.Path(path_type=Path), help=help_text
         )(command)
     return command
 
@@ -128,14 +129,14 @@ def sweep_command(
         with progress(quiet=quiet) as bar:
             bar.phase("starting the workers")
             with connected(scheduler, tls, workers) as client:
-                if not quiet and json_file != STDOUT and _has_page(client):
+                if not quiet and json_file != STDOUT and _has_dashboard(client):
                     click.echo(f"dashboard: {client.dashboard_link}")
                 run_sweep(plan, store, client, bar)
         return _finish(store, json_file, quiet=quiet)
 
 
 def _install(names: Iterable[str], *, quiet: bool) -> None:
-    """Install the releases among runtimes.
+    """Install the runtimes whose names have a release, such as ``ort-cpu==1.27.0``.
 
     Raises:
         RuntimeFailure: If one cannot be installed.
@@ -151,7 +152,7 @@ def _install(names: Iterable[str], *, quiet: bool) -> None:
         raise RuntimeFailure(str(error)) from error
 
 
-def _has_page(client: Any) -> bool:
+def _has_dashboard(client: Any) -> bool:
     import importlib.util
 
     return bool(importlib.util.find_spec("bokeh") and client.dashboard_link)
@@ -174,13 +175,13 @@ def _finish(store: Store, json_file: str | None, *, quiet: bool) -> int:
         write_file(json_file, to_json(store))
     if json_file != STDOUT and not quiet:
         for name, verdicts in counts.items():
-            said = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
-            click.echo(f"{name}: {said}")
+            numbers = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+            click.echo(f"{name}: {numbers}")
         click.echo(f"results: {store.folder}")
-    every = {verdict for verdicts in counts.values() for verdict in verdicts}
-    if every & {*WRONG}:
+    all_verdicts = {verdict for verdicts in counts.values() for verdict in verdicts}
+    if all_verdicts & WRONG:
         return ParityError.exit_code
-    return RuntimeFailure.exit_code if every & {*BROKEN} else 0
+    return RuntimeFailure.exit_code if all_verdicts & BROKEN else 0
 
 
 @click.command("worker")
@@ -278,25 +279,25 @@ def bisect_command(
     say = messages(quiet=quiet)
     ends = [f"{name}{MARK}{version}" for version in (good, bad) if version is not None]
     for release in ends or [f"{name}{MARK}1.0"]:
-        runtime(release)  # refuses what is no release
+        runtime(release)  # raises an error for an invalid release
     try:
-        listed = published(name) if install else installed()
-        mine = {*(each for each in listed if each.partition(MARK)[0] == name), *ends}
+        available = published(name) if install else installed()
+        releases = {*(item for item in available if item.partition(MARK)[0] == name), *ends}
         if len(ends) == 2:
             oldest, newest = sorted(map(release_of, ends))
-            mine = {each for each in mine if oldest <= release_of(each) <= newest}
+            releases = {item for item in releases if oldest <= release_of(item) <= newest}
         with progress(quiet=quiet) as bar:
             tried = bisect(
-                bundle, sorted(mine), dialect,
-                install=(lambda each: install_release(each, say)) if install else None,
+                bundle, sorted(releases), dialect,
+                install=(lambda item: install_release(item, say)) if install else None,
                 progress=bar,
             )  # fmt: skip
     except InstallError as error:
         raise RuntimeFailure(str(error)) from error
     if not quiet:
-        for each in tried:
-            cause = f": {each.cause}" if each.cause else ""
-            click.echo(printable(f"{each.release} {each.verdict}{cause}", 300))
+        for result in tried:
+            cause = f": {result.cause}" if result.cause else ""
+            click.echo(printable(f"{result.release} {result.verdict}{cause}", 300))
     older, newer = change(tried)
     passing, other = (newer, older) if newer.passed else (older, newer)
     where = "first" if newer.passed else "last"

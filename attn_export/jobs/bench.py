@@ -93,7 +93,7 @@ def bench(
         entrants = Entrants(opened.folder, folder, opened.manifest, spec)
         contests = phases(opened.manifest, spec, batch, prefill, decode)
         planned = [
-            (name, sizes, entrants.at(sizes, decode=sizes["query_len"] == 1))
+            (name, sizes, entrants.candidates(sizes, decode=sizes["query_len"] == 1))
             for name, sizes in contests
         ]
         return measure_contests(

@@ -76,7 +76,7 @@ def _unwritable(output: Path, error: OSError) -> OutputError:
 def _refuse_dtypes(name: str, project: Language, manifest: Mapping[str, Any]) -> None:
     ends = {**manifest["inputs"], **manifest["outputs"]}
     for end, entry in ends.items():
-        if entry["dtype"] in project.without:
+        if entry["dtype"] in project.unsupported_dtypes:
             raise UsageError(
                 f"{end} is {entry['dtype']}, which the {name} kit cannot hold; the c and cpp kits "
                 "can, or build the bundle in float32 or float16"

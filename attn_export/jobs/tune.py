@@ -176,7 +176,7 @@ def _candidates(
     sizes: Mapping[str, int],
 ) -> list[Candidate]:
     return [
-        entrants.own(form, out, dataclasses.replace(file, name=name), sizes)
+        entrants.graph_candidate(form, out, dataclasses.replace(file, name=name), sizes)
         for form, name in form_files.items()
     ]
 

@@ -1,4 +1,4 @@
-"""A kit on disk: templates rendered with facts about a bundle, the rest copied."""
+"""Kits: projects in other languages, whose templates are rendered with facts about a bundle."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ HERE = Path(__file__).resolve().parent
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """A kit's template.
+    """A language that there is a kit for.
 
     Attributes:
-        folders: Folders and files of this package, and the place of each in the kit.
-        dialects: Forms of the graph that its engine runs, the fastest first.
-        without: Types of inputs that its engine's interface does not take.
-        test: The commands that build it and run its self-test.
+        folders: Folders and files, relative to this one, and the path in the kit of each.
+        dialects: Dialects that the kit's engine runs, the fastest first.
+        unsupported_dtypes: Types of inputs that the interface of the engine does not have.
+        test: The commands that build a kit and run its self-test.
     """
 
     folders: Mapping[str, str]
     dialects: tuple[str, ...]
-    without: frozenset[str]
+    unsupported_dtypes: frozenset[str]
     test: tuple[str, ...]
 
 
@@ -58,7 +58,7 @@ LANGUAGES: Mapping[str, Language] = {
         {"node": ".", "js": "src"}, ORT_FIRST, BFLOAT16,
         ("npm ci --ignore-scripts", "npm test"),
     ),
-    # WebGPU is wrong in contrib operators, and has no Attention.
+    # WebGPU computes contrib operators wrong, and has no Attention.
     "web": Language(
         {"web": ".", "js": "lib"}, (PORTABLE,), BFLOAT16,
         ("npm ci --ignore-scripts", "npm start"),
@@ -76,7 +76,7 @@ def language(name: str) -> Language:
     """Return the language of this name.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If there is no kit for it.
     """
     if name not in LANGUAGES:
         raise UsageError(f"unknown language {name!r}; choose from {', '.join(LANGUAGES)}")
@@ -88,21 +88,21 @@ def language(name: str) -> Language:
 
 NEW, PAST = "query_len", "past_len"
 ENOUGH = 16
-"""The number of tokens whose replay shows what is wrong: more would make a self-test slow."""
+"""Preferred number of tokens of a replay: enough to show mistakes, few enough to be quick."""
 
 
 def graph_for(
     graphs: Sequence[GraphFile], dialects: Sequence[str], wanted: str | None
 ) -> GraphFile:
-    """Return the graph that a kit runs, for all lengths.
+    """Return the graph that a kit runs, which must take any number of tokens.
 
     Args:
         graphs: The graphs of the bundle.
         dialects: The dialects that the kit's engine runs, the best first.
-        wanted: One of them, or None.
+        wanted: The dialect that the user chose, or None for the best.
 
     Raises:
-        UsageError: If there is none.
+        UsageError: If the bundle has no such graph.
     """
     if wanted is not None and wanted not in dialects:
         raise UsageError(f"this kit runs {', '.join(dialects)}, not {wanted}")
@@ -118,11 +118,11 @@ def graph_for(
 
 
 def decode_graph_for(graphs: Sequence[GraphFile], graph: GraphFile) -> GraphFile | None:
-    """Return the graph for one token at a time that goes with another, if there is one.
+    """Return the graph for single tokens of the same dialect and cache layout, or None.
 
     Args:
         graphs: The graphs of the bundle.
-        graph: The one for all lengths; both hold the cache alike.
+        graph: The graph for any number of tokens.
     """
     return next(
         (
@@ -141,17 +141,17 @@ def facts(
     graph: GraphFile,
     decode: GraphFile | None = None,
 ) -> dict[str, Any]:
-    """Return the names that templates use.
+    """Return the values of a kit's templates by name.
 
     Args:
-        manifest: The bundle's.
-        index: Of its golden vectors.
-        spec: What it was built from, unless that was a module of the user's.
-        graph: The one that the kit runs.
-        decode: The one that it runs for single tokens, if another.
+        manifest: The manifest of the bundle.
+        index: The index of its golden vectors.
+        spec: The spec of the bundle, or None if it was built from a module of the user.
+        graph: The graph that the kit runs.
+        decode: The graph for single tokens, if there is one.
     """
     names = [file.name for file in (graph, decode) if file is not None]
-    outputs = _ends(manifest["outputs"], graph.layouts)
+    outputs = _values(manifest["outputs"], graph.layouts)
     return {
         "name": manifest["name"],
         "version": manifest["versions"].get("attn-export", ""),
@@ -167,7 +167,7 @@ def facts(
             "layouts": {name: list(order) for name, order in graph.layouts.items()},
         },
         "files": [*names, *(name for name in manifest["files"] if name == WEIGHTS)],
-        "inputs": _ends(manifest["inputs"], graph.layouts),
+        "inputs": _values(manifest["inputs"], graph.layouts),
         "outputs": outputs,
         "cases": [
             {**case, "tolerances": [_tolerance(case, output) for output in outputs]}
@@ -178,23 +178,32 @@ def facts(
     }
 
 
-def _ends(ends: Mapping[str, Any], layouts: Mapping[str, tuple[int, ...]]) -> list[dict[str, Any]]:
-    """Return inputs or outputs; `order` is that of their axes in the graph, `graph_axes` these."""
-    found = []
-    for name, end in ends.items():
-        axes, dtype = end["shape"], end["dtype"]
+def _values(
+    entries: Mapping[str, Any], layouts: Mapping[str, tuple[int, ...]]
+) -> list[dict[str, Any]]:
+    """Return facts about inputs or outputs.
+
+    Axis i of the graph is axis `order[i]` of the signature; `graph_axes` are the axes of the graph.
+
+    Args:
+        entries: The inputs or outputs in the manifest.
+        layouts: The order of the axes in the graph, where it differs.
+    """
+    values = []
+    for name, entry in entries.items():
+        axes, dtype = entry["shape"], entry["dtype"]
         order = list(layouts.get(name, range(len(axes))))
-        found.append(
+        values.append(
             {
                 "name": name, "dtype": dtype, "code": CODES[dtype], "axes": axes,
                 "order": order, "graph_axes": [axes[axis] for axis in order],
             }
         )  # fmt: skip
-    return found
+    return values
 
 
 def _tolerance(case: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the error allowed, where one is and counts, and why the output is no evidence."""
+    """Return the error allowed of an output, or the reason that the output is no evidence."""
     allowed, dtype = case["allowed"].get(output["name"]), numpy_dtype(output["dtype"])
     if not is_floating(dtype):
         allowed = None
@@ -205,6 +214,7 @@ def _tolerance(case: Mapping[str, Any], output: Mapping[str, Any]) -> dict[str, 
 
 
 def _cache(inputs: Iterable[str]) -> str:
+    """Return the kind of cache that inputs of these names belong to, as in `AttentionSpec`."""
     names = set(inputs)
     if "past_length" in names:
         return "in-place"
@@ -212,10 +222,10 @@ def _cache(inputs: Iterable[str]) -> str:
 
 
 def _replay(spec: AttentionSpec | None, cases: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return a case with the same results token by token: tokens see only earlier ones."""
+    """Return the name of a case that gives the same results if it is run token by token."""
     if spec is None or not spec.causal or spec.cache == "none":
         return None
-    # Some turn keys by the length at which they came, or have scales of all tokens of a run.
+    # Some layers rotate keys by the length of the step, or have one scale for all its tokens.
     if spec.depends_on_steps:
         return None
     if spec.in_place:
@@ -226,24 +236,26 @@ def _replay(spec: AttentionSpec | None, cases: Sequence[Mapping[str, Any]]) -> s
         and case["sizes"].get(NEW, 0) > 1
     ]  # fmt: skip
     lengths = {case["name"]: case["sizes"][NEW] for case in fitting}
-    # The shortest of those that are long enough, or else the longest.
+    # The shortest case of at least `ENOUGH` tokens, or else the longest case.
     return min(lengths, key=lambda n: (lengths[n] < ENOUGH, abs(lengths[n] - ENOUGH)), default=None)
 
 
-# -- A kit on disk: templates rendered, the rest copied -----------------------------------------
+# -- files of a kit -----------------------------------------------------------------------------
 
 
 TEMPLATE = ".j2"
+"""Suffix of the files that are rendered; others are copied."""
+
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "node_modules", "build")
 
 
 def write_project(language: Language, context: Mapping[str, Any], folder: Path) -> None:
-    """Write a language's files.
+    """Write the files of a kit.
 
     Args:
-        language: The kit's template.
-        context: Values that the templates use.
-        folder: An existing folder; gets the files.
+        language: The language of the kit.
+        context: The values of its templates.
+        folder: An existing folder to write to.
     """
     copy_sources(language, folder)
     for template in sorted(folder.rglob(f"*{TEMPLATE}")):
@@ -252,14 +264,14 @@ def write_project(language: Language, context: Mapping[str, Any], folder: Path) 
 
 
 def copy_sources(language: Language, folder: Path) -> None:
-    """Copy a language's files as they are.
+    """Copy the files of a kit without rendering templates.
 
     Args:
-        language: The kit's template.
-        folder: An existing folder; gets the files.
+        language: The language of the kit.
+        folder: An existing folder to write to.
     """
-    for source, place in language.folders.items():
+    for source, target in language.folders.items():
         if (HERE / source).is_file():
-            shutil.copyfile(HERE / source, folder / place)
+            shutil.copyfile(HERE / source, folder / target)
         else:
-            shutil.copytree(HERE / source, folder / place, dirs_exist_ok=True, ignore=LEFT_OUT)
+            shutil.copytree(HERE / source, folder / target, dirs_exist_ok=True, ignore=LEFT_OUT)

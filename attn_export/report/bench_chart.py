@@ -1,4 +1,4 @@
-"""Medians as a chart: a group of bars for each contest, on a logarithmic scale."""
+"""Bar chart of a benchmark's medians, grouped by contest, on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ PEER_COLORS = ("#9aa5b1", "#6b7a89", "#475569", "#b7c9c3", "#7d9d9c", "#c9c3d6")
 
 
 def check_chart_file(file: Path | str) -> None:
-    """Refuse early a chart that could not be drawn later.
+    """Check before a benchmark that its chart can be written afterwards.
 
     Raises:
-        UsageError: If it ends with something else than .svg or .png, or matplotlib is missing.
-        OutputError: If there is no such folder.
+        UsageError: If the file does not end in .svg or .png, or matplotlib is missing.
+        OutputError: If the folder of the file does not exist.
     """
     path = Path(file)
     check_utf8(path)
@@ -34,21 +34,21 @@ def check_chart_file(file: Path | str) -> None:
 
 
 def write_chart(panels: Mapping[str, Sequence[Contest]], file: Path | str) -> None:
-    """Draw the median of every candidate but the rooflines.
+    """Draw the medians of all candidates except rooflines.
 
     Args:
-        panels: Contests by the title of the panel that they are in; panels are stacked.
-        file: SVG or PNG, by its ending.
+        panels: The contests of each panel, by its title. Panels are stacked vertically.
+        file: The file to write, whose ending, .svg or .png, sets the format.
 
     Raises:
-        UsageError: If the ending is another one.
+        UsageError: If the file has another ending, or matplotlib is missing.
         OutputError: If the file cannot be written.
     """
     check_chart_file(file)
     import matplotlib
     from matplotlib.figure import Figure
 
-    # The same numbers give the same file.
+    # The salt makes the identifiers in an SVG file, and so the file, reproducible.
     with matplotlib.rc_context({"svg.hashsalt": "attn-export", "font.size": 8}):
         widest = max((len(contests) for contests in panels.values()), default=1)
         figure = Figure(
@@ -68,24 +68,24 @@ def write_chart(panels: Mapping[str, Sequence[Contest]], file: Path | str) -> No
 
 
 def _colors(contests: Sequence[Contest]) -> dict[str, str]:
-    """Return warm colours for ours, cool ones for peers."""
-    found: dict[str, str] = {}
+    """Return a colour for each candidate: warm ones for our graphs, cool ones for peers."""
+    colors: dict[str, str] = {}
     for role, palette in (("ours", OURS_COLORS), ("peer", PEER_COLORS)):
         names = dict.fromkeys(m.name for c in contests for m in c.measured if m.role == role)
         for number, name in enumerate(names):
-            found[name] = palette[number % len(palette)]
-    return found
+            colors[name] = palette[number % len(palette)]
+    return colors
 
 
 def _draw(axes: Any, title: str, contests: Sequence[Contest], colors: Mapping[str, str]) -> None:
     names = [n for n in colors if any(c.named(n) for c in contests)]
     width = 0.8 / max(len(names), 1)
     for number, name in enumerate(names):
-        bars = [(place, c.named(name)) for place, c in enumerate(contests)]
-        shown = [(place, m.median * 1e3) for place, m in bars if m is not None]
+        measured = [(position, c.named(name)) for position, c in enumerate(contests)]
+        bars = [(position, m.median * 1e3) for position, m in measured if m is not None]
         axes.bar(
-            [place + (number - (len(names) - 1) / 2) * width for place, _ in shown],
-            [ms for _, ms in shown],
+            [position + (number - (len(names) - 1) / 2) * width for position, _ in bars],
+            [ms for _, ms in bars],
             width,
             label=name,
             color=colors[name],

@@ -1,8 +1,8 @@
-"""A report for CI: JUnit XML, a summary in markdown, annotations of GitHub's.
+"""Report for CI systems: JUnit XML, a summary in markdown, and annotations on GitHub.
 
-JUnit has no standard; this keeps to what Jenkins' xUnit plugin (junit-10.xsd), GitLab, Azure and
-pytest agree on: `testsuites`, `testsuite` with counts, `testcase` with one of `failure`, `error`
-and `skipped`.
+JUnit XML has no standard. This module uses the subset that Jenkins' xUnit plugin (junit-10.xsd),
+GitLab, Azure and pytest have in common: `testsuites`, `testsuite` with counts, `testcase` with one
+of `failure`, `error` and `skipped`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from attn_export.results import Report, RuntimeRun, Verdict
 # -- markdown: the summary of a job -------------------------------------------------------------
 
 SHOWN = 20
-"""Number of failed verdicts that are written out."""
+"""Largest number of failed verdicts that are listed."""
 
 
 def to_markdown(report: Report) -> str:
-    """Return the verdict, a table of runtimes and graphs, failures and runs that are missing."""
+    """Return the verdict, a table of runtimes and graphs, failures and incomplete runs."""
     verdict = "passed" if report.passed else f"**failed** (exit code {report.exit_code})"
-    found = summaries(report)
+    all_summaries = summaries(report)
     lines = [f"## {_escaped(report.name)}: {verdict}", ""]
-    ran = [summary for summary in found if summary.cases]
+    ran = [summary for summary in all_summaries if summary.cases]
     if ran:
         table = summary_table(ran)
         lines += markdown_table(table.columns, (map(_cell, row) for row in table.rows))
-    not_ran = [_not_ran(summary) for summary in found if summary.run.outcome != "ran"]
+    not_ran = [_not_ran(summary) for summary in all_summaries if summary.run.outcome != "ran"]
     failed = problems(report)
     wrong = [
         f"- {v.status}: {v.runtime}, {_escaped(form_name(v.graph))}, {_escaped(v.case)}, "
@@ -49,21 +49,18 @@ def to_markdown(report: Report) -> str:
     ]
     if len(failed) > SHOWN:
         wrong.append(f"- and {len(failed) - SHOWN} more")
-    beyond = [f"- {_escaped(said)}" for said in _missed(report)]
-    notes = [f"- {_escaped(note)}" for note in report.notes]
-    why = [f"- {_escaped(sentence)}" for sentence in report.explanations]
-    parts = {
-        "Why": why,
+    sections = {
+        "Why": [f"- {_escaped(sentence)}" for sentence in report.explanations],
         "Failed": wrong,
-        "Beyond the budget": beyond,
+        "Beyond the budget": [f"- {_escaped(sentence)}" for sentence in _missed(report)],
         "Not run to the end": not_ran,
-        "Notes": notes,
+        "Notes": [f"- {_escaped(note)}" for note in report.notes],
     }
     if report.signature is not None:
         lines += ["", f"Signature: {_escaped(str(report.signature))}"]
-    for title, part in parts.items():
-        if part:
-            lines += ["", f"### {title}", "", *dict.fromkeys(part)]
+    for title, items in sections.items():
+        if items:
+            lines += ["", f"### {title}", "", *dict.fromkeys(items)]
     return "\n".join(lines) + "\n"
 
 
@@ -73,14 +70,14 @@ def github_annotations(report: Report) -> list[str]:
     for v in problems(report)[:SHOWN]:
         title = f"{report.name}: {v.runtime}, {form_name(v.graph)}, {v.case}"
         lines.append(f"::error title={_property(title)}::{_data(f'{v.output}: {v.message}')}")
-    for said in _missed(report):
+    for sentence in _missed(report):
         title = _property(f"{report.name}: beyond the budget")
-        lines.append(f"::error title={title}::{_data(said)}")
+        lines.append(f"::error title={title}::{_data(sentence)}")
     for run in report.runs:
         if run.required and run.outcome != "ran":
             title = f"{report.name}: {run.runtime}, {form_name(run.graph)}"
-            said = _data(f"{run.outcome}: {run.reason}")
-            lines.append(f"::error title={_property(title)}::{said}")
+            message = _data(f"{run.outcome}: {run.reason}")
+            lines.append(f"::error title={_property(title)}::{message}")
     return lines
 
 
@@ -96,18 +93,19 @@ def _cell(cell: str | Styled) -> str:
 
 def _not_ran(summary: Summary) -> str:
     run = summary.run
-    kind = "**required**" if run.required else "not required"
-    return f"- {run.runtime}, {form_name(run.graph)}: {run.outcome}, {kind}: {_escaped(run.reason)}"
+    need = "**required**" if run.required else "not required"
+    return f"- {run.runtime}, {form_name(run.graph)}: {run.outcome}, {need}: {_escaped(run.reason)}"
 
 
 def _escaped(text: str) -> str:
     """Escape text, so that markdown shows it literally, on one line."""
-    one = printable(text, PARAGRAPH)
-    return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in one)
+    line = printable(text, PARAGRAPH)
+    return "".join(f"\\{char}" if char in "\\`*_[]<>|#" else char for char in line)
 
 
 def _data(text: str) -> str:
-    # https://github.com/actions/toolkit: these three end a command early.
+    # Line breaks, which end a command, are removed by `printable`. See "escapeData" in
+    # https://github.com/actions/toolkit.
     return printable(text, PARAGRAPH).replace("%", "%25")
 
 
@@ -118,7 +116,7 @@ def _property(text: str) -> str:
 # -- JUnit XML: one test case for each runtime, graph and case ----------------------------------
 
 ELEMENTS = {"failed": "failure", "unusable": "failure", "error": "error"}
-"""JUnit elements of verdicts that did not pass."""
+"""JUnit element of each verdict that did not pass."""
 
 NOT_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML 1.0 cannot hold."""
@@ -140,24 +138,24 @@ def to_junit(report: Report) -> str:
 
 
 def _refused(name: str, error: AttnExportError) -> ElementTree.Element:
-    """Return the suite of a job that ended before there was a verdict: one error."""
+    """Return the suite of a job that an error ended before there was a verdict."""
     suite = ElementTree.Element("testsuite", name=_text(name), tests="1", failures="0")
     suite.attrib |= {"errors": "1", "skipped": "0"}
     case = ElementTree.SubElement(suite, "testcase", classname=_text(name), name="runs")
-    kind = type(error).__name__
-    ElementTree.SubElement(case, "error", type=kind, message=_text(str(error)))
+    name_of_type = type(error).__name__
+    ElementTree.SubElement(case, "error", type=name_of_type, message=_text(str(error)))
     return suite
 
 
 def _budgets(name: str, quality: Quality) -> ElementTree.Element:
-    """Return the suite of a quantised model: a case for each output, failed beyond a budget."""
+    """Return the suite of a quantised model. An output beyond its budget is a failed test case."""
     suite = ElementTree.Element("testsuite", name=_text(f"{name}.budget"))
-    for each in quality.outputs:
+    for output in quality.outputs:
         case = ElementTree.SubElement(suite, "testcase", classname=f"{_text(name)}.budget")
-        case.set("name", _text(each.part))
-        said = [line for line in quality.missed if line.startswith(f"{each.part}: ")]
-        if said:
-            ElementTree.SubElement(case, "failure", type="beyond", message=_text(said[0]))
+        case.set("name", _text(output.part))
+        missed = [line for line in quality.missed if line.startswith(f"{output.part}: ")]
+        if missed:
+            ElementTree.SubElement(case, "failure", type="beyond", message=_text(missed[0]))
     suite.set("tests", str(len(suite)))
     suite.set("failures", str(len(suite.findall("testcase/failure"))))
     suite.attrib |= {"errors": "0", "skipped": "0"}
@@ -185,12 +183,12 @@ def _suite(report: Report, run: RuntimeRun) -> ElementTree.Element:
 
 
 def _cases(report: Report, run: RuntimeRun, suite: str) -> Iterator[ElementTree.Element]:
-    place = f"{run.runtime}, {run.graph}: "
-    why = [f"why: {said}" for said in report.explanations if said.startswith(place)]
+    prefix = f"{run.runtime}, {run.graph}: "
+    why = [f"why: {sentence}" for sentence in report.explanations if sentence.startswith(prefix)]
     for name, verdicts in verdicts_by_case(report, run).items():
         yield _case(suite, name, verdicts, why, run.seconds.get(name))
     if run.outcome != "ran":
-        # The runtime itself: what it did not run has no cases.
+        # An incomplete run is a test case of its own, because its missing cases have no verdicts.
         element = ElementTree.Element("testcase", classname=_text(suite), name="runs")
         tag = "error" if run.required else "skipped"
         result = ElementTree.SubElement(element, tag, message=_text(f"{run.outcome}: {run.reason}"))
@@ -207,7 +205,7 @@ def _case(
         element.set("time", f"{seconds:.3f}")
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
     if wrong:
-        # One result for a case: the schema has no more.
+        # The schema allows one result per test case.
         first = wrong[0]
         lines = [f"{v.output}: {v.message}" if v.output else v.message for v in wrong]
         result = ElementTree.SubElement(

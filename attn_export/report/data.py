@@ -1,4 +1,4 @@
-"""Reports, benchmarks and fingerprints as JSON."""
+"""JSON of reports, benchmarks and fingerprints."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FORMAT = "attn-export-report/1"
 LIST_OF_PLAIN = re.compile(r'\[\n[^][{}"]*\]')
+"""Pattern of a list without strings, lists and objects in indented JSON."""
 
 
 def to_json(report: Report) -> str:
@@ -35,13 +36,13 @@ def to_json(report: Report) -> str:
         "runs": [dataclasses.asdict(run) for run in report.runs],
         "signature": None if report.signature is None else dataclasses.asdict(report.signature),
         "quality": None if report.quality is None else _quality(report.quality),
-        "dry_runs": [dataclasses.asdict(one) for one in report.dry_runs],
+        "dry_runs": [dataclasses.asdict(dry_run) for dry_run in report.dry_runs],
         "best_graphs": _best_graphs(report),
         "verdicts": [_finite(dataclasses.asdict(verdict)) for verdict in report.verdicts],
     }
     text = json.dumps(content, indent=1, allow_nan=False)
-    # A row of numbers is a line: no string holds a line break.
-    return LIST_OF_PLAIN.sub(lambda found: " ".join(found[0].split()), text) + "\n"
+    # Put lists of numbers on one line. No string matches, because JSON escapes line breaks.
+    return LIST_OF_PLAIN.sub(lambda match: " ".join(match[0].split()), text) + "\n"
 
 
 def _best_graphs(report: Report) -> list[dict[str, Any]]:
@@ -53,9 +54,11 @@ def _best_graphs(report: Report) -> list[dict[str, Any]]:
 
 
 def _quality(quality: Quality) -> dict[str, Any]:
-    parts = {name: getattr(quality, name) for name in ("outputs", "heads", "weights", "splits")}
+    fields = ("outputs", "heads", "weights", "splits")
     return {
-        **{name: [dataclasses.asdict(each) for each in found] for name, found in parts.items()},
+        **{
+            name: [dataclasses.asdict(value) for value in getattr(quality, name)] for name in fields
+        },
         "budgets": [str(budget) for budget in quality.budgets],
         "missed": list(quality.missed),
         **({"logits": dataclasses.asdict(quality.logits)} if quality.logits else {}),
@@ -69,7 +72,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# -- results of a benchmark, as JSON and in words -----------------------------------------------
+# -- benchmarks ---------------------------------------------------------------------------------
 
 
 BENCH_FORMAT = "attn-export-bench/1"
@@ -104,27 +107,33 @@ def contest_to_dict(contest: Contest) -> dict[str, Any]:
     }
 
 
-def _candidate(contest: Contest, m: Measured) -> dict[str, Any]:
+def _candidate(contest: Contest, measured: Measured) -> dict[str, Any]:
     return {
-        "name": m.name,
-        "role": m.role,
-        "outcome": m.outcome,
-        "reason": m.reason,
-        "runs": len(m.seconds),
-        "median_ms": finite(m.median * 1e3),
-        "p95_ms": finite(m.p95 * 1e3),
-        "min_ms": finite(min(m.seconds, default=math.nan) * 1e3),
-        "tokens_per_second": finite(m.tokens_per_second) if m.candidate.work.tokens else None,
-        "peak_memory_growth_bytes": m.growth,
-        "gflops": finite(m.flops_per_second / 1e9),
-        "gbs": finite(m.bytes_per_second / 1e9),
-        "ratio_to_best_peer": None if m.role == "roof" else finite(contest.ratio(m)),
-        "fraction_of_roof": finite(contest.fraction(m)),
+        "name": measured.name,
+        "role": measured.role,
+        "outcome": measured.outcome,
+        "reason": measured.reason,
+        "runs": len(measured.seconds),
+        "median_ms": finite(measured.median * 1e3),
+        "p95_ms": finite(measured.p95 * 1e3),
+        "min_ms": finite(min(measured.seconds, default=math.nan) * 1e3),
+        "tokens_per_second": finite(measured.tokens_per_second)
+        if measured.candidate.work.tokens
+        else None,
+        "peak_memory_growth_bytes": measured.growth,
+        "gflops": finite(measured.flops_per_second / 1e9),
+        "gbs": finite(measured.bytes_per_second / 1e9),
+        "ratio_to_best_peer": None if measured.role == "roof" else finite(contest.ratio(measured)),
+        "fraction_of_roof": finite(contest.fraction(measured)),
     }
 
 
 def made_on(machine: Mapping[str, Any]) -> str:
-    """Describe the machine and the versions of a measurement: `machine`."""
+    """Describe the machine and the versions of a measurement in one line.
+
+    Args:
+        machine: The environment of a `BenchReport`.
+    """
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['system']}, "
@@ -133,24 +142,24 @@ def made_on(machine: Mapping[str, Any]) -> str:
 
 
 def finite(value: float) -> float | None:
-    """Return the value to five digits; None for NaN and infinities."""
+    """Return a value with five significant digits, or None for NaN and infinities."""
     return float(f"{value:.5g}") if math.isfinite(value) else None
 
 
-# -- A fingerprint as JSON ----------------------------------------------------------------------
+# -- fingerprints -------------------------------------------------------------------------------
 
 
 FINGERPRINT_FORMAT = "attn-export-fingerprint/1"
 
 
-def probe_to_json(found: Fingerprint) -> str:
+def probe_to_json(fingerprint: Fingerprint) -> str:
     """Return the fingerprint as JSON text, with a newline at the end."""
     content = {
         "format": FINGERPRINT_FORMAT,
-        "runtime": found.runtime,
-        "version": found.version,
-        "environment": found.environment,
-        "probes": [_row(row) for row in found.rows],
+        "runtime": fingerprint.runtime,
+        "version": fingerprint.version,
+        "environment": fingerprint.environment,
+        "probes": [_row(row) for row in fingerprint.rows],
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -161,7 +170,7 @@ def _row(row: ProbeRow) -> dict[str, Any]:
         "about": row.about,
         "reading": row.effective.reading,
         "differs_from": list(row.differs),
-        "runtime": [_finding(each) for each in row.here],
+        "runtime": [_finding(finding) for finding in row.here],
         "onnx": {
             "says": row.says or None,
             "evaluator": None if row.evaluator is None else _finding(row.evaluator),
@@ -170,10 +179,10 @@ def _row(row: ProbeRow) -> dict[str, Any]:
     }
 
 
-def _finding(each: ProbeFinding) -> dict[str, str | None]:
+def _finding(finding: ProbeFinding) -> dict[str, str | None]:
     return {
-        "form": each.dialect or None,
-        "outcome": each.outcome,
-        "reading": each.reading,
-        "detail": each.detail or None,
+        "form": finding.dialect or None,
+        "outcome": finding.outcome,
+        "reading": finding.reading,
+        "detail": finding.detail or None,
     }

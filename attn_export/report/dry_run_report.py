@@ -1,4 +1,4 @@
-"""Dry runs in the terminal and as JSON: a section of its own, with no verdict."""
+"""Dry runs in the terminal and as JSON. They are apart from verdicts, of which they have none."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def dry_run_to_json(observations: Sequence[Observation]) -> str:
     content = {
         "format": FORMAT,
         "meaning": MEANING,
-        "graphs": [dataclasses.asdict(one) for one in observations],
+        "graphs": [dataclasses.asdict(observation) for observation in observations],
         "best_graphs": [dataclasses.asdict(best) for best in best_graphs(observations)],
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
 def print_dry_run(observations: Sequence[Observation], console: Console) -> None:
-    """Print what was seen; what is alike on several architectures once.
+    """Print dry runs. What is the same on several architectures is printed once.
 
     Args:
         observations: The dry runs.
@@ -47,12 +47,12 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
     """
     say(f"[{COLOUR}]{MEANING}[/]", console)
     lines: dict[str, list[str]] = {}
-    for one in observations:
-        for line in dict.fromkeys(_lines(one)):
-            lines.setdefault(line, []).append(card_of(one))
+    for observation in observations:
+        for line in dict.fromkeys(_lines(observation)):
+            lines.setdefault(line, []).append(card_of(observation))
     for text in sizes(observations):
         say(text, console)
-    everywhere = len({one.architecture for one in observations})
+    total = len({observation.architecture for observation in observations})
     columns = tuple(Column(name, right=name in NUMBERS) for name in COLUMNS)
     rows = tuple(table_rows(observations))
     if rows:
@@ -61,49 +61,51 @@ def print_dry_run(observations: Sequence[Observation], console: Console) -> None
     for text in best_lines(observations):
         say(as_text(text), console)
     for line, cards in lines.items():
-        alike = len(set(cards)) == everywhere
+        alike = len(set(cards)) == total
         say(line if alike else f"{line} [{COLOUR}]({as_text(', '.join(cards))})[/]", console)
 
 
 def sizes(observations: Sequence[Observation]) -> list[str]:
-    """Return the sizes of all steps as text, each once."""
-    return list(dict.fromkeys(sizes_of(step) for one in observations for step in one.steps))
+    """Return the sizes of all steps as text, without duplicates."""
+    return list(
+        dict.fromkeys(sizes_of(step) for observation in observations for step in observation.steps)
+    )
 
 
 def table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
-    """Return the rows under `COLUMNS`; what is alike on several architectures is one row."""
+    """Return the rows under `COLUMNS`. Several architectures share a row if it is the same."""
     rows: dict[tuple[str, ...], list[str]] = {}
-    for one in observations:
-        for step in one.steps:
-            rows.setdefault(_row(one, step), []).append(one.architecture)
-    everywhere = len({one.architecture for one in observations})
+    for observation in observations:
+        for step in observation.steps:
+            rows.setdefault(_row(observation, step), []).append(observation.architecture)
+    total = len({observation.architecture for observation in observations})
     return [
-        (form_name(graph), step, "all" if len(on) == everywhere > 1 else " ".join(on), *facts)
-        for (graph, step, *facts), on in rows.items()
+        (form_name(graph), step, "all" if len(archs) == total > 1 else " ".join(archs), *facts)
+        for (graph, step, *facts), archs in rows.items()
     ]
 
 
 def best_lines(observations: Sequence[Observation]) -> list[str]:
-    """Return a line for each architecture and step: the graphs that serve it best by count."""
-    cards = {one.architecture: card_of(one) for one in observations}
+    """Return the best graphs by launches and copied bytes, a line per architecture and step."""
+    cards = {observation.architecture: card_of(observation) for observation in observations}
     graphs: dict[str, list[str]] = {}
     for best in best_graphs(observations):
         graphs.setdefault(f"{cards[best.architecture]}, {best.step}", []).append(
             f"{best.graph}, {best.launches} launches, {best.cache_bytes / 2**20:.3g} MiB of keys "
             "and values copied"
         )
-    return [f"best by count on {place}: {'; or '.join(named)}" for place, named in graphs.items()]
+    return [f"best by count on {key}: {'; or '.join(texts)}" for key, texts in graphs.items()]
 
 
 def findings(observations: Sequence[Observation]) -> list[str]:
-    """Return what is worth a sentence, in plain text: refusals, placements, copies and waits."""
-    lines = (line for one in observations for line in _lines(one))
+    """Return refusals, placements, copies, waits and notes as lines of plain text."""
+    lines = (line for observation in observations for line in _lines(observation))
     return list(dict.fromkeys(Text.from_markup(line).plain for line in lines))
 
 
-def _row(one: Observation, step: Step) -> tuple[str, ...]:
+def _row(observation: Observation, step: Step) -> tuple[str, ...]:
     return (
-        one.graph, step.name, attention_of(one, step),
+        observation.graph, step.name, attention_of(observation, step),
         str(step.launches), str(step.copied(by_nodes=True)), str(len(step.waits)),
     )  # fmt: skip
 
@@ -115,32 +117,32 @@ def sizes_of(step: Step) -> str:
     return f"{step.name}: {', '.join(sizes)}"
 
 
-def card_of(one: Observation) -> str:
-    """Return the architecture with its card: ``sm_80 A100``."""
-    (card,) = (known.card for known in ARCHITECTURES if known.name == one.architecture)
-    return f"{one.architecture} {card}"
+def card_of(observation: Observation) -> str:
+    """Return the architecture with the name of a card: ``sm_80 A100``."""
+    (card,) = (arch.card for arch in ARCHITECTURES if arch.name == observation.architecture)
+    return f"{observation.architecture} {card}"
 
 
-def attention_of(one: Observation, step: Step) -> str:
-    """Return the kernels that compute attention, in words.
+def attention_of(observation: Observation, step: Step) -> str:
+    """Return the names of the kernels that compute attention, as text.
 
     Args:
-        one: The graph.
+        observation: The dry run of a graph.
         step: One of its steps.
     """
-    off = sorted({node.operator for node in one.elsewhere if node.is_attention})
-    kinds = [*step.attention, *([f"on the CPU: {', '.join(off)}"] if off else [])]
+    on_cpu = sorted({node.operator for node in observation.elsewhere if node.is_attention})
+    kernels = [*step.attention, *([f"on the CPU: {', '.join(on_cpu)}"] if on_cpu else [])]
     if step.stopped:
-        kinds.append("stopped, see below")
-    return "; ".join(kinds) or UNNAMED
+        kernels.append("stopped, see below")
+    return "; ".join(kernels) or UNNAMED
 
 
-def _lines(one: Observation) -> Iterator[str]:
-    where = as_text(one.graph)
-    if one.refused:
-        yield f"{where}: [red]refused[/]: {as_text(one.refused)}"
-    yield from (f"{where}: {line}" for line in _placements(one.elsewhere))
-    for step in one.steps:
+def _lines(observation: Observation) -> Iterator[str]:
+    where = as_text(observation.graph)
+    if observation.refused:
+        yield f"{where}: [red]refused[/]: {as_text(observation.refused)}"
+    yield from (f"{where}: {line}" for line in _placements(observation.elsewhere))
+    for step in observation.steps:
         if step.stopped:
             yield f"{where}, {step.name}: stopped: {as_text(step.finding)}"
             yield f"{where}, {step.name}: in the provider's words: {as_text(step.stopped)}"
@@ -153,18 +155,18 @@ def _lines(one: Observation) -> Iterator[str]:
                 f"{where}, {step.name}: waits for the device in {as_text(', '.join(step.waits))}; "
                 "a dry run lacks the numbers that the host gets there, and may go on otherwise"
             )
-    if one.peak_bytes:
-        steps = ", ".join(f"{step.name} {in_mib(step.peak_bytes)}" for step in one.steps)
-        by_step = f" ({steps})" if len(one.steps) > 1 else ""
-        yield f"{where}: device memory {in_mib(one.peak_bytes)} MiB at most{by_step}"
-    if one.libraries:
-        yield f"{where}: needs {', '.join(one.libraries)}"
-    for note in one.notes:
+    if observation.peak_bytes:
+        steps = ", ".join(f"{step.name} {in_mib(step.peak_bytes)}" for step in observation.steps)
+        by_step = f" ({steps})" if len(observation.steps) > 1 else ""
+        yield f"{where}: device memory {in_mib(observation.peak_bytes)} MiB at most{by_step}"
+    if observation.libraries:
+        yield f"{where}: needs {', '.join(observation.libraries)}"
+    for note in observation.notes:
         yield f"note: {as_text(note)}"
 
 
 def _placements(nodes: Sequence[NodeElsewhere]) -> Iterator[str]:
-    """Yield a line for each node that computes attention, and one for all others of a reason."""
+    """Yield a line for each attention node on the CPU, and one for each reason of other nodes."""
     others: dict[str, list[str]] = {}
     for node in nodes:
         if node.is_attention:

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: for a phone, a printer, a screen reader."""
+"""Report as one HTML file without external resources, also for phones, print and screen readers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).with_name("page")
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0)
-"""Error over allowed: where a step of the heat map's colours ends."""
+"""Upper limits of the heat map's colours, as an error divided by the error allowed."""
 
 FIGURES = ("whole", "row", "max_abs", "max_rel")
 
@@ -36,10 +36,10 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
 
     Args:
         report: The report.
-        drawing: The attention part of the graph, to draw it.
+        drawing: The nodes around attention in the graph, for a diagram. None: no diagram.
     """
-    found = summaries(report)
-    ran = [summary for summary in found if summary.cases]
+    all_summaries = summaries(report)
+    ran = [summary for summary in all_summaries if summary.cases]
     cases = list(dict.fromkeys(verdict.case for verdict in report.verdicts))
     return render_page(
         "report.html.j2",
@@ -47,7 +47,7 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         steps=STEPS,
         rows=[_row(report, summary, cases) for summary in ran],
         cases=cases,
-        absent=[summary.run for summary in found if summary.run.outcome != "ran"],
+        absent=[summary.run for summary in all_summaries if summary.run.outcome != "ran"],
         problems=problems(report),
         form=form_name,
         shown=shown,
@@ -62,9 +62,10 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
 
 
 def _dry_run(report: Report) -> dict[str, Any] | None:
-    """Return the section on CUDA, if there is one. It imports rich, which other reports do not."""
+    """Return the values of the section on dry runs, or None if there are none."""
     if not report.dry_runs:
         return None
+    # Imported here, because it imports rich, which other reports do not need.
     from attn_export.report import dry_run_report as text
 
     return {
@@ -80,18 +81,18 @@ def _dry_run(report: Report) -> dict[str, Any] | None:
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Return a page; every value is escaped.
+    """Render a page, with all values escaped.
 
     Args:
-        template: The name of its template.
-        values: What it shows, by name.
+        template: The file name of the template.
+        values: The values of the template by name.
     """
     return _environment().get_template(template).render(**values)
 
 
 @functools.cache
 def _environment() -> jinja2.Environment:
-    """Return what compiles templates, each of them once in a process."""
+    """Return the environment of jinja2, which compiles each template once in a process."""
     import jinja2
 
     return jinja2.Environment(
@@ -119,11 +120,11 @@ def _cell(case: str, verdicts: list[Verdict] | None) -> dict[str, str]:
         return {"step": "none", "mark": "", "text": f"{case}: not run"}
     wrong = [v for v in verdicts if v.status != "passed"]
     worst = largest(verdicts, "worst")
-    said = shown(worst, ".3g")
+    figure = shown(worst, ".3g")
     if wrong:
-        return {"step": "failed", "mark": "✗", "text": f"{case}: {wrong[0].status}, {said}"}
+        return {"step": "failed", "mark": "✗", "text": f"{case}: {wrong[0].status}, {figure}"}
     step = sum((worst or 0.0) > limit for limit in STEPS[:-1])
-    return {"step": str(step), "mark": "", "text": f"{case}: passed, {said}"}
+    return {"step": str(step), "mark": "", "text": f"{case}: passed, {figure}"}
 
 
 def _outputs(report: Report) -> list[dict[str, Any]]:

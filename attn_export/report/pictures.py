@@ -1,4 +1,4 @@
-"""Pictures of the HTML report: error maps, and the graph's attention part as a grid."""
+"""Pictures of the HTML report: error maps, and a diagram of the nodes around attention."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ if TYPE_CHECKING:
     from attn_export.graph.neighbourhood import Lane, Neighbourhood, Step
 
 
-# -- error maps: cells by colour, and a description of each in words ----------------------------
+# -- error maps ---------------------------------------------------------------------------------
 
 STEPS = (0.01, 0.1, 0.25, 0.5, 1.0)
-"""Share of the largest error of a picture: where a step of its colours ends."""
+"""Upper limits of the colours of a picture, as fractions of its largest error."""
 
 SHOWN = 12
-"""Number of maps on a page; report.json has all."""
+"""Largest number of maps on a page. report.json has all."""
 
 WIDE, HIGH = 288, 192
-"""Largest size of a picture in CSS pixels: it fits on the screen of a phone."""
+"""Largest size of a picture in CSS pixels, which fits on the screen of a phone."""
 
 SMALLEST, LARGEST = 4, 18
-"""CSS pixels of a cell."""
+"""Smallest and largest size of a cell in CSS pixels."""
 
 APART = 24
-"""Largest number of rows and columns at which a line parts the cells."""
+"""Largest number of rows or columns of a picture with lines between its cells."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A panel as it is drawn, in units of a cell.
+    """A panel of an error map, ready to be drawn as SVG. Coordinates are in units of a cell.
 
     Attributes:
-        width: The width of the whole, in CSS pixels.
-        height: Likewise.
-        across: Columns of cells.
-        down: Rows of cells.
-        paths: Each colour's name with the cells that have it, as an SVG path.
-        worst: Left and top of the cell of the worst element.
-        apart: Whether a line parts the cells.
-        axes: The vertical and the horizontal axis, for the label.
-        words: A description of its content.
+        width: The width of the picture in CSS pixels.
+        height: The height of the picture in CSS pixels.
+        across: The number of columns of cells.
+        down: The number of rows of cells.
+        paths: For each colour its name, and an SVG path around the cells that have it.
+        worst: The left and top edge of the cell with the worst element.
+        apart: Whether there are lines between cells.
+        axes: The label of the vertical and the horizontal axis.
+        words: A description of the content, for screen readers.
     """
 
     width: int
@@ -62,14 +62,15 @@ class Picture:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """The pictures of a runtime with a graph, or of several that have the same.
+    """The error map of a runtime with a graph, or of several whose maps are equal.
 
     Attributes:
-        name: Of them.
-        of: Case, output and its shape.
-        place: The position of the worst element, in words.
+        name: The runtimes and graphs.
+        of: The case, the output and its shape.
+        place: The position of the worst element, and its values.
         verdict: The verdict on that output.
-        passed: Whether it passed.
+        passed: Whether the output passed.
+        pictures: One picture for each panel of the map.
     """
 
     name: str
@@ -85,38 +86,39 @@ def figures(report: Report) -> list[Figure]:
     verdicts = {(v.runtime, v.graph, v.case, v.output): v for v in report.verdicts}
     ranked = []
     for run in report.runs:
-        found = run.worst
-        if found is not None:
-            verdict = verdicts[run.runtime, run.graph, found.case, found.output]
-            ranked.append((verdict, run, _figure(found, verdict)))
-    ranked.sort(key=lambda one: (one[0].status == "passed", -_size(one[0])))
+        error_map = run.worst
+        if error_map is not None:
+            verdict = verdicts[run.runtime, run.graph, error_map.case, error_map.output]
+            ranked.append((verdict, run, _figure(error_map, verdict)))
+    ranked.sort(key=lambda item: (item[0].status == "passed", -_size(item[0])))
     names: dict[Figure, list[str]] = {}
     for _, run, figure in ranked:
         names.setdefault(figure, []).append(f"{run.runtime}, {form_name(run.graph)}")
-    return [dataclasses.replace(figure, name="; ".join(of)) for figure, of in names.items()]
+    return [dataclasses.replace(figure, name="; ".join(runs)) for figure, runs in names.items()]
 
 
 def _size(verdict: Verdict) -> float:
-    """Return the sort key of a verdict: a NaN is worse than any number."""
+    """Return the error of a verdict as a sort key: infinity for NaN or none."""
     return math.inf if verdict.worst is None or math.isnan(verdict.worst) else verdict.worst
 
 
-def _figure(found: ErrorMap, verdict: Verdict) -> Figure:
-    at = ", ".join(f"{name} {i}" for name, i in zip(found.axes, found.index, strict=True))
+def _figure(error_map: ErrorMap, verdict: Verdict) -> Figure:
+    at = ", ".join(f"{name} {i}" for name, i in zip(error_map.axes, error_map.index, strict=True))
     share = ""
     if verdict.worst is not None and math.isfinite(verdict.worst):
         share = f", {verdict.worst:.3g} times the error allowed"
     return Figure(
         "",
-        f"{found.case}, {found.output} {list(found.shape)}",
-        f"worst at {at or 'its one element'}: actual {found.actual}, expected {found.expected}",
+        f"{error_map.case}, {error_map.output} {list(error_map.shape)}",
+        f"worst at {at or 'its one element'}: actual {error_map.actual}, "
+        f"expected {error_map.expected}",
         verdict.status + share,
         verdict.status == "passed",
-        tuple(_picture(panel, found) for panel in found.panels),
+        tuple(_picture(panel, error_map) for panel in error_map.panels),
     )
 
 
-def _picture(panel: ErrorMapPanel, found: ErrorMap) -> Picture:
+def _picture(panel: ErrorMapPanel, error_map: ErrorMap) -> Picture:
     across, down = len(panel.values[0]), len(panel.values)
     apart = max(across, down) <= APART
     axes = [
@@ -133,19 +135,20 @@ def _picture(panel: ErrorMapPanel, found: ErrorMap) -> Picture:
         (panel.worst[1], panel.worst[0]),
         apart,
         ", ".join(axes) or "one element",
-        _words(panel, found),
+        _description(panel, error_map),
     )
 
 
-def _words(panel: ErrorMapPanel, found: ErrorMap) -> str:
+def _description(panel: ErrorMapPanel, error_map: ErrorMap) -> str:
     (rows, columns), (row, column) = panel.sizes, panel.worst
     down, across = len(panel.values), len(panel.values[0])
-    together = "" if (down, across) == (rows, columns) else f", drawn as {down} by {across} cells"
+    cells_note = "" if (down, across) == (rows, columns) else f", drawn as {down} by {across} cells"
     wrong = sum(value is None for line in panel.values for value in line)
-    named = f" of {panel.rows}" if panel.rows else ""
+    of_rows = f" of {panel.rows}" if panel.rows else ""
+    of_columns = f" of {panel.columns}" if panel.columns else ""
     return (
-        f"Error of {found.output}: {rows} {_plural('row', rows)}{named} by {columns} "
-        f"{_plural('column', columns)}{f' of {panel.columns}' if panel.columns else ''}{together}. "
+        f"Error of {error_map.output}: {rows} {_plural('row', rows)}{of_rows} by {columns} "
+        f"{_plural('column', columns)}{of_columns}{cells_note}. "
         f"The worst is in row {row + 1}, column {column + 1} of the picture."
         + (f" {wrong} {_plural('cell', wrong)} cannot be measured." if wrong else "")
     )
@@ -160,7 +163,13 @@ def _cell(count: int, pixels: int) -> int:
 
 
 def _paths(values: Sequence[Sequence[float | None]], *, apart: bool) -> tuple[tuple[str, str], ...]:
-    """Return rectangles by colour, of one cell, or of equal consecutive cells in a row."""
+    """Return for each colour an SVG path of rectangles.
+
+    Args:
+        values: The errors, `[down][across]`; None cannot be measured.
+        apart: Whether every cell is a rectangle. Otherwise consecutive cells of one colour in a
+            row are merged.
+    """
     largest = max((value for line in values for value in line if value is not None), default=0.0)
     paths: dict[str, list[str]] = {}
     for y, line in enumerate(values):
@@ -180,23 +189,25 @@ def _colour(value: float | None, largest: float) -> str:
     return str(sum(share > limit for limit in STEPS[:-1]))
 
 
-# -- the graph's attention part as a grid, which the browser lays out ---------------------------
+# -- diagram of the nodes around attention ------------------------------------------------------
 
-# A column for each input of `Attention`, from top to bottom. Steps that neighbouring columns have
-# in common are one wide box.
+# The diagram is a CSS grid. Each input of `Attention` has a column, in which the steps that compute
+# it follow each other from top to bottom. Equal steps of adjacent columns are merged into one box.
 
 BELOW = {"output": "key", "present_key": "past_key", "present_value": "past_value"}
-"""Input under whose column an output stands."""
+"""Input in whose column each output is drawn."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """A step in the grid; rows and columns count from 1, as in CSS.
+    """A step in the grid.
 
     Attributes:
-        rows: The number of rows that it covers: a line leads through those after its own.
+        row: The first row, counted from 1 as in CSS.
+        column: The first column, counted from 1.
+        rows: The number of rows that it covers.
         columns: The number of columns that it covers.
-        step: The step; None for a line without a box.
+        step: The step; None for a vertical line without a box.
     """
 
     row: int
@@ -208,14 +219,15 @@ class Box:
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """The grid: boxes, and the node between those above and below.
+    """The grid of an attention node and its surroundings.
 
     Attributes:
         columns: The number of columns.
-        row: The row of the node.
+        row: The row of the attention node.
         inputs: The columns of the inputs, in their order.
         outputs: The columns of the outputs, in their order.
-        boxes: The steps, and lines from a short lane down to the node.
+        boxes: The steps above and below the node, and vertical lines where a column has fewer
+            steps than others.
     """
 
     columns: int
@@ -225,18 +237,22 @@ class Drawing:
     boxes: tuple[Box, ...]
 
 
-def draw_attention(found: Neighbourhood) -> Drawing:
+def draw_attention(neighbourhood: Neighbourhood) -> Drawing:
     """Return the grid of the surroundings of an attention node."""
-    outputs = _output_columns(found)
-    node = 1 + max((len(lane.steps) for lane in found.before), default=0)
+    outputs = _output_columns(neighbourhood)
+    node = 1 + max((len(lane.steps) for lane in neighbourhood.before), default=0)
     below = [
         Box(node + number, column, 1, 1, dataclasses.replace(step, gives=()))
-        for lane, column in zip(found.after, outputs, strict=True)
+        for lane, column in zip(neighbourhood.after, outputs, strict=True)
         for number, step in enumerate(lane.steps, start=1)
     ]
-    inputs = tuple(range(1, len(found.before) + 1))
+    inputs = tuple(range(1, len(neighbourhood.before) + 1))
     return Drawing(
-        max((*inputs, *outputs)), node, inputs, outputs, (*_above(found.before, node), *below)
+        max((*inputs, *outputs)),
+        node,
+        inputs,
+        outputs,
+        (*_above(neighbourhood.before, node), *below),
     )
 
 
@@ -250,7 +266,10 @@ def _above(lanes: Sequence[Lane], node: int) -> Iterator[Box]:
 
 
 def _runs(lanes: Sequence[Lane], row: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last column of each box in a row: equal columns are merged."""
+    """Yield the first and last index of lanes, from 0, that share a box in a row.
+
+    Lanes share a box if their steps up to this row are equal.
+    """
     first = 0
     for column in range(1, len(lanes) + 1):
         same = column < len(lanes) and (
@@ -262,10 +281,11 @@ def _runs(lanes: Sequence[Lane], row: int) -> Iterator[tuple[int, int]]:
             first = column
 
 
-def _output_columns(found: Neighbourhood) -> tuple[int, ...]:
-    inputs = {lane.role: column for column, lane in enumerate(found.before, start=1)}
+def _output_columns(neighbourhood: Neighbourhood) -> tuple[int, ...]:
+    """Return the column of each output: that of its input in `BELOW`, or the first free one."""
+    inputs = {lane.role: column for column, lane in enumerate(neighbourhood.before, start=1)}
     taken: list[int] = []
-    for lane in found.after:
-        wanted = inputs.get(BELOW.get(lane.role, ""), 1)
-        taken.append(next(c for c in (wanted, *range(1, len(taken) + 3)) if c not in taken))
+    for lane in neighbourhood.after:
+        preferred = inputs.get(BELOW.get(lane.role, ""), 1)
+        taken.append(next(c for c in (preferred, *range(1, len(taken) + 3)) if c not in taken))
     return tuple(taken)

@@ -1,4 +1,4 @@
-"""A progress bar on stderr while a job works; nothing without a terminal."""
+"""Progress bar of a job on stderr, if stderr is a terminal."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from attn_export.interruption import undo_at_end
 
 
 class Progress:
-    """Progress reports of a job. This class discards them."""
+    """Receiver of a job's progress. This class ignores it; subclasses display it."""
 
     def phase(self, text: str) -> None:
-        """Start a part of the work."""
+        """Start a phase of the job, described by `text`."""
 
     def expect(self, steps: int) -> None:
-        """Expect this number of steps."""
+        """Increase the number of expected steps."""
 
     def advance(self, text: str) -> None:
-        """Count one step."""
+        """Count one step, described by `text`."""
 
 
 class BarProgress(Progress):
-    """A bar, drawn by rich."""
+    """Progress displayed as a bar of rich."""
 
     def __init__(self, bar: object) -> None:
         from rich.progress import Progress as Bar
@@ -35,22 +35,22 @@ class BarProgress(Progress):
         self._expected = 0
 
     def phase(self, text: str) -> None:
-        """Show it."""
+        """Show the description of the phase."""
         self._bar.update(self._task, description=text)
 
     def expect(self, steps: int) -> None:
-        """Extend the bar."""
+        """Add steps to the total of the bar."""
         self._expected += steps
         self._bar.update(self._task, total=self._expected)
 
     def advance(self, text: str) -> None:
-        """Move the bar."""
+        """Move the bar by one step."""
         self._bar.update(self._task, description=text, advance=1)
 
 
 @contextlib.contextmanager
 def progress(*, quiet: bool) -> Iterator[Progress]:
-    """Yield a bar on stderr if that is a terminal, otherwise a silent object."""
+    """Yield a `BarProgress` if stderr is a terminal and `quiet` is not set, else a `Progress`."""
     if quiet or not (sys.stderr and sys.stderr.isatty()):
         yield Progress()
         return
@@ -58,7 +58,7 @@ def progress(*, quiet: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    # The stream as it is now: while exporting, what the exporter prints goes elsewhere.
+    # The console keeps the present stream, because `sys.stderr` is redirected during an export.
     columns = (BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description:.48}"))
     with (
         undo_at_end(_show_cursor),
@@ -68,6 +68,6 @@ def progress(*, quiet: bool) -> Iterator[Progress]:
 
 
 def _show_cursor() -> None:
-    # By hand: whoever holds rich's locks may be the code that a signal came upon.
+    # Not by rich, because a signal may have interrupted code that holds a lock of rich.
     with contextlib.suppress(OSError):
         os.write(2, b"\r\x1b[2K\x1b[?25h")

@@ -1,7 +1,7 @@
-"""Statements about a bundle that other tools read: an in-toto test result and a CycloneDX ML-BOM.
+"""Statements about a bundle in standard formats: an in-toto test result and a CycloneDX ML-BOM.
 
-Both are made of the manifest and of `report.json` alone, so that `verify` can make them again and
-compare. They are files of the bundle: its manifest lists them, its signature covers them.
+Both are computed from the manifest and `report.json` alone, so that `verify` can compute them again
+and compare. They are files of the bundle: the manifest lists them and the signature covers them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ METRICS = {
     "worst": "relative L2 error as a share of the error allowed",
     "max_abs": "absolute difference from the module in PyTorch",
 }
-"""Measured errors of a verdict. Stated is the largest one over all cases."""
+"""Description of each measured error in a verdict. The largest over all cases is stated."""
 
 NAMESPACE = uuid.UUID("6ad0cd6e-4a1f-5c0a-8a53-6f1f6d0d9c2b")
-"""Namespace of serial numbers: the same bill of materials has the same one."""
+"""Namespace of serial numbers, which depend on the content of a bill of materials only."""
 
 
 def bill_of_materials(
@@ -56,7 +56,7 @@ def bill_of_materials(
                 "components": [_file(name, files[name]) for name in sorted(files)],
             },
         },
-        # What built and judged the model, and is no part of it.
+        # The packages that built and judged the model, which are no part of it.
         "components": [{**tool, "scope": "excluded"} for tool in tools],
         "dependencies": [{"ref": "model"}],
     }
@@ -90,31 +90,32 @@ def _model_card(verdicts: Iterable[ReportedVerdict], manifest: Mapping[str, Any]
         "modelParameters": {
             "task": "attention",
             "architectureFamily": "transformer",
-            "inputs": [_end(name, end) for name, end in manifest["inputs"].items()],
-            "outputs": [_end(name, end) for name, end in manifest["outputs"].items()],
+            "inputs": [_value(*entry) for entry in manifest["inputs"].items()],
+            "outputs": [_value(*entry) for entry in manifest["outputs"].items()],
         },
         "quantitativeAnalysis": {"performanceMetrics": _metrics(verdicts)},
     }
 
 
-def _end(name: str, end: Mapping[str, Any]) -> dict[str, str]:
-    axes = ", ".join(str(axis) or "?" for axis in end["shape"])
-    return {"format": f"{name}: {end['dtype']} [{axes}]"}
+def _value(name: str, entry: Mapping[str, Any]) -> dict[str, str]:
+    """Return the format of an input or output, from its entry in the manifest."""
+    axes = ", ".join(str(axis) or "?" for axis in entry["shape"])
+    return {"format": f"{name}: {entry['dtype']} [{axes}]"}
 
 
 def _metrics(verdicts: Iterable[ReportedVerdict]) -> list[dict[str, str]]:
     """Return the largest errors of each output of each graph in each runtime."""
     largest: dict[tuple[str, str], float] = {}
     for verdict in verdicts:
-        place = f"{verdict.runtime}, {verdict.graph}, {verdict.output}"
+        source = f"{verdict.runtime}, {verdict.graph}, {verdict.output}"
         for measure in METRICS:
             value = getattr(verdict, measure)
             if value is not None:
-                key = (place, measure)
+                key = (source, measure)
                 largest[key] = max(value, largest.get(key, value))
     return [
-        {"type": METRICS[measure], "value": f"{value:.6g}", "slice": place}
-        for (place, measure), value in largest.items()
+        {"type": METRICS[measure], "value": f"{value:.6g}", "slice": source}
+        for (source, measure), value in largest.items()
     ]
 
 
@@ -127,7 +128,7 @@ PASSED, NOT_RUN = "passed", "not run"
 
 
 def write_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Write the statements of a bundle, whose other files are there.
+    """Write the statements of a bundle. All its other files except the manifest must exist.
 
     Args:
         folder: The folder of the bundle.
@@ -138,17 +139,17 @@ def write_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
     """
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     digests = {path.relative_to(folder).as_posix(): sha256(path) for path in files}
-    made = _statements(folder, manifest, digests)
+    statements = _statements(folder, manifest, digests)
     (folder / FOLDER).mkdir()
-    for name, content in made.items():
+    for name, content in statements.items():
         (folder / name).write_text(_to_text(content), encoding="utf-8")
 
 
 def check_statements(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Refuse statements that are not those of the bundle's files and report.
+    """Check that the statements of a bundle, if it has any, match its files and its report.
 
     Args:
-        folder: The folder of the bundle, whose files were compared with the manifest.
+        folder: The folder of the bundle, whose files must have been compared with the manifest.
         manifest: The manifest.
 
     Raises:
@@ -174,7 +175,7 @@ def read_report(folder: Path) -> ReportFile:
     """Read `report.json` of a bundle.
 
     Raises:
-        BundleError: If it is missing, or is no report.
+        BundleError: If it is missing, or is not a valid report.
     """
     try:
         return checked(parse_json(read_text(folder / REPORT)), ReportFile)
@@ -207,29 +208,29 @@ def test_result(
         digests: SHA-256 of the files, by name.
 
     Returns:
-        The statement. Its subjects are the graphs and weights, its configuration is what they were
-        tested with, and each test is a case of a graph in a runtime.
+        The statement. Its subjects are the graphs and weights, its configuration is the spec and
+        the golden vectors, and each test is a case of a graph in a runtime.
 
     Raises:
-        BundleError: If the report passed and a verdict of it did not.
+        BundleError: If the report says that it passed, but a verdict did not or there is none.
     """
     statuses: dict[str, set[str]] = {}
     for verdict in report.verdicts:
         name = f"{verdict.runtime}/{verdict.graph}/{verdict.case}"
         statuses.setdefault(name, set()).add(verdict.status)
-    ran = {name: found - {NOT_RUN} for name, found in statuses.items()}
-    passed = [name for name, found in ran.items() if found == {PASSED}]
-    failed = [name for name, found in ran.items() if found - {PASSED}]
+    ran = {name: values - {NOT_RUN} for name, values in statuses.items()}
+    passed = [name for name, values in ran.items() if values == {PASSED}]
+    failed = [name for name, values in ran.items() if values - {PASSED}]
     if report.passed and (failed or not passed):
         raise BundleError(f"{REPORT} passed, and its verdicts did not; build the bundle again")
-    given = (name for name in digests if name == SPEC or name.startswith(f"{GOLDEN}/"))
+    configuration = (name for name in digests if name == SPEC or name.startswith(f"{GOLDEN}/"))
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "subject": _descriptors(_model_files(manifest, digests)),
         "predicateType": "https://in-toto.io/attestation/test-result/v0.1",
         "predicate": {
             "result": "PASSED" if report.passed else "FAILED",
-            "configuration": _descriptors({name: digests[name] for name in given}),
+            "configuration": _descriptors({name: digests[name] for name in configuration}),
             "passedTests": passed,
             "warnedTests": [],
             "failedTests": failed,
@@ -239,8 +240,8 @@ def test_result(
 
 def _model_files(manifest: Mapping[str, Any], digests: Mapping[str, str]) -> dict[str, str]:
     """Return the digests of the graphs and of the files with their weights."""
-    is_model = (*manifest["graphs"], WEIGHTS)
-    return {name: digest for name, digest in digests.items() if name in is_model}
+    names = (*manifest["graphs"], WEIGHTS)
+    return {name: digest for name, digest in digests.items() if name in names}
 
 
 def _descriptors(digests: Mapping[str, str]) -> list[dict[str, Any]]:

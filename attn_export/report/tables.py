@@ -1,6 +1,6 @@
-"""Tables and figures of all reports: one model for the terminal, for markdown and for pages.
+"""Model of the tables in reports, which the terminal, markdown and HTML render.
 
-Summaries of a runtime with a graph, which most of the tables are about, are here too.
+It includes figures as text, and the summary of a runtime with a graph.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Column:
     """A column of a table.
 
     Attributes:
-        name: Its heading.
-        right: Whether its cells are aligned to the right, as figures are.
-        width: The number of characters of a column that is folded; None for one that never is.
-        wraps: Whether a cell may be broken between words where the terminal is narrow.
+        name: The heading.
+        right: Whether cells are aligned to the right, as for figures.
+        width: The fixed width in characters, at which cells are folded; None: as wide as needed.
+        wraps: Whether cells may be broken between words in a narrow terminal.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Styled:
-    """The text of a cell with the style that it has in the terminal."""
+    """The text of a cell and its style in the terminal."""
 
     text: str
     style: Style = ""
@@ -52,11 +52,11 @@ Row = Sequence[str | Styled]
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Columns and rows of plain text: each renderer escapes what it shows.
+    """A table of plain text, which renderers must escape.
 
     Attributes:
         columns: The columns.
-        rows: For each row a cell of every column.
+        rows: The rows, each with a cell for every column.
         gap: The number of spaces between two columns in the terminal.
     """
 
@@ -69,12 +69,12 @@ def markdown_table(columns: Iterable[str | Column], rows: Iterable[Iterable[obje
     """Return the lines of a table in markdown.
 
     Args:
-        columns: The headings, as markdown; of a `Column` its alignment as well.
-        rows: For each row its cells, as markdown.
+        columns: The columns, or their headings as markdown.
+        rows: The rows, each an iterable of cells as markdown.
     """
-    known = [Column(each) if isinstance(each, str) else each for each in columns]
-    rules = ("---:" if column.right else "---" for column in known)
-    lines = [_line(column.name for column in known), f"|{'|'.join(rules)}|"]
+    as_columns = [Column(col) if isinstance(col, str) else col for col in columns]
+    rules = ("---:" if column.right else "---" for column in as_columns)
+    lines = [_line(column.name for column in as_columns), f"|{'|'.join(rules)}|"]
     return lines + [_line(row) for row in rows]
 
 
@@ -84,15 +84,15 @@ def _line(cells: Iterable[object]) -> str:
 
 # -- figures ------------------------------------------------------------------------------------
 
-UNMEASURED = "–"  # noqa: RUF001 (a dash is what it is)
+UNMEASURED = "–"  # noqa: RUF001 (a dash is meant)
 
 
 def shown(figure: float | None, digits: str) -> str:
-    """Return a figure as text: what was not measured is a dash, and NaN is NaN.
+    """Format a figure as text: a dash if it was not measured, ``NaN`` for NaN.
 
     Args:
-        figure: As `largest` gives it.
-        digits: The format of a finite one: ``".3g"``.
+        figure: The figure, or None if it was not measured.
+        digits: The format of any other value, such as ``".3g"``.
     """
     if figure is None:
         return UNMEASURED
@@ -100,21 +100,23 @@ def shown(figure: float | None, digits: str) -> str:
 
 
 def shown_share(figure: float | None) -> str:
-    """Return an error over the error allowed as text, in a column of such."""
+    """Format an error divided by the error allowed, as text of a table's column."""
     return shown(figure, ".3f" if figure is None or figure < 1000 else ".1e")
 
 
 def three_digits(value: float) -> str:
-    """Format a number with about three digits, without an exponent; NaN is a dash."""
+    """Format a number with about three digits and no exponent; NaN and infinities are a dash."""
     if not math.isfinite(value):
         return UNMEASURED
     digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
     return f"{value:,.{min(digits, 4)}f}"
 
 
-def in_ms(m: Measured | None) -> str:
+def in_ms(measured: Measured | None) -> str:
     """Format the median in milliseconds with three digits, or a dash."""
-    return UNMEASURED if m is None or not m.ran else three_digits(m.median * 1e3)
+    return (
+        UNMEASURED if measured is None or not measured.ran else three_digits(measured.median * 1e3)
+    )
 
 
 def in_mib(size: int | None) -> str:
@@ -122,19 +124,20 @@ def in_mib(size: int | None) -> str:
     return UNMEASURED if size is None else f"{size / 2**20:.0f}"
 
 
-# -- summary of one runtime with one graph, in a few figures ------------------------------------
+# -- summary of one runtime with one graph ------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """One row of the table.
+    """Summary of the verdicts on one runtime with one graph.
 
     Attributes:
-        cases: The number of cases tried.
-        passed: The number of them that passed with every output.
-        worst: The largest error as a share of what is allowed, as `largest` has it.
-        max_abs: The largest absolute difference from eager, likewise.
-        max_rel: The largest relative difference from eager, likewise.
+        run: The runtime and graph.
+        cases: The number of cases with a verdict.
+        passed: The number of cases of which every output passed.
+        worst: The largest error divided by the error allowed, from `largest`.
+        max_abs: The largest absolute difference from eager, from `largest`.
+        max_rel: The largest relative difference from eager, from `largest`.
     """
 
     run: RuntimeRun
@@ -146,7 +149,7 @@ class Summary:
 
     @property
     def ran(self) -> bool:
-        """Return whether it ran to its end."""
+        """True if the run was complete."""
         return self.run.outcome == "ran"
 
 
@@ -167,11 +170,11 @@ def verdicts_by_case(report: Report, run: RuntimeRun) -> dict[str, list[Verdict]
         report: The report.
         run: The runtime and graph.
     """
-    found: dict[str, list[Verdict]] = {}
+    by_case: dict[str, list[Verdict]] = {}
     for verdict in report.verdicts:
         if (verdict.runtime, verdict.graph) == (run.runtime, run.graph):
-            found.setdefault(verdict.case, []).append(verdict)
-    return found
+            by_case.setdefault(verdict.case, []).append(verdict)
+    return by_case
 
 
 def _summary(run: RuntimeRun, by_case: dict[str, list[Verdict]]) -> Summary:
@@ -187,22 +190,24 @@ def _summary(run: RuntimeRun, by_case: dict[str, list[Verdict]]) -> Summary:
 
 
 def largest(verdicts: Sequence[Verdict], figure: str) -> float | None:
-    """Return the largest figure of some verdicts; NaN where one is NaN.
+    """Return the largest figure of some verdicts, or NaN if one of them is NaN.
 
-    None where none was measured. It is not that of what passed where all that failed has none.
+    Return None if no verdict has the figure. Return None as well if verdicts failed and none of
+    those has it: a figure of verdicts that passed would be misleading there.
 
     Args:
-        verdicts: The verdicts to consider.
-        figure: The name of a field of them: ``"worst"``.
+        verdicts: The verdicts.
+        figure: The name of a field of `Verdict`, such as ``"worst"``.
     """
+
+    def values(some: Sequence[Verdict]) -> list[float]:
+        fields = (getattr(verdict, figure) for verdict in some)
+        return [float(value) for value in fields if value is not None]
+
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
-    of_wrong, of_all = (
-        [float(value) for verdict in some if (value := getattr(verdict, figure)) is not None]
-        for some in (wrong or verdicts, verdicts)
-    )
-    if not of_wrong:
+    if not values(wrong or verdicts):
         return None
-    return max(of_all, key=lambda value: (math.isnan(value), value))
+    return max(values(verdicts), key=lambda value: (math.isnan(value), value))
 
 
 SUMMARY = (
@@ -218,32 +223,33 @@ def summary_table(ran: Sequence[Summary]) -> Table:
 
 
 def _row(summary: Summary) -> Row:
-    good = summary.passed == summary.cases
+    all_passed = summary.passed == summary.cases
     return (
         summary.run.runtime,
         summary.run.graph,
-        Styled(f"{summary.passed}/{summary.cases}", "green" if good else "red"),
+        Styled(f"{summary.passed}/{summary.cases}", "green" if all_passed else "red"),
         shown_share(summary.worst),
         shown(summary.max_abs, ".1e"),
         shown(summary.max_rel, ".1e"),
-        Styled("" if good else "FAILED", "red"),
+        Styled("" if all_passed else "FAILED", "red"),
     )
 
 
-# -- runtime × graph: the worst error of each as a share of what is allowed ---------------------
+# -- matrix of runtimes and graphs --------------------------------------------------------------
 
 Colour = Literal["green", "red", "grey"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One runtime with one graph.
+    """Cell of the matrix: one runtime with one graph.
 
     Attributes:
-        text: The worst error as a share of what is allowed; how it failed; a dash for
-            what was not run or not measured.
-        reason: Why it is not green; empty where it is.
-        worst: The error of the text, if there is one.
+        colour: Green if all cases passed, grey if a runtime that is not required did not run.
+        text: The worst error divided by the error allowed, the outcome of a run that failed, or a
+            dash.
+        reason: The reason that it is not green, or "".
+        worst: The error in a green or failed cell, if there is one.
     """
 
     colour: Colour
@@ -254,32 +260,38 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Matrix:
-    """All of them, in the order of the report."""
+    """Matrix of runtimes and graphs, in the order of the report.
+
+    Attributes:
+        runtimes: The names of the rows.
+        graphs: The names of the columns, from `form_name`.
+        cells: The cells by runtime and graph.
+    """
 
     runtimes: tuple[str, ...]
     graphs: tuple[str, ...]
     cells: dict[tuple[str, str], Cell]
 
     def reasons(self, *colours: Colour) -> dict[str, list[str]]:
-        """Return the graphs by runtime and reason, in the order of the report.
+        """Return the graphs to which each ``"runtime: reason"`` applies.
 
         Args:
-            colours: The colours of the cells; all but green by default.
+            colours: The colours of the cells to include. Default: red and grey.
         """
-        found: dict[str, list[str]] = {}
+        graphs: dict[str, list[str]] = {}
         for (runtime, graph), cell in self.cells.items():
             if cell.colour in (colours or ("red", "grey")):
-                found.setdefault(f"{runtime}: {cell.reason}", []).append(graph)
-        return found
+                graphs.setdefault(f"{runtime}: {cell.reason}", []).append(graph)
+        return graphs
 
 
 def matrix(report: Report) -> Matrix:
     """Return the matrix of a report."""
-    found = summaries(report)
+    of_runs = summaries(report)
     return Matrix(
-        tuple(dict.fromkeys(s.run.runtime for s in found)),
-        tuple(dict.fromkeys(form_name(s.run.graph) for s in found)),
-        {(s.run.runtime, form_name(s.run.graph)): _cell(s) for s in found},
+        tuple(dict.fromkeys(s.run.runtime for s in of_runs)),
+        tuple(dict.fromkeys(form_name(s.run.graph) for s in of_runs)),
+        {(s.run.runtime, form_name(s.run.graph)): _cell(s) for s in of_runs},
     )
 
 

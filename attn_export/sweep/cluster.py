@@ -1,4 +1,4 @@
-"""Dask clusters of sweeps: what a worker has, and who may be reached."""
+"""Dask clusters of sweeps: the resources of workers, and the addresses that may be used."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
     from distributed.security import Security
 
 DEATHS: Final = 3
-"""The number of workers that a cell may end before it counts as crashed."""
+"""The number of workers that a cell must crash before its verdict is ``crashed``."""
 
 SETTINGS: Final = {
     "distributed.scheduler.allowed-failures": DEATHS - 1,
     "distributed.worker.memory.terminate": False,  # runtimes have limits of their own
-    "distributed.worker.profile.enabled": False,  # it stops tasks 100 times a second
-    # Its own threshold returns memory after each large array: a tenth of the time of a cell.
+    "distributed.worker.profile.enabled": False,  # the profiler stops tasks 100 times a second
+    # Dask's own threshold returns memory after each large array, which takes 10 % of a cell's time.
     "distributed.nanny.pre-spawn-environ.MALLOC_TRIM_THRESHOLD_": 1 << 27,
     "distributed.admin.log-format": "%(message)s",
 }
-"""Dask's settings of sweeps, of the scheduler and of workers."""
+"""Settings of Dask for the scheduler and the workers of a sweep."""
 
 CONNECT: Final = 15
 """Seconds until a scheduler must have answered."""
 
 
 def resource(name: str) -> str:
-    """Return the Dask resource that a runtime or a dry run takes: ``RUNTIME_node``."""
+    """Return the Dask resource that a runtime or a dry run needs, such as ``RUNTIME_node``."""
     if name.startswith(DRY_RUN):
         return "DRY_RUN"
     if name == "ort-cuda":
         return "GPU"
     base, at, cpu = name.partition("@")
-    kind, rest = ("CPU", cpu) if at else ("RUNTIME", base)
-    return f"{kind}_{re.sub(r'[^A-Za-z0-9]', '_', rest)}"
+    prefix, resource_name = ("CPU", cpu) if at else ("RUNTIME", base)
+    return f"{prefix}_{re.sub(r'[^A-Za-z0-9]', '_', resource_name)}"
 
 
 def unavailable_here(name: str) -> str:
@@ -59,34 +59,35 @@ def unavailable_here(name: str) -> str:
 
 
 def resources_here() -> dict[str, float]:
-    """Return what this machine can run, as Dask resources: one cell of each at a time."""
+    """Return the Dask resources of this machine. It runs one cell of each at a time."""
     from attn_export.runtimes.install_cuda_stand_in import not_ready
 
     names = [name for name in CLASSES if not runtime(name).unavailable()]
-    names += [each.name for each in map(EmulatedCpu, cpus()) if not each.unavailable()]
+    names += [cpu.name for cpu in map(EmulatedCpu, cpus()) if not cpu.unavailable()]
     names += installed()
-    found = {resource(name): 1.0 for name in names}
-    return found if not_ready() else {**found, resource(DRY_RUN): 1.0}
+    if not not_ready():
+        names.append(DRY_RUN)
+    return {resource(name): 1.0 for name in names}
 
 
 def security(ca: Path | None, certificate: Path | None, key: Path | None) -> Security | None:
-    """Return TLS for both sides, or None where no file is given.
+    """Return the TLS settings of this side of a connection, or None if there are no files.
 
     Args:
         ca: The certificate of the authority that both sides trust.
         certificate: The certificate of this side.
-        key: Its key.
+        key: The key of that certificate.
 
     Raises:
-        UsageError: If some are given and some are not, or a file is missing.
+        UsageError: If one or two of the three are None, or a file does not exist.
     """
-    given = {"--tls-ca": ca, "--tls-cert": certificate, "--tls-key": key}
-    if not any(given.values()):
+    options = {"--tls-ca": ca, "--tls-cert": certificate, "--tls-key": key}
+    if not any(options.values()):
         return None
-    for option, path in given.items():
+    for option, path in options.items():
         if path is None:
             raise UsageError(f"{option} is missing; TLS takes --tls-ca, --tls-cert and --tls-key")
-    for option, path in given.items():
+    for option, path in options.items():
         if path is None or not path.is_file():
             raise UsageError(f"{option} {path}: no such file")
     check_installed("distributed")
@@ -101,14 +102,15 @@ def security(ca: Path | None, certificate: Path | None, key: Path | None) -> Sec
 
 
 def check_address(address: str, tls: Security | None) -> None:
-    """Check that a scheduler is on this machine, or that TLS proves who it is.
+    """Check that a scheduler is on this machine, or that TLS proves its identity.
 
     Args:
         address: The address of the scheduler.
-        tls: TLS, or None.
+        tls: TLS settings, or None.
 
     Raises:
-        UsageError: If it is elsewhere and there is no TLS, or the address cannot be read.
+        UsageError: If it is on another machine and there is no TLS, if TLS does not match the
+            scheme of the address, or if the address is malformed.
     """
     match = re.fullmatch(r"(tcp|tls)://(\[[0-9a-fA-F:]+\]|[\w.-]+):(\d{1,5})", address)
     if match is None:
@@ -142,19 +144,19 @@ def connected(scheduler: str | None, tls: Security | None, workers: int | None) 
     """Yield a client of a scheduler, or of a cluster of processes on this machine.
 
     Args:
-        scheduler: Its address; None starts a cluster, which ends with the block.
-        tls: TLS, which an address elsewhere needs.
+        scheduler: The address of the scheduler. None starts a cluster, which ends with the block.
+        tls: TLS settings, which the address of another machine needs.
         workers: The number of processes of a cluster. Default: the number of cores.
 
     Raises:
-        UsageError: If the address may not be used.
+        UsageError: If `check_address` refuses the address.
         RuntimeFailure: If the scheduler does not answer.
     """
     check_installed("distributed")
     import dask
     from distributed import Client, LocalCluster
 
-    # It logs with tracebacks what is raised here, too.
+    # Dask logs errors with tracebacks, although they are raised here too.
     logging.getLogger("distributed").setLevel(logging.CRITICAL + 1)
 
     with dask.config.set(SETTINGS):
@@ -176,7 +178,7 @@ def connected(scheduler: str | None, tls: Security | None, workers: int | None) 
             "resources": resources_here(), "silence_logs": "CRITICAL",
         }  # fmt: skip
         with warnings.catch_warnings():
-            # On a slow disk Dask warns of it, with a line of its code.
+            # Dask warns if creating its folders takes long, as on a slow disk.
             warnings.filterwarnings("ignore", "Creating scratch directories", UserWarning)
             cluster = LocalCluster(**options)
         with cluster, Client(cluster, set_as_default=False) as client:
@@ -184,15 +186,15 @@ def connected(scheduler: str | None, tls: Security | None, workers: int | None) 
 
 
 def serve(scheduler: str, tls: Security | None, name: str | None) -> None:
-    """Run a worker until its scheduler ends: one cell at a time, with what this machine has.
+    """Run a worker with the resources of this machine until its scheduler ends.
 
     Args:
         scheduler: The address of the scheduler.
-        tls: TLS, which an address elsewhere needs.
+        tls: TLS settings, which the address of another machine needs.
         name: The name of the worker. Default: its address.
 
     Raises:
-        UsageError: If the address may not be used.
+        UsageError: If `check_address` refuses the address.
         RuntimeFailure: If the scheduler does not answer.
     """
     import asyncio

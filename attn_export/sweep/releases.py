@@ -1,4 +1,4 @@
-"""Verdicts over the releases of a runtime: defects, and the release that began one."""
+"""Verdicts over the releases of a runtime: defects, and the release that introduced one."""
 
 from __future__ import annotations
 
@@ -15,27 +15,29 @@ from attn_export.report.progress import Progress
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.release import MARK, release_of
 from attn_export.sweep.store import Row
-from attn_export.sweep.tasks import verified
+from attn_export.sweep.tasks import verify_dialects
 
-# -- defects: since when numbers are wrong, and until when --------------------------------------
+# -- defects: series of releases with wrong numbers ---------------------------------------------
 
 WRONG: Final = "wrong numbers"
-"""The cause where none is known."""
+"""The cause of a defect that has no explanation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Defect:
-    """Cells of one runtime that are wrong in the same releases, next to each other.
+    """Layers that one runtime computes wrong in the same consecutive releases.
+
+    Only releases that the sweep ran count.
 
     Attributes:
         runtime: The runtime, without a release.
-        first: The first release that is wrong, of those that were run.
-        last: The last one.
+        first: The first release that is wrong.
+        last: The last release that is wrong.
         before: The release before `first` and its verdict, or "".
         right_after: The first release after `last` that passed, or "".
-        layers: The number of layers and dialects that are wrong.
-        causes: What is said of them, the most frequent first.
-        example: The cell of the last release with the shortest list of fields.
+        layers: The number of pairs of a layer and a dialect that are wrong.
+        causes: The causes of their failures: explained ones first, then the most frequent.
+        example: The cell of release `last` whose layer has the shortest spec.
     """
 
     runtime: str
@@ -49,18 +51,19 @@ class Defect:
 
 
 def defects(rows: Iterable[Row], is_wrong: Callable[[Row], bool]) -> list[Defect]:
-    """Return the defects of runtimes of which several releases were run, the widest first.
+    """Return the defects by runtime, those of most layers first.
 
     Args:
-        rows: The cells of a store.
-        is_wrong: Returns whether a cell is wrong; others that did not pass are no defects.
+        rows: The cells of a store. Those of runtimes without a release are ignored.
+        is_wrong: Function that returns whether a cell shows a defect. A cell may also have
+            neither passed nor a defect, as one that did not run.
     """
     histories: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         base, version = release_of(row.runtime)
         if version:
             histories.setdefault((base, row.source, row.dialect), []).append(row)
-    found: dict[tuple[str, str, str, str, str], list[Row]] = {}
+    cells_of: dict[tuple[str, str, str, str, str], list[Row]] = {}
     for (base, _, _), history in histories.items():
         history.sort(key=lambda row: release_of(row.runtime))
         for start, end in _spans(history, is_wrong):
@@ -68,19 +71,19 @@ def defects(rows: Iterable[Row], is_wrong: Callable[[Row], bool]) -> list[Defect
             before = f"{_version(earlier)}: {earlier.verdict}" if earlier else ""
             later = (row for row in history[end:] if row.verdict == "passed")
             after = next((_version(row) for row in later), "")
-            place = base, _version(history[start]), _version(history[end - 1]), before, after
-            found.setdefault(place, []).append(history[end - 1])
-    listed = [
-        Defect(*place, len(cells), _causes(cells), min(cells, key=lambda row: len(row.spec)))
-        for place, cells in found.items()
+            key = base, _version(history[start]), _version(history[end - 1]), before, after
+            cells_of.setdefault(key, []).append(history[end - 1])
+    unsorted = [
+        Defect(*key, len(cells), _causes(cells), min(cells, key=lambda row: len(row.spec)))
+        for key, cells in cells_of.items()
     ]
     return sorted(
-        listed, key=lambda d: (d.runtime, -d.layers, release_of(f"{d.runtime}{MARK}{d.first}"))
+        unsorted, key=lambda d: (d.runtime, -d.layers, release_of(f"{d.runtime}{MARK}{d.first}"))
     )
 
 
 def _spans(history: Sequence[Row], is_wrong: Callable[[Row], bool]) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of each series of wrong releases."""
+    """Yield the start and the end, which is exclusive, of each series of wrong releases."""
     start = None
     for number, row in enumerate(history):
         if is_wrong(row):
@@ -97,7 +100,7 @@ def _version(row: Row) -> str:
 
 
 def _causes(cells: Iterable[Row]) -> tuple[str, ...]:
-    """Return the causes, the most frequent first, and explained ones before others."""
+    """Return the causes, explained ones before others, then the most frequent first."""
     counted: dict[str, int] = {}
     for row in cells:
         text = plain_cause(row.cause)
@@ -107,26 +110,26 @@ def _causes(cells: Iterable[Row]) -> tuple[str, ...]:
 
 
 def plain_cause(cause: str) -> str:
-    """Return a cause without the names of the runtime and the file, and without places.
+    """Return a cause without the runtime, the file, and the position in the graph.
 
     Args:
-        cause: Of a `Row`.
+        cause: The cause in a `Row`.
     """
     text = re.sub(r"^\S+, \S+: (the graph is right, \S+ is not: )?", "", cause)
     return re.sub(r",? at \S+( \S+)? \([^)]*\)(, by \S+)?| \([^)]*\)$", "", text)
 
 
-# -- the release in which the verdict on a graph changed, found by halving ----------------------
+# -- bisection: the release in which the verdict on a graph changed -----------------------------
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
+class ReleaseVerdict:
     """The verdict on one release.
 
     Attributes:
-        release: The release: ``"ort-cpu==1.25.1"``.
-        verdict: As in a `Row`.
-        cause: The reason of another verdict than passed.
+        release: The runtime and its release, such as ``"ort-cpu==1.25.1"``.
+        verdict: A verdict as in `Row`.
+        cause: The reason of any verdict but ``"passed"``.
     """
 
     release: str
@@ -146,24 +149,24 @@ def bisect(
     *,
     install: Callable[[str], None] | None = None,
     progress: Progress | None = None,
-) -> list[Tried]:
+) -> list[ReleaseVerdict]:
     """Find where the verdict on a bundle's graph changed between the oldest and the newest release.
 
     Args:
         bundle: The bundle's folder.
         releases: The releases of one runtime, in any order.
         dialect: The dialect of the graph.
-        install: Installs a release before it runs. None expects it to be there.
+        install: Function that installs a release before it runs. None: all are installed.
         progress: Receiver of progress.
 
     Returns:
-        The releases that were run, the oldest first. Of two next to each other there, and next to
-        each other in `releases`, one passes and one does not.
+        The releases that were run, the oldest first. They include two consecutive releases of
+        which only one passes.
 
     Raises:
-        UsageError: If there are fewer than two releases, the bundle has no such graph, or both
-            the oldest and the newest release pass, or neither.
-        RuntimeFailure: If a release cannot run here.
+        UsageError: If there are fewer than two releases, the bundle has no such graph, or the
+            oldest and the newest release both pass or both do not.
+        RuntimeFailure: If a release cannot run on this machine.
     """
     progress = progress or Progress()
     if dialect not in {file.dialect for file in graph_files(read_manifest(bundle))}:
@@ -175,9 +178,9 @@ def bisect(
             "--good and --bad, or install some by scripts/setup_runtimes NAME==VERSION"
         )
     progress.expect(2 + (len(ordered) - 1).bit_length())
-    tried: dict[int, Tried] = {}
+    tried: dict[int, ReleaseVerdict] = {}
 
-    def run(number: int) -> Tried:
+    def run(number: int) -> ReleaseVerdict:
         if number not in tried:
             progress.advance(ordered[number])
             tried[number] = _run(bundle, ordered[number], dialect, install)
@@ -185,8 +188,10 @@ def bisect(
 
     start, end = 0, len(ordered) - 1
     if run(start).passed == run(end).passed:
-        said = " and ".join(f"{tried[at].release} {tried[at].verdict}" for at in (start, end))
-        raise UsageError(f"{said}: name one that passes by --good, and one that does not by --bad")
+        verdicts = " and ".join(f"{tried[n].release} {tried[n].verdict}" for n in (start, end))
+        raise UsageError(
+            f"{verdicts}: name one that passes by --good, and one that does not by --bad"
+        )
     while end - start > 1:
         middle = (start + end) // 2
         if run(middle).passed == tried[start].passed:
@@ -196,20 +201,22 @@ def bisect(
     return [tried[number] for number in sorted(tried)]
 
 
-def _run(bundle: Path, release: str, dialect: str, install: Callable[[str], None] | None) -> Tried:
+def _run(
+    bundle: Path, release: str, dialect: str, install: Callable[[str], None] | None
+) -> ReleaseVerdict:
     if install is not None:
         install(release)
     if reason := runtime(release).unavailable():
         raise RuntimeFailure(f"{release}: {reason}")
-    outcome = verified(bundle, release, [dialect])[dialect]
-    return Tried(release, outcome["verdict"], plain_cause(outcome["cause"]))
+    outcome = verify_dialects(bundle, release, [dialect])[dialect]
+    return ReleaseVerdict(release, outcome["verdict"], plain_cause(outcome["cause"]))
 
 
-def change(tried: Sequence[Tried]) -> tuple[Tried, Tried]:
+def change(tried: Sequence[ReleaseVerdict]) -> tuple[ReleaseVerdict, ReleaseVerdict]:
     """Return the two releases between which the verdict changed.
 
     Args:
-        tried: What `bisect` returned.
+        tried: The result of `bisect`.
     """
     return next(
         (older, newer) for older, newer in itertools.pairwise(tried) if older.passed != newer.passed

@@ -1,4 +1,4 @@
-"""A sweep: cells that are missing in the store, run on a cluster and stored as they come."""
+"""Sweeps: run the cells that a store lacks on a cluster, and store each when it is finished."""
 
 from __future__ import annotations
 
@@ -21,21 +21,30 @@ if TYPE_CHECKING:
     from distributed import Client, Future
 
 PENDING: Final = 4
-"""Layers under way for each worker: their bundles take memory of workers until all have run."""
+"""Largest number of layers in progress per worker. Workers keep a layer's bundle in memory until
+all its cells have run."""
 
 GRACE: Final = 60.0
-"""Seconds that a cell waits for a worker that has its runtime, after the last one was lost."""
+"""Seconds that a cell waits for a worker with its runtime, after the last such worker was lost."""
 
 TRIES: Final = 3
-"""The number of times that a cell runs whose machine fails, as one with a full disk."""
+"""Largest number of runs of a cell if the machine fails, for instance because its disk is full."""
 
 POLL: Final = 1.0
-"""Seconds between two looks at the workers."""
+"""Seconds between two requests for the list of workers."""
 
 
 @dataclasses.dataclass
 class _Work:
-    """The cells of one layer in one runtime, and where they run."""
+    """The cells of one layer in one runtime, and the task that runs them.
+
+    Attributes:
+        source: The layer.
+        runtime: The runtime.
+        dialects: The dialects of the cells.
+        future: The task of the cluster.
+        lost: The time since which no worker has the runtime, or None.
+    """
 
     source: Source
     runtime: str
@@ -49,7 +58,7 @@ class _Work:
 
 
 Tasks = tuple[Callable[..., Any], Callable[..., Any]]
-"""The functions that workers run, of the arguments of `build_packed` and `run_packed`."""
+"""Functions that workers run, with the parameters of `build_packed` and of `run_packed`."""
 
 
 def run_sweep(
@@ -63,21 +72,24 @@ def run_sweep(
 
     Args:
         plan: The sweep.
-        store: The results. A cell is in it as soon as it has come.
-        client: Of the cluster.
+        store: The store of results. Each cell is added as soon as it is finished.
+        client: The client of the cluster.
         progress: Receiver of progress.
-        tasks: Others take their place where the engine itself is measured.
+        tasks: The functions that workers run. Benchmarks of the sweep itself replace them.
+
+    Raises:
+        RuntimeFailure: If the connection to the scheduler is lost.
     """
     progress = progress or Progress()
     finished = store.finished()
     missing = [cell for cell in plan.cells if cell.id not in finished]
     progress.expect(len(missing))
-    ours = _Sweep(plan, store, client, progress, tasks)
+    sweep = _Sweep(plan, store, client, progress, tasks)
     from distributed.comm import CommClosedError
 
     try:
         with client.as_current():
-            ours.run(missing)
+            sweep.run(missing)
     except (concurrent.futures.CancelledError, CommClosedError, TimeoutError) as error:
         raise RuntimeFailure(
             f"the scheduler was lost; {store.folder} has {len(store.finished())} finished cells: "
@@ -87,6 +99,8 @@ def run_sweep(
 
 
 class _Sweep:
+    """A running sweep: its tasks on the cluster, and the bundles that they need."""
+
     def __init__(
         self, plan: Plan, store: Store, client: Client, progress: Progress, tasks: Tasks
     ) -> None:
@@ -96,12 +110,12 @@ class _Sweep:
         self._done = 0
         self._work: list[_Work] = []
         self._bundles: dict[str, Future] = {}
-        self._seen: set[str] = set()
+        self._seen_resources: set[str] = set()
 
     def run(self, missing: Sequence[Cell]) -> None:
-        """Run all cells, those of a few layers at a time."""
+        """Run all cells, with at most `PENDING` layers per worker in progress."""
         waiting = collections.deque(_by_source(missing))
-        self._has()
+        self._resources()
         while waiting or self._work:
             most = PENDING * max(1, len(self._workers()))
             while waiting and len({work.source.key for work in self._work}) < most:
@@ -109,14 +123,14 @@ class _Sweep:
             self._collect()
 
     def _workers(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
-        return found
+        workers: Mapping[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        return workers
 
-    def _has(self) -> set[str]:
-        """Return the resources that some worker has."""
-        found = {name for worker in self._workers().values() for name in worker["resources"]}
-        self._seen |= found
-        return found
+    def _resources(self) -> set[str]:
+        """Return the resources that at least one worker has now, and remember them."""
+        names = {name for worker in self._workers().values() for name in worker["resources"]}
+        self._seen_resources |= names
+        return names
 
     def _submit(self, source: Source, cells: Sequence[Cell]) -> None:
         by_runtime: dict[str, list[str]] = {}
@@ -138,35 +152,35 @@ class _Sweep:
         )  # fmt: skip
 
     def _collect(self) -> None:
-        """Store what has come, and give up cells that no worker can run."""
+        """Wait for results, store them, and give up cells that no worker can run."""
         from distributed import wait
 
         try:
             wait([work.future for work in self._work], timeout=POLL, return_when="FIRST_COMPLETED")
         except TimeoutError:
-            has = self._has()
+            resources = self._resources()
             for work in list(self._work):
-                self._give_up_if_lost(work, has)
-        for work in [each for each in self._work if each.future.done()]:
+                self._give_up_if_lost(work, resources)
+        for work in [work for work in self._work if work.future.done()]:
             self._finish(work)
-        kept = {work.source.key for work in self._work}
-        for key in [key for key in self._bundles if key not in kept]:
+        in_progress = {work.source.key for work in self._work}
+        for key in [key for key in self._bundles if key not in in_progress]:
             del self._bundles[key]
 
-    def _give_up_if_lost(self, work: _Work, has: set[str]) -> None:
-        if resource(work.runtime) in has:
+    def _give_up_if_lost(self, work: _Work, resources: set[str]) -> None:
+        if resource(work.runtime) in resources:
             work.lost = None
             return
         now = time.monotonic()
         work.lost = work.lost or now
-        # Where there are workers, and none has had it so far, there is nothing to wait for.
-        may_come_back = not has or resource(work.runtime) in self._seen
+        # Without workers, or if one had this resource before, such a worker may still connect.
+        may_come_back = not resources or resource(work.runtime) in self._seen_resources
         if now - work.lost >= (GRACE if may_come_back else 0):
             work.future.cancel()
             reason = f"no worker has {resource(work.runtime)}, which {work.runtime} takes"
             if here := unavailable_here(work.runtime):
                 reason += f"; on this machine {here}"
-            self._end(work, dict.fromkeys(work.dialects, _row("unavailable", reason)))
+            self._end(work, dict.fromkeys(work.dialects, _failure("unavailable", reason)))
 
     def _finish(self, work: _Work) -> None:
         from distributed import KilledWorker
@@ -176,13 +190,13 @@ class _Sweep:
             self._end(work, work.future.result())
         elif isinstance(error, KilledWorker):
             reason = f"it ended {DEATHS} workers, the last one {str(error.last_worker)[:80]}"
-            self._end(work, dict.fromkeys(work.dialects, _row("crashed", reason)))
+            self._end(work, dict.fromkeys(work.dialects, _failure("crashed", reason)))
         else:
             reason = f"{type(error).__name__}: {one_line(error)[:300]}"
-            self._end(work, dict.fromkeys(work.dialects, _row("error", reason)))
+            self._end(work, dict.fromkeys(work.dialects, _failure("error", reason)))
 
     def _end(self, work: _Work, outcomes: Mapping[str, Outcome]) -> None:
-        """Store the cells of a task."""
+        """Store the cells of a finished task."""
         source = work.source
         content = source.content
         spec = content if isinstance(content, str) else json.dumps(short_fields(content))
@@ -200,13 +214,14 @@ class _Sweep:
             self._progress.advance(f"{rate:.1f} cells/s")
 
 
-def _row(verdict: str, cause: str) -> Outcome:
+def _failure(verdict: str, cause: str) -> Outcome:
     return {"verdict": verdict, "cause": cause}
 
 
 def _by_source(cells: Iterable[Cell]) -> Iterator[tuple[Source, list[Cell]]]:
-    found: dict[str, list[Cell]] = {}
+    """Yield each layer with its cells."""
+    grouped: dict[str, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(cell.source.key, []).append(cell)
-    for each in found.values():
-        yield each[0].source, each
+        grouped.setdefault(cell.source.key, []).append(cell)
+    for group in grouped.values():
+        yield group[0].source, group

@@ -1,6 +1,6 @@
-"""A sweep's results as a static page: which runtime computes which attention right.
+"""Results of a sweep as a static page: a table of layers and runtimes.
 
-The page needs nothing from elsewhere, and works without scripts; the script filters.
+The page loads nothing from other servers. Its script only filters; it is readable without.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from attn_export.temp_folders import folder_beside
 PAGE: Final = "index.html"
 
 MUCH_WORSE: Final = 3.0
-"""A cell that passes is marked where its error is more than this many times the least one of the
-same layer and dialect."""
+"""Factor from which a cell that passed is yellow: its error, divided by the least error of a
+runtime that passed with the same layer and dialect."""
 
 GREEN, YELLOW, RED, GREY = "green", "yellow", "red", "grey"
 COLOURS: Final[Mapping[str, str]] = {
     "passed": GREEN, "failed": RED, "crashed": RED, "error": RED, "timed out": RED, "seen": GREY,
 }  # fmt: skip
-"""The colour of each verdict; others are grey."""
+"""Colour of each verdict. Verdicts that are missing here are grey."""
 SIGNS: Final = {GREEN: "✓", YELLOW: "~", RED: "✗", GREY: "-"}
 
 
 @dataclasses.dataclass(frozen=True)
 class SiteCell:
-    """A cell of the page.
+    """A cell of the page's table.
 
     Attributes:
         row: The result.
-        anchor: The id of its details, which links can name.
+        anchor: The HTML id of its details, for links.
         colour: One of `GREEN`, `YELLOW`, `RED` and `GREY`.
-        remark: What differs, of a yellow cell.
-        reproduction: Commands that repeat it.
+        remark: The reason that it is yellow, or "".
+        reproduction: Commands that repeat the result, or "".
     """
 
     row: Row
@@ -59,18 +59,18 @@ class SiteCell:
 
     @property
     def sign(self) -> str:
-        """The sign of its colour, for those who do not see it."""
+        """The sign of its colour, for readers who cannot see colours."""
         return SIGNS[self.colour]
 
 
 @dataclasses.dataclass(frozen=True)
 class SiteLine:
-    """A row of the page: a layer in one dialect.
+    """A row of the page's table: a layer in one dialect.
 
     Attributes:
-        title: The fields in which the layers differ.
+        title: The layer's values of the fields in which the layers of the sweep differ.
         dialect: The dialect.
-        cells: By runtime; a runtime without one has None.
+        cells: The cell of each runtime, or None where the store has none.
     """
 
     title: str
@@ -83,13 +83,13 @@ def write_site(rows: Sequence[Row], output: Path, title: str, facts: Sequence[st
 
     Args:
         rows: The cells of a store.
-        output: Its folder: new, empty, or a site in which nothing was changed.
+        output: The folder to write: new, empty, or an earlier site without changes.
         title: The title of the page.
-        facts: Lines below it, such as versions and the date.
+        facts: Lines below the title, such as versions and the date.
 
     Raises:
         UsageError: If there are no cells.
-        OutputError: If `output` cannot be written, or holds something else.
+        OutputError: If `output` cannot be written, or must not be replaced.
     """
     if not rows:
         raise UsageError("the store has no cells; run the sweep first")
@@ -106,12 +106,12 @@ def write_site(rows: Sequence[Row], output: Path, title: str, facts: Sequence[st
 
 
 def site_files(rows: Sequence[Row], title: str, facts: Sequence[str]) -> dict[str, str]:
-    """Return the files of the site, by name.
+    """Return the texts of the site's files by name.
 
     Args:
         rows: The cells of a store.
         title: The title of the page.
-        facts: Lines below it, such as versions and the date.
+        facts: Lines below the title, such as versions and the date.
     """
     return {
         PAGE: _page(rows, title, facts),
@@ -121,16 +121,16 @@ def site_files(rows: Sequence[Row], title: str, facts: Sequence[str]) -> dict[st
 
 
 def to_csv(rows: Sequence[Row]) -> str:
-    """Return the cells as CSV; texts that a spreadsheet would compute begin with an apostrophe."""
+    """Return the cells as CSV, with an apostrophe before texts that spreadsheets would compute."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in rows:
-        writer.writerow([_harmless(value) for value in dataclasses.astuple(row)])
+        writer.writerow([_escape_formula(value) for value in dataclasses.astuple(row)])
     return stream.getvalue()
 
 
-def _harmless(value: Any) -> Any:
+def _escape_formula(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in set("=+-@\t\r") else value
 
 
@@ -144,7 +144,7 @@ def _page(rows: Sequence[Row], title: str, facts: Sequence[str]) -> str:
         "site.html.j2", title=title, facts=facts, runtimes=runtimes, lines=lines,
         script=script, digest=digest,
         cells=[cell for line in lines for cell in line.cells.values() if cell is not None],
-        forms=[_recommended(name, lines) for name in runtimes],
+        forms=[_best_dialect(name, lines) for name in runtimes],
         older={*runtimes} - {*newest.values()}, anchor_of=anchor_of,
         defects=defects(rows, lambda row: COLOURS.get(row.verdict) == RED),
         verdicts=sorted({row.verdict for row in rows}), signs=SIGNS,
@@ -152,17 +152,17 @@ def _page(rows: Sequence[Row], title: str, facts: Sequence[str]) -> str:
 
 
 def _lines(rows: Sequence[Row], runtimes: Sequence[str]) -> list[SiteLine]:
-    """Return the rows of the page, by layer and dialect."""
+    """Return the rows of the table, sorted by the title of the layer."""
     titles = _titles(rows)
     grouped: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         grouped.setdefault((row.source, row.dialect), []).append(row)
     lines = []
-    for (source, dialect), found in sorted(grouped.items(), key=lambda item: titles[item[0][0]]):
+    for (source, dialect), group in sorted(grouped.items(), key=lambda item: titles[item[0][0]]):
         least = min(
-            (row.worst for row in found if row.verdict == "passed" and row.worst), default=None
+            (row.worst for row in group if row.verdict == "passed" and row.worst), default=None
         )
-        cells = {row.runtime: _cell(row, least) for row in found}
+        cells = {row.runtime: _cell(row, least) for row in group}
         lines.append(
             SiteLine(titles[source], dialect, {name: cells.get(name) for name in runtimes})
         )
@@ -170,7 +170,7 @@ def _lines(rows: Sequence[Row], runtimes: Sequence[str]) -> list[SiteLine]:
 
 
 def _titles(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the name of each layer: the fields in which layers differ, with their values."""
+    """Return the title of each layer: its values of the fields in which the layers differ."""
     fields = {row.source: _fields(row) for row in rows}
     specs = [values for values in fields.values() if values]
     differing = [
@@ -178,15 +178,15 @@ def _titles(rows: Sequence[Row]) -> dict[str, str]:
         if len({json.dumps(values.get(name)) for values in specs}) > 1
     ]  # fmt: skip
     names = {row.source: row.name for row in rows}
-    found = {}
+    titles = {}
     for source, values in fields.items():
-        said = [f"{name} {values[name]}" for name in differing if values and name in values]
-        found[source] = ", ".join(said) or names[source]
-    return found
+        texts = [f"{name} {values[name]}" for name in differing if name in values]
+        titles[source] = ", ".join(texts) or names[source]
+    return titles
 
 
 def _fields(row: Row) -> dict[str, Any]:
-    """Return all fields of a spec; of a bundle or a module none."""
+    """Return all fields of a layer's spec, or {} for a bundle or a module."""
     try:
         values = json.loads(row.spec)
         return AttentionSpec.from_dict(values).to_dict() if isinstance(values, dict) else {}
@@ -203,44 +203,48 @@ def _cell(row: Row, least: float | None) -> SiteCell:
 
 
 def anchor_of(row: Row) -> str:
-    """Return the id of the details of a cell, which links can name."""
+    """Return the HTML id of the details of a cell, for links."""
     return f"c-{hashlib.sha256(row.id.encode()).hexdigest()[:12]}"
 
 
 def _reproduction(row: Row) -> str:
-    """Return commands that repeat a cell; "" for a layer that is no spec."""
+    """Return commands that repeat a cell, or "" for a bundle or a module."""
     values = _fields(row)
     if not values:
         return ""
     spec = "".join(
-        f"{name} = {json.dumps(value)}\n"  # one text in TOML and JSON
+        f"{name} = {json.dumps(value)}\n"  # these values have the same text in TOML and JSON
         for name, value in short_fields(values).items()
     )
-    seen = row.runtime.partition("dry-run@")[2]
+    architecture = row.runtime.partition("dry-run@")[2]
     build = f"attn-export build layer.toml --dialect {row.dialect} --output layer"
     last = (
-        f"attn-export dry-run layer --arch {seen}" if seen
+        f"attn-export dry-run layer --arch {architecture}" if architecture
         else f"attn-export verify layer --runtime {row.runtime}"
     )  # fmt: skip
     return f"cat > layer.toml <<'END'\n{spec}END\n{build}\n{last}\n"
 
 
-def _recommended(runtime: str, lines: Sequence[SiteLine]) -> dict[str, Any]:
-    """Return the dialect in which a runtime passes most cells, the one with the least error first.
+def _best_dialect(runtime: str, lines: Sequence[SiteLine]) -> dict[str, Any]:
+    """Return the dialect in which a runtime passes most cells; of several, that of least error.
 
     Args:
         runtime: The runtime.
-        lines: The rows of the page.
+        lines: The rows of the table.
+
+    Returns:
+        Values for the template: ``dialect`` ("" if no cell passed), the number of cells that
+        ``passed``, the ``count`` of all cells, and the ``worst`` error of those that passed.
     """
     figures = []
     for dialect in dict.fromkeys(line.dialect for line in lines):
-        found = [line.cells[runtime] for line in lines if line.dialect == dialect]
-        there = [cell.row for cell in found if cell is not None]
-        passed = [row for row in there if row.verdict == "passed"]
+        cells = [line.cells[runtime] for line in lines if line.dialect == dialect]
+        rows = [cell.row for cell in cells if cell is not None]
+        passed = [row for row in rows if row.verdict == "passed"]
         worst = max((row.worst or 0.0 for row in passed), default=0.0)
-        figures.append((len(passed), -worst, dialect, len(there)))
-    passed_count, worst, dialect, count = max(figures)
+        figures.append((len(passed), -worst, dialect, len(rows)))
+    passed_count, negative_worst, dialect, count = max(figures)
     return {
         "runtime": runtime, "dialect": dialect if passed_count else "", "passed": passed_count,
-        "count": count, "worst": -worst,
+        "count": count, "worst": -negative_worst,
     }  # fmt: skip

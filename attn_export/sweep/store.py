@@ -1,6 +1,7 @@
-"""Results of a sweep in one SQLite file, which keeps every finished cell through a kill.
+"""Results of a sweep in one SQLite file, which keeps every finished cell if the process is killed.
 
-SQLite in WAL mode: a transaction is whole or absent (https://www.sqlite.org/wal.html).
+The file is in WAL mode, in which a transaction is complete or absent
+(https://www.sqlite.org/wal.html).
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from attn_export.system_info import versions
 from attn_export.untrusted_files import read_text
 
 FILE: Final = "cells.sqlite"
+"""The name of the file in the folder of a store."""
+
 FORMAT: Final = "attn-export-sweep/1"
+
 SQLITE: Final = b"SQLite format 3\0"
+"""The first bytes of every SQLite file."""
 
 AGAIN: Final = ("error", "unavailable")
 """Verdicts of cells that a resumed sweep runs again."""
@@ -32,22 +37,23 @@ class Row:
     """One finished cell.
 
     Attributes:
-        id: The key of the cell.
-        source: The key of the layer.
+        id: The key of the cell, `Cell.id`.
+        source: The key of the layer, `Source.key`.
         name: The name of the layer.
-        spec: Its fields as JSON, or the path of a bundle or module.
-        dtype: Its dtype.
+        spec: The fields of the layer's spec as JSON, or the path of a bundle or module.
+        dtype: The dtype of the layer, or "".
         dialect: The dialect.
         runtime: The runtime.
         version: The version of the runtime.
         verdict: ``"passed"``, ``"failed"``, ``"not run"``, ``"crashed"``, ``"refused"``,
             ``"unavailable"``, ``"error"``, or ``"seen"`` for a dry run.
-        worst: The largest error as a share of what is allowed.
+        worst: The largest error, divided by the error allowed.
         cases: The number of cases.
         wrong: The number of cases that did not pass.
         smallest: The smallest case that did not pass.
-        cause: The cause of wrong numbers, or the reason why it did not run.
-        seconds: The time that the cell took, with its share of the bundle's.
+        cause: The cause of wrong numbers, or the reason that the cell did not run.
+        seconds: The time of the cell in seconds. The time to build and run the layer is divided
+            equally among its dialects.
     """
 
     id: str
@@ -78,8 +84,8 @@ class Store:
     """The results of a sweep.
 
     Args:
-        folder: Its folder.
-        connection: The open file in it.
+        folder: The folder of the store.
+        connection: The connection to the file in it.
     """
 
     def __init__(self, folder: Path, connection: sqlite3.Connection) -> None:
@@ -89,15 +95,16 @@ class Store:
     @classmethod
     @contextlib.contextmanager
     def open(cls, folder: Path, *, new: bool = False) -> Iterator[Store]:
-        """Open a store, or begin one.
+        """Open a store, or create one.
 
         Args:
-            folder: Its folder; it is made where it is missing.
-            new: Whether it must have no results yet.
+            folder: The folder of the store, which is created if it is missing.
+            new: Whether the store must have no results yet.
 
         Raises:
-            UsageError: If it has results and must have none, or is of another version or kind.
-            OutputError: If it cannot be written.
+            UsageError: If `new` is set and there are results, if another version of attn-export
+                wrote the store, or if the file is not a store.
+            OutputError: If the file cannot be written.
         """
         path = folder / FILE
         try:
@@ -150,7 +157,7 @@ class Store:
         self._connection.execute("COMMIT")
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Write finished cells; one that is there is replaced."""
+        """Add finished cells, replacing those with the same key."""
         marks = ", ".join("?" * len(COLUMNS))
         with self._transaction():
             self._connection.executemany(
@@ -159,19 +166,19 @@ class Store:
             )
 
     def finished(self) -> set[str]:
-        """Return the keys of the cells that a resumed sweep leaves alone."""
+        """Return the keys of the cells that a resumed sweep does not run again."""
         marks = ", ".join("?" * len(AGAIN))
-        found = self._connection.execute(
+        cursor = self._connection.execute(
             f"SELECT id FROM cells WHERE verdict NOT IN ({marks})", AGAIN
         )
-        return {row[0] for row in found}
+        return {row[0] for row in cursor}
 
     def rows(self) -> list[Row]:
-        """Return all cells, by layer, runtime and dialect."""
-        found = self._connection.execute(
+        """Return all cells, sorted by layer, runtime and dialect."""
+        cursor = self._connection.execute(
             f"SELECT {', '.join(COLUMNS)} FROM cells ORDER BY name, source, runtime, dialect"
         )
-        return [Row(**dict(zip(COLUMNS, values, strict=True))) for values in found]
+        return [Row(**dict(zip(COLUMNS, values, strict=True))) for values in cursor]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return the number of cells by runtime and verdict."""
@@ -184,23 +191,23 @@ class Store:
 
 
 def merge(folder: Path, others: Iterable[Path]) -> int:
-    """Add the cells of other stores to one; return the number of its cells.
+    """Add the cells of other stores to a store; return the number of cells that it then has.
 
     Args:
-        folder: The store that takes them.
-        others: The folders of the others; where several have a cell, the last one counts.
+        folder: The folder of the store to write.
+        others: The folders of the stores to read. If several have the same cell, the last counts.
 
     Raises:
-        UsageError: If one is no store.
+        UsageError: If a folder has no store.
     """
-    read: list[Row] = []
+    rows: list[Row] = []
     for other in others:
         if not (other / FILE).is_file():
             raise UsageError(f"{other} is no store of a sweep: it has no {FILE}")
         with Store.open(other) as store:
-            read += store.rows()
+            rows += store.rows()
     with Store.open(folder) as store:
-        store.add(read)
+        store.add(rows)
         return len(store.rows())
 
 
@@ -222,7 +229,7 @@ def read_json(path: Path) -> list[Row]:
         path: The file.
 
     Raises:
-        UsageError: If it cannot be read, or is something else.
+        UsageError: If it cannot be read, or has another format.
     """
     try:
         file = msgspec.json.decode(read_text(path), type=_Json)

@@ -1,4 +1,4 @@
-"""The plan of a sweep: a TOML file, and the cells that it stands for."""
+"""Plan of a sweep: a TOML file, and the cells that it describes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ALL: Final = "all"
 SPEC, BUNDLE, MODULE = "spec", "bundle", "module"
 
 DRY_RUN: Final = "dry-run@"
-"""Start of the name of a dry run of CUDA, in place of a runtime: ``dry-run@sm_80``."""
+"""Prefix of the name of a dry run of CUDA, which is given like a runtime: ``dry-run@sm_80``."""
 
 MOST_CELLS: Final = 200_000
-"""The most cells of one sweep: a product of lists grows fast."""
+"""Largest number of cells of one sweep, against products of lists that are too large by mistake."""
 
 GRAPHS_OF_DRY_RUNS: Final = tuple(DIALECTS)
 
@@ -57,24 +57,24 @@ class Source:
     def name(self) -> str:
         """A short name for messages and bundles."""
         if isinstance(self.content, str):
-            words = re.sub(r"[^\w.-]+", "-", self.content).strip("-.")[-60:]
-            return f"{self.kind}-{words or 'x'}"
+            text = re.sub(r"[^\w.-]+", "-", self.content).strip("-.")[-60:]
+            return f"{self.kind}-{text or 'x'}"
         fields = self.content
         heads = "x".join(str(fields[name]) for name in ("num_heads", "num_kv_heads", "head_dim"))
         return f"{heads}-{fields['dtype']}-{self.key[:6]}"
 
 
 def short_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a spec that are not the default for its width and heads."""
-    needed = {name: values[name] for name in ("embed_dim", "num_heads")}
-    plain = AttentionSpec.from_dict(needed).to_dict()
-    whole = AttentionSpec.from_dict(values).to_dict()
-    return needed | {name: value for name, value in whole.items() if plain.get(name) != value}
+    """Return `embed_dim`, `num_heads`, and the fields of a spec that differ from the defaults."""
+    required = {name: values[name] for name in ("embed_dim", "num_heads")}
+    defaults = AttentionSpec.from_dict(required).to_dict()
+    fields = AttentionSpec.from_dict(values).to_dict()
+    return required | {name: value for name, value in fields.items() if defaults.get(name) != value}
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One verdict of a sweep: a layer in one dialect and runtime.
+    """One result of a sweep: a layer in one dialect and runtime.
 
     Attributes:
         source: The layer.
@@ -93,12 +93,12 @@ class Cell:
 
     @property
     def dtype(self) -> str:
-        """The dtype of a spec, "" where it is not known."""
+        """The dtype of a spec, or "" for a bundle or a module."""
         return str(self.source.content["dtype"]) if self.source.kind == SPEC else ""  # type: ignore[index]
 
 
 class _File(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Content of the file; docs/sweep.md explains the fields."""
+    """Content of the TOML file. docs/sweep.md explains the fields."""
 
     name: str = ""
     seed: int = 0
@@ -118,10 +118,10 @@ class Plan:
     """A sweep.
 
     Attributes:
-        name: Its name.
+        name: The name of the sweep.
         seed: The seed of all weights.
         dialects: The dialects that are built.
-        cells: All cells, those of one source next to each other.
+        cells: All cells, ordered by layer.
     """
 
     name: str
@@ -135,26 +135,28 @@ class Plan:
         return list({cell.source.key: cell.source for cell in self.cells}.values())
 
     def share(self, number: int, count: int) -> Plan:
-        """Return the cells of some of the layers.
+        """Return one of `count` parts of the sweep, which have about as many layers each.
 
         Args:
-            number: The first layer, from 1.
-            count: Every `count`-th one follows.
+            number: The number of the part, from 1. It has the layers `number`,
+                `number + count`, and so on.
+            count: The number of parts.
         """
-        mine = {source.key for source in self.sources[number - 1 :: count]}
-        kept = tuple(cell for cell in self.cells if cell.source.key in mine)
-        return dataclasses.replace(self, cells=kept)
+        keys = {source.key for source in self.sources[number - 1 :: count]}
+        cells = tuple(cell for cell in self.cells if cell.source.key in keys)
+        return dataclasses.replace(self, cells=cells)
 
 
 def read_plan(path: Path, *, allow_modules: bool = False) -> Plan:
     """Read the plan of a sweep.
 
     Args:
-        path: The TOML file; paths in it are relative to its folder.
-        allow_modules: Whether it may name Python files, which workers run.
+        path: The TOML file. Paths in it are relative to its folder.
+        allow_modules: Whether the file may name Python files, whose code the workers run.
 
     Raises:
-        UsageError: If it cannot be read, or names something that is not there.
+        UsageError: If the file cannot be read, names something unknown, or has no cells or more
+            than `MOST_CELLS`.
     """
     try:
         file = msgspec.convert(tomllib.loads(read_text(path)), _File)
@@ -174,16 +176,16 @@ def read_plan(path: Path, *, allow_modules: bool = False) -> Plan:
 def _plan(path: Path, file: _File) -> Plan:
     dialects = check_dialects(file.dialects, ALL)
     dialects = DIALECTS if ALL in dialects else dialects
-    runtimes = {name: _dialects_of(name) for name in file.runtimes}
+    runtimes = {name: tuple(runtime(name).dialects) for name in file.runtimes}
     cards = architectures_named(file.architectures) if file.architectures else ()
     runtimes |= {f"{DRY_RUN}{card.name}": GRAPHS_OF_DRY_RUNS for card in cards}
     _check_excludes(path, file.exclude)
     cells = []
     for source in _sources(path, file):
-        for name, known in runtimes.items():
+        for name, supported in runtimes.items():
             for dialect in dialects:
                 cell = Cell(source, dialect, name)
-                if dialect in known and not any(_matches(rule, cell) for rule in file.exclude):
+                if dialect in supported and not any(_matches(rule, cell) for rule in file.exclude):
                     cells.append(cell)
                 if len(cells) > MOST_CELLS:
                     raise UsageError(f"{path} has more than {MOST_CELLS} cells; split it")
@@ -192,17 +194,13 @@ def _plan(path: Path, file: _File) -> Plan:
     return Plan(file.name or path.stem, file.seed, dialects, tuple(cells))
 
 
-def _dialects_of(name: str) -> tuple[str, ...]:
-    return tuple(runtime(name).dialects)
-
-
 def _sources(path: Path, file: _File) -> Iterator[Source]:
-    """Yield each layer once, as long as some rule does not exclude it whatever runs it."""
+    """Yield each layer once, without those that a rule excludes for all runtimes and dialects."""
     seen = set()
     for source in itertools.chain(
         _specs(path, file),
-        (Source(BUNDLE, str(path.parent / each)) for each in file.bundle),
-        (Source(MODULE, str(path.parent / each)) for each in file.module),
+        (Source(BUNDLE, str(path.parent / bundle)) for bundle in file.bundle),
+        (Source(MODULE, str(path.parent / module)) for module in file.module),
     ):
         if source.key not in seen:
             seen.add(source.key)
@@ -210,24 +208,24 @@ def _sources(path: Path, file: _File) -> Iterator[Source]:
 
 
 def _specs(path: Path, file: _File) -> Iterator[Source]:
-    known = {*TYPES}
+    """Yield a layer for each combination of the values of each table `[[spec]]`."""
     for table in file.spec:
         fields = {**file.base, **({"dtype": file.dtypes} if file.dtypes else {}), **table}
-        unknown = [name for name in fields if name not in known]
+        unknown = [name for name in fields if name not in TYPES]
         if unknown:
             raise UsageError(f"{path}: a spec has no field {unknown[0][:60]!r}")
         count = math.prod(len(_values(name, value)) for name, value in fields.items())
         if count > MOST_CELLS:
             raise UsageError(f"{path} has more than {MOST_CELLS} cells; split it")
         for values in itertools.product(*(_values(name, v) for name, v in fields.items())):
-            plain = dict(zip(fields, values, strict=True))
-            if any(_excludes(rule, plain) for rule in file.exclude):
+            spec = dict(zip(fields, values, strict=True))
+            if any(_excludes(rule, spec) for rule in file.exclude):
                 continue
-            yield Source(SPEC, AttentionSpec.from_dict(plain).to_dict())
+            yield Source(SPEC, AttentionSpec.from_dict(spec).to_dict())
 
 
 def _values(name: str, value: Any) -> list[Any]:
-    """Return the values that a field takes in turn: a list stands for each of its items."""
+    """Return the values of a field: the items of a list, unless the field itself is a list."""
     if not isinstance(value, list):
         return [value]
     if TYPES[name] == NUMBERS and not any(isinstance(item, list) for item in value):
@@ -247,11 +245,14 @@ def _check_excludes(path: Path, rules: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _excludes(rule: Mapping[str, Any], fields: Mapping[str, Any]) -> bool:
-    """Return whether a rule on fields alone excludes a spec, before it is checked."""
-    return all(name in fields and _is(fields[name], wanted) for name, wanted in rule.items())
+    """Return whether all conditions of a rule are met. One on a name not in `fields` is not."""
+    return all(
+        name in fields and _meets(fields[name], condition) for name, condition in rule.items()
+    )
 
 
 def _matches(rule: Mapping[str, Any], cell: Cell) -> bool:
+    """Return whether a rule excludes a cell, by its runtime, dialect, kind and fields."""
     facts: dict[str, Any] = {
         "runtime": cell.runtime, "dialect": cell.dialect, "kind": cell.source.kind,
     }  # fmt: skip
@@ -260,5 +261,5 @@ def _matches(rule: Mapping[str, Any], cell: Cell) -> bool:
     return _excludes(rule, facts)
 
 
-def _is(value: Any, wanted: Any) -> bool:
-    return value in wanted if isinstance(wanted, list) else bool(value == wanted)
+def _meets(value: Any, condition: Any) -> bool:
+    return value in condition if isinstance(condition, list) else bool(value == condition)

@@ -1,4 +1,4 @@
-"""Tasks that workers of a sweep run: functions of plain data that return plain data."""
+"""Tasks that workers of a sweep run. Their arguments and results are plain, serialisable data."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from attn_export.sweep.sweep_plan import BUNDLE, DRY_RUN, SPEC
 from attn_export.temp_folders import scratch
 
 LONGEST: Final = 600
-"""The number of characters of a cause."""
+"""Largest number of characters of a cause."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A bundle that travels to workers.
+    """A bundle as one value that can be sent to workers.
 
     Attributes:
-        digest: The SHA-256 of its manifest, which holds those of all other files.
-        archive: A zip of its files; empty where it was not built.
-        refused: Why it was not built; "" where it was.
-        seconds: The time of the build.
+        digest: The SHA-256 of its manifest, which holds the digests of all other files.
+        archive: A zip archive of its files; empty if it was not built.
+        refused: The reason that it was not built, or "".
+        seconds: The time of the build in seconds.
     """
 
     digest: str
@@ -44,15 +44,16 @@ class Packed:
 
 
 Outcome = dict[str, Any]
-"""Fields of a `Row` that a task finds out, by name."""
+"""Fields of a `Row` that a task determines, by name."""
 
 
 def build_packed(
     kind: str, content: Mapping[str, Any] | str, dialects: Sequence[str], seed: int
 ) -> Packed:
-    """Build the bundle of a layer, or read one that is there.
+    """Build the bundle of a layer, or read an existing bundle, and pack it.
 
-    A refusal is a result. What is wrong with the machine is raised, so that another one tries.
+    The refusal of a layer is a result. A failure of the machine raises an error, so that the
+    scheduler tries another worker.
 
     Args:
         kind: `SPEC`, `BUNDLE` or ``"module"``.
@@ -61,7 +62,7 @@ def build_packed(
         seed: The seed of its weights.
 
     Raises:
-        OSError: If this machine has no space for it, or otherwise fails.
+        OSError: If files cannot be written, for instance because the disk is full.
     """
     started = time.monotonic()
     try:
@@ -69,7 +70,7 @@ def build_packed(
             return pack(Path(str(content)))
         with scratch() as folder:
             return dataclasses.replace(
-                pack(_built(kind, content, dialects, seed, folder / "bundle")),
+                pack(_build(kind, content, dialects, seed, folder / "bundle")),
                 seconds=time.monotonic() - started,
             )
     except OutputError as error:
@@ -78,27 +79,27 @@ def build_packed(
         return Packed("", b"", one_line(error)[:LONGEST] or type(error).__name__)
 
 
-def _built(
-    kind: str, content: Mapping[str, Any] | str, dialects: Sequence[str], seed: int, place: Path
+def _build(
+    kind: str, content: Mapping[str, Any] | str, dialects: Sequence[str], seed: int, output: Path
 ) -> Path:
-    """Build a bundle; return its folder, which has another name where numbers are wrong."""
+    """Build a bundle; return its folder, which ends in ``.failed`` if a verdict did not pass."""
     from attn_export.jobs.build import build
     from attn_export.user_module import load_subject
 
     if kind == SPEC:
         assert not isinstance(content, str)
         report = build(
-            AttentionSpec.from_dict(content), place, dialects=dialects, runtimes=["ort-cpu"],
+            AttentionSpec.from_dict(content), output, dialects=dialects, runtimes=["ort-cpu"],
             seed=seed,
         )  # fmt: skip
     else:
         subject = load_subject(str(content))
-        report = build(subject, place, dialects=dialects, runtimes=["ort-cpu"], seed=seed)
-    return place if report.passed else place.with_name(f"{place.name}.failed")
+        report = build(subject, output, dialects=dialects, runtimes=["ort-cpu"], seed=seed)
+    return output if report.passed else output.with_name(f"{output.name}.failed")
 
 
 def pack(folder: Path) -> Packed:
-    """Return a bundle as one archive, after its files were compared with their digests.
+    """Compare the files of a bundle with their digests, and pack them.
 
     Raises:
         BundleError: If a file is missing or was changed.
@@ -111,19 +112,19 @@ def pack(folder: Path) -> Packed:
     return Packed(_digest(folder), stream.getvalue())
 
 
-def unpacked(packed: Packed, home: Path) -> Path:
-    """Return the folder of a bundle below `home`, where it is unpacked once and checked.
+def unpack(packed: Packed, home: Path) -> Path:
+    """Unpack a bundle below `home` and check it, unless it is there already; return its folder.
 
     Args:
         packed: The bundle.
-        home: The worker's folder of bundles, by digest.
+        home: The worker's folder of bundles, which are named by their digests.
 
     Raises:
-        BundleError: If what arrived is not what was sent.
+        BundleError: If the archive is broken or does not match the digest.
     """
-    place = home / packed.digest
-    if place.is_dir():
-        return place
+    folder = home / packed.digest
+    if folder.is_dir():
+        return folder
     part = home / f"{packed.digest}.{os.getpid()}.part"
     shutil.rmtree(part, ignore_errors=True)
     try:
@@ -136,12 +137,12 @@ def unpacked(packed: Packed, home: Path) -> Path:
         if _digest(part) != packed.digest:
             raise BundleError(f"the bundle {packed.digest[:12]} arrived changed; run it again")
         read_bundle(part)
-        part.rename(place)
+        part.rename(folder)
     except zipfile.BadZipFile as error:
         raise BundleError(f"the bundle {packed.digest[:12]} arrived broken: {error}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return place
+    return folder
 
 
 def _digest(folder: Path) -> str:
@@ -149,15 +150,15 @@ def _digest(folder: Path) -> str:
 
 
 def run_packed(packed: Packed, runtime: str, dialects: Sequence[str]) -> dict[str, Outcome]:
-    """Run the graphs of a bundle in one runtime; return what came of each dialect.
+    """Run the graphs of a bundle in one runtime; return the outcome of each dialect.
 
     Args:
         packed: The bundle.
         runtime: The runtime, or a dry run.
-        dialects: The dialects that are wanted.
+        dialects: The dialects to run.
 
     Raises:
-        OSError: If this machine has no space for it, or otherwise fails.
+        OSError: If files cannot be written, for instance because the disk is full.
     """
     if packed.refused:
         refused = {"verdict": "refused", "cause": f"not built: {packed.refused}"}
@@ -165,45 +166,45 @@ def run_packed(packed: Packed, runtime: str, dialects: Sequence[str]) -> dict[st
     started = time.monotonic()
     home = _home()
     home.mkdir(parents=True, exist_ok=True)
-    folder = unpacked(packed, home)
-    has = {file.dialect for file in graph_files(read_manifest(folder))}
-    wanted = [dialect for dialect in dialects if dialect in has]
+    folder = unpack(packed, home)
+    available = {file.dialect for file in graph_files(read_manifest(folder))}
+    present = [dialect for dialect in dialects if dialect in available]
     absent = {"verdict": "refused", "cause": "the bundle has no graph in this dialect"}
-    found: dict[str, Outcome] = {name: absent for name in dialects if name not in has}
+    outcomes: dict[str, Outcome] = {name: absent for name in dialects if name not in available}
     try:
-        if wanted and runtime.startswith(DRY_RUN):
-            found |= _seen(folder, runtime.removeprefix(DRY_RUN), wanted)
-        elif wanted:
-            found |= verified(folder, runtime, wanted)
+        if present and runtime.startswith(DRY_RUN):
+            outcomes |= _run_dry(folder, runtime.removeprefix(DRY_RUN), present)
+        elif present:
+            outcomes |= verify_dialects(folder, runtime, present)
     except OutputError as error:
         raise OSError(one_line(error)) from error
     except AttnExportError as error:
         failed = {"verdict": "error", "cause": one_line(error)[:LONGEST]}
-        found |= dict.fromkeys(wanted, failed)
-    each = (time.monotonic() - started + packed.seconds) / len(dialects)
-    return {name: {**found[name], "seconds": round(each, 3)} for name in dialects}
+        outcomes |= dict.fromkeys(present, failed)
+    seconds = (time.monotonic() - started + packed.seconds) / len(dialects)
+    return {name: {**outcomes[name], "seconds": round(seconds, 3)} for name in dialects}
 
 
 def _home() -> Path:
-    """Return the folder of bundles of this worker, which goes with it."""
+    """Return this worker's folder of bundles, which Dask removes when the worker ends."""
     from distributed import get_worker
 
     try:
         return Path(get_worker().local_directory) / "bundles"
-    except ValueError as error:  # no worker runs this
+    except ValueError as error:  # this process is not a worker
         raise AttnExportError("a task of a sweep runs in a worker of a sweep only") from error
 
 
 # -- verdicts -----------------------------------------------------------------------------------
 
 
-def verified(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, Outcome]:
-    """Verify a bundle in one runtime; return what came of each dialect.
+def verify_dialects(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, Outcome]:
+    """Verify a bundle in one runtime; return the outcome of each dialect.
 
     Args:
-        folder: The bundle.
+        folder: The folder of the bundle.
         runtime: The runtime.
-        dialects: The dialects that are wanted, of those that the bundle has.
+        dialects: Dialects of which the bundle has graphs.
     """
     from attn_export.jobs.explain_failures import explain_failures
     from attn_export.jobs.verify import verify
@@ -217,15 +218,22 @@ def verified(folder: Path, runtime: str, dialects: Sequence[str]) -> dict[str, O
 
 
 def _outcome(report: Report, graphs: set[str], folder: Path) -> Outcome:
-    """Return what came of the graphs of one dialect, without the path of the bundle."""
+    """Return the outcome of the graphs of one dialect.
+
+    Args:
+        report: The report on the bundle, with explanations.
+        graphs: The names of the graphs.
+        folder: The folder of the bundle, whose path is removed from causes.
+    """
     runs = [run for run in report.runs if run.graph in graphs]
     verdicts = [verdict for verdict in report.verdicts if verdict.graph in graphs]
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
     figures = [v.worst for v in verdicts if v.worst is not None and math.isfinite(v.worst)]
     verdict, cause = _verdict(runs, verdicts)
-    ours = (text for text in report.explanations if any(f", {name}: " in text for name in graphs))
     if wrong:
-        cause = next(ours, cause)
+        names = [f", {name}: " for name in graphs]
+        explanations = (text for text in report.explanations if any(name in text for name in names))
+        cause = next(explanations, cause)
     return {
         "verdict": verdict, "cause": cause.replace(f"{folder}{os.sep}", "")[:LONGEST],
         "version": next((str(run.facts["version"]) for run in runs if "version" in run.facts), ""),
@@ -237,9 +245,10 @@ def _outcome(report: Report, graphs: set[str], folder: Path) -> Outcome:
 
 
 def _verdict(runs: Sequence[RuntimeRun], verdicts: Sequence[Verdict]) -> tuple[str, str]:
-    """Return the verdict and its reason: wrong numbers, else how a run ended, else passed.
+    """Return the verdict of a cell and its cause.
 
-    A runtime that loads a graph and then refuses every case refuses the graph.
+    Wrong numbers come first, then a run that ended early, then errors of single cases. If all
+    cases of a loaded graph end in an error, the verdict is that the runtime refuses the graph.
     """
     wrong = [verdict for verdict in verdicts if verdict.status != "passed"]
     failed = next((verdict for verdict in wrong if verdict.status == "failed"), None)
@@ -256,29 +265,29 @@ def _verdict(runs: Sequence[RuntimeRun], verdicts: Sequence[Verdict]) -> tuple[s
 
 
 def _smallest(wrong: Sequence[Verdict]) -> str:
-    """Return the case with the smallest sizes in its name: ``shape_B1_P0_L1``."""
+    """Return the case with the smallest sizes, which are in its name: ``shape_B1_P0_L1``."""
     names = {verdict.case for verdict in wrong}
     sizes = {name: [int(n) for n in re.findall(r"_[A-Z](\d+)", name)] for name in names}
     return min(names, key=lambda name: (math.prod(n + 1 for n in sizes[name]), name), default="")
 
 
-def _seen(folder: Path, architecture: str, dialects: Sequence[str]) -> dict[str, Outcome]:
-    """Return the kernels of a dry run: it has no verdict."""
+def _run_dry(folder: Path, architecture: str, dialects: Sequence[str]) -> dict[str, Outcome]:
+    """Run graphs over stand-ins for CUDA; return the kernels seen, by dialect, as causes."""
     from attn_export.jobs.dry_run import dry_run
     from attn_export.report.dry_run_report import attention_of
 
     observed = dry_run(folder, architectures=[architecture], dialects=dialects)
     graphs = {file.name: file.dialect for file in graph_files(read_manifest(folder))}
-    found: dict[str, list[str]] = {name: [] for name in dialects}
-    for one in observed:
-        lines = found[graphs[one.graph]]
-        if one.refused:
-            lines.append(f"{one.graph}: refused: {one.refused}")
-        lines += [
-            f"{one.graph}, {step.name}: {attention_of(one, step)}; {step.launches} launches"
-            for step in one.steps
+    lines: dict[str, list[str]] = {name: [] for name in dialects}
+    for run in observed:
+        of_dialect = lines[graphs[run.graph]]
+        if run.refused:
+            of_dialect.append(f"{run.graph}: refused: {run.refused}")
+        of_dialect += [
+            f"{run.graph}, {step.name}: {attention_of(run, step)}; {step.launches} launches"
+            for step in run.steps
         ]
     return {
-        name: {"verdict": "seen", "cause": "; ".join(lines)[:LONGEST]}
-        for name, lines in found.items()
+        name: {"verdict": "seen", "cause": "; ".join(texts)[:LONGEST]}
+        for name, texts in lines.items()
     }

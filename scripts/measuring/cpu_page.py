@@ -1,4 +1,4 @@
-"""Worst errors of models on emulated processors as one table, in markdown, and their file."""
+"""Table of the worst errors of models on emulated processors, as markdown, and its JSON file."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def cells_of(report: Report, host: str) -> Cells:
         report: The report.
         host: The processor of the machine that it was made on.
     """
-    found: Cells = {}
+    cells: Cells = {}
     for (runtime, _), cell in matrix(report).cells.items():
         cases = {verdict.case for verdict in report.verdicts if verdict.runtime == runtime}
         figures = {"worst": None if cell.worst is None else finite(cell.worst), "cases": len(cases)}
-        found[runtime] = dataclasses.asdict(cell) | figures | {"host": host}
-    return found
+        cells[runtime] = dataclasses.asdict(cell) | figures | {"host": host}
+    return cells
 
 
 def read_cells(path: Path, versions: Mapping[str, str]) -> dict[str, Cells]:
-    """Return the cells of a file by model; none where other versions made them.
+    """Return the cells of a file by model, or {} if it is missing or of other versions.
 
     Args:
-        path: The file; it may be missing.
-        versions: Those of the packages in use.
+        path: The file.
+        versions: The versions of the packages in use.
     """
-    held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    if held.get("versions") != dict(versions):
+    content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if content.get("versions") != dict(versions):
         return {}
-    models: dict[str, Cells] = held["models"]
+    models: dict[str, Cells] = content["models"]
     return models
 
 
@@ -52,7 +52,7 @@ def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str, ma
         models: Cells by model.
         left_out: Models that were not run.
         when: The date.
-        made_on: The last machine and the versions, in words.
+        made_on: Description of the last machine and the versions.
     """
     runtimes = list(dict.fromkeys(name for cells in models.values() for name in cells))
     reasons = [
@@ -88,12 +88,12 @@ def cpu_page(models: Mapping[str, Cells], left_out: Iterable[str], when: str, ma
 
 
 def _hosts(models: Mapping[str, Cells]) -> dict[str, list[str]]:
-    """Return the models that were run on each host, in whole or in part."""
-    found: dict[str, list[str]] = {}
+    """Return the models of which at least one cell was run on each host."""
+    hosts: dict[str, list[str]] = {}
     for model in sorted(models):
         for host in sorted({cell["host"] for cell in models[model].values()}):
-            found.setdefault(host, []).append(model)
-    return found
+            hosts.setdefault(host, []).append(model)
+    return hosts
 
 
 def _row(model: str, cells: Cells, runtimes: Iterable[str]) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Layers of models in few bits with a cache in place: their graphs, and kernels in dry runs."""
+"""Layers of models in 16 bits with a cache in place: their graphs, and kernels in dry runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODELS = (
     "mha", "gqa", "mqa", "llama-3-8b", "qwen3-0.6b", "mistral-7b", "falcon-7b", "gemma-3-1b",
 )  # fmt: skip
 IN_BFLOAT16 = ("gqa bfloat16", "llama-3-8b bfloat16")
-"""Models in bfloat16; others are in float16."""
+"""Models in bfloat16. Those in `MODELS` are in float16."""
 
 STEP = 1, 1, 1023
 """B, L and P of the decode step."""
@@ -34,7 +34,7 @@ def spec_of(name: str) -> AttentionSpec:
     """Return the spec of a model with a cache in place and no mask.
 
     Args:
-        name: The model, and its type where that is not float16.
+        name: The name of the model, with its dtype if that is not float16.
     """
     model, _, dtype = name.partition(" ")
     path, dtype = ROOT / "models" / f"{model}.toml", dtype or "float16"
@@ -42,7 +42,7 @@ def spec_of(name: str) -> AttentionSpec:
 
 
 def graphs_of(subject: Subject, folder: Path) -> dict[str, Lowered]:
-    """Write the graphs of a layer, and return them: `STANDARD`, and those of `CUDA` by phase.
+    """Write the graphs of a layer; return that of `STANDARD`, and those of `CUDA` by phase.
 
     Args:
         subject: The layer.
@@ -59,7 +59,7 @@ def graphs_of(subject: Subject, folder: Path) -> dict[str, Lowered]:
 def kernels_of(step: Step) -> list[str]:
     """Return the kernels of ONNX Runtime that a step launches, in order.
 
-    Calls of cuBLAS are left out: a dry run does not see the kernels in them.
+    Calls of cuBLAS are omitted, because a dry run does not see the kernels that they launch.
     """
     return [event.name for event in step.events if event.kind == "launch"]
 

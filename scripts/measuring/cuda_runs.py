@@ -1,4 +1,4 @@
-"""Layers on a GPU: sessions with everything bound, PyTorch beside them, kernels and times."""
+"""Runs of layers on a GPU, in ONNX Runtime and in PyTorch, with their kernels and times."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from attn_export.tensorfile import is_floating, numpy_dtype
 OF_LIBRARIES = re.compile(
     r"Mem(cpy|set)|gemm|gemv|nvjet|split[kK]|cublas|xmma|^Kernel2?$|dot_kernel|reduce_1Block"
 )
-"""Names of copies, and of kernels that cuBLAS launches; templates are left out of them."""
+"""Names of copies and of kernels that cuBLAS launches, without template arguments."""
 
 Run = Callable[[], object]
 
 
 class BoundLayer:
-    """A graph in the CUDA provider, with all inputs and outputs in buffers of the device.
+    """A graph in the CUDA provider, with all inputs and outputs bound to buffers on the device.
 
     Args:
         folder: The folder of the graph.
-        graph: The description of the graph: outputs that lie in the buffer of an input.
+        graph: The graph's file name, and its outputs that share the buffer of an input.
         sizes: B, L and P.
-        captured: Whether ONNX Runtime records its first run as a CUDA graph, and replays it.
+        captured: Whether ONNX Runtime records the first run as a CUDA graph and replays it later.
     """
 
     def __init__(
@@ -52,34 +52,34 @@ class BoundLayer:
         step = Sizes("step", *sizes)
         arrays = inputs_of(self.session.get_inputs(), step, {})
         random = np.random.default_rng(0)
-        held = {}
+        buffers = {}
         for name, array in arrays.items():
             if is_floating(array.dtype):
                 array = random.standard_normal(array.shape, np.float32).astype(array.dtype)
-            held[name] = value_on(array, "cuda")
-            self.binding.bind_ortvalue_input(name, held[name])
-        for end in self.session.get_outputs():
-            if end.name in graph.bound:
-                buffer = held[graph.bound[end.name]]
+            buffers[name] = value_on(array, "cuda")
+            self.binding.bind_ortvalue_input(name, buffers[name])
+        for arg in self.session.get_outputs():
+            if arg.name in graph.bound:
+                buffer = buffers[graph.bound[arg.name]]
             else:
-                shape = [n if isinstance(n, int) else step.of_axis(n) for n in end.shape]
-                dtype = numpy_dtype(end.type.removeprefix("tensor(").removesuffix(")"))
+                shape = [n if isinstance(n, int) else step.of_axis(n) for n in arg.shape]
+                dtype = numpy_dtype(arg.type.removeprefix("tensor(").removesuffix(")"))
                 buffer = value_on(np.zeros(shape, dtype), "cuda")
-            self.binding.bind_ortvalue_output(end.name, buffer)
-        self.buffers = held
+            self.binding.bind_ortvalue_output(arg.name, buffer)
+        self.buffers = buffers
 
     def run(self) -> None:
-        """Run once, and wait for the outputs."""
+        """Run once, and wait until the outputs are complete."""
         self.session.run_with_iobinding(self.binding)
         self.binding.synchronize_outputs()
 
 
 def torch_layer(spec: AttentionSpec, sizes: tuple[int, int, int], device: str) -> Run:
-    """Return a run of the layer in PyTorch: scaled_dot_product_attention, with a static cache.
+    """Return a function that runs the layer in PyTorch, by SDPA with a static cache.
 
     Args:
-        spec: The spec. A prefill, which has no past, runs without a cache.
-        sizes: B, L and P.
+        spec: The spec of the layer.
+        sizes: B, L and P. With P 0, the layer has no cache.
         device: The device.
     """
     batch, query_len, past_len = sizes
@@ -98,7 +98,7 @@ def torch_layer(spec: AttentionSpec, sizes: tuple[int, int, int], device: str) -
 
 
 def waited(run: Run) -> Run:
-    """Return a run that ends when the GPU is done."""
+    """Return a function that calls `run` and waits until the GPU has finished."""
 
     def run_and_wait() -> None:
         run()
@@ -108,7 +108,7 @@ def waited(run: Run) -> Run:
 
 
 def captured_by_torch(run: Run) -> Run:
-    """Return the replay of a run that PyTorch records as a CUDA graph; it does not wait."""
+    """Record a run as a CUDA graph of PyTorch; return its replay, which does not wait."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -130,19 +130,20 @@ def kernels_by_profiler(run: Run) -> list[str]:
 
     run()
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         run()
         torch.cuda.synchronize()
-    events = [each for each in seen.events() or () if str(each.device_type).endswith("CUDA")]
-    names = [readable(each.name) for each in sorted(events, key=lambda one: one.time_range.start)]
+    events = [event for event in profiler.events() or () if str(event.device_type).endswith("CUDA")]
+    events.sort(key=lambda event: event.time_range.start)
+    names = [readable(event.name) for event in events]
     return [name for name in names if not OF_LIBRARIES.search(name)]
 
 
 def kernels_by_record(record: Path) -> Callable[[Run], list[str]]:
-    """Return a function that gives the kernels of a run over the stand-in libraries.
+    """Return a function that returns the kernels of a run over the stand-in libraries.
 
     Args:
-        record: The file that the libraries write to.
+        record: The file to which the libraries write calls.
     """
 
     def kernels(run: Run) -> list[str]:
@@ -155,12 +156,12 @@ def kernels_by_record(record: Path) -> Callable[[Run], list[str]]:
 
 
 def times(contestants: Mapping[str, Run], rounds: int, runs: int) -> dict[str, float]:
-    """Return the median time of each contestant in ms, of interleaved rounds.
+    """Return the median time of each contestant in ms, over interleaved rounds.
 
     Args:
-        contestants: The runs by name; each ends when the device is done.
+        contestants: The runs by name, each of which must wait for the device.
         rounds: The number of rounds.
-        runs: The number of runs of a contestant in a round, after two that warm up.
+        runs: The number of runs of a contestant in a round, after two that are not counted.
     """
     measured: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
@@ -173,11 +174,11 @@ def times(contestants: Mapping[str, Run], rounds: int, runs: int) -> dict[str, f
     return {name: statistics.median(values) for name, values in measured.items()}
 
 
-def best_of(found: Mapping[str, float], names: Sequence[str]) -> float | None:
-    """Return the smallest time of those contestants that there are."""
-    return min((found[name] for name in names if name in found), default=None)
+def best_of(medians: Mapping[str, float], names: Sequence[str]) -> float | None:
+    """Return the smallest time of the named contestants, or None if none was measured."""
+    return min((medians[name] for name in names if name in medians), default=None)
 
 
 def described(error: Exception) -> dict[str, Any]:
-    """Return an error as an entry of the results."""
+    """Return the entry of the results for an error."""
     return {"error": f"{type(error).__name__}: {str(error)[:300]}"}

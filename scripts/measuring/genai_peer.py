@@ -1,7 +1,7 @@
-"""The attention of a layer as onnxruntime-genai's model builder writes it for CPUs.
+"""Attention graph of a layer from the model builder of onnxruntime-genai, for CPUs.
 
-int4 weights in blocks of 32 whose products round their inputs to 8 bits, q, k and v as one product,
-GroupQueryAttention with its rotary, a cache of float32.
+It has int4 weights in blocks of 32, products that round their inputs to 8 bits, one product for q,
+k and v, GroupQueryAttention with rotary, and a cache of float32.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ HIDDEN, OUTPUT = "hidden", "output"
 LAYER = "/model/layers.0"
 PAST, PRESENT = "past_key_values.0", "present.0"
 SMALL = 128
-"""The width of the MLP and the number of words of the checkpoint, which are not measured."""
+"""Width of the MLP and size of the vocabulary of the checkpoint, neither of which is measured."""
 
 
 def genai(
     layer: Mapping[str, Any], sizes: Mapping[str, int], folder: Path, work: Cost
 ) -> Candidate:
-    """Return the candidate; without the package it says why it cannot run.
+    """Return the candidate. Without the package it has a reason not to run.
 
     Args:
         layer: The fields of the layer's spec.
         sizes: The sizes of the axes.
-        folder: A folder for the checkpoint and the graph, which holds them already where they
-            were asked for before.
+        folder: A folder for the checkpoint and the graph, which are used again if they are there.
         work: The work of one run.
     """
     if importlib.util.find_spec(PACKAGE) is None:
@@ -63,7 +62,7 @@ def genai(
 
 
 def _graph(layer: Mapping[str, Any], folder: Path) -> Path:
-    """Return the file of the layer's attention; it is written if it is missing."""
+    """Return the graph file of the layer's attention, which is written if it is missing."""
     file = folder / "attention.onnx"
     if file.exists():
         return file
@@ -88,7 +87,7 @@ def _graph(layer: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _write_checkpoint(layer: Mapping[str, Any], folder: Path) -> None:
-    """Write one layer of Llama's shape with random weights, and a tokenizer of four words."""
+    """Write a Llama checkpoint of one layer with random weights, and a tokenizer of four words."""
     config = LlamaConfig(
         hidden_size=layer["embed_dim"], num_attention_heads=layer["num_heads"],
         num_key_value_heads=layer["num_kv_heads"], intermediate_size=SMALL, vocab_size=SMALL,
@@ -104,7 +103,7 @@ def _write_checkpoint(layer: Mapping[str, Any], folder: Path) -> None:
 
 
 def _keep_attention(model: ir.Model) -> None:
-    """Cut a graph down to what lies between the first norm and the output projection, in place."""
+    """Remove all nodes before the first norm's output and after the output projection, in place."""
     graph = model.graph
     values = {str(value.name): value for node in graph for value in node.outputs}
     normed = values[f"{LAYER}/input_layernorm/output_0"]

@@ -17,11 +17,12 @@ OURS = "ours"
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """Target of a benchmark.
+    """Goal of a benchmark.
 
     Attributes:
-        against: The peer; ``"best peer"``, ``"sgemm roof"``, or ``"memory growth"``.
-        limit: Of the ratio of medians, at most; of the roof, at least; of memory, MiB at most.
+        against: The name of a peer, ``"best peer"``, `ROOF` or `MEMORY`.
+        limit: With a peer, the largest ratio of medians; with `ROOF`, the smallest fraction of the
+            roofline; with `MEMORY`, the largest growth in MiB.
     """
 
     against: str
@@ -61,7 +62,7 @@ class Goal:
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """One contest and its goals. Those of the whole layer are shown beside those of the core."""
+    """A contest and its goals."""
 
     name: str
     dims: Dims
@@ -69,19 +70,17 @@ class Phase:
 
     @property
     def of_layer(self) -> bool:
-        """Return whether the phase includes projections."""
+        """True if the phase is of a whole layer, with projections."""
         return bool(self.dims.embed_dim)
 
 
 def phases() -> list[Phase]:
-    """Return all phases: each for attention alone, then for the whole layer."""
-    cores = [*_decode(), *_prefill(), *_short()]
-    found = []
-    for core in cores:
-        found.append(core)
+    """Return all phases, each first for attention without projections, then for the layer."""
+    all_phases = []
+    for core in (*_decode(), *_prefill(), *_short()):
         layer = dataclasses.replace(core.dims, embed_dim=EMBED_DIM)
-        found.append(Phase(f"{core.name}, layer", layer, core.goals))
-    return found
+        all_phases += [core, Phase(f"{core.name}, layer", layer, core.goals)]
+    return all_phases
 
 
 def _decode() -> list[Phase]:
@@ -93,11 +92,11 @@ def _decode() -> list[Phase]:
     )
     return [
         Phase(
-            f"decode {kind}, B 8, S {S}",
+            f"decode {variant}, B 8, S {S}",
             _dims(batch=8, query_len=1, key_len=S, num_kv_heads=Hkv, causal=True),
             (Goal(STATIC, static), Goal(BARE, bare)),
         )
-        for kind, Hkv, S, static, bare in rows
+        for variant, Hkv, S, static, bare in rows
     ]
 
 
@@ -108,12 +107,14 @@ def _prefill() -> list[Phase]:
         (True, 2048, 1.03, None),
         (True, 8192, 1.03, 320),
     )
-    found = []
+    prefills = []
     for causal, L, ratio, memory in rows:
         goals = (Goal("best peer", ratio), *((Goal(MEMORY, memory),) if memory else ()))
-        kind = "causal" if causal else "full"
-        found.append(Phase(f"prefill {kind}, L {L}", _dims(query_len=L, causal=causal), goals))
-    return found
+        variant = "causal" if causal else "full"
+        prefills.append(
+            Phase(f"prefill {variant}, L {L}", _dims(query_len=L, causal=causal), goals)
+        )
+    return prefills
 
 
 def _short() -> list[Phase]:

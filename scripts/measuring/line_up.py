@@ -1,4 +1,4 @@
-"""Candidates of a phase of `scripts/bench_peers`: ours, the peers, the rooflines."""
+"""Candidates of a phase of `scripts/bench_peers`: our graph, the peers and the rooflines."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from attn_export.graph.save import save_graph
 from attn_export.results import GraphFile
 from measuring.goals import OURS, ROOF, Phase
 
-# -- our own graph in the forms that a dialect has for it ---------------------------------------
+# -- our graph in a dialect ---------------------------------------------------------------------
 
 
 def lowered_forms(
     canonical: Path, dialect: str, folder: Path, choice: Form = KERNELS
 ) -> dict[str, GraphFile]:
-    """Write a canonical graph in a dialect.
+    """Lower a canonical graph to a dialect, and write the results.
 
     Args:
-        canonical: The graph.
+        canonical: The file of the canonical graph.
         dialect: One of `DIALECTS`.
-        folder: Where to write.
-        choice: The choice where several forms are possible.
+        folder: The folder to write to.
+        choice: The form of the attention nodes.
 
     Returns:
-        By ``""`` the form for any length, and by ``"decode"`` that for one new token, where the
-        dialect has one.
+        The graphs by phase: ``""`` for any length and, if the dialect has it, ``"decode"`` for one
+        new token.
 
     Raises:
         GraphError: If the dialect cannot express the graph.
@@ -49,17 +49,17 @@ def lowered_forms(
 
 
 def form_for(forms: Mapping[str, GraphFile], sizes: Mapping[str, int]) -> GraphFile:
-    """Return the form for these sizes; a specialised form takes precedence.
+    """Return the graph for these sizes, preferably that for one new token.
 
     Args:
-        forms: The lowered graphs.
+        forms: The lowered graphs by phase.
         sizes: Sizes of the axes, by name.
     """
     special = forms.get(DECODE)
     return special if special is not None and special.takes(sizes) else forms[""]
 
 
-# -- candidates of a phase of `scripts/bench_peers`: ours, the peers, the rooflines -------------
+# -- candidates ---------------------------------------------------------------------------------
 
 
 DIALECT = "ort"
@@ -70,8 +70,8 @@ def line_up(phase: Phase, folder: Path, choice: Form = KERNELS) -> list[Candidat
 
     Args:
         phase: The phase to measure.
-        folder: For graphs; what is there already is used again.
-        choice: The form of our own graph.
+        folder: The folder for graphs. Those that are there already are used again.
+        choice: The form of the attention nodes in our graph.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dims = phase.dims
@@ -100,7 +100,7 @@ def _lowered(dims: Dims, folder: Path, choice: Form) -> Candidate:
 
 
 def layer_spec(dims: Dims) -> dict[str, Any]:
-    """Return the spec of a whole layer, without biases."""
+    """Return the fields of the spec of a whole layer, without biases."""
     return {
         "embed_dim": dims.embed_dim, "num_heads": dims.num_heads,
         "num_kv_heads": dims.num_kv_heads, "head_dim": dims.head_dim, "bias": "none",
@@ -120,7 +120,7 @@ def _exported(dims: Dims, folder: Path) -> list[Candidate]:
     alone = dims.score_bytes >= ALONE_FROM
     job = {"what": "bare", "dims": dims.to_json()}
     bare = bare_options(folder / "bare.onnx", dims.inputs(in_place=False), dims.outputs(), job)
-    found = [
+    candidates = [
         Candidate(BARE, "peer", "graph", bare, dims.work, alone=alone, reason=missing("torch"))
     ]
     if not dims.past_len:
@@ -128,8 +128,8 @@ def _exported(dims: Dims, folder: Path) -> list[Candidate]:
         openvino = Candidate(
             "OpenVINO f32", "peer", "openvino", bare, dims.work, alone=alone, reason=reason
         )
-        found.append(openvino)
-    return found
+        candidates.append(openvino)
+    return candidates
 
 
 def _rooflines(phase: Phase, folder: Path) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""The tables of `scripts/bench_low_precision`, from its figures as plain values."""
+"""Tables of `scripts/bench_low_precision` in markdown, from its figures as plain values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attn_export.report.tables import three_digits
 FLOAT, FLOAT16 = "float32", "float16"
 PEER_GOAL = 0.90
 BY = " in "
-"""Separator of the name of a candidate and that of the form of its graph."""
+"""Separator of a candidate's name and the form of its graph."""
 
 NAN = float("nan")
 
@@ -22,7 +22,13 @@ Contests = Mapping[str, Mapping[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One row of a table: its name, the names of its candidates, the goal for the best of them."""
+    """A row of a table.
+
+    Attributes:
+        name: The name of the row.
+        columns: The names of its candidates.
+        goal: The largest ratio of the best candidate with integers to float32.
+    """
 
     name: str
     columns: Sequence[str]
@@ -33,58 +39,58 @@ def beside_float(title: str, lines: Sequence[Line], contests: Contests) -> str:
     """Return the table of layers with integers beside float32.
 
     Args:
-        title: Its heading.
-        lines: Its rows, of the same columns.
+        title: The heading of the table.
+        lines: The rows, which must have the same columns.
         contests: The figures.
     """
     heads = ["", *lines[0].columns, "best of integers / float32", "goal", "met"]
-    found = [f"## {title}\n", *_head(heads)]
+    page = [f"## {title}\n", *_head(heads)]
     for line in lines:
         best = {column: _best(contests[line.name], column) for column in line.columns}
-        # The goals are about integers.
+        # Goals are for candidates with integers only.
         ours = [time for name, (time, _) in best.items() if name not in (FLOAT, FLOAT16)]
         ratio = min(ours) / best[FLOAT][0]
         cells = [f"{three_digits(time)}{form}" for time, form in best.values()]
-        found.append(_row(line.name, cells, ratio, line.goal))
-    return "\n".join([*found, ""])
+        page.append(_row(line.name, cells, ratio, line.goal))
+    return "\n".join([*page, ""])
 
 
 def beside_peers(
     names: Sequence[str], own: Collection[str], peers: Sequence[str], contests: Contests
 ) -> str:
-    """Return the table of the best of ours beside each peer.
+    """Return the table that compares our best candidate with each peer.
 
     Args:
-        names: Its rows; those without peers are left out.
-        own: The candidates of ours that do the same as the peers.
-        peers: The peers.
+        names: The names of the rows. Rows without peers are omitted.
+        own: The names of our candidates that do the same work as the peers.
+        peers: The names of the peers.
         contests: The figures.
     """
     heads = ["", "best of ours", *peers, "ours / best peer", "goal", "met"]
-    found = ["## Beside others\n", *_head(heads)]
+    page = ["## Beside others\n", *_head(heads)]
     failed: dict[str, None] = {}
     for name in names:
-        held = {each["name"]: each for each in contests[name]["candidates"]}
-        if not any(peer in held for peer in peers):
+        candidates = {entry["name"]: entry for entry in contests[name]["candidates"]}
+        if not any(peer in candidates for peer in peers):
             continue
         ours = min(_best(contests[name], column)[0] for column in own)
         theirs = [_best(contests[name], peer)[0] for peer in peers]
         ratio = ours / min(time for time in theirs if time == time)
-        found.append(_row(name, [three_digits(x) for x in (ours, *theirs)], ratio, PEER_GOAL))
+        page.append(_row(name, [three_digits(x) for x in (ours, *theirs)], ratio, PEER_GOAL))
         failed |= {
-            f"- {name}: {peer}: not run: {printable(held[peer]['reason'], 120)}": None
+            f"- {name}: {peer}: not run: {printable(candidates[peer]['reason'], 120)}": None
             for peer in peers
-            if peer in held and held[peer]["outcome"] != "ran"
+            if peer in candidates and candidates[peer]["outcome"] != "ran"
         }
-    return "\n".join([*found, "", *failed, ""]) if len(found) > 3 else ""
+    return "\n".join([*page, "", *failed, ""]) if len(page) > 3 else ""
 
 
 def _best(contest: Mapping[str, Any], column: str) -> tuple[float, str]:
-    """Return the least median of a candidate over the forms of its graph, and which one it is."""
+    """Return the least median of a candidate over the forms of its graph, and that form."""
     times = {
-        each["name"].partition(BY)[2]: each["median_ms"]
-        for each in contest["candidates"]
-        if each["name"].partition(BY)[0] == column and each["outcome"] == "ran"
+        entry["name"].partition(BY)[2]: entry["median_ms"]
+        for entry in contest["candidates"]
+        if entry["name"].partition(BY)[0] == column and entry["outcome"] == "ran"
     }
     form = min(times, key=lambda name: times[name], default="")
     return times.get(form, NAN), f" ({form})" if form else ""

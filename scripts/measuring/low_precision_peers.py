@@ -1,4 +1,4 @@
-"""Layers with integers by others, as candidates: torchao, OpenVINO and onnxruntime-genai."""
+"""Candidates of other libraries for layers with integers: torchao, OpenVINO, onnxruntime-genai."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ OPENVINO: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "OpenVINO int8": (PORTABLE, {"weights_dtype": "int8"}),
     "OpenVINO int4": (STANDARD, {"weights_dtype": "int4", "block_size": 128}),
 }
-"""The dialect, and fields of the spec. OpenVINO rounds the inputs of products by itself."""
+"""Dialect and fields of the spec for each. OpenVINO rounds the inputs of products by default."""
 
 NAMES = (*(f"torchao {name}" for name in TORCHAO), *OPENVINO, genai_peer.NAME)
 
 SLOW = "int4 weights"
 MANY_TOKENS = 64
-"""torchao's prototype of int4 takes 20 s for 512 tokens: from here on it is left out."""
+"""Largest number of tokens for torchao's prototype of int4, which takes 20 s for 512 tokens."""
 
 
 def peers(layer: Mapping[str, Any], sizes: Mapping[str, int], folder: Path) -> Iterator[Candidate]:
     """Yield the candidates for a layer.
 
     Args:
-        layer: The fields of its spec, in float32, with a cache in place.
+        layer: The fields of the layer's spec, in float32, with a cache in genai_folder.
         sizes: The sizes of the axes.
-        folder: A folder for graphs, which holds them already where they were asked for before.
+        folder: A folder for graphs, in which graphs of earlier calls are used again.
     """
     work = Cost(tokens=sizes["batch"] * sizes["query_len"])
     decodes = sizes["past_len"] > 0
@@ -55,13 +55,13 @@ def peers(layer: Mapping[str, Any], sizes: Mapping[str, int], folder: Path) -> I
             "inputs": {name: feed.to_json() for name, feed in inputs.items()},
         }
         yield Candidate(name, "peer", "openvino", options, work)
-    place = folder / "genai"
-    place.mkdir(exist_ok=True)
-    yield genai_peer.genai(layer, sizes, place, work)
+    genai_folder = folder / "genai"
+    genai_folder.mkdir(exist_ok=True)
+    yield genai_peer.genai(layer, sizes, genai_folder, work)
 
 
 def graph_of(spec: AttentionSpec, dialect: str, folder: Path) -> Path:
-    """Return the file of a layer's graph in a dialect; it is written if it is missing.
+    """Return the file of a layer's graph in a dialect, which is written if it is missing.
 
     Args:
         spec: The layer.

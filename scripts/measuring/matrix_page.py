@@ -1,4 +1,4 @@
-"""Many reports as one matrix, in markdown: runtime × form, over all models."""
+"""Matrix of runtimes and graphs over all models, as markdown and JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attn_export.runtimes.catalogue import CLASSES
 
 @dataclasses.dataclass
 class _Sum:
-    """One runtime with one form, over all models that have it."""
+    """Cells of one runtime and graph, by the name of the model."""
 
     cells: dict[str, Cell] = dataclasses.field(default_factory=dict)
 
@@ -30,15 +30,15 @@ class _Sum:
 
 
 def matrix_block(reports: Sequence[Report], when: str) -> str:
-    """Return the matrix alone: for each runtime and form the worst share of the allowed error.
+    """Return the matrix: the worst error over the error allowed, by runtime and graph.
 
     Args:
-        reports: One of each model.
+        reports: The report of each model.
         when: The date.
     """
     sums, forms, versions = _sums(reports)
-    listed = list(CLASSES)
-    runtimes = sorted({runtime for runtime, _ in sums}, key=listed.index)
+    order = list(CLASSES)
+    runtimes = sorted({runtime for runtime, _ in sums}, key=order.index)
     rows = (
         (
             runtime,
@@ -57,10 +57,10 @@ def matrix_page(
     """Return the matrix, with the reasons for all cells that are not green.
 
     Args:
-        reports: One of each model.
+        reports: The report of each model.
         left_out: Models that were not built.
         when: The date.
-        machine: Where it ran.
+        machine: The environment of the run.
     """
     sums, _, _ = _sums(reports)
     reasons: dict[tuple[str, str, str], list[str]] = {}
@@ -123,8 +123,8 @@ def _sums(
     sums: dict[tuple[str, str], _Sum] = {}
     versions: dict[str, str] = {}
     for report in reports:
-        for place, cell in matrix(report).cells.items():
-            sums.setdefault(place, _Sum()).cells[report.name] = cell
+        for key, cell in matrix(report).cells.items():
+            sums.setdefault(key, _Sum()).cells[report.name] = cell
         for run in report.runs:
             version = run.facts.get("version")
             if version:
@@ -133,5 +133,5 @@ def _sums(
     return sums, forms, versions
 
 
-def _models(models: Sequence[str], of: int) -> str:
-    return "all" if len(models) == of else ", ".join(models)
+def _models(models: Sequence[str], total: int) -> str:
+    return "all" if len(models) == total else ", ".join(models)

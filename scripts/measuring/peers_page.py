@@ -1,4 +1,4 @@
-"""docs/results/peers.md: what `scripts/bench_peers` measured, against its goals."""
+"""Page docs/results/peers.md: results of `scripts/bench_peers` and its goals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def peers_page(report: BenchReport, phases: Sequence[Phase], dialect: Seconds, c
     """Return the page as Markdown.
 
     Args:
-        report: A contest for each phase, of its name.
+        report: The report, with a contest of the same name for each phase.
         phases: The phases with their goals.
         dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
         command: The command that ran.
@@ -49,23 +49,23 @@ def peers_page(report: BenchReport, phases: Sequence[Phase], dialect: Seconds, c
 
 
 def unmet(report: BenchReport, phases: Sequence[Phase], dialect: Seconds) -> list[str]:
-    """Return the goals that were missed or not measured; those of whole layers do not count.
+    """Return a line for each goal of attention alone that was missed or not measured.
 
     Args:
-        report: A contest for each phase.
+        report: The report, with a contest of the same name for each phase.
         phases: The phases with their goals.
         dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
     """
     contests = {contest.name: contest for contest in report.contests}
-    found = [
+    lines = [
         f"{phase.name}, {goal.against}: {goal.figure(contests[phase.name]):.3g}, {goal.text}"
         for phase in phases
         for goal in phase.goals
         if phase.name in contests and not phase.of_layer and not goal.met(contests[phase.name])
     ]
     if dialect and _dialect_ratio(dialect) > DIALECT_LIMIT:
-        found.append(f"another dialect: {_dialect_ratio(dialect):.3g}, ≤ {DIALECT_LIMIT}")
-    return found
+        lines.append(f"another dialect: {_dialect_ratio(dialect):.3g}, ≤ {DIALECT_LIMIT}")
+    return lines
 
 
 def _times(part: Sequence[tuple[Phase, Contest]]) -> list[str]:

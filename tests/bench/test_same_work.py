@@ -65,7 +65,9 @@ def test_our_graphs_give_what_plain_torch_gives(dims: Dims, dialect: str, tmp_pa
 @pytest.mark.parametrize("dims", [d for d in SIZES.values() if d.past_len], ids=str)
 def test_a_static_cache_gives_what_a_growing_one_gives(dims: Dims):
     static = StaticAttention(dims)
-    new = {name: tensor(feed, seed) for seed, (name, feed) in enumerate(dims.new().items())}
+    new = {
+        name: tensor(feed, seed) for seed, (name, feed) in enumerate(dims.token_inputs().items())
+    }
     past = [x[:, :, : dims.past_len].clone() for x in (static.keys, static.values)]
     with torch.inference_mode():
         grown = PlainAttention(dims)(**new, past_key=past[0], past_value=past[1])

@@ -208,7 +208,7 @@ def test_of_bfloat16_only_the_placement_is_known(tmp_path: Path):
     entrants = Entrants(folder, tmp_path, read_manifest(folder), spec)
     sizes = dict.fromkeys(("batch", "query_len", "past_len"), 1)
     sizes |= dict.fromkeys(("total_len", "key_len", "capacity"), 2)
-    ours = [one.name for one in entrants.at(sizes, decode=True) if one.role == "ours"]
+    ours = [one.name for one in entrants.candidates(sizes, decode=True) if one.role == "ours"]
     assert ours == ["standard ort-cpu"]
 
 

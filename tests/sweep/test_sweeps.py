@@ -24,7 +24,7 @@ from shared import extended
 from attn_export import AttentionSpec, build
 from attn_export.errors import BundleError
 from attn_export.sweep.store import Row, Store
-from attn_export.sweep.tasks import pack, unpacked
+from attn_export.sweep.tasks import pack, unpack
 
 SMALL = """
 dialects = ["standard", "portable"]
@@ -223,11 +223,11 @@ def bundle(tmp_path_factory) -> Path:
 
 def test_a_bundle_arrives_as_it_was_sent_once(bundle: Path, tmp_path: Path):
     packed = pack(bundle)
-    place = unpacked(packed, tmp_path)
+    place = unpack(packed, tmp_path)
     assert place.name == packed.digest
     assert (place / "model.onnx").read_bytes() == (bundle / "model.onnx").read_bytes()
     (place / "mark").touch()
-    assert (unpacked(packed, tmp_path) / "mark").exists()
+    assert (unpack(packed, tmp_path) / "mark").exists()
     assert [path.name for path in tmp_path.iterdir()] == [packed.digest]
 
 
@@ -256,6 +256,6 @@ def test_a_bundle_that_was_changed_on_its_way_is_refused(
     packed = pack(bundle)
     archive = rewritten(packed.archive, name, b"{}") if name else packed.archive[:-30]
     with pytest.raises(BundleError, match=message):
-        unpacked(dataclasses.replace(packed, archive=archive), tmp_path / "home")
+        unpack(dataclasses.replace(packed, archive=archive), tmp_path / "home")
     assert not list(tmp_path.rglob("outside"))
     assert not list((tmp_path / "home").glob("*"))

@@ -3,7 +3,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-/* The bytes of a character of UTF-8 that a terminal only shows; 0 where it does more, or is none. */
+/* Returns the number of bytes of a printable character of UTF-8, or 0 if there is none. */
 static size_t shown_bytes(const unsigned char *c) {
     if (c[0] < 0x80) return c[0] >= 0x20 && c[0] != 0x7f;
     size_t count = c[0] < 0xc2 || c[0] > 0xf4 ? 0 : c[0] < 0xe0 ? 2 : c[0] < 0xf0 ? 3 : 4;
@@ -11,7 +11,7 @@ static size_t shown_bytes(const unsigned char *c) {
         if (c[i] < 0x80 || c[i] > 0xbf) return 0;
     }
     bool control = c[0] == 0xc2 && c[1] < 0xa0;
-    /* General punctuation has marks that turn the direction of writing or end a line. */
+    /* General Punctuation has characters that change the direction of text or end a line. */
     bool punctuation = c[0] == 0xe2 && (c[1] == 0x80 || c[1] == 0x81);
     bool overlong = (c[0] == 0xe0 && c[1] < 0xa0) || (c[0] == 0xf0 && c[1] < 0x90);
     bool no_character = (c[0] == 0xed && c[1] > 0x9f) || (c[0] == 0xf4 && c[1] > 0x8f);

@@ -1,4 +1,4 @@
-/* Errors are texts of one line; nothing in the library parts of this project ends the program. */
+/* Errors of the library parts of this project, as messages of one line. They never exit. */
 #ifndef ERROR_H
 #define ERROR_H
 
@@ -15,13 +15,13 @@ typedef struct {
 #define PRINTF_LIKE(text, values)
 #endif
 
-/* Fills in the error and gives false, for `return fail(error, ...)`. */
+/* Sets the message and returns false, for `return fail(error, ...)`. */
 bool fail(Error *error, const char *format, ...) PRINTF_LIKE(2, 3);
 
-/* Prints one line. Names come from files: what would move a cursor or colour a screen is a "?". */
+/* Prints one line. Control characters, which names in files may contain, are printed as "?". */
 void print_line(FILE *to, const char *format, ...) PRINTF_LIKE(2, 3);
 
-/* The end of a path, which says the most about it and fits into an error. */
+/* Returns the end of a path, short enough for an error message. */
 const char *path_end(const char *path);
 
 #endif

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Opens a regular file. Without O_NONBLOCK it would wait for who writes into a pipe. */
+/* Opens a regular file. Without O_NONBLOCK, open() of a pipe would wait for a writer. */
 static int open_regular(const char *path, size_t *size, Error *error) {
     struct stat found;
     int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);

@@ -1,4 +1,4 @@
-/* Files from outside: regular ones only, whose size is known before they are read. */
+/* Reading of files that others may have written: regular files of limited size only. */
 #ifndef FILE_H
 #define FILE_H
 
@@ -6,7 +6,7 @@
 
 #include "error.h"
 
-/* Whether a path leads to a regular file; what a pipe or a device gives may have no end. */
+/* Checks that a path leads to a regular file. Data of pipes and devices may have no end. */
 bool file_is_regular(const char *path, Error *error);
 
 /* Reads a whole file of at most `most` bytes into memory that the caller frees. */

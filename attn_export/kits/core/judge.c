@@ -5,14 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Both sides in double. */
+/* The output and the truth, in double. */
 typedef struct {
     const Tensor *truth;
     size_t count, row_length;
     double *r, *t;
 } Widened;
 
-/* -- what a verdict says ----------------------------------------------------------------- */
+/* -- messages of verdicts ---------------------------------------------------------------- */
 
 static const char *place_text(const Tensor *tensor, size_t flat, char *buffer, size_t size) {
     int64_t at[MAX_RANK];
@@ -63,7 +63,7 @@ static void judge_exact(const Tensor *got, const Tensor *truth, Verdict *verdict
     if (wrong > 0) failed_elements(verdict, "", wrong, first, got, truth);
 }
 
-/* 0 for a number, and one each for NaN and the infinities. */
+/* Returns 0 for a finite number, and different numbers for NaN and the two infinities. */
 static int kind_of(double value) {
     if (isnan(value)) return 1;
     return isinf(value) ? (value > 0 ? 2 : 3) : 0;
@@ -79,7 +79,7 @@ static void judge_kinds(const Widened *both, const Tensor *got, Verdict *verdict
                     first, got, both->truth);
 }
 
-/* Of infinite elements it is known by now that they agree: here and below they count as 0. */
+/* Infinities were already compared. Here and below they count as 0. */
 static double finite(double value) { return isfinite(value) ? value : 0; }
 
 static void judge_zero_rows(const Widened *both, const Tensor *got, Verdict *verdict) {
@@ -102,7 +102,7 @@ static void judge_sizes(const Widened *both, const Tolerance *allowed, Verdict *
     for (size_t row = 0; row < both->count; row += both->row_length) {
         double row_t = 0, row_d = 0;
         for (size_t i = row; i < row + both->row_length; i++) {
-            /* Squares of shares of the largest element: those of the elements may overflow. */
+            /* Elements are divided by the largest one, so that their squares cannot overflow. */
             double t = finite(both->t[i]) / largest;
             double d = (finite(both->r[i]) - finite(both->t[i])) / largest;
             row_t += t * t;

@@ -1,8 +1,8 @@
 /*
- * The rule by which an output passes, in double: relative L2 error, over the whole and over every
- * row of the last axis, within what the bundle allows; rows that have to be 0 are 0; NaN and
- * infinities are where the truth has them. Integers and bools are equal. Rows of the batch that the
- * bundle names are not compared.
+ * The rule by which an output passes, computed in double. The relative L2 error, over the whole
+ * output and over every row of the last axis, must be within the errors that the bundle allows.
+ * Rows that are 0 in the truth must be 0. NaN and infinities must be at the same positions as in
+ * the truth. Integers and bools must be equal. Batch elements that the bundle lists are ignored.
  */
 #ifndef JUDGE_H
 #define JUDGE_H
@@ -10,12 +10,12 @@
 #include "tensor.h"
 
 typedef struct {
-    bool given; /* whether there are limits: floating point outputs have them */
+    bool given; /* whether the limits are set, as for outputs of floating point */
     double whole, row;
     const char *unusable; /* why the output is no evidence, or NULL */
 } Tolerance;
 
-/* Rows of the batch, axis 0 of every output, that are not compared. */
+/* Batch elements (indices of axis 0 of every output) that are not compared. */
 typedef struct {
     const int64_t *rows;
     size_t count;
@@ -25,13 +25,13 @@ typedef enum { FAILED, UNUSABLE, PASSED } Status;
 
 typedef struct {
     Status status;
-    double share;  /* of what is allowed; 1 is the limit */
-    char why[400]; /* it failed */
+    double share;  /* error divided by the error allowed */
+    char why[400]; /* reason of a failure */
 } Verdict;
 
 /*
- * Puts the truth into the rows of `got` that are ignored, and compares. False where the truth does
- * not have such a row, or there is too little memory to judge.
+ * Judges `got`, in which ignored batch elements are first replaced by the truth. Returns false if
+ * the truth has no such batch element, or if memory is exhausted.
  */
 bool judge(Tensor *got, const Tensor *truth, const Tolerance *tolerance, IgnoredRows ignored,
            Verdict *verdict, Error *error);

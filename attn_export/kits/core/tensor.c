@@ -11,7 +11,7 @@ static char *copy_text(const char *text) {
     return copy == NULL ? NULL : memcpy(copy, text, size);
 }
 
-/* -- made and freed ---------------------------------------------------------------------- */
+/* -- allocation -------------------------------------------------------------------------- */
 
 bool tensor_new(const char *name, int dtype, size_t rank, const int64_t *dims, Tensor *tensor,
                 Error *error) {
@@ -184,7 +184,7 @@ static size_t flat_place(const Tensor *tensor, const int64_t *at, const int64_t 
     return place;
 }
 
-/* Whether a block lies within a tensor. Compared so that no sum can overflow. */
+/* Returns whether a block fits into a tensor. The comparison avoids sums that may overflow. */
 static bool holds_block(const Tensor *tensor, const int64_t *at, const int64_t *sizes) {
     for (size_t axis = 0; axis < tensor->rank; axis++) {
         int64_t size = tensor->dims[axis];
@@ -214,7 +214,7 @@ bool tensor_copy_block(Tensor *to, const int64_t *to_at, const Tensor *from,
     for (;;) {
         memcpy((char *)to->data + flat_place(to, to_at, within) * bytes,
                (const char *)from->data + flat_place(from, from_at, within) * bytes, run * bytes);
-        /* The next row: an odometer over all axes but the last. */
+        /* Advance the index to the next row, over all axes but the last. */
         size_t axis = rank > 0 ? rank - 1 : 0;
         while (axis > 0 && ++within[axis - 1] == sizes[axis - 1]) within[--axis] = 0;
         if (axis == 0) return true;
@@ -234,7 +234,7 @@ bool tensor_permute(const Tensor *from, const size_t *order, Tensor *to, Error *
     int64_t place = 0;
     for (size_t i = 0; i < count; i++) {
         memcpy((char *)to->data + i * bytes, (const char *)from->data + (size_t)place * bytes, bytes);
-        /* The next element: an odometer over all axes. */
+        /* Advance the index to the next element, over all axes. */
         for (size_t axis = rank; axis-- > 0;) {
             place += steps[axis];
             if (++at[axis] < dims[axis]) break;

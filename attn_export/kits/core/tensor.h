@@ -22,44 +22,44 @@ typedef struct {
     size_t rank;
     int64_t dims[MAX_RANK];
     void *data;
-    /* What `tensor_free` hands to `release`; nothing where another tensor owns the elements. */
+    /* Argument of `release`, called by `tensor_free`. NULL if another tensor owns the elements. */
     void *owner;
     void (*release)(void *owner);
 } Tensor;
 
-/* A tensor with elements of its own, all 0. */
+/* Allocates a tensor of zeros. */
 bool tensor_new(const char *name, int dtype, size_t rank, const int64_t *dims, Tensor *tensor,
                 Error *error);
-/* Frees what the tensor owns and makes it empty; an empty one ({0}) may be freed again. */
+/* Frees the memory of a tensor and sets it to {0}, which may be freed again. */
 void tensor_free(Tensor *tensor);
 void tensors_free(Tensor *tensors, size_t count);
 bool tensor_rename(Tensor *tensor, const char *name, Error *error);
 
-/* Of these tensors the one of this name, or NULL. */
+/* Returns the tensor of this name, or NULL. */
 Tensor *tensor_find(Tensor *tensors, size_t count, const char *name);
 
-/* Bytes of an element; 0 for a type that is not known. */
+/* Returns the size of an element in bytes, or 0 for an unknown type. */
 size_t element_bytes(int dtype);
 bool is_floating(int dtype);
 size_t tensor_count(const Tensor *tensor);
 size_t tensor_bytes(const Tensor *tensor);
 
-/* One element by its place in C order, as a double. */
+/* Returns the element with this index in C order, as a double. */
 double tensor_get(const Tensor *tensor, size_t at);
-/* Sets it; a number that float16 or bfloat16 does not hold is rounded towards 0. */
+/* Sets an element. For float16 and bfloat16 the value is rounded towards 0. */
 void tensor_set(Tensor *tensor, size_t at, double value);
 
 /*
- * Copies a block of `sizes` from one place to another. False where the types or ranks differ, or
- * the block does not lie within both.
+ * Copies a block of `sizes` from index `from_at` to index `to_at`. Returns false if types or ranks
+ * differ, or if the block does not fit into both tensors.
  */
 bool tensor_copy_block(Tensor *to, const int64_t *to_at, const Tensor *from,
                        const int64_t *from_at, const int64_t *sizes, Error *error);
 
-/* A tensor with its axes in another order: its axis i is `order[i]` of `from`. */
+/* Transposes a tensor: axis i of the result is axis `order[i]` of `from`. */
 bool tensor_permute(const Tensor *from, const size_t *order, Tensor *to, Error *error);
 
-/* "[2, 5, 64]" into a buffer. */
+/* Writes a shape such as "[2, 5, 64]" to a buffer. */
 const char *dims_text(const int64_t *dims, size_t rank, char *buffer, size_t size);
 
 #endif

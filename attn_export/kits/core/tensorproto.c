@@ -7,7 +7,7 @@
 #include "file.h"
 
 enum { DIMS = 1, DATA_TYPE = 2, NAME = 8, RAW_DATA = 9 };
-/* Golden vectors take 32 MiB altogether. */
+/* Largest size of a file. All golden vectors together take 32 MiB at most. */
 enum { MOST_BYTES = 1 << 28 };
 enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 };
 
@@ -90,7 +90,7 @@ static bool parse(Reader message, Tensor *tensor, Error *error) {
             raw = field.bytes;
         }
     }
-    /* The bytes first: sizes that make no sense would ask for any amount of memory. */
+    /* Compare with the number of bytes before allocating: wrong sizes could be of any amount. */
     size_t length = raw.at ? (size_t)(raw.end - raw.at) : 0, wanted = element_bytes(dtype);
     if (wanted == 0) return fail(error, "its type %d is unknown", dtype);
     for (size_t axis = 0; axis < rank; axis++) {

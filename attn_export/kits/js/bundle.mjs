@@ -1,5 +1,5 @@
 /**
- * Reads a bundle of attn-export, wherever it lies: on disk, on a server, in dropped files.
+ * Reader of bundles of attn-export, from any source: a disk, a server, or dropped files.
  *
  * @typedef {import('./dtypes.mjs').Tensors} Tensors
  * @typedef {(path: string) => Promise<Uint8Array>} Read  Gives a file of the bundle.
@@ -8,9 +8,9 @@
  * @typedef {object} Graph
  * @property {string} file
  * @property {string} dialect
- * @property {Record<string, string>} bound  Outputs that may lie in the buffer of an input.
- * @property {Record<string, number[]>} layouts  Inputs and outputs whose axes it holds in another
- *   order: axis i is the signature's `order[i]`.
+ * @property {Record<string, string>} bound  Outputs that may share the buffer of an input.
+ * @property {Record<string, number[]>} layouts  For inputs and outputs whose axes are in another
+ *   order, that order: axis i of the graph is axis `order[i]` of the signature.
  * @property {string | null} decode  The graph for steps of one token, where there is one.
  *
  * @typedef {object} Case
@@ -20,8 +20,8 @@
  * @property {string} about
  * @property {Record<string, number>} sizes  Of the dynamic axes.
  * @property {Record<string, {whole: number, row: number} | null>} allowed
- * @property {Record<string, string>} unusable  Outputs that are no evidence, and why.
- * @property {number[]} ignored_rows  Rows of the batch that are not compared.
+ * @property {Record<string, string>} unusable  The reason, for each output that is no evidence.
+ * @property {number[]} ignored_rows  Batch elements that are not compared.
  *
  * @typedef {object} Bundle
  * @property {string} name
@@ -41,14 +41,14 @@ import { readTensor } from './tensorproto.mjs';
 const FORMAT = 'attn-export-bundle/4';
 const FOLDER = /^test_data_set_[0-9]+$/;
 
-/** A bundle that is incomplete or damaged. */
+/** Error for a bundle that is incomplete or damaged. */
 export class BundleError extends Error {}
 
 /**
- * Read what a bundle says of itself.
+ * Read the manifest of a bundle and the index of its golden vectors.
  * @param {Read} read
- * @param {string[]} dialects  Forms of the graph, the best first: where none is chosen.
- * @param {{graph?: string, replay?: string | null}} [chosen]  What the kit was made for.
+ * @param {string[]} dialects  Dialects to choose a graph from, the best first, if none is chosen.
+ * @param {{graph?: string, replay?: string | null}} [chosen]  The choices of the kit.
  * @returns {Promise<Bundle>}
  * @throws {BundleError} If a file is missing or is not what it should be.
  */
@@ -69,7 +69,7 @@ export async function openBundle(read, dialects, chosen = {}) {
     const { cases } = index;
     if (!Array.isArray(cases) || cases.length === 0) throw new Error('there are no cases');
     for (const entry of cases) checkEntry(entry, Object.keys(outputs));
-    // Such a case is for decoding; of others only who made the kit knows that it can be decoded.
+    // A case of this kind can be decoded. For others, only the kit's settings say so.
     const decode = cases.find(({ kind }) => kind === 'decode')?.name ?? null;
     const replay = chosen.replay === undefined ? decode : chosen.replay;
     return { name, graph, inputs, outputs, cases, cache, pasts, replay, read };
@@ -118,10 +118,10 @@ function sizesOfCase(entry, all, inputs) {
   }
 }
 
-/** The output that holds what goes into a `past_*` with the next token. */
+/** The output `present_*` that is the input `past_*` of the next step. */
 export const presentOf = (/** @type {string} */ past) => `present_${past.replace(/^past_/, '')}`;
 
-/** What the judge goes by has to be what it takes it for. */
+/** Check the types of the values by which the judge decides. */
 function checkEntry({ name, folder, allowed, unusable, ignored_rows: rows }, outputs) {
   if (!FOLDER.test(folder)) throw new Error(`golden/index.json puts ${name} into ${folder}`);
   const isError = (value) => typeof value === 'number' && value > 0;
@@ -148,7 +148,7 @@ function graphOf(listed, dialects, chosen) {
   return { ...found, decode };
 }
 
-/** The graph for single tokens that holds the cache as another one does. */
+/** The graph for single tokens with the same dialect and cache layout as another graph. */
 function decodeGraphOf(listed, { dialect, layouts }) {
   const found = Object.entries(listed).find(
     ([, graph]) =>
@@ -159,7 +159,7 @@ function decodeGraphOf(listed, { dialect, layouts }) {
   return found ? found[0] : null;
 }
 
-/** An order of axes has each of them once. */
+/** Check that an order of axes is a permutation. */
 function checkLayouts(layouts, values) {
   for (const [name, order] of Object.entries(layouts)) {
     const axes = values[name]?.shape.map((_, axis) => axis);

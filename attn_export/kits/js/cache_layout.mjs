@@ -1,4 +1,4 @@
-/** The cache as the graph holds it, whose axes may be in another order than the signature's. */
+/** Order of the axes of the cache, which may differ between the graph and the signature. */
 
 import { permuted } from './slices.mjs';
 
@@ -8,7 +8,7 @@ import { permuted } from './slices.mjs';
  */
 
 /**
- * Tensors of the signature as the graph takes them.
+ * Transpose tensors from the signature's order of axes to the graph's.
  * @param {Bundle} bundle
  * @param {Tensors} tensors
  * @returns {Tensors}
@@ -16,7 +16,7 @@ import { permuted } from './slices.mjs';
 export const toGraph = (bundle, tensors) => ordered(tensors, bundle.graph.layouts);
 
 /**
- * Tensors of the graph as the signature has them.
+ * Transpose tensors from the graph's order of axes to the signature's.
  * @param {Bundle} bundle
  * @param {Tensors} tensors
  * @returns {Tensors}

@@ -1,4 +1,4 @@
-/** The self-test: every case of a bundle through one loaded graph, then the replay. */
+/** Self-test: run and judge every case of a bundle, then the replay. */
 
 import { BundleError, readCase } from './bundle.mjs';
 import { fromGraph, toGraph } from './cache_layout.mjs';
@@ -10,18 +10,18 @@ import { oneLine } from './text.mjs';
  * @typedef {import('./bundle.mjs').Bundle} Bundle
  *
  * @typedef {object} Result
- * @property {string} name  Of the case.
- * @property {string} about  What it shows.
+ * @property {string} name  The name of the case.
+ * @property {string} about  The purpose of the case.
  * @property {"passed" | "failed" | "unusable"} status
- * @property {number} share  The largest error as a share of what is allowed.
- * @property {string} why  Why it failed or is no evidence; "" where it passed.
- * @property {number[]} ignored  Rows of the batch that were not compared.
- * @property {number} milliseconds  Of the run alone.
- * @property {import('./dtypes.mjs').Tensors} outputs  What the engine gave.
+ * @property {number} share  The largest error, divided by the error allowed.
+ * @property {string} why  The reason that it failed or is no evidence, or "".
+ * @property {number[]} ignored  Batch elements that were not compared.
+ * @property {number} milliseconds  The time of the run.
+ * @property {import('./dtypes.mjs').Tensors} outputs  The outputs of the engine.
  */
 
 /**
- * Run and judge, one result after the other.
+ * Run and judge all cases; yield a result for each.
  * @param {import('./model.mjs').Model} model
  * @param {Bundle} bundle
  * @returns {AsyncGenerator<Result>}
@@ -43,7 +43,7 @@ export async function* check(model, bundle) {
   );
 }
 
-/** How many results `check` gives. */
+/** The number of results that `check` yields. */
 export const countOf = (/** @type {Bundle} */ bundle) =>
   bundle.cases.length + (bundle.replay === null ? 0 : 1);
 

@@ -1,8 +1,8 @@
 /**
- * How to decode with the key/value cache: a prompt, then one token after the other.
+ * Example of decoding with the KV cache: a prompt, then one token after the other.
  *
- * A real model would embed the token that it chose from the last output; here every token is a row
- * of random numbers.
+ * A real model would embed the token that it chose from the last output. Here the hidden states of
+ * each token are random numbers.
  */
 
 import { Decoder, emptyPasts } from './decoding.mjs';
@@ -31,12 +31,12 @@ export async function decodeTokens(model, bundle, tokens) {
   return { held: decoder.held, each: (performance.now() - started) / tokens };
 }
 
-/** The inputs of some new tokens, behind those that are held. */
+/** The inputs of new tokens, which follow those in the cache. */
 function newTokens(bundle, { batch, capacity, held, count }) {
   const sizes = { batch, capacity, query_len: count, total_len: held + count };
   const feeds = {};
   for (const [name, { dtype, shape }] of Object.entries(bundle.inputs)) {
-    if (bundle.pasts.includes(name) || name === 'past_length') continue; // the decoder's
+    if (bundle.pasts.includes(name) || name === 'past_length') continue; // the decoder adds these
     const dims = shape.map((axis) => sizes[axis] ?? axis);
     feeds[name] = { type: dtype, dims, data: values(name, dtype, dims, held) };
   }
@@ -45,9 +45,9 @@ function newTokens(bundle, { batch, capacity, held, count }) {
 
 function values(name, dtype, dims, held) {
   const data = new (arrayOf(dtype))(sizeOf(dims));
-  if (dtype === 'bool') return data.fill(1); // every key may be seen
+  if (dtype === 'bool') return data.fill(1); // every query may attend to every key
   if (name === 'position_ids') return data.map((_, i) => BigInt(held + (i % dims.at(-1))));
-  if (name === 'attn_mask' || !isFloating(dtype)) return data; // a mask that adds nothing
+  if (name === 'attn_mask' || !isFloating(dtype)) return data; // a mask without effect, or integers
   if (dtype === 'float16') return data.map(() => Math.random() * 0x3c00); // bits of 0 … 1
   return data.map(() => Math.random() * 2 - 1);
 }

@@ -1,4 +1,4 @@
-/** Decoding with a key/value cache: what one step gives is fed back with the next token. */
+/** Decoding with a KV cache: cache outputs of one step are inputs of the next one. */
 
 import { arrayOf, zeros } from './dtypes.mjs';
 import { presentOf } from './bundle.mjs';
@@ -9,13 +9,13 @@ import { graphAxes } from './cache_layout.mjs';
  * @typedef {import('./dtypes.mjs').Tensors} Tensors
  */
 
-/** A sequence that grows. */
+/** A sequence of tokens and its cache. */
 export class Decoder {
   #model;
   #bundle;
   #pasts;
 
-  /** How many tokens are in the cache. */
+  /** The number of tokens in the cache. */
   held = 0;
 
   /**
@@ -30,8 +30,8 @@ export class Decoder {
   }
 
   /**
-   * Take some tokens: a prompt of several, or one.
-   * @param {Tensors} inputs  Of the new tokens, without the cache.
+   * Run the next tokens: a prompt of several, or a single one.
+   * @param {Tensors} inputs  The inputs of the new tokens, without the cache.
    * @returns {Promise<Tensors>}
    */
   async step(inputs) {
@@ -45,7 +45,7 @@ export class Decoder {
       );
       feeds.past_length = { type: dtype, dims: [batch], data: lengths };
     }
-    // A cache in place is written into the memory that it is read from, where the engine can.
+    // A cache in place is written into the memory of its input, if the engine supports it.
     const outputs = await this.#model.run(feeds, cache === 'in-place' ? graph.bound : {});
     this.#pasts = Object.fromEntries(pasts.map((past) => [past, outputs[presentOf(past)]]));
     this.held += count;
@@ -54,9 +54,9 @@ export class Decoder {
 }
 
 /**
- * A cache that holds nothing, as the graph holds it.
+ * An empty cache, with its axes in the order of the graph.
  * @param {Bundle} bundle
- * @param {{batch: number, capacity?: number}} sizes  A cache in place has room for so many tokens.
+ * @param {{batch: number, capacity?: number}} sizes  `capacity`: that of a cache in place.
  * @returns {Tensors}
  */
 export function emptyPasts(bundle, { batch, capacity = 0 }) {

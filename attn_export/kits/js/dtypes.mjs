@@ -1,5 +1,5 @@
 /**
- * Tensors as these programs hold them, and ONNX's types of elements.
+ * Tensors in memory, and the types of elements in ONNX.
  *
  * @typedef {Float32Array | Float64Array | Int8Array | Uint8Array | Int16Array | Uint16Array |
  *   Int32Array | Uint32Array | BigInt64Array | BigUint64Array} Elements
@@ -12,7 +12,7 @@
  * @typedef {Record<string, Tensor>} Tensors  By name.
  */
 
-/** By `TensorProto.DataType`. */
+/** The name and the array class of each `TensorProto.DataType`. */
 const TYPES = new Map([
   [1, { type: 'float32', array: Float32Array }],
   [2, { type: 'uint8', array: Uint8Array }],
@@ -30,12 +30,12 @@ const TYPES = new Map([
 ]);
 const CODES = new Map([...TYPES].map(([code, { type }]) => [type, code]));
 
-/** By floating point type: the distance from 1 to the next number. */
+/** Epsilon of each floating point type: the distance from 1 to the next number. */
 const EPS = new Map([
   ['float16', 2 ** -10], ['bfloat16', 2 ** -7], ['float32', 2 ** -23], ['float64', 2 ** -52],
 ]);
 
-/** The array that holds elements of a type. */
+/** The array class for elements of a type. */
 export const arrayOf = (/** @type {string} */ type) => TYPES.get(codeOf(type)).array;
 
 /** The name of a type by its `TensorProto.DataType`. */
@@ -58,7 +58,7 @@ export const isFloating = (/** @type {string} */ type) => EPS.has(type);
 /** The distance from 1 to the next number of a floating point type. */
 export const epsOf = (/** @type {string} */ type) => EPS.get(type);
 
-/** How many elements a tensor has. */
+/** The number of elements of a tensor. */
 export const sizeOf = (/** @type {number[]} */ dims) => dims.reduce((a, b) => a * b, 1);
 
 /**
@@ -82,7 +82,7 @@ export function fromBytes(type, dims, bytes) {
   if (bytes.length !== wanted) {
     throw new Error(`[${dims}] of ${type} takes ${wanted} bytes, there are ${bytes.length}`);
   }
-  // Not `bytes.slice()`: of a Buffer in Node.js that is no copy.
+  // Not `bytes.slice()`, which does not copy if `bytes` is a Buffer of Node.js.
   return { type, dims, data: new array(new Uint8Array(bytes).buffer) };
 }
 

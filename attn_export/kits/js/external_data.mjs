@@ -1,4 +1,4 @@
-/** Which files beside a graph hold its weights: a browser has to fetch them itself. */
+/** Names of the files with a graph's weights, which a browser has to fetch separately. */
 
 import { fields } from './protobuf.mjs';
 
@@ -11,7 +11,7 @@ const TENSOR = { externalData: 13 };
 const ENTRY = { key: 1, value: 2 };
 
 /**
- * The names of the files that a graph points into, each once.
+ * The names of the files that initialisers of a graph refer to, without duplicates.
  * @param {Uint8Array} model  The `.onnx` file.
  * @returns {string[]}
  */

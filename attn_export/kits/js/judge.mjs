@@ -1,14 +1,14 @@
 /**
  * The rule by which an output passes.
  *
- * Everything is widened to float64; t is the truth and r what the engine gave. whole is
- * ‖r − t‖ / ‖t‖, row the largest ‖r_row − t_row‖ / ‖t_row‖ over rows of the last axis with
- * t_row ≠ 0; both have to be within what the bundle allows. Rows with t_row = 0 have to be 0.
+ * All values are widened to float64. t is the truth and r the output of the engine. `whole` is
+ * ‖r − t‖ / ‖t‖, `row` the largest ‖r_row − t_row‖ / ‖t_row‖ over rows of the last axis with
+ * t_row ≠ 0. Both must be within the errors that the bundle allows. Rows with t_row = 0 must be 0.
  */
 
 import { epsOf, isFloating, sizeOf, widen } from './dtypes.mjs';
 
-/** The largest allowed errors that are evidence: in units of eps of the type, and as shares. */
+/** Limits of each error allowed, in units of eps and as a fraction; beyond, it is no evidence. */
 const LIMITS = [['whole', 2 ** 17, 1 / 8], ['row', 2 ** 20, 1 / 2]];
 const OVER = { whole: 'the whole output', row: 'one row' };
 
@@ -19,14 +19,14 @@ const OVER = { whole: 'the whole output', row: 'one row' };
  *
  * @typedef {object} Rules
  * @property {Record<string, Measures | null>} allowed
- * @property {Record<string, string>} unusable  Outputs that are no evidence, and why.
- * @property {number[]} ignored_rows  Rows of the batch that are not compared.
+ * @property {Record<string, string>} unusable  The reason, for each output that is no evidence.
+ * @property {number[]} ignored_rows  Batch elements that are not compared.
  *
  * @typedef {object} Verdict
  * @property {"passed" | "failed" | "unusable"} status
- * @property {number} share  The largest error as a share of what is allowed; 1 is the limit.
- * @property {string[]} problems  Why it failed, each with the output's name.
- * @property {string[]} unusable  Why it is no evidence, each with the output's name.
+ * @property {number} share  The largest error, divided by the error allowed.
+ * @property {string[]} problems  Reasons of failures, each with the output's name.
+ * @property {string[]} unusable  Reasons that outputs are no evidence, each with the output's name.
  */
 
 /**

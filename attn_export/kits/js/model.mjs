@@ -41,7 +41,7 @@ export class Model {
     return outputs;
   }
 
-  /** Let go of the graph's memory. */
+  /** Release the memory of the graph. */
   async close() {
     await this.#session.release();
   }
@@ -53,7 +53,7 @@ export class Model {
   }
 }
 
-/** A graph for any number of tokens, and one for single ones. Both hold the cache alike. */
+/** A graph for any number of tokens and one for single tokens, with the same cache layout. */
 export class TwoGraphs {
   #any;
   #single;
@@ -70,24 +70,24 @@ export class TwoGraphs {
     this.#inputs = inputs;
   }
 
-  /** Run once, as `Model` does. */
+  /** Run the graph that suits the number of tokens; see `Model.run`. */
   async run(inputs, bound = {}) {
     const isSingle = Object.entries(inputs).some(
       ([name, { dims }]) => dims[this.#inputs[name]?.shape.indexOf('query_len')] === 1,
     );
-    // The graph for single tokens may rely on a cache that is written in place.
+    // The graph for single tokens may require that the cache is written in place.
     const inPlace = Object.keys(bound).length > 0;
     return (isSingle && inPlace ? this.#single : this.#any).run(inputs, bound);
   }
 
-  /** Let go of the graphs' memory. */
+  /** Release the memory of both graphs. */
   async close() {
     await this.#any.close();
     await this.#single.close();
   }
 }
 
-/** ONNX Runtime wants a Float16Array where there is one, and bits where there is none. */
+/** ONNX Runtime takes float16 as a Float16Array if the engine has that class, else as bits. */
 function asHalf(bits) {
   if (typeof Float16Array === 'undefined') return bits;
   return new Float16Array(bits.buffer, bits.byteOffset, bits.length);

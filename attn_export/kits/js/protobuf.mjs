@@ -1,5 +1,5 @@
 /**
- * Just enough of protobuf to read ONNX's messages: fields one after the other.
+ * Reader of protobuf messages, with the parts of the format that ONNX files need.
  * https://protobuf.dev/programming-guides/encoding/
  */
 
@@ -46,7 +46,7 @@ function lengthOf(kind, bytes, cursor) {
   throw new Error('no protobuf message');
 }
 
-/** Negative numbers come out rounded: none of the fields that are read here is negative. */
+/** Read a varint. Negative numbers would be inexact; no field that is read here is negative. */
 function varint(bytes, cursor) {
   let value = 0;
   for (let scale = 1; cursor.at < bytes.length && scale < 2 ** 70; scale *= 128) {

@@ -1,4 +1,4 @@
-/** A case token by token: what comes out, put together, has to be what the whole gives at once. */
+/** Replay of a case token by token, which must give the same as the whole case at once. */
 
 import { presentOf } from './bundle.mjs';
 import { fromGraph, toGraph } from './cache_layout.mjs';
@@ -16,10 +16,10 @@ import { cut, place } from './slices.mjs';
  * Decode a case that starts with an empty cache.
  * @param {import('./model.mjs').Model} model
  * @param {Bundle} bundle
- * @param {Record<string, number>} sizes  Of the named axes of the case.
- * @param {Tensors} inputs  Of the whole case.
- * @returns {Promise<Tensors>}  What one run on `inputs` should give.
- * @throws {Error} If the case cannot be fed one by one, or a step gives what cannot be put together.
+ * @param {Record<string, number>} sizes  The sizes of the named axes of the case.
+ * @param {Tensors} inputs  The inputs of the whole case.
+ * @returns {Promise<Tensors>}  The outputs of all steps, concatenated to those of the whole case.
+ * @throws {Error} If the case cannot be run by token, or an output has an unexpected shape.
  */
 export async function replay(model, bundle, sizes, inputs) {
   checkTokens(sizes);
@@ -37,7 +37,7 @@ export async function replay(model, bundle, sizes, inputs) {
       if (shape.includes('query_len')) put(whole[name], last[name], name, shape, token, sizes);
     }
   }
-  // The cache after the last token is the cache of the whole.
+  // The cache after the last token is the cache of the whole case.
   for (const [name, { shape }] of Object.entries(bundle.outputs)) {
     if (!shape.includes('query_len')) whole[name] = last[name];
   }
@@ -47,7 +47,7 @@ export async function replay(model, bundle, sizes, inputs) {
 const caches = (whole, bundle) =>
   Object.fromEntries(bundle.pasts.map((past) => [presentOf(past), whole[presentOf(past)]]));
 
-/** There has to be a token, and a key of each and no others. */
+/** Check that the case has at least one token, and exactly one key for each token. */
 function checkTokens({ query_len: tokens, total_len: keys, capacity }) {
   if (!(tokens > 0)) throw new Error('the case has no tokens to feed one by one');
   if ((keys ?? tokens) !== tokens || (capacity ?? tokens) < tokens) {
@@ -55,7 +55,7 @@ function checkTokens({ query_len: tokens, total_len: keys, capacity }) {
   }
 }
 
-/** In place as they are given, which may be more than zeros; otherwise empty. */
+/** The caches of the first step: those of the case if they are in place, otherwise empty ones. */
 function startingPasts(bundle, inputs) {
   return Object.fromEntries(
     bundle.pasts.map((past) => {
@@ -67,7 +67,7 @@ function startingPasts(bundle, inputs) {
   );
 }
 
-/** The inputs of one token: its own row, and of what is as long as all keys, those until it. */
+/** The inputs of one token: its row, and on axes of keys the keys up to it. */
 function inputsOf(bundle, inputs, token) {
   const feeds = {};
   for (const [name, { shape }] of Object.entries(bundle.inputs)) {
@@ -82,10 +82,10 @@ function inputsOf(bundle, inputs, token) {
   return feeds;
 }
 
-/** Put the row of a token to its place; keys that it does not see yet have 0. */
+/** Copy the row of a token into the whole output, with 0 for later keys. */
 function put(target, piece, name, shape, token, sizes) {
   const grown = { query_len: 1, total_len: token + 1 };
-  // Learned keys stand behind all others, of which there are fewer as yet.
+  // Learned keys are last, behind keys of which a step has fewer than the whole case.
   const learned = sizes.weights_len - (sizes.total_len ?? sizes.capacity);
   if (sizes.total_len !== undefined) grown.weights_len = token + 1 + learned;
   const wanted = shape.map((axis) => grown[axis] ?? sizes[axis] ?? axis);

@@ -1,5 +1,5 @@
 /**
- * Whether tensors are what a bundle's signature says of them.
+ * Checks that tensors match the signature of a bundle.
  *
  * @typedef {import('./bundle.mjs').Value} Value
  * @typedef {import('./dtypes.mjs').Tensors} Tensors
@@ -10,9 +10,9 @@ import { codeOf } from './dtypes.mjs';
 const MOST_AXES = 8;
 
 /**
- * Check what a manifest says of inputs or outputs.
+ * Check the entries of a manifest for inputs or outputs.
  * @param {Record<string, Value>} values
- * @throws {Error} If a type or shape is none.
+ * @throws {Error} If a type or shape is invalid.
  */
 export function checkValues(values) {
   const isAxis = (axis) =>
@@ -29,7 +29,7 @@ export function checkValues(values) {
  * The sizes of named axes. Each name has one size in all tensors of a case.
  * @param {{path: string, value: Value, tensor: import('./dtypes.mjs').Tensor}[]} tensors
  * @returns {Record<string, number>}
- * @throws {Error} If a type, rank or size is another.
+ * @throws {Error} If a type, rank or size differs.
  */
 export function sizesOf(tensors) {
   const sizes = new Map();
@@ -52,10 +52,10 @@ export function sizesOf(tensors) {
 }
 
 /**
- * Check that a cache has room for the new tokens: they are written from `past_length` on.
+ * Check that a cache has room for the new tokens, which are written from `past_length` on.
  * @param {Tensors} inputs
  * @param {Record<string, number>} sizes
- * @throws {Error} If it has not.
+ * @throws {Error} If it has no room.
  */
 export function checkLengths(inputs, { capacity, query_len: tokens }) {
   for (const length of inputs.past_length?.data ?? []) {

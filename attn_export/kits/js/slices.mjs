@@ -1,11 +1,11 @@
-/** Parts of tensors along their axes. */
+/** Slices, copies and transposition of tensors. */
 
 import { arrayOf, sizeOf } from './dtypes.mjs';
 
 /** @typedef {import('./dtypes.mjs').Tensor} Tensor */
 
 /**
- * Some of a tensor along one axis: elements `start` … `start + count − 1`.
+ * A slice of a tensor along one axis: elements `start` … `start + count − 1`.
  * @param {Tensor} tensor
  * @param {number} axis
  * @param {number} start
@@ -28,7 +28,7 @@ export function cut(tensor, axis, start, count) {
  * Copy a tensor into a larger one.
  * @param {Tensor} target
  * @param {Tensor} piece
- * @param {number[]} offsets  Where its first element goes, for each axis.
+ * @param {number[]} offsets  The index in `target` of the first element of `piece`.
  */
 export function place(target, piece, offsets) {
   if (sizeOf(piece.dims) === 0) return;
@@ -48,9 +48,9 @@ export function place(target, piece, offsets) {
 }
 
 /**
- * A tensor with its axes in another order.
+ * A transposed copy of a tensor.
  * @param {Tensor} tensor
- * @param {number[]} order  Axis i of the result is the tensor's `order[i]`.
+ * @param {number[]} order  Axis i of the result is axis `order[i]` of the tensor.
  * @returns {Tensor}
  */
 export function permuted({ type, dims, data }, order) {

@@ -1,4 +1,4 @@
-/** Texts for a terminal or a page: names come from files, and may hold what moves a cursor. */
+/** Texts for a terminal or a page without control characters, which names in files may have. */
 
 const MOST = 300;
 
@@ -6,5 +6,5 @@ const MOST = 300;
 export const printable = (/** @type {unknown} */ text) =>
   `${text}`.replace(/\s+/g, ' ').replace(/[\p{C}\p{Zl}\p{Zp}]/gu, '?').trim().slice(0, MOST);
 
-/** What an error says, as one line. */
+/** The message of an error as one line. */
 export const oneLine = (/** @type {unknown} */ error) => printable(error?.message ?? error);

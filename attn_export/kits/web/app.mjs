@@ -1,4 +1,4 @@
-/** The page: opens a bundle, runs every case, shows each as it comes. */
+/** Script of the page: opens a bundle, runs every case, and shows each result. */
 
 import { openBundle } from './lib/bundle.mjs';
 import { check, countOf } from './lib/check.mjs';
@@ -9,7 +9,7 @@ import { addWeights, clearWeights } from './heat_map.mjs';
 import { chosenFiles, droppedFiles, given, served } from './sources.mjs';
 import { clear, showFacts, showProgress, showResult, showState } from './view.mjs';
 
-/** WebGPU is wrong in contrib operators, and has no Attention. */
+/** Dialects, the preferred one first: WebGPU computes contrib operators wrong and lacks Attention. */
 const DIALECTS = ['portable', 'standard', 'ort'];
 const TOKENS = 32;
 const NAMES = { wasm: 'WebAssembly', webgpu: 'WebGPU' };
@@ -18,7 +18,7 @@ const controls = document.getElementById('controls');
 let source = { read: served('bundle'), settings: () => kitSettings() };
 let turn = 0;
 
-/** Run the bundle; a later call ends an earlier one. */
+/** Run the bundle. A later call stops an earlier one. */
 async function run() {
   const mine = ++turn;
   const kind = new FormData(controls).get('engine');
@@ -48,7 +48,7 @@ async function runCases(model, bundle, current) {
   const all = countOf(bundle);
   let [done, failed] = [0, 0];
   showState('running', `Running ${all} cases …`);
-  // Each case waits for its files: meanwhile the page is drawn.
+  // The browser draws the page while a case waits for its files.
   for await (const result of check(model, bundle)) {
     if (!current()) return;
     showResult(result);
@@ -60,7 +60,7 @@ async function runCases(model, bundle, current) {
   else showState('passed', `✓ Passed: all ${all} cases.`);
 }
 
-/** How fast it decodes: a figure beside the verdict, not a part of it. */
+/** Measure the speed of decoding, which is no part of the verdict. */
 async function decoding(model, bundle) {
   if (bundle.cache === 'none') return 'no cache to decode with';
   const { each } = await decodeTokens(model, bundle, TOKENS);
@@ -74,7 +74,7 @@ const factsOf = (bundle, kind, { version, device, threads }) => ({
   'Computed on': device === 'cpu' ? `CPU, ${threads} thread${threads === 1 ? '' : 's'}` : device,
 });
 
-/** What this kit was made for. */
+/** The settings of this kit. */
 async function kitSettings() {
   const response = await fetch('kit.json');
   if (!response.ok) throw new Error(`kit.json: ${response.status} ${response.statusText}`);
@@ -100,7 +100,7 @@ document.addEventListener('drop', async (event) => {
   open(await droppedFiles(event.dataTransfer));
 });
 
-// So that an address can name the engine: ?engine=webgpu
+// The address of the page can choose the engine: ?engine=webgpu
 const asked = new URLSearchParams(location.search).get('engine');
 if (asked in NAMES) controls.elements.engine.value = asked;
 run();

@@ -9,7 +9,7 @@ const ERRORS_ONLY = 3;
 
 /** @typedef {"wasm" | "webgpu"} Kind */
 
-/** Why a kind of engine cannot be had in this browser, or "". */
+/** The reason that this browser lacks an engine, or "". */
 export async function unavailable(/** @type {Kind} */ kind) {
   if (kind !== 'webgpu') return '';
   if (!navigator.gpu) return 'this browser has no WebGPU, or the page is not served securely';
@@ -19,7 +19,7 @@ export async function unavailable(/** @type {Kind} */ kind) {
 /**
  * Load a graph.
  * @param {Kind} kind
- * @param {(path: string) => Promise<Uint8Array>} read  Gives the graph and what lies beside it.
+ * @param {(path: string) => Promise<Uint8Array>} read  Reads the graph and files beside it.
  * @param {string} file  The graph.
  * @param {{threads?: number}} [options]  By default as many as are useful. Threads need a page
  *   that is isolated from other origins; elsewhere there is one.
@@ -52,7 +52,7 @@ export async function load(kind, read, file, { threads = cores() } = {}) {
 
 const cores = () => Math.min(navigator.hardwareConcurrency ?? 1, 4);
 
-/** What computes: "nvidia ampere", or "google swiftshader, in software". */
+/** The name of the GPU, such as "nvidia ampere" or "google swiftshader, in software". */
 async function adapterName() {
   const adapter = await navigator.gpu.requestAdapter();
   const { vendor, architecture, description } = adapter.info;

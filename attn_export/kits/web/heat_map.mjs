@@ -4,10 +4,10 @@ import { widen } from './lib/dtypes.mjs';
 
 const OUTPUT = 'attn_weights';
 
-// From dark to light in even steps, so that it reads without colour too.
+// The brightness rises in even steps, so that the picture is readable without colours.
 const RAMP = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 
-/** By a mask a weight is exactly 0, which is not the same as small. */
+/** Colour of weights that are exactly 0, as those of masked keys, unlike small ones. */
 const NONE = [128, 128, 128];
 
 const byId = (/** @type {string} */ id) => document.getElementById(id);
@@ -17,18 +17,18 @@ const [caseOf, batchOf, headOf, queryOf, keyOf] = CHOICES;
 /** @type {Map<string, {dims: number[], values: Float64Array, rows: number[]}>} */
 const held = new Map();
 
-/** Forget the weights of the last run. */
+/** Remove the weights of the last run. */
 export function clearWeights() {
   held.clear();
   caseOf.replaceChildren();
   byId('weights').hidden = true;
 }
 
-/** Keep the weights of a case, if it has any; the first of several queries is shown. */
+/** Add the weights of a case, if it has any. The first case with several queries is displayed. */
 export function addWeights(/** @type {import('./lib/check.mjs').Result} */ { name, outputs, ignored }) {
   const weights = outputs[OUTPUT];
   if (weights?.dims.length !== 4 || weights.dims.includes(0)) return;
-  // What is not compared may be anything: it is not shown either.
+  // Batch elements that are not compared are not shown, because their values have no meaning.
   const rows = count(weights.dims[0]).filter((row) => !ignored.includes(row));
   if (rows.length === 0) return;
   held.set(name, { dims: weights.dims, values: widen(weights), rows });
@@ -75,7 +75,7 @@ function draw() {
   byId('weights-value').textContent = weights[query * keys + key].toPrecision(4);
 }
 
-/** Cells of some pixels each, the chosen one with a frame. */
+/** Draw the weights as cells of several pixels, with a frame around the chosen cell. */
 function paint(weights, queries, keys, most, chosen) {
   const canvas = byId('heat-map');
   const cell = Math.max(4, Math.min(24, Math.floor(720 / Math.max(queries, keys))));
@@ -108,7 +108,7 @@ function describe(weights, queries, keys, most) {
   byId('heat-map-most').textContent = most.toPrecision(2);
 }
 
-/** The cell under the pointer is the one that is chosen. */
+/** Choose the cell under the pointer. */
 function choosePointed({ offsetX, offsetY, target }) {
   const [, , queries, keys] = held.get(caseOf.value).dims;
   queryOf.value = Math.floor((offsetY / target.clientHeight) * queries);

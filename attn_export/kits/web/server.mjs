@@ -1,8 +1,8 @@
 #!/usr/bin/env node
 /**
- * Serves this folder: `npm start`, or `node server.mjs [PORT]`.
+ * Server of this folder: `npm start`, or `node server.mjs [PORT]`.
  *
- * Any server will do. Threads in WebAssembly need the two headers below.
+ * Any other server works too. Threads in WebAssembly need the two headers below.
  */
 
 import { createReadStream } from 'node:fs';
@@ -20,7 +20,7 @@ const TYPES = {
   '.wasm': 'application/wasm',
 };
 
-/** Cross-origin isolation: without it a page has no memory that threads share. */
+/** Headers of cross-origin isolation, without which threads of a page cannot share memory. */
 const HEADERS = {
   'Cross-Origin-Opener-Policy': 'same-origin',
   'Cross-Origin-Embedder-Policy': 'require-corp',
@@ -30,8 +30,8 @@ const HEADERS = {
 /**
  * Answer with a file.
  * @param {import('node:http').ServerResponse} response
- * @param {string} folder  Nothing outside it is sent.
- * @param {string} path  Of a URL: with slashes, percent-encoded.
+ * @param {string} folder  The folder of the files; nothing outside it is sent.
+ * @param {string} path  The path in the URL, with slashes, percent-encoded.
  */
 export async function sendFile(response, folder, path) {
   const file = fileIn(folder, path);
@@ -51,7 +51,7 @@ function fileIn(folder, path) {
     const inside = file.startsWith(folder.endsWith(sep) ? folder : folder + sep);
     return inside && !file.includes('\0') ? file : null;
   } catch {
-    return null; // no percent-encoding
+    return null; // the percent-encoding is invalid
   }
 }
 

@@ -1,4 +1,4 @@
-/** Where a bundle comes from: the folder beside this page, or files that the user gave. */
+/** Sources of bundles: the folder beside this page, or files that the user chose. */
 
 /** @typedef {import('./lib/bundle.mjs').Read} Read */
 
@@ -15,7 +15,7 @@ export const served = (folder) => async (path) => {
 };
 
 /**
- * Files that the user chose or dropped: the folder with the manifest, wherever it is among them.
+ * Files that the user chose or dropped. Paths are relative to the folder of the manifest.
  * @param {Map<string, File>} files  By path.
  * @returns {Read}
  */
@@ -30,17 +30,17 @@ export function given(files) {
   };
 }
 
-/** The files of a folder that was chosen, by path. */
+/** The files of a chosen folder, by path. */
 export const chosenFiles = (/** @type {FileList} */ list) =>
   new Map([...list].map((file) => [file.webkitRelativePath || file.name, file]));
 
 /**
- * The files that were dropped, those in folders too, by path.
+ * The dropped files, including those in folders, by path.
  * @param {DataTransfer} transfer
  * @returns {Promise<Map<string, File>>}
  */
 export async function droppedFiles(transfer) {
-  // All entries are taken before anything is waited for: then the transfer is empty.
+  // All entries must be taken before the first await, after which the transfer is empty.
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
   const files = new Map();
   await Promise.all(entries.map((entry) => collect(entry, files)));
@@ -55,7 +55,7 @@ async function collect(entry, files) {
   }
   const reader = entry.createReader();
   for (;;) {
-    // It gives some at a time, and none at the end.
+    // Each call returns some entries, and none at the end.
     const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
     if (some.length === 0) return;
     await Promise.all(some.map((inner) => collect(inner, files)));

@@ -1,11 +1,11 @@
-/** What the page shows of a run: summary, facts, one row for each case. */
+/** Display of a run: a summary, facts, and a row for each case. */
 
 const byId = (/** @type {string} */ id) => document.getElementById(id);
 
 /** @typedef {"running" | "passed" | "failed" | "error"} State */
 
 /**
- * Show how it stands; screen readers say it.
+ * Show the state of the run, which screen readers announce.
  * @param {State} state
  * @param {string} text
  */
@@ -14,19 +14,19 @@ export function showState(state, text) {
   byId('verdict').textContent = text;
 }
 
-/** Forget the last run. */
+/** Clear the results of the last run. */
 export function clear() {
   for (const group of [...byId('cases').tBodies]) group.remove();
   byId('facts').replaceChildren();
   showProgress(0, 1);
 }
 
-/** Show how far it is. */
+/** Show the progress of the run. */
 export function showProgress(/** @type {number} */ done, /** @type {number} */ all) {
   Object.assign(byId('progress'), { max: all, value: done });
 }
 
-/** Show what is known of the bundle and the engine. */
+/** Show facts about the bundle and the engine. */
 export function showFacts(/** @type {Record<string, unknown>} */ facts) {
   const pairs = Object.entries(facts).map(([name, value]) => {
     const pair = element('div');
@@ -36,7 +36,7 @@ export function showFacts(/** @type {Record<string, unknown>} */ facts) {
   byId('facts').replaceChildren(...pairs);
 }
 
-/** Add a case to the table: a row of figures, and below it what there is to say. */
+/** Add a case to the table: a row of figures, and a row with its purpose and its problems. */
 export function showResult(/** @type {import('./lib/check.mjs').Result} */ result) {
   const { name, about, status, share, why, milliseconds } = result;
   const passed = status === 'passed';
@@ -60,7 +60,7 @@ export function showResult(/** @type {import('./lib/check.mjs').Result} */ resul
   byId('cases').append(group);
 }
 
-/** 0.123, or 1.2e+4 of what is large. */
+/** Format a number: 0.123, or 1.2e+4 if it is large. */
 function figure(share) {
   if (!Number.isFinite(share)) return '–';
   return share < 1000 ? share.toFixed(3) : share.toExponential(1);

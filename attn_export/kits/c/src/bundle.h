@@ -1,11 +1,11 @@
-/* What this project knows of its bundle. bundle.c was written from the bundle's index. */
+/* Facts about the bundle of this project. bundle.c was generated from the bundle's files. */
 #ifndef BUNDLE_H
 #define BUNDLE_H
 
 #include "judge.h"
 #include "model.h"
 
-/* An axis has one size, or a name where it may have any. */
+/* An axis: a fixed size, or a name if its size may differ from case to case. */
 typedef struct {
     const char *name;
     int64_t size;
@@ -17,10 +17,10 @@ typedef struct {
     int dtype;
     size_t rank;
     Axis axes[MAX_RANK];
-    size_t order[MAX_RANK]; /* axis i is axes[order[i]] in the graph: a cache may be laid out otherwise */
+    size_t order[MAX_RANK]; /* axis i of the graph is axes[order[i]] */
 } End;
 
-/* A golden case: files below golden/, a tolerance for each output, and what is not compared. */
+/* A golden case: its folder in golden/, a tolerance per output, and batch elements to ignore. */
 typedef struct {
     const char *name, *folder;
     const Tolerance *tolerances;
@@ -32,7 +32,7 @@ typedef enum { NO_CACHE, APPENDED_CACHE, CACHE_IN_PLACE } Cache;
 typedef struct {
     const char *name, *graph;
     const char *decode; /* the graph for single tokens, or NULL */
-    const char *const *files; /* those that ONNX Runtime opens: the graphs, their weights */
+    const char *const *files; /* files that ONNX Runtime opens: graphs and weights */
     size_t file_count;
     Cache cache;
     const End *inputs, *outputs;
@@ -42,7 +42,7 @@ typedef struct {
     size_t bound_count;
     const Case *cases;
     size_t case_count;
-    const Case *replay; /* the case that is also fed token by token, or NULL */
+    const Case *replay; /* the case that is also run token by token, or NULL */
 } Bundle;
 
 extern const Bundle BUNDLE;

@@ -19,7 +19,7 @@ bool bundle_files(const char *bundle, Error *error) {
     return true;
 }
 
-/* The tensors of a case, one after the other: first the inputs, then the outputs. */
+/* The tensors of a case. As one list, its inputs come first and then its true outputs. */
 typedef struct {
     const char *folder;
     const Tensor *inputs, *truths;
@@ -36,7 +36,7 @@ static const Tensor *tensor_at(const Tensors *all, size_t at) {
     return at < BUNDLE.input_count ? &all->inputs[at] : &all->truths[at - BUNDLE.input_count];
 }
 
-/* The size that an axis must have: its own, or that of the first axis of its name. */
+/* Returns the size that an axis must have: its fixed size, or that of the first axis so named. */
 static int64_t wanted_size(const Tensors *all, const Axis *axis) {
     for (size_t at = 0; axis->name != NULL && at < total(); at++) {
         const End *end = end_at(at);
@@ -78,7 +78,7 @@ static bool sizes_fit(const Tensors *all, size_t at, Error *error) {
                  dims_text(sizes, end->rank, wanted, sizeof wanted), error);
 }
 
-/* A step is written into the cache from past_length on: there has to be room for it. */
+/* Checks that the cache has room for the new tokens, which are written from past_length on. */
 static bool lengths_fit(const Tensors *all, size_t at, Error *error) {
     const Tensor *lengths = tensor_at(all, at);
     int64_t room = wanted_size(all, &(Axis){"capacity", -1});

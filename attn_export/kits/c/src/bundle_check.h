@@ -1,4 +1,4 @@
-/* Whether what lies in the bundle's folder is what this project was written for. */
+/* Checks that the bundle's folder holds the bundle that this project was generated for. */
 #ifndef BUNDLE_CHECK_H
 #define BUNDLE_CHECK_H
 
@@ -6,12 +6,12 @@
 
 /* Checks that graphs and weights are regular files. */
 bool bundle_files(const char *bundle, Error *error);
-/* The path of a file of the bundle into a buffer. */
+/* Writes the path of a file of the bundle to a buffer. */
 bool bundle_path(const char *bundle, const char *name, char *path, size_t size, Error *error);
 
 /*
- * Checks the types, ranks and sizes of a case: an axis of a number has that size, and axes of one
- * name have one size in all tensors. `folder` is that of the case, for what the error says.
+ * Checks types, ranks and sizes of a case: a fixed axis must have its size, and axes of the same
+ * name must have the same size in all tensors. `folder` is the case's folder, for messages.
  */
 bool case_fits(const char *folder, const Tensor *inputs, const Tensor *truths, Error *error);
 

@@ -10,13 +10,13 @@ bool feed_back(Tensor *inputs, size_t input_count, Tensor *outputs, size_t outpu
         char name[256];
         snprintf(name, sizeof name, "present_%s", inputs[i].name + 5);
         Tensor *present = tensor_find(outputs, output_count, name);
-        /* A bound one has been written into the input's own buffer; past_length has no present. */
+        /* A bound output was already written into its input. past_length has no output. */
         if (present == NULL || present->data == inputs[i].data) continue;
         if (!tensor_rename(present, inputs[i].name, error)) return false;
         Tensor old = inputs[i];
         inputs[i] = *present;
         *present = old;
-        /* It keeps its own name, so that outputs can still be looked up. */
+        /* The output keeps its name, so that tensor_find still finds it. */
         if (!tensor_rename(present, name, error)) return false;
     }
     return true;

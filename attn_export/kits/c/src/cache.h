@@ -1,10 +1,10 @@
-/* The KV cache of a decode: what one step gives is what the next one gets. */
+/* The KV cache of a decode: cache outputs of one step are inputs of the next one. */
 #ifndef CACHE_H
 #define CACHE_H
 
 #include "tensor.h"
 
-/* Makes every output `present_X` the input `past_X` of the next step; it is no output then. */
+/* Moves each output `present_X` to the input `past_X`, for the next step. */
 bool feed_back(Tensor *inputs, size_t input_count, Tensor *outputs, size_t output_count,
                Error *error);
 

@@ -1,6 +1,6 @@
 /*
- * How to decode with the KV cache: a prompt, then tokens one by one. The numbers are random; in
- * your program they are the hidden states that go into the layer.
+ * Example of decoding with the KV cache: a prompt, then tokens one by one. The inputs are random
+ * numbers instead of the hidden states that your program would pass to the layer.
  *
  *     decode [TOKENS [BUNDLE]]
  */
@@ -15,7 +15,7 @@
 
 enum { PROMPT = 8, TOKENS = 64, MOST_TOKENS = 1 << 20, KEYS_OF_OTHERS = 16 };
 
-/* Sizes of one step: so many new tokens after so many others, in buffers with so much room. */
+/* Sizes of one step: the number of new tokens, of cached tokens, and the cache's capacity. */
 typedef struct {
     int64_t new_tokens, held, capacity;
 } Step;
@@ -31,7 +31,7 @@ static int64_t size_of(const Axis *axis, Step step) {
     return KEYS_OF_OTHERS; /* an axis of your own module: choose its size here */
 }
 
-/* The value of one element: masks let everything be seen, positions count, states are random. */
+/* Returns the value of an element: masks have no effect, positions count, states are random. */
 static double value_of(const Tensor *tensor, size_t at, Step step) {
     if (tensor->dtype == BOOL) return 1;
     if (strcmp(tensor->name, "past_length") == 0) return (double)step.held;
@@ -46,7 +46,7 @@ static bool is_cache(const char *name) {
     return strncmp(name, "past_", 5) == 0 && strcmp(name, "past_length") != 0;
 }
 
-/* Makes the inputs of a step. The caches start empty; later they are what the last step gave. */
+/* Makes the inputs of a step. Caches start empty; later they are outputs of the last step. */
 static bool make_inputs(Step step, Tensor *inputs, Error *error) {
     for (size_t i = 0; i < BUNDLE.input_count; i++) {
         const End *end = &BUNDLE.inputs[i];
@@ -69,7 +69,7 @@ static bool run_step(const Graphs *graphs, Step step, Tensor *inputs, Tensor *ou
     size_t count = model_output_count(graphs->any);
     if (!make_inputs(step, inputs, error)) return false;
     if (!graphs_run(graphs, inputs, outputs, error)) return false;
-    /* Here your program goes on with tensor_find(outputs, count, "output"). */
+    /* Your program would use tensor_find(outputs, count, "output") here. */
     bool fed = feed_back(inputs, BUNDLE.input_count, outputs, count, error);
     tensors_free(outputs, count);
     return fed;

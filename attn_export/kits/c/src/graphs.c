@@ -24,7 +24,7 @@ void graphs_close(Graphs *graphs) {
     *graphs = (Graphs){0};
 }
 
-/* Whether the inputs are those of one token for each row of the batch. */
+/* Returns whether the inputs have one token for each batch element. */
 static bool is_single(const Tensor *inputs) {
     for (size_t i = 0; i < BUNDLE.input_count; i++) {
         const End *end = &BUNDLE.inputs[i];

@@ -1,6 +1,6 @@
 /*
- * The graphs of the bundle: one for any number of tokens and, where there is one, that for single
- * tokens. Both hold the cache alike, which may be with its axes in another order.
+ * The graphs of the bundle: one for any number of tokens and, if the bundle has it, one for single
+ * tokens. In both, the axes of the cache may be in another order than in the signature.
  */
 #ifndef GRAPHS_H
 #define GRAPHS_H
@@ -8,18 +8,18 @@
 #include "bundle.h"
 
 typedef struct {
-    Model *any, *single; /* `single` is NULL where there is none */
+    Model *any, *single; /* `single` may be NULL */
 } Graphs;
 
 bool graphs_open(const char *bundle, ModelOptions options, Graphs *graphs, Error *error);
 void graphs_close(Graphs *graphs);
 
-/* Runs the graph for the number of tokens; the inputs are those of the bundle, in its order. */
+/* Runs the graph that suits the number of tokens. Inputs are in the order of the bundle. */
 bool graphs_run(const Graphs *graphs, const Tensor *inputs, Tensor *outputs, Error *error);
 
-/* Puts the axes of all inputs into the order of the graph. */
+/* Transposes the inputs from the signature's order of axes to the graph's. */
 bool to_graph(Tensor *inputs, Error *error);
-/* Puts the axes of outputs into the order of the bundle's signature. */
+/* Transposes outputs from the graph's order of axes to the signature's. */
 bool from_graph(Tensor *outputs, size_t count, Error *error);
 
 #endif

@@ -19,7 +19,7 @@ static const OrtApi *ort(void) { return OrtGetApiBase()->GetApi(ORT_API_VERSION)
 
 const char *model_version(void) { return OrtGetApiBase()->GetVersionString(); }
 
-/* Whether a call went well; what ONNX Runtime says where it did not is the error. */
+/* Returns whether a call succeeded. If not, sets the error to the message of ONNX Runtime. */
 static bool ok(const OrtApi *api, OrtStatus *status, Error *error) {
     if (status == NULL) return true;
     fail(error, "%s", api->GetErrorMessage(status));
@@ -27,11 +27,12 @@ static bool ok(const OrtApi *api, OrtStatus *status, Error *error) {
     return false;
 }
 
-/* -- opened and closed ------------------------------------------------------------------- */
+/* -- opening and closing ----------------------------------------------------------------- */
 
-/* Whether products of 8-bit integers may be inexact by default: x86 processors with AVX2 and without
-   VNNI cut sums of two off, ARM processors take a scale for each row where a graph has one for the
-   tensor or for a block. The options against it make others slower. */
+/* Returns whether ONNX Runtime may by default compute products of 8-bit integers inexactly here.
+   x86 processors with AVX2 but without VNNI saturate sums of two products. ARM processors use one
+   scale per row where a graph has one per tensor or per block. The options that prevent this make
+   other processors slower. */
 static bool may_be_inexact(void) {
 #if defined(__GNUC__) && defined(__x86_64__)
     return !__builtin_cpu_supports("avx512vnni");
@@ -40,7 +41,7 @@ static bool may_be_inexact(void) {
 #endif
 }
 
-/* Whether the file of a graph has a name in it. */
+/* Returns whether the file of a graph contains a text. */
 static bool has_name(const char *graph, const char *name) {
     FILE *file = fopen(graph, "rb");
     size_t matched = 0;
@@ -48,7 +49,7 @@ static bool has_name(const char *graph, const char *name) {
     if (file == NULL) return false;
     while (name[matched] != '\0' && (byte = getc(file)) != EOF) {
         while (matched > 0 && byte != name[matched]) {
-            /* The longest part that ends what was read and begins the name. */
+            /* The longest prefix of the name that is a suffix of the bytes read so far. */
             size_t shorter = matched - 1;
             while (shorter > 0 && memcmp(name, name + matched - shorter, shorter) != 0) shorter--;
             matched = shorter;
@@ -59,13 +60,13 @@ static bool has_name(const char *graph, const char *name) {
     return name[matched] == '\0';
 }
 
-/* Set the options that make products of 8-bit integers exact, where they are needed. */
+/* Sets the options that make products of 8-bit integers exact, if the graph needs them. */
 static bool make_exact(const OrtApi *api, OrtSessionOptions *options, const char *graph,
                        Error *error) {
     bool whole, by_block;
     if (!may_be_inexact()) return true;
     whole = has_name(graph, "MatMulInteger");
-    /* The attribute of MatMulNBits, of protobuf's int 4. */
+    /* The attribute accuracy_level = 4 of MatMulNBits, as it is encoded in the file. */
     by_block = has_name(graph, "accuracy_level\x18\x04");
     return (!whole ||
             ok(api, api->AddSessionConfigEntry(options, "session.x64quantprecision", "1"),
@@ -86,7 +87,7 @@ static bool make_session(Model *model, const char *graph, ModelOptions wanted, E
            api->AddSessionConfigEntry(options, "session.intra_op.allow_spinning",
                                       wanted.spin ? "1" : "0"),
            error) &&
-        /* By default a product with dequantised weights rounds its inputs to 8 bits. */
+        /* Otherwise a product with dequantised weights rounds its inputs to 8 bits. */
         ok(api,
            api->AddSessionConfigEntry(options, "session.qdq_matmulnbits_accuracy_level", "1"),
            error) &&
@@ -124,7 +125,7 @@ bool model_open(const char *graph, ModelOptions options, Model **model, Error *e
     Model *made = calloc(1, sizeof *made);
     if (made == NULL) return fail(error, "out of memory");
     made->api = api;
-    /* It would collect events in the user's home, and send them to its maker. */
+    /* Otherwise ONNX Runtime collects events in the home folder and sends them to its maker. */
     setenv("ORT_DISABLE_TELEMETRY", "1", 0);
     if (ok(api, api->CreateEnv(ORT_LOGGING_LEVEL_ERROR, "model", &made->env), error) &&
         ok(api, api->CreateCpuMemoryInfo(OrtArenaAllocator, OrtMemTypeDefault, &made->memory),
@@ -159,7 +160,7 @@ const char *model_output_name(const Model *model, size_t at) { return model->out
 
 /* -- run --------------------------------------------------------------------------------- */
 
-/* What one run needs: values that show the inputs' elements, and those that come out. */
+/* ONNX Runtime values of one run: those that point to the inputs' elements, and the outputs. */
 typedef struct {
     const char **input_names;
     OrtValue **inputs, **outputs;
@@ -185,7 +186,7 @@ static bool show_inputs(const Model *model, const Tensor *inputs, size_t count, 
     for (size_t i = 0; i < count; i++) {
         const Tensor *input = &inputs[i];
         run->input_names[i] = input->name;
-        /* ONNX Runtime numbers the types of elements as ONNX does. */
+        /* ONNX Runtime uses the same numbers for element types as ONNX. */
         OrtStatus *status = model->api->CreateTensorWithDataAsOrtValue(
             model->memory, input->data, tensor_bytes(input), input->dims, input->rank,
             (ONNXTensorElementDataType)input->dtype, &run->inputs[i]);
@@ -194,7 +195,7 @@ static bool show_inputs(const Model *model, const Tensor *inputs, size_t count, 
     return true;
 }
 
-/* An output that is handed over with a value is written there: an input's value, here. */
+/* ONNX Runtime writes an output into a value that it is given: here that of the bound input. */
 static bool bind_outputs(const Model *model, const Tensor *inputs, size_t input_count,
                          const Bound *bound, size_t bound_count, Run *run, Error *error) {
     for (size_t b = 0; b < bound_count; b++) {
@@ -227,7 +228,7 @@ static bool described(const OrtApi *api, const OrtValue *value, Tensor *tensor, 
     return known;
 }
 
-/* Makes a tensor of a value, which it owns from then on. */
+/* Makes a tensor of a value and takes ownership of the value. */
 static bool take_output(const OrtApi *api, OrtValue **value, Tensor *tensor, Error *error) {
     if (!described(api, *value, tensor, error)) return false;
     if (!ok(api, api->GetTensorMutableData(*value, &tensor->data), error)) return false;

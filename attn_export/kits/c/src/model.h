@@ -7,11 +7,11 @@
 typedef struct Model Model;
 
 typedef struct {
-    int threads; /* for computing; 0: as many as ONNX Runtime chooses */
-    bool spin;   /* waiting threads spin: best where runs follow each other closely */
+    int threads; /* threads for computing; 0: the default of ONNX Runtime */
+    bool spin;   /* threads spin while they wait: faster if runs follow each other closely */
 } ModelOptions;
 
-/* An output that is to be written into the buffer of an input, as a cache in place is. */
+/* An output that is written into the buffer of an input, such as a cache in place. */
 typedef struct {
     const char *output, *input;
 } Bound;
@@ -19,16 +19,16 @@ typedef struct {
 bool model_open(const char *graph, ModelOptions options, Model **model, Error *error);
 void model_close(Model *model);
 
-/* The version of ONNX Runtime that is really there. */
+/* The version of the ONNX Runtime library that was loaded. */
 const char *model_version(void);
 
 size_t model_output_count(const Model *model);
 const char *model_output_name(const Model *model, size_t at);
 
 /*
- * Runs once. `outputs` has room for `model_output_count` tensors, which come in the graph's order
- * and have to be freed; they live on when the next run comes. Those that are bound show the
- * elements of their input, which now holds them, and own nothing.
+ * Runs once. `outputs` must have room for `model_output_count` tensors, in the graph's order. The
+ * caller must free them; they stay valid after the next run. Bound outputs own no memory: they
+ * point to the elements of their input, into which they were written.
  */
 bool model_run(Model *model, const Tensor *inputs, size_t input_count, const Bound *bound,
                size_t bound_count, Tensor *outputs, Error *error);

@@ -13,14 +13,14 @@ static bool is_axis(const End *end, size_t axis, const char *name) {
     return is != NULL && strcmp(is, name) == 0;
 }
 
-/* Where an axis is among those of an input or output; its rank where it is not. */
+/* Returns the index of an axis of an input or output, or the rank if it has no such axis. */
 static size_t axis_of(const End *end, const char *name) {
     size_t axis = 0;
     while (axis < end->rank && !is_axis(end, axis, name)) axis++;
     return axis;
 }
 
-/* The number of tokens of a case; 0, with an error, where it cannot be fed one by one. */
+/* Returns the number of tokens of a case, or 0 and an error if it cannot be run by token. */
 static int64_t token_count(const Tensor *inputs, Error *error) {
     int64_t tokens = 0;
     for (size_t i = 0; i < BUNDLE.input_count && tokens == 0; i++) {
@@ -43,7 +43,7 @@ static int64_t token_count(const Tensor *inputs, Error *error) {
 
 /* -- one step's inputs ------------------------------------------------------------------- */
 
-/* The part of an input that token `at` gets: its own row, and the keys up to it. */
+/* Returns the part of an input for token `at`: its row, and the keys up to it. */
 static bool cut(const Tensor *whole, const End *end, int64_t at, Tensor *part, Error *error) {
     int64_t sizes[MAX_RANK], from[MAX_RANK] = {0};
     for (size_t axis = 0; axis < whole->rank; axis++) {
@@ -62,7 +62,7 @@ static bool is_cache(const End *end) {
     return strncmp(end->name, "past_", 5) == 0 && strcmp(end->name, "past_length") != 0;
 }
 
-/* Renews what changes from token to token; the caches stay, once they are there. */
+/* Sets the inputs of the next token. Caches are set for the first token only. */
 static bool next_inputs(const Tensor *wholes, int64_t at, Tensor *step, Error *error) {
     for (size_t i = 0; i < BUNDLE.input_count; i++) {
         const End *end = &BUNDLE.inputs[i];
@@ -77,11 +77,12 @@ static bool next_inputs(const Tensor *wholes, int64_t at, Tensor *step, Error *e
     return at > 0 || to_graph(step, error);
 }
 
-/* -- put together ------------------------------------------------------------------------ */
+/* -- concatenation of outputs ------------------------------------------------------------ */
 
 /*
- * Puts a step's output in its place. Its last axis may be one of keys and shorter than that of the
- * whole: the keys to come count 0. Learned keys, which are of no token, stand behind all others.
+ * Copies the output of a step to its row of the whole output. If the last axis is one of keys, it
+ * is shorter than that of the whole, in which later keys have 0. Learned keys, which belong to no
+ * token, are last.
  */
 static bool place(const Tensor *part, const End *end, int64_t at, int64_t tokens, Tensor *whole,
                   Error *error) {
@@ -110,7 +111,7 @@ static bool place(const Tensor *part, const End *end, int64_t at, int64_t tokens
     return tensor_copy_block(whole, to, part, from, sizes, error);
 }
 
-/* Of outputs without an axis of queries, the caches above all, the last step has the whole. */
+/* Outputs without an axis of queries, such as caches, are complete after the last step. */
 static bool collect(Tensor *outputs, size_t count, int64_t at, int64_t tokens, Tensor *wholes,
                     Error *error) {
     for (size_t i = 0; i < BUNDLE.output_count; i++) {

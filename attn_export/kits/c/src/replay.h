@@ -1,12 +1,13 @@
-/* A golden case fed token by token, as a decode goes: it has to give what the whole gives. */
+/* A golden case run token by token, which must give the same as the whole case at once. */
 #ifndef REPLAY_H
 #define REPLAY_H
 
 #include "graphs.h"
 
 /*
- * Fills `wholes`, one for each output of the bundle, with what all steps gave. `inputs` are those
- * of the whole case, `truths` its outputs, for their shapes; both fit the signature.
+ * Fills `wholes`, one tensor per output of the bundle, with the results of all steps. `inputs` are
+ * those of the whole case; `truths` are its true outputs, of which only shapes are used. Both must
+ * match the signature.
  */
 bool replay(const Graphs *graphs, const Tensor *inputs, const Tensor *truths, Tensor *wholes,
             Error *error);

@@ -1,10 +1,10 @@
 /*
- * Runs every golden case of the bundle through one loaded graph and judges what comes out.
+ * Self-test: runs every golden case of the bundle and judges its outputs.
  *
  *     self_test [BUNDLE]
  *
- * Ends with 0 where all is right, 1 where a number is wrong or a case is no evidence, 2 where the
- * bundle cannot be read or ONNX Runtime refuses the graph.
+ * Exit code 0: all cases passed; 1: a case failed or is no evidence; 2: the bundle cannot be read,
+ * or ONNX Runtime refuses a graph.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 #include "replay.h"
 #include "tensorproto.h"
 
-/* A case in memory: inputs, the truth, and what a run gave. */
+/* A case in memory: inputs, true outputs, and the outputs of a run. */
 typedef struct {
     Tensor *inputs, *truths, *outputs;
     size_t output_count;
@@ -54,14 +54,14 @@ static bool load(const char *bundle, const Case *one, size_t output_count, Loade
     return read;
 }
 
-/* -- one line for each case -------------------------------------------------------------- */
+/* -- one case ---------------------------------------------------------------------------- */
 
 static bool say_failed(const char *name, const char *how, const char *output, const char *why) {
     print_line(stdout, "FAIL %.200s%s  %.200s%s%s", name, how, output, *output ? ": " : "", why);
     return false;
 }
 
-/* Whether the outputs are those that the bundle has, and no others. */
+/* Returns whether the names of the outputs are those in the bundle. */
 static bool named_right(const Tensor *outputs, size_t count, const char *name, const char *how) {
     for (size_t i = 0; i < count; i++) {
         size_t known = 0;
@@ -128,9 +128,9 @@ static bool passes_token_by_token(const Graphs *graphs, const Case *one, Loaded 
     return passed;
 }
 
-/* -- all of them ------------------------------------------------------------------------- */
+/* -- all cases --------------------------------------------------------------------------- */
 
-/* Counts the cases that passed; false where a file cannot be read. */
+/* Runs all cases and counts those that passed. Returns false if a file cannot be read. */
 static bool run_all(const char *bundle, const Graphs *graphs, size_t *passed, Error *error) {
     Loaded loaded;
     for (size_t i = 0; i < BUNDLE.case_count; i++) {

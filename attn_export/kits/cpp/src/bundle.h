@@ -1,4 +1,4 @@
-// What this project knows of its bundle. bundle.cpp was written from the bundle's index.
+// Facts about the bundle of this project. bundle.cpp was generated from the bundle's files.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace attention {
 
-// An axis has one size, or a name where it may have any.
+// An axis: a fixed size, or a name if its size may differ from case to case.
 struct Axis {
     std::string_view name;
     std::int64_t size;
@@ -22,10 +22,10 @@ struct End {
     std::string_view name;
     DType dtype;
     Rows<Axis> axes;
-    Rows<std::size_t> order;  // axis i is axes[order[i]] in the graph
+    Rows<std::size_t> order;  // axis i of the graph is axes[order[i]]
 };
 
-// A golden case: files below golden/, a tolerance for each output, and the rows of the batch that
+// A golden case: its folder in golden/, a tolerance for each output, and the batch elements that
 // are not compared.
 struct Case {
     std::string_view name, folder;
@@ -38,11 +38,11 @@ enum class Cache { none, append, in_place };
 struct Bundle {
     std::string_view name, graph;
     std::string_view decode;       // the graph for single tokens, or ""
-    Rows<std::string_view> files;  // those that ONNX Runtime opens: the graphs, their weights
+    Rows<std::string_view> files;  // files that ONNX Runtime opens: graphs and weights
     Cache cache;
     Rows<End> inputs, outputs;
     Rows<Case> cases;
-    std::optional<std::size_t> replay;  // the case that is also fed token by token
+    std::optional<std::size_t> replay;  // the case that is also run token by token
     Bindings bound;
 };
 

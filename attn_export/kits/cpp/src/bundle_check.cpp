@@ -9,7 +9,7 @@ namespace attention {
 
 namespace {
 
-// The sizes of named axes: that of the first axis of a name.
+// Sizes of named axes: each is that of the first axis so named.
 using Sizes = std::map<std::string_view, std::int64_t>;
 
 std::runtime_error unfit(const std::string& file, const std::string& what, const std::string& is,
@@ -37,7 +37,7 @@ void check_sizes(const std::string& file, const End& end, const Tensor& tensor, 
     if (wanted != tensor.dims()) throw unfit(file, "shape", to_text(tensor.dims()), to_text(wanted));
 }
 
-// A step is written into the cache from past_length on: there has to be room for it.
+// Checks that the cache has room for the new tokens, which are written from past_length on.
 void check_lengths(const std::string& file, const Tensor& lengths, const Sizes& sizes) {
     const auto room = sizes.find("capacity"), tokens = sizes.find("query_len");
     if (room == sizes.end() || tokens == sizes.end()) return;

@@ -1,4 +1,4 @@
-// Whether what lies in the bundle's folder is what this project was written for.
+// Checks that the bundle's folder holds the bundle that this project was generated for.
 #pragma once
 
 #include <filesystem>
@@ -8,15 +8,16 @@
 
 namespace attention {
 
-// The path of the graph. Throws std::runtime_error where it or its weights are no regular files.
+// Returns the path of the graph. Throws std::runtime_error if a graph or the weights are no regular
+// files.
 std::filesystem::path graph_in(const std::filesystem::path& folder);
 
 struct LoadedCase {
     std::vector<Tensor> inputs, truths;
 };
 
-// Reads a case and checks types, ranks and sizes: an axis of a number has that size, and axes of
-// one name have one size in all tensors. Throws std::runtime_error where something is wrong.
+// Reads a case and checks types, ranks and sizes: a fixed axis must have its size, and axes of the
+// same name the same size in all tensors. Throws std::runtime_error if something is wrong.
 LoadedCase read_case(const std::filesystem::path& folder, const Case& one);
 
 }  // namespace attention

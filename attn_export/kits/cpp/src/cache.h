@@ -1,4 +1,4 @@
-// The KV cache of a decode: what one step gives is what the next one gets.
+// The KV cache of a decode: cache outputs of one step are inputs of the next one.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,10 @@
 
 namespace attention {
 
-// Makes every output present_X the input past_X of the next step. Nothing is copied.
+// Moves each output present_X to the input past_X, for the next step. No elements are copied.
 void feed_back(std::vector<Tensor>& inputs, const std::vector<Tensor>& outputs);
 
-// Whether an input is a cache.
+// Returns whether an input is a cache.
 bool is_cache(std::string_view input);
 
 }  // namespace attention

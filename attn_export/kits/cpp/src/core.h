@@ -1,5 +1,5 @@
-// The part in C that the kits for C and C++ share: tensors, their files and the judge. Its names are
-// in the global namespace; only the sources that wrap them include this.
+// The C code that the kits for C and C++ share: tensors, their files and the judge. Its names are
+// in the global namespace, so only the sources that wrap it include this file.
 #pragma once
 
 extern "C" {
@@ -12,11 +12,11 @@ extern "C" {
 
 namespace attention {
 
-// A tensor as C has it; it shares the elements. Throws std::invalid_argument where C has no such
-// number of axes.
+// Returns a C tensor that shares the elements. Throws std::invalid_argument if the rank is larger
+// than MAX_RANK.
 ::Tensor in_c(const Tensor& tensor);
 
-// A tensor that C made, which owns it from now on.
+// Returns a tensor that takes ownership of a C tensor.
 Tensor taken(::Tensor made);
 
 }  // namespace attention

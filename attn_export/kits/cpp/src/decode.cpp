@@ -1,5 +1,5 @@
-// How to decode with the KV cache: a prompt, then tokens one by one. The numbers are random; in
-// your program they are the hidden states that go into the layer.
+// Example of decoding with the KV cache: a prompt, then tokens one by one. The inputs are random
+// numbers instead of the hidden states that your program would pass to the layer.
 //
 //     decode [TOKENS [BUNDLE]]
 #include <chrono>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::int64_t PROMPT = 8, TOKENS = 64, MOST_TOKENS = 1 << 20, KEYS_OF_OTHERS = 16;
 
-// Sizes of one step: so many new tokens after so many others, in buffers with so much room.
+// Sizes of one step: the number of new tokens, of cached tokens, and the cache's capacity.
 struct Step {
     std::int64_t new_tokens, held, capacity;
 };
@@ -36,7 +36,7 @@ std::int64_t size_of(const Axis& axis, const Step& step) {
     return KEYS_OF_OTHERS;  // an axis of your own module: choose its size here
 }
 
-// Fills an input: masks let everything be seen, positions count, states are random.
+// Fills an input: masks have no effect, positions count, states are random.
 void fill(Tensor& tensor, const Step& step) {
     static std::mt19937 generator(0);
     std::uniform_int_distribution<int> sixty_fourths(-64, 64);
@@ -55,7 +55,7 @@ void fill(Tensor& tensor, const Step& step) {
     }
 }
 
-// Makes the inputs of a step. The caches start empty; later they are what the last step gave.
+// Makes the inputs of a step. Caches start empty; later they are outputs of the last step.
 void make_inputs(const Step& step, std::vector<Tensor>& inputs) {
     inputs.resize(bundle().inputs.size());
     for (std::size_t i = 0; i < inputs.size(); i++) {
@@ -71,7 +71,7 @@ void make_inputs(const Step& step, std::vector<Tensor>& inputs) {
 void run_step(Graphs& graphs, const Step& step, std::vector<Tensor>& inputs) {
     make_inputs(step, inputs);
     const std::vector<Tensor> outputs = graphs.run(inputs);
-    // Here your program goes on with *find(outputs, "output").
+    // Your program would use *find(outputs, "output") here.
     feed_back(inputs, outputs);
 }
 

@@ -6,7 +6,7 @@ namespace attention {
 
 namespace {
 
-// Whether the inputs are those of one token for each row of the batch.
+// Returns whether the inputs have one token for each batch element.
 bool is_single(const std::vector<Tensor>& inputs) {
     for (std::size_t i = 0; i < inputs.size(); i++) {
         const Rows<Axis> axes = bundle().inputs[i].axes;

@@ -1,5 +1,5 @@
-// The graphs of the bundle: one for any number of tokens and, where there is one, that for single
-// tokens. Both hold the cache alike, which may be with its axes in another order.
+// The graphs of the bundle: one for any number of tokens and, if the bundle has it, one for single
+// tokens. In both, the axes of the cache may be in another order than in the signature.
 #pragma once
 
 #include <filesystem>
@@ -12,10 +12,10 @@ namespace attention {
 
 class Graphs {
 public:
-    // Throws std::runtime_error where graphs or weights are no regular files.
+    // Throws std::runtime_error if graphs or weights are not regular files.
     explicit Graphs(const std::filesystem::path& folder, ModelOptions options = {});
 
-    // Runs the graph for the number of tokens; the inputs are those of the bundle, in its order.
+    // Runs the graph that suits the number of tokens. Inputs are in the order of the bundle.
     std::vector<Tensor> run(const std::vector<Tensor>& inputs);
 
 private:

@@ -8,7 +8,7 @@ namespace attention {
 
 Verdict judge(const Tensor& got, const Tensor& truth, const Tolerance& tolerance,
               Rows<std::int64_t> ignored_rows) {
-    // The truth is written into rows that are ignored.
+    // judge() writes the truth into ignored batch elements, so it gets a copy.
     const Tensor compared = ignored_rows.size() > 0 ? got.clone() : got;
     const Limits limits = tolerance.limits.value_or(Limits{0, 0});
     const std::string unusable(tolerance.unusable);

@@ -1,7 +1,7 @@
-// The rule by which an output passes, in double: relative L2 error, over the whole and over every
-// row of the last axis, within what the bundle allows; rows that have to be 0 are 0; NaN and
-// infinities are where the truth has them. Integers and bools are equal. Rows of the batch that the
-// bundle names are not compared.
+// The rule by which an output passes, computed in double. The relative L2 error, over the whole
+// output and over every row of the last axis, must be within the errors that the bundle allows.
+// Rows that are 0 in the truth must be 0. NaN and infinities must be at the same positions as in
+// the truth. Integers and bools must be equal. Batch elements that the bundle lists are ignored.
 #pragma once
 
 #include <optional>
@@ -12,7 +12,7 @@
 
 namespace attention {
 
-// The rows of a table that is compiled in.
+// A view of an array of constants.
 template <typename Row>
 class Rows {
 public:
@@ -34,9 +34,9 @@ struct Limits {
     double whole, row;
 };
 
-// What is allowed of one output of one case.
+// The errors allowed for an output of a case.
 struct Tolerance {
-    std::optional<Limits> limits;  // floating point outputs have them
+    std::optional<Limits> limits;  // only for outputs of floating point
     std::string_view unusable;     // why the output is no evidence, or empty
 };
 
@@ -45,10 +45,10 @@ enum class Status { passed, failed, unusable };
 struct Verdict {
     Status status = Status::passed;
     std::string why;   // empty where it passed
-    double share = 0;  // of what is allowed; 1 is the limit
+    double share = 0;  // error divided by the error allowed
 };
 
-// Throws std::out_of_range where the truth does not have a row that is ignored.
+// Throws std::out_of_range if the truth has no batch element that is to be ignored.
 Verdict judge(const Tensor& got, const Tensor& truth, const Tolerance& tolerance,
               Rows<std::int64_t> ignored_rows);
 

@@ -12,19 +12,20 @@ namespace attention {
 namespace {
 
 Ort::Env make_env() {
-    // Before anything else is asked of it: an older library has not the functions of the headers.
+    // Must come first, because an older library lacks functions that the headers declare.
     if (OrtGetApiBase()->GetApi(ORT_API_VERSION) == nullptr) {
         throw std::runtime_error("ONNX Runtime " + onnxruntime_version() +
                                  " is older than the headers that this was built with");
     }
-    // It would collect events in the user's home, and send them to its maker.
+    // Otherwise ONNX Runtime collects events in the home folder and sends them to its maker.
     setenv("ORT_DISABLE_TELEMETRY", "1", 0);
     return Ort::Env(ORT_LOGGING_LEVEL_ERROR, "model");
 }
 
-// Whether products of 8-bit integers may be inexact by default: x86 processors with AVX2 and without
-// VNNI cut sums of two off, ARM processors take a scale for each row where a graph has one for the
-// tensor or for a block. The options against it make others slower.
+// Returns whether ONNX Runtime may by default compute products of 8-bit integers inexactly here.
+// x86 processors with AVX2 but without VNNI saturate sums of two products. ARM processors use one
+// scale per row where a graph has one per tensor or per block. The options that prevent this make
+// other processors slower.
 bool may_be_inexact() {
 #if defined(__GNUC__) && defined(__x86_64__)
     return !__builtin_cpu_supports("avx512vnni");
@@ -44,27 +45,27 @@ Ort::SessionOptions session_options(const std::filesystem::path& graph, ModelOpt
     options.SetInterOpNumThreads(1);
     options.SetLogSeverityLevel(ORT_LOGGING_LEVEL_ERROR);
     options.AddConfigEntry("session.intra_op.allow_spinning", wanted.spin ? "1" : "0");
-    // By default a product with dequantised weights rounds its inputs to 8 bits.
+    // Otherwise a product with dequantised weights rounds its inputs to 8 bits.
     options.AddConfigEntry("session.qdq_matmulnbits_accuracy_level", "1");
     const std::string bytes = may_be_inexact() ? bytes_of(graph) : "";
     const auto has = [&](const char* name) { return bytes.find(name) != std::string::npos; };
     if (has("MatMulInteger")) options.AddConfigEntry("session.x64quantprecision", "1");
-    // The attribute of MatMulNBits, of protobuf's int 4.
+    // The attribute accuracy_level = 4 of MatMulNBits, as it is encoded in the file.
     if (has("MatMulInteger") || has("accuracy_level\x18\x04")) {
         options.AddConfigEntry("mlas.disable_kleidiai", "1");
     }
     return options;
 }
 
-// A value that shows the elements of a tensor.
+// Returns a value that points to the elements of a tensor.
 Ort::Value value_of(const Ort::MemoryInfo& memory, const Tensor& tensor) {
-    // ONNX Runtime numbers the types of elements as ONNX does.
+    // ONNX Runtime uses the same numbers for element types as ONNX.
     const auto type = static_cast<ONNXTensorElementDataType>(tensor.dtype());
     return Ort::Value::CreateTensor(memory, tensor.data(), tensor.bytes(), tensor.dims().data(),
                                     tensor.dims().size(), type);
 }
 
-// A tensor that owns a value.
+// Returns a tensor that owns a value.
 Tensor tensor_of(std::string name, Ort::Value value) {
     const auto info = value.GetTensorTypeAndShapeInfo();
     const auto dtype = static_cast<DType>(info.GetElementType());
@@ -73,7 +74,7 @@ Tensor tensor_of(std::string name, Ort::Value value) {
     return Tensor(std::move(name), dtype, info.GetShape(), std::shared_ptr<std::byte>(owner, data));
 }
 
-// Of each output the input in whose buffer it is to lie, or nullptr.
+// Returns for each output the input into whose buffer it is written, or nullptr.
 std::vector<const Tensor*> sources_of(const std::vector<std::string>& outputs,
                                       const std::vector<Tensor>& inputs, const Bindings& bound) {
     std::vector<const Tensor*> sources(outputs.size(), nullptr);
@@ -126,7 +127,7 @@ std::vector<Tensor> Model::run(const std::vector<Tensor>& inputs, const Bindings
     }
     for (std::size_t i = 0; i < names.size(); i++) {
         output_names.push_back(names[i].c_str());
-        // An output that is handed over with a value is written there.
+        // ONNX Runtime writes an output into the value that it is given.
         made.push_back(sources[i] ? value_of(loaded_->memory, *sources[i]) : Ort::Value{nullptr});
     }
     loaded_->session.Run(Ort::RunOptions{nullptr}, input_names.data(), given.data(), given.size(),

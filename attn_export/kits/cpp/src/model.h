@@ -12,15 +12,15 @@
 namespace attention {
 
 struct ModelOptions {
-    int threads = 0;    // for computing; 0: as many as ONNX Runtime chooses
-    bool spin = false;  // waiting threads spin: best where runs follow each other closely
+    int threads = 0;    // threads for computing; 0: the default of ONNX Runtime
+    bool spin = false;  // threads spin while they wait: faster if runs follow each other closely
 };
 
-// Outputs that are to be written into the buffers of inputs, as a cache in place is:
+// Outputs that are written into the buffers of inputs, such as a cache in place:
 // {{"present_key", "past_key"}}.
 using Bindings = std::vector<std::pair<std::string, std::string>>;
 
-// What ONNX Runtime refuses is thrown as Ort::Exception, which is a std::exception.
+// Errors of ONNX Runtime are thrown as Ort::Exception, which is a std::exception.
 class Model {
 public:
     explicit Model(const std::filesystem::path& graph, ModelOptions options = {});
@@ -28,18 +28,18 @@ public:
     Model(Model&&) noexcept;
     Model& operator=(Model&&) noexcept;
 
-    // Runs once. The outputs come in the graph's order; those that are bound share the elements
-    // of their input, all others have elements of their own.
+    // Runs once. The outputs are in the graph's order. Bound outputs share the elements of their
+    // input; all others own their elements.
     std::vector<Tensor> run(const std::vector<Tensor>& inputs, const Bindings& bound = {});
 
     const std::vector<std::string>& output_names() const;
 
 private:
-    struct Loaded;  // so that whoever uses a model needs not compile ONNX Runtime's headers
+    struct Loaded;  // keeps ONNX Runtime's headers out of this file
     std::unique_ptr<Loaded> loaded_;
 };
 
-// The version of ONNX Runtime that is really there.
+// The version of the ONNX Runtime library that was loaded.
 std::string onnxruntime_version();
 
 }  // namespace attention

@@ -13,7 +13,7 @@ namespace {
 constexpr std::string_view NEW = "query_len", KEYS = "total_len", ROOM = "capacity",
                            LENGTHS = "past_length";
 
-// Where an axis is among those of an input or output, if it is there.
+// Returns the index of an axis of an input or output, if it has the axis.
 std::optional<std::size_t> axis_of(const End& end, std::string_view name) {
     const auto found = std::find_if(end.axes.begin(), end.axes.end(),
                                     [&](const Axis& axis) { return axis.name == name; });
@@ -21,7 +21,7 @@ std::optional<std::size_t> axis_of(const End& end, std::string_view name) {
     return static_cast<std::size_t>(found - end.axes.begin());
 }
 
-// The number of tokens of a case. Throws where it cannot be fed one by one.
+// Returns the number of tokens of a case. Throws if it cannot be run token by token.
 std::int64_t token_count(const std::vector<Tensor>& inputs) {
     std::int64_t tokens = 0;
     for (std::size_t i = 0; i < inputs.size() && tokens == 0; i++) {
@@ -38,7 +38,7 @@ std::int64_t token_count(const std::vector<Tensor>& inputs) {
     return tokens;
 }
 
-// The part of an input that token `at` gets: its own row, and the keys up to it.
+// Returns the part of an input for token `at`: its row, and the keys up to it.
 Tensor cut(const Tensor& whole, const End& end, std::int64_t at) {
     Dims sizes = whole.dims(), from(sizes.size(), 0);
     if (const auto keys = axis_of(end, KEYS)) sizes[*keys] = at + 1;
@@ -51,7 +51,7 @@ Tensor cut(const Tensor& whole, const End& end, std::int64_t at) {
     return part;
 }
 
-// Renews what changes from token to token; the caches stay, once they are there.
+// Sets the inputs of the next token. Caches are set for the first token only.
 void next_inputs(const std::vector<Tensor>& wholes, std::int64_t at, std::vector<Tensor>& step) {
     for (std::size_t i = 0; i < wholes.size(); i++) {
         if (is_cache(wholes[i].name()) && at > 0) continue;
@@ -64,8 +64,9 @@ void next_inputs(const std::vector<Tensor>& wholes, std::int64_t at, std::vector
     if (at == 0) step = to_graph(std::move(step));
 }
 
-// Puts a step's output in its place. Its last axis may be one of keys and shorter than that of the
-// whole: the keys to come count 0. Learned keys, which are of no token, stand behind all others.
+// Copies the output of a step to its row of the whole output. If the last axis is one of keys, it
+// is shorter than that of the whole, in which later keys have 0. Learned keys, which belong to no
+// token, are last.
 void place(const Tensor& part, const End& end, std::size_t query, std::int64_t at,
            std::int64_t tokens, Tensor& whole) {
     const Dims &is = part.dims(), &wanted = whole.dims();
@@ -116,7 +117,7 @@ std::vector<Tensor> replay(Graphs& graphs, const std::vector<Tensor>& inputs,
             if (const auto query = axis_of(end, NEW)) {
                 place(*part, end, *query, at, tokens, wholes[i]);
             } else {
-                wholes[i] = *part;  // the last step has the whole, of the caches above all
+                wholes[i] = *part;  // complete after the last step, such as caches
             }
         }
         feed_back(step, outputs);

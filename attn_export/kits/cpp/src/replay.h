@@ -1,4 +1,4 @@
-// A golden case fed token by token, as a decode goes: it has to give what the whole gives.
+// A golden case run token by token, which must give the same as the whole case at once.
 #pragma once
 
 #include <vector>
@@ -7,9 +7,9 @@
 
 namespace attention {
 
-// What all steps gave, put together: one tensor for each output of the bundle. `inputs` are those
-// of the whole case, `truths` its outputs, for their shapes; both fit the signature. Throws where a
-// step gives what cannot be put together.
+// Returns one tensor per output of the bundle, with the results of all steps. `inputs` are those of
+// the whole case; `truths` are its true outputs, of which only shapes are used. Both must match the
+// signature. Throws if the outputs of a step have an unexpected shape.
 std::vector<Tensor> replay(Graphs& graphs, const std::vector<Tensor>& inputs,
                            const std::vector<Tensor>& truths);
 

@@ -1,9 +1,9 @@
-// Runs every golden case of the bundle through one loaded graph and judges what comes out.
+// Self-test: runs every golden case of the bundle and judges its outputs.
 //
 //     self_test [BUNDLE]
 //
-// Ends with 0 where all is right, 1 where a number is wrong or a case is no evidence, 2 where the
-// bundle cannot be read or ONNX Runtime refuses the graph.
+// Exit code 0: all cases passed; 1: a case failed or is no evidence; 2: the bundle cannot be read,
+// or ONNX Runtime refuses a graph.
 #include <algorithm>
 #include <exception>
 #include <filesystem>
@@ -21,8 +21,8 @@ using namespace attention;
 
 namespace {
 
-// Of the outputs of a case together: what failed is worse than what is no evidence. Its share is
-// the largest of them.
+// Combines the verdicts on the outputs of a case: failed if one failed, else unusable if one is.
+// The share is the largest one.
 Verdict judge_all(const Case& one, const std::vector<Tensor>& outputs,
                   const std::vector<Tensor>& truths) {
     for (const Tensor& output : outputs) {
@@ -44,7 +44,7 @@ Verdict judge_all(const Case& one, const std::vector<Tensor>& outputs,
     return all;
 }
 
-// Runs a case, judges it, prints one line; whether it passed.
+// Runs and judges a case, prints a line, and returns whether it passed.
 template <typename Run>
 bool passes(const Case& one, std::string_view how, const std::vector<Tensor>& truths, Run run) {
     Verdict verdict;
@@ -62,7 +62,7 @@ bool passes(const Case& one, std::string_view how, const std::vector<Tensor>& tr
     return false;
 }
 
-// Whether all cases passed; throws where the bundle cannot be read or the graph is refused.
+// Returns whether all cases passed. Throws if the bundle cannot be read or a graph is refused.
 bool self_test(const std::filesystem::path& folder) {
     const Bundle& known = bundle();
     Graphs graphs(folder);

@@ -29,7 +29,7 @@ int code_of(DType dtype) { return static_cast<int>(dtype); }
         throw std::invalid_argument(tensor.name() + " has " + std::to_string(dims.size()) + " axes");
     }
     ::Tensor found{};
-    found.name = const_cast<char*>(tensor.name().c_str());  // nothing is written there
+    found.name = const_cast<char*>(tensor.name().c_str());  // C code does not write to it
     found.dtype = code_of(tensor.dtype());
     found.rank = dims.size();
     std::copy(dims.begin(), dims.end(), found.dims);

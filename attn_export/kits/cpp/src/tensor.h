@@ -17,7 +17,7 @@ enum class DType : int {
     boolean = 9, float16 = 10, float64 = 11, uint32 = 12, uint64 = 13, bfloat16 = 16,
 };
 
-// Bytes of an element; throws std::invalid_argument for a type that is not known.
+// Returns the size of an element in bytes. Throws std::invalid_argument for an unknown type.
 std::size_t element_bytes(DType dtype);
 bool is_floating(DType dtype);
 
@@ -26,13 +26,13 @@ using Dims = std::vector<std::int64_t>;
 // "[2, 5, 64]"
 std::string to_text(const Dims& dims);
 
-// Copies are cheap: they share the elements. `clone` copies those too.
+// A copy of a tensor shares its elements; `clone` copies them too.
 class Tensor {
 public:
     Tensor() = default;
-    // With elements of its own, all 0.
+    // A tensor of zeros that owns its elements.
     Tensor(std::string name, DType dtype, Dims dims);
-    // With elements that something else holds, which lives as long as the pointer.
+    // A tensor of existing elements, which the pointer keeps alive.
     Tensor(std::string name, DType dtype, Dims dims, std::shared_ptr<std::byte> elements);
 
     const std::string& name() const { return name_; }
@@ -43,7 +43,7 @@ public:
     std::byte* data() const { return elements_.get(); }
     const std::shared_ptr<std::byte>& elements() const { return elements_; }
 
-    // The elements as C++ has them: as<float>() of a float32, as<std::uint16_t>() of a float16.
+    // Pointer to the elements: as<float>() for float32, as<std::uint16_t>() for float16.
     template <typename T>
     T* as() const {
         if (sizeof(T) != element_bytes(dtype_)) {
@@ -52,9 +52,9 @@ public:
         return reinterpret_cast<T*>(data());
     }
 
-    // One element by its place in C order, as a double.
+    // Returns the element with this index in C order, as a double.
     double get(std::size_t at) const;
-    // Sets it; a number that float16 or bfloat16 does not hold is rounded towards 0.
+    // Sets an element. For float16 and bfloat16 the value is rounded towards 0.
     void set(std::size_t at, double value);
 
     Tensor renamed(std::string name) const;
@@ -67,15 +67,15 @@ private:
     std::shared_ptr<std::byte> elements_;
 };
 
-// Of these tensors the one of this name, or nullptr.
+// Returns the tensor of this name, or nullptr.
 const Tensor* find(const std::vector<Tensor>& tensors, std::string_view name);
 
-// Copies a block of `sizes` from one place to another. Throws std::out_of_range where the types or
-// ranks differ, or the block does not lie within both.
+// Copies a block of `sizes` from index to index. Throws std::out_of_range if types or ranks differ,
+// or if the block does not fit into both tensors.
 void copy_block(Tensor& to, const Dims& to_at, const Tensor& from, const Dims& from_at,
                 const Dims& sizes);
 
-// A copy with its axes in another order: its axis i is `order[i]` of the tensor.
+// Returns a transposed copy, whose axis i is axis `order[i]` of the tensor.
 Tensor permuted(const Tensor& tensor, const std::vector<std::size_t>& order);
 
 }  // namespace attention

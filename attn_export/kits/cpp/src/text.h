@@ -1,4 +1,4 @@
-// Texts for a terminal: names come from files, and may hold what would move a cursor.
+// Texts for a terminal without control characters, which names in files may have.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace attention {
 
-// One line of at most 300 bytes; what is no printable character of UTF-8 becomes a "?".
+// Returns a line of at most 300 bytes, in which all but printable UTF-8 characters are "?".
 std::string one_line(std::string_view text);
 
 }  // namespace attention

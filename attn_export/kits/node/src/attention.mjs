@@ -1,4 +1,4 @@
-/** What your own program imports. */
+/** The public functions of this project, for your own program. */
 
 export { open } from './files.mjs';
 export { ENGINE, load, loadGraphs } from './engine.mjs';

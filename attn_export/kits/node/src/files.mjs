@@ -1,4 +1,4 @@
-/** The bundle beside this folder, or any other on disk. */
+/** Opening of bundles on disk: the one of this kit, or any other. */
 
 import { readFile, stat } from 'node:fs/promises';
 import { fileURLToPath } from 'node:url';
@@ -7,7 +7,7 @@ import { BundleError, openBundle } from './bundle.mjs';
 
 const DIALECTS = ['ort', 'standard', 'portable'];
 const WEIGHTS = 'weights.safetensors';
-/** Golden vectors take 32 MiB altogether. */
+/** Largest size of a file. All golden vectors together take 32 MiB at most. */
 const MOST_BYTES = 2 ** 28;
 const KIT = fileURLToPath(new URL('..', import.meta.url));
 
@@ -34,7 +34,7 @@ export async function open(folder) {
   return { bundle, graph: join(root, file), decode: decode && join(root, decode) };
 }
 
-/** ONNX Runtime opens the graph and, where there are any, the weights beside it. */
+/** Check the files that ONNX Runtime opens: the graph and the files with its weights. */
 async function checkEngineFile(root, file) {
   try {
     await regularFile(join(root, file));
@@ -44,7 +44,7 @@ async function checkEngineFile(root, file) {
   }
 }
 
-/** What a pipe or a device gives may have no end. */
+/** Check that a file is regular. Data of pipes and devices may have no end. */
 async function regularFile(path) {
   const found = await stat(path);
   if (!found.isFile()) throw new Error('it is not a regular file');

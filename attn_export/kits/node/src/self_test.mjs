@@ -1,9 +1,9 @@
 #!/usr/bin/env node
 /**
- * Replays the bundle's golden vectors: `npm test`, or `node src/self_test.mjs [BUNDLE]`.
+ * Self-test on the golden vectors: `npm test`, or `node src/self_test.mjs [BUNDLE]`.
  *
- * Exit code 0: all passed; 1: an output is not what it has to be, or a case is no evidence; 2: the
- * bundle cannot be read, or the graph is refused.
+ * Exit code 0: all cases passed; 1: a case failed or is no evidence; 2: the bundle cannot be read,
+ * or ONNX Runtime refuses a graph.
  */
 
 import { check } from './check.mjs';

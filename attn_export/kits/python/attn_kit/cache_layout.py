@@ -1,4 +1,4 @@
-"""The cache as the graph holds it, whose axes may be in another order than the signature's."""
+"""Order of the axes of the cache, which may differ between the graph and the signature."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Arrays = Mapping[str, np.ndarray]
 
 
 def to_graph(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Return arrays of the signature as the graph takes them."""
-    return {name: _ordered(array, LAYOUTS.get(name)) for name, array in arrays.items()}
+    """Return arrays with their axes in the order of the graph, instead of the signature."""
+    return {name: _transpose(array, LAYOUTS.get(name)) for name, array in arrays.items()}
 
 
 def from_graph(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Return arrays of the graph as the signature has them."""
+    """Return arrays with their axes in the order of the signature, instead of the graph."""
     inverse = {name: list(map(int, np.argsort(order))) for name, order in LAYOUTS.items()}
-    return {name: _ordered(array, inverse.get(name)) for name, array in arrays.items()}
+    return {name: _transpose(array, inverse.get(name)) for name, array in arrays.items()}
 
 
 def graph_axes(name: str) -> list[int | str]:
@@ -27,5 +27,5 @@ def graph_axes(name: str) -> list[int | str]:
     return [AXES[name][axis] for axis in LAYOUTS.get(name, range(len(AXES[name])))]
 
 
-def _ordered(array: np.ndarray, order: list[int] | None) -> np.ndarray:
+def _transpose(array: np.ndarray, order: list[int] | None) -> np.ndarray:
     return array if order is None else np.ascontiguousarray(array.transpose(order))

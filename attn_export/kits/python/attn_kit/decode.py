@@ -1,4 +1,4 @@
-"""Generation with random inputs: a prompt, then token after token with the KV cache."""
+"""Example of decoding with the KV cache and random inputs: a prompt, then single tokens."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def main() -> int:
 
 
 def decode(model: Model, count: int) -> None:
-    """Feed a prompt and then so many tokens."""
-    random, room = np.random.default_rng(0), PROMPT + count
-    caches = {n: np.zeros(shape(n, 0, 0, room), INPUTS[n]) for n in INPUTS if is_cache(n)}
-    held, seconds = 0, []
-    while held < room:
-        new = PROMPT if not held else 1
-        inputs = {n: draw(n, random, held, new, room) for n in INPUTS if n not in caches}
+    """Run a prompt and then `count` tokens, and print the times."""
+    random, capacity = np.random.default_rng(0), PROMPT + count
+    caches = {n: np.zeros(shape(n, 0, 0, capacity), INPUTS[n]) for n in INPUTS if is_cache(n)}
+    past_len, seconds = 0, []
+    while past_len < capacity:
+        new = PROMPT if not past_len else 1
+        inputs = {n: draw(n, random, past_len, new, capacity) for n in INPUTS if n not in caches}
         started = time.perf_counter()
         outputs = model.run({**inputs, **caches}, in_place=CACHE == "in-place")
         seconds.append(time.perf_counter() - started)
-        # What was written is the past of the next token.
+        # The cache of this step is the past of the next one.
         caches = {n: outputs["present_" + n.removeprefix("past_")] for n in caches}
-        held += new
+        past_len += new
     prompt, *tokens = (1e3 * s for s in seconds)
     print(
         f"{printable(NAME)}: prompt of {PROMPT} in {prompt:.2f} ms, then {len(tokens)} tokens, "
@@ -55,41 +55,43 @@ def decode(model: Model, count: int) -> None:
 
 
 def is_cache(name: str) -> bool:
-    """Return whether an input holds keys or values."""
+    """Return whether an input is a cache of keys or values."""
     return name.startswith("past_") and name != "past_length"
 
 
-def shape(name: str, held: int, new: int, room: int) -> list[int]:
-    """Return the shape of an input with `held` keys held, and `new` new ones.
+def shape(name: str, past_len: int, new: int, capacity: int) -> list[int]:
+    """Return the shape of an input, with the axes in the order of the graph.
 
     Args:
-        name: The input.
-        held: The number of keys in the cache.
+        name: The name of the input.
+        past_len: The number of tokens in the cache.
         new: The number of new tokens.
-        room: The capacity of the cache.
+        capacity: The capacity of the cache.
     """
-    sizes = {"batch": BATCH, "query_len": new, "past_len": held, "capacity": room}
-    sizes |= {"total_len": held + new, "key_len": held + new}
+    sizes = {"batch": BATCH, "query_len": new, "past_len": past_len, "capacity": capacity}
+    sizes |= {"total_len": past_len + new, "key_len": past_len + new}
     return [sizes[axis] if isinstance(axis, str) else axis for axis in graph_axes(name)]
 
 
-def draw(name: str, random: np.random.Generator, held: int, new: int, room: int) -> np.ndarray:
-    """Draw random numbers; a mask hides nothing; positions are those of the tokens.
+def draw(
+    name: str, random: np.random.Generator, past_len: int, new: int, capacity: int
+) -> np.ndarray:
+    """Return values of an input: random numbers, a mask without effect, or positions.
 
     Args:
-        name: The input.
+        name: The name of the input.
         random: The random generator.
-        held: The number of keys in the cache.
+        past_len: The number of tokens in the cache.
         new: The number of new tokens.
-        room: The capacity of the cache.
+        capacity: The capacity of the cache.
     """
-    size, dtype = shape(name, held, new, room), np.dtype(INPUTS[name])
+    size, dtype = shape(name, past_len, new, capacity), np.dtype(INPUTS[name])
     if name == "past_length":
-        return np.full(size, held, dtype)
+        return np.full(size, past_len, dtype)
     if dtype.kind == "b":
         return np.ones(size, dtype)
     if dtype.kind in "iu":
-        return np.broadcast_to(np.arange(held, held + new, dtype=dtype), size).copy()
+        return np.broadcast_to(np.arange(past_len, past_len + new, dtype=dtype), size).copy()
     if "mask" in name:
         return np.zeros(size, dtype)
     return random.standard_normal(size).astype(dtype)

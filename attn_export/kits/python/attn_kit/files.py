@@ -1,4 +1,4 @@
-"""Files from outside: regular ones only, whose size is known before they are read."""
+"""Reading of files that others may have written: regular files of limited size only."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import stat
 from pathlib import Path
 
 MOST_BYTES = 2**28
-"""Golden vectors take 32 MiB altogether."""
+"""Largest size of a file. All golden vectors of a bundle together take 32 MiB at most."""
 
 LINE = 300
 
 
 def check_regular(path: Path) -> int:
-    """Return the size of a file.
+    """Return the size of a regular file in bytes.
 
     Raises:
-        OSError: If there is none.
-        ValueError: If it is a pipe or a device: their data may have no end.
+        OSError: If there is no such file.
+        ValueError: If it is not regular. Data of pipes and devices may have no end.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{shown(path)} is not a regular file")
-    return found.st_size
+    return status.st_size
 
 
 def read(path: Path) -> bytes:
@@ -37,12 +37,12 @@ def read(path: Path) -> bytes:
 
 
 def shown(path: Path) -> str:
-    """Return the end of a path, its most informative part."""
+    """Return the last 80 characters of a path, for messages."""
     return str(path)[-80:]
 
 
 def printable(text: str) -> str:
-    """Return one line: names come from files, and may hold control characters."""
+    """Return a text as one line without control characters, which names in files may have."""
     words = " ".join(text.split())
     return "".join(c if c.isprintable() else "?" for c in words)[:LINE]
 

@@ -1,4 +1,4 @@
-"""Golden vectors: the inputs of every case, and the outputs of the float64 reference.
+"""Golden vectors: the inputs of each case, and the outputs that float64 gives for them.
 
 Tensors are ONNX TensorProto messages, https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
 """
@@ -24,7 +24,16 @@ FOLDER = re.compile(r"test_data_set_[0-9]+")
 
 @dataclass(frozen=True)
 class Case:
-    """One set of inputs, its truth, the error that is allowed, and rows that are not compared."""
+    """A case: inputs, and the rule by which outputs are judged.
+
+    Attributes:
+        name: The name of the case.
+        inputs: The inputs by name.
+        expected: The true outputs by name.
+        allowed: For each output the errors allowed, ``whole`` and ``row``; None: it must be equal.
+        unusable: The reason, for each output that is no evidence.
+        ignored_rows: Batch elements that are not compared.
+    """
 
     name: str
     inputs: Mapping[str, np.ndarray]
@@ -38,7 +47,8 @@ def cases(bundle: Path) -> Iterator[Case]:
     """Yield every case of a bundle.
 
     Raises:
-        OSError, ValueError: If a file is missing or invalid.
+        OSError: If a file is missing.
+        ValueError: If a file is invalid.
     """
     folder = bundle / "golden"
     index = json.loads(read(folder / "index.json"))
@@ -67,7 +77,7 @@ def _case(golden: Path, entry: Mapping[str, Any]) -> Case:
         raise TypeError("ignored_rows is no list")
     rows = [operator.index(row) for row in entry["ignored_rows"]]
     for output, truth in expected.items():
-        # Of a negative number Python takes a row from the end.
+        # Negative numbers must be refused, because numpy would count them from the end.
         if truth.ndim and not all(0 <= row < len(truth) for row in rows):
             raise ValueError(f"{name[:60]} ignores rows that {output[:60]} does not have")
     unusable = {output: _text(why) for output, why in unusable.items()}
@@ -81,32 +91,37 @@ def _text(value: object) -> str:
 
 
 def _tensors(folder: Path, kind: str, dtypes: Mapping[str, str]) -> dict[str, np.ndarray]:
-    found = {}
+    tensors = {}
     for number, (name, dtype) in enumerate(dtypes.items()):
         path = folder / f"{kind}_{number}.pb"
-        says, array = read_tensor(path)
+        stored_name, array = read_tensor(path)
         where = f"{shown(path)}: {name[:60]}"
-        if says != name:
-            raise ValueError(f"{shown(path)} holds {says[:60]!r}, expected {name[:60]!r}")
+        if stored_name != name:
+            raise ValueError(f"{shown(path)} holds {stored_name[:60]!r}, expected {name[:60]!r}")
         if array.dtype != np.dtype(dtype):
             raise ValueError(f"{where} has the type {array.dtype}, expected {dtype}")
         if array.ndim != len(AXES[name]):
             raise ValueError(f"{where} has the rank {array.ndim}, expected {len(AXES[name])}")
-        found[name] = array
-    return found
+        tensors[name] = array
+    return tensors
 
 
 def _check_sizes(folder: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Refuse sizes that the signature does not have: one name has one size in a case."""
+    """Check that shapes match the signature, in which a named axis has one size in all tensors.
+
+    Raises:
+        ValueError: If a shape differs, or `past_length` leaves no room in the cache.
+    """
     sizes: dict[str, int] = {}
     for name, array in arrays.items():
-        wanted = [
+        expected = [
             axis if isinstance(axis, int) else sizes.setdefault(axis, size)
             for axis, size in zip(AXES[name], array.shape, strict=True)
         ]
-        if list(array.shape) != wanted:
+        if list(array.shape) != expected:
             raise ValueError(
-                f"{shown(folder)}: {name[:60]} has the shape {list(array.shape)}, expected {wanted}"
+                f"{shown(folder)}: {name[:60]} has the shape {list(array.shape)}, "
+                f"expected {expected}"
             )
     lengths, room = arrays.get("past_length"), sizes.get("capacity", 0) - sizes.get("query_len", 0)
     if lengths is not None and np.any((lengths < 0) | (lengths > room)):
@@ -126,11 +141,11 @@ def _errors(allowed: Mapping[str, float] | None) -> dict[str, float] | None:
 
 
 def read_tensor(path: Path) -> tuple[str, np.ndarray]:
-    """Read a tensor file: its name and its values.
+    """Read a tensor file and return the name and the values of the tensor.
 
     Raises:
-        OSError: If there is none.
-        ValueError: If it is no tensor with raw data.
+        OSError: If the file cannot be read.
+        ValueError: If it holds no tensor with raw data.
     """
     data = read(path)
     try:

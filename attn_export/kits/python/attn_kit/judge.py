@@ -1,7 +1,8 @@
-"""Distance of an output from the truth: attn-export's rule.
+"""The rule of attn-export by which an output passes.
 
-With everything widened to float64, the distance relative to the truth is taken over the whole
-output and over each row of the last axis. Rows that are 0 must be exactly 0.
+In float64, the L2 distance from the truth, relative to the truth, must be within the errors
+allowed: over the whole output, and over each row of the last axis. Rows that are 0 in the truth
+must be exactly 0.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ PASSED, FAILED, UNUSABLE = "ok  ", "FAIL", "unusable"
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Result of an output: the error as a share of the allowed error, and the reason of failure."""
+    """Result of an output.
+
+    Attributes:
+        status: `PASSED`, `FAILED` or `UNUSABLE`.
+        share: The error divided by the error allowed.
+        why: The reason that it did not pass, or "".
+    """
 
     status: str
     share: float = 0.0
@@ -36,10 +43,10 @@ def judge(
 
     Args:
         got: The output of the engine.
-        truth: The right output.
-        allowed: Relative errors: ``whole`` and ``row``; None where it must be equal.
-        unusable: Why the output is no evidence, if it is none.
-        ignored_rows: Rows of the batch that are not compared.
+        truth: The true output.
+        allowed: The relative errors allowed, ``whole`` and ``row``; None: it must be equal.
+        unusable: The reason that the output is no evidence, or None.
+        ignored_rows: Batch elements that are not compared.
     """
     if got.dtype != truth.dtype:
         return Verdict(FAILED, why=f"dtype is {got.dtype}, expected {truth.dtype}")
@@ -58,17 +65,17 @@ def _judge_numbers(
     got: np.ndarray, truth: np.ndarray, allowed: Mapping[str, float] | None
 ) -> Verdict:
     r, t = got.astype(np.float64), truth.astype(np.float64)
-    for what, wrong in wrong_kinds(r, t):
+    for reason, wrong in wrong_kinds(r, t):
         if wrong.any():
-            return Verdict(FAILED, why=what)
+            return Verdict(FAILED, why=reason)
     if allowed is None:
         return Verdict(FAILED, why="the golden vectors do not say what error is allowed")
     beyond = beyond_limit(allowed["whole"], allowed["row"], truth.dtype)
     if beyond:
         return Verdict(UNUSABLE, why=beyond)
-    found = dataclasses.asdict(measure(r, t))
-    share = max(found[name] / allowed[name] for name in found)
-    for name, error in found.items():
+    errors = dataclasses.asdict(measure(r, t))
+    share = max(errors[name] / allowed[name] for name in errors)
+    for name, error in errors.items():
         if not error <= allowed[name]:  # so that NaN fails
             why = f"relative error {error:.2e} ({name}), allowed {allowed[name]:.2e}"
             return Verdict(FAILED, share, why)

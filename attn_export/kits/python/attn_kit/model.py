@@ -1,4 +1,4 @@
-"""The graph in ONNX Runtime."""
+"""Attention in ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Importing it collects events in the user's home, and sends them to its maker.
+# Otherwise ONNX Runtime collects usage events in the home folder and sends them to its maker.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
@@ -20,17 +20,17 @@ HERE = Path(__file__).resolve().parent
 
 
 def bundle_folder() -> Path:
-    """Return the bundle beside this file once installed, otherwise beside the package."""
+    """Return the bundle's folder: inside the installed package, or beside it in the project."""
     installed = HERE / "bundle"
     return installed if installed.is_dir() else HERE.parent / "bundle"
 
 
 class Model:
-    """The attention, loaded: a graph for any number of tokens, and one for single ones if there is.
+    """Loaded graphs: one for any number of tokens and, if the bundle has it, one for single tokens.
 
     Args:
-        path: Another graph. Default: the kit's own.
-        threads: For computing; 0 for as many as ONNX Runtime chooses.
+        path: A graph to use instead of the kit's graphs.
+        threads: Threads for computing; 0 for the default of ONNX Runtime.
         providers: Execution providers, the preferred one first.
     """
 
@@ -43,7 +43,7 @@ class Model:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3  # errors
-        # By default a product with dequantised weights rounds its inputs to 8 bits.
+        # Otherwise a product with dequantised weights rounds its inputs to 8 bits.
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
         graph = path or bundle_folder() / GRAPH
         for file in (graph, *(graph.parent / name for name in FILES if path is None)):
@@ -61,20 +61,21 @@ class Model:
     def run(
         self, inputs: Mapping[str, np.ndarray], *, in_place: bool = False
     ) -> dict[str, np.ndarray]:
-        """Run once.
+        """Run a graph once and return its outputs by name.
 
         Args:
-            inputs: By name, the cache as the graph holds it: see `cache_layout`.
-            in_place: Whether `present_*` may be written into the arrays of `past_*`, which saves
-                a copy of the cache at every step. They must be contiguous then.
+            inputs: The inputs by name, with the axes of the cache in the order of the graph: see
+                `cache_layout`.
+            in_place: Whether `present_*` may be written into the arrays of `past_*`, which must be
+                contiguous. This saves a copy of the cache at every step.
         """
-        # The graph for single tokens may rely on a cache that is written in place, if it has one.
+        # The graph for single tokens may require that outputs in BOUND are written in place.
         may_be_single = in_place or not BOUND
         session = self._single if may_be_single and _is_one_token(inputs) else self._session
         if not (in_place and BOUND):
             outputs = session.run(self.outputs, dict(inputs))
             return dict(zip(self.outputs, outputs, strict=True))
-        # On the CPU a value is a view of its array.
+        # On the CPU an OrtValue shares the memory of its array.
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in inputs.items()}
         binding = session.io_binding()
         for name, value in values.items():
@@ -85,10 +86,10 @@ class Model:
             else:
                 binding.bind_output(name)
         session.run_with_iobinding(binding)
-        found = dict(zip(self.outputs, binding.get_outputs(), strict=True))
+        results = dict(zip(self.outputs, binding.get_outputs(), strict=True))
         return {
             name: inputs[BOUND[name]] if name in BOUND else value.numpy().copy()
-            for name, value in found.items()
+            for name, value in results.items()
         }
 
 

@@ -1,4 +1,4 @@
-"""A case fed token by token: with a causal cache that means the same as the whole at once."""
+"""Replay of a case token by token, which must give the same result as the whole case at once."""
 
 from __future__ import annotations
 
@@ -11,36 +11,41 @@ from attn_kit.model import Model
 from attn_kit.settings import AXES, CACHE
 
 Arrays = Mapping[str, np.ndarray]
-NEW, KEYS, ROOM, LENGTHS = "query_len", "total_len", "capacity", "past_length"
+NEW, KEYS, CAPACITY, LENGTHS = "query_len", "total_len", "capacity", "past_length"
 
 
 def replay(model: Model, inputs: Arrays) -> dict[str, np.ndarray]:
-    """Run a case one token at a time, the cache fed back.
+    """Run a case one token at a time, with the cache of each step as input of the next.
 
     Args:
-        model: The attention.
-        inputs: Of the whole case, which has no past.
+        model: The model.
+        inputs: The inputs of the whole case, which must have no past.
 
     Returns:
-        The outputs that have a row for each token, put together.
+        The outputs with an axis `query_len`, concatenated along it.
 
     Raises:
-        ValueError: If the case cannot be fed one by one.
+        ValueError: If the case cannot be run token by token.
     """
     tokens = _tokens(inputs)
     caches = to_graph({name: array.copy() for name, array in inputs.items() if _is_cache(name)})
     steps: dict[str, list[np.ndarray]] = {}
     for token in range(tokens):
-        step = {name: _cut(name, array, token) for name, array in inputs.items()} | caches
+        step = {name: _step_input(name, array, token) for name, array in inputs.items()} | caches
         outputs = model.run(step, in_place=CACHE == "in-place")
         caches = {name: outputs["present_" + name.removeprefix("past_")] for name in caches}
         for name, array in outputs.items():
             if NEW in AXES[name]:
-                steps.setdefault(name, []).append(_as_wide(name, array, tokens))
-    return {name: np.concatenate(parts, AXES[name].index(NEW)) for name, parts in steps.items()}
+                steps.setdefault(name, []).append(_pad_keys(name, array, tokens))
+    return {name: np.concatenate(rows, AXES[name].index(NEW)) for name, rows in steps.items()}
 
 
 def _tokens(inputs: Arrays) -> int:
+    """Return the number of tokens of a case.
+
+    Raises:
+        ValueError: If it has none, or keys of other tokens.
+    """
     sizes = {
         axis: size
         for name, array in inputs.items()
@@ -49,7 +54,7 @@ def _tokens(inputs: Arrays) -> int:
     tokens = sizes.get(NEW, 0)
     if not tokens:
         raise ValueError("the case has no tokens to feed one by one")
-    if sizes.get(KEYS, tokens) != tokens or sizes.get(ROOM, tokens) < tokens:
+    if sizes.get(KEYS, tokens) != tokens or sizes.get(CAPACITY, tokens) < tokens:
         raise ValueError(f"the case has other keys than those of its {tokens} tokens")
     return tokens
 
@@ -58,23 +63,23 @@ def _is_cache(name: str) -> bool:
     return name.startswith("past_") and name != LENGTHS
 
 
-def _cut(name: str, array: np.ndarray, token: int) -> np.ndarray:
-    """Return the part of an input that belongs to one token."""
+def _step_input(name: str, array: np.ndarray, token: int) -> np.ndarray:
+    """Return an input of the step with one token: its row, and the keys up to it."""
     if name == LENGTHS:
         return np.full_like(array, token)
-    for at, axis in enumerate(AXES[name]):
+    for number, axis in enumerate(AXES[name]):
         if axis == NEW:
-            array = array.take([token], at)
+            array = array.take([token], number)
         elif axis == KEYS:
-            array = array.take(range(token + 1), at)
+            array = array.take(range(token + 1), number)
     return np.ascontiguousarray(array)
 
 
-def _as_wide(name: str, array: np.ndarray, tokens: int) -> np.ndarray:
-    """Extend an output to a column for every key; columns of later keys are 0."""
-    for at, axis in enumerate(AXES[name]):
+def _pad_keys(name: str, array: np.ndarray, tokens: int) -> np.ndarray:
+    """Pad the axis of keys of an output with zeros for the keys of later tokens."""
+    for number, axis in enumerate(AXES[name]):
         if axis == KEYS:
-            missing = [(0, 0)] * array.ndim
-            missing[at] = (0, tokens - array.shape[at])
-            array = np.pad(array, missing)
+            padding = [(0, 0)] * array.ndim
+            padding[number] = (0, tokens - array.shape[number])
+            array = np.pad(array, padding)
     return array

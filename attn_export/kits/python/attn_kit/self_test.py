@@ -1,6 +1,6 @@
-"""Replay of the golden vectors.
+"""Self-test: run the golden vectors.
 
-Exit code 0: all as they should be; 1: not, or a case is no evidence; 2: it cannot run.
+Exit code 0: all cases passed; 1: a case failed or is no evidence; 2: the model cannot be loaded.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from attn_kit.settings import CACHE, NAME, REPLAY
 
 
 def main() -> int:
-    """Run every case through one loaded graph."""
+    """Run all_cases case in one loaded model."""
     try:
         model = Model()
-        every = list(cases(bundle_folder()))
+        all_cases = list(cases(bundle_folder()))
     except Exception as error:  # whatever the engine raises
         print(f"{printable(NAME)}: {one_line(error)}", file=sys.stderr)
         return 2
-    results = [check(case.name, case, lambda case: run_case(model, case)) for case in every]
-    again = next((case for case in every if case.name == REPLAY), None)
-    if again is not None:
-        name = f"{again.name}, token by token"
-        results.append(check(name, again, lambda case: replay(model, case.inputs), whole=False))
+    results = [check(case.name, case, lambda case: run_case(model, case)) for case in all_cases]
+    replayed = next((case for case in all_cases if case.name == REPLAY), None)
+    if replayed is not None:
+        name = f"{replayed.name}, token by token"
+        results.append(check(name, replayed, lambda case: replay(model, case.inputs), whole=False))
     print(f"{printable(NAME)}: {sum(results)}/{len(results)} passed")
     return 0 if all(results) else 1
 
@@ -45,7 +45,7 @@ def run_case(model: Model, case: Case) -> dict[str, np.ndarray]:
 def check(
     name: str, case: Case, run: Callable[[Case], Mapping[str, np.ndarray]], *, whole: bool = True
 ) -> bool:
-    """Run a case and print the result."""
+    """Run a case, print the result, and return whether it passed."""
     try:
         outputs = run(case)
     except Exception as error:  # whatever the engine raises
@@ -55,11 +55,18 @@ def check(
 
 
 def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: bool = True) -> bool:
-    """Print the result of a case, and return whether it passed."""
-    said: dict[str, list[str]] = {FAILED: [], UNUSABLE: [], PASSED: []}
+    """Judge the outputs of a case, print the result, and return whether it passed.
+
+    Args:
+        name: The name of the case, for the output.
+        case: The case.
+        outputs: The outputs of a run.
+        whole: Whether every output must be there.
+    """
+    messages: dict[str, list[str]] = {FAILED: [], UNUSABLE: [], PASSED: []}
     share = 0.0
     for output in set(outputs) - set(case.expected):
-        said[FAILED].append(f"{output}: nobody asked for it")
+        messages[FAILED].append(f"{output}: nobody asked for it")
     for output, truth in case.expected.items():
         if output in outputs:
             verdict = judge(
@@ -70,12 +77,12 @@ def passes(name: str, case: Case, outputs: Mapping[str, np.ndarray], *, whole: b
                 case.ignored_rows,
             )
             share = max(share, verdict.share)
-            said[verdict.status].append(f"{output}: {verdict.why}")
+            messages[verdict.status].append(f"{output}: {verdict.why}")
         elif whole:
-            said[FAILED].append(f"{output}: missing")
-    status = next((status for status, texts in said.items() if texts), PASSED)
-    what = f"{share:.3f} of allowed" if status == PASSED else "; ".join(said[status])
-    print(f"{status} {printable(name)}  {printable(what)}")
+            messages[FAILED].append(f"{output}: missing")
+    status = next((status for status, texts in messages.items() if texts), PASSED)
+    details = f"{share:.3f} of allowed" if status == PASSED else "; ".join(messages[status])
+    print(f"{status} {printable(name)}  {printable(details)}")
     return status == PASSED
 
 
