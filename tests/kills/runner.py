@@ -60,7 +60,7 @@ class KillSwitch:
 
     def _here(self, _function: str, _about: str, _limits: Any, **arguments: str) -> Any:
         """Lower in this process, whose steps are counted."""
-        return attn_export.jobs.lower.lowered(**arguments)
+        return attn_export.jobs.lower.lower_here(**arguments)
 
     def _counted(self, call: Callable[..., Any], name: str = "") -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:

@@ -21,7 +21,7 @@ from torch.export import Dim
 
 from attn_export import Subject, build
 from attn_export.errors import AttnExportError
-from attn_export.export.export import _signature
+from attn_export.export.export import _named_parameters
 from attn_export.export.trees import to_numpy
 from attn_export.parity.plan import covering_sizes
 from attn_export.temp_folders import scratch
@@ -94,7 +94,7 @@ def with_exporter(subject: Subject) -> bool:
         try:
             # The exporter, too, is given `forward` with named arguments: ours takes **inputs.
             arguments = subject.tree.rebuild(subject.inputs)
-            with quiet(), _signature(subject.module, arguments):
+            with quiet(), _named_parameters(subject.module, arguments):
                 torch.onnx.export(
                     subject.module, (), folder / "model.onnx",
                     kwargs=arguments, dynamo=True, verbose=False,
