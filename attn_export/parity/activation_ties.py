@@ -233,7 +233,7 @@ def force_integers(integers: Sequence[Tensor | None], *modules: Attention) -> It
 
     Args:
         integers: The integers of each tensor that a run quantises, in order; None for a tensor
-            that the run rounds by itself.
+            that the run rounds by itself. Runs that are stacked along the batch axis repeat them.
         modules: The modules.
     """
 
@@ -243,7 +243,11 @@ def force_integers(integers: Sequence[Tensor | None], *modules: Attention) -> It
 
         def replace(_: nn.Module, args: tuple[Tensor], rounded: Tensor) -> Tensor:
             whole = next(replacements)
-            return rounded if whole is None else whole.to(rounded.dtype) * rounding.scales(args[0])
+            if whole is None:
+                return rounded
+            if whole.shape != rounded.shape:
+                whole = whole.repeat(len(rounded) // len(whole), 1, 1)
+            return whole.to(rounded.dtype) * rounding.scales(args[0])
 
         return module.activations.register_forward_hook(replace)
 

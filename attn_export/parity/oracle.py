@@ -34,7 +34,7 @@ from attn_export.parity.measures import eps
 from attn_export.parity.operations import Recording, Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import DECODE, Arrays, Case, Golden
-from attn_export.spec.low_precision import FLOAT16
+from attn_export.spec.low_precision import FLOAT16, PER_RUN
 from attn_export.tensorfile import is_floating
 
 if TYPE_CHECKING:
@@ -298,9 +298,10 @@ class Oracle:
 
         Batch elements of our layers are independent, unless they share a scale of activations.
         """
-        if self._ties:
+        spec = self.subject.spec
+        if spec is None or spec.activations == PER_RUN:
             return False
-        return self.subject.spec is not None and any(map(self.has_batch, inputs))
+        return any(map(self.has_batch, inputs))
 
     def has_batch(self, name: str) -> bool:
         """Return whether the first axis of an input is the batch axis."""
