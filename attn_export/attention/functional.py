@@ -41,7 +41,7 @@ def causal_mask(L: int, S: int, device: torch.device) -> Tensor:
 
 
 def restrict(mask: Tensor | None, shown: Tensor | None) -> Tensor | None:
-    """Return `mask` with the keys hidden too that the bool mask `shown` hides.
+    """Return `mask` in which the keys that `shown` hides are hidden, too.
 
     Args:
         mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
@@ -57,7 +57,7 @@ def restrict(mask: Tensor | None, shown: Tensor | None) -> Tensor | None:
 
 
 def add_bias(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Return `mask` as a float mask with `bias` added to the scores.
+    """Return `mask` and `bias` as one mask, which is float if there is a bias.
 
     Args:
         mask: Bool or float, broadcasts to `[B, H, L, S]`; None for no mask.
@@ -163,7 +163,7 @@ def scaled_dot_product_attention(
     dropout: float = 0.0,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute softmax(scale * Q K^T + mask) V (Vaswani et al. 2017, eq. 1).
+    """Compute softmax(scale * Q K^T + mask) V (Vaswani et al. 2017, eq. 1), with softcap and sinks.
 
     Query head h attends to key/value head ``h // (H // Hkv)``. For a query that may attend to no
     key, the result and the weights are 0.

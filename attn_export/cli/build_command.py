@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     "config.json alone gives random weights.",
 )
 @click.option(
-    "--layer", metavar="N", help="Which layer of it, or a prefix of tensor names.  [default: 0]"
+    "--layer",
+    metavar="N",
+    help="The layer of the checkpoint, or a prefix of tensor names.  [default: 0]",
 )
 @click.option(
     "--pool-kv-heads",
@@ -62,11 +64,13 @@ if TYPE_CHECKING:
     "dialects",
     multiple=True,
     metavar="NAME",
-    help="standard, portable, ort, or all that fit.  [all]",
+    help="standard, portable, ort, cuda, or all that fit.  [all]",
 )
 @runtime_options
 @budget_option
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Of the weights.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), default=0, help="Seed of random weights."
+)
 @click.option(
     "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [models/<name>]"
 )
@@ -78,7 +82,7 @@ if TYPE_CHECKING:
     default=None,
     envvar="ATTN_EXPORT_DRY_RUN",
     show_envvar=True,
-    help="Whether the report has the CUDA kernels of the graphs.  [where it can be had]",
+    help="Add the CUDA kernels of the graphs to the report.  [if its libraries are built]",
 )
 @click.option(
     "--evidence", is_flag=True, help="Write an in-toto test result and a CycloneDX ML-BOM, too."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from onnx import TensorProto
 
 from attn_export.diagnose.in_integer_cache import scatter_into_cache
 from attn_export.diagnose.in_integers import round_to_bfloat16
@@ -69,7 +70,7 @@ ROUNDINGS: Final[tuple[tuple[str, Rounding], ...]] = (
 
 
 def float16_cache_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of keeping keys, values and both.
+    """Yield the mistakes in rounding and writing new keys, new values, and both.
 
     Args:
         evaluation: The right graph.
@@ -99,7 +100,7 @@ def _cache_parts(evaluation: Evaluation) -> list[_CachePart]:
     parts = []
     for node in evaluation.nodes:
         cast = evaluation.producer.get(node.input[1]) if node.op_type == "TensorScatter" else None
-        if cast is None or cast.op_type != "Cast":
+        if cast is None or cast.op_type != "Cast" or cast.attribute[0].i != TensorProto.FLOAT16:
             continue
         output = node.output[0]
         widened = [

@@ -30,14 +30,14 @@ class _Product:
         x: The name of the input before rounding.
         output: The name of the product, after both scales are applied.
         node: The name of the node that computes `output`.
-        integers: The name of the weight's initialiser.
+        weight_name: The name of the initialiser with the weight's integers.
         weight: The weight.
     """
 
     x: str
     output: str
     node: str
-    integers: str
+    weight_name: str
     weight: StoredWeight
 
 
@@ -57,7 +57,7 @@ class _Rounding:
         low: The integer at which values are clipped from below.
         high: The integer at which values are clipped from above.
         wraps: Whether integers out of range lose their upper bits, instead of being clipped.
-        integers: Changes the integers before they are multiplied.
+        change_integers: Changes the integers before they are multiplied.
         integer_product: Multiplies integers `[…, K]` and `[K, N]`.
     """
 
@@ -72,7 +72,7 @@ class _Rounding:
     low: float = 0.0
     high: float = 255.0
     wraps: bool = False
-    integers: Callable[[Array], Array] = lambda q: q
+    change_integers: Callable[[Array], Array] = lambda q: q
     integer_product: Callable[[Array, Array], Array] = np.matmul
 
     def __call__(self, x: Array, weight: StoredWeight) -> Array:
@@ -85,7 +85,7 @@ class _Rounding:
         scale = self.scale(np.where(largest > least, (largest - least) / self.levels, 1.0))
         zero = np.rint(-least / scale) + self.zero_shift
         q = self.rounding(x / scale) + zero
-        q = self.integers(q % 256 if self.wraps else np.clip(q, self.low, self.high))
+        q = self.change_integers(q % 256 if self.wraps else np.clip(q, self.low, self.high))
         zeros = np.broadcast_to(self.zero_read(zero), x.shape)
         integers = weight.q - weight.z
         product = self.integer_product(q, integers) - zeros @ integers
@@ -146,10 +146,10 @@ READINGS: Final[tuple[tuple[str, str, Multiply], ...]] = (
     (INTEGERS, "integers of {} are clipped at 254", _Rounding(high=254)),
     (INTEGERS, "integers of {} are clipped at 1", _Rounding(low=1)),
     (INTEGERS, "integers of {} are clipped at 127", _Rounding(high=127)),
-    (INTEGERS, "integers of {} are read as signed", _Rounding(integers=_signed)),
-    (INTEGERS, "integers of {} are read 128 too low", _Rounding(integers=lambda q: q - 128)),
-    (INTEGERS, "{} has 7 bits", _Rounding(integers=lambda q: np.floor(q / 2) * 2)),
-    (INTEGERS, "{} has 4 bits", _Rounding(integers=lambda q: np.floor(q / 16) * 16)),
+    (INTEGERS, "integers of {} are read as signed", _Rounding(change_integers=_signed)),
+    (INTEGERS, "integers of {} are read 128 too low", _Rounding(change_integers=lambda q: q - 128)),
+    (INTEGERS, "{} has 7 bits", _Rounding(change_integers=lambda q: np.floor(q / 2) * 2)),
+    (INTEGERS, "{} has 4 bits", _Rounding(change_integers=lambda q: np.floor(q / 16) * 16)),
     (SUMS, "pairs of products of {} are added in 16 bits, which saturate",
      _Rounding(integer_product=_saturate_pairs)),
     ("wrong batch element", "{} has the tokens of the batch element before", _next_batch_element),
@@ -158,7 +158,7 @@ READINGS: Final[tuple[tuple[str, str, Multiply], ...]] = (
 
 
 def product_mistakes(evaluation: Evaluation) -> Iterator[Mistake]:
-    """Yield the mistakes of products of integers.
+    """Yield the mistakes in rounding inputs and in reading weights of products of integers.
 
     They are made in all products together, in the products of each input, and in each product
     alone.
@@ -204,7 +204,7 @@ def wrong_input_scales(evaluation: Evaluation) -> list[Callable[[float], Mistake
 
 
 def _groups(products: Sequence[_Product]) -> Iterator[Sequence[_Product]]:
-    """Yield the products that one mistake may concern: all, those of one input, and each alone."""
+    """Yield the products that one mistake may concern: all, those of each input, and each alone."""
     by_input: dict[str, list[_Product]] = {}
     for product in products:
         by_input.setdefault(product.x, []).append(product)
@@ -222,7 +222,7 @@ def _input_name(group: Sequence[_Product]) -> str:
 
 
 def _weight_name(group: Sequence[_Product]) -> str:
-    return " and ".join(product.integers for product in group)
+    return " and ".join(product.weight_name for product in group)
 
 
 def _integer_products(evaluation: Evaluation) -> Iterator[_Product]:

@@ -1,4 +1,4 @@
-"""Search for known mistakes that reproduce the outputs of a runtime."""
+"""Search for known mistakes that reproduce the outputs of a runtime, or of a wrong graph."""
 
 from __future__ import annotations
 
@@ -47,14 +47,16 @@ The cause must explain every case that fails.
 """
 
 ROUNDINGS = 256
-"""The largest distance from the actual output, in eps of its type, that is called rounding."""
+"""The largest root mean square difference from the actual output, relative to that of the right one
+and in eps of its type, that is called rounding."""
 
 FAR = 10.0
 """The error of an element that is not finite and not the same in both outputs, in root mean squares
-of the right output."""
+of the right output; also that of an output of another shape."""
 
 CONVINCING = 0.02
-"""If a mistake leaves a smaller share of the error unexplained, no parameters are fitted."""
+"""If a mistake leaves a smaller share of the error unexplained, neither swaps of heads nor mistakes
+with fitted parameters are tried."""
 
 
 @dataclasses.dataclass(frozen=True)

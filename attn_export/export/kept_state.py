@@ -18,7 +18,7 @@ Kept = list[tuple[nn.Module, str]]
 """Submodules, each with the name of an attribute or buffer that holds a tensor."""
 
 LONGEST = 4096
-"""The largest size at which a module is run to find the tensors that it keeps."""
+"""The largest dimension of a kept tensor that is tested for growth."""
 
 
 def find_kept_tensors(subject: Subject) -> Kept:
@@ -67,7 +67,7 @@ def find_replaced_tensors(module: nn.Module, run: Callable[[], object]) -> Kept:
 
 @contextlib.contextmanager
 def drop_kept_tensors(module: nn.Module, kept: Kept) -> Iterator[None]:
-    """Set kept tensors to None, as before the first call, inside this block.
+    """Set kept tensors and empty buffers to None, as before the first call, inside this block.
 
     Buffers that the module registers inside the block become plain attributes, since `torch.export`
     would fix the size of a buffer.

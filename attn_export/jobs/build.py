@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from attn_export.results import Case, Golden, RuntimeRun, StoredCase, Verdict
 
 WIDE = "in float32"
-"""The name in the report of the graph that a subject of few bits gives in float32."""
+"""The name in the report of the graph of a float16 or bfloat16 subject in float32."""
 
 
 def build(
@@ -60,7 +60,8 @@ def build(
         output: The bundle's folder. Default: `models/NAME`.
         name: The name of the bundle in the report.
         dialects: The dialects of the graphs, or ``"all"`` for those that fit.
-        runtimes: Names of the runtimes. Default: ort-cpu, and ort-cuda if there is a GPU.
+        runtimes: Names of runtimes, ``"all"`` or ``"-NAME"``. Default: ort-cpu and ort-cuda;
+            the latter is not run without a GPU.
         require: Names of runtimes that must run at least one graph.
         atol: An additional limit: |r − eager| ≤ atol + rtol·|eager|, where r is a runtime's output.
         rtol: See `atol`.

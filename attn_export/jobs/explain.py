@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from attn_export.diagnose.pattern import Pattern
 
 SECONDS = 45.0
-"""The default time after which no further experiment is started."""
+"""The default time after which no further mistake, experiment or smaller case is tried."""
 
 RULE = "by the judge's rule alone: --atol, --rtol and baselines are not applied"
 DECODES = "whole decodes were not looked at: verify runs them"
 ELSEWHERE = ("ort-cpu", "onnx-reference")
-"""Other runtimes in which a failing graph is run for comparison."""
+"""Other runtimes in which a failing graph is run for comparison. The first also replaces float64
+for graphs that cannot be evaluated."""
 
 
 def explain(
@@ -48,7 +49,7 @@ def explain(
     limits: Limits | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
-    """Explain why a runtime fails cases of a bundle.
+    """Explain the first graph of a bundle with which a runtime fails cases.
 
     Args:
         bundle: The bundle's folder, or the `.failed` one that a build left.
@@ -57,7 +58,7 @@ def explain(
         graph: An ONNX file to run instead of the bundle's own graphs.
         options: Options of the engine, for failures of a program that sets them.
         output: The folder to write a reproduction to; None for none.
-        seconds: The time after which no further experiment is started.
+        seconds: The time after which no further mistake, experiment or smaller case is tried.
         witness: A source of correct values to compare a wrong graph with, for bundles without a
             correct graph.
         limits: The limits of each process.
@@ -136,7 +137,7 @@ class _ExplainJob:
         cases: The cases to examine, with their truth.
         bundled: The graphs of the bundle, in the runtime.
         has_decodes: Whether the bundle has whole decodes, which are not examined.
-        seconds: The time after which no further experiment is started.
+        seconds: The time after which no further mistake, experiment or smaller case is tried.
         progress: Receiver of progress.
         witness: A source of correct values, for bundles without a correct graph.
         started: The start of the job, by `time.monotonic`.
@@ -296,7 +297,7 @@ class _ExplainJob:
         explained: Explanation,
         runner: GraphRunner,
         trial: GraphRun,
-        base: Meaning | None,
+        meaning: Meaning | None,
         output: Path | None,
     ) -> Explanation:
         """Add the smallest case that still fails, and write the reproduction to `output`."""
@@ -305,7 +306,7 @@ class _ExplainJob:
 
         self.progress.phase("looking for the smallest case")
         axes = {name: entry["shape"] for name, entry in self.manifest["inputs"].items()}
-        right = base if base is not None and base.right else None
+        right = meaning if meaning is not None and meaning.right else None
         smallest = shrink_case(runner, trial.failed[0], right, axes, late=self.late)
         explained = dataclasses.replace(
             explained, smallest=smallest.sizes, folder=output, seconds=self.elapsed()

@@ -41,14 +41,15 @@ LARGE, FEW_ATTEMPTS = 4_000_000, 4
 modules, since each attempt runs the module."""
 
 OTHER_TOKEN_EVERY = 4
-"""The number of attempts of which one moves another token than the one with a value near a tie."""
+"""In the first half of the attempts, one of so many moves another token than the one with a value
+near a tie; in the second half every second one does."""
 
 SHRINK_FACTOR = np.float32(1 - 2.0**-7)
 """The factor by which a channel of a past in floating point shrinks."""
 
 MOST_ADDED = 0.25
-"""The largest error that ties may add, as a share of the error of a run without any rounding of
-activations. With a larger one, a graph that leaves the rounding out would pass."""
+"""The largest error that ties may add, as a share of the error of a run that does not round the
+input of the output projection. With more, a graph that leaves the rounding out would pass."""
 
 OUTPUT = "output"
 
@@ -61,9 +62,10 @@ class Ties:
         integers: The integers of each tensor that the run quantises, less their zero points, in
             order.
         near: Mask of the values near a tie, `[B, L, N]`.
-        token_changes: The largest L2 norm of the change of each token of the output if all values
-            near a tie round the other way, `[B, L]`.
-        unrounded_change: The L2 norm of the change of the whole output if no value is rounded.
+        token_changes: An upper bound on the L2 norm of the change of each token of the output if
+            all values near a tie round the other way, `[B, L]`.
+        unrounded_change: The estimated L2 norm of the change of the whole output if the input of
+            the output projection is not rounded.
     """
 
     integers: Sequence[Tensor]

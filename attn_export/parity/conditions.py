@@ -27,7 +27,7 @@ VALUES = {
     PAST: (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33),
     "": (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 49),
 }
-"""Sizes to try, by axis: powers of 2, their neighbours, and primes."""
+"""Sizes to try, by axis: small numbers, powers of 2 with their neighbours, and 49."""
 
 BLOCKS: Mapping[int, int] = {64: 65, 128: 127, 256: 257, 512: 513, 1024: 1026}
 """Block sizes of kernels, each with the size to try next to it."""
@@ -38,8 +38,8 @@ KNOWN = (BATCH, QUERIES, PAST, KEYS)
 PLAIN = "random inputs"
 SMALLEST = f"{PLAIN}, smallest sizes"
 ONE_QUERY = "one query"
-ALONE = f", {ONE_QUERY}"
-A_PAST, NO_PAST = f"{ALONE}, a past", f"{ALONE}, no past"
+SUFFIX_ONE_QUERY = f", {ONE_QUERY}"
+A_PAST, NO_PAST = f"{SUFFIX_ONE_QUERY}, a past", f"{SUFFIX_ONE_QUERY}, no past"
 MANY_KEYS = 16
 WITH_MANY_KEYS = frozenset({
     "fully_masked_rows", "large_logits", "left_padding", "one_visible_key", "outliers",
@@ -157,7 +157,7 @@ def met_by_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
 
 
 def met_by_single_sizes(sizes: Sizes, axes: Sequence[str]) -> Iterator[str]:
-    """Yield the conditions on single sizes that these sizes meet, even with opaque contents.
+    """Yield the conditions on single sizes that hold even with contents that hide other faults.
 
     Args:
         sizes: The size of every axis.
@@ -220,7 +220,7 @@ def call_pattern(sizes: Sizes) -> str:
     if sizes[QUERIES] > 1:
         return ", several queries"
     if PAST not in sizes:
-        return ALONE
+        return SUFFIX_ONE_QUERY
     return A_PAST if sizes[PAST] else NO_PAST
 
 
@@ -228,7 +228,7 @@ def call_patterns(axes: Sequence[str]) -> list[str]:
     """Return the suffixes for all patterns of a call, see `call_pattern`."""
     if QUERIES not in axes:
         return [""]
-    single = (A_PAST, NO_PAST) if PAST in axes else (ALONE,)
+    single = (A_PAST, NO_PAST) if PAST in axes else (SUFFIX_ONE_QUERY,)
     return [", several queries", *single]
 
 
@@ -257,7 +257,7 @@ def content_conditions(
             if name in BY_BATCH
             for pattern in with_past
             # A single query without a past sees its own key alone.
-            if pattern != ALONE or KEYS in axes
+            if pattern != SUFFIX_ONE_QUERY or KEYS in axes
             for size in batches
         ]
         names += [f"{name}, batch 1" for name in lengths if name == "empty_and_full"]

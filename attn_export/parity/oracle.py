@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from attn_export.parity.float16_ties import Float16Values
 
 WIDER, TIED_RUNS = 8.0, 4
-"""The factor on rounding errors, and the number of runs, that find integers which may change."""
+"""The factor on rounding errors, and the number of runs, by which whole-number outputs of a user's
+module are found that rounding may change."""
 
 MOST_JOINED = 128
 """The most rows of an output for which several random runs are stacked along the batch axis."""
@@ -85,9 +86,9 @@ class Oracle:
         self._ranks = False  # known once it was run
         self._threads = 1 if size < ONE_THREAD_BELOW else torch.get_num_threads()
         narrow = set(subject.narrow_dtypes().values())
-        # A graph with bfloat16 outputs computes in float32, and rounds its outputs.
+        # Graphs with bfloat16 outputs compute in float32, but for those in the dialect `cuda`.
         self._computes_in_float32 = "bfloat16" in narrow
-        self._mixed = bool(narrow) and not self._computes_in_float32
+        self._computes_in_float16 = bool(narrow) and not self._computes_in_float32
 
     @property
     def has_short_rows(self) -> bool:
@@ -108,7 +109,7 @@ class Oracle:
         return usable_golden(case, golden_of, short_rows=self.has_short_rows)
 
     def move_off_ties(self, case: Case) -> Case | None:
-        """Return a case whose quantised values are not near rounding ties; None if impossible."""
+        """Return the case, moved away from rounding ties if it can be; None if it is unusable."""
         spec = self.subject.spec
         with threads(self._threads):
             if self._ties:
@@ -245,7 +246,7 @@ class Oracle:
         in_float32 = self._computes_in_float32 or cached is not None
         step = single if in_float32 else max(types, default=single)
         step = wider * max(step, self._least_eps)
-        steps = self._steps(case) if self._mixed and wider == 1 else ()
+        steps = self._steps(case) if self._computes_in_float16 and wider == 1 else ()
         inputs = widened_arrays(case.inputs)
         fewest, count = run_count(eager)
         count = max(count, least)

@@ -28,8 +28,8 @@ from attn_export.parity.operations import (
 )
 
 DEVIATION = 0.4
-"""The standard deviation of one rounding error, in units of u·|x|: errors are uniform within half a
-unit in the last place, and |x| lies anywhere between two powers of 2."""
+"""The standard deviation of one rounding error, in units of u·|x|, where u = eps / 2: errors
+are uniform within half a unit in the last place, and |x| lies anywhere between two powers of 2."""
 
 MAX_ERROR = 1e300
 """The largest error of one addition; it is finite, since infinity minus infinity would be NaN."""
@@ -49,7 +49,7 @@ MOST_CHECKED = 2**15
 """The largest number of elements of a result that is tested for being whole numbers."""
 
 APPROXIMATION_ERROR = 4.0
-"""The largest error of an approximation, in units of one rounding: libraries state 2 to 5."""
+"""The error of operations in `APPROXIMATE`, in units of one rounding: libraries state 2 to 5."""
 
 ATTENTION = frozenset({"_safe_softmax", "_softmax", "bmm", "baddbmm"})
 """Operations that PyTorch's attention computes in float32, but a graph in its own type."""
@@ -258,7 +258,7 @@ class RandomRounding(OperationMode):
 
 
 def _is_mask(x: Any, out: Tensor) -> bool:
-    """Return whether `x` is a mask of 0 and -inf, whose addition is exact."""
+    """Return whether `x` is a mask of 0 and -inf that is expanded, whose addition is exact."""
     if not isinstance(x, Tensor) or 4 * x.numel() > out.numel():
         return False
     return bool(((x == 0) | x.isneginf()).all())

@@ -16,7 +16,7 @@ from attn_export.quality import Quality
 from attn_export.report.tables import (
     Styled,
     Summary,
-    form_name,
+    graph_label,
     markdown_table,
     problems,
     summaries,
@@ -43,7 +43,7 @@ def to_markdown(report: Report) -> str:
     not_ran = [_not_ran(summary) for summary in all_summaries if summary.run.outcome != "ran"]
     failed = problems(report)
     wrong = [
-        f"- {v.status}: {v.runtime}, {_escaped(form_name(v.graph))}, {_escaped(v.case)}, "
+        f"- {v.status}: {v.runtime}, {_escaped(graph_label(v.graph))}, {_escaped(v.case)}, "
         f"{_escaped(v.output)}: {_escaped(v.message)}"
         for v in failed[:SHOWN]
     ]
@@ -68,14 +68,14 @@ def github_annotations(report: Report) -> list[str]:
     """Return a GitHub workflow command for each failure, for a job's output."""
     lines = []
     for v in problems(report)[:SHOWN]:
-        title = f"{report.name}: {v.runtime}, {form_name(v.graph)}, {v.case}"
+        title = f"{report.name}: {v.runtime}, {graph_label(v.graph)}, {v.case}"
         lines.append(f"::error title={_property(title)}::{_data(f'{v.output}: {v.message}')}")
     for sentence in _missed(report):
         title = _property(f"{report.name}: beyond the budget")
         lines.append(f"::error title={title}::{_data(sentence)}")
     for run in report.runs:
         if run.required and run.outcome != "ran":
-            title = f"{report.name}: {run.runtime}, {form_name(run.graph)}"
+            title = f"{report.name}: {run.runtime}, {graph_label(run.graph)}"
             message = _data(f"{run.outcome}: {run.reason}")
             lines.append(f"::error title={_property(title)}::{message}")
     return lines
@@ -94,7 +94,9 @@ def _cell(cell: str | Styled) -> str:
 def _not_ran(summary: Summary) -> str:
     run = summary.run
     need = "**required**" if run.required else "not required"
-    return f"- {run.runtime}, {form_name(run.graph)}: {run.outcome}, {need}: {_escaped(run.reason)}"
+    return (
+        f"- {run.runtime}, {graph_label(run.graph)}: {run.outcome}, {need}: {_escaped(run.reason)}"
+    )
 
 
 def _escaped(text: str) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from attn_export.report.tables import Column, Table, form_name, in_mib
+from attn_export.report.tables import Column, Table, graph_label, in_mib
 from attn_export.report.terminal import as_text, print_table, say
 from attn_export.runtimes.dry_run_results import (
     ARCHITECTURES,
@@ -80,7 +80,7 @@ def table_rows(observations: Sequence[Observation]) -> list[tuple[str, ...]]:
             rows.setdefault(_row(observation, step), []).append(observation.architecture)
     total = len({observation.architecture for observation in observations})
     return [
-        (form_name(graph), step, "all" if len(archs) == total > 1 else " ".join(archs), *facts)
+        (graph_label(graph), step, "all" if len(archs) == total > 1 else " ".join(archs), *facts)
         for (graph, step, *facts), archs in rows.items()
     ]
 

@@ -10,7 +10,7 @@ from attn_export.report import pictures
 from attn_export.report.pictures import draw_attention, figures
 from attn_export.report.tables import (
     Summary,
-    form_name,
+    graph_label,
     largest,
     problems,
     shown,
@@ -49,7 +49,7 @@ def to_html(report: Report, drawing: Neighbourhood | None = None) -> str:
         cases=cases,
         absent=[summary.run for summary in all_summaries if summary.run.outcome != "ran"],
         problems=problems(report),
-        form=form_name,
+        form=graph_label,
         shown=shown,
         outputs=_outputs(report),
         figures=figures(report),
@@ -110,7 +110,7 @@ def _row(report: Report, summary: Summary, cases: list[str]) -> dict[str, Any]:
     by_case = verdicts_by_case(report, run)
     return {
         "summary": summary,
-        "name": f"{run.runtime}, {form_name(run.graph)}",
+        "name": f"{run.runtime}, {graph_label(run.graph)}",
         "cells": [_cell(case, by_case.get(case)) for case in cases],
     }
 
@@ -132,7 +132,7 @@ def _outputs(report: Report) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str, str], list[Verdict]] = {}
     for v in report.verdicts:
         if v.output:
-            groups.setdefault((v.runtime, form_name(v.graph), v.output), []).append(v)
+            groups.setdefault((v.runtime, graph_label(v.graph), v.output), []).append(v)
     return [
         {"place": place, **{figure: shown(largest(group, figure), ".2e") for figure in FIGURES}}
         for place, group in groups.items()

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from attn_export.report.tables import form_name
+from attn_export.report.tables import graph_label
 from attn_export.results import ErrorMap, ErrorMapPanel, Report, Verdict
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def figures(report: Report) -> list[Figure]:
     ranked.sort(key=lambda item: (item[0].status == "passed", -_size(item[0])))
     names: dict[Figure, list[str]] = {}
     for _, run, figure in ranked:
-        names.setdefault(figure, []).append(f"{run.runtime}, {form_name(run.graph)}")
+        names.setdefault(figure, []).append(f"{run.runtime}, {graph_label(run.graph)}")
     return [dataclasses.replace(figure, name="; ".join(runs)) for figure, runs in names.items()]
 
 

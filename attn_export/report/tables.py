@@ -264,7 +264,7 @@ class Matrix:
 
     Attributes:
         runtimes: The names of the rows.
-        graphs: The names of the columns, from `form_name`.
+        graphs: The names of the columns, from `graph_label`.
         cells: The cells by runtime and graph.
     """
 
@@ -290,12 +290,12 @@ def matrix(report: Report) -> Matrix:
     of_runs = summaries(report)
     return Matrix(
         tuple(dict.fromkeys(s.run.runtime for s in of_runs)),
-        tuple(dict.fromkeys(form_name(s.run.graph) for s in of_runs)),
-        {(s.run.runtime, form_name(s.run.graph)): _cell(s) for s in of_runs},
+        tuple(dict.fromkeys(graph_label(s.run.graph) for s in of_runs)),
+        {(s.run.runtime, graph_label(s.run.graph)): _cell(s) for s in of_runs},
     )
 
 
-def form_name(graph: str) -> str:
+def graph_label(graph: str) -> str:
     """Return the column name of a graph: ``ort.decode`` for ``model.ort.decode.onnx``."""
     if not graph.startswith("model.") or not graph.endswith("onnx"):
         return graph

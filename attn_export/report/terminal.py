@@ -19,7 +19,7 @@ from attn_export.report.tables import (
     Styled,
     Summary,
     Table,
-    form_name,
+    graph_label,
     matrix,
     problems,
     summaries,
@@ -147,7 +147,7 @@ def print_report(report: Report, console: Console, option: str = "--json FILE") 
     printed = {run.reason for run in report.runs if run.outcome != "ran"}
     failed = [verdict for verdict in problems(report) if verdict.message not in printed]
     for verdict in failed[:SHOWN]:
-        graph = form_name(verdict.graph)
+        graph = graph_label(verdict.graph)
         where = f"{verdict.runtime} {graph} {verdict.case} {verdict.output}".strip()
         say(f"[red]{verdict.status}[/] {as_text(where)}: {as_text(verdict.message)}", console)
     if len(failed) > SHOWN:

@@ -1,7 +1,8 @@
 """`DecodeSession`: drives a bundle whose KV cache is written in place.
 
 The session allocates the buffers of the cache and binds each both as an input and as an output of
-the graph. A step writes its keys and values there; the cache is only copied when it grows.
+the graph. A step writes its keys and values there. Where the graph can write into its input, the
+cache is copied only when it grows or is reordered.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from attn_export.runtimes.ort_cuda import no_cuda_device
 from attn_export.spec import AttentionSpec
 from attn_export.tensorfile import ArrayDict, numpy_dtype
 
-LENGTH, LENGTHS = "query_len", "past_length"
+QUERY_AXIS, PAST_LENGTH = "query_len", "past_length"
 CACHES = {"present_key": "past_key", "present_value": "past_value"}
 PREFERRED = {"cpu": (ORT, STANDARD, PORTABLE), "cuda": (CUDA, STANDARD, ORT, PORTABLE)}
 """The dialects to choose from on each device, the fastest first."""
@@ -182,7 +183,7 @@ class DecodeSession:
         described = {
             name: entry
             for name, entry in self._manifest["inputs"].items()
-            if name not in (*CACHES.values(), LENGTHS)
+            if name not in (*CACHES.values(), PAST_LENGTH)
         }
         B, L, _ = arrays["query"].shape
         check_inputs(arrays, described, {"batch": B, "query_len": L}, int(cached.max()) + L)
@@ -200,7 +201,7 @@ class DecodeSession:
         graph = self._graph({"batch": B, "query_len": L, CAPACITY: caches.capacity}, caches)
         for name, array in arrays.items():
             graph.inputs[name][tuple(slice(size) for size in array.shape)] = array
-        graph.inputs[LENGTHS][...] = self.lengths
+        graph.inputs[PAST_LENGTH][...] = self.lengths
         graph.run()
         for present, past in CACHES.items():
             if present not in self._bound:
@@ -276,7 +277,7 @@ def _select_graphs(
     selected_dialect = dialect or next((name for name in preferred if name in there), "")
     chosen = sorted(
         (file for file in files if file.dialect == selected_dialect),
-        key=lambda file: (len(file.fixed), LENGTH in file.fixed),
+        key=lambda file: (len(file.fixed), QUERY_AXIS in file.fixed),
     )
     if not chosen or chosen[0].fixed:
         raise BundleError(f"{folder} has no graph for any number of queries; build it again")

@@ -36,7 +36,8 @@ class Selection:
 
         Args:
             named: The values of --runtime: names of required runtimes; ``"all"`` for every known
-                runtime, none of them required; ``"-NAME"`` to leave one out of ``"all"``.
+                runtime, of which only ort-cpu is required; ``"-NAME"`` to leave one out of
+                ``"all"``. None: the runtimes of `DEFAULT`.
             require: The values of --require: names of further required runtimes.
 
         Raises:
@@ -165,15 +166,15 @@ class Pool:
             ]
             decodes = [case.name for case in self._cases[graph] if case.kind == DECODE]
             worker.send_job(folder / graph, inputs, files, self._graph_files[graph], axes, decodes)
-        self._chain_emulators()
+        self._chain_custom_launches()
 
-    def _chain_emulators(self) -> None:
-        """Let each emulated process start the next one: dozens at once would fill the memory."""
-        emulated = [w for w in self.workers.values() if isinstance(w.runtime, CustomLaunch)]
-        for worker, next_worker in itertools.pairwise(emulated):
+    def _chain_custom_launches(self) -> None:
+        """Let each emulator and other release start the next one: all at once fill the memory."""
+        workers = [w for w in self.workers.values() if isinstance(w.runtime, CustomLaunch)]
+        for worker, next_worker in itertools.pairwise(workers):
             worker.next_worker = next_worker
-        if emulated:
-            emulated[0].launch()
+        if workers:
+            workers[0].launch()
 
     def cases_of(self, graph: str) -> int:
         """Return the number of cases that each runtime received for a graph."""

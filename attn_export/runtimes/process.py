@@ -127,7 +127,7 @@ class Worker:
                     event.get("error", ""),
                     event.get("seconds"),
                 )
-            elif self._note(event):
+            elif self._record_event(event):
                 return
 
     def send_job(
@@ -146,8 +146,8 @@ class Worker:
             graph: The file.
             inputs: The names of the inputs, in the order of their files.
             cases: The cases to run.
-            graph_file: The layouts, dtypes and shared buffers of the graph. Default: those of the
-                cases.
+            graph_file: The fixed axes, layouts, dtypes and shared buffers of the graph. Default:
+                those of the cases.
             axes: The axes of every input and output, by name. Required if there are `decodes`.
             decodes: The names of the cases that are run as whole decodes, step by step.
             options: Options of the engine. The runtime must be `Tunable`.
@@ -181,7 +181,7 @@ class Worker:
         if self._child is not None:
             self._child.close()
 
-    def _note(self, event: dict[str, Any]) -> bool:
+    def _record_event(self, event: dict[str, Any]) -> bool:
         """Store the content of an event, and return whether it was the last one."""
         match event["event"]:
             case "loaded":
@@ -220,7 +220,7 @@ class RunResult:
         reason: The reason that the outcome is not `"ran"`; else empty.
         outputs: The outputs by name, of each case that ran.
         errors: The error message of each case that did not run.
-        facts: The facts that the runtime reported.
+        facts: The limits, and the facts that the runtime reported.
     """
 
     outcome: Outcome
@@ -251,8 +251,8 @@ def run_once(
         cases: The inputs of each case, by the name of the case; all cases must have the same
             inputs.
         limits: The limits of the process.
-        graph_file: The layouts, dtypes and shared buffers of the graph. Default: those of the
-            cases.
+        graph_file: The fixed axes, layouts, dtypes and shared buffers of the graph. Default: those
+            of the cases.
         options: Options of the engine.
     """
     from attn_export.tensorfile import read_outputs, write_tensors

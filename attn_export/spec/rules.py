@@ -166,7 +166,7 @@ def positions(spec: AttentionFields) -> None:
 
 
 def rotary_scaling(spec: AttentionFields) -> None:
-    """Check that scaling and position ids come with rotary positions, and the order of bounds."""
+    """Check the fields of rotary scaling, and `position_ids`."""
     for name, unused in (("rotary_scaling", "none"), ("position_ids", False)):
         if spec.rotary == "none" and getattr(spec, name) != unused:
             raise SpecError(
@@ -290,7 +290,8 @@ RULES: Final[tuple[Callable[[AttentionFields], None], ...]] = (
     ranges, kv_heads_divide_heads, cross_attention, positions, packing, latent,
     quantisation, typed_cache, quantised_activations,
 )  # fmt: skip
-"""All rules, in the order in which they are checked, after `check_types` and derived values."""
+"""The rules that are checked last, in order. `check_types` and `heads_divide_width` run before, and
+`positions` calls `rotary_scaling` and `longrope`."""
 
 
 def divisors(number: int) -> list[int]:

@@ -88,7 +88,7 @@ def choose_layer(source: TensorSource, layer: str | None, role: str | None) -> L
 
     Args:
         source: The checkpoint.
-        layer: A number or a prefix; None for layer 0, or for the only layer.
+        layer: A number, or a prefix or its end; None for layer 0, or for the only layer.
         role: `CROSS`, `DECODER` or `ENCODER`: the layer to choose if several match.
 
     Raises:
@@ -140,7 +140,8 @@ def _number(text: str) -> int | None:
 def _filter_layers(layers: Sequence[LayerMatch], layer: str | None) -> list[LayerMatch]:
     """Return the layers with a number or a prefix; for None those of layer 0, or the only layer.
 
-    Layers of encoders of images or audio come last.
+    Layers of image and audio encoders count only if no other layer has the number. For None, layers
+    without a number come last.
     """
     if layer is None and len(layers) == 1:
         return list(layers)

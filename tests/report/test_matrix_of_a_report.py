@@ -7,7 +7,7 @@ import io
 from reports import mixed
 from rich.console import Console
 
-from attn_export.report.tables import UNMEASURED, form_name, matrix
+from attn_export.report.tables import UNMEASURED, graph_label, matrix
 from attn_export.report.terminal import print_report
 
 
@@ -43,6 +43,6 @@ def test_with_many_runtimes_the_terminal_shows_the_matrix():
 
 
 def test_a_graph_is_called_by_its_form():
-    assert [form_name(name) for name in ("model.onnx", "model.portable.onnx", "in float32")] == [
+    assert [graph_label(name) for name in ("model.onnx", "model.portable.onnx", "in float32")] == [
         "standard", "portable", "in float32",
     ]  # fmt: skip

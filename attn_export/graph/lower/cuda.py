@@ -1,6 +1,6 @@
 """Lowering of `Attention` nodes to the form that launches the fewest kernels on CUDA.
 
-ONNX Runtime's `GroupQueryAttention` writes the cache, rotates, normalises and attends in three
+ONNX Runtime's `GroupQueryAttention` normalises, rotates, writes the cache and attends in three
 kernels, in half precision. Dry runs on sm_80 and sm_90 led to this form (docs/dry-run.md).
 
 The form needs one query per batch element, or batch size 1: ONNX Runtime refuses several queries
@@ -38,14 +38,14 @@ from attn_export.graph.lower.read import AttentionNode, read_attention
 MICROSOFT, INT32 = "com.microsoft", ir.DataType.INT32
 
 POSITIONS = 2**15
-"""The number of positions with rotary angles; ONNX Runtime refuses larger caches."""
+"""The length of the rotary tables. ONNX Runtime refuses caches that are longer."""
 
 NOTHING_HIDDEN = sys.maxsize
 """The distance of the nearest hidden key if no key is hidden."""
 
 
 def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
-    """Lower a node with one query per batch element or batch size 1, if its cache is in place.
+    """Lower a node if `_fits` allows it and its mask, if it has one, is a window.
 
     Args:
         model: The graph; changed in place.
@@ -75,7 +75,7 @@ def lower_for_cuda(model: ir.Model, node: ir.Node) -> bool:
 
 
 def writes_in_place(model: ir.Model, node: ir.Node) -> bool:
-    """Return whether a node has a cache in place and no mask but a window; its type is ignored.
+    """Return whether a node has a cache in place and no mask but a window, in any element type.
 
     Args:
         model: The graph.

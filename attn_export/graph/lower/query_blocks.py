@@ -35,13 +35,14 @@ from attn_export.graph.lower.visible_keys import (
     sees_any,
 )
 
-TURNED = [0, 1, 3, 2]
+SWAP_LAST_AXES = [0, 1, 3, 2]
 
 
 def fits_blocks(a: AttentionNode) -> bool:
     """Return whether a node can be computed by products over blocks of queries.
 
-    Its scores must be unused, and a mask must have 2 or 4 axes, with 1 or L queries.
+    Its scores must be unused, its softmax in its own type, and its present outputs unused unless it
+    has a past. A mask must have 2 or 4 axes, with 1 or L queries.
 
     Args:
         a: The `Attention` node as plain values.
@@ -82,7 +83,7 @@ def attend_blocks(
         query = op("Mul", query, op.number(a.scale, a.dtype))
     length, size = op.size(a.query, -2), op.ints(block)
     count = op("Div", op("Add", length, op.ints(block - 1)), size)
-    unseen = _last_key_offset(op, a, length)
+    unseen = _keys_beyond_block_end(op, a, length)
 
     def attend_block(block_op: Builder, index: ir.Value) -> ir.Value:
         first = block_op("Mul", block_op("Reshape", index, block_op.ints(1)), size)
@@ -94,7 +95,7 @@ def attend_blocks(
     return op.add_loop(op("Squeeze", count), attend_block, a.dtype, axis)
 
 
-def _last_key_offset(op: Builder, a: AttentionNode, length: ir.Value) -> ir.Value | None:
+def _keys_beyond_block_end(op: Builder, a: AttentionNode, length: ir.Value) -> ir.Value | None:
     """Return the number of keys that any query of a block sees, minus the end of the block.
 
     It is int64 `[1]`; None if all keys may be visible.
@@ -139,7 +140,7 @@ def _attend_block(
     # The queries of one K/V head are the rows of one product, so K and V are read once.
     if a.q_per_kv > 1:
         query = op("Reshape", query, op.ints(0, a.num_kv_heads, -1, a.head_dim))
-    scores = op("MatMul", query, op("Transpose", key, perm=TURNED))
+    scores = op("MatMul", query, op("Transpose", key, perm=SWAP_LAST_AXES))
     if a.q_per_kv > 1:
         S = op("Shape", scores, start=3)
         shape = op("Concat", op.ints(0, a.num_heads, -1), S, axis=0)
@@ -155,7 +156,7 @@ def _attend_block(
         shape = op("Concat", op.ints(0, a.num_kv_heads, -1), S, axis=0)
         weights = op("Reshape", weights, shape)
     if transposed:
-        value = op("Transpose", value, perm=TURNED)
+        value = op("Transpose", value, perm=SWAP_LAST_AXES)
     attended = op("MatMul", weights, value)
     if a.q_per_kv > 1:
         attended = op("Reshape", attended, op.ints(0, a.num_heads, -1, a.v_head_dim))
