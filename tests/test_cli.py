@@ -210,7 +210,9 @@ def test_the_help_of_build_is_in_groups_with_examples_and_lacks_no_option(cli: C
     shown = cli("build", "--help").stdout
     heads = re.findall(r"^(\w[\w ]+):$", shown, re.MULTILINE)
     assert heads == [*GROUPS, "Examples"]
-    for parameter in click.Group.get_command(group, click.Context(group), "build").params:
+    command = group.get_command(click.Context(group), "build")
+    assert command is not None
+    for parameter in command.params:
         if isinstance(parameter, click.Option):
             lines = re.findall(rf"^  {parameter.opts[0]}(?!\S)", shown, re.MULTILINE)
             assert len(lines) == 1, parameter.opts

@@ -126,7 +126,7 @@ class Attention(nn.Module):
                 Float: added; -inf = may not attend, other values are clamped to >= -1e30.
             past_key: `[B, Hkv, P, D]`, with a cache; P may be 0. `[B, Hkv, S, D]` if the cache is
                 written in place: S is its capacity, and unused elements must be finite. With a
-                latent, the last axis has R elements.
+                latent, the last axis has R elements. With `kv_dtype` it is as stored.
             past_value: `[B, Hkv, P, Dv]`, or `[B, Hkv, S, Dv]` if the cache is written in place.
                 With a latent, the last axis has C elements.
             past_length: The number of past keys of each batch element, int64 `[B]`, at most S - L,
@@ -136,18 +136,19 @@ class Attention(nn.Module):
         Returns:
             `output [B, L, E]`. If the spec has a cache or weights, a tuple: the output, then
             `present_key [B, Hkv, S, D]` and `present_value [B, Hkv, S, Dv]`, then
-            `attn_weights [B, H, L, S]`. Inputs are not changed.
+            `attn_weights [B, H, L, S]`, with added keys in S. Inputs are not changed.
 
         Raises:
             ValueError: If an input of the spec is missing, if there is an input that the spec does
-                not have, or if an input has a wrong rank, width or type.
+                not have, if one other than `query` has a wrong rank or width, or if `attn_mask`
+                or `past_length` has a wrong type.
             RuntimeError: If a cache lacks capacity for L more keys.
         """
         self._check_inputs(
             key=key, value=value, attn_mask=attn_mask, past_key=past_key, past_value=past_value,
             past_length=past_length, position_ids=position_ids,
         )  # fmt: skip
-        q, k, v = self._project(query, key, value)  # [B, H or Hkv, L or S - P, D or Dv]
+        q, k, v = self._project(query, key, value)  # [B, H or Hkv, L or S, D or Dv]
         q, k = self.q_norm(q), self.k_norm(k)
         queries, S = _positions(q, k, past_key, past_length)
         if self.rotary is not None:

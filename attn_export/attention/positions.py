@@ -144,9 +144,9 @@ def inverse_frequencies(spec: AttentionSpec, *, long: bool = False) -> Tensor:
     if spec.rotary_scaling == "linear":
         return plain / factor
     if spec.rotary_scaling == "llama3":
-        turns = spec.rotary_original_len * plain / (2 * math.pi)
+        rotations = spec.rotary_original_len * plain / (2 * math.pi)
         low, high = spec.rotary_low_freq, spec.rotary_high_freq
-        kept = ((turns - low) / (high - low)).clamp(0, 1)
+        kept = ((rotations - low) / (high - low)).clamp(0, 1)
         return plain * (kept + (1 - kept) / factor)
     if spec.rotary_scaling == "yarn":
         kept = 1 - _yarn_ramp(spec)

@@ -147,7 +147,7 @@ class CacheScales(nn.Module):
         return x
 
     def step_sizes(self, key: Tensor, value: Tensor) -> Pair:  # noqa: ARG002 (one for all)
-        """Return the differences between neighbouring integers; they broadcast to keys and values.
+        """Return the values of a step of 1 in the integers; they broadcast to keys and values.
 
         Args:
             key: `[B, Hkv, L, D]`.

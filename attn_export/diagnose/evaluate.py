@@ -130,7 +130,8 @@ class Evaluation:
 
         Args:
             inputs: The graph inputs by name; floating ones are converted to float64.
-            rounding: A function that rounds the operands of every product; None to round nothing.
+            rounding: A function that rounds the operands of MatMul, Gemm and Attention; None to
+                round nothing.
 
         Returns:
             All values by name; optional inputs that are not set (``""``) are None.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from onnx import TensorProto
 
+from attn_export.diagnose.evaluate import ROUNDED_TO
 from attn_export.diagnose.in_integer_cache import scatter_into_cache
 from attn_export.diagnose.in_integers import round_to_bfloat16
 from attn_export.diagnose.mistake import Mistake
@@ -100,7 +101,7 @@ def _cache_parts(evaluation: Evaluation) -> list[_CachePart]:
     parts = []
     for node in evaluation.nodes:
         cast = evaluation.producer.get(node.input[1]) if node.op_type == "TensorScatter" else None
-        if cast is None or cast.op_type != "Cast" or cast.attribute[0].i != TensorProto.FLOAT16:
+        if cast is None or not _rounds_to_float16(cast):
             continue
         output = node.output[0]
         widened = [
@@ -110,6 +111,10 @@ def _cache_parts(evaluation: Evaluation) -> list[_CachePart]:
         ]
         parts.append(_CachePart(cast.input[0], node, widened))
     return parts
+
+
+def _rounds_to_float16(node: onnx.NodeProto) -> bool:
+    return any(a.name == ROUNDED_TO and a.i == TensorProto.FLOAT16 for a in node.attribute)
 
 
 def _write(

@@ -70,7 +70,7 @@ def sample_cases(cases: Sequence[KnownCase], count: int) -> list[KnownCase]:
 
 
 def choose_cases(trial: GraphRun) -> list[KnownCase]:
-    """Choose failed and passed cases to evaluate; the first failed and is of medium size."""
+    """Choose failed and passed cases to evaluate; the first one failed, and is of medium size."""
     failed = sample_cases(trial.failed, FAILED)
     failed.insert(0, failed.pop(len(failed) // 2))
     passed = sorted(trial.passed, key=lambda case: case.size)
@@ -178,6 +178,8 @@ def loses_precision(
 
 def is_right_when_rounded(graph_meaning: Meaning, case: KnownCase) -> bool:
     """Return whether a graph gives the truth if each node is rounded to the module's own type.
+
+    It counts as right in a case whose sizes it does not accept.
 
     Args:
         graph_meaning: The graph in float64.

@@ -1,8 +1,9 @@
-"""Checks that a captured program computes the same as the module at every size.
+"""Checks of a captured program: its ranges, and for a user's module its numbers at many sizes.
 
-`torch.export` drops guards silently: `if x.shape[1] > 8`, traced at 6, becomes the False
-branch for all sizes. The program records ranges that became narrower. It does not record branches
-on 0, on 1 or on equal sizes, so its outputs are compared with those of the module.
+`torch.export` records guards on sizes, but the program ignores them: `if x.shape[1] > 8`, traced at
+6, becomes the False branch for all sizes. The program also records ranges that became narrower.
+Neither shows every branch on 0, on 1 or on equal sizes, so the outputs of a user's module are
+compared with those of the program.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ORDINARY = (1, 2, 3, 5, 16, 33, 64, 100)
 """Sizes to try for any guard."""
 
 LARGEST = 1 << 20
-"""The largest product of the dynamic axes for a size that breaks a guard."""
+"""The largest product of the varied sizes that are tried to break a guard."""
 
 
 def broken_guards(subject: Subject, program: ExportedProgram) -> Iterator[Sizes]:
@@ -101,13 +102,13 @@ def _breaking_sizes(code: str, axes: dict[str, str], subject: Subject) -> Sizes 
 
 TRACE_MINIMUM = 2
 """The least size that `torch.export` assumes for dynamic axes. The program may be right for 0 and 1
-as well; `_check_numbers` tests it."""
+as well; for users' modules `_check_numbers` tests 1, and 0 for `past_len`."""
 
 
 def check_capture(
     subject: Subject, program: ExportedProgram, in_torch: Callable[[], ExportedProgram]
 ) -> None:
-    """Check that a captured program computes the same as the module, for all sizes of its axes.
+    """Check the ranges of a captured program, and for a user's module its numbers at many sizes.
 
     Args:
         subject: The subject with the module.
@@ -116,8 +117,8 @@ def check_capture(
             cannot run a program with ONNX nodes.
 
     Raises:
-        ExportError: If an axis is fixed or its range is narrower than that of the subject, if the
-            outputs differ at some size, or if the module is not a pure function.
+        ExportError: If an axis is fixed or its range is narrower than that of the subject. For a
+            user's module also if outputs differ at a tried size, or it is not a pure function.
     """
 
     def runnable() -> torch.nn.Module:

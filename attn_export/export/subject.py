@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from attn_export.parity.draw import Sizes
 
 MOST_WORK = 2**30
-"""The largest number of parameters times tokens for which a user's module runs at large sizes."""
+"""The largest product of parameters and of all axis sizes at which a user's module is run."""
 
 
 class Subject:
@@ -218,7 +218,7 @@ class Subject:
             notes=notes,
         )
 
-    def input_values(self) -> dict[str, Input]:
+    def input_descriptions(self) -> dict[str, Input]:
         """Return the description of every input, by name."""
         if self.spec is not None:
             return self.spec.inputs()
@@ -239,7 +239,7 @@ class Subject:
         Raises:
             KeyError: If `sizes` lacks an axis.
         """
-        return to_torch(draw_inputs(self.input_values(), sizes, seed_words=seed_words))
+        return to_torch(draw_inputs(self.input_descriptions(), sizes, seed_words=seed_words))
 
     def output_shapes(self) -> dict[str, Shape]:
         """Return the shape of every output; dynamic axes by name.
@@ -277,11 +277,11 @@ class Subject:
     def plan(self) -> Plan:
         """Return the test cases of the subject."""
         shapes, takes = self.output_shapes(), self.takes
-        values = self.input_values()
+        values = self.input_descriptions()
         return plan_cases(values, shapes, self.spec, self.sums, takes, self.bounds)
 
     def takes(self, sizes: Sizes) -> bool:
-        """Return whether the module accepts these sizes; a user's module must be fast at them."""
+        """Return whether the module accepts these sizes; False if a user's has over `MOST_WORK`."""
         weights = sum(parameter.numel() for parameter in self.module.parameters())
         if self.spec is not None or weights * math.prod(sizes.values()) > MOST_WORK:
             return self.spec is not None
@@ -295,7 +295,7 @@ class Subject:
     def expected(self) -> Expected:
         """Return the expected properties of the subject's graph."""
         return Expected(
-            inputs={name: input_.shape for name, input_ in self.input_values().items()},
+            inputs={name: input_.shape for name, input_ in self.input_descriptions().items()},
             outputs=self.output_shapes(),
             attentions=1 if self.spec is not None else None,
             ours=self.spec is not None,

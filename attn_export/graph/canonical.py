@@ -129,7 +129,7 @@ def reshape_by_position(model: ir.Model) -> None:
 
 
 def expand_by_position(model: ir.Model) -> None:
-    """Replace the target shapes of Expand by ones with 1 for every axis that does not grow.
+    """Replace the target shapes of Expand by shapes that are 1 along every axis that does not grow.
 
     Only the sizes of growing axes are then computed by Shape and Concat.
     """

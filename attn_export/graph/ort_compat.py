@@ -2,7 +2,8 @@
 
 PyTorch broadcasts masks, batches and rotary caches, takes any scale, and hides a key only for
 -inf. ONNX Runtime does none of this. Each pass is one function on an `onnx_ir.Model` that leaves
-a correct graph behind. Nodes that are right already, or of unknown shapes, are not changed.
+a correct graph behind. Nodes that are right already are not changed, and axes are expanded only if
+their size is 1, or a quotient that may be 1.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ def store_integers(
         model: The canonical graph with the dequantised weights; changed in place.
         weights: The quantised weights by the names of initialisers, whose names the integers get.
         activations: The rounding of the inputs of products, as in a spec. With one scale per run,
-            integers are multiplied. Otherwise a DequantizeLinear follows the weight, and inputs are
-            rounded in floating point.
+            integers are multiplied. Otherwise a DequantizeLinear follows the weight, and with one
+            scale per block the inputs are rounded in floating point.
     """
     rounded: dict[ir.Value, ir.Value] = {}
     for name, weight in weights.items():

@@ -276,7 +276,7 @@ class _Work:
         from attn_export.parity.golden import fixed_note
         from attn_export.parity.notes import truth_notes
 
-        shapes = {name: described.shape for name, described in subject.input_values().items()}
+        shapes = {name: described.shape for name, described in subject.input_descriptions().items()}
         return (*fixed_note(shapes), *truth_notes(oracle, base))
 
     def write(self, subject: Subject, judged: _Judged, report: Report) -> None:

@@ -148,7 +148,7 @@ def origin_of(name: str, origins: Mapping[str, str]) -> str:
 
 def input_entries(subject: Subject) -> dict[str, dict[str, Any]]:
     """Return the manifest's entries of the inputs: dtype and shape by name."""
-    values = subject.input_values().items()
+    values = subject.input_descriptions().items()
     return {name: {"dtype": value.dtype, "shape": list(value.shape)} for name, value in values}
 
 

@@ -131,12 +131,12 @@ class Truth:
         for name, (low, high) in self.subject.bounds.items():
             if not low <= sizes[name] <= high:
                 raise UsageError(f"--sizes {text}: {name} is {low} to {high}; got {sizes[name]}")
-        shapes = [described.shape for described in self.subject.input_values().values()]
+        shapes = [described.shape for described in self.subject.input_descriptions().values()]
         for shape in (*shapes, *self.subject.output_shapes().values()):
             elements = math.prod(concrete_shape(shape, sizes))
             if elements > MOST_ELEMENTS:
                 raise UsageError(f"--sizes {text}: {list(shape)} would have {elements} elements")
-        return random_case(sizes, self.subject.input_values(), self.subject.sums)
+        return random_case(sizes, self.subject.input_descriptions(), self.subject.sums)
 
 
 def parse_sizes(text: str, axes: Sequence[str], sums: Mapping[str, str]) -> dict[str, int]:

@@ -94,7 +94,7 @@ def of_module(module: Any, seed: int) -> Reference:
             f"{type(module).__name__}"
         )
     return Reference(
-        "the module", subject.input_values(), subject.output_shapes(),
+        "the module", subject.input_descriptions(), subject.output_shapes(),
         output_dtypes(lambda: subject.call(subject.module, subject.inputs)),
         subject.sums, subject.takes,
         lambda least_eps: Oracle(subject, least_eps), subject.notes, truth_notes,

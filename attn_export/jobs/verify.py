@@ -136,7 +136,7 @@ class _Replay:
                 goldens, cases = truth.random_cases(self.sizes, out / GOLDEN)
             pool.start(graphs, inputs, axes, cases, out)
             # The files of the bundle are checked while the runtimes start and run. numpy is only
-            # imported from here on.
+            # imported from here on, unless `graph` or `sizes` is given.
             if not self.sizes:
                 read_bundle(folder)
                 goldens = read_golden(folder / GOLDEN)

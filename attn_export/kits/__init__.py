@@ -1,1 +1,1 @@
-"""Projects in other languages, as templates, and their values."""
+"""Templates of programs that load, run and test a bundle, and the values that fill them."""

@@ -41,8 +41,8 @@ LARGE, FEW_ATTEMPTS = 4_000_000, 4
 modules, since each attempt runs the module."""
 
 OTHER_TOKEN_EVERY = 4
-"""In the first half of the attempts, one of so many moves another token than the one with a value
-near a tie; in the second half every second one does."""
+"""One of so many attempts moves another token than the one with a value near a tie. In the second
+half of the attempts every second one does."""
 
 SHRINK_FACTOR = np.float32(1 - 2.0**-7)
 """The factor by which a channel of a past in floating point shrinks."""

@@ -16,7 +16,7 @@ class Measures:
     """Relative L2 distances from the truth.
 
     Attributes:
-        whole: ‖x − t‖ / ‖t‖ over all finite elements of t; 0 where t is all zero.
+        whole: ‖x − t‖ / ‖t‖ over all elements that are finite in both; 0 where t is all zero.
         row: The largest ‖x_row − t_row‖ / ‖t_row‖ over rows of the last axis with t_row ≠ 0.
     """
 
@@ -27,7 +27,7 @@ class Measures:
 def measure(x: np.ndarray, truth: np.ndarray) -> Measures:
     """Return the relative L2 distances of `x` from the truth.
 
-    Elements that are not finite in either array count as 0 in both; `wrong_kinds` compares them.
+    Elements that are infinite or NaN in one array count as 0 in both; `wrong_kinds` compares them.
 
     Args:
         x: An output, of any shape; rows are along the last axis.
@@ -176,7 +176,8 @@ def fill_ignored_rows(got: np.ndarray, truth: np.ndarray, rows: Sequence[int]) -
 
 
 WHOLE, ROW = 2.0**17, 2.0**20
-"""The largest allowed errors of an output and of a row, in units of eps of its dtype."""
+"""The largest allowed errors of an output and of a row, in units of eps of its dtype, or of float32
+if that is larger."""
 
 MOST_WHOLE, MOST_ROW = 1 / 8, 1 / 2
 """The largest allowed errors of any dtype: with larger ones, wrong outputs would pass."""

@@ -1,8 +1,9 @@
-"""Inputs moved so far from rounding ties that every quantised integer is certain.
+"""Inputs moved so far from rounding ties that integers of inputs and of the cache are certain.
 
 Near a tie, floating-point error alone decides between two integers, and both are right. So inputs
-are moved until the integers of quantised activations, and the new ones of a quantised cache, are
-the same in every correct implementation. Those of a cache are compared exactly.
+are moved until the integers of quantised inputs, and the new ones of a quantised cache, are the
+same in every correct implementation. Those of a cache are compared exactly. `activation_ties` is
+for the input of the output projection.
 
 Without quantised activations new keys and values change smoothly with the query, which is moved
 along their gradient. With them a small move changes nothing: an element of the token, chosen at
@@ -42,7 +43,7 @@ ROUNDED = ("query", "key", "value")
 def move_off_ties(case: Case, module: nn.Module) -> Case | None:
     """Return a case whose integers are the same in every correct implementation.
 
-    These are the integers of quantised activations, and the new integers of a quantised cache.
+    These are the integers of quantised inputs (`ROUNDED`), and the new ones of a quantised cache.
 
     Args:
         case: The case; its inputs may be moved by a little.

@@ -133,7 +133,7 @@ class AllocatingEngine(Engine, Protocol):
 
 
 class Runtime(Protocol):
-    """One engine that can run a graph."""
+    """One kind of engine, which makes an `Engine` of each graph that it loads."""
 
     name: str
     device: str

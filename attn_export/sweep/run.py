@@ -25,10 +25,11 @@ PENDING: Final = 4
 all its cells have run."""
 
 GRACE: Final = 60.0
-"""Seconds that a cell waits for a worker with its runtime, after the last such worker was lost."""
+"""Seconds that a cell waits for a worker with its runtime, after the last such worker was lost or
+while the cluster has none at all."""
 
 TRIES: Final = 3
-"""Largest number of runs of a cell if the machine fails, for instance because its disk is full."""
+"""Largest number of runs of a task that raises an error, for instance because a disk is full."""
 
 POLL: Final = 1.0
 """Seconds between two requests for the list of workers."""

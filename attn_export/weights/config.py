@@ -243,7 +243,7 @@ def slides(config: Config, pattern: str | None, number: int) -> bool:
     Args:
         config: The config, with the defaults of the family.
         pattern: The name in `PATTERNS` of the pattern that applies if `layer_types` is missing;
-            None if the family has no sliding windows in some layers only.
+            None if all layers of the family are alike: all have a window, or none has.
         number: The number of the layer.
 
     Raises:

@@ -54,7 +54,7 @@ def test_nested_inputs_and_outputs_go_through_the_build(tmp_path: Path):
 
 
 def test_integers_are_tried_within_the_range_of_the_example():
-    wanted = nested().input_values()["tokens"]
+    wanted = nested().input_descriptions()["tokens"]
     assert (wanted.low, wanted.high) == (4, 9)
     drawn = {int(t) for case in nested().plan().cases for t in case.inputs["tokens"].ravel()}
     assert drawn == set(range(4, 10))

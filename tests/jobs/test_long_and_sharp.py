@@ -96,7 +96,7 @@ def logits(subject: Subject, inputs: Arrays) -> np.ndarray:
 def sharp_case(subject: Subject, L: int) -> Case:
     """Return a case of S keys, with past keys so large that the logits reach ±40."""
     sizes = add_sums({"batch": 1, "query_len": L, "past_len": S - L}, subject.relations)
-    inputs = draw_inputs(subject.input_values(), sizes, seed_words=("long and sharp", L))
+    inputs = draw_inputs(subject.input_descriptions(), sizes, seed_words=("long and sharp", L))
     drawn, past = logits(subject, inputs), inputs["past_key"]
     reach = min(drawn.max(), -drawn.min())
     inputs["past_key"] = (past.astype(np.float64) * (SHARP / reach)).astype(past.dtype)

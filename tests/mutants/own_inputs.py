@@ -33,7 +33,7 @@ LONGEST = {"query_len": 1030, "past_len": 2060, "key_len": 2060, "total_len": 20
 def own_cases(subject: Subject) -> Iterator[Case]:
     """Yield the cases of a subject."""
     random = generator("mutants")
-    axes = free_axes(axis_names(subject.input_values(), subject.sums), list(subject.sums))
+    axes = free_axes(axis_names(subject.input_descriptions(), subject.sums), list(subject.sums))
     for number in range(USUAL + ONE_QUERY):
         one_query = number >= USUAL
         while True:
@@ -63,7 +63,7 @@ def _case(
     *,
     plain: bool = False,
 ) -> Case:
-    inputs, spec, _sums = subject.input_values(), subject.spec, subject.sums
+    inputs, spec, _sums = subject.input_descriptions(), subject.spec, subject.sums
     name = f"own_{number}_" + "_".join(f"{axis}{size}" for axis, size in sorted(sizes.items()))
     drawn = DrawnCase(
         draw_inputs(inputs, sizes, seed_words=("mutants", number)), inputs, spec, sizes,

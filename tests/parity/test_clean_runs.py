@@ -56,7 +56,7 @@ def cases(subject: Subject, seeds: range) -> Iterator[Case]:
     for (B, L, P, S), scale, seed in itertools.product(SHAPES, SCALES, seeds):
         sizes = add_sums({"batch": B, "query_len": L, "past_len": P, "key_len": S}, subject.sums)
         name = f"B{B}_L{L}_P{P}_S{S}_scale{scale:g}_seed{seed}"
-        drawn = draw_inputs(subject.input_values(), sizes, seed_words=("clean", name))
+        drawn = draw_inputs(subject.input_descriptions(), sizes, seed_words=("clean", name))
         inputs = {
             name: array
             if name in ("attn_mask", "position_ids", "past_length")

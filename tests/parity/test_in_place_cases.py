@@ -151,7 +151,7 @@ def test_a_row_without_a_past_sees_its_own_key_alone_with_a_score_far_below_zero
     cases = [
         case
         for case in plan_cases(
-            subject.input_values(), subject.output_shapes(), spec, subject.sums
+            subject.input_descriptions(), subject.output_shapes(), spec, subject.sums
         ).cases
         if {"large_logits", "empty_and_full"} <= set(case.contents)
         and (case.sizes["query_len"] == 1) == one_query

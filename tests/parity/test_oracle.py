@@ -41,7 +41,7 @@ def case_of(subject: Subject, B: int = 2, L: int = 3, P: int = 2, S: int = 4) ->
     sizes = {"batch": B, "query_len": L, "past_len": P, "key_len": S}
     sizes = add_sums(sizes, subject.sums)
     words = ("oracle", B, L, P, S)
-    inputs = draw_inputs(subject.input_values(), sizes, seed_words=words)
+    inputs = draw_inputs(subject.input_descriptions(), sizes, seed_words=words)
     return Case("case", "shape", sizes, inputs, "random inputs")
 
 

@@ -9,7 +9,7 @@ so that a window, or a rule that starts at some length, is noticed. Masks that c
 - If the mask combines a causal part with one that is computed from data, such as padding,
   `is_causal` replaces the first part, and the second stays as the mask.
 
-False and -inf hide a key. In a float32 mask that depends only on sizes, so do numbers up to
+False and -inf hide a key. In a float32 mask that depends only on sizes, so do numbers at or below
 `HIDING`: each query sees its own key then, and beside it the weight of such a key is exactly 0
 unless a score reaches 4e8. Larger finite numbers, such as -1e4, are within the range of scores:
 those masks stay.
@@ -224,9 +224,9 @@ class ComputedMask:
 
 def recognise_masks(model: ir.Model) -> None:
     """Remove from every `Attention` the part of its mask that its attributes express."""
-    cache: dict[object, ComputedMask | None] = {}
+    replacements: dict[object, ComputedMask | None] = {}
     for node in nodes_of(model, "Attention"):
-        replacement = _cached_replacement(model, node, cache)
+        replacement = _cached_replacement(model, node, replacements)
         if replacement is None:
             continue
         if replacement.causal:
@@ -234,13 +234,13 @@ def recognise_masks(model: ir.Model) -> None:
         node.replace_input_with(3, replacement.mask)
         while node.inputs[-1] is None:
             node.resize_inputs(len(node.inputs) - 1)
-    if any(cache.values()):
-        # The nodes of removed masks would count as readers of the cache.
+    if any(replacements.values()):
+        # The nodes of removed masks would count as readers of the KV cache, see `is_bound`.
         common.RemoveUnusedNodesPass()(model)
 
 
 def _cached_replacement(
-    model: ir.Model, node: ir.Node, cache: dict[object, ComputedMask | None]
+    model: ir.Model, node: ir.Node, replacements: dict[object, ComputedMask | None]
 ) -> ComputedMask | None:
     """Return the replacement of a node's mask; nodes that share a mask share the result."""
     if optional_input(node, 3) is None:
@@ -249,10 +249,10 @@ def _cached_replacement(
         a = read_attention(node)
         trials = MaskTrials(model, a)
         key = (a.mask, a.causal, a.valid_keys, a.output(3) is None, *trials.lengths)
-        if key not in cache:
-            cache[key] = None
-            cache[key] = _replacement(model, a, trials)
-        return cache[key]
+        if key not in replacements:
+            replacements[key] = None
+            replacements[key] = _replacement(model, a, trials)
+        return replacements[key]
     except Exception:  # foreign graphs may raise anything; the mask stays
         return None
 

@@ -237,7 +237,8 @@ def fold(
     if scales is not None:
         rows = op("Mul", rows, op.array(scales[0]))
     scores = _scores(op, a, rows, key)  # [B, Hkv, r, S]
-    # Not grouped: ONNX Runtime would move a Transpose past the Reshape, which is slow.
+    # `[B, H, 1, S]`, not `[B, Hkv, r, 1, S]`: with grouped scores ONNX Runtime would move a
+    # Transpose past the Reshape, which is slow.
     scores = apply_softcap(op, a, op("Reshape", scores, op.ints(0, a.num_heads, 1, -1)))
     allowed = allowed_keys(op, a, op.ints(1), op.size(key, 2), grouped=False)
     bias = as_bias(op, a, allowed)  # [B, 1 or H, 1, S]
