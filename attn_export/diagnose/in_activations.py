@@ -12,7 +12,7 @@ import numpy as np
 
 from attn_export.diagnose.contrib_operators import packed_weight
 from attn_export.diagnose.in_integers import is_weight, round_to_bfloat16, stored_weight
-from attn_export.diagnose.mistake import Mistake
+from attn_export.diagnose.mistake import Mistake, change_in_order
 from attn_export.quantiser import BLOCK_LARGEST, INTEGER_PRODUCTS
 from attn_export.tensorfile import Array
 
@@ -234,13 +234,14 @@ def _read(
         values: The values of the right graph.
         weights: Weights to replace, by the names of their values.
     """
-    replacements = dict(weights)
-    for rounded_input in inputs:
-        current = evaluation.recompute(values, replacements) if replacements else values
-        x = current[rounded_input.x]
-        assert x is not None
-        read = reading(x, rounded_input.block)
-        replacements[rounded_input.changed] = (
-            read if rounded_input.weight is None else read @ rounded_input.weight
-        )
-    return replacements
+    changes = [
+        (rounded_input.x, rounded_input.changed, functools.partial(_apply, reading, rounded_input))
+        for rounded_input in inputs
+    ]
+    return change_in_order(evaluation, changes, values, weights)
+
+
+def _apply(reading: Reading, rounded_input: _RoundedInput, x: Array) -> Array:
+    """Return the input as it is read, or its product if MatMulNBits rounds it."""
+    read = reading(x, rounded_input.block)
+    return read if rounded_input.weight is None else read @ rounded_input.weight

@@ -12,7 +12,7 @@ import numpy as np
 from attn_export.diagnose import in_integers
 from attn_export.diagnose.in_activations import INTEGERS, NOT_ROUNDED, SCALE
 from attn_export.diagnose.in_integers import StoredWeight, round_to_bfloat16
-from attn_export.diagnose.mistake import Mistake
+from attn_export.diagnose.mistake import Mistake, change_in_order
 from attn_export.tensorfile import Array
 
 if TYPE_CHECKING:
@@ -251,11 +251,13 @@ def _misread_weight(reading: in_integers.Reading, x: Array, weight: StoredWeight
 def _multiply(
     evaluation: Evaluation, products: Sequence[_Product], multiply: Multiply, values: Values
 ) -> Mapping[str, Array]:
-    """Return products as they come out of a mistake; later ones depend on earlier ones."""
-    replacements: dict[str, Array] = {}
-    for product in products:
-        current = evaluation.recompute(values, replacements) if replacements else values
-        x = current[product.x]
-        assert x is not None
-        replacements[product.output] = multiply(x, product.weight)
-    return replacements
+    """Return the outputs of products that are multiplied by `multiply`."""
+    changes = [
+        (product.x, product.output, functools.partial(_product_of, multiply, product.weight))
+        for product in products
+    ]
+    return change_in_order(evaluation, changes, values)
+
+
+def _product_of(multiply: Multiply, weight: StoredWeight, x: Array) -> Array:
+    return multiply(x, weight)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,6 +104,31 @@ def change_value(name: str, change: Callable[[Array], Array]) -> Replaced:
         return {name: change(array)}
 
     return replaced
+
+
+ChangedOutput = tuple[str, str, Callable[[Array], Array]]
+"""The name of an input, the name of an output, and the function from the first to the second."""
+
+
+def change_in_order(
+    evaluation: Evaluation, changes: Iterable[ChangedOutput], values: Values,
+    replacements: Mapping[str, Array] = types.MappingProxyType({}),
+) -> dict[str, Array]:  # fmt: skip
+    """Return values that a mistake changes, of which later ones depend on earlier ones.
+
+    Args:
+        evaluation: The right graph.
+        changes: The changes, in the order of the graph.
+        values: The values of the right graph.
+        replacements: Values that are replaced before, by name.
+    """
+    changed = dict(replacements)
+    for name, output, change in changes:
+        current = evaluation.recompute(values, changed) if changed else values
+        array = current[name]
+        assert array is not None
+        changed[output] = change(array)
+    return changed
 
 
 def shift_diagonals(visible: Array, shift: int, *, beyond: bool) -> Array | None:
