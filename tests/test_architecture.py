@@ -93,7 +93,7 @@ ONLY_IN = {
         "runtimes/onnx_reference",
     ),
     "onnxscript": ("graph/canonical", "export/translations"),
-    "onnx_ir": ("graph/", "export/", "jobs/forms"),
+    "onnx_ir": ("graph/", "export/", "jobs/bundle_graphs"),
     "safetensors": ("weights/",),
     "model_signing": ("jobs/signing_sdk",),
     "cryptography": ("jobs/signing_sdk",),

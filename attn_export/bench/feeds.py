@@ -1,4 +1,4 @@
-"""Feeds: shapes, types and values of the arrays that all candidates of a contest get alike."""
+"""Feeds: shapes, types and values of the arrays that all candidates of a workload get alike."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One implementation of the work that a contest measures.
+    """One implementation of the work that a workload measures.
 
     Attributes:
-        name: A name that is unique within a contest.
+        name: A name that is unique within a workload.
         role: The role: one of our graphs, a peer, or a roofline.
         kind: A key of `KINDS` in `candidate_worker`, whose function makes the candidate.
         options: The options of that function, as JSON values.
@@ -119,7 +119,7 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contest:
+class WorkloadResult:
     """Candidates that were measured in one interleaved run.
 
     Attributes:
@@ -193,18 +193,18 @@ def _reads(measured: Measured) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class BenchReport:
-    """All contests of one benchmark.
+    """All workloads of one benchmark.
 
     Attributes:
         name: The name of the bundle or the benchmark.
-        contests: The contests.
+        workloads: The workloads.
         threads: The number of threads for computing in every candidate's process.
         rounds: The number of turns of each candidate.
         environment: Versions of packages, and facts about the machine.
     """
 
     name: str
-    contests: tuple[Contest, ...]
+    workloads: tuple[WorkloadResult, ...]
     threads: int
     rounds: int
     environment: Mapping[str, object]
@@ -212,5 +212,5 @@ class BenchReport:
     @property
     def exit_code(self) -> int:
         """0 if all candidates with the role ``ours`` ran, else 5."""
-        ours = [m for contest in self.contests for m in contest.measured if m.role == "ours"]
+        ours = [m for workload in self.workloads for m in workload.measured if m.role == "ours"]
         return 0 if ours and all(m.ran for m in ours) else RuntimeFailure.exit_code

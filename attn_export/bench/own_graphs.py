@@ -71,7 +71,7 @@ def as_candidate(
     """Return a candidate that runs a graph in ONNX Runtime.
 
     Args:
-        name: The name of the candidate in the contest.
+        name: The name of the candidate in the workload.
         folder: The folder of the graph.
         graph: The graph's file name, types, layouts, and outputs written in place.
         inputs: The inputs by name, with the types and axes that the bundle's manifest states.

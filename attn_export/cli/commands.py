@@ -89,7 +89,7 @@ def bench_command(
             progress=bar,
         )  # fmt: skip
     if chart:
-        write_chart({report.name: report.contests}, chart)
+        write_chart({report.name: report.workloads}, chart)
     if json_file:
         write_file(json_file, bench_to_json(report))
     if json_file == STDOUT:

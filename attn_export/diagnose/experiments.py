@@ -10,8 +10,8 @@ import numpy as np
 
 from attn_export.diagnose.evaluate import NotComputedError
 from attn_export.diagnose.explanation import Experiment, Late
+from attn_export.diagnose.graph_evaluation import EvaluatedGraph
 from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
-from attn_export.diagnose.meaning import Meaning
 from attn_export.diagnose.reproduce import Smallest
 from attn_export.parity.measures import eps, measure
 from attn_export.results import Allowed, Arrays, Case, Golden
@@ -110,7 +110,7 @@ def _cut(array: Array, axes: Sequence[object], keep: Mapping[str, Array]) -> Arr
 def shrink_case(
     runner: GraphRunner,
     case: KnownCase,
-    right: Meaning | None,
+    right: EvaluatedGraph | None,
     axes: Axes,
     late: Late,
 ) -> Smallest:
@@ -153,7 +153,7 @@ def _dtypes(case: KnownCase) -> dict[str, str]:
     return {name: array.dtype.name for name, array in case.golden.expected.items()}
 
 
-def make_golden(right: Meaning, case: KnownCase, inputs: Mapping[str, Array]) -> Golden:
+def make_golden(right: EvaluatedGraph, case: KnownCase, inputs: Mapping[str, Array]) -> Golden:
     """Compute the truth of changed inputs, and the error allowed by the judge's rule.
 
     Args:
@@ -238,7 +238,9 @@ def rerun_in_runtime(
         yield _result("one thread", single_threaded.trial(cases), "threads")
 
 
-def run_smaller_inputs(runner: GraphRunner, original: GraphRun, right: Meaning) -> ExperimentResult:
+def run_smaller_inputs(
+    runner: GraphRunner, original: GraphRun, right: EvaluatedGraph
+) -> ExperimentResult:
     """Run inputs divided by `DIVISOR`, which removes overflow and saturation.
 
     Args:

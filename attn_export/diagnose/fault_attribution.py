@@ -9,6 +9,13 @@ import numpy as np
 
 from attn_export.diagnose.eager_values import Witness, first_unmatched_node
 from attn_export.diagnose.explanation import Deviation, Fault, Late, Lines
+from attn_export.diagnose.graph_evaluation import (
+    EvaluatedGraph,
+    dtype_of,
+    evaluate_if_right,
+    is_right_when_rounded,
+    sample_cases,
+)
 from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
 from attn_export.diagnose.localise import (
     NO_SUCH_NODE,
@@ -18,13 +25,6 @@ from attn_export.diagnose.localise import (
     write_with_all_outputs,
 )
 from attn_export.diagnose.match import Evidence, Match, matches
-from attn_export.diagnose.meaning import (
-    Meaning,
-    dtype_of,
-    is_right_when_rounded,
-    meaning_if_right,
-    sample_cases,
-)
 from attn_export.temp_folders import scratch
 
 LOCALISED = 6
@@ -34,7 +34,9 @@ ALIKE = 3
 """The largest number of cases in which each value is compared with all values of a reference."""
 
 
-def fault_of(suspect: Meaning | None, trial_elsewhere: GraphRun | None, *, lossy: bool) -> Fault:
+def fault_of(
+    suspect: EvaluatedGraph | None, trial_elsewhere: GraphRun | None, *, lossy: bool
+) -> Fault:
     """Return whether the graph or the runtime is at fault.
 
     Args:
@@ -64,8 +66,8 @@ class KnownMistakes:
 
 
 def known_mistakes(
-    suspect: Meaning | None,
-    right: Meaning | None,
+    suspect: EvaluatedGraph | None,
+    right: EvaluatedGraph | None,
     trial: GraphRun,
     cases: Sequence[KnownCase],
     late: Late,
@@ -101,7 +103,7 @@ def known_mistakes(
 
 def first_deviation(
     fault: Fault,
-    suspect: Meaning | None,
+    suspect: EvaluatedGraph | None,
     twins: Sequence[GraphRunner],
     trial: GraphRun,
     lines: Lines,
@@ -146,7 +148,9 @@ def first_deviation(
     return first_runtime_deviation(suspect.evaluation, values, noise, actual, lines)
 
 
-def first_lossy(suspect: Meaning, cases: Sequence[KnownCase], lines: Lines) -> Deviation | None:
+def first_lossy(
+    suspect: EvaluatedGraph, cases: Sequence[KnownCase], lines: Lines
+) -> Deviation | None:
     """Return the first node that loses precision, in a graph that is right in float64.
 
     Args:
@@ -168,7 +172,7 @@ def first_lossy(suspect: Meaning, cases: Sequence[KnownCase], lines: Lines) -> D
 
 
 def _first_over_cases(
-    suspect: Meaning, twins: Sequence[GraphRunner], trial: GraphRun, lines: Lines
+    suspect: EvaluatedGraph, twins: Sequence[GraphRunner], trial: GraphRun, lines: Lines
 ) -> Deviation | None:
     cases = sample_cases(trial.failed, LOCALISED)
     twin = _twin(suspect, twins, cases[:1])
@@ -191,7 +195,7 @@ def _first_over_cases(
 
 
 def _first_unmatched_over_cases(
-    suspect: Meaning, trial: GraphRun, lines: Lines, witness: Witness
+    suspect: EvaluatedGraph, trial: GraphRun, lines: Lines, witness: Witness
 ) -> Deviation | None:
     """Return the first node, over several cases, with a value that the witness does not have."""
     if witness.steps is None:
@@ -208,13 +212,13 @@ def _first_unmatched_over_cases(
 
 
 def _first_by_values(
-    suspect: Meaning, others: Sequence[GraphRunner], cases: Sequence[KnownCase], lines: Lines
+    suspect: EvaluatedGraph, others: Sequence[GraphRunner], cases: Sequence[KnownCase], lines: Lines
 ) -> Deviation | None:
     """Return the first node with a value in no right graph, for a graph with other value names."""
     right_graphs = [
         right_graph
         for other in others
-        if (right_graph := meaning_if_right(other, cases)) is not None
+        if (right_graph := evaluate_if_right(other, cases)) is not None
     ]
     compared = []
     for case in cases[-ALIKE:]:
@@ -228,13 +232,13 @@ def _first_by_values(
 
 
 def _twin(
-    suspect: Meaning, others: Sequence[GraphRunner], cases: Sequence[KnownCase]
-) -> Meaning | None:
+    suspect: EvaluatedGraph, others: Sequence[GraphRunner], cases: Sequence[KnownCase]
+) -> EvaluatedGraph | None:
     """Return the right graph that shares most value names with the one in question."""
     names = set(suspect.evaluation.producer)
-    best: Meaning | None = None
+    best: EvaluatedGraph | None = None
     for other in others:
-        candidate = meaning_if_right(other, cases)
+        candidate = evaluate_if_right(other, cases)
         if candidate is None or candidate.runner.path == suspect.runner.path:
             continue
         if best is None or _shared_count(names, candidate) > _shared_count(names, best):
@@ -242,5 +246,5 @@ def _twin(
     return best
 
 
-def _shared_count(names: set[str], other: Meaning) -> int:
+def _shared_count(names: set[str], other: EvaluatedGraph) -> int:
     return len(names & set(other.evaluation.producer))

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.bundle_line_up import RUNTIME, Entrants, Manifest
-from attn_export.bench.contestant import measure, steps
-from attn_export.bench.measurements import BenchReport, Candidate, Contest
+from attn_export.bench.bundle_candidates import RUNTIME, BundleCandidates, Manifest
+from attn_export.bench.candidate_process import measure, steps
+from attn_export.bench.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.bundle import SPEC, read_bundle
 from attn_export.errors import RuntimeFailure, UsageError
 from attn_export.parity.draw import add_sums
@@ -48,7 +48,7 @@ HUNG_AFTER = 300.0
 """The time limit of a candidate in seconds. torch.compile may take a minute or two."""
 
 Planned = Sequence[tuple[str, Mapping[str, int], Sequence[Candidate]]]
-"""The name of each contest, the size of every axis, and the candidates."""
+"""The name of each workload, the size of every axis, and the candidates."""
 
 KEYS = ("past_len", "capacity", "key_len")
 """Axes of keys that a graph has if one new token can attend to many keys."""
@@ -90,19 +90,19 @@ def bench(
         raise RuntimeFailure(f"bench needs ONNX Runtime: {reason}")
     spec = spec_of(opened.folder, opened.manifest)
     with scratch() as folder:
-        entrants = Entrants(opened.folder, folder, opened.manifest, spec)
-        contests = phases(opened.manifest, spec, batch, prefill, decode)
+        candidates = BundleCandidates(opened.folder, folder, opened.manifest, spec)
+        workloads = phases(opened.manifest, spec, batch, prefill, decode)
         planned = [
-            (name, sizes, entrants.candidates(sizes, decode=sizes["query_len"] == 1))
-            for name, sizes in contests
+            (name, sizes, candidates.candidates(sizes, decode=sizes["query_len"] == 1))
+            for name, sizes in workloads
         ]
-        return measure_contests(
+        return measure_workloads(
             opened.manifest["name"], planned, rounds=rounds, threads=threads,
             turn_seconds=turn_seconds, progress=progress,
         )  # fmt: skip
 
 
-def measure_contests(
+def measure_workloads(
     name: str,
     planned: Planned,
     *,
@@ -111,11 +111,11 @@ def measure_contests(
     turn_seconds: float,
     progress: Progress,
 ) -> BenchReport:
-    """Measure contests one after the other.
+    """Measure workloads one after the other.
 
     Args:
         name: The name of the report.
-        planned: The contests.
+        planned: The workloads.
         rounds: The number of turns of each candidate.
         threads: The number of threads for every candidate; None for all cores.
         turn_seconds: The approximate length of a turn, in seconds.
@@ -124,14 +124,14 @@ def measure_contests(
     limits = dataclasses.replace(Limits.default(), seconds=HUNG_AFTER)
     limits = dataclasses.replace(limits, threads=threads or limits.threads)
     progress.expect(sum(steps(candidates, rounds) for _, _, candidates in planned))
-    contests = [
-        Contest(title, sizes, measure(
+    workloads = [
+        WorkloadResult(title, sizes, measure(
             candidates, rounds=rounds, turn_seconds=turn_seconds, limits=limits,
             advance=progress.advance,
         ))
         for title, sizes, candidates in planned
     ]  # fmt: skip
-    return BenchReport(name, tuple(contests), limits.threads, rounds, machine())
+    return BenchReport(name, tuple(workloads), limits.threads, rounds, machine())
 
 
 def spec_of(folder: Path, manifest: Manifest) -> AttentionSpec | None:
@@ -152,7 +152,7 @@ def phases(
     decode: Sequence[int],
     default: Sequence[int] = PREFILL,
 ) -> list[tuple[str, dict[str, int]]]:
-    """Return the name of each contest, and the sizes of all axes in it.
+    """Return the name of each workload, and the sizes of all axes in it.
 
     Args:
         manifest: The manifest of the bundle.
@@ -172,13 +172,13 @@ def phases(
         raise UsageError("--decode: the graphs have no cache; leave it out")
     if not prefill and not decode:
         prefill, decode = default, DECODE if can_decode else ()
-    contests = []
+    workloads = []
     for B in batch or BATCH:
         for L in prefill:
-            contests.append((f"prefill, B {B}, L {L}", _sizes(spec, B, L, L)))
+            workloads.append((f"prefill, B {B}, L {L}", _sizes(spec, B, L, L)))
         for S in decode:
-            contests.append((f"decode, B {B}, S {S}", _sizes(spec, B, 1, S)))
-    return contests
+            workloads.append((f"decode, B {B}, S {S}", _sizes(spec, B, 1, S)))
+    return workloads
 
 
 def _sizes(spec: AttentionSpec | None, B: int, L: int, S: int) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from attn_export.bundle import GOLDEN, PAGE, REPORT, SPEC, dimensions, staging, write_manifest
 from attn_export.dialect_names import MODEL, STANDARD, check_dialects
 from attn_export.errors import UsageError, printable
-from attn_export.jobs import forms
+from attn_export.jobs import bundle_graphs
 from attn_export.parity.gate import Gate, cpu_notes
 from attn_export.quality import Budget, Quality, parse_budgets
 from attn_export.report.data import to_json
@@ -87,7 +87,7 @@ def build(
             f"the name {printable(name, 80)} must be one printable line; choose another"
         )
     selection, given_budgets = Selection.of(runtimes, require), parse_budgets(budgets)
-    dialects = check_dialects(dialects, forms.ALL)
+    dialects = check_dialects(dialects, bundle_graphs.ALL)
     check_installed("torch")
     if dry_run or (dry_run is None and (home() / CUDA_STAND_IN).is_dir()):
         from attn_export.jobs.dry_run import can_dry_run, observe_all
@@ -96,7 +96,8 @@ def build(
     limits, progress = limits or Limits.default(), progress or Progress()
     with staging(Path(output or Path("models") / name)) as stage:
         # The runtimes' processes import their SDKs while this one imports torch.
-        with scratch() as out, Pool(selection, forms.first_graphs(dialects), limits) as pool:
+        first = bundle_graphs.first_graphs(dialects)
+        with scratch() as out, Pool(selection, first, limits) as pool:
             progress.phase("importing torch")
             from attn_export.jobs.golden_vectors import budgets_of
 
@@ -140,17 +141,15 @@ def _judge_in_float32(
 def _report(name: str, wide: _Judged | None, judged: _Judged, subject: Subject) -> Report:
     wide_runs = wide.runs if wide else ()
     spec = subject.spec.to_toml() if subject.spec else ""
+    inputs = bundle_graphs.input_entries(subject)
+    outputs = bundle_graphs.output_entries(subject, judged.dtypes)
     return Report(
         name,
         (*(run for run in wide_runs if run.outcome != "not run"), *judged.runs),
         (*(wide.verdicts if wide else ()), *judged.verdicts),
-        environment(),
-        judged.notes,
-        dimensions=dimensions(
-            forms.input_entries(subject), forms.output_entries(subject, judged.dtypes), spec
-        ),
+        environment(), judged.notes, dimensions=dimensions(inputs, outputs, spec),
         quality=judged.quality,
-    )
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,7 +204,7 @@ class _Work:
             runs = tuple(run for run in runs if run.graph not in refuted)
             verdicts = tuple(verdict for verdict in verdicts if verdict.graph not in refuted)
         if "bfloat16" in subject.narrow_dtypes().values():
-            notes = (*notes, *forms.bfloat16_notes(graphs))
+            notes = (*notes, *bundle_graphs.bfloat16_notes(graphs))
         dtypes = {name: array.dtype.name for name, array in goldens[0].expected.items()}
         notes = (*notes, *cpu_notes(verdicts, goldens))
         return _Judged(
@@ -242,8 +241,8 @@ class _Work:
 
     def _lower(self, exported: Exported, subject: Subject) -> tuple[list[Lowered], tuple[str, ...]]:
         self.progress.phase("checking the graphs")
-        graphs, left_out = forms.lower_all(exported, self.dialects)
-        forms.save_checked(graphs, subject.expected(), self.folder)
+        graphs, left_out = bundle_graphs.lower_all(exported, self.dialects)
+        bundle_graphs.save_checked(graphs, subject.expected(), self.folder)
         self.pool.add(graph.file for graph in graphs)
         return graphs, left_out
 
@@ -297,13 +296,13 @@ class _Work:
             "name": report.name,
             "versions": versions(),
             "graphs": {
-                graph.file.name: forms.manifest_entry(
+                graph.file.name: bundle_graphs.manifest_entry(
                     graph, subject.expected(), judged.exported.origins
                 )
                 for graph in judged.graphs
             },
-            "inputs": forms.input_entries(subject),
-            "outputs": forms.output_entries(subject, judged.dtypes),
+            "inputs": bundle_graphs.input_entries(subject),
+            "outputs": bundle_graphs.output_entries(subject, judged.dtypes),
             "weights": "linear weights are stored [in, out], as MatMul reads them",
         }
         if subject.bounds:

@@ -22,8 +22,8 @@ from attn_export.runtimes.protocol import Limits, Options, Runtime, Tunable, kno
 
 if TYPE_CHECKING:
     from attn_export.diagnose.experiments import ExperimentResult
+    from attn_export.diagnose.graph_evaluation import EvaluatedGraph
     from attn_export.diagnose.graph_run import GraphRun, GraphRunner, KnownCase
-    from attn_export.diagnose.meaning import Meaning
     from attn_export.diagnose.pattern import Pattern
 
 SECONDS = 45.0
@@ -214,29 +214,29 @@ class _ExplainJob:
         self, base: Explanation, runner: GraphRunner, trial: GraphRun, output: Path | None
     ) -> Explanation:
         """Explain wrong values, by evaluating the graph in float64 and by experiments."""
-        from attn_export.diagnose import fault_attribution, meaning
+        from attn_export.diagnose import fault_attribution, graph_evaluation
         from attn_export.diagnose.causes import Observations, causes
 
         self.progress.phase("evaluating the graphs in float64")
-        cases = meaning.choose_cases(trial)
-        graph_meaning, reason = meaning.evaluable_meaning(runner, cases, trial)
-        right = meaning.right_meaning(self.bundled, cases)
-        lossy = meaning.loses_precision(graph_meaning, right, cases)
-        other = self._run_in_other_runtime(runner, trial) if graph_meaning is None else None
-        fault = fault_attribution.fault_of(graph_meaning, other, lossy=lossy)
+        cases = graph_evaluation.choose_cases(trial)
+        evaluated, reason = graph_evaluation.evaluate_if_possible(runner, cases, trial)
+        right = graph_evaluation.first_right_graph(self.bundled, cases)
+        lossy = graph_evaluation.loses_precision(evaluated, right, cases)
+        other = self._run_in_other_runtime(runner, trial) if evaluated is None else None
+        fault = fault_attribution.fault_of(evaluated, other, lossy=lossy)
         self.progress.phase("trying known mistakes")
         lines = self._lines(runner.graph_file.name)
-        mistakes = fault_attribution.known_mistakes(graph_meaning, right, trial, cases, self.late)
-        if graph_meaning is not None and lossy:
-            first = fault_attribution.first_lossy(graph_meaning, cases, lines)
+        mistakes = fault_attribution.known_mistakes(evaluated, right, trial, cases, self.late)
+        if evaluated is not None and lossy:
+            first = fault_attribution.first_lossy(evaluated, cases, lines)
         else:
             first = fault_attribution.first_deviation(
-                fault, graph_meaning, self.bundled, trial, lines, self.witness
+                fault, evaluated, self.bundled, trial, lines, self.witness
             )
         self.progress.phase("running it in other ways")
         results = list(self._experiments(runner, trial, right, within=fault != "graph"))
         pattern = self._pattern(trial)
-        stuck = {} if graph_meaning is None else graph_meaning.stuck
+        stuck = {} if evaluated is None else evaluated.stuck
         seen = Observations(
             fault, runner.runtime.name, mistakes, first, pattern, stuck, self.witness.name,
             lossy=lossy,
@@ -250,7 +250,7 @@ class _ExplainJob:
             pattern=pattern.lines,
             notes=(reason,) if reason else (),
         )
-        return self._with_reproduction(explained, runner, trial, right or graph_meaning, output)
+        return self._with_reproduction(explained, runner, trial, right or evaluated, output)
 
     def _lines(self, graph: str) -> Mapping[str, str]:
         """Return the line of the module that each node came from; this graph's entries win."""
@@ -267,7 +267,7 @@ class _ExplainJob:
         return dataclasses.replace(runner, runtime=other, options={}).trial(trial.failed[:5])
 
     def _experiments(
-        self, runner: GraphRunner, trial: GraphRun, right: Meaning | None, *, within: bool
+        self, runner: GraphRunner, trial: GraphRun, right: EvaluatedGraph | None, *, within: bool
     ) -> Iterator[ExperimentResult]:
         from attn_export.diagnose.experiments import (
             rerun_in_runtime,
@@ -297,7 +297,7 @@ class _ExplainJob:
         explained: Explanation,
         runner: GraphRunner,
         trial: GraphRun,
-        meaning: Meaning | None,
+        evaluated: EvaluatedGraph | None,
         output: Path | None,
     ) -> Explanation:
         """Add the smallest case that still fails, and write the reproduction to `output`."""
@@ -306,7 +306,7 @@ class _ExplainJob:
 
         self.progress.phase("looking for the smallest case")
         axes = {name: entry["shape"] for name, entry in self.manifest["inputs"].items()}
-        right = meaning if meaning is not None and meaning.right else None
+        right = evaluated if evaluated is not None and evaluated.right else None
         smallest = shrink_case(runner, trial.failed[0], right, axes, late=self.late)
         explained = dataclasses.replace(
             explained, smallest=smallest.sizes, folder=output, seconds=self.elapsed()

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attn_export.bench.bundle_line_up import RUNTIME, Entrants
-from attn_export.bench.measurements import BenchReport, Candidate, Contest
+from attn_export.bench.bundle_candidates import RUNTIME, BundleCandidates
+from attn_export.bench.measurements import BenchReport, Candidate, WorkloadResult
 from attn_export.bundle import (
     PAGE,
     REPORT,
@@ -22,8 +22,8 @@ from attn_export.bundle import (
 )
 from attn_export.dialect_names import MODEL, ORT
 from attn_export.errors import RuntimeFailure, UsageError, printable
-from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measure_contests, phases, spec_of
-from attn_export.jobs.forms import origin_of
+from attn_export.jobs.bench import ROUNDS, TURN_SECONDS, measure_workloads, phases, spec_of
+from attn_export.jobs.bundle_graphs import origin_of
 from attn_export.jobs.verify import verify
 from attn_export.report.progress import Progress
 from attn_export.report.statements import FOLDER as EVIDENCE
@@ -112,21 +112,21 @@ def tune(
     if reason:
         raise RuntimeFailure(f"tune needs ONNX Runtime: {reason}")
     spec = spec_of(folder, manifest)
-    contests = phases(manifest, spec, batch, prefill, decode, PREFILL)
+    workloads = phases(manifest, spec, batch, prefill, decode, PREFILL)
     with staging(folder) as stage, scratch() as out:
         progress.phase("lowering")
         forms = _lower_forms(folder, files, out)
-        entrants = Entrants(folder, out, manifest, spec)
+        candidates = BundleCandidates(folder, out, manifest, spec)
         planned = [
-            (f"{f.name}: {name}", sizes, _candidates(entrants, out, f, forms[f.name], sizes))
+            (f"{f.name}: {name}", sizes, _candidates(candidates, out, f, forms[f.name], sizes))
             for f in files if f.name in forms
-            for name, sizes in contests if _is_for(f, files, sizes)
+            for name, sizes in workloads if _is_for(f, files, sizes)
         ]  # fmt: skip
-        bench = measure_contests(
+        bench = measure_workloads(
             manifest["name"], planned, rounds=rounds, threads=threads,
             turn_seconds=turn_seconds, progress=progress,
         )  # fmt: skip
-        fastest = {file.name: _fastest(file.name, bench.contests) for file in files}
+        fastest = {file.name: _fastest(file.name, bench.workloads) for file in files}
         current = {name: entry.get("form", "kernels") for name, entry in manifest["graphs"].items()}
         changed = {name: form for name, form in fastest.items() if form and form != current[name]}
         selected = {file.name: changed.get(file.name, current[file.name]) for file in files}
@@ -169,19 +169,19 @@ def _is_for(file: GraphFile, files: Sequence[GraphFile], sizes: Mapping[str, int
 
 
 def _candidates(
-    entrants: Entrants,
+    candidates: BundleCandidates,
     out: Path,
     file: GraphFile,
     form_files: Mapping[str, str],
     sizes: Mapping[str, int],
 ) -> list[Candidate]:
     return [
-        entrants.graph_candidate(form, out, dataclasses.replace(file, name=name), sizes)
+        candidates.graph_candidate(form, out, dataclasses.replace(file, name=name), sizes)
         for form, name in form_files.items()
     ]
 
 
-def _fastest(name: str, contests: Sequence[Contest]) -> str:
+def _fastest(name: str, workloads: Sequence[WorkloadResult]) -> str:
     """Return the form of a graph with the smallest geometric mean of its times over all sizes.
 
     The first form, which `build` uses, is kept unless another takes at most `FASTER` of its time.
@@ -190,17 +190,17 @@ def _fastest(name: str, contests: Sequence[Contest]) -> str:
     Raises:
         RuntimeFailure: If no form ran at all sizes.
     """
-    graph_contests = [contest for contest in contests if contest.name.startswith(f"{name}: ")]
-    if not graph_contests:
+    graph_workloads = [workload for workload in workloads if workload.name.startswith(f"{name}: ")]
+    if not graph_workloads:
         return ""
-    forms = [m.name for m in graph_contests[0].measured]
+    forms = [m.name for m in graph_workloads[0].measured]
     times = {
         form: statistics.geometric_mean(m.median for m in measured if m is not None)
         for form in forms
-        if all(measured := [contest.named(form) for contest in graph_contests])
+        if all(measured := [workload.named(form) for workload in graph_workloads])
     }
     if not times:
-        reason = next((m.reason for c in graph_contests for m in c.measured if not m.ran), "")
+        reason = next((m.reason for c in graph_workloads for m in c.measured if not m.ran), "")
         raise RuntimeFailure(f"{name}: no form of it ran: {printable(reason, 200)}")
     best = min(times, key=lambda form: times[form])
     first = times.get(forms[0])
@@ -259,8 +259,8 @@ def _write_and_verify(
         "processor": bench.environment["processor"],
         "threads": bench.threads,
         "milliseconds": {
-            contest.name: {m.name: round(m.median * 1e3, 4) for m in contest.measured if m.ran}
-            for contest in bench.contests
+            workload.name: {m.name: round(m.median * 1e3, 4) for m in workload.measured if m.ran}
+            for workload in bench.workloads
         },
     }
     write_manifest(folder, manifest)
@@ -280,9 +280,9 @@ def _write_and_verify(
 
 def _note(name: str, form: str, bench: BenchReport) -> str:
     times = [
-        f"{contest.name.partition(': ')[2]}: {contest.measured[0].median * 1e3:.3g} -> "
+        f"{workload.name.partition(': ')[2]}: {workload.measured[0].median * 1e3:.3g} -> "
         f"{measured.median * 1e3:.3g} ms"
-        for contest in bench.contests
-        if contest.name.startswith(f"{name}: ") and (measured := contest.named(form))
+        for workload in bench.workloads
+        if workload.name.startswith(f"{name}: ") and (measured := workload.named(form))
     ]
     return f"{name} is tuned for {bench.environment['processor']}: {form} ({'; '.join(times)})"

@@ -1,4 +1,4 @@
-"""Bar chart of a benchmark's medians, grouped by contest, on a logarithmic scale."""
+"""Bar chart of a benchmark's medians, grouped by workload, on a logarithmic scale."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.measurements import Contest
+from attn_export.bench.measurements import WorkloadResult
 from attn_export.errors import OutputError, UsageError
 from attn_export.output_folder import check_utf8, write_whole
 from attn_export.system_info import check_installed
@@ -33,11 +33,11 @@ def check_chart_file(file: Path | str) -> None:
         raise OutputError(f"cannot write {path}: there is no such folder")
 
 
-def write_chart(panels: Mapping[str, Sequence[Contest]], file: Path | str) -> None:
+def write_chart(panels: Mapping[str, Sequence[WorkloadResult]], file: Path | str) -> None:
     """Draw the medians of all candidates except rooflines.
 
     Args:
-        panels: The contests of each panel, by its title. Panels are stacked vertically.
+        panels: The workloads of each panel, by its title. Panels are stacked vertically.
         file: The file to write, whose ending, .svg or .png, sets the format.
 
     Raises:
@@ -50,14 +50,14 @@ def write_chart(panels: Mapping[str, Sequence[Contest]], file: Path | str) -> No
 
     # The salt makes the identifiers in an SVG file, and so the file, reproducible.
     with matplotlib.rc_context({"svg.hashsalt": "attn-export", "font.size": 8}):
-        widest = max((len(contests) for contests in panels.values()), default=1)
+        widest = max((len(workloads) for workloads in panels.values()), default=1)
         figure = Figure(
             figsize=(max(6.0, 1.2 * widest + 3), 3.6 * len(panels)), layout="constrained"
         )
         all_axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
-        colors = _colors([c for contests in panels.values() for c in contests])
-        for axes, (title, contests) in zip(all_axes, panels.items(), strict=True):
-            _draw(axes, title, contests, colors)
+        colors = _colors([c for workloads in panels.values() for c in workloads])
+        for axes, (title, workloads) in zip(all_axes, panels.items(), strict=True):
+            _draw(axes, title, workloads, colors)
         metadata = {"Date": None} if Path(file).suffix == ".svg" else {}
         try:
             image = io.BytesIO()
@@ -67,21 +67,23 @@ def write_chart(panels: Mapping[str, Sequence[Contest]], file: Path | str) -> No
             raise OutputError(f"cannot write {file}: {error.strerror or error}") from error
 
 
-def _colors(contests: Sequence[Contest]) -> dict[str, str]:
+def _colors(workloads: Sequence[WorkloadResult]) -> dict[str, str]:
     """Return a colour for each candidate: warm ones for our graphs, cool ones for peers."""
     colors: dict[str, str] = {}
     for role, palette in (("ours", OURS_COLORS), ("peer", PEER_COLORS)):
-        names = dict.fromkeys(m.name for c in contests for m in c.measured if m.role == role)
+        names = dict.fromkeys(m.name for c in workloads for m in c.measured if m.role == role)
         for number, name in enumerate(names):
             colors[name] = palette[number % len(palette)]
     return colors
 
 
-def _draw(axes: Any, title: str, contests: Sequence[Contest], colors: Mapping[str, str]) -> None:
-    names = [n for n in colors if any(c.named(n) for c in contests)]
+def _draw(
+    axes: Any, title: str, workloads: Sequence[WorkloadResult], colors: Mapping[str, str]
+) -> None:
+    names = [n for n in colors if any(c.named(n) for c in workloads)]
     width = 0.8 / max(len(names), 1)
     for number, name in enumerate(names):
-        measured = [(position, c.named(name)) for position, c in enumerate(contests)]
+        measured = [(position, c.named(name)) for position, c in enumerate(workloads)]
         bars = [(position, m.median * 1e3) for position, m in measured if m is not None]
         axes.bar(
             [position + (number - (len(names) - 1) / 2) * width for position, _ in bars],
@@ -93,7 +95,7 @@ def _draw(axes: Any, title: str, contests: Sequence[Contest], colors: Mapping[st
     axes.set_yscale("log")
     axes.set_ylabel("median ms (log)")
     axes.set_title(title)
-    axes.set_xticks(range(len(contests)), [c.name.replace(", ", "\n") for c in contests])
+    axes.set_xticks(range(len(workloads)), [c.name.replace(", ", "\n") for c in workloads])
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     if names:

@@ -13,7 +13,7 @@ from attn_export.quality import Quality
 from attn_export.results import Report
 
 if TYPE_CHECKING:
-    from attn_export.bench.measurements import BenchReport, Contest, Measured
+    from attn_export.bench.measurements import BenchReport, Measured, WorkloadResult
     from attn_export.diagnose.findings import Fingerprint, ProbeFinding, ProbeRow
 
 FORMAT = "attn-export-report/1"
@@ -92,22 +92,22 @@ def bench_to_dict(report: BenchReport) -> dict[str, Any]:
         "threads": report.threads,
         "rounds": report.rounds,
         "environment": report.environment,
-        "contests": [contest_to_dict(contest) for contest in report.contests],
+        "workloads": [workload_to_dict(workload) for workload in report.workloads],
     }
 
 
-def contest_to_dict(contest: Contest) -> dict[str, Any]:
-    """Return one contest as plain values."""
+def workload_to_dict(workload: WorkloadResult) -> dict[str, Any]:
+    """Return one workload as plain values."""
     return {
-        "name": contest.name,
-        "sizes": dict(contest.sizes),
-        "gflops_roof": finite(contest.flops_roof / 1e9),
-        "gbs_roof": finite(contest.bytes_roof / 1e9),
-        "candidates": [_candidate(contest, measured) for measured in contest.measured],
+        "name": workload.name,
+        "sizes": dict(workload.sizes),
+        "gflops_roof": finite(workload.flops_roof / 1e9),
+        "gbs_roof": finite(workload.bytes_roof / 1e9),
+        "candidates": [_candidate(workload, measured) for measured in workload.measured],
     }
 
 
-def _candidate(contest: Contest, measured: Measured) -> dict[str, Any]:
+def _candidate(workload: WorkloadResult, measured: Measured) -> dict[str, Any]:
     return {
         "name": measured.name,
         "role": measured.role,
@@ -123,8 +123,8 @@ def _candidate(contest: Contest, measured: Measured) -> dict[str, Any]:
         "peak_memory_growth_bytes": measured.growth,
         "gflops": finite(measured.flops_per_second / 1e9),
         "gbs": finite(measured.bytes_per_second / 1e9),
-        "ratio_to_best_peer": None if measured.role == "roof" else finite(contest.ratio(measured)),
-        "fraction_of_roof": finite(contest.fraction(measured)),
+        "ratio_to_best_peer": None if measured.role == "roof" else finite(workload.ratio(measured)),
+        "fraction_of_roof": finite(workload.fraction(measured)),
     }
 
 

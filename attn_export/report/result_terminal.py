@@ -7,7 +7,7 @@ from math import isfinite
 
 from rich.console import Console
 
-from attn_export.bench.measurements import BenchReport, Contest, Measured
+from attn_export.bench.measurements import BenchReport, Measured, WorkloadResult
 from attn_export.diagnose.explanation import Experiment, Explanation
 from attn_export.diagnose.findings import Fingerprint, ProbeFinding, ProbeRow
 from attn_export.dialect_names import PORTABLE
@@ -20,23 +20,25 @@ from attn_export.report.terminal import as_text, print_table, say
 FIGURES = ("median ms", "p95 ms", "tokens/s", "MiB", "to peer", "of roof")
 COLUMNS = (Column(""), *(Column(name, right=True) for name in FIGURES))
 """Columns of a benchmark. ``MiB`` is the growth of memory in the first run, ``to peer`` the median
-divided by that of the best peer, ``of roof`` the result of `Contest.fraction`."""
+divided by that of the best peer, ``of roof`` the result of `WorkloadResult.fraction`."""
 
 STYLES: Mapping[str, Style] = {"ours": "bold", "peer": "", "roof": "dim"}
 
 
 def print_bench(report: BenchReport, console: Console) -> None:
-    """Print a table of each contest, and the candidates that did not run.
+    """Print a table of each workload, and the candidates that did not run.
 
     Args:
         report: The results of the benchmark.
         console: The console to print on.
     """
-    for contest in report.contests:
-        say(f"[bold]{as_text(contest.name)}[/]", console)
-        ran = tuple(_bench_row(contest, measured) for measured in contest.measured if measured.ran)
+    for workload in report.workloads:
+        say(f"[bold]{as_text(workload.name)}[/]", console)
+        ran = tuple(
+            _bench_row(workload, measured) for measured in workload.measured if measured.ran
+        )
         print_table(Table(COLUMNS, ran), console)
-        for measured in contest.measured:
+        for measured in workload.measured:
             if not measured.ran:
                 color = "red" if measured.role == "ours" else "yellow"
                 outcome = f"[{color}]{measured.outcome}[/]"
@@ -46,7 +48,7 @@ def print_bench(report: BenchReport, console: Console) -> None:
     say(f"{name}: {report.threads} threads, {report.rounds} rounds in turn", console)
 
 
-def _bench_row(contest: Contest, measured: Measured) -> tuple[Styled, ...]:
+def _bench_row(workload: WorkloadResult, measured: Measured) -> tuple[Styled, ...]:
     is_roof = measured.role == "roof"
     rate = measured.flops_per_second or measured.bytes_per_second
     unit = "GFLOP/s" if measured.flops_per_second else "GB/s"
@@ -57,8 +59,8 @@ def _bench_row(contest: Contest, measured: Measured) -> tuple[Styled, ...]:
         three_digits(measured.p95 * 1e3),
         f"{rate / 1e9:.0f} {unit}" if is_roof else three_digits(measured.tokens_per_second),
         in_mib(measured.growth),
-        "" if is_roof else three_digits(contest.ratio(measured)),
-        three_digits(contest.fraction(measured)),
+        "" if is_roof else three_digits(workload.ratio(measured)),
+        three_digits(workload.fraction(measured)),
     )
     return tuple(Styled(cell, style) for cell in cells)
 

@@ -155,17 +155,17 @@ def kernels_by_record(record: Path) -> Callable[[Run], list[str]]:
     return kernels
 
 
-def times(contestants: Mapping[str, Run], rounds: int, runs: int) -> dict[str, float]:
-    """Return the median time of each contestant in ms, over interleaved rounds.
+def times(candidates: Mapping[str, Run], rounds: int, runs: int) -> dict[str, float]:
+    """Return the median time of each candidate in ms, over interleaved rounds.
 
     Args:
-        contestants: The runs by name, each of which must wait for the device.
+        candidates: The runs by name, each of which must wait for the device.
         rounds: The number of rounds.
-        runs: The number of runs of a contestant in a round, after two that are not counted.
+        runs: The number of runs of a candidate in a round, after two that are not counted.
     """
-    measured: dict[str, list[float]] = {name: [] for name in contestants}
+    measured: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
-        for name, run in contestants.items():
+        for name, run in candidates.items():
             for number in range(runs + 2):
                 started = time.perf_counter()
                 run()
@@ -175,7 +175,7 @@ def times(contestants: Mapping[str, Run], rounds: int, runs: int) -> dict[str, f
 
 
 def best_of(medians: Mapping[str, float], names: Sequence[str]) -> float | None:
-    """Return the smallest time of the named contestants, or None if none was measured."""
+    """Return the smallest time of the named candidates, or None if none was measured."""
     return min((medians[name] for name in names if name in medians), default=None)
 
 

@@ -1,12 +1,12 @@
-"""The phases of `scripts/bench_peers` and the goals of each."""
+"""The workloads of `scripts/bench_peers` and the goals of each."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from attn_export.bench.bundle_line_up import BARE, STATIC
+from attn_export.bench.bundle_candidates import BARE, STATIC
 from attn_export.bench.dims import Dims
-from attn_export.bench.measurements import Contest, Measured
+from attn_export.bench.measurements import Measured, WorkloadResult
 
 HEADS, HEAD_DIM, EMBED_DIM = 16, 64, 1024
 ROOF, MEMORY = "sgemm roof", "memory growth"
@@ -28,28 +28,28 @@ class Goal:
     against: str
     limit: float
 
-    def figure(self, contest: Contest) -> float:
+    def figure(self, result: WorkloadResult) -> float:
         """Return the measured figure; NaN if a candidate did not run."""
-        ours = contest.named(OURS)
+        ours = result.named(OURS)
         if ours is None:
             return float("nan")
         if self.against == ROOF:
-            return contest.fraction(ours)
+            return result.fraction(ours)
         if self.against == MEMORY:
             return float("nan") if ours.growth is None else ours.growth / MIB
-        return contest.ratio(ours, *self._peers)
+        return result.ratio(ours, *self._peers)
 
-    def peer(self, contest: Contest) -> Measured | None:
+    def peer(self, result: WorkloadResult) -> Measured | None:
         """Return the peer that the goal compares with, if it ran."""
-        return contest.best_peer(*self._peers)
+        return result.best_peer(*self._peers)
 
     @property
     def _peers(self) -> tuple[str, ...]:
         return PREFILL_PEERS if self.against == "best peer" else (self.against,)
 
-    def met(self, contest: Contest) -> bool:
+    def met(self, result: WorkloadResult) -> bool:
         """Return whether the goal was reached; False if it was not measured."""
-        figure = self.figure(contest)
+        figure = self.figure(result)
         return figure >= self.limit if self.against == ROOF else figure <= self.limit
 
     @property
@@ -61,8 +61,8 @@ class Goal:
 
 
 @dataclasses.dataclass(frozen=True)
-class Phase:
-    """A contest and its goals."""
+class Workload:
+    """Sizes at which candidates are measured, and the goals for our result."""
 
     name: str
     dims: Dims
@@ -70,20 +70,20 @@ class Phase:
 
     @property
     def of_layer(self) -> bool:
-        """True if the phase is of a whole layer, with projections."""
+        """True if the workload is of a whole layer, with projections."""
         return bool(self.dims.embed_dim)
 
 
-def phases() -> list[Phase]:
-    """Return all phases, each first for attention without projections, then for the layer."""
-    all_phases = []
+def workloads() -> list[Workload]:
+    """Return all workloads, each first for attention without projections, then for the layer."""
+    all_workloads = []
     for core in (*_decode(), *_prefill(), *_short()):
         layer = dataclasses.replace(core.dims, embed_dim=EMBED_DIM)
-        all_phases += [core, Phase(f"{core.name}, layer", layer, core.goals)]
-    return all_phases
+        all_workloads += [core, Workload(f"{core.name}, layer", layer, core.goals)]
+    return all_workloads
 
 
-def _decode() -> list[Phase]:
+def _decode() -> list[Workload]:
     rows = (  # Hkv, S, against the static cache, against the bare export
         ("MHA", 16, 4096, 0.80, 0.40),
         ("GQA", 4, 4096, 0.80, 0.25),
@@ -91,7 +91,7 @@ def _decode() -> list[Phase]:
         ("MQA", 1, 8192, 0.35, 0.08),
     )
     return [
-        Phase(
+        Workload(
             f"decode {variant}, B 8, S {S}",
             _dims(batch=8, query_len=1, key_len=S, num_kv_heads=Hkv, causal=True),
             (Goal(STATIC, static), Goal(BARE, bare)),
@@ -100,7 +100,7 @@ def _decode() -> list[Phase]:
     ]
 
 
-def _prefill() -> list[Phase]:
+def _prefill() -> list[Workload]:
     rows = (  # causal, L, against the best peer, memory
         (False, 2048, 0.98, None),
         (False, 8192, 0.85, 300),
@@ -112,14 +112,14 @@ def _prefill() -> list[Phase]:
         goals = (Goal("best peer", ratio), *((Goal(MEMORY, memory),) if memory else ()))
         variant = "causal" if causal else "full"
         prefills.append(
-            Phase(f"prefill {variant}, L {L}", _dims(query_len=L, causal=causal), goals)
+            Workload(f"prefill {variant}, L {L}", _dims(query_len=L, causal=causal), goals)
         )
     return prefills
 
 
-def _short() -> list[Phase]:
+def _short() -> list[Workload]:
     return [
-        Phase(f"short prefill, L {L}", _dims(query_len=L), (Goal(ROOF, 0.90),))
+        Workload(f"short prefill, L {L}", _dims(query_len=L), (Goal(ROOF, 0.90),))
         for L in (128, 256, 512)
     ]
 

@@ -16,8 +16,8 @@ BY = " in "
 
 NAN = float("nan")
 
-Contests = Mapping[str, Mapping[str, Any]]
-"""Results of `contest_to_dict`, by the name of the row."""
+Workloads = Mapping[str, Mapping[str, Any]]
+"""Results of `workload_to_dict`, by the name of the row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,18 +35,18 @@ class Line:
     goal: float
 
 
-def beside_float(title: str, lines: Sequence[Line], contests: Contests) -> str:
+def beside_float(title: str, lines: Sequence[Line], workloads: Workloads) -> str:
     """Return the table of layers with integers beside float32.
 
     Args:
         title: The heading of the table.
         lines: The rows, which must have the same columns.
-        contests: The figures.
+        workloads: The figures.
     """
     heads = ["", *lines[0].columns, "best of integers / float32", "goal", "met"]
     page = [f"## {title}\n", *_head(heads)]
     for line in lines:
-        best = {column: _best(contests[line.name], column) for column in line.columns}
+        best = {column: _best(workloads[line.name], column) for column in line.columns}
         # Goals are for candidates with integers only.
         ours = [time for name, (time, _) in best.items() if name not in (FLOAT, FLOAT16)]
         ratio = min(ours) / best[FLOAT][0]
@@ -56,7 +56,7 @@ def beside_float(title: str, lines: Sequence[Line], contests: Contests) -> str:
 
 
 def beside_peers(
-    names: Sequence[str], own: Collection[str], peers: Sequence[str], contests: Contests
+    names: Sequence[str], own: Collection[str], peers: Sequence[str], workloads: Workloads
 ) -> str:
     """Return the table that compares our best candidate with each peer.
 
@@ -64,17 +64,17 @@ def beside_peers(
         names: The names of the rows. Rows without peers are omitted.
         own: The names of our candidates that do the same work as the peers.
         peers: The names of the peers.
-        contests: The figures.
+        workloads: The figures.
     """
     heads = ["", "best of ours", *peers, "ours / best peer", "goal", "met"]
     page = ["## Beside others\n", *_head(heads)]
     failed: dict[str, None] = {}
     for name in names:
-        candidates = {entry["name"]: entry for entry in contests[name]["candidates"]}
+        candidates = {entry["name"]: entry for entry in workloads[name]["candidates"]}
         if not any(peer in candidates for peer in peers):
             continue
-        ours = min(_best(contests[name], column)[0] for column in own)
-        theirs = [_best(contests[name], peer)[0] for peer in peers]
+        ours = min(_best(workloads[name], column)[0] for column in own)
+        theirs = [_best(workloads[name], peer)[0] for peer in peers]
         ratio = ours / min(time for time in theirs if time == time)
         page.append(_row(name, [three_digits(x) for x in (ours, *theirs)], ratio, PEER_GOAL))
         failed |= {
@@ -85,11 +85,11 @@ def beside_peers(
     return "\n".join([*page, "", *failed, ""]) if len(page) > 3 else ""
 
 
-def _best(contest: Mapping[str, Any], column: str) -> tuple[float, str]:
+def _best(workload: Mapping[str, Any], column: str) -> tuple[float, str]:
     """Return the least median of a candidate over the forms of its graph, and that form."""
     times = {
         entry["name"].partition(BY)[2]: entry["median_ms"]
-        for entry in contest["candidates"]
+        for entry in workload["candidates"]
         if entry["name"].partition(BY)[0] == column and entry["outcome"] == "ran"
     }
     form = min(times, key=lambda name: times[name], default="")

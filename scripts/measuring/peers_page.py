@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from attn_export.bench.bundle_line_up import BARE, STATIC
-from attn_export.bench.measurements import BenchReport, Contest
+from attn_export.bench.bundle_candidates import BARE, STATIC
+from attn_export.bench.measurements import BenchReport, WorkloadResult
 from attn_export.report.data import made_on
 from attn_export.report.tables import UNMEASURED, in_mib, in_ms, markdown_table, three_digits
-from measuring.goals import MEMORY, ROOF, Goal, Phase
+from measuring.goals import MEMORY, ROOF, Goal, Workload
 
 PEERS = ("torch SDPA", STATIC, "torch.compile", BARE, "OpenVINO f32")
 OURS = "ours"
@@ -18,12 +18,14 @@ DIALECT_LIMIT = 0.05
 Seconds = Mapping[str, float]
 
 
-def peers_page(report: BenchReport, phases: Sequence[Phase], dialect: Seconds, command: str) -> str:
+def peers_page(
+    report: BenchReport, workloads: Sequence[Workload], dialect: Seconds, command: str
+) -> str:
     """Return the page as Markdown.
 
     Args:
-        report: The report, with a contest of the same name for each phase.
-        phases: The phases with their goals.
+        report: The report, with a result of the same name for each workload.
+        workloads: The workloads with their goals.
         dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
         command: The command that ran.
     """
@@ -38,8 +40,8 @@ def peers_page(report: BenchReport, phases: Sequence[Phase], dialect: Seconds, c
         "",
         "![medians](peers.svg)",
     ]
-    contests = {contest.name: contest for contest in report.contests}
-    run = [(phase, contests[phase.name]) for phase in phases if phase.name in contests]
+    results = {result.name: result for result in report.workloads}
+    run = [(workload, results[workload.name]) for workload in workloads if workload.name in results]
     for title, of_layer in (("Attention alone", False), ("The whole layer, E 1024", True)):
         part = [(r, c) for r, c in run if r.of_layer == of_layer]
         if part:
@@ -48,64 +50,68 @@ def peers_page(report: BenchReport, phases: Sequence[Phase], dialect: Seconds, c
     return "\n".join([*lines, *_not_run(run)]) + "\n"
 
 
-def unmet(report: BenchReport, phases: Sequence[Phase], dialect: Seconds) -> list[str]:
+def unmet(report: BenchReport, workloads: Sequence[Workload], dialect: Seconds) -> list[str]:
     """Return a line for each goal of attention alone that was missed or not measured.
 
     Args:
-        report: The report, with a contest of the same name for each phase.
-        phases: The phases with their goals.
+        report: The report, with a result of the same name for each workload.
+        workloads: The workloads with their goals.
         dialect: Median seconds of ``"lower"`` and of ``"torch.onnx.export"``; empty if not run.
     """
-    contests = {contest.name: contest for contest in report.contests}
+    results = {result.name: result for result in report.workloads}
     lines = [
-        f"{phase.name}, {goal.against}: {goal.figure(contests[phase.name]):.3g}, {goal.text}"
-        for phase in phases
-        for goal in phase.goals
-        if phase.name in contests and not phase.of_layer and not goal.met(contests[phase.name])
+        f"{workload.name}, {goal.against}: {goal.figure(results[workload.name]):.3g}, {goal.text}"
+        for workload in workloads
+        for goal in workload.goals
+        if workload.name in results
+        and not workload.of_layer
+        and not goal.met(results[workload.name])
     ]
     if dialect and _dialect_ratio(dialect) > DIALECT_LIMIT:
         lines.append(f"another dialect: {_dialect_ratio(dialect):.3g}, ≤ {DIALECT_LIMIT}")
     return lines
 
 
-def _times(part: Sequence[tuple[Phase, Contest]]) -> list[str]:
+def _times(part: Sequence[tuple[Workload, WorkloadResult]]) -> list[str]:
     peers = [name for name in PEERS if any(m.name == name for _, c in part for m in c.measured)]
     head = ["median ms", OURS, *peers, "GFLOP/s", "GB/s", "of roof", "MiB"]
     rows = []
-    for phase, contest in part:
-        ours = contest.named(OURS)
+    for workload, result in part:
+        ours = result.named(OURS)
         figures = [UNMEASURED] * 4
         if ours is not None:
             figures = [
                 three_digits(ours.flops_per_second / 1e9),
                 three_digits(ours.bytes_per_second / 1e9),
-                three_digits(contest.fraction(ours)),
+                three_digits(result.fraction(ours)),
                 in_mib(ours.growth),
             ]
-        names = [in_ms(contest.named(name)) for name in peers]
-        rows.append([phase.name, in_ms(ours), *names, *figures])
+        names = [in_ms(result.named(name)) for name in peers]
+        rows.append([workload.name, in_ms(ours), *names, *figures])
     return markdown_table(head, rows)
 
 
-def _goals(part: Sequence[tuple[Phase, Contest]]) -> list[str]:
-    head = ["regime", "against", OURS, "theirs", "ratio", "goal", "met"]
+def _goals(part: Sequence[tuple[Workload, WorkloadResult]]) -> list[str]:
+    head = ["workload", "against", OURS, "theirs", "ratio", "goal", "met"]
     rows = (
-        [phase.name, *_goal_cells(goal, contest)] for phase, contest in part for goal in phase.goals
+        [workload.name, *_goal_cells(goal, result)]
+        for workload, result in part
+        for goal in workload.goals
     )
     return markdown_table(head, rows)
 
 
-def _goal_cells(goal: Goal, contest: Contest) -> list[str]:
-    figure, ours = goal.figure(contest), contest.named(OURS)
-    met = "not measured" if math.isnan(figure) else "yes" if goal.met(contest) else "**no**"
+def _goal_cells(goal: Goal, result: WorkloadResult) -> list[str]:
+    figure, ours = goal.figure(result), result.named(OURS)
+    met = "not measured" if math.isnan(figure) else "yes" if goal.met(result) else "**no**"
     name, mine, theirs = goal.against, f"{in_ms(ours)} ms", ""
     if goal.against == MEMORY:
         return [name, f"{figure:.0f} MiB", UNMEASURED, UNMEASURED, goal.text, met]
     if goal.against == ROOF:
         rate = math.nan if ours is None else ours.flops_per_second / 1e9
-        mine, theirs = (f"{three_digits(x)} GFLOP/s" for x in (rate, contest.flops_roof / 1e9))
+        mine, theirs = (f"{three_digits(x)} GFLOP/s" for x in (rate, result.flops_roof / 1e9))
     else:
-        peer = goal.peer(contest)
+        peer = goal.peer(result)
         name = goal.against if peer is None else peer.name
         theirs = f"{in_ms(peer)} ms"
     return [name, mine, theirs, three_digits(figure), goal.text, met]
@@ -127,12 +133,12 @@ def _dialect_ratio(dialect: Seconds) -> float:
     return dialect["lower"] / dialect["torch.onnx.export"]
 
 
-def _not_run(part: Sequence[tuple[Phase, Contest]]) -> list[str]:
+def _not_run(part: Sequence[tuple[Workload, WorkloadResult]]) -> list[str]:
     reasons: dict[str, list[str]] = {}
-    for phase, contest in part:
-        for m in contest.measured:
+    for workload, result in part:
+        for m in result.measured:
             if not m.ran:
-                reasons.setdefault(f"{m.name} {m.outcome}: {m.reason}", []).append(phase.name)
+                reasons.setdefault(f"{m.name} {m.outcome}: {m.reason}", []).append(workload.name)
     if not reasons:
         return []
     lines = [f"- {reason} ({'; '.join(names)})" for reason, names in reasons.items()]

@@ -14,7 +14,7 @@ import pytest
 from conftest import Cli, small_spec
 
 from attn_export import build
-from attn_export.bench import bundle_line_up, contestant, roofline
+from attn_export.bench import bundle_candidates, candidate_process, roofline
 from attn_export.bench.dims import work_of
 from attn_export.bench.feeds import Feed, feeds_of, known_feeds
 from attn_export.cli import run
@@ -29,17 +29,19 @@ SMALL = ("--prefill", "16", "--decode", "24", "--rounds", "1", "--threads", "1")
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set small rooflines, short turns, and nothing that must be compiled."""
     monkeypatch.setattr(
-        bundle_line_up,
+        bundle_candidates,
         "gemm_rooflines",
-        functools.partial(bundle_line_up.gemm_rooflines, sizes=(64, 64, 64)),
+        functools.partial(bundle_candidates.gemm_rooflines, sizes=(64, 64, 64)),
     )
     monkeypatch.setattr(
-        bundle_line_up, "read_rooflines", functools.partial(bundle_line_up.read_rooflines, mib=4)
-    )  # fmt: skip
+        bundle_candidates,
+        "read_rooflines",
+        functools.partial(bundle_candidates.read_rooflines, mib=4),
+    )
 
     def measured(candidates, **options):
         some = [c for c in candidates if c.name != "torch.compile"]
-        return contestant.measure(some, **{**options, "turn_seconds": 0.01})
+        return candidate_process.measure(some, **{**options, "turn_seconds": 0.01})
 
     monkeypatch.setattr(job, "measure", measured)
 
@@ -47,12 +49,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a system without torch."""
-    for place in (bundle_line_up, roofline):
+    for place in (bundle_candidates, roofline):
         monkeypatch.setattr(place, "missing", lambda name: f"{name} is not installed")
 
 
 def candidates(report: dict, number: int) -> dict:
-    return {c["name"]: c for c in report["contests"][number]["candidates"]}
+    return {c["name"]: c for c in report["workloads"][number]["candidates"]}
 
 
 @pytest.mark.usefixtures("quick")
@@ -69,7 +71,7 @@ def test_a_table_every_figure_and_a_chart(bundle: Path, tmp_path: Path, capsys):
     report = json.loads((tmp_path / "b.json").read_text())
     assert (report["format"], report["threads"], report["rounds"]) == ("attn-export-bench/1", 1, 1)
     decode = candidates(report, 1)
-    assert report["contests"][1]["sizes"]["past_len"] == 23
+    assert report["workloads"][1]["sizes"]["past_len"] == 23
     assert {"torch SDPA", "torch static cache", "bare export, ORT"} <= decode.keys()
     ours = [c for c in decode.values() if c["role"] == "ours"]
     assert ours
@@ -123,7 +125,7 @@ def test_without_a_spec_or_torch_the_peers_are_not_run_with_the_reason(
 
 @pytest.mark.usefixtures("quick", "no_torch")
 def test_a_graph_that_does_not_run_is_exit_code_5(bundle: Path, monkeypatch, capsys):
-    monkeypatch.setattr(bundle_line_up, "known_feeds", lambda *_: {"output": Feed((1, 1, 1))})
+    monkeypatch.setattr(bundle_candidates, "known_feeds", lambda *_: {"output": Feed((1, 1, 1))})
     assert run(["bench", str(bundle), "--quiet", *SMALL]) == 5
     assert "refused" in capsys.readouterr().err
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from attn_export.bench.measurements import BenchReport, Candidate, Contest, Cost, Measured
+from attn_export.bench.measurements import BenchReport, Candidate, Cost, Measured, WorkloadResult
 from attn_export.report.data import bench_to_dict
 from attn_export.report.tables import UNMEASURED, in_mib, three_digits
 
@@ -19,7 +19,7 @@ def measured(name: str, role: str, seconds: list[float], work: Cost = WORK, **mo
     return Measured(candidate, tuple(seconds), outcome=outcome, **more)
 
 
-CONTEST = Contest(
+RESULT = WorkloadResult(
     "one",
     {"batch": 8},
     (
@@ -38,7 +38,7 @@ def test_median_p95_and_rates_are_those_of_the_samples():
     many = measured("many", "ours", [float(x) for x in range(1, 101)])
     assert (many.median, many.p95) == (50.5, 95.0)
     assert measured("one", "ours", [7.0]).p95 == 7.0
-    ours = CONTEST.named("ours")
+    ours = RESULT.named("ours")
     assert ours.median == 0.2
     assert ours.tokens_per_second == pytest.approx(40)
     assert ours.flops_per_second == pytest.approx(20e9)
@@ -46,28 +46,30 @@ def test_median_p95_and_rates_are_those_of_the_samples():
 
 
 def test_the_ratio_is_to_the_fastest_peer_or_to_those_named():
-    ours = CONTEST.named("ours")
-    assert CONTEST.best_peer().name == "quick"
-    assert CONTEST.ratio(ours) == pytest.approx(0.5)
-    assert CONTEST.ratio(ours, "slow") == pytest.approx(0.25)
-    assert math.isnan(CONTEST.ratio(ours, "absent"))
-    assert CONTEST.named("absent") is None
+    ours = RESULT.named("ours")
+    assert RESULT.best_peer().name == "quick"
+    assert RESULT.ratio(ours) == pytest.approx(0.5)
+    assert RESULT.ratio(ours, "slow") == pytest.approx(0.25)
+    assert math.isnan(RESULT.ratio(ours, "absent"))
+    assert RESULT.named("absent") is None
 
 
 def test_the_fraction_is_of_the_roof_that_limits():
-    assert CONTEST.flops_roof == pytest.approx(40e9)
-    assert CONTEST.bytes_roof == pytest.approx(10e9)
+    assert RESULT.flops_roof == pytest.approx(40e9)
+    assert RESULT.bytes_roof == pytest.approx(10e9)
     # 4 GFLOP need 0.1 s, 1 GB needs 0.1 s; it took 0.2 s.
-    assert CONTEST.fraction(CONTEST.named("ours")) == pytest.approx(0.5)
-    assert math.isnan(Contest("no roof", {}, CONTEST.measured[:3]).fraction(CONTEST.measured[0]))
+    assert RESULT.fraction(RESULT.named("ours")) == pytest.approx(0.5)
+    assert math.isnan(
+        WorkloadResult("no roof", {}, RESULT.measured[:3]).fraction(RESULT.measured[0])
+    )
 
 
 def test_what_did_not_run_is_null_with_its_reason():
-    report = BenchReport("r", (CONTEST,), 2, 5, {})
+    report = BenchReport("r", (RESULT,), 2, 5, {})
     found = bench_to_dict(report)
     assert found["format"] == "attn-export-bench/1"
-    (contest,) = found["contests"]
-    by_name = {candidate["name"]: candidate for candidate in contest["candidates"]}
+    (workload,) = found["workloads"]
+    by_name = {candidate["name"]: candidate for candidate in workload["candidates"]}
     assert by_name["absent"]["median_ms"] is None
     assert by_name["absent"]["reason"] == "it said no"
     assert by_name["ours"]["ratio_to_best_peer"] == 0.5
@@ -78,8 +80,8 @@ def test_what_did_not_run_is_null_with_its_reason():
 
 
 def test_a_graph_of_ours_that_did_not_run_is_exit_code_5():
-    failed = Contest("two", {}, (measured("ours", "ours", [], reason="broken"),))
-    assert BenchReport("r", (CONTEST, failed), 2, 5, {}).exit_code == 5
+    failed = WorkloadResult("two", {}, (measured("ours", "ours", [], reason="broken"),))
+    assert BenchReport("r", (RESULT, failed), 2, 5, {}).exit_code == 5
     assert BenchReport("r", (), 2, 5, {}).exit_code == 5
 
 

@@ -1,4 +1,4 @@
-"""The phases with their goals, who takes part, and the page that says what was reached."""
+"""The workloads with their goals, who takes part, and the page that says what was reached."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from measuring import line_up as line_ups
-from measuring.goals import OURS, phases
-from measuring.line_up import line_up
+from measuring import workload_candidates as candidates_module
+from measuring.goals import OURS, workloads
 from measuring.peers_page import peers_page, unmet
+from measuring.workload_candidates import workload_candidates
 
-from attn_export.bench.bundle_line_up import BARE, STATIC
-from attn_export.bench.measurements import BenchReport, Candidate, Contest, Cost, Measured
+from attn_export.bench.bundle_candidates import BARE, STATIC
+from attn_export.bench.measurements import BenchReport, Candidate, Cost, Measured, WorkloadResult
 from attn_export.report.tables import UNMEASURED
 
-BY_NAME = {phase.name: phase for phase in phases()}
+BY_NAME = {workload.name: workload for workload in workloads()}
 MADE = {"versions": {"torch": "x"}, "processor": "a processor", "cores": 2, "system": "Linux",
         "python": "3"}  # fmt: skip
 TIMES = {"lower": 0.01, "torch.onnx.export": 1.0}
 
 
-def contest(phase, growth: int = 10 << 20, **medians: float) -> Contest:
+def result(workload, growth: int = 10 << 20, **medians: float) -> WorkloadResult:
     roof = Measured(Candidate("sgemm", "roof", "roof", {}, Cost(flops=1e9)), (0.01,))
     found = [
         Measured(
-            Candidate(name, "ours" if name == OURS else "peer", "graph", {}, phase.dims.work),
+            Candidate(name, "ours" if name == OURS else "peer", "graph", {}, workload.dims.work),
             (seconds,), growth,
         )
         for name, seconds in medians.items()
     ]  # fmt: skip
-    return Contest(phase.name, phase.dims.sizes, (*found, roof))
+    return WorkloadResult(workload.name, workload.dims.sizes, (*found, roof))
 
 
-def report(*contests: Contest) -> BenchReport:
-    return BenchReport("peers", contests, 2, 7, MADE)
+def report(*results: WorkloadResult) -> BenchReport:
+    return BenchReport("peers", results, 2, 7, MADE)
 
 
-def test_every_phase_is_there_for_attention_alone_and_for_the_layer():
+def test_every_workload_is_there_for_attention_alone_and_for_the_layer():
     assert len(BY_NAME) == 22
-    assert sum(phase.of_layer for phase in BY_NAME.values()) == 11
+    assert sum(workload.of_layer for workload in BY_NAME.values()) == 11
     mqa = BY_NAME["decode MQA, B 8, S 8192"]
     assert [(g.against, g.limit) for g in mqa.goals] == [(STATIC, 0.35), (BARE, 0.08)]
     assert mqa.dims.past_len == 8191
@@ -63,38 +63,38 @@ def test_the_work_of_attention_is_two_products_and_one_read_of_the_cache():
 
 
 def test_a_goal_that_is_not_met_keeps_its_row_and_its_number():
-    phase = BY_NAME["decode MQA, B 8, S 8192"]
-    slow = contest(phase, **{OURS: 0.003, STATIC: 0.006, BARE: 0.05})
-    page = peers_page(report(slow), [phase], TIMES, "scripts/bench_peers")
-    assert f"| {phase.name} | {STATIC} | 3.00 ms | 6.00 ms | 0.500 | ≤ 0.35 | **no** |" in page
-    assert f"| {phase.name} | {BARE} | 3.00 ms | 50.0 ms | 0.0600 | ≤ 0.08 | yes |" in page
+    workload = BY_NAME["decode MQA, B 8, S 8192"]
+    slow = result(workload, **{OURS: 0.003, STATIC: 0.006, BARE: 0.05})
+    page = peers_page(report(slow), [workload], TIMES, "scripts/bench_peers")
+    assert f"| {workload.name} | {STATIC} | 3.00 ms | 6.00 ms | 0.500 | ≤ 0.35 | **no** |" in page
+    assert f"| {workload.name} | {BARE} | 3.00 ms | 50.0 ms | 0.0600 | ≤ 0.08 | yes |" in page
     assert "| 10.0 ms | 1000 ms | 0.0100 | ≤ 0.05 | yes |" in page
-    assert unmet(report(slow), [phase], TIMES) == [f"{phase.name}, {STATIC}: 0.5, ≤ 0.35"]
+    assert unmet(report(slow), [workload], TIMES) == [f"{workload.name}, {STATIC}: 0.5, ≤ 0.35"]
 
 
 def test_what_was_not_measured_is_not_met_and_says_why():
-    phase = BY_NAME["decode MHA, B 8, S 4096"]
-    ran = contest(phase, **{OURS: 0.003, STATIC: 0.006})
+    workload = BY_NAME["decode MHA, B 8, S 4096"]
+    ran = result(workload, **{OURS: 0.003, STATIC: 0.006})
     absent = Measured(
         Candidate(BARE, "peer", "graph", {}, Cost()), outcome="crashed", reason="SIGKILL"
     )
     some = dataclasses.replace(ran, measured=(*ran.measured, absent))
-    page = peers_page(report(some), [phase], {}, "scripts/bench_peers")
+    page = peers_page(report(some), [workload], {}, "scripts/bench_peers")
     unmeasured = f"{UNMEASURED} ms | {UNMEASURED}"
     assert f"| {BARE} | 3.00 ms | {unmeasured} | ≤ 0.40 | not measured |" in page
-    assert f"- {BARE} crashed: SIGKILL ({phase.name})" in page
-    assert math.isnan(phase.goals[1].figure(some))
-    assert not phase.goals[1].met(some)
+    assert f"- {BARE} crashed: SIGKILL ({workload.name})" in page
+    assert math.isnan(workload.goals[1].figure(some))
+    assert not workload.goals[1].met(some)
 
 
 def test_memory_and_roofs_are_goals_too():
     long, short = BY_NAME["prefill full, L 8192"], BY_NAME["short prefill, L 256"]
-    big = contest(long, growth=400 << 20, **{OURS: 1.0, "torch SDPA": 1.0})
+    big = result(long, growth=400 << 20, **{OURS: 1.0, "torch SDPA": 1.0})
     assert [goal.met(big) for goal in long.goals] == [False, False]
-    small = contest(long, growth=200 << 20, **{OURS: 0.8, "torch SDPA": 1.0, BARE: 0.9})
+    small = result(long, growth=200 << 20, **{OURS: 0.8, "torch SDPA": 1.0, BARE: 0.9})
     assert [goal.figure(small) for goal in long.goals] == [pytest.approx(0.8 / 0.9), 200]
     # The roofline is 100 GFLOP/s.
-    quick = contest(short, **{OURS: short.dims.work.flops / 95e9})
+    quick = result(short, **{OURS: short.dims.work.flops / 95e9})
     assert short.goals[0].figure(quick) == pytest.approx(0.95)
     assert short.goals[0].met(quick)
     assert "95.0 GFLOP/s | 100 GFLOP/s | 0.950 | ≥ 0.90 | yes |" in peers_page(
@@ -105,13 +105,15 @@ def test_memory_and_roofs_are_goals_too():
 def test_large_peers_live_alone_and_a_missing_package_is_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(line_ups, "missing", lambda name: f"{name} is not installed")
-    found = {c.name: c for c in line_up(BY_NAME["prefill causal, L 8192"], tmp_path)}
+    monkeypatch.setattr(candidates_module, "missing", lambda name: f"{name} is not installed")
+    found = {c.name: c for c in workload_candidates(BY_NAME["prefill causal, L 8192"], tmp_path)}
     assert [name for name, c in found.items() if c.alone] == [BARE, "OpenVINO f32"]
     assert found["OpenVINO f32"].reason == "openvino is not installed"
     assert found["torch SDPA"].reason == "torch is not installed"
     assert found[OURS].reason == ""
-    decode = {c.name: c for c in line_up(BY_NAME["decode GQA, B 8, S 4096"], tmp_path / "d")}
+    decode = {
+        c.name: c for c in workload_candidates(BY_NAME["decode GQA, B 8, S 4096"], tmp_path / "d")
+    }
     assert "OpenVINO f32" not in decode
     assert decode[OURS].options["bound"]
     assert not any(c.alone for c in decode.values())
@@ -121,23 +123,25 @@ def test_a_graph_that_cannot_be_lowered_is_not_run(tmp_path: Path, monkeypatch):
     def refuse(*_: object) -> None:
         raise RuntimeError("no form")
 
-    monkeypatch.setattr(line_ups, "lowered_forms", refuse)
-    ours = line_up(BY_NAME["prefill full, L 2048"], tmp_path)[0]
+    monkeypatch.setattr(candidates_module, "lowered_forms", refuse)
+    ours = workload_candidates(BY_NAME["prefill full, L 2048"], tmp_path)[0]
     assert (ours.name, ours.reason) == (OURS, "RuntimeError: no form")
 
 
 @pytest.mark.extended
-def test_the_script_measures_a_phase_and_writes_page_figures_and_chart(
+def test_the_script_measures_a_workload_and_writes_page_figures_and_chart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
     loader = SourceFileLoader("bench_peers", str(ROOT / "scripts" / "bench_peers"))
     spec = importlib.util.spec_from_loader("bench_peers", loader)
     script = importlib.util.module_from_spec(spec)
     loader.exec_module(script)
-    phase = BY_NAME["short prefill, L 128"]
-    dims = dataclasses.replace(phase.dims, query_len=16, key_len=16)
-    monkeypatch.setattr(script, "phases", lambda: [dataclasses.replace(phase, dims=dims)])
-    monkeypatch.setattr(script, "line_up", without("torch.compile", script.line_up))
+    workload = BY_NAME["short prefill, L 128"]
+    dims = dataclasses.replace(workload.dims, query_len=16, key_len=16)
+    monkeypatch.setattr(script, "workloads", lambda: [dataclasses.replace(workload, dims=dims)])
+    monkeypatch.setattr(
+        script, "workload_candidates", without("torch.compile", script.workload_candidates)
+    )
     monkeypatch.setattr(script, "dialect_times", lambda *_: TIMES)
     monkeypatch.setattr(script, "TURN_SECONDS", 0.01)
     monkeypatch.setattr(script, "RESULTS", tmp_path)
@@ -146,11 +150,11 @@ def test_the_script_measures_a_phase_and_writes_page_figures_and_chart(
     assert "ours: " in capsys.readouterr().err
     figures = json.loads((tmp_path / "peers.json").read_text())
     assert [goal["against"] for goal in figures["goals"]] == ["sgemm roof"]
-    assert figures["contests"][0]["candidates"][0]["median_ms"] > 0
+    assert figures["results"][0]["candidates"][0]["median_ms"] > 0
     assert "short prefill, L 128" in (tmp_path / "peers.md").read_text()
     assert (tmp_path / "peers.svg").read_text().startswith("<?xml")
 
 
 def without(name: str, call):
-    """Return the line-up without one candidate, which takes long."""
+    """Return the candidates without one candidate, which takes long."""
     return lambda *given: [c for c in call(*given) if c.name != name]

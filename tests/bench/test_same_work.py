@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from measuring.line_up import DIALECT, form_for, lowered_forms
+from measuring.workload_candidates import DIALECT, form_for, lowered_forms
 
 from attn_export.bench import own_graphs, peers_spec
 from attn_export.bench.dims import Dims

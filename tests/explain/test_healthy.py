@@ -12,6 +12,7 @@ from shared import extended
 from attn_export import build
 from attn_export.bundle import read_manifest
 from attn_export.diagnose.evaluate import Evaluation
+from attn_export.diagnose.graph_evaluation import evaluate_graph
 from attn_export.diagnose.graph_run import (
     GraphRunner,
     KnownCase,
@@ -19,7 +20,6 @@ from attn_export.diagnose.graph_run import (
     known_cases,
 )
 from attn_export.diagnose.match import Evidence, matches
-from attn_export.diagnose.meaning import meaning
 from attn_export.jobs.explain import explain
 from attn_export.runtimes.catalogue import runtime
 from attn_export.runtimes.protocol import Limits
@@ -82,7 +82,7 @@ def test_in_float64_every_graph_gives_the_truth_in_every_case(healthy: Path):
     cases = known_cases(healthy, None)
     for form in graph_files_to_examine(read_manifest(healthy), None):
         runner = GraphRunner(healthy / form.name, form, runtime("ort-cpu"), {}, Limits.default())
-        found = meaning(runner, cases)
+        found = evaluate_graph(runner, cases)
         assert found.right, form.name
         assert not found.stuck, form.name
 

@@ -12,7 +12,7 @@ import shared
 from conftest import Cli
 
 from attn_export import build, verify
-from attn_export.bench.measurements import Candidate, Contest, Cost, Measured
+from attn_export.bench.measurements import Candidate, Cost, Measured, WorkloadResult
 from attn_export.bundle import MANIFEST, PAGE, SIGNATURE, read_manifest, write_manifest
 from attn_export.cli.bundle_commands import print_tuned
 from attn_export.errors import RuntimeFailure, UsageError
@@ -124,38 +124,38 @@ def test_a_bundle_that_does_not_pass_stays_as_it_was(copy: Path, monkeypatch, ca
     assert "Verdict(" not in said
 
 
-def contest(name: str, **seconds: tuple[float, ...]) -> Contest:
+def result(name: str, **seconds: tuple[float, ...]) -> WorkloadResult:
     found = [
         Measured(Candidate(form, "ours", "graph", {}, Cost()), times, reason="refused")
         for form, times in seconds.items()
     ]
-    return Contest(f"{PREFILL}: {name}", {}, tuple(found))
+    return WorkloadResult(f"{PREFILL}: {name}", {}, tuple(found))
 
 
 @pytest.mark.parametrize(
-    ("contests", "fastest"),
+    ("workloads", "fastest"),
     [
-        ([contest("a", kernels=(2.0,), blocks=(1.0,))], "blocks"),
-        ([contest("a", kernels=(1.0,), blocks=(2.0,))], "kernels"),
-        ([contest("a", kernels=(1.0,), blocks=(0.98,))], "kernels"),
-        ([contest("a", kernels=(1.0,), blocks=(0.9,)), contest("b", kernels=(1.0,), blocks=(1.5,))],
+        ([result("a", kernels=(2.0,), blocks=(1.0,))], "blocks"),
+        ([result("a", kernels=(1.0,), blocks=(2.0,))], "kernels"),
+        ([result("a", kernels=(1.0,), blocks=(0.98,))], "kernels"),
+        ([result("a", kernels=(1.0,), blocks=(0.9,)), result("b", kernels=(1.0,), blocks=(1.5,))],
          "kernels"),
-        ([contest("a", kernels=(1.0,), blocks=(0.5,)), contest("b", kernels=(1.0,), blocks=(1.5,))],
+        ([result("a", kernels=(1.0,), blocks=(0.5,)), result("b", kernels=(1.0,), blocks=(1.5,))],
          "blocks"),
-        ([contest("a", kernels=(1.0,), blocks=())], "kernels"),
-        ([contest("a", kernels=(), blocks=(9.0,))], "blocks"),
-        ([contest("a", kernels=(1.0,), blocks=(0.1,)), contest("b", kernels=(1.0,), blocks=())],
+        ([result("a", kernels=(1.0,), blocks=())], "kernels"),
+        ([result("a", kernels=(), blocks=(9.0,))], "blocks"),
+        ([result("a", kernels=(1.0,), blocks=(0.1,)), result("b", kernels=(1.0,), blocks=())],
          "kernels"),
         ([], ""),
     ],
 )  # fmt: skip
-def test_the_form_with_the_least_times_over_all_sizes_is_chosen(contests, fastest: str):
-    assert job._fastest(PREFILL, contests) == fastest
+def test_the_form_with_the_least_times_over_all_sizes_is_chosen(workloads, fastest: str):
+    assert job._fastest(PREFILL, workloads) == fastest
 
 
 def test_no_form_that_runs_is_an_error_with_the_reason():
     with pytest.raises(RuntimeFailure, match=rf"{PREFILL}: no form of it ran: refused"):
-        job._fastest(PREFILL, [contest("a", kernels=(), blocks=())])
+        job._fastest(PREFILL, [result("a", kernels=(), blocks=())])
 
 
 def test_graphs_without_other_forms_are_not_changed(tmp_path: Path):

@@ -15,7 +15,7 @@ from attn_export import AttentionSpec, Subject
 from attn_export.bundle import GOLDEN
 from attn_export.export.export import export
 from attn_export.graph.save import save_graphs
-from attn_export.jobs.forms import lower_all
+from attn_export.jobs.bundle_graphs import lower_all
 from attn_export.parity.golden import write_golden, write_inputs
 from attn_export.parity.judge import judge
 from attn_export.parity.oracle import Oracle

@@ -27,7 +27,7 @@ ALONE_FROM = 1 << 30
 each of its turns, because a graph that stores its scores would fill the memory."""
 
 STATIC, BARE = "torch static cache", "bare export, ORT"
-"""Names of two peers in every contest."""
+"""Names of two peers in every workload."""
 
 Manifest = Mapping[str, Any]
 
@@ -73,7 +73,7 @@ def bare_options(
 
 
 @dataclasses.dataclass(frozen=True)
-class Entrants:
+class BundleCandidates:
     """Factory of the candidates of a bundle's benchmark, for any sizes of its axes.
 
     Attributes:
@@ -109,7 +109,7 @@ class Entrants:
         """Return a candidate that runs a graph of the bundle, or a variant of such a graph.
 
         Args:
-            name: The name of the candidate in the contest.
+            name: The name of the candidate in the workload.
             folder: The folder of the graph's file.
             graph: The graph's file name, layouts, and outputs written in place.
             sizes: The size of every axis, by name.

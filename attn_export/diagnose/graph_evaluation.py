@@ -21,7 +21,7 @@ case, whichever is larger. Larger cases take too long."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Meaning:
+class EvaluatedGraph:
     """A graph that can be evaluated in float64, and whether the evaluation gives the truth.
 
     Attributes:
@@ -77,7 +77,7 @@ def choose_cases(trial: GraphRun) -> list[KnownCase]:
     return [*failed, *sample_cases(passed, PASSED)]
 
 
-def meaning(runner: GraphRunner, cases: Sequence[KnownCase]) -> Meaning:
+def evaluate_graph(runner: GraphRunner, cases: Sequence[KnownCase]) -> EvaluatedGraph:
     """Evaluate a graph in float64, and compare it with the truth.
 
     Args:
@@ -87,21 +87,21 @@ def meaning(runner: GraphRunner, cases: Sequence[KnownCase]) -> Meaning:
     Raises:
         GraphError: If the graph cannot be evaluated in float64 at all.
     """
-    graph_meaning = Meaning(runner, Evaluation.load(runner.path), right=True)
+    evaluated = EvaluatedGraph(runner, Evaluation.load(runner.path), right=True)
     stuck: dict[str, NotComputedError] = {}
     right = True
     for case in cases:
         if runner.graph_file.takes(case.sizes):
             try:
-                right &= is_right(case.golden, graph_meaning.outputs(case))
+                right &= is_right(case.golden, evaluated.outputs(case))
             except NotComputedError as error:
                 stuck[case.name] = error
-    return dataclasses.replace(graph_meaning, right=right, stuck=stuck)
+    return dataclasses.replace(evaluated, right=right, stuck=stuck)
 
 
-def evaluable_meaning(
+def evaluate_if_possible(
     runner: GraphRunner, cases: Sequence[KnownCase], trial: GraphRun
-) -> tuple[Meaning | None, str]:
+) -> tuple[EvaluatedGraph | None, str]:
     """Evaluate a graph in float64, or return None and the reason that this is not possible.
 
     Args:
@@ -111,16 +111,18 @@ def evaluable_meaning(
             is no error of the graph.
     """
     try:
-        graph_meaning = meaning(runner, cases)
+        evaluated = evaluate_graph(runner, cases)
     except GraphError as error:
         return None, str(error)
-    if any(name in trial.ran.outputs for name in graph_meaning.stuck):
+    if any(name in trial.ran.outputs for name in evaluated.stuck):
         # The runtime computes a case that the evaluation cannot.
-        return None, str(next(iter(graph_meaning.stuck.values())))
-    return graph_meaning, ""
+        return None, str(next(iter(evaluated.stuck.values())))
+    return evaluated, ""
 
 
-def right_meaning(runners: Sequence[GraphRunner], cases: Sequence[KnownCase]) -> Meaning | None:
+def first_right_graph(
+    runners: Sequence[GraphRunner], cases: Sequence[KnownCase]
+) -> EvaluatedGraph | None:
     """Return the first graph of a bundle that gives the truth, if there is one.
 
     The standard dialect, in which attention is one node, comes first in a bundle. Graphs with
@@ -131,13 +133,13 @@ def right_meaning(runners: Sequence[GraphRunner], cases: Sequence[KnownCase]) ->
         cases: The cases to evaluate.
     """
     for runner in runners:
-        graph_meaning = None if runner.graph_file.layouts else meaning_if_right(runner, cases)
-        if graph_meaning is not None:
-            return graph_meaning
+        evaluated = None if runner.graph_file.layouts else evaluate_if_right(runner, cases)
+        if evaluated is not None:
+            return evaluated
     return None
 
 
-def meaning_if_right(runner: GraphRunner, cases: Sequence[KnownCase]) -> Meaning | None:
+def evaluate_if_right(runner: GraphRunner, cases: Sequence[KnownCase]) -> EvaluatedGraph | None:
     """Evaluate a graph in float64; return None unless it gives the truth in every case.
 
     Args:
@@ -145,14 +147,14 @@ def meaning_if_right(runner: GraphRunner, cases: Sequence[KnownCase]) -> Meaning
         cases: The cases to evaluate.
     """
     try:
-        graph_meaning = meaning(runner, cases)
+        evaluated = evaluate_graph(runner, cases)
     except GraphError:
         return None
-    return graph_meaning if graph_meaning.right and not graph_meaning.stuck else None
+    return evaluated if evaluated.right and not evaluated.stuck else None
 
 
 def loses_precision(
-    suspect: Meaning | None, right: Meaning | None, cases: Sequence[KnownCase]
+    suspect: EvaluatedGraph | None, right: EvaluatedGraph | None, cases: Sequence[KnownCase]
 ) -> bool:
     """Return whether a graph gives the truth in float64, but not in the module's own type.
 
@@ -176,24 +178,24 @@ def loses_precision(
     )
 
 
-def is_right_when_rounded(graph_meaning: Meaning, case: KnownCase) -> bool:
+def is_right_when_rounded(evaluated: EvaluatedGraph, case: KnownCase) -> bool:
     """Return whether a graph gives the truth if each node is rounded to the module's own type.
 
     It counts as right in a case whose sizes it does not accept.
 
     Args:
-        graph_meaning: The graph in float64.
+        evaluated: The graph in float64.
         case: The case.
     """
-    if not graph_meaning.runner.graph_file.takes(case.sizes):
+    if not evaluated.runner.graph_file.takes(case.sizes):
         return True
     try:
-        values = graph_meaning.evaluation.noisy_values(
-            graph_meaning.runner.to_graph_layout(case.inputs), dtype_of(case)
+        values = evaluated.evaluation.noisy_values(
+            evaluated.runner.to_graph_layout(case.inputs), dtype_of(case)
         )
     except NotComputedError:
         return False
-    return is_right(case.golden, graph_meaning.bundle_outputs(values))
+    return is_right(case.golden, evaluated.bundle_outputs(values))
 
 
 def dtype_of(case: KnownCase) -> np.dtype:

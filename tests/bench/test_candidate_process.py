@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from attn_export.bench import contestant as contestant_module
-from attn_export.bench.contestant import Contestant, measure, steps
+from attn_export.bench import candidate_process as process_module
+from attn_export.bench.candidate_process import CandidateProcess, measure, steps
 from attn_export.bench.measurements import Candidate, Cost
 from attn_export.bench.roofline import gemm_rooflines, read_rooflines
 from attn_export.runtimes.protocol import Limits
@@ -51,17 +51,17 @@ def test_candidates_take_turns_and_give_the_times_of_every_run(tmp_path: Path):
 
 
 def test_between_its_turns_a_process_takes_no_time(gemm: Candidate):
-    contestant = Contestant(gemm, Limits(threads=2, seconds=60, memory_mib=None))
+    process = CandidateProcess(gemm, Limits(threads=2, seconds=60, memory_mib=None))
     try:
-        contestant.prepare()
-        contestant.turn(TURN)
+        process.prepare()
+        process.turn(TURN)
         time.sleep(0.3)  # threads of ONNX Runtime spin for a while after a run
-        assert contestant.pid is not None
-        before = cpu_seconds(contestant.pid)
+        assert process.pid is not None
+        before = cpu_seconds(process.pid)
         time.sleep(1)
-        assert cpu_seconds(contestant.pid) - before < 0.1
+        assert cpu_seconds(process.pid) - before < 0.1
     finally:
-        contestant.close()
+        process.close()
 
 
 def test_a_refused_graph_does_not_stop_the_others(gemm: Candidate, tmp_path: Path):
@@ -81,7 +81,7 @@ def test_a_process_that_crashes_is_not_run_with_the_reason(
 ):
     program = "import sys; sys.stdin.readline(); sys.exit('libfoo.so is missing')"
     monkeypatch.setattr(
-        contestant_module, "worker_command", lambda *_: [sys.executable, "-c", program]
+        process_module, "worker_command", lambda *_: [sys.executable, "-c", program]
     )
     crashing = Candidate("crashing", "peer", "graph", gemm.options, Cost(), alone=alone)
     (found,) = measure([crashing], rounds=2, turn_seconds=TURN, limits=LIMITS)
@@ -90,30 +90,32 @@ def test_a_process_that_crashes_is_not_run_with_the_reason(
 
 
 def test_killed_between_its_turns_it_has_no_times(gemm: Candidate):
-    contestant = Contestant(gemm, LIMITS)
-    contestant.prepare()
-    contestant.turn(TURN)
-    assert contestant.measured().ran
-    os.kill(contestant.pid or 0, signal.SIGKILL)
-    contestant.turn(TURN)
-    found = contestant.measured()
+    process = CandidateProcess(gemm, LIMITS)
+    process.prepare()
+    process.turn(TURN)
+    assert process.measured().ran
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.turn(TURN)
+    found = process.measured()
     assert (found.ran, found.outcome) == (False, "crashed")
     assert "SIGKILL" in found.reason
 
 
 def test_what_cannot_be_tried_has_no_process_and_the_reason_given():
-    contestant = Contestant(Candidate("x", "peer", "plain", {}, Cost(), reason="no torch"), LIMITS)
-    contestant.prepare()
-    contestant.turn(TURN)
-    found = contestant.measured()
-    assert (contestant.pid, found.outcome, found.reason) == (None, "not run", "no torch")
+    process = CandidateProcess(
+        Candidate("x", "peer", "plain", {}, Cost(), reason="no torch"), LIMITS
+    )
+    process.prepare()
+    process.turn(TURN)
+    found = process.measured()
+    assert (process.pid, found.outcome, found.reason) == (None, "not run", "no torch")
 
 
 def test_a_large_one_lives_for_its_own_turns_only(gemm: Candidate):
     alone = Candidate(gemm.name, "peer", "graph", gemm.options, Cost(), alone=True)
-    contestant = Contestant(alone, LIMITS)
-    assert contestant.pid is None
+    process = CandidateProcess(alone, LIMITS)
+    assert process.pid is None
     for _ in range(2):
-        contestant.turn(TURN)
-        assert contestant.pid is None
-    assert len(contestant.measured().seconds) >= 2
+        process.turn(TURN)
+        assert process.pid is None
+    assert len(process.measured().seconds) >= 2

@@ -19,7 +19,7 @@ MOST_RUNS = 2000
 """Largest number of runs in a turn."""
 
 
-class Contestant:
+class CandidateProcess:
     """A candidate and its process, which blocks on a pipe between turns.
 
     Args:
@@ -153,20 +153,20 @@ def measure(
     """
     with contextlib.ExitStack() as stack:
         # All processes start and import their SDKs at the same time. Only one computes at a time.
-        contestants = [Contestant(candidate, limits) for candidate in candidates]
-        for contestant in contestants:
-            stack.callback(contestant.close)
-        for contestant in contestants:
-            if not contestant.candidate.alone:
-                contestant.prepare()
+        processes = [CandidateProcess(candidate, limits) for candidate in candidates]
+        for process in processes:
+            stack.callback(process.close)
+        for process in processes:
+            if not process.candidate.alone:
+                process.prepare()
                 time.sleep(SETTLE)
-            advance(f"{contestant.candidate.name}: ready")
+            advance(f"{process.candidate.name}: ready")
         for number in range(1, rounds + 1):
-            for contestant in contestants:
-                contestant.turn(turn_seconds)
+            for process in processes:
+                process.turn(turn_seconds)
                 time.sleep(SETTLE)
-                advance(f"{contestant.candidate.name}: round {number}")
-        return tuple(contestant.measured() for contestant in contestants)
+                advance(f"{process.candidate.name}: round {number}")
+        return tuple(process.measured() for process in processes)
 
 
 def steps(candidates: Sequence[Candidate], rounds: int) -> int:

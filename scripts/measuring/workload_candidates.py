@@ -1,4 +1,4 @@
-"""Candidates of a phase of `scripts/bench_peers`: our graph, the peers and the rooflines."""
+"""Candidates of a workload of `scripts/bench_peers`: our graph, the peers and the rooflines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attn_export.bench.bundle_line_up import ALONE_FROM, BARE, bare_options, torch_peers
+from attn_export.bench.bundle_candidates import ALONE_FROM, BARE, bare_options, torch_peers
 from attn_export.bench.dims import Dims
 from attn_export.bench.measurements import Candidate
 from attn_export.bench.own_graphs import as_candidate, make_graph
@@ -17,7 +17,7 @@ from attn_export.graph.load import load_graph
 from attn_export.graph.lower import DECODE, KERNELS, Form, lower
 from attn_export.graph.save import save_graph
 from attn_export.results import GraphFile
-from measuring.goals import OURS, ROOF, Phase
+from measuring.goals import OURS, ROOF, Workload
 
 # -- our graph in a dialect ---------------------------------------------------------------------
 
@@ -65,18 +65,20 @@ def form_for(forms: Mapping[str, GraphFile], sizes: Mapping[str, int]) -> GraphF
 DIALECT = "ort"
 
 
-def line_up(phase: Phase, folder: Path, choice: Form = KERNELS) -> list[Candidate]:
-    """Return the candidates of a phase.
+def workload_candidates(
+    workload: Workload, folder: Path, choice: Form = KERNELS
+) -> list[Candidate]:
+    """Return the candidates of a workload.
 
     Args:
-        phase: The phase to measure.
+        workload: The workload to measure.
         folder: The folder for graphs. Those that are there already are used again.
         choice: The form of the attention nodes in our graph.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    dims = phase.dims
+    dims = workload.dims
     peers = [*_torch(dims), *_exported(dims, folder)]
-    return [_ours(dims, folder, choice), *peers, *_rooflines(phase, folder)]
+    return [_ours(dims, folder, choice), *peers, *_rooflines(workload, folder)]
 
 
 def _ours(dims: Dims, folder: Path, choice: Form) -> Candidate:
@@ -132,12 +134,12 @@ def _exported(dims: Dims, folder: Path) -> list[Candidate]:
     return candidates
 
 
-def _rooflines(phase: Phase, folder: Path) -> list[Candidate]:
-    if phase.dims.past_len:
+def _rooflines(workload: Workload, folder: Path) -> list[Candidate]:
+    if workload.dims.past_len:
         return read_rooflines(folder)
-    if any(goal.against == ROOF for goal in phase.goals):
-        width = phase.dims.num_heads * phase.dims.head_dim
-        return gemm_rooflines(folder, (phase.dims.query_len, width, width))
+    if any(goal.against == ROOF for goal in workload.goals):
+        width = workload.dims.num_heads * workload.dims.head_dim
+        return gemm_rooflines(folder, (workload.dims.query_len, width, width))
     return gemm_rooflines(folder)
 
 
