@@ -102,7 +102,9 @@ class RandomRounding(OperationMode):
         if self._widening:
             args = tuple(x if is_large(x) else widen(x) for x in args)
         noisy = self._round(name, func, out, args, kwargs)
-        return out.copy_(noisy) if func._schema.is_mutable else noisy
+        if func._schema.is_mutable and noisy is not out:  # an added mask leaves `out` as it is
+            return out.copy_(noisy)
+        return noisy
 
     def _compute(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if self._widening:
@@ -201,7 +203,8 @@ class RandomRounding(OperationMode):
         """
         partial = (count / 2 * squares + count / 3 * out.square()).sqrt_()
         # A mask that the product adds (baddbmm) may make a result -inf, which is exact.
-        partial.masked_fill_(out.isinf(), 0.0)
+        if not math.isfinite(out.sum()):  # much faster than a test of each element
+            partial.masked_fill_(out.isinf(), 0.0)
         noise = self._random.normal(out.shape)
         noisy = torch.addcmul(out, noise, partial, value=DEVIATION * min(self._sums, unit))
         # The last partial sum is rounded to the type of the result.
