@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import shared
 import torch
-from default_share import default_share
+from default_share import default_share, long_cases, shorten_cases
 from exporter_once import read_once, reuse_memory
 from forking import fork_from_now_on, forking, run_forked, started_anew
 
@@ -46,6 +46,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--kills", type=int, metavar="N",
         help="kill each command at so many random moments (tests/kills); default 2, with --all 6",
     )  # fmt: skip
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--all"):
+        shorten_cases()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -131,6 +136,13 @@ def bundle() -> Path:
         assert build(small_spec(), folder, name="small", **options).passed
 
     return shared.once("small", make)
+
+
+@pytest.fixture(scope="module")
+def every_length() -> Iterator[None]:
+    """Plan cases of every length in the tests of a file."""
+    with long_cases():
+        yield
 
 
 @pytest.fixture

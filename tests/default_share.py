@@ -1,13 +1,39 @@
-"""Selection of the tests that run without --all."""
+"""Selection of the tests that run without --all, and of the cases that their builds have."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
+from attn_export.parity import conditions
+
 Items = list[pytest.Item]
+
+LONGEST = 256
+"""The largest of `conditions.BLOCKS` for which builds in the processes of the tests have a case."""
+
+ALL_BLOCKS = conditions.BLOCKS
+
+
+def shorten_cases() -> None:
+    """Leave out the cases of 513 and 1026 queries, which take a sixth of the time of the tests.
+
+    Command lines build with all cases, and so do tests inside `long_cases`.
+    """
+    conditions.BLOCKS = {block: size for block, size in ALL_BLOCKS.items() if block <= LONGEST}
+
+
+@contextlib.contextmanager
+def long_cases() -> Iterator[None]:
+    """Have builds in this block make cases of every length."""
+    before, conditions.BLOCKS = conditions.BLOCKS, ALL_BLOCKS
+    try:
+        yield
+    finally:
+        conditions.BLOCKS = before
 
 
 def default_share(items: Sequence[pytest.Item]) -> tuple[Items, Items]:

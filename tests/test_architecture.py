@@ -108,14 +108,17 @@ def tree(file: str) -> ast.Module:
     return ast.parse(FILES[file].read_text(encoding="utf-8"))
 
 
-def imports(file: str) -> Iterator[str]:
-    """Yield the dotted names that a file imports, anywhere in it."""
+@functools.cache
+def imports(file: str) -> list[str]:
+    """Return the dotted names that a file imports, anywhere in it."""
+    names = []
     for node in ast.walk(tree(file)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}, line {node.lineno}: a relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
 
 
 def own_imports(file: str) -> set[str]:

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import ROOT
+import pytest
+from conftest import ROOT, small_spec
+from default_share import long_cases
+
+from attn_export import Subject
 
 CONFTEST = """
 from default_share import default_share
@@ -61,3 +65,17 @@ def test_every_value_of_every_parameter_occurs_and_of_one_parameter_every_nth(tm
     )  # fmt: skip
     found = [line.split("::")[1] for line in done.stdout.splitlines() if "::" in line]
     assert found == RUN, done.stdout + done.stderr
+
+
+def longest_sequence() -> int:
+    """Return the largest number of queries in the cases of a small layer."""
+    cases = Subject.from_spec(small_spec()).plan().cases
+    return max(case.sizes["query_len"] for case in cases)
+
+
+def test_cases_of_many_queries_are_left_to_all_and_to_long_cases(request: pytest.FixtureRequest):
+    by_default = 1026 if request.config.getoption("--all") else 257
+    assert longest_sequence() == by_default
+    with long_cases():
+        assert longest_sequence() == 1026
+    assert longest_sequence() == by_default

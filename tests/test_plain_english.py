@@ -1,6 +1,7 @@
 """Style of docstrings: no question words, functions in the imperative, classes as noun phrases."""
 
 import ast
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -41,9 +42,14 @@ def is_program(path: Path) -> bool:
 def docstrings(*folders: str) -> Iterator[tuple[str, Documented, str]]:
     """Yield the file and line, the node and the first line of every docstring."""
     for path in (path for folder in folders for path in sources(folder)):
-        for node, text in docstrings_of(ast.parse(path.read_bytes())):
+        for node, text in docstrings_of_file(path):
             line = getattr(node, "lineno", 1)
             yield f"{path.relative_to(ROOT)}:{line}", node, text.split("\n", 1)[0]
+
+
+@functools.cache
+def docstrings_of_file(path: Path) -> list[tuple[Node, str]]:
+    return list(docstrings_of(ast.parse(path.read_bytes())))
 
 
 def docstrings_of(tree: ast.Module) -> Iterator[tuple[Node, str]]:

@@ -146,7 +146,8 @@ def outcomes(project: Path, *words: str) -> tuple[dict[str, int], str]:
 
 
 def test_modules_specs_and_bundles_pass_and_a_failure_is_explained(project: Path):
-    counts, said = outcomes(project, "test_modules.py", "--parity-report", "reports")
+    options = ("--parity-report", "reports", "--parity-runtime", "ort-cpu")
+    counts, said = outcomes(project, "test_modules.py", *options)
     assert counts == {"failed": 1, "passed": 3}
     assert "no parity" in said
     assert "outside --atol 0 --rtol 0 of eager" in said

@@ -11,6 +11,7 @@ import onnx
 import pytest
 import torch
 from conftest import small_spec
+from default_share import long_cases
 from shared import once
 from torch import Tensor, nn
 
@@ -33,7 +34,8 @@ def whole() -> Path:
 
     def make(folder: Path) -> None:
         spec = small_spec(cache="in-place", attn_mask="none", rotary="half")
-        assert build(spec, folder, runtimes=["ort-cpu", "onnx-reference"]).passed
+        with long_cases():
+            assert build(spec, folder, runtimes=["ort-cpu", "onnx-reference"]).passed
 
     return once("whole/b", make)
 

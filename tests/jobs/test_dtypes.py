@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import small_spec
 from onnx import TensorProto
-from shared import extended, once
+from shared import bundle_of, extended
 from torch import nn
 
 from attn_export import Subject, build, verify
@@ -51,12 +51,12 @@ ONCE = {
     ("float16", "alibi, relative bias, layer norm, sinks, softcap"), ("bfloat16", "in place"),
     ("float16", "plain"), ("float16", "a float mask, rotary, rms norm, window"),
     ("bfloat16", "alibi, relative bias, layer norm, sinks, softcap"),
+    ("float16", "in place"), ("bfloat16", "plain"),
 }  # fmt: skip
-"""Features that the default tests run in the other type only, or in float32 elsewhere."""
+"""Features that the default tests run in the other type, in float32, or in bundles for kits."""
 
 
 @pytest.mark.parametrize(("pair"), extended(PAIRS, lambda pair: pair not in ONCE), ids=str)
-@pytest.mark.every(2)
 def test_a_feature_passes_in_few_bits_and_in_float32(pair: tuple[str, str], tmp_path: Path):
     dtype, feature = pair[0], FEATURES[pair[1]]
     whole = feature in (FEATURES["plain"], FEATURES["in place"])
@@ -75,11 +75,7 @@ def test_a_feature_passes_in_few_bits_and_in_float32(pair: tuple[str, str], tmp_
 
 @pytest.fixture(scope="module", params=NARROW)
 def narrow_bundle(request) -> tuple[str, Path]:
-    def make(folder: Path) -> None:
-        spec = small_spec(dtype=request.param, rotary="half")
-        assert build(spec, folder, runtimes=["ort-cpu"]).passed
-
-    return request.param, once(f"narrow/{request.param}", make)
+    return request.param, bundle_of(request.param)
 
 
 @of_one_bundle
@@ -90,7 +86,7 @@ def test_weights_inputs_and_outputs_are_of_the_type(narrow_bundle):
     kinds = {
         value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)
     }
-    assert {kind for name, kind in kinds.items() if name != "attn_mask"} == {wanted}
+    assert set(kinds.values()) - {TensorProto.INT64} == {wanted}  # the length is an integer
     held = {tensor.name: tensor.data_type for tensor in graph.initializer}
     assert {held[f"{name}_proj.{part}"] for name in "qkv" for part in ("weight", "bias")} == {
         wanted

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from conftest import small_spec
 from onnx import numpy_helper
-from shared import check_every_graph, extended, passed_bundle, passed_graphs
+from shared import extended, judged_graphs, passed_bundle, passed_graphs
 
 from attn_export import Subject, verify
 from attn_export.cli import run
@@ -33,7 +33,7 @@ SPECS = {
     "cross": {"weights_dtype": "int4", "cross": True, "causal": False, "cache": "none",
               "kdim": 64, "block_size": 16},
 }  # fmt: skip
-KEPT = ("int4 asymmetric, by 16", "int8 asymmetric", "mixed")
+KEPT = ("int4 asymmetric, by 16", "mixed")
 
 
 def bundle_of(name: str) -> Path:
@@ -48,7 +48,7 @@ def held(folder: Path, graph: str = "model.onnx") -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", extended(SPECS, lambda name: name in KEPT))
 @pytest.mark.every(2)
 def test_every_form_computes_what_its_integers_say(name: str):
-    files = check_every_graph(bundle_of(name))
+    files = judged_graphs(bundle_of(name))
     # opset 18 has neither blocks nor 4 bits
     spec = small_spec(**SPECS[name])
     assert ("model.portable.onnx" in files) == ("int4" not in name and not spec.block_size)

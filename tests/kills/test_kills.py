@@ -172,8 +172,8 @@ def test_killed_at_random_moments(name: str, workplace: Workplace, request: pyte
 
 
 REPLACED = [(name, exchange) for name in COMMANDS for exchange in (True, False)]
-SLOW = {("build", True), ("build", False), ("explain", False)}
-"""Commands whose two renames `--all` tries; `kit` and `lower` replace by the same code, quickly."""
+SLOW = {(name, exchange) for name in ("build", "explain") for exchange in (True, False)}
+"""Commands that `--all` tries; `kit` and `lower` replace by the same code, quickly."""
 
 
 @pytest.mark.parametrize(

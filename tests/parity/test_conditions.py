@@ -17,6 +17,8 @@ from attn_export.parity.conditions import (
     tried_sizes,
 )
 
+pytestmark = pytest.mark.usefixtures("every_length")
+
 CACHED = ["batch", "query_len", "past_len"]
 
 

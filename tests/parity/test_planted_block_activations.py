@@ -15,7 +15,7 @@ from conftest import small_spec
 from named_causes import first_cause_of
 from onnx.reference import ReferenceEvaluator
 from refused_outputs import refused_outputs, run_in_float64
-from shared import once
+from shared import extended, once
 
 from attn_export import build
 from attn_export.diagnose import contrib_operators
@@ -37,6 +37,8 @@ SPECS = {
     },
 }
 CASES = 5
+TWICE_ROUNDED = "cache of int8"
+"""The spec with a second rounding, which `--all` runs: its truth takes longest."""
 
 
 def bundle_of(kind: str) -> Path:
@@ -211,13 +213,15 @@ def wrong_outputs(kind: str, fault: Fault, places: tuple[str, ...]) -> int:
     )
 
 
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kind", extended(SPECS, lambda kind: kind != TWICE_ROUNDED))
 def test_right_rounding_passes(kind: str):
     assert wrong_outputs(kind, RIGHT, PLACES["in"] + PLACES["out"]) == 0
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-@pytest.mark.every(11)
+@pytest.mark.parametrize(
+    "planted", extended(PLANTED, lambda planted: not planted.endswith(TWICE_ROUNDED))
+)
+@pytest.mark.every(9)
 def test_wrong_rounding_fails(planted: str):
     name, place, kind = planted.split("; ")
     assert wrong_outputs(kind, ROUNDINGS[name], PLACES[place]) > 0, name
