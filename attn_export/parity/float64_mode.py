@@ -3,7 +3,7 @@
 Many norms and softmaxes compute in float32 for any type of their input. A float64 copy of
 such a module is exact to 1e-7 only, which is no truth for float32. Within `ComputeInFloat64`
 every operation computes in float64, and the lines that request less are recorded. Large weights
-are not copy_module to float64: each operation widens those that it uses.
+are not copied in float64: each operation widens those that it reads.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from attn_export.results import Arrays
 from attn_export.tensorfile import is_floating
 
 # -- large weights in float64 runs ---------------------------------------------------------------
-
+#
 # A float64 copy of a module takes twice the memory of its weights. A weight of more than `LARGE`
 # elements is therefore shared with the module in its own type, and widened for each operation
 # that reads it. The results are bitwise those of a float64 copy, unless the module tests the
 # types of its weights. A product with a weight of more than `WHOLE` elements is computed by blocks
 # of columns; its sums may differ by the rounding of float64.
 
-
 LARGE = 2**22
-"""The largest number of elements of a weight that is copy_module to float64: 32 MiB."""
+"""The largest number of elements of a weight that is copied in float64: 32 MiB."""
 
 WHOLE = 2**26
 """The largest number of elements that are widened at once: 512 MiB in float64."""
@@ -41,7 +40,7 @@ NARROWER = (torch.float32, *NARROW)
 
 
 def is_large(value: object) -> bool:
-    """Return whether a value is a tensor too large to be copy_module to float64."""
+    """Return whether a value is a tensor too large to be copied in float64."""
     return isinstance(value, Tensor) and value.dtype in NARROWER and value.numel() > LARGE
 
 
@@ -49,15 +48,11 @@ def widened_copy(module: nn.Module) -> nn.Module:
     """Return a copy in float64 that shares the large weights with the module, in their own type.
 
     Raises:
-        Exception: Any error that the module raises when it is copy_module.
+        Exception: Any error that the module raises when it is copied.
     """
-    shared: dict[int, Tensor]
-    shared = {
-        id(p): nn.Parameter(p.detach(), requires_grad=False)
-        for p in module.parameters()
-        if is_large(p)
-    }
-    shared |= {id(b): b.detach() for b in module.buffers() if is_large(b)}
+    shared: dict[int, Tensor] = {id(b): b.detach() for b in module.buffers() if is_large(b)}
+    for parameter in filter(is_large, module.parameters()):
+        shared[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
     copy = copy_module(module, shared)
     copy._apply(lambda t: t.double() if t.is_floating_point() and not is_large(t) else t)
     return copy
