@@ -24,9 +24,9 @@ from torch.utils.hooks import RemovableHandle
 from attn_export.attention import Attention
 from attn_export.attention.quantised_cache import MIDDLE
 from attn_export.parity import near_ties
-from attn_export.parity.cache_quotients import LEAST, RUNS, SAFETY, SINGLE, distance
+from attn_export.parity.cache_quotients import LEAST, RUNS, SAFETY, distance
 from attn_export.parity.draw import generator
-from attn_export.parity.measures import beyond_limit, row_norms
+from attn_export.parity.measures import EPS_FLOAT32, beyond_limit, row_norms
 from attn_export.parity.zero_points import subtracting_zero_points
 from attn_export.results import Allowed, Arrays, Case, Golden
 
@@ -198,7 +198,7 @@ class ActivationTies:
             with fixed, record_quantised(self._module) as noisy:
                 self._noisy(inputs, number)
             largest = torch.maximum(largest, (self._quotients(noisy[-1]) - exact).abs())
-        margin = SAFETY * largest + LEAST * SINGLE * exact.abs()
+        margin = SAFETY * largest + LEAST * EPS_FLOAT32 * exact.abs()
         heads = margin.unflatten(-1, (self._module.spec.num_heads, -1))
         by_head: Tensor = heads.amax(-1, keepdim=True).expand_as(heads).flatten(-2)
         return by_head

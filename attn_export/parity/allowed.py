@@ -9,6 +9,7 @@ import numpy as np
 
 from attn_export.parity.draw import redraw_signs, scale_case
 from attn_export.parity.measures import (
+    EPS_FLOAT32,
     Measures,
     beyond_limit,
     eps,
@@ -78,7 +79,7 @@ def build_golden(
         # Rows that are 0 in the output's type must be 0, and have no relative error.
         t = np.where(zero_rows(expected[name])[..., None], 0.0, t) if t.ndim else t
         rounded = [fill_ignored_rows(run[name], t, case.ignored_rows) for run in runs]
-        least = eps(np.dtype(np.float32) if name in exactly else e.dtype)
+        least = EPS_FLOAT32 if name in exactly else eps(e.dtype)
         error = allowed_error(t, e, expected[name], rounded, in_float32=in_float32, least=least)
         if bool((np.isfinite(t) & ~np.isfinite(e.astype(np.float64))).any()):
             reason = "eager is not finite where the float64 truth is: no evidence"
@@ -111,7 +112,7 @@ def allowed_error(
         least: The least relative error, unless only outputs are rounded.
     """
     eager_error = Measures(0.0, 0.0)
-    if in_float32 and eps(e.dtype) > eps(np.dtype(np.float32)):
+    if in_float32 and eps(e.dtype) > EPS_FLOAT32:
         # Most elements are the rounded truth, and a few the number next to it.
         noise = _expected_error([_measure_run(narrow(run, e.dtype), expected) for run in runs])
         floor = _one_step(expected)

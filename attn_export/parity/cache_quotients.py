@@ -18,7 +18,7 @@ from attn_export.attention.quantised_cache import Pair, Quotients
 from attn_export.export.trees import to_torch
 from attn_export.parity.draw import seed_of
 from attn_export.parity.float64_mode import widened_arrays, widening_of
-from attn_export.parity.measures import eps
+from attn_export.parity.measures import EPS_FLOAT32
 from attn_export.parity.rounding import RandomRounding
 from attn_export.parity.zero_points import subtracting_zero_points
 from attn_export.results import Case
@@ -48,8 +48,6 @@ would be far enough from both."""
 
 ROUNDS = 200
 """The largest number of steps away from ties."""
-
-SINGLE = eps(np.dtype(np.float32))
 
 Objective = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 """A function that chooses the values that a step moves.
@@ -179,7 +177,7 @@ class CacheQuotients:
         zero_points: AbstractContextManager[None] = contextlib.nullcontext()
         if seed is not None:
             zero_points = subtracting_zero_points(self._module)
-            mode = RandomRounding(SINGLE, SINGLE, seed, widening=self._widening)
+            mode = RandomRounding(EPS_FLOAT32, EPS_FLOAT32, seed, widening=self._widening)
         with zero_points, mode:
             self.new_pair = new_keys_and_values(self._module, {**self._inputs, "query": query})
         self._parts = self._scales.quotients(*self.new_pair)
@@ -207,7 +205,7 @@ def compute_margin(quotients: CacheQuotients, query: np.ndarray) -> Tensor:
             noisy = run(seed_of("ties", number))
             largest = torch.maximum(largest, (noisy - exact).abs())
         safety, least = (SAFETY, LEAST) if units is None else FLOAT_CACHE_SAFETY
-        margin = quotients.largest_of_heads(safety * largest + least * SINGLE * exact.abs())
+        margin = quotients.largest_of_heads(safety * largest + least * EPS_FLOAT32 * exact.abs())
     return margin if units is None else margin / units
 
 

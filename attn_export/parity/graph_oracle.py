@@ -21,7 +21,7 @@ from attn_export.diagnose.explanation import Step
 from attn_export.errors import GraphError
 from attn_export.parity.allowed import build_golden, run_count, short_rows, usable_golden
 from attn_export.parity.draw import seed_of
-from attn_export.parity.measures import eps
+from attn_export.parity.measures import EPS_FLOAT32, eps
 from attn_export.parity.oracle import threads
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import BASE, CHANGED, Arrays, Case, Golden
@@ -60,9 +60,8 @@ class GraphOracle:
         least_eps: float = 0.0,
     ) -> None:
         self._evaluation, self._name, self._dtype, self._shapes = evaluation, name, dtype, shapes
-        single = eps(np.dtype(np.float32))
         self._in_float32 = dtype.name == "bfloat16"
-        self._eps = max(single if self._in_float32 else eps(dtype), least_eps)
+        self._eps = max(EPS_FLOAT32 if self._in_float32 else eps(dtype), least_eps)
 
     @property
     def has_short_rows(self) -> bool:
@@ -134,7 +133,7 @@ class GraphOracle:
         return steps
 
     def _run(self, case: Case, number: int) -> Arrays:
-        mode = RandomRounding(self._eps, eps(np.dtype(np.float32)), seed_of(case.name, number))
+        mode = RandomRounding(self._eps, EPS_FLOAT32, seed_of(case.name, number))
         # On matrices this small, handing work over takes longer than doing it.
         with torch.no_grad(), threads(1):
             return self._evaluation.outputs_of(_rounded(self._evaluation, case.inputs, mode))

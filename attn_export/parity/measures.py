@@ -72,6 +72,9 @@ def eps(dtype: np.dtype) -> float:
     return float(ml_dtypes.finfo(dtype).eps)
 
 
+EPS_FLOAT32 = eps(np.dtype(np.float32))
+
+
 def distance(x: np.ndarray, truth: np.ndarray) -> Measures:
     """Return the distances of any array: infinity if its shape or its non-finite elements differ.
 
@@ -188,7 +191,7 @@ def largest_allowed(dtype: np.dtype) -> Measures:
 
     For float32 they are 1/64 of the whole output, and 1/8 of a row.
     """
-    step = max(eps(dtype), eps(np.dtype(np.float32)))
+    step = max(eps(dtype), EPS_FLOAT32)
     return Measures(min(WHOLE * step, MOST_WHOLE), min(ROW * step, MOST_ROW))
 
 

@@ -23,7 +23,6 @@ from attn_export.attention.quantised_activations import QuantisedActivations
 from attn_export.parity.cache_quotients import (
     LEAST,
     ROUNDS,
-    SINGLE,
     CacheQuotients,
     compute_margin,
     distance,
@@ -31,6 +30,7 @@ from attn_export.parity.cache_quotients import (
     shift_from_ties,
 )
 from attn_export.parity.draw import generator
+from attn_export.parity.measures import EPS_FLOAT32
 from attn_export.results import Case
 
 MOVES, MARGINS = 50, 4
@@ -148,7 +148,7 @@ def _move_array(array: np.ndarray, rounding: QuantisedActivations) -> np.ndarray
         x = torch.from_numpy(array.astype(np.float64))
         scale = rounding.scales(x)
         quotients = x / scale
-        margin = LEAST * SINGLE * quotients.abs()
+        margin = LEAST * EPS_FLOAT32 * quotients.abs()
         near = distance(quotients) < margin
         # An infinite scale of one block affects no other block.
         if not bool(scale.isfinite().any()):

@@ -30,7 +30,7 @@ from attn_export.parity.float64_mode import (
     widened_copy,
     widening_of,
 )
-from attn_export.parity.measures import eps
+from attn_export.parity.measures import EPS_FLOAT32, eps
 from attn_export.parity.operations import Recording, Steps, recorded_steps
 from attn_export.parity.rounding import RandomRounding
 from attn_export.results import DECODE, Arrays, Case, Golden
@@ -130,11 +130,9 @@ class Oracle:
             return None
         from attn_export.parity.activation_ties import ActivationTies
 
-        single = eps(np.dtype(np.float32))
-
         def noisy(inputs: Arrays, number: int) -> Arrays:
             seed = seed_of("ties", number)
-            mode = RandomRounding(single, single, seed, widening=self.widening)
+            mode = RandomRounding(EPS_FLOAT32, EPS_FLOAT32, seed, widening=self.widening)
             return self._noisy(widened_arrays(inputs), mode)
 
         return ActivationTies(module, self.truth, noisy)
@@ -241,10 +239,9 @@ class Oracle:
             least: The least number of runs.
             cached: The new keys and values of a cache in float16.
         """
-        single = eps(np.dtype(np.float32))
         types = [eps(a.dtype) for a in eager.values() if is_floating(a.dtype)]
         in_float32 = self._computes_in_float32 or cached is not None
-        step = single if in_float32 else max(types, default=single)
+        step = EPS_FLOAT32 if in_float32 else max(types, default=EPS_FLOAT32)
         step = wider * max(step, self._least_eps)
         steps = self._steps(case) if self._computes_in_float16 and wider == 1 else ()
         inputs = widened_arrays(case.inputs)
@@ -254,7 +251,7 @@ class Oracle:
         def run(number: int, arrays: Arrays, copies: int = 1) -> Arrays:
             seed = seed_of(case.name, number)
             mode = RandomRounding(
-                step, wider * single, seed, copies=copies, steps=steps, widening=self.widening
+                step, wider * EPS_FLOAT32, seed, copies=copies, steps=steps, widening=self.widening
             )
             with self._draw_cache(cached, range(number, number + copies)):
                 outputs = self._noisy(arrays, mode)

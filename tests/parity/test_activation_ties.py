@@ -11,7 +11,7 @@ from conftest import small_spec
 
 from attn_export import Subject
 from attn_export.parity.activation_ties import force_integers, record_quantised
-from attn_export.parity.measures import eps
+from attn_export.parity.measures import EPS_FLOAT32
 from attn_export.parity.near_ties import activation_rounding
 from attn_export.parity.oracle import Oracle
 from attn_export.parity.rounding import RandomRounding
@@ -143,10 +143,10 @@ def test_runs_at_random_subtract_zero_points_where_products_nearly_cancel():
     alike = torch.full((1, 1, 64), 0.7, dtype=torch.float64)
     with subtracting_zero_points(oracle.precise):
         exact = layer(alike)
-        with RandomRounding(eps(np.dtype(np.float32)), eps(np.dtype(np.float32)), 1):
+        with RandomRounding(EPS_FLOAT32, EPS_FLOAT32, 1):
             apart = layer(alike)
     assert relative_error(exact, layer(alike)) < 1e-12  # they are right all the same
-    with RandomRounding(eps(np.dtype(np.float32)), eps(np.dtype(np.float32)), 1):
+    with RandomRounding(EPS_FLOAT32, EPS_FLOAT32, 1):
         plain = layer(alike)
     assert relative_error(apart, exact) > 2 * relative_error(plain, exact)
 
