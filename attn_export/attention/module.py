@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attn_export.attention import functional, onnx_attention
 from attn_export.attention.functional import scaled_dot_product_attention
 from attn_export.attention.positions import Rotary, ScoreBias
-from attn_export.attention.quantised_cache import CacheScales, append_to_past
+from attn_export.attention.quantised_cache import CacheScales, Past, append_to_past
 from attn_export.spec import AttentionSpec, Shape
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Attention(nn.Module):
         attn_mask = self.score_bias(functional.clamp_mask(attn_mask), queries, S, q)
         q, k = self._mix(q), self._mix(k)
         attend = self._attend_in_graph if onnx_attention.emitting() else self._attend
-        attended, *others = attend(q, k, v, attn_mask, past_key, past_value, past_length)
+        attended, *others = attend(q, k, v, attn_mask, (past_key, past_value), past_length)
         if self.latent is not None:
             attended = self.latent.values(attended)
         output = self.out_proj(self.activations(attended.transpose(1, 2).flatten(2)))  # [B, L, E]
@@ -182,67 +182,45 @@ class Attention(nn.Module):
         return self._heads(q, H), self._heads(k, Hkv), self._heads(v, Hkv)
 
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None,
-        past_key: Tensor | None,
-        past_value: Tensor | None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, past: Past,
         past_length: Tensor | None,
-    ) -> list[Tensor]:
+    ) -> list[Tensor]:  # fmt: skip
         """Compute attention `[B, H, L, Dv]`; the spec's other outputs follow in the list."""
-        cache, (k, v) = append_to_past(self.kv_scales, (past_key, past_value), (k, v), past_length)
-        present = list(cache) if self.spec.has_cache else []
-        k, v, attn_mask, causal = self._with_mask(k, v, attn_mask, q.shape[2], past_length)
+        cache, (k, v) = append_to_past(self.kv_scales, past, (k, v), past_length)
+        present = cache if self.spec.has_cache else ()
+        k, v, mask, causal = self._with_mask(k, v, mask, q.shape[2], past_length)
         attended, weights = scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask,
-            causal=causal,
-            scale=self.spec.softmax_scale,
-            softcap=self.spec.softcap,
-            sinks=self.sinks,
-            dropout=self.spec.dropout if self.training else 0.0,
+            q, k, v, mask, causal=causal, scale=self.spec.softmax_scale, softcap=self.spec.softcap,
+            sinks=self.sinks, dropout=self.spec.dropout if self.training else 0.0,
             need_weights=self.spec.attn_weights,
-        )
+        )  # fmt: skip
         return [attended, *present, *([weights] if weights is not None else [])]
 
     def _attend_in_graph(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None,
-        past_key: Tensor | None,
-        past_value: Tensor | None,
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, past: Past,
         past_length: Tensor | None,
-    ) -> list[Tensor]:
+    ) -> list[Tensor]:  # fmt: skip
         """Compute the same as `_attend` with one ONNX `Attention` node."""
         options: dict[str, Any] = {"scale": self.spec.softmax_scale, "softcap": self.spec.softcap}
         plain = self.sinks is None and self.added_keys is None and self.latent is None
         cache: tuple[Tensor, ...] = ()
         if past_length is not None or not plain:
-            cache, (k, v) = append_to_past(
-                self.kv_scales, (past_key, past_value), (k, v), past_length
-            )
-            past_key = past_value = None
+            cache, (k, v) = append_to_past(self.kv_scales, past, (k, v), past_length)
+            past = (None, None)
         if plain:
             attended, *joined, weights = onnx_attention.attention_node(
-                q, k, v, attn_mask, past_key, past_value, past_length,
-                causal=self.spec.causal, **options,
-            )  # fmt: skip
+                q, k, v, mask, *past, past_length, causal=self.spec.causal, **options
+            )
             cache = cache or tuple(joined)
         else:
-            k, v, attn_mask, causal = self._with_mask(k, v, attn_mask, q.shape[2], past_length)
+            k, v, mask, causal = self._with_mask(k, v, mask, q.shape[2], past_length)
             if self.sinks is not None:
                 attended, weights = onnx_attention.sink_attention_nodes(
-                    q, k, v, attn_mask, self.sinks, causal=causal, **options
+                    q, k, v, mask, self.sinks, causal=causal, **options
                 )
             else:
                 attended, _, _, weights = onnx_attention.attention_node(
-                    q, k, v, attn_mask, None, None, causal=causal, **options
+                    q, k, v, mask, causal=causal, **options
                 )
         present = cache if self.spec.has_cache else ()
         return [attended, *present, *([weights] if self.spec.attn_weights else [])]

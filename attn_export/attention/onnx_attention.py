@@ -51,8 +51,8 @@ def attention_node(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None,
-    past_key: Tensor | None,
-    past_value: Tensor | None,
+    past_key: Tensor | None = None,
+    past_value: Tensor | None = None,
     past_length: Tensor | None = None,
     *,
     causal: bool,
@@ -67,7 +67,7 @@ def attention_node(
             place.
         value: `[B, Hkv, S - P, Dv]`, or `[B, Hkv, S, Dv]`.
         attn_mask: Bool or float, broadcasts to `[B, H, L, S]`.
-        past_key: `[B, Hkv, P, D]` or None.
+        past_key: `[B, Hkv, P, D]`; None if there is no past, or the cache is written in place.
         past_value: `[B, Hkv, P, Dv]` or None.
         past_length: The number of past keys of each batch element, int64 `[B]`, if the cache is
             written in place.
@@ -80,12 +80,12 @@ def attention_node(
         `[B, H, L, S]`. Unused outputs are dropped from the node later.
     """
     B, H, L, _ = query.shape
+    Hkv, S, D, Dv = key.shape[1], key.shape[2], key.shape[3], value.shape[3]
     cache_inputs = [past_key, past_value]
     if past_length is not None:
         cache_inputs = [None, None, past_length + L]
-    Hkv, S, D, Dv = key.shape[1], key.shape[2], key.shape[3], value.shape[3]
-    if cache_inputs[0] is not None:
-        S = S + cache_inputs[0].shape[2]
+    elif past_key is not None:
+        S = S + past_key.shape[2]
     shapes = ((B, H, L, Dv), (B, Hkv, S, D), (B, Hkv, S, Dv), (B, H, L, S))
     attended, present_key, present_value, weights = torch.onnx.ops.symbolic_multi_out(
         "Attention",
@@ -202,8 +202,6 @@ def sink_attention_nodes(
         torch.cat([key, zeros[0]], dim=2),
         torch.cat([value, zeros[1]], dim=2),
         torch.cat([mask, column], dim=-1),
-        None,
-        None,
         causal=False,
         scale=scale,
         softcap=softcap,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +15,9 @@ from attn_export.spec.low_precision import IN_A_BYTE, KV_RANGES
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
+
+Past = tuple[Tensor | None, Tensor | None]
+"""Cached keys and values, in the type of the cache; None for no past."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,16 +115,12 @@ class CacheScales(nn.Module):
             Quotients by the scale, rounded half to even and clipped: int8 of the same shapes, or
             bytes with two 4-bit integers each, see `pack`.
         """
-        if self.halves is not None:
-            quotients = (key / self.k_scale, value / self.v_scale)
-            return pack(self._rounded(quotients[0])), pack(self._rounded(quotients[1]))
-        if onnx_attention.emitting():
-            return (
-                onnx_attention.quantise(key, self.k_scale),
-                onnx_attention.quantise(value, self.v_scale),
-            )
-        rounded = self._rounded(key / self.k_scale), self._rounded(value / self.v_scale)
-        return rounded[0].to(torch.int8), rounded[1].to(torch.int8)
+        pairs = ((key, self.k_scale), (value, self.v_scale))
+        if self.halves is None and onnx_attention.emitting():
+            new_key, new_value = (onnx_attention.quantise(*pair) for pair in pairs)
+            return new_key, new_value
+        quotients = [x / scale for x, scale in pairs]
+        return self._integers(quotients[0]), self._integers(quotients[1])
 
     def read(self, key: Tensor, value: Tensor, dtype: torch.dtype) -> Pair:
         """Return the keys and values that the integers of a cache represent.
@@ -165,8 +163,9 @@ class CacheScales(nn.Module):
         pairs = ((key, self.k_scale), (value, self.v_scale))
         return [Quotients(x / scale, self.low, self.high) for x, scale in pairs]
 
-    def _rounded(self, quotient: Tensor) -> Tensor:
-        return quotient.round().clamp(self.low, self.high)
+    def _integers(self, quotients: Tensor) -> Tensor:
+        rounded = quotients.round().clamp(self.low, self.high)
+        return rounded.to(torch.int8) if self.halves is None else pack(rounded)
 
     def _load_from_state_dict(self, state: dict[str, Any], prefix: str, *args: Any) -> None:
         # Checkpoints have no scales; they are calibrated afterwards.
@@ -174,7 +173,7 @@ class CacheScales(nn.Module):
         super()._load_from_state_dict(scales | state, prefix, *args)
 
 
-class Rounding(Protocol):
+class CacheRounding(Protocol):
     """Conversion of keys and values to the type of a cache, and back."""
 
     def __call__(self, key: Tensor, value: Tensor) -> Pair:
@@ -212,16 +211,13 @@ def _append(past: Tensor | None, new: Tensor, past_length: Tensor | None) -> Ten
 
 
 def append_to_past(
-    scales: Rounding | None,
-    past: Sequence[Tensor | None],
-    new: Pair,
-    past_length: Tensor | None,
+    rounding: CacheRounding | None, past: Past, new: Pair, past_length: Tensor | None
 ) -> tuple[Pair, Pair]:
     """Append new keys and values to a cache, in its type.
 
     Args:
-        scales: The rounding of a cache in another type than the layer; None for no rounding.
-        past: The caches of keys and of values; None for no past.
+        rounding: The rounding of a cache in another type than the layer; None for no rounding.
+        past: The caches of keys and of values.
         new: New keys `[B, Hkv, L, D]` and values `[B, Hkv, L, Dv]`.
         past_length: The number of past keys of each batch element, int64 `[B]`, if the cache is
             written in place.
@@ -229,6 +225,6 @@ def append_to_past(
     Returns:
         The cache, and the keys and values that it represents, in the type of the layer.
     """
-    stored = new if scales is None else scales(*new)
+    stored = new if rounding is None else rounding(*new)
     present = (_append(past[0], stored[0], past_length), _append(past[1], stored[1], past_length))
-    return present, present if scales is None else scales.read(*present, new[0].dtype)
+    return present, present if rounding is None else rounding.read(*present, new[0].dtype)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attn_export.attention import Attention
+from attn_export.attention.quantised_cache import Past
 from attn_export.bench.feeds import Feed, Prepared, feeds_of
 from attn_export.bench.peers_plain import prepare_torch, ready, tensor
 from attn_export.spec import AttentionSpec
@@ -40,18 +41,13 @@ class StaticCache(Attention):
         self.positions = torch.tensor([past_len], device=keys.device)
 
     def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None,
-        past_key: Tensor | None,  # noqa: ARG002 (the past is in the cache already)
-        past_value: Tensor | None,  # noqa: ARG002
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+        past: Past,  # noqa: ARG002 (the past is in the cache already)
         past_length: Tensor | None,
-    ) -> list[Tensor]:
+    ) -> list[Tensor]:  # fmt: skip
         self.keys.index_copy_(2, self.positions, k)
         self.values.index_copy_(2, self.positions, v)
-        return super()._attend(q, self.keys, self.values, attn_mask, None, None, past_length)
+        return super()._attend(q, self.keys, self.values, mask, (None, None), past_length)
 
 
 def make_layer(options: Mapping[str, Any], threads: int) -> Prepared:
